@@ -1,0 +1,57 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Model(_message.Message):
+    __slots__ = ("num_layers", "num_experts", "top_k", "expert_weight_size_bytes", "expert_state_size_bytes")
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_WEIGHT_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_STATE_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_layers: int
+    num_experts: int
+    top_k: int
+    expert_weight_size_bytes: int
+    expert_state_size_bytes: int
+    def __init__(self, num_layers: _Optional[int] = ..., num_experts: _Optional[int] = ..., top_k: _Optional[int] = ..., expert_weight_size_bytes: _Optional[int] = ..., expert_state_size_bytes: _Optional[int] = ...) -> None: ...
+
+class Cluster(_message.Message):
+    __slots__ = ("num_nodes", "gpus_per_node", "redundant_slots", "num_ep_groups")
+    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
+    GPUS_PER_NODE_FIELD_NUMBER: _ClassVar[int]
+    REDUNDANT_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EP_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    num_nodes: int
+    gpus_per_node: int
+    redundant_slots: int
+    num_ep_groups: int
+    def __init__(self, num_nodes: _Optional[int] = ..., gpus_per_node: _Optional[int] = ..., redundant_slots: _Optional[int] = ..., num_ep_groups: _Optional[int] = ...) -> None: ...
+
+class PlanParams(_message.Message):
+    __slots__ = ("seed", "min_tokens_per_replica")
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_PER_REPLICA_FIELD_NUMBER: _ClassVar[int]
+    seed: int
+    min_tokens_per_replica: int
+    def __init__(self, seed: _Optional[int] = ..., min_tokens_per_replica: _Optional[int] = ...) -> None: ...
+
+class RegisterJobRequest(_message.Message):
+    __slots__ = ("job_id", "model", "cluster", "params")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    model: Model
+    cluster: Cluster
+    params: PlanParams
+    def __init__(self, job_id: _Optional[str] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., cluster: _Optional[_Union[Cluster, _Mapping]] = ..., params: _Optional[_Union[PlanParams, _Mapping]] = ...) -> None: ...
+
+class RegisterJobResponse(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,97 @@
+from relibra.v1 import array_pb2 as _array_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PlanId(_message.Message):
+    __slots__ = ("epoch", "version")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    version: int
+    def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+
+class Schedule(_message.Message):
+    __slots__ = ("sequence_ids", "micro_batch", "source_rank", "ep_group")
+    SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_RANK_FIELD_NUMBER: _ClassVar[int]
+    EP_GROUP_FIELD_NUMBER: _ClassVar[int]
+    sequence_ids: _containers.RepeatedScalarFieldContainer[str]
+    micro_batch: _array_pb2.Array
+    source_rank: _array_pb2.Array
+    ep_group: _array_pb2.Array
+    def __init__(self, sequence_ids: _Optional[_Iterable[str]] = ..., micro_batch: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., source_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., ep_group: _Optional[_Union[_array_pb2.Array, _Mapping]] = ...) -> None: ...
+
+class SubmitScheduleRequest(_message.Message):
+    __slots__ = ("job_id", "step", "schedule")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    step: int
+    schedule: Schedule
+    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, _Mapping]] = ...) -> None: ...
+
+class SubmitScheduleResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FetchPlanRequest(_message.Message):
+    __slots__ = ("job_id", "step", "ep_rank", "wait_ms")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EP_RANK_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    step: int
+    ep_rank: int
+    wait_ms: int
+    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., ep_rank: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class FetchPlanResponse(_message.Message):
+    __slots__ = ("plan",)
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    plan: RankPlan
+    def __init__(self, plan: _Optional[_Union[RankPlan, _Mapping]] = ...) -> None: ...
+
+class RankPlan(_message.Message):
+    __slots__ = ("id", "step", "digest", "home_rank", "replica_index", "replica_share", "num_micro_batches", "reason")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    HOME_RANK_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_INDEX_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_SHARE_FIELD_NUMBER: _ClassVar[int]
+    NUM_MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    id: PlanId
+    step: int
+    digest: bytes
+    home_rank: _array_pb2.Array
+    replica_index: _array_pb2.Array
+    replica_share: _array_pb2.Array
+    num_micro_batches: int
+    reason: str
+    def __init__(self, id: _Optional[_Union[PlanId, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., home_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_index: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_share: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., num_micro_batches: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class WatchPlansRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class WatchPlansResponse(_message.Message):
+    __slots__ = ("id", "step", "digest", "reason")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    id: PlanId
+    step: int
+    digest: bytes
+    reason: str
+    def __init__(self, id: _Optional[_Union[PlanId, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,204 @@
+"""Registered shapes, schedules and plans to and from their messages; each `decode_*` validates what came."""
+
+import re
+
+import numpy as np
+
+from relibra.errors import InvalidInput
+from relibra.planning import Cluster, ExecutionReport, Model, Phase, PlanId, PlanParams, RankPlan, Schedule
+from relibra.v1 import execution_pb2, job_pb2, plan_pb2
+from relibra.wire import array
+
+_JOB_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+def check_job_id(job_id: str) -> str:
+    """Return `job_id` unchanged, or refuse it.
+
+    Raises:
+        InvalidInput: it is not a valid name.
+    """
+    if not _JOB_ID.fullmatch(job_id):
+        raise InvalidInput.of(
+            "job_id",
+            expected="1 to 64 of a-z 0-9 . _ - starting with a letter or digit",
+            got=repr(job_id[:80]),
+        )
+    return job_id
+
+
+def encode_registration(job_id: str, model: Model, cluster: Cluster, params: PlanParams) -> job_pb2.RegisterJobRequest:
+    """Build the request that registers a job."""
+    return job_pb2.RegisterJobRequest(
+        job_id=job_id,
+        model=job_pb2.Model(
+            num_layers=model.num_layers,
+            num_experts=model.num_experts,
+            top_k=model.top_k,
+            expert_weight_size_bytes=model.expert_weight_size_bytes,
+            expert_state_size_bytes=model.expert_state_size_bytes,
+        ),
+        cluster=job_pb2.Cluster(
+            num_nodes=cluster.num_nodes,
+            gpus_per_node=cluster.gpus_per_node,
+            redundant_slots=cluster.redundant_slots,
+            num_ep_groups=cluster.num_ep_groups,
+        ),
+        params=job_pb2.PlanParams(seed=params.seed, min_tokens_per_replica=params.min_tokens_per_replica),
+    )
+
+
+def decode_registration(
+    request: job_pb2.RegisterJobRequest,
+) -> tuple[str, Model, Cluster, PlanParams]:
+    """Read a registration.
+
+    Raises:
+        InvalidInput: a field is out of range, or the ranks do not divide the experts.
+    """
+    job_id = check_job_id(request.job_id)
+    model = Model(
+        num_layers=request.model.num_layers,
+        num_experts=request.model.num_experts,
+        top_k=request.model.top_k,
+        expert_weight_size_bytes=request.model.expert_weight_size_bytes,
+        expert_state_size_bytes=request.model.expert_state_size_bytes,
+    )
+    cluster = Cluster(
+        num_nodes=request.cluster.num_nodes,
+        gpus_per_node=request.cluster.gpus_per_node,
+        redundant_slots=request.cluster.redundant_slots,
+        num_ep_groups=request.cluster.num_ep_groups,
+    )
+    cluster.experts_per_rank(model)
+    params = PlanParams(seed=request.params.seed, min_tokens_per_replica=request.params.min_tokens_per_replica)
+    return job_id, model, cluster, params
+
+
+def encode_schedule(sequence_ids: list[str], schedule: Schedule) -> plan_pb2.Schedule:
+    """Build the message of a schedule."""
+    return plan_pb2.Schedule(
+        sequence_ids=sequence_ids,
+        micro_batch=array.encode(schedule.micro_batch_S),
+        source_rank=array.encode(schedule.source_rank_S),
+        ep_group=array.encode(schedule.ep_group_S),
+    )
+
+
+def decode_schedule(message: plan_pb2.Schedule, cluster: Cluster) -> tuple[list[str], Schedule]:
+    """Read a schedule for `cluster`.
+
+    Raises:
+        InvalidInput: an array is malformed, a sequence appears twice, or a rank or group does not exist.
+    """
+    sequence_ids = list(message.sequence_ids)
+    if len(set(sequence_ids)) != len(sequence_ids):
+        seen: set[str] = set()
+        twice = next(each for each in sequence_ids if each in seen or seen.add(each))  # type: ignore[func-returns-value]
+        raise InvalidInput.of("schedule.sequence_ids", expected="each sequence once", got=f"{twice!r} twice")
+    shape = (len(sequence_ids),)
+    schedule = Schedule(
+        micro_batch_S=array.decode(message.micro_batch, "schedule.micro_batch", kinds="iu", shape=shape),
+        source_rank_S=array.decode(message.source_rank, "schedule.source_rank", kinds="iu", shape=shape),
+        ep_group_S=array.decode(message.ep_group, "schedule.ep_group", kinds="iu", shape=shape),
+    )
+    schedule.check(cluster)
+    return sequence_ids, schedule
+
+
+def encode_plan_id(plan_id: PlanId) -> plan_pb2.PlanId:
+    """Build the message of a plan id."""
+    return plan_pb2.PlanId(epoch=plan_id.epoch, version=plan_id.version)
+
+
+def decode_plan_id(message: plan_pb2.PlanId) -> PlanId:
+    """Read a plan id."""
+    return PlanId(epoch=message.epoch, version=message.version)
+
+
+def encode_rank_plan(plan: RankPlan) -> plan_pb2.RankPlan:
+    """Build the message of one rank's plan."""
+    return plan_pb2.RankPlan(
+        id=encode_plan_id(plan.id),
+        step=plan.step,
+        digest=plan.digest,
+        home_rank=array.encode(plan.home_rank_LE),
+        replica_index=array.encode(plan.replica_index_Q4),
+        replica_share=array.encode(plan.replica_share_Q),
+        num_micro_batches=plan.num_micro_batches,
+        reason=plan.reason,
+    )
+
+
+def decode_rank_plan(message: plan_pb2.RankPlan, model: Model) -> RankPlan:
+    """Read one rank's plan; `check_rank_plan` says whether it may be applied.
+
+    Raises:
+        InvalidInput: an array is malformed or not of the model's shape.
+    """
+    index_Q4 = array.decode(message.replica_index, "plan.replica_index", kinds="i", shape=(None, 4))
+    return RankPlan(
+        id=decode_plan_id(message.id),
+        step=message.step,
+        digest=message.digest,
+        home_rank_LE=array.decode(
+            message.home_rank, "plan.home_rank", kinds="i", shape=(model.num_layers, model.num_experts)
+        ).astype(np.int32),
+        replica_index_Q4=index_Q4.astype(np.int32),
+        replica_share_Q=array.decode(
+            message.replica_share, "plan.replica_share", kinds="i", shape=(len(index_Q4),)
+        ).astype(np.int32),
+        num_micro_batches=message.num_micro_batches,
+        reason=message.reason,
+    )
+
+
+_PHASES = {Phase.RECOMPUTE: execution_pb2.PHASE_RECOMPUTE, Phase.UPDATE: execution_pb2.PHASE_UPDATE}
+
+
+def encode_execution(job_id: str, report: ExecutionReport) -> execution_pb2.ReportExecutionRequest:
+    """Build the message of an execution report."""
+    return execution_pb2.ReportExecutionRequest(
+        job_id=job_id,
+        step=report.step,
+        phase=_PHASES[report.phase],
+        ep_group=report.ep_group,
+        ep_rank=report.ep_rank,
+        applied=encode_plan_id(report.applied) if report.applied else None,
+        reason=report.reason,
+        realised_load=array.encode(report.realised_load_ML),
+        reorder_sent_bytes=report.reorder_sent_bytes,
+        replica_sent_bytes=report.replica_sent_bytes,
+        plan_wait_s=report.plan_wait_s,
+    )
+
+
+def decode_execution(request: execution_pb2.ReportExecutionRequest, model: Model, cluster: Cluster) -> ExecutionReport:
+    """Read an execution report.
+
+    Raises:
+        InvalidInput: a field is malformed or names a rank, group or phase that does not exist.
+    """
+    phase = next((each for each, number in _PHASES.items() if number == request.phase), None)
+    if phase is None:
+        raise InvalidInput.of("phase", expected="recompute or update", got=request.phase)
+    for field, value, bound in (
+        ("ep_rank", request.ep_rank, cluster.num_ranks),
+        ("ep_group", request.ep_group, cluster.num_ep_groups),
+    ):
+        if value >= bound:
+            raise InvalidInput.of(field, expected=f"0 to {bound - 1}", got=value)
+    return ExecutionReport(
+        step=request.step,
+        phase=phase,
+        ep_group=request.ep_group,
+        ep_rank=request.ep_rank,
+        applied=decode_plan_id(request.applied) if request.HasField("applied") else None,
+        reason=request.reason,
+        realised_load_ML=array.decode(
+            request.realised_load, "realised_load", kinds="i", shape=(None, model.num_layers)
+        ).astype(np.int64),
+        reorder_sent_bytes=request.reorder_sent_bytes,
+        replica_sent_bytes=request.replica_sent_bytes,
+        plan_wait_s=request.plan_wait_s,
+    )

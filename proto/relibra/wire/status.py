@@ -1,0 +1,35 @@
+"""The error tree on the wire: gRPC status code plus the class name in the trailing metadata `relibra-error`.
+
+| error | gRPC | retryable |
+|---|---|---|
+| InvalidInput, InvalidTrace, InvalidPlan | INVALID_ARGUMENT | no |
+| NotFound, UnknownJob | NOT_FOUND | no |
+| Conflict | ALREADY_EXISTS | no |
+| NotReady | FAILED_PRECONDITION | yes |
+| StaleEpoch | ABORTED | no |
+| LimitExceeded | RESOURCE_EXHAUSTED | no |
+| Unsupported | UNIMPLEMENTED | no |
+| Unavailable | UNAVAILABLE, DEADLINE_EXCEEDED | yes |
+"""
+
+import grpc
+
+from relibra.errors import ERRORS, RelibraError, Unavailable
+
+METADATA_KEY = "relibra-error"
+
+
+def to_status(error: RelibraError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """Return code, details and trailing metadata for an error a servicer raised."""
+    return grpc.StatusCode[error.grpc_status], str(error), ((METADATA_KEY, type(error).__name__),)
+
+
+def from_rpc_error(error: grpc.RpcError) -> RelibraError:
+    """Return the error a failed call stands for; a connection that failed is `Unavailable`."""
+    code, details = error.code(), error.details() or ""
+    for item in error.trailing_metadata() or ():
+        if item.key == METADATA_KEY and str(item.value) in ERRORS:
+            return ERRORS[str(item.value)](details)
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
+        return Unavailable(f"the planner did not answer ({code.name}: {details})")
+    return RelibraError(f"the planner answered {code.name}: {details}")

@@ -1,0 +1,26 @@
+"""The command tree, and the one place where errors become messages."""
+
+import sys
+
+import typer
+from rich.console import Console
+
+from relibra.cli import demo, plan, planner, status, up
+from relibra.errors import RelibraError
+
+app = typer.Typer(
+    help="Balancing control plane for Mixture-of-Experts RL training.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+for verb in (up.up, planner.planner, status.status, plan.plan, demo.demo):
+    app.command()(verb)
+
+
+def run() -> None:
+    """Run the command line; a relibra error is a message and exit status 2, never a traceback."""
+    try:
+        app()
+    except RelibraError as error:
+        Console(stderr=True).print(f"[bold red]{type(error).__name__}[/] {error}", highlight=False)
+        sys.exit(2)

@@ -1,0 +1,37 @@
+"""The pure core: loads in, a certified plan out. numpy, numba in hot loops, no I/O, no clock.
+
+In:   `StepLoad` (token copies per micro-batch, layer, source rank and expert), `Schedule`, `Model`, `Cluster`,
+      `PlanParams`, and the previous placement.
+Out:  a `Plan` that passes `check_plan`, with its lower bound and a sentence of reason.
+
+    load -> reorder -> replicate -> split -> bound -> plan
+                         solve.py runs them in this order
+
+Importing this package needs numpy alone: the trainer takes `plan`, `rank_plan`, `validate` and `topology` from it. The
+modules that need numba are imported by `solve` only.
+"""
+
+from relibra.planning.execution import ExecutionReport, Phase
+from relibra.planning.load import StepLoad, imbalance
+from relibra.planning.plan import Plan
+from relibra.planning.rank_plan import PlanId, RankPlan
+from relibra.planning.schedule import Schedule
+from relibra.planning.topology import Cluster, Model, PlanParams
+from relibra.planning.validate import check_placement, check_plan, check_rank_plan
+
+__all__ = [
+    "Cluster",
+    "ExecutionReport",
+    "Model",
+    "Phase",
+    "Plan",
+    "PlanId",
+    "PlanParams",
+    "RankPlan",
+    "Schedule",
+    "StepLoad",
+    "check_placement",
+    "check_plan",
+    "check_rank_plan",
+    "imbalance",
+]

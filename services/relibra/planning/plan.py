@@ -1,0 +1,117 @@
+"""The plan of a step: where every expert lives, and how many of its tokens each rank computes.
+
+M rows, L layers, E experts, R EP ranks, Q quotas.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.planning.load import rank_loads
+from relibra.planning.schedule import Schedule
+from relibra.planning.topology import Cluster, Model, PlanParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a plan promises, in numbers. Imbalances as DESIGN defines them: 1.0 is ideal."""
+
+    imbalance_before: float
+    """Under the identity placement without replicas."""
+    imbalance_after: float
+    imbalance_bound: float
+    """No plan with this placement and these slots is below it."""
+    num_moved_experts: int
+    """Experts whose home differs from the previous placement, over all layers."""
+    num_replicas: int
+    reorder_size_bytes: int
+    replica_size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One immutable step plan.
+
+    `quota_index_Q4` is int32 (row, layer, expert, rank), sorted and unique, with a line for every (cell, expert) that
+    has load, the home's share included; `quota_tokens_Q` int64 are the token copies that rank computes, and
+    `source_quota_QR` int32 says from which source ranks they come.
+    """
+
+    model: Model
+    cluster: Cluster
+    params: PlanParams
+    schedule: Schedule
+    home_rank_LE: NDArray[np.int32]
+    quota_index_Q4: NDArray[np.int32]
+    quota_tokens_Q: NDArray[np.int64]
+    source_quota_QR: NDArray[np.int32]
+    lower_bound_ML: NDArray[np.float64]
+    """Tokens of the slowest rank that no plan with this placement and these slots can go below."""
+    forecast: Forecast
+    reason: str
+    repacked: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        """M."""
+        return self.schedule.num_rows(self.cluster)
+
+    @cached_property
+    def is_replica_Q(self) -> NDArray[np.bool_]:
+        """Which quotas are computed away from the expert's home."""
+        _, layer_Q, expert_Q, rank_Q = self.quota_index_Q4.T
+        is_replica: NDArray[np.bool_] = self.home_rank_LE[layer_Q, expert_Q] != rank_Q
+        return is_replica
+
+    @cached_property
+    def rank_loads_MLR(self) -> NDArray[np.int64]:
+        """Token copies each rank computes in every cell."""
+        return rank_loads(
+            self.quota_index_Q4,
+            self.quota_tokens_Q,
+            self.num_rows,
+            self.model.num_layers,
+            self.cluster.num_ranks,
+        )
+
+    @cached_property
+    def meta(self) -> str:
+        """Everything that is not an array, as canonical JSON without the digest."""
+        return json.dumps(
+            {
+                "model": asdict(self.model),
+                "cluster": asdict(self.cluster),
+                "params": asdict(self.params),
+                "forecast": asdict(self.forecast),
+                "reason": self.reason,
+                "repacked": self.repacked,
+            },
+            sort_keys=True,
+            separators=(",", ":"),
+        )
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the content: equal plans, equal digests, on any host (S8)."""
+        digest = hashlib.sha256(self.meta.encode())
+        for name, array in self.arrays().items():
+            digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.digest()
+
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """The arrays under their names in the plan file, in file order."""
+        return {
+            "home_rank": self.home_rank_LE,
+            "micro_batch": self.schedule.micro_batch_S,
+            "source_rank": self.schedule.source_rank_S,
+            "ep_group": self.schedule.ep_group_S,
+            "quota_index": self.quota_index_Q4,
+            "quota_tokens": self.quota_tokens_Q,
+            "source_quota": self.source_quota_QR,
+            "lower_bound": self.lower_bound_ML,
+        }

@@ -1,0 +1,53 @@
+"""What one EP rank needs to execute a step: the placement, every replica, and its own share of each replica's quota.
+
+L layers, E experts, Q replicas.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.planning.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class PlanId:
+    """Identity of a published plan. Within an epoch versions only rise (S3); one id always denotes the same content."""
+
+    epoch: int
+    version: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch:016x}.{self.version}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlan:
+    """A step plan as seen from one rank. Everything but `replica_share_Q` is equal on all ranks."""
+
+    id: PlanId
+    step: int
+    digest: bytes
+    home_rank_LE: NDArray[np.int32]
+    replica_index_Q4: NDArray[np.int32]
+    """(row, layer, expert, rank) of every replica of the step, sorted."""
+    replica_share_Q: NDArray[np.int32]
+    """Tokens of that replica which come from this rank."""
+    num_micro_batches: int
+    reason: str
+
+    @classmethod
+    def of(cls, plan: Plan, *, rank: int, id: PlanId, step: int) -> "RankPlan":
+        """Cut the part of `plan` that `rank` executes."""
+        replica_Q = plan.is_replica_Q
+        return cls(
+            id=id,
+            step=step,
+            digest=plan.digest,
+            home_rank_LE=plan.home_rank_LE,
+            replica_index_Q4=plan.quota_index_Q4[replica_Q],
+            replica_share_Q=plan.source_quota_QR[replica_Q, rank],
+            num_micro_batches=plan.schedule.num_micro_batches,
+            reason=plan.reason,
+        )

@@ -1,0 +1,96 @@
+"""What a job registers: the MoE part of its model, its expert-parallel groups, and how to plan for them.
+
+Shape letters used in this package: M rows (EP groups x micro-batches), L MoE layers, E experts, R EP ranks, N nodes,
+G ranks per node, S sequences, K top-k, Q quotas.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The MoE layers of a model; dense layers do not exist here."""
+
+    num_layers: int
+    num_experts: int
+    top_k: int
+    expert_weight_size_bytes: int = 0
+    """Weights of one expert, as they travel to a replica."""
+    expert_state_size_bytes: int = 0
+    """Weights, fp32 masters and moments of one expert, as they travel in a reorder."""
+
+    def __post_init__(self) -> None:
+        for field in ("num_layers", "num_experts", "top_k"):
+            if getattr(self, field) < 1:
+                raise InvalidInput.of(f"model.{field}", expected="at least 1", got=getattr(self, field))
+        if self.top_k > self.num_experts:
+            raise InvalidInput.of("model.top_k", expected=f"at most num_experts = {self.num_experts}", got=self.top_k)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The expert-parallel groups of a job: `num_ep_groups` groups of `num_nodes` x `gpus_per_node` ranks each.
+
+    Ranks of a group are numbered node by node; all groups share one placement.
+    """
+
+    num_nodes: int
+    gpus_per_node: int
+    redundant_slots: int
+    num_ep_groups: int = 1
+
+    def __post_init__(self) -> None:
+        for field, least in (
+            ("num_nodes", 1),
+            ("gpus_per_node", 1),
+            ("redundant_slots", 0),
+            ("num_ep_groups", 1),
+        ):
+            if getattr(self, field) < least:
+                raise InvalidInput.of(f"cluster.{field}", expected=f"at least {least}", got=getattr(self, field))
+
+    @property
+    def num_ranks(self) -> int:
+        """R, the ranks of one EP group."""
+        return self.num_nodes * self.gpus_per_node
+
+    def experts_per_rank(self, model: Model) -> int:
+        """Return E/R.
+
+        Raises:
+            InvalidInput: the ranks do not divide the experts evenly.
+        """
+        if model.num_experts % self.num_ranks:
+            raise InvalidInput.of(
+                "model.num_experts",
+                expected=f"a multiple of the {self.num_ranks} EP ranks ({self.num_nodes} nodes x {self.gpus_per_node})",
+                got=model.num_experts,
+            )
+        return model.num_experts // self.num_ranks
+
+    def identity_placement(self, model: Model) -> NDArray[np.int32]:
+        """Return the `home_rank_LE` of plain expert parallelism: expert e lives on rank e // (E/R)."""
+        home_E = np.arange(model.num_experts, dtype=np.int32) // np.int32(self.experts_per_rank(model))
+        return np.tile(home_E, (model.num_layers, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanParams:
+    """How to plan. Equal inputs and equal params give byte-equal plans (S8)."""
+
+    seed: int = 0
+    min_tokens_per_replica: int = 1
+    """A replica with fewer tokens than this is not worth its transfer."""
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise InvalidInput.of("params.seed", expected="at least 0", got=self.seed)
+        if self.min_tokens_per_replica < 1:
+            raise InvalidInput.of(
+                "params.min_tokens_per_replica", expected="at least 1", got=self.min_tokens_per_replica
+            )
