@@ -1,0 +1,141 @@
+"""`relibra demo`: a real MoE RL job on this machine, run plain and balanced, and compared."""
+
+import importlib.util
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from relibra.errors import Unsupported
+
+if TYPE_CHECKING:
+    from relibra.demo.verdict import Verdict
+
+_HEADINGS = (
+    "step",
+    "reward",
+    "loss\nplain",
+    "loss\nbalanced",
+    "grad norm\nplain",
+    "grad norm\nbalanced",
+    "largest rel.\ndifference",
+    "weights\ndiffer by",
+    "imbalance\nplain",
+    "imbalance\nbalanced",
+    "imbalance\nplanned",
+    "experts\nmoved",
+    "replicas",
+    "MiB\nmoved",
+)
+
+
+def demo(
+    steps: Annotated[int, typer.Option(min=1, help="RL steps of each run.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, prompts and samples.")] = 0,
+    data_dir: Annotated[Path | None, typer.Option(help="Keep logs, Redis data and plans here.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the services up until Ctrl-C.")] = False,
+) -> None:
+    """Run one real MoE RL job twice, plain and balanced, and prove that balancing works and changes nothing.
+
+    Four trainer processes (2 nodes x 2 ranks), a rollout worker, planner, Redis and status service, all on this
+    machine, no GPU. Exits 1 if the balanced run was not neutral or not as balanced as planned.
+    """
+    if importlib.util.find_spec("megatron") is None:
+        raise Unsupported("the demo trains with megatron-core: pip install 'relibra[all]'")
+    from relibra.demo.job import Job, StepRecord, register
+    from relibra.demo.services import Services
+    from relibra.demo.shape import JOB_ID
+    from relibra.demo.verdict import compare, judge
+
+    console = Console()
+    with ExitStack() as stack:
+        folder = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relibra-demo-")))
+        services = stack.enter_context(Services(folder))
+        register(services.planner_address)
+        console.print(f"planner  {services.planner_address}\nstatus   {services.status_url}/docs\n")
+        runs: dict[str, list[StepRecord]] = {"plain": [], "balanced": []}
+        with Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description:<20}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+        ) as progress:
+            for name, records in runs.items():
+                task = progress.add_task(f"{name}: start", total=steps)
+                run_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relibra-run-"))) / name
+                with Job(run_folder, services.planner_address, balanced=name == "balanced", seed=seed) as job:
+                    for step in range(steps):
+                        recorded = runs["plain"][step].batch if name == "balanced" else None
+                        records.append(
+                            job.step(
+                                step,
+                                recorded,
+                                lambda stage, name=name, task=task: progress.update(  # type: ignore[misc]
+                                    task, description=f"{name}: {stage}"
+                                ),
+                            )
+                        )
+                        progress.advance(task)
+                progress.update(task, description=f"{name}: done")
+        verdict = judge(
+            [
+                compare(step, plain, balanced, services.get(f"/v1/jobs/{JOB_ID}/steps/{step}/plan")["forecast"])
+                for step, (plain, balanced) in enumerate(zip(runs["plain"], runs["balanced"], strict=True))
+            ]
+        )
+        _show(console, verdict)
+        if keep:
+            console.print(f"\nthe services are up, look at {services.status_url}/docs; Ctrl-C stops them")
+            _wait_for_interrupt()
+    raise typer.Exit(0 if verdict.passed else 1)
+
+
+def _show(console: Console, verdict: "Verdict") -> None:
+    table = Table(title="the same job, plain and balanced", caption="imbalance: slowest rank / mean rank, 1.0 is ideal")
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="right")
+    for each in verdict.steps:
+        table.add_row(
+            str(each.step),
+            f"{each.reward:.3f}",
+            f"{each.plain_loss:+.6f}",
+            f"{each.balanced_loss:+.6f}",
+            f"{each.plain_grad_norm:.6f}",
+            f"{each.balanced_grad_norm:.6f}",
+            f"{each.difference:.1e}",
+            f"{each.weight_difference:.1e}",
+            f"{each.plain_imbalance:.3f}",
+            f"{each.balanced_imbalance:.3f}",
+            f"{each.planned_imbalance:.3f}",
+            str(each.num_moved_experts),
+            str(each.num_replicas),
+            f"{each.moved_size_bytes / 2**20:.1f}",
+        )
+    console.print(table)
+    for passed, name, reason in (
+        (verdict.neutral, "neutral", verdict.neutral_reason),
+        (verdict.balanced, "balanced", verdict.balanced_reason),
+    ):
+        console.print(f"{'[green]yes[/]' if passed else '[bold red]NO[/] '} {name}: {reason}", highlight=False)
+    num_resampled = sum(each.num_resampled for each in verdict.steps)
+    console.print(
+        "    both runs trained on the plain run's rollouts; "
+        f"sampling by itself, the balanced run differed in {num_resampled} sequences",
+        highlight=False,
+    )
+
+
+def _wait_for_interrupt() -> None:
+    import signal
+
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        return

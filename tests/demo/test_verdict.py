@@ -1,0 +1,61 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from relibra.demo.verdict import StepComparison, judge, weight_difference
+
+GOOD = StepComparison(
+    step=0,
+    reward=0.2,
+    plain_loss=-0.04,
+    balanced_loss=-0.04,
+    plain_grad_norm=0.5,
+    balanced_grad_norm=0.5,
+    difference=2e-7,
+    weight_difference=1e-6,
+    num_resampled=0,
+    plain_imbalance=1.5,
+    balanced_imbalance=1.02,
+    planned_imbalance=1.02,
+    num_moved_experts=12,
+    num_replicas=30,
+    moved_size_bytes=1000,
+    fell_back="",
+)
+
+
+def test_S5_equal_runs_as_balanced_as_planned_pass() -> None:
+    verdict = judge([GOOD, replace(GOOD, step=1)])
+    assert verdict.passed
+    assert "1.500 to 1.020" in verdict.balanced_reason
+
+
+@pytest.mark.parametrize("difference", [2e-5, float("nan"), float("inf")])
+def test_S5_a_run_that_differs_fails_and_says_where(difference: float) -> None:
+    verdict = judge([GOOD, replace(GOOD, step=1, difference=difference)])
+    assert not verdict.passed
+    assert "step 1" in verdict.neutral_reason
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"balanced_imbalance": 1.03}, "planned for imbalance 1.0200 and realised 1.0300"),
+        ({"plain_imbalance": 1.01}, "got worse"),
+        ({"fell_back": "rank 3 has no plan"}, "rank 3 has no plan"),
+    ],
+)
+def test_a_run_not_as_balanced_as_planned_fails_and_says_why(change: dict[str, object], reason: str) -> None:
+    verdict = judge([replace(GOOD, **change)])  # type: ignore[arg-type]
+    assert verdict.neutral
+    assert not verdict.balanced
+    assert reason in verdict.balanced_reason
+
+
+def test_weight_difference_is_relative_to_each_tensor() -> None:
+    plain = {"small": np.array([1e-3, 0.0], np.float32), "large": np.array([10.0], np.float32)}
+    balanced = {"small": np.array([1e-3, 1e-5], np.float32), "large": np.array([10.0], np.float32)}
+    assert weight_difference(plain, balanced) == pytest.approx(1e-2, rel=1e-3)
+    with pytest.raises(KeyError, match="large"):
+        weight_difference(plain, {"small": plain["small"]})

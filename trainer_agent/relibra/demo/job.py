@@ -1,0 +1,120 @@
+"""The RL loop: one rollout worker and one process per trainer rank, driven over pipes.
+
+M micro-batches, L MoE layers, R EP ranks.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.demo.batch import Batch, Weights, schedule_in_order, sequence_ids
+from relibra.demo.shape import CLUSTER, JOB_ID, MODEL, NUM_MICRO_BATCHES
+from relibra.demo.worker import Worker
+from relibra.wire.client import PlannerClient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One step of one run."""
+
+    batch: Batch
+    num_resampled: int
+    """Sequences whose own sample or routing differed from the recorded run's."""
+    loss: float
+    grad_norm: float
+    load_MLR: NDArray[np.int64]
+    """Token copies each rank computed in UPDATE."""
+    applied: tuple[str, str]
+    """Plan ids of RECOMPUTE and UPDATE, empty for the plain run."""
+    reason: str
+    weights: Weights
+
+
+class Job:
+    """A rollout worker and `CLUSTER.num_ranks` trainers; with `balanced`, each trainer has a relibra agent."""
+
+    def __init__(self, folder: Path, planner_address: str, *, balanced: bool, seed: int) -> None:
+        self._folder = folder
+        self._planner_address = planner_address
+        self._balanced = balanced
+        self._seed = seed
+        self._exit = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True)
+        rollouts, trainers = self._folder / "rollout", self._folder / "trainers"
+        agent_address = self._planner_address if self._balanced else None
+        with ExitStack() as undo:
+            self._rollout = Worker("the rollout worker", "rollout", self._seed, rollouts, self._planner_address)
+            undo.callback(self._rollout.close)
+            self._trainers = []
+            for rank in range(CLUSTER.num_ranks):
+                self._trainers.append(Worker(f"trainer {rank}", "trainer", self._seed, trainers, agent_address, rank))
+                undo.callback(self._trainers[-1].close)
+            self._load_rollout(self._ask_all("weights"))
+            self._exit = undo.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._exit.close()
+
+    def _ask_all(self, *command: object, each: Sequence[Sequence[object]] | None = None) -> list[Any]:
+        for rank, trainer in enumerate(self._trainers):
+            trainer.ask(*command, *(each[rank] if each else ()))
+        return Worker.answers(self._trainers)
+
+    def _ask_rollout(self, *command: object) -> Any:
+        self._rollout.ask(*command)
+        return Worker.answers([self._rollout])[0]
+
+    def _load_rollout(self, parts: list[Weights]) -> Weights:
+        weights = {name: value for part in parts for name, value in part.items()}
+        self._ask_rollout("load", weights)
+        return weights
+
+    def step(self, step: int, recorded: Batch | None, on_stage: Callable[[str], None]) -> StepRecord:
+        """Run one RL step: rollout, plan where balanced, RECOMPUTE, UPDATE, weights back to the rollout worker.
+
+        With `recorded`, the step trains on that rollout, and what this run sampled itself is compared with it: a sample
+        that falls on a near tie may differ in its last bit, and two runs on different data cannot be compared.
+        """
+        on_stage("rollout")
+        own: Batch = self._ask_rollout("generate", step)
+        batch = recorded or own
+        schedule = schedule_in_order(len(batch.tokens), CLUSTER.num_ranks)
+        if self._balanced:
+            on_stage("plan")
+            self._ask_rollout("report", step, batch)
+            with PlannerClient(self._planner_address) as planner:
+                planner.submit_schedule(JOB_ID, step, sequence_ids(len(batch.tokens)), schedule)
+
+        on_stage("train")
+        shares = [
+            [
+                batch.select(np.flatnonzero((schedule.source_rank_S == rank) & (schedule.micro_batch_S == micro_batch)))
+                for micro_batch in range(NUM_MICRO_BATCHES)
+            ]
+            for rank in range(CLUSTER.num_ranks)
+        ]
+        results = self._ask_all("step", step, each=[[share] for share in shares])
+        return StepRecord(
+            batch=batch,
+            num_resampled=own.num_different(batch),
+            loss=sum(result.loss for result in results) / len(results),
+            grad_norm=results[0].grad_norm,
+            load_MLR=np.stack([result.load_ML for result in results], axis=-1),
+            applied=results[0].applied,
+            reason=results[0].reason,
+            weights=self._load_rollout([result.weights for result in results]),
+        )
+
+
+def register(planner_address: str, job_id: str = JOB_ID) -> None:
+    """Register the job with the planner."""
+    with PlannerClient(planner_address) as planner:
+        planner.register_job(job_id, MODEL, CLUSTER)

@@ -1,0 +1,73 @@
+"""The rollout worker: a process with the whole model (EP 1) that generates, records routing and reports it."""
+
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from relibra.demo import model as gpt
+from relibra.demo.batch import Batch, Weights, sequence_ids
+from relibra.demo.shape import JOB_ID, MODEL, NUM_MICRO_BATCHES, NUM_SEQUENCES, SEQUENCES_PER_RANK
+from relibra.demo.task import LENGTH, draw_prompts, group_advantages, reward
+from relibra.rollout import RolloutReporter
+
+
+def main(pipe: Connection, seed: int, rendezvous: Path, planner_address: str) -> None:
+    """Serve commands until the pipe closes.
+
+    Commands and answers:
+        ("load", weights)     -> None
+        ("generate", step)    -> Batch
+        ("report", step, batch) -> None, when every sequence is durable at the planner
+    """
+    gpt.start(rendezvous, rank=0, world_size=1, seed=seed)
+    model = gpt.build().eval()
+    with RolloutReporter(planner_address, JOB_ID, num_experts=MODEL.num_experts) as reporter:
+        while True:
+            try:
+                command, *arguments = pipe.recv()
+            except EOFError:
+                return
+            match command:
+                case "load":
+                    _load(model, *arguments)
+                    pipe.send(None)
+                case "generate":
+                    pipe.send(generate(model, seed, *arguments))
+                case "report":
+                    _report(reporter, *arguments)
+                    pipe.send(None)
+
+
+def _load(model: torch.nn.Module, weights: Weights) -> None:
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()}, strict=False)
+
+
+def _report(reporter: RolloutReporter, step: int, batch: Batch) -> None:
+    for sequence_id, routed_TLK in zip(sequence_ids(len(batch.tokens)), batch.routed_experts, strict=True):
+        reporter.report(step, sequence_id, routed_TLK)
+    reporter.flush(timeout_s=30.0)
+
+
+@torch.no_grad()
+def generate(model: torch.nn.Module, seed: int, step: int) -> Batch:
+    """Sample `SEQUENCES_PER_RANK` responses to every prompt of the step and score them."""
+    prompts = draw_prompts(seed, step, NUM_MICRO_BATCHES, NUM_SEQUENCES // NUM_MICRO_BATCHES // SEQUENCES_PER_RANK)
+    tokens = torch.from_numpy(prompts.tokens).repeat_interleave(SEQUENCES_PER_RANK, dim=0)
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+    with gpt.recording():
+        for _ in range(LENGTH):
+            logits = gpt.logits(model, tokens)[:, -1]
+            # Gumbel noise drawn beside the logits: a tiny change of the weights changes a sample only at a near tie.
+            noise = -torch.log(-torch.log(torch.rand(logits.shape, generator=generator)))
+            tokens = torch.cat([tokens, (logits + noise).argmax(dim=-1, keepdim=True)], dim=1)
+        routed = gpt.recorded(len(tokens))
+    sequences = tokens.numpy()
+    rewards = np.array([reward(each[:-LENGTH], each[-LENGTH:]) for each in sequences])
+    return Batch(
+        tokens=sequences,
+        routed_experts=routed.numpy().astype(np.uint8),
+        rewards=rewards,
+        advantages=group_advantages(rewards, SEQUENCES_PER_RANK),
+    )

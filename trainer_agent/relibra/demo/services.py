@@ -1,0 +1,56 @@
+"""`relibra up` as a child process: embedded Redis, planner and status service on free ports of this machine."""
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any, Self
+
+from relibra.errors import RelibraError
+
+START_TIMEOUT_S = 60.0
+
+
+class Services:
+    """Context manager around `relibra up`; its log is `services.log` in the data directory."""
+
+    planner_address: str
+    status_url: str
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._log = data_dir / "services.log"
+        self._ready = data_dir / "ready.json"
+
+    def __enter__(self) -> Self:
+        self._data_dir.mkdir(parents=True, exist_ok=True)
+        self._ready.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "relibra.cli", "up", "--port", "0", "--status-port", "0"]
+        command += ["--data-dir", str(self._data_dir), "--ready-file", str(self._ready)]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._ready.exists():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.__exit__()
+                raise RelibraError(f"relibra up did not start; its log ends with:\n{self._log.read_text()[-2000:]}")
+            time.sleep(0.05)
+        addresses = json.loads(self._ready.read_text())
+        self.planner_address = addresses["planner"]
+        self.status_url = addresses["status"]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=15.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def get(self, path: str) -> Any:
+        """Read a JSON document of the status service."""
+        with urllib.request.urlopen(self.status_url + path, timeout=10.0) as response:
+            return json.load(response)

@@ -1,0 +1,25 @@
+"""The numbers of the demo: what is trained, on how many ranks, in how many micro-batches."""
+
+from relibra.planning import Cluster, Model
+
+HIDDEN_SIZE = 64
+MOE_HIDDEN_SIZE = 128
+_EXPERT_PARAMETERS = 3 * HIDDEN_SIZE * MOE_HIDDEN_SIZE
+
+MODEL = Model(
+    num_layers=4,
+    num_experts=16,
+    top_k=2,
+    expert_weight_size_bytes=4 * _EXPERT_PARAMETERS,
+    # fp32 weights and both Adam moments.
+    expert_state_size_bytes=12 * _EXPERT_PARAMETERS,
+)
+CLUSTER = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=2)
+
+NUM_MICRO_BATCHES = 4
+SEQUENCES_PER_RANK = 4
+"""Sequences of one source rank in one micro-batch; they are the responses to one prompt."""
+NUM_SEQUENCES = NUM_MICRO_BATCHES * CLUSTER.num_ranks * SEQUENCES_PER_RANK
+
+JOB_ID = "demo"
+LEARNING_RATE = 3e-3

@@ -1,0 +1,131 @@
+"""Does balancing work, and does it change nothing? Two runs in, rows and two verdicts out.
+
+R EP ranks, M micro-batches, L MoE layers.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from relibra.demo.batch import Weights
+from relibra.demo.job import StepRecord
+from relibra.planning import imbalance
+
+NEUTRAL_WITHIN = 1e-5
+"""Largest relative difference of loss and gradient norm between the runs (S5, fp32)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepComparison:
+    """One step of both runs, side by side."""
+
+    step: int
+    reward: float
+    plain_loss: float
+    balanced_loss: float
+    plain_grad_norm: float
+    balanced_grad_norm: float
+    difference: float
+    """Largest relative difference of loss and gradient norm."""
+    weight_difference: float
+    """Largest difference of a weight handed to the rollout worker, relative to the largest weight of its tensor."""
+    num_resampled: int
+    plain_imbalance: float
+    balanced_imbalance: float
+    planned_imbalance: float
+    num_moved_experts: int
+    num_replicas: int
+    moved_size_bytes: int
+    fell_back: str
+    """Why a phase ran without its plan; empty where both had it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Both answers, each with its reason."""
+
+    steps: list[StepComparison]
+    neutral: bool
+    neutral_reason: str
+    balanced: bool
+    balanced_reason: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether both promises were kept."""
+        return self.neutral and self.balanced
+
+
+def compare(step: int, plain: StepRecord, balanced: StepRecord, forecast: Mapping[str, Any]) -> StepComparison:
+    """Put one step of both runs side by side; `forecast` is the plan's, as the status service shows it."""
+    return StepComparison(
+        step=step,
+        reward=float(balanced.batch.rewards.mean()),
+        plain_loss=plain.loss,
+        balanced_loss=balanced.loss,
+        plain_grad_norm=plain.grad_norm,
+        balanced_grad_norm=balanced.grad_norm,
+        difference=max(_relative(plain.loss, balanced.loss), _relative(plain.grad_norm, balanced.grad_norm)),
+        weight_difference=weight_difference(plain.weights, balanced.weights),
+        num_resampled=balanced.num_resampled,
+        plain_imbalance=imbalance(plain.load_MLR),
+        balanced_imbalance=imbalance(balanced.load_MLR),
+        planned_imbalance=forecast["imbalance_after"],
+        num_moved_experts=forecast["num_moved_experts"],
+        num_replicas=forecast["num_replicas"],
+        moved_size_bytes=forecast["reorder_size_bytes"] + forecast["replica_size_bytes"],
+        fell_back="" if all(balanced.applied) else balanced.reason,
+    )
+
+
+def judge(steps: Sequence[StepComparison]) -> Verdict:
+    """Decide whether the balanced run was neutral (S5), and as balanced as its plans promised."""
+    worst = max(steps, key=lambda each: np.nan_to_num(each.difference, nan=np.inf))
+    balanced, balanced_reason = _judge_balance(steps)
+    neutral = bool(np.isfinite(worst.difference)) and worst.difference <= NEUTRAL_WITHIN
+    return Verdict(
+        steps=list(steps),
+        neutral=neutral,
+        neutral_reason=(
+            f"loss and gradient norm of both runs differ by at most {worst.difference:.1e} (step {worst.step}; "
+            f"allowed {NEUTRAL_WITHIN:.0e})"
+        ),
+        balanced=balanced,
+        balanced_reason=balanced_reason,
+    )
+
+
+def _judge_balance(steps: Sequence[StepComparison]) -> tuple[bool, str]:
+    for each in steps:
+        if each.fell_back:
+            return False, f"step {each.step} ran without its plan: {each.fell_back}"
+        if abs(each.balanced_imbalance - each.planned_imbalance) > 1e-6:
+            return False, (
+                f"step {each.step} was planned for imbalance {each.planned_imbalance:.4f} "
+                f"and realised {each.balanced_imbalance:.4f}"
+            )
+        if each.balanced_imbalance > each.plain_imbalance:
+            return False, f"step {each.step} got worse: {each.plain_imbalance:.4f} to {each.balanced_imbalance:.4f}"
+    before, after = (
+        float(np.mean([getattr(each, field) for each in steps])) for field in ("plain_imbalance", "balanced_imbalance")
+    )
+    return True, f"imbalance fell from {before:.3f} to {after:.3f}, in every step exactly as planned"
+
+
+def weight_difference(plain: Weights, balanced: Weights) -> float:
+    """Return the largest difference of two exports, each tensor relative to its largest weight.
+
+    Raises:
+        KeyError: the exports do not name the same parameters.
+    """
+    if plain.keys() != balanced.keys():
+        raise KeyError(sorted(plain.keys() ^ balanced.keys()))
+    return max(
+        float(np.abs(value - balanced[name]).max() / max(np.abs(value).max(), 1e-12)) for name, value in plain.items()
+    )
+
+
+def _relative(reference: float, value: float) -> float:
+    return abs(value - reference) / max(abs(reference), 1e-12)

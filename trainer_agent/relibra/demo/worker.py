@@ -1,0 +1,75 @@
+"""Child processes that answer one command at a time over a pipe, forked from a server that has imported torch once."""
+
+import importlib
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from relibra.errors import RelibraError
+
+ANSWER_TIMEOUT_S = 120.0
+
+
+class Worker:
+    """One child that runs `main(pipe, *arguments)` of a module of this package."""
+
+    def __init__(self, name: str, module: str, *arguments: object) -> None:
+        self.name = name
+        # The server imports torch and megatron, but never gRPC, whose channels do not survive a fork.
+        os.environ["OMP_NUM_THREADS"] = "1"
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["relibra.demo.model"])
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(module, theirs, *arguments), name=name, daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def ask(self, *command: object) -> None:
+        """Send a command; collect the answer with `answers`."""
+        self._pipe.send(command)
+
+    def close(self) -> None:
+        """Let the process finish; kill it where it does not."""
+        self._pipe.close()
+        self._process.join(timeout=10.0)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    @staticmethod
+    def answers(workers: Sequence["Worker"]) -> list[Any]:
+        """Wait for one answer of each worker, in their order.
+
+        Raises:
+            RelibraError: one of them died (its own output says why) or they did not all answer in time.
+        """
+        answers: dict[int, Any] = {}
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        while missing := [index for index in range(len(workers)) if index not in answers]:
+            pipes: dict[Connection, int] = {workers[index]._pipe: index for index in missing}
+            deaths = {workers[index]._process.sentinel: index for index in missing}
+            ready = wait([*pipes, *deaths], timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                names = ", ".join(workers[index].name for index in missing)
+                raise RelibraError(f"no answer within {ANSWER_TIMEOUT_S:.0f} s from {names}")
+            for each in ready:
+                if isinstance(each, Connection):
+                    try:
+                        answers[pipes[each]] = each.recv()
+                    except EOFError:
+                        raise workers[pipes[each]]._died() from None
+                elif isinstance(each, int) and not workers[deaths[each]]._pipe.poll():
+                    raise workers[deaths[each]]._died()
+        return [answers[index] for index in range(len(workers))]
+
+    def _died(self) -> RelibraError:
+        self._process.join(timeout=5.0)
+        return RelibraError(f"{self.name} died with exit status {self._process.exitcode}; see its output above")
+
+
+def _serve(module: str, pipe: Connection, *arguments: object) -> None:
+    """Named by text, so that the parent never imports torch."""
+    importlib.import_module(f"relibra.demo.{module}").main(pipe, *arguments)
