@@ -20,7 +20,8 @@ GOOD = StepComparison(
     planned_imbalance=1.02,
     num_moved_experts=12,
     num_replicas=30,
-    moved_size_bytes=1000,
+    reorder_sent_bytes=1000,
+    replica_sent_bytes=2000,
     fell_back="",
 )
 

@@ -2,11 +2,13 @@
 
 import importlib.util
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -15,23 +17,6 @@ from relibra.errors import Unsupported
 
 if TYPE_CHECKING:
     from relibra.demo.verdict import Verdict
-
-_HEADINGS = (
-    "step",
-    "reward",
-    "loss\nplain",
-    "loss\nbalanced",
-    "grad norm\nplain",
-    "grad norm\nbalanced",
-    "largest rel.\ndifference",
-    "weights\ndiffer by",
-    "imbalance\nplain",
-    "imbalance\nbalanced",
-    "imbalance\nplanned",
-    "experts\nmoved",
-    "replicas",
-    "MiB\nmoved",
-)
 
 
 def demo(
@@ -84,12 +69,12 @@ def demo(
                         )
                         progress.advance(task)
                 progress.update(task, description=f"{name}: done")
-        verdict = judge(
-            [
-                compare(step, plain, balanced, services.get(f"/v1/jobs/{JOB_ID}/steps/{step}/plan")["forecast"])
-                for step, (plain, balanced) in enumerate(zip(runs["plain"], runs["balanced"], strict=True))
-            ]
-        )
+        comparisons = []
+        for step, (plain, balanced) in enumerate(zip(runs["plain"], runs["balanced"], strict=True)):
+            shown = f"/v1/jobs/{JOB_ID}/steps/{step}"
+            forecast = services.get(f"{shown}/plan")["forecast"]
+            comparisons.append(compare(step, plain, balanced, forecast, services.get(f"{shown}/reports")))
+        verdict = judge(comparisons)
         _show(console, verdict)
         if keep:
             console.print(f"\nthe services are up, look at {services.status_url}/docs; Ctrl-C stops them")
@@ -97,39 +82,82 @@ def demo(
     raise typer.Exit(0 if verdict.passed else 1)
 
 
+_NEUTRAL_HEADINGS = (
+    "step",
+    "reward",
+    "loss\nplain",
+    "loss\nbalanced",
+    "norm\nplain",
+    "norm\nbalanced",
+    "differ\nby",
+    "weights\ndiffer",
+)
+_BALANCED_HEADINGS = (
+    "step",
+    "plain",
+    "planned",
+    "balanced",
+    "experts\nmoved",
+    "replicas",
+    "MiB sent\nreorder",
+    "MiB sent\nreplicas",
+)
+
+
 def _show(console: Console, verdict: "Verdict") -> None:
-    table = Table(title="the same job, plain and balanced", caption="imbalance: slowest rank / mean rank, 1.0 is ideal")
-    for heading in _HEADINGS:
-        table.add_column(heading, justify="right")
-    for each in verdict.steps:
-        table.add_row(
-            str(each.step),
+    neutral = [
+        (
+            f"{each.step}",
             f"{each.reward:.3f}",
-            f"{each.plain_loss:+.6f}",
-            f"{each.balanced_loss:+.6f}",
-            f"{each.plain_grad_norm:.6f}",
-            f"{each.balanced_grad_norm:.6f}",
-            f"{each.difference:.1e}",
-            f"{each.weight_difference:.1e}",
-            f"{each.plain_imbalance:.3f}",
-            f"{each.balanced_imbalance:.3f}",
-            f"{each.planned_imbalance:.3f}",
-            str(each.num_moved_experts),
-            str(each.num_replicas),
-            f"{each.moved_size_bytes / 2**20:.1f}",
+            f"{each.plain_loss:+.5f}",
+            f"{each.balanced_loss:+.5f}",
+            f"{each.plain_grad_norm:.5f}",
+            f"{each.balanced_grad_norm:.5f}",
+            f"{each.difference:.0e}",
+            f"{each.weight_difference:.0e}",
         )
-    console.print(table)
+        for each in verdict.steps
+    ]
+    balanced = [
+        (
+            f"{each.step}",
+            f"{each.plain_imbalance:.3f}",
+            f"{each.planned_imbalance:.3f}",
+            f"{each.balanced_imbalance:.3f}",
+            f"{each.num_moved_experts}",
+            f"{each.num_replicas}",
+            f"{each.reorder_sent_bytes / 2**20:.1f}",
+            f"{each.replica_sent_bytes / 2**20:.1f}",
+        )
+        for each in verdict.steps
+    ]
+    console.print(_table("loss and gradient norm", _NEUTRAL_HEADINGS, neutral))
+    console.print(_table("imbalance: slowest rank / mean rank, 1.0 is ideal", _BALANCED_HEADINGS, balanced))
     for passed, name, reason in (
         (verdict.neutral, "neutral", verdict.neutral_reason),
         (verdict.balanced, "balanced", verdict.balanced_reason),
     ):
-        console.print(f"{'[green]yes[/]' if passed else '[bold red]NO[/] '} {name}: {reason}", highlight=False)
+        console.print(
+            f"{'[green]yes[/]' if passed else '[bold red]NO[/] '} {name}: {reason}", highlight=False, soft_wrap=True
+        )
     num_resampled = sum(each.num_resampled for each in verdict.steps)
+    num_active = sum(each.num_moved_experts > 0 and each.num_replicas > 0 for each in verdict.steps)
+    console.print(f"    {num_active} of {len(verdict.steps)} steps moved experts and made replicas", highlight=False)
     console.print(
         "    both runs trained on the plain run's rollouts; "
         f"sampling by itself, the balanced run differed in {num_resampled} sequences",
         highlight=False,
+        soft_wrap=True,
     )
+
+
+def _table(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _wait_for_interrupt() -> None:

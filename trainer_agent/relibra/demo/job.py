@@ -60,8 +60,10 @@ class Job:
             self._exit = undo.pop_all()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._exit.close()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        with self._exit:
+            if error is None:
+                self._ask_all("finish")
 
     def _ask_all(self, *command: object, each: Sequence[Sequence[object]] | None = None) -> list[Any]:
         for rank, trainer in enumerate(self._trainers):

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from relibra import megatron_on_cpu
+from relibra.megatron_on_cpu import install
 
-megatron_on_cpu.install()
+install()
 
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig  # noqa: E402

@@ -40,7 +40,13 @@ class StepResult:
 
 
 def main(pipe: Connection, seed: int, rendezvous: Path, planner_address: str | None, rank: int) -> None:
-    """Serve commands until the pipe closes: ("weights",) -> Weights; ("step", step, batches) -> StepResult."""
+    """Serve commands until the pipe closes.
+
+    Commands and answers:
+        ("weights",)            -> Weights
+        ("step", step, batches) -> StepResult
+        ("finish",)             -> None, the plain model is back and all reports are delivered
+    """
     gpt.start(rendezvous, rank=rank, world_size=CLUSTER.num_ranks, seed=seed)
     trainer = Trainer(planner_address)
     while True:
@@ -48,7 +54,14 @@ def main(pipe: Connection, seed: int, rendezvous: Path, planner_address: str | N
             command, *arguments = pipe.recv()
         except EOFError:
             return
-        pipe.send(trainer.weights() if command == "weights" else trainer.step(*arguments))
+        match command:
+            case "weights":
+                pipe.send(trainer.weights())
+            case "step":
+                pipe.send(trainer.step(*arguments))
+            case "finish":
+                trainer.finish()
+                pipe.send(None)
 
 
 class Trainer:
@@ -112,6 +125,11 @@ class Trainer:
             reason=reason,
             weights=self.weights(),
         )
+
+    def finish(self) -> None:
+        """Detach the agent, which brings every expert back to where plain expert parallelism has it."""
+        if self._agent is not None:
+            self._agent.detach()
 
     def _begin(self, step: int, phase: Phase) -> tuple[str, str]:
         if self._agent is None:

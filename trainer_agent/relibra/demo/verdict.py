@@ -37,7 +37,10 @@ class StepComparison:
     planned_imbalance: float
     num_moved_experts: int
     num_replicas: int
-    moved_size_bytes: int
+    reorder_sent_bytes: int
+    """By all ranks together, as their agents reported."""
+    replica_sent_bytes: int
+    """Weights and gradients of replicas, in both phases."""
     fell_back: str
     """Why a phase ran without its plan; empty where both had it."""
 
@@ -58,8 +61,14 @@ class Verdict:
         return self.neutral and self.balanced
 
 
-def compare(step: int, plain: StepRecord, balanced: StepRecord, forecast: Mapping[str, Any]) -> StepComparison:
-    """Put one step of both runs side by side; `forecast` is the plan's, as the status service shows it."""
+def compare(
+    step: int,
+    plain: StepRecord,
+    balanced: StepRecord,
+    forecast: Mapping[str, Any],
+    reports: Sequence[Mapping[str, Any]],
+) -> StepComparison:
+    """Put one step of both runs side by side; the plan's forecast and the reports are what the status service shows."""
     return StepComparison(
         step=step,
         reward=float(balanced.batch.rewards.mean()),
@@ -75,7 +84,8 @@ def compare(step: int, plain: StepRecord, balanced: StepRecord, forecast: Mappin
         planned_imbalance=forecast["imbalance_after"],
         num_moved_experts=forecast["num_moved_experts"],
         num_replicas=forecast["num_replicas"],
-        moved_size_bytes=forecast["reorder_size_bytes"] + forecast["replica_size_bytes"],
+        reorder_sent_bytes=sum(report["reorder_sent_bytes"] for report in reports),
+        replica_sent_bytes=sum(report["replica_sent_bytes"] for report in reports),
         fell_back="" if all(balanced.applied) else balanced.reason,
     )
 

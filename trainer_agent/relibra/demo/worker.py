@@ -4,6 +4,7 @@ import importlib
 import multiprocessing
 import os
 import time
+import warnings
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -72,4 +73,6 @@ class Worker:
 
 def _serve(module: str, pipe: Connection, *arguments: object) -> None:
     """Named by text, so that the parent never imports torch."""
+    # megatron and torch warn about each other's deprecations in every process; nobody here can act on it.
+    warnings.filterwarnings("ignore", module=r"megatron|torch")
     importlib.import_module(f"relibra.demo.{module}").main(pipe, *arguments)
