@@ -137,9 +137,8 @@ def _show(console: Console, verdict: "Verdict") -> None:
         (verdict.neutral, "neutral", verdict.neutral_reason),
         (verdict.balanced, "balanced", verdict.balanced_reason),
     ):
-        console.print(
-            f"{'[green]yes[/]' if passed else '[bold red]NO[/] '} {name}: {reason}", highlight=False, soft_wrap=True
-        )
+        mark = "[green]yes[/]" if passed else "[bold red]NO[/] "
+        console.print(f"{mark} {name}: {reason}", highlight=False, soft_wrap=True)
     num_resampled = sum(each.num_resampled for each in verdict.steps)
     num_active = sum(each.num_moved_experts > 0 and each.num_replicas > 0 for each in verdict.steps)
     console.print(f"    {num_active} of {len(verdict.steps)} steps moved experts and made replicas", highlight=False)
