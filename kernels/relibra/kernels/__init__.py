@@ -5,3 +5,27 @@ Out:  physical routing, packed buffers.
 
 `reference` defines every operation in torch; it is the CPU path and the oracle of the CUDA kernels.
 """
+
+from relibra.kernels.reference import (
+    ALIGNMENT_BYTES,
+    EMPTY,
+    REST,
+    expert_accumulate,
+    expert_pack,
+    expert_unpack,
+    packed_size_bytes,
+    quota_remap,
+    route_count,
+)
+
+__all__ = [
+    "ALIGNMENT_BYTES",
+    "EMPTY",
+    "REST",
+    "expert_accumulate",
+    "expert_pack",
+    "expert_unpack",
+    "packed_size_bytes",
+    "quota_remap",
+    "route_count",
+]

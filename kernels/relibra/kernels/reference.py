@@ -1,0 +1,113 @@
+"""The meaning of every operation, in torch: runs anywhere, and is what the CUDA kernels are compared with.
+
+T tokens, E logical experts, P physical slots, L layers, K top-k.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+REST = -1
+"""Share of a home slot: all tokens of its expert that no replica took."""
+
+EMPTY = -1
+"""Expert of a slot that holds none."""
+
+ALIGNMENT_BYTES = 16
+"""Every tensor in a packed buffer starts at a multiple of this, so that kernels can move whole vectors."""
+
+
+def quota_remap(
+    probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Turn logical routing into physical routing.
+
+    The tokens that chose expert e are taken in token order: the first `share` of them go to e's replica in the lowest
+    slot, the next to its next replica, and so on; what is left goes to the slot whose share is `REST`. Whatever the
+    shares, every routed (token, expert) lands in exactly one slot, as long as each routed expert has one `REST` slot.
+
+    Args:
+        probs_TE: router probabilities, any floating dtype; the result is differentiable in them.
+        routing_map_TE: bool, which experts each token chose.
+        slot_expert_P: int, logical expert held by each slot, or `EMPTY`.
+        share_P: int, tokens from this rank that a replica slot takes at most; `REST` for a home slot.
+
+    Returns:
+        `probs_TP` with zeros where nothing is routed, and bool `routing_map_TP`.
+    """
+    begin_P, end_P = _token_ranges(slot_expert_P, share_P)
+    expert_P = slot_expert_P.clamp(min=0)
+    position_TP = (routing_map_TE.cumsum(0) - 1).index_select(1, expert_P)
+    routing_map_TP = (
+        routing_map_TE.index_select(1, expert_P)
+        & (slot_expert_P != EMPTY)
+        & (position_TP >= begin_P)
+        & (position_TP < end_P)
+    )
+    return probs_TE.index_select(1, expert_P).masked_fill(~routing_map_TP, 0.0), routing_map_TP
+
+
+def _token_ranges(slot_expert_P: Tensor, share_P: Tensor) -> tuple[Tensor, Tensor]:
+    """Slot p takes the tokens of its expert with index `begin_P[p]` to `end_P[p] - 1`."""
+    rest_P = share_P == REST
+    take_P = share_P.long().masked_fill(rest_P, 0)
+    # Replicas of an expert in slot order, then its home: a stable sort keeps the slot order within equal keys.
+    key_P, order_P = torch.sort(slot_expert_P.long() * 2 + rest_P, stable=True)
+    expert_P, sorted_take_P = key_P.div(2, rounding_mode="floor"), take_P[order_P]
+    before_P = sorted_take_P.cumsum(0) - sorted_take_P
+    first_P = torch.searchsorted(expert_P, expert_P)
+    begin_P = torch.empty_like(before_P).scatter_(0, order_P, before_P - before_P[first_P])
+    return begin_P, (begin_P + take_P).masked_fill(rest_P, torch.iinfo(torch.int64).max)
+
+
+def packed_size_bytes(tensors: Sequence[Tensor]) -> int:
+    """Bytes of the buffer that holds `tensors`, padding included."""
+    return sum(_padded_size_bytes(tensor) for tensor in tensors)
+
+
+def expert_pack(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Gather the bytes of `tensors` into one new uint8 buffer on `device`, in order, each padded to the alignment."""
+    buffer = torch.zeros(packed_size_bytes(tensors), dtype=torch.uint8, device=device)
+    for tensor, place in _places(buffer, tensors):
+        place.copy_(tensor.detach())
+    return buffer
+
+
+def expert_unpack(buffer: Tensor, into: Sequence[Tensor]) -> None:
+    """Scatter a packed buffer back: overwrite `into`, tensors of the shapes and dtypes that were packed."""
+    for tensor, place in _places(buffer, into):
+        tensor.detach().copy_(place)
+
+
+def expert_accumulate(buffer: Tensor, into: Sequence[Tensor]) -> None:
+    """Add the tensors of a packed buffer to `into`, one after the other, in order."""
+    for tensor, place in _places(buffer, into):
+        tensor.detach().add_(place)
+
+
+def route_count(routed_experts_TLK: Tensor, num_experts: int) -> Tensor:
+    """Count the tokens of every expert in every layer, int64 `[L, E]`; ids outside 0 to E-1 are padding."""
+    num_layers = routed_experts_TLK.shape[1]
+    expert_TLK = routed_experts_TLK.long()
+    layer_L1 = torch.arange(num_layers, device=expert_TLK.device)[:, None]
+    valid_TLK = (expert_TLK >= 0) & (expert_TLK < num_experts)
+    cell = (layer_L1 * num_experts + expert_TLK)[valid_TLK]
+    return torch.bincount(cell, minlength=num_layers * num_experts).view(num_layers, num_experts)
+
+
+def _padded_size_bytes(tensor: Tensor) -> int:
+    size_bytes = tensor.numel() * tensor.element_size()
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _places(buffer: Tensor, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each tensor with the view of the buffer that stands for it."""
+    size_bytes = packed_size_bytes(tensors)
+    if buffer.numel() != size_bytes:
+        raise ValueError(f"packed buffer: expected {size_bytes} bytes for {len(tensors)} tensors, got {buffer.numel()}")
+    offset = 0
+    for tensor in tensors:
+        size_bytes = tensor.numel() * tensor.element_size()
+        yield tensor, buffer[offset : offset + size_bytes].view(tensor.dtype).view(tensor.shape)
+        offset += _padded_size_bytes(tensor)

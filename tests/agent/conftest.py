@@ -1,0 +1,62 @@
+"""Strategies for clusters, placements and plans, as fixtures of a namespace (test modules cannot import each other)."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from relibra.planning import Cluster, Model, PlanId, RankPlan, check_rank_plan
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[Model, Cluster]:
+    cluster = Cluster(
+        num_nodes=draw(st.integers(1, 3)),
+        gpus_per_node=draw(st.integers(1, 3)),
+        redundant_slots=draw(st.integers(0, 3)),
+        num_ep_groups=draw(st.integers(1, 2)),
+    )
+    num_experts = cluster.num_ranks * draw(st.integers(1, 3))
+    return Model(num_layers=draw(st.integers(1, 3)), num_experts=num_experts, top_k=1), cluster
+
+
+def random_homes(rng: np.random.Generator, model: Model, cluster: Cluster) -> NDArray[np.int32]:
+    return np.stack([rng.permutation(home_E) for home_E in cluster.identity_placement(model)]).astype(np.int32)
+
+
+def random_plan(
+    rng: np.random.Generator, model: Model, cluster: Cluster, num_micro_batches: int
+) -> tuple[RankPlan, NDArray[np.int32]]:
+    """A valid plan as rank 0 gets it, and the shares of all source ranks."""
+    home_LE = random_homes(rng, model, cluster)
+    index = []
+    for row in range(cluster.num_ep_groups * num_micro_batches):
+        for layer in range(model.num_layers):
+            for rank in range(cluster.num_ranks):
+                home_E = home_LE[layer]
+                near_E = np.flatnonzero(
+                    (home_E // cluster.gpus_per_node == rank // cluster.gpus_per_node) & (home_E != rank)
+                )
+                number = min(int(rng.integers(0, cluster.redundant_slots + 1)), len(near_E))
+                index += [(row, layer, int(expert), rank) for expert in rng.choice(near_E, number, replace=False)]
+    index_Q4 = np.array(sorted(index), dtype=np.int32).reshape(-1, 4)
+    share_QR = rng.integers(0, 5, size=(len(index_Q4), cluster.num_ranks)).astype(np.int32)
+    plan = RankPlan(
+        id=PlanId(epoch=1, version=1),
+        step=0,
+        digest=b"",
+        home_rank_LE=home_LE,
+        replica_index_Q4=index_Q4,
+        replica_share_Q=share_QR[:, 0],
+        num_micro_batches=num_micro_batches,
+        reason="random",
+    )
+    check_rank_plan(plan, model, cluster)
+    return plan, share_QR
+
+
+@pytest.fixture(scope="session")
+def some() -> SimpleNamespace:
+    return SimpleNamespace(shapes=shapes(), homes=random_homes, plan=random_plan)

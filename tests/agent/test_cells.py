@@ -1,0 +1,120 @@
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relibra.agent.cells import StepCells, redundant_slots
+from relibra.agent.placement import Placement
+from relibra.kernels import EMPTY, REST
+from relibra.planning import Cluster, Model, PlanId, RankPlan
+
+SEEDS = st.integers(0, 2**32 - 1)
+CPU = torch.device("cpu")
+
+
+def cells_of(placement: Placement, cluster: Cluster, ep_group: int, ep_rank: int, plan: RankPlan | None) -> StepCells:
+    return StepCells(placement, cluster, ep_group=ep_group, ep_rank=ep_rank, plan=plan, device=CPU)
+
+
+@settings(max_examples=40)
+@given(st.data(), SEEDS, st.integers(1, 3))
+def test_S5_slot_tables_say_what_the_plan_says(
+    some: SimpleNamespace, data: st.DataObject, seed: int, num_micro_batches: int
+) -> None:
+    model, cluster = data.draw(some.shapes)
+    plan, _ = some.plan(np.random.default_rng(seed), model, cluster, num_micro_batches)
+    placement = Placement.identity(model, cluster).rehomed(plan.home_rank_LE)
+    share = cluster.experts_per_rank(model)
+    for ep_group in range(cluster.num_ep_groups):
+        cells = cells_of(placement, cluster, ep_group, 0, plan)
+        for micro_batch in range(num_micro_batches):
+            for layer in range(model.num_layers):
+                want = {}
+                for expert in range(model.num_experts):
+                    rank, slot = placement.home_rank_LE[layer, expert], placement.home_slot_LE[layer, expert]
+                    want[int(rank), int(slot)] = (expert, REST)
+                used = [share] * cluster.num_ranks
+                row = ep_group * num_micro_batches + micro_batch
+                for (of_row, of_layer, expert, rank), quota in zip(
+                    plan.replica_index_Q4.tolist(), plan.replica_share_Q.tolist(), strict=True
+                ):
+                    if (of_row, of_layer) == (row, layer):
+                        want[rank, used[rank]] = (expert, quota)
+                        used[rank] += 1
+                table = cells.table(micro_batch, layer)
+                shape = (cluster.num_ranks, share + cluster.redundant_slots)
+                got = torch.stack([table.slot_expert_P, table.share_P], dim=-1).view(*shape, 2)
+                for rank, slot in np.ndindex(*shape):
+                    assert tuple(got[rank, slot].tolist()) == want.get((rank, slot), (EMPTY, 0))
+
+
+@settings(max_examples=40)
+@given(st.data(), SEEDS)
+def test_S5_both_ends_of_a_transfer_mean_the_same_experts(
+    some: SimpleNamespace, data: st.DataObject, seed: int
+) -> None:
+    model, cluster = data.draw(some.shapes)
+    plan, _ = some.plan(np.random.default_rng(seed), model, cluster, 2)
+    placement = Placement.identity(model, cluster).rehomed(plan.home_rank_LE)
+    share, size = cluster.experts_per_rank(model), cluster.gpus_per_node
+    by_rank = [cells_of(placement, cluster, 0, rank, plan) for rank in range(cluster.num_ranks)]
+    travelled = 0
+    for micro_batch, layer in np.ndindex(2, model.num_layers):
+        for node in range(cluster.num_nodes):
+            tables = [by_rank[node * size + i].table(micro_batch, layer) for i in range(size)]
+            assert len({table.transfer is None for table in tables}) == 1
+            if tables[0].transfer is None:
+                continue
+            for source, destination in np.ndindex(size, size):
+                source_rank, destination_rank = node * size + source, node * size + destination
+                home_S = placement.expert_of_slot(source_rank)[layer]
+                sent = [home_S[slot] for slot in tables[source].transfer.send_slots[destination]]
+                first = destination_rank * (share + cluster.redundant_slots) + share
+                slots = tables[destination].transfer.receive_slots[source]
+                assert sent == [int(tables[destination].slot_expert_P[first + slot]) for slot in slots]
+                travelled += len(sent)
+    assert travelled == (plan.replica_index_Q4[:, 0] < 2).sum()
+
+
+def test_without_a_plan_or_a_planned_micro_batch_there_are_no_replicas() -> None:
+    model, cluster = (
+        Model(num_layers=1, num_experts=4, top_k=1),
+        Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1),
+    )
+    placement = Placement.identity(model, cluster)
+    for cells in (cells_of(placement, cluster, 0, 0, None), planned(placement, cluster)):
+        for micro_batch in (None, 2):
+            table = cells.table(micro_batch, 0)
+            assert table.slot_expert_P.tolist() == [0, 1, EMPTY, 2, 3, EMPTY]
+            assert table.share_P.tolist() == [REST, REST, 0, REST, REST, 0]
+            assert table.transfer is None
+    table = planned(placement, cluster).table(1, 0)
+    assert table.slot_expert_P.tolist() == [0, 1, EMPTY, 2, 3, 1]
+    assert table.share_P.tolist() == [REST, REST, 0, REST, REST, 7]
+    assert table.transfer is not None
+    assert table.transfer.send_slots == ((), (1,))
+
+
+def planned(placement: Placement, cluster: Cluster) -> StepCells:
+    """Expert 1 has a replica on rank 1, in micro-batch 1 of 2."""
+    plan = RankPlan(
+        id=PlanId(epoch=1, version=1),
+        step=0,
+        digest=b"",
+        home_rank_LE=placement.home_rank_LE,
+        replica_index_Q4=np.array([[1, 0, 1, 1]], dtype=np.int32),
+        replica_share_Q=np.array([7], dtype=np.int32),
+        num_micro_batches=2,
+        reason="",
+    )
+    return cells_of(placement, cluster, 0, 0, plan)
+
+
+def test_redundant_slots_count_from_zero_in_order_of_expert() -> None:
+    index_Q4 = np.array(
+        [[0, 0, 2, 1], [0, 0, 3, 0], [0, 0, 5, 0], [0, 0, 5, 1], [0, 1, 0, 0], [1, 1, 0, 0]], dtype=np.int32
+    )
+    assert redundant_slots(index_Q4).tolist() == [0, 0, 1, 1, 0, 0]
+    assert redundant_slots(index_Q4[:0]).tolist() == []

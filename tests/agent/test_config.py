@@ -1,0 +1,21 @@
+import pytest
+
+from relibra.agent import AgentConfig
+from relibra.errors import InvalidInput
+from relibra.planning import Cluster, Model
+
+CLUSTER = Cluster(num_nodes=1, gpus_per_node=3, redundant_slots=1)
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "plan_timeout_s", "field"), [(4, 1.0, "model.num_experts"), (6, 0.0, "plan_timeout_s")]
+)
+def test_a_config_that_cannot_work_is_refused_by_name(num_experts: int, plan_timeout_s: float, field: str) -> None:
+    with pytest.raises(InvalidInput, match=field):
+        AgentConfig(
+            planner_address="127.0.0.1:1",
+            job_id="job",
+            model=Model(num_layers=1, num_experts=num_experts, top_k=1),
+            cluster=CLUSTER,
+            plan_timeout_s=plan_timeout_s,
+        )

@@ -1,0 +1,213 @@
+"""The session against a gRPC server on a real socket whose answers a test scripts, to hit each moment of an outage."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from relibra.agent import AgentConfig, Session
+from relibra.errors import InvalidInput, NotReady, RelibraError
+from relibra.planning import Cluster, ExecutionReport, Model, Phase, RankPlan
+from relibra.v1 import execution_pb2, execution_pb2_grpc, plan_pb2, plan_pb2_grpc
+from relibra.wire import messages
+from relibra.wire.status import to_status
+
+MODEL = Model(num_layers=2, num_experts=4, top_k=1)
+CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1)
+PATIENT_S = 30.0
+
+
+class ScriptedPlanner(plan_pb2_grpc.PlanServiceServicer, execution_pb2_grpc.ExecutionServiceServicer):
+    """Answers with `plans`, raises `errors`, remembers reports; can be stopped and started on the same port."""
+
+    def __init__(self) -> None:
+        self.plans: dict[int, RankPlan] = {}
+        self.errors: dict[int, RelibraError] = {}
+        self.asked: list[tuple[str, int, int]] = []
+        self.reports: list[ExecutionReport] = []
+        self.hold = threading.Event()
+        self.hold.set()
+        self._port = 0
+        self.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        self._server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
+        plan_pb2_grpc.add_PlanServiceServicer_to_server(self, self._server)
+        execution_pb2_grpc.add_ExecutionServiceServicer_to_server(self, self._server)
+        self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop(grace=None).wait()
+
+    def FetchPlan(self, request: plan_pb2.FetchPlanRequest, context: grpc.ServicerContext) -> Any:
+        self.asked.append((request.job_id, request.step, request.ep_rank))
+        self.hold.wait(PATIENT_S)
+        error = self.errors.get(request.step)
+        if error is None and request.step not in self.plans:
+            error = NotReady("the schedule is not there yet")
+        if error is not None:
+            code, details, metadata = to_status(error)
+            context.set_trailing_metadata(metadata)
+            context.abort(code, details)
+        return plan_pb2.FetchPlanResponse(plan=messages.encode_rank_plan(self.plans[request.step]))
+
+    def ReportExecution(self, request: execution_pb2.ReportExecutionRequest, context: grpc.ServicerContext) -> Any:
+        self.reports.append(messages.decode_execution(request, MODEL, CLUSTER))
+        return execution_pb2.ReportExecutionResponse()
+
+
+@pytest.fixture
+def planner() -> Iterator[ScriptedPlanner]:
+    planner = ScriptedPlanner()
+    yield planner
+    planner.hold.set()
+    planner.stop()
+
+
+@pytest.fixture
+def session(planner: ScriptedPlanner) -> Iterator[Session]:
+    session = Session(
+        AgentConfig(planner_address=planner.address, job_id="job", model=MODEL, cluster=CLUSTER), ep_rank=1
+    )
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def plan(some: SimpleNamespace) -> RankPlan:
+    return some.plan(np.random.default_rng(1), MODEL, CLUSTER, 2)[0]
+
+
+def report(step: int) -> ExecutionReport:
+    return ExecutionReport(
+        step=step,
+        phase=Phase.UPDATE,
+        ep_group=0,
+        ep_rank=1,
+        applied=None,
+        reason="test",
+        realised_load_ML=np.ones((2, 2), dtype=np.int64),
+        reorder_sent_bytes=1,
+        replica_sent_bytes=2,
+        plan_wait_s=0.5,
+    )
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENT_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never held"
+        time.sleep(0.01)
+
+
+def test_a_plan_that_is_there_is_fetched_for_this_rank(
+    planner: ScriptedPlanner, session: Session, plan: RankPlan
+) -> None:
+    planner.plans[3] = plan
+    got, reason = session.wait(3, PATIENT_S)
+    assert got is not None
+    assert np.array_equal(got.home_rank_LE, plan.home_rank_LE)
+    assert np.array_equal(got.replica_share_Q, plan.replica_share_Q)
+    assert reason == plan.reason
+    assert planner.asked == [("job", 3, 1)]
+
+
+def test_prefetching_gets_the_plan_before_anybody_waits(
+    planner: ScriptedPlanner, session: Session, plan: RankPlan
+) -> None:
+    planner.plans[0] = plan
+    session.prefetch(0)
+    until(lambda: planner.asked)
+    until(lambda: session.wait(0, 0.01)[0] is not None)
+
+
+def test_a_plan_published_while_the_step_waits_arrives(
+    planner: ScriptedPlanner, session: Session, plan: RankPlan
+) -> None:
+    session.prefetch(0)
+    until(lambda: len(planner.asked) > 1)
+    planner.plans[0] = plan
+    assert session.wait(0, PATIENT_S)[0] is not None
+
+
+def test_L1_a_plan_that_does_not_come_is_waited_for_until_the_deadline(
+    planner: ScriptedPlanner, session: Session
+) -> None:
+    session.prefetch(0)
+    until(lambda: len(planner.asked) > 1)
+    got, reason = session.wait(0, 0.2)
+    assert got is None
+    assert reason == "no plan of step 0 within 0.2 s: the schedule is not there yet"
+
+
+def test_L1_a_planner_that_hangs_does_not_hold_the_step(planner: ScriptedPlanner, session: Session) -> None:
+    planner.hold.clear()
+    session.prefetch(0)
+    until(lambda: planner.asked)
+    got, reason = session.wait(0, 0.1)
+    assert got is None
+    assert "has not answered yet" in reason
+    assert not planner.hold.is_set()
+
+
+def test_a_step_the_planner_refuses_for_good_is_not_waited_for(planner: ScriptedPlanner, session: Session) -> None:
+    planner.errors[0] = InvalidInput("the schedule is wrong")
+    began = time.monotonic()
+    assert session.wait(0, PATIENT_S) == (None, "the schedule is wrong")
+    assert time.monotonic() - began < PATIENT_S
+    assert len(planner.asked) == 1
+
+
+def test_L2_the_step_after_an_outage_has_a_plan_again(
+    planner: ScriptedPlanner, session: Session, plan: RankPlan
+) -> None:
+    planner.plans = {0: plan, 2: plan}
+    assert session.wait(0, PATIENT_S)[0] is not None
+    planner.stop()
+    got, reason = session.wait(1, 0.3)
+    assert got is None
+    assert "did not answer" in reason
+    planner.start()
+    assert session.wait(2, PATIENT_S)[0] is not None
+
+
+def test_reports_of_an_outage_are_delivered_after_it(planner: ScriptedPlanner, session: Session) -> None:
+    planner.stop()
+    session.report(report(0))
+    assert session.wait(0, 0.3)[0] is None
+    session.report(report(1))
+    planner.start()
+    until(lambda: len(planner.reports) == 2)
+    assert [each.step for each in planner.reports] == [0, 1]
+    assert planner.reports[0].realised_load_ML.tolist() == [[1, 1], [1, 1]]
+
+
+def test_L4_closing_delivers_what_is_pending(planner: ScriptedPlanner, session: Session) -> None:
+    for step in range(20):
+        session.report(report(step))
+    session.close()
+    assert [each.step for each in planner.reports] == list(range(20))
+
+
+def test_S7_reports_of_a_long_outage_do_not_pile_up(planner: ScriptedPlanner, session: Session) -> None:
+    planner.stop()
+    for step in range(300):
+        session.report(report(step))
+    planner.start()
+    until(lambda: planner.reports and planner.reports[-1].step == 299)
+    assert len(planner.reports) <= 257
+
+
+def test_a_session_that_was_never_used_closes_without_a_connection() -> None:
+    Session(AgentConfig(planner_address="127.0.0.1:1", job_id="job", model=MODEL, cluster=CLUSTER), 0).close()

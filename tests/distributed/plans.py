@@ -1,0 +1,74 @@
+"""Random valid plans, and a plan source that hands out what a scenario wrote down."""
+
+import numpy as np
+
+from relibra.planning import Cluster, ExecutionReport, Model, PlanId, RankPlan, check_rank_plan
+
+
+def random_plans(
+    seed: int,
+    step: int,
+    model: Model,
+    cluster: Cluster,
+    num_micro_batches: int,
+    *,
+    plan_id: PlanId | None = None,
+    move: bool = True,
+    replicate: bool = True,
+    max_share: int = 6,
+) -> list[RankPlan]:
+    """A random placement, random replicas within nodes, random shares (too small and too large ones), by rank."""
+    rng = np.random.default_rng(seed)
+    home_LE = cluster.identity_placement(model)
+    if move:
+        home_LE = np.stack([rng.permutation(home_E) for home_E in home_LE]).astype(np.int32)
+    index = []
+    for row in range(cluster.num_ep_groups * num_micro_batches if replicate else 0):
+        for layer in range(model.num_layers):
+            for rank in range(cluster.num_ranks):
+                node = rank // cluster.gpus_per_node
+                home_E = home_LE[layer]
+                near_E = np.flatnonzero((home_E // cluster.gpus_per_node == node) & (home_E != rank))
+                number = min(int(rng.integers(0, cluster.redundant_slots + 1)), len(near_E))
+                index += [(row, layer, expert, rank) for expert in rng.choice(near_E, number, replace=False)]
+    index_Q4 = np.array(sorted(index), dtype=np.int32).reshape(-1, 4)
+    share_QR = rng.integers(0, max_share + 1, size=(len(index_Q4), cluster.num_ranks)).astype(np.int32)
+    plans = [
+        RankPlan(
+            id=plan_id or PlanId(epoch=2**63 + 5, version=step + 1),
+            step=step,
+            digest=bytes([seed % 256]) * 32,
+            home_rank_LE=home_LE,
+            replica_index_Q4=index_Q4,
+            replica_share_Q=share_QR[:, rank],
+            num_micro_batches=num_micro_batches,
+            reason="random",
+        )
+        for rank in range(cluster.num_ranks)
+    ]
+    for plan in plans:
+        check_rank_plan(plan, model, cluster)
+    return plans
+
+
+class ScriptedPlans:
+    """A plan source with one answer a step."""
+
+    def __init__(self, answers: dict[int, RankPlan | None]) -> None:
+        self._answers = answers
+        self.prefetched: list[int] = []
+        self.reports: list[ExecutionReport] = []
+        self.closed = False
+
+    def prefetch(self, step: int) -> None:
+        self.prefetched.append(step)
+
+    def wait(self, step: int, timeout_s: float) -> tuple[RankPlan | None, str]:
+        plan = self._answers.get(step)
+        return plan, plan.reason if plan is not None else "the script has none"
+
+    def report(self, report: ExecutionReport) -> None:
+        self.reports.append(report)
+
+    def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,66 @@
+"""`python ranks.py LAYOUT FOLDER`: import torch and megatron once, fork four ranks, run the layout's scenarios.
+
+Every rank writes what it measured to `FOLDER/rank<r>.json` after each scenario. A scenario that raises ends its rank,
+and with it the run: the others would wait for it in vain.
+"""
+
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+import warnings
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from relibra import megatron_on_cpu
+
+megatron_on_cpu.install()
+
+import scenarios  # noqa: E402  (builds on megatron, shims first)
+from megatron.core import parallel_state  # noqa: E402
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
+
+WORLD = 4
+COLLECTIVE_TIMEOUT_S = 30.0
+
+
+def run_rank(rank: int, layout: str, folder: str) -> None:
+    warnings.simplefilter("ignore", FutureWarning)
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=WORLD,
+        timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+    )
+    parallel_state.initialize_model_parallel(
+        expert_model_parallel_size=scenarios.LAYOUTS[layout].cluster.num_ranks,
+        expert_tensor_parallel_size=1,
+        distributed_timeout_minutes=1,
+    )
+    model_parallel_cuda_manual_seed(1)
+    results: dict[str, object] = {}
+    for name, scenario in scenarios.LAYOUTS[layout].scenarios.items():
+        failed = False
+        began = time.monotonic()
+        try:
+            results[name] = scenario(scenarios.LAYOUTS[layout].cluster)
+        except Exception:
+            results[name] = {"error": traceback.format_exc()}
+            failed = True
+        print(f"rank {rank}: {name} took {time.monotonic() - began:.2f} s", flush=True)
+        Path(folder, f"rank{rank}.json").write_text(json.dumps(results))
+        if failed:
+            os._exit(1)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    mp.start_processes(run_rank, args=(sys.argv[1], sys.argv[2]), nprocs=WORLD, start_method="fork")

@@ -1,0 +1,138 @@
+"""Every reference operation against a naive loop."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from relibra.kernels import (
+    ALIGNMENT_BYTES,
+    EMPTY,
+    REST,
+    expert_accumulate,
+    expert_pack,
+    expert_unpack,
+    packed_size_bytes,
+    quota_remap,
+    route_count,
+)
+
+
+@st.composite
+def routings(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """probs, routing map, slot experts and shares: one home slot an expert, any replicas, any shares, any order."""
+    num_experts, num_tokens = draw(st.integers(1, 6)), draw(st.integers(0, 14))
+    experts = st.integers(0, num_experts - 1)
+    replicas = draw(st.lists(st.tuples(experts, st.integers(0, 9)), max_size=6))
+    slots = [(expert, REST) for expert in range(num_experts)] + replicas + [(EMPTY, 0)] * draw(st.integers(0, 2))
+    slots = draw(st.permutations(slots))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    routing_map_TE = torch.from_numpy(rng.random((num_tokens, num_experts)) < 0.6)
+    probs_TE = torch.from_numpy(rng.random((num_tokens, num_experts))) * routing_map_TE
+    slot_expert_P, share_P = (torch.tensor(column, dtype=torch.int32) for column in zip(*slots, strict=True))
+    return probs_TE, routing_map_TE, slot_expert_P, share_P
+
+
+def naive_remap(probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor) -> Tensor:
+    """Physical routing map, one token after the other."""
+    left = share_P.tolist()
+    routing_map_TP = torch.zeros(len(routing_map_TE), len(left), dtype=torch.bool)
+    for token, chosen_E in enumerate(routing_map_TE.tolist()):
+        for expert in np.flatnonzero(chosen_E):
+            slots = [slot for slot, held in enumerate(slot_expert_P.tolist()) if held == expert]
+            open_slots = [slot for slot in slots if share_P[slot] != REST and left[slot] > 0]
+            slot = open_slots[0] if open_slots else next(slot for slot in slots if share_P[slot] == REST)
+            left[slot] -= 1
+            routing_map_TP[token, slot] = True
+    return routing_map_TP
+
+
+@given(routings())
+def test_S5_quota_remap_is_what_a_loop_over_tokens_does(routing: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    probs_TE, routing_map_TE, slot_expert_P, share_P = routing
+    probs_TP, routing_map_TP = quota_remap(probs_TE, routing_map_TE, slot_expert_P, share_P)
+    want_TP = naive_remap(probs_TE, routing_map_TE, slot_expert_P, share_P)
+    assert torch.equal(routing_map_TP, want_TP)
+    for token, slot in want_TP.nonzero().tolist():
+        assert probs_TP[token, slot] == probs_TE[token, int(slot_expert_P[slot])]
+    assert not probs_TP[~want_TP].any()
+
+
+@given(routings())
+def test_S5_quota_remap_loses_no_route_and_no_gradient(routing: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    probs_TE, routing_map_TE, slot_expert_P, share_P = routing
+    probs_TE.requires_grad_()
+    probs_TP, routing_map_TP = quota_remap(probs_TE, routing_map_TE, slot_expert_P, share_P)
+    assert routing_map_TP.sum() == routing_map_TE.sum()
+    assert (routing_map_TP.sum(dim=1) == routing_map_TE.sum(dim=1)).all()
+    upstream_TP = torch.rand_like(probs_TP)
+    (probs_TP * upstream_TP).sum().backward()
+    want_TE = torch.zeros_like(probs_TE)
+    for token, slot in routing_map_TP.nonzero().tolist():
+        want_TE[token, int(slot_expert_P[slot])] = upstream_TP[token, slot]
+    assert torch.equal(probs_TE.grad, want_TE)
+
+
+def test_quota_remap_without_replicas_permutes_columns() -> None:
+    probs_TE = torch.rand(5, 4)
+    routing_map_TE = torch.rand(5, 4) < 0.5
+    order_P = torch.tensor([2, 0, 3, 1])
+    probs_TP, routing_map_TP = quota_remap(probs_TE, routing_map_TE, order_P, torch.full((4,), REST))
+    assert torch.equal(routing_map_TP, routing_map_TE[:, order_P])
+    assert torch.equal(probs_TP, (probs_TE * routing_map_TE)[:, order_P])
+
+
+_DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.uint8, torch.int64])
+_SHAPES = st.lists(st.integers(0, 4), max_size=3)
+
+
+@given(st.lists(st.tuples(_DTYPES, _SHAPES), max_size=6))
+def test_unpacking_what_was_packed_is_bitwise(specs: list[tuple[torch.dtype, list[int]]]) -> None:
+    tensors = [torch.randint(0, 200, shape).to(dtype) for dtype, shape in specs]
+    buffer = expert_pack(tensors, torch.device("cpu"))
+    assert buffer.numel() == packed_size_bytes(tensors)
+    assert buffer.numel() % ALIGNMENT_BYTES == 0
+    into = [torch.zeros_like(tensor) for tensor in tensors]
+    expert_unpack(buffer, into)
+    assert all(map(torch.equal, into, tensors))
+
+
+def test_packing_reads_and_fills_tensors_that_are_not_contiguous() -> None:
+    matrix = torch.arange(12.0).view(3, 4)
+    into = torch.zeros(3, 4).t()
+    expert_unpack(expert_pack([matrix.t()], torch.device("cpu")), [into])
+    assert torch.equal(into, matrix.t())
+
+
+def test_accumulating_adds_in_order() -> None:
+    parts = [torch.rand(3, 5), torch.rand(7)]
+    into = [torch.rand(3, 5), torch.rand(7)]
+    want = [a + b for a, b in zip(into, parts, strict=True)]
+    expert_accumulate(expert_pack(parts, torch.device("cpu")), into)
+    assert all(map(torch.equal, into, want))
+
+
+def test_S7_a_buffer_of_the_wrong_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected 16 bytes for 1 tensors, got 32"):
+        expert_unpack(torch.zeros(32, dtype=torch.uint8), [torch.zeros(4)])
+
+
+@given(st.integers(0, 6), st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_route_count_is_what_a_loop_over_routes_does(
+    num_tokens: int, num_layers: int, top_k: int, num_experts: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    routed_TLK = rng.integers(-1, num_experts + 1, size=(num_tokens, num_layers, top_k))
+    want_LE = np.zeros((num_layers, num_experts), dtype=np.int64)
+    for token, layer, choice in np.ndindex(*routed_TLK.shape):
+        expert = routed_TLK[token, layer, choice]
+        if 0 <= expert < num_experts:
+            want_LE[layer, expert] += 1
+    assert np.array_equal(route_count(torch.from_numpy(routed_TLK), num_experts).numpy(), want_LE)
+
+
+def test_route_count_takes_the_unsigned_ids_of_rollout_engines() -> None:
+    routed_TLK = torch.tensor([[[3, 0]], [[3, 1]]], dtype=torch.uint8)
+    assert route_count(routed_TLK, 4).tolist() == [[1, 1, 0, 2]]

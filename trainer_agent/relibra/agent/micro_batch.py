@@ -1,0 +1,64 @@
+"""Which micro-batch a forward belongs to, wherever and whenever the layer runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.agent.cells import StepCells
+
+
+class RealisedLoad:
+    """Token copies one rank computed in one phase, int64 `[M, L]`; grows where more micro-batches run than planned."""
+
+    def __init__(self, num_micro_batches: int, num_layers: int) -> None:
+        self._load_ML = np.zeros((num_micro_batches, num_layers), dtype=np.int64)
+
+    @property
+    def load_ML(self) -> NDArray[np.int64]:
+        """A copy of the counts so far."""
+        return self._load_ML.copy()
+
+    def record(self, micro_batch: int, layer: int, num_tokens: int) -> None:
+        """Set one count; a recomputation sets the same value again."""
+        missing = micro_batch + 1 - len(self._load_ML)
+        if missing > 0:
+            self._load_ML = np.pad(self._load_ML, ((0, missing), (0, 0)))
+        self._load_ML[micro_batch, layer] = num_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """What a layer needs to know; kept by a checkpointed region until its recomputation."""
+
+    agent: object
+    index: int
+    cells: StepCells
+    realised: RealisedLoad | None
+
+
+_current: ContextVar[MicroBatch | None] = ContextVar("relibra_micro_batch", default=None)
+
+
+def current(agent: object) -> MicroBatch | None:
+    """Return the micro-batch that runs now, if it was opened by `agent`."""
+    micro_batch = _current.get()
+    return micro_batch if micro_batch is not None and micro_batch.agent is agent else None
+
+
+def current_of_any() -> MicroBatch | None:
+    """Return the micro-batch that runs now, whoever opened it."""
+    return _current.get()
+
+
+@contextmanager
+def running(micro_batch: MicroBatch | None) -> Iterator[None]:
+    """Run the body as part of `micro_batch`."""
+    token = _current.set(micro_batch)
+    try:
+        yield
+    finally:
+        _current.reset(token)

@@ -1,0 +1,51 @@
+"""What became of a phase: told to the caller at its beginning, and to the planner at its end."""
+
+from dataclasses import dataclass
+
+from relibra.agent.micro_batch import RealisedLoad
+from relibra.planning import ExecutionReport, Phase, PlanId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """How a step will be executed; `applied` and the first part of `reason` are equal on all ranks."""
+
+    step: int
+    applied: PlanId | None
+    """None: the previous placement, without replicas."""
+    reason: str
+    num_moved_experts: int = 0
+    """Over all ranks and layers."""
+    num_replicas: int = 0
+    """Of this rank's EP group, over all cells of the step."""
+    reorder_sent_bytes: int = 0
+    plan_wait_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class PhaseRecord:
+    """One phase of this rank while it runs."""
+
+    phase: Phase
+    outcome: StepOutcome
+    is_first: bool
+    """The first phase of a step carries the wait for the plan and the reorder."""
+    realised: RealisedLoad
+    sent_bytes_before: int
+    """Replica traffic of the agent so far."""
+    replica_sent_bytes: int = 0
+
+    def report(self, *, ep_group: int, ep_rank: int) -> ExecutionReport:
+        """Return what the planner is told."""
+        return ExecutionReport(
+            step=self.outcome.step,
+            phase=self.phase,
+            ep_group=ep_group,
+            ep_rank=ep_rank,
+            applied=self.outcome.applied,
+            reason=self.outcome.reason,
+            realised_load_ML=self.realised.load_ML,
+            reorder_sent_bytes=self.outcome.reorder_sent_bytes if self.is_first else 0,
+            replica_sent_bytes=self.replica_sent_bytes,
+            plan_wait_s=self.outcome.plan_wait_s if self.is_first else 0.0,
+        )

@@ -1,0 +1,208 @@
+"""Run unmodified megatron-core 0.16 and 0.17 on CPU and gloo: its MoE layers, DDP, optimizers and GPTModel.
+
+megatron-core is written for CUDA, yet little of it *needs* CUDA: most of what breaks are device names, streams and the
+CUDA random generator. `install()` stands the CPU in for them. No shim touches a number: the same operators run on the
+same values, so whatever is shown on CPU about the mathematics of a training step holds for the real thing.
+
+The model must still be configured for it: `use_cpu_initialization=True`, and `moe_grouped_gemm`, `moe_permute_fusion`,
+`moe_router_fusion`, `bias_activation_fusion`, `gradient_accumulation_fusion`, `masked_softmax_fusion` and
+`persist_layer_norm` off; layer specs come from the `local` (not Transformer Engine) builders.
+"""
+
+import contextlib
+import functools
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+_FACTORIES = ("tensor", "as_tensor", "zeros", "ones", "empty", "full", "arange", "zeros_like", "empty_like")
+
+_IMPORTED_FIRST = (
+    "torch._dynamo",  # this and the next look at the factories, and must see them unwrapped
+    "torch.distributed.tensor",
+    "megatron.core",
+    "megatron.core.models.gpt.gpt_layer_specs",
+    "megatron.core.optimizer",
+    "megatron.core.pipeline_parallel",
+)
+
+_installed = False
+
+
+def install() -> None:
+    """Install the shims, before any megatron module is *built*; a no-op with CUDA, and when called again."""
+    global _installed
+    if _installed or torch.cuda.is_available():
+        return
+    _installed = True
+    with warnings.catch_warnings():
+        # Importing megatron-core without Transformer Engine and Apex warns five times that it falls back to torch.
+        warnings.simplefilter("ignore")
+        for module in _IMPORTED_FIRST:
+            importlib.import_module(module)
+    _devices()
+    _streams()
+    _random_generator()
+    _tensor_types()
+    _dispatcher()
+    _missing_transformer_engine()
+
+
+def _devices() -> None:
+    """Send CUDA tensors to the CPU.
+
+    What breaks: `device=torch.cuda.current_device()` (router, mappings, gradient buffers) and literals
+    `device="cuda"` (schedules, optimizer, gradient clipping) raise `Torch not compiled with CUDA enabled`.
+    Harmless: only where the tensor lives changes.
+    """
+    cpu = torch.device("cpu")
+    torch.cuda.current_device = lambda: cpu  # type: ignore[assignment,return-value]
+    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
+    for name in _FACTORIES:
+        setattr(torch, name, _on_cpu(getattr(torch, name)))
+
+
+def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(factory)
+    def create(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if str(kwargs.get("device")).startswith("cuda"):
+            kwargs["device"] = torch.device("cpu")
+        return factory(*args, **kwargs)
+
+    return create
+
+
+class _Event:
+    """A point in a stream that has already been passed."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+    def record(self, *_: object) -> None: ...
+    def wait(self, *_: object) -> None: ...
+    def synchronize(self) -> None: ...
+    def query(self) -> bool:
+        return True
+
+
+class _Stream:
+    """The only stream there is: program order."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+    def wait_stream(self, *_: object) -> None: ...
+    def wait_event(self, *_: object) -> None: ...
+    def synchronize(self) -> None: ...
+    def query(self) -> bool:
+        return True
+
+    def record_event(self, event: _Event | None = None) -> _Event:
+        return event or _Event()
+
+
+@contextlib.contextmanager
+def _no_stream(*_: object) -> Iterator[None]:
+    yield
+
+
+def _streams() -> None:
+    """Replace streams, events and profiler ranges by ones that do nothing.
+
+    What breaks: creating or asking for a stream raises without CUDA (alltoall dispatcher, DDP, schedules).
+    Harmless: CPU operators run in program order, which is stricter than any stream order.
+    """
+    only = _Stream()
+    replacements: dict[str, object] = {
+        "Stream": _Stream,
+        "Event": _Event,
+        "current_stream": lambda *_, **__: only,
+        "default_stream": lambda *_, **__: only,
+        "set_stream": lambda *_, **__: None,
+        "stream": _no_stream,
+        "synchronize": lambda *_, **__: None,
+        "empty_cache": lambda: None,
+    }
+    for name, replacement in replacements.items():
+        setattr(torch.cuda, name, replacement)
+    for name in ("range_push", "range_pop", "mark"):
+        setattr(torch.cuda.nvtx, name, lambda *_, **__: None)
+
+
+def _random_generator() -> None:
+    """Let the CPU generator stand in for the CUDA one.
+
+    What breaks: `model_parallel_cuda_manual_seed`, the tracker's `fork` around expert initialisation, and activation
+    checkpointing read and write the CUDA generator's state.
+    Harmless: the generator that operators draw from on a CPU *is* the CPU one, so saving, forking and restoring it
+    gives the reproducibility megatron means.
+    """
+    import megatron.core.tensor_parallel.random as megatron_random
+
+    def seed_generator(seed: int) -> None:
+        torch.default_generator.manual_seed(seed)
+
+    torch.cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
+    torch.cuda.set_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    torch.cuda.manual_seed = seed_generator
+    megatron_random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+    megatron_random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+
+
+def _tensor_types() -> None:
+    """Spell the type strings of CPU tensors the way megatron compares them.
+
+    What breaks: optimizers and gradient clipping sort parameters by `param.type() == "torch.cuda.FloatTensor"` and
+    raise on anything else.
+    Harmless: the string is only compared; `type(dtype)` conversions are left alone.
+    """
+    plain = torch.Tensor.type
+
+    def spelled(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if dtype is not None:
+            return plain(self, dtype, *args, **kwargs)
+        name = str(plain(self))
+        return name if name.startswith("torch.cuda.") else name.replace("torch.", "torch.cuda.", 1)
+
+    torch.Tensor.type = spelled  # type: ignore[method-assign,assignment]
+
+
+def _dispatcher() -> None:
+    """Give the alltoall dispatcher its split sizes as numpy arrays.
+
+    What breaks: `maybe_move_tensor_to_cpu(as_numpy=True)` converts CUDA tensors only, so the collective gets tensors
+    where it wants numbers.
+    Harmless: the same integers in another container.
+    """
+    from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+
+    def splits_to_numpy(self: Any, point: str, tokens_per_expert: torch.Tensor | None = None) -> torch.Tensor | None:
+        if not self.drop_and_pad and point == self.cuda_dtoh_point:
+            for name in ("input_splits", "output_splits", "output_splits_tp"):
+                splits = getattr(self, name)
+                if torch.is_tensor(splits):
+                    setattr(self, name, splits.numpy())
+        return tokens_per_expert
+
+    MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = splits_to_numpy
+
+
+def _missing_transformer_engine() -> None:
+    """Bind two names that 0.16 reads although they exist only with Transformer Engine.
+
+    What breaks: the fp32 router reads `te_general_gemm`, and `CheckpointWithoutOutput(fp8=False)` takes False for
+    fp8 because it is not None, and then asks for Transformer Engine's fp8 state; both raise `NameError`.
+    Harmless: None and False are what both places mean.
+    """
+    import megatron.core.tensor_parallel.random as megatron_random
+    import megatron.core.transformer.moe.moe_utils as moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+    checkpoint = megatron_random.CheckpointWithoutOutput
+    plain = checkpoint.__init__
+
+    def initialise(self: Any, fp8: Any = False, *args: Any, **kwargs: Any) -> None:
+        plain(self, fp8, *args, **kwargs)
+        self.fp8 = bool(fp8)
+
+    checkpoint.__init__ = initialise
