@@ -1,0 +1,44 @@
+"""The torch meaning of every operation gives the same bits on a CUDA device as on the CPU."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from relibra.kernels import EMPTY, REST, expert_accumulate, expert_pack, expert_unpack, quota_remap, route_count
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def _random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def test_quota_remap() -> None:
+    routing_map_TE = _random(512, 16) < 0.2
+    probs_TE = _random(512, 16) * routing_map_TE
+    slot_expert_P = torch.tensor([*range(16), 3, 3, 7, EMPTY])
+    share_P = torch.tensor([REST] * 16 + [20, 15, 40, 0])
+    on_cpu = quota_remap(probs_TE, routing_map_TE, slot_expert_P, share_P)
+    on_cuda = quota_remap(probs_TE.cuda(), routing_map_TE.cuda(), slot_expert_P.cuda(), share_P.cuda())
+    assert all(torch.equal(a, b.cpu()) for a, b in zip(on_cpu, on_cuda, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pack_unpack_accumulate(dtype: torch.dtype) -> None:
+    tensors = [_random(33, 7, dtype=dtype), _random(5, dtype=dtype), _random(128, 64, dtype=dtype)]
+    on_cuda = [tensor.cuda() for tensor in tensors]
+    buffer = expert_pack(on_cuda, torch.device("cuda"))
+    assert torch.equal(buffer.cpu(), expert_pack(tensors, torch.device("cpu")))
+    into = [torch.zeros_like(tensor) for tensor in on_cuda]
+    expert_unpack(buffer, into)
+    assert all(torch.equal(a, b.cpu()) for a, b in zip(tensors, into, strict=True))
+    expert_accumulate(buffer, into)
+    assert all(torch.equal(a + a, b.cpu()) for a, b in zip(tensors, into, strict=True))
+
+
+def test_route_count() -> None:
+    routed_TLK = (_random(1000, 4, 2) * 32).to(torch.uint8)
+    assert torch.equal(route_count(routed_TLK, 32), route_count(routed_TLK.cuda(), 32).cpu())
