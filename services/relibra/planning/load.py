@@ -66,9 +66,8 @@ def home_loads(load_MLE: NDArray[np.int64], home_rank_LE: NDArray[np.int32], num
     return loads_MLR
 
 
-def imbalance(loads_MLR: NDArray[np.integer]) -> float:
+def imbalance(loads_MLR: NDArray[np.integer] | NDArray[np.floating]) -> float:
     """Slowest rank over mean rank, summed over all cells; 1.0 is ideal, and an empty step counts as ideal."""
-    total = loads_MLR.sum(dtype=np.int64)
-    if total == 0:
-        return 1.0
-    return float(loads_MLR.max(axis=-1).sum(dtype=np.int64) * loads_MLR.shape[-1] / total)
+    slowest = loads_MLR.max(axis=-1).sum()
+    total = loads_MLR.sum()
+    return float(slowest * loads_MLR.shape[-1] / total) if total else 1.0

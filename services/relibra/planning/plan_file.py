@@ -9,6 +9,7 @@ hexadecimal.
 import io
 import json
 import zipfile
+import zlib
 
 import numpy as np
 
@@ -16,6 +17,21 @@ from relibra.errors import InvalidInput, InvalidPlan
 from relibra.planning.plan import Forecast, Plan
 from relibra.planning.schedule import Schedule
 from relibra.planning.topology import Cluster, Model, PlanParams
+
+# Whatever zipfile, zlib, numpy and the dataclasses raise on bytes that are not a plan: MemoryError where a header
+# claims a huge array, RuntimeError where it claims encryption or an unknown compression.
+_UNREADABLE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OSError,
+    EOFError,
+    RuntimeError,
+    MemoryError,
+    zlib.error,
+    zipfile.BadZipFile,
+)
 
 _KEYS = [
     "home_rank",
@@ -72,7 +88,7 @@ def plan_from_bytes(data: bytes) -> Plan:
             reason=meta["reason"],
             repacked=meta["repacked"],
         )
-    except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         if isinstance(error, InvalidInput):
             raise
         raise InvalidPlan.of("plan file", expected="a .npz written by relibra", got=error) from error

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from relibra.errors import InvalidInput
 from relibra.planning.topology import Cluster
 
+_MAX_INT32 = np.iinfo(np.int32).max
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
@@ -35,6 +37,10 @@ class Schedule:
                 )
             if len(value_S) and value_S.min() < 0:
                 raise InvalidInput.of(f"schedule.{field[:-2]}", expected="at least 0", got=int(value_S.min()))
+            if len(value_S) and value_S.max() > _MAX_INT32:
+                raise InvalidInput.of(
+                    f"schedule.{field[:-2]}", expected=f"at most {_MAX_INT32}", got=int(value_S.max())
+                )
             object.__setattr__(self, field, np.ascontiguousarray(value_S, dtype=np.int32))
         if not len(self.micro_batch_S):
             raise InvalidInput.of("schedule", expected="at least one sequence", got="none")

@@ -1,0 +1,87 @@
+"""The composition root of planning: a step's load in, its certified plan out.
+
+M rows, L layers, E experts, R EP ranks.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.errors import InvalidInput
+from relibra.planning.bound import lower_bound_ML
+from relibra.planning.load import StepLoad
+from relibra.planning.plan import Plan
+from relibra.planning.reorder import reorder
+from relibra.planning.replicate import replicate
+from relibra.planning.schedule import Schedule
+from relibra.planning.split import split
+from relibra.planning.summary import forecast, sentence
+from relibra.planning.topology import Cluster, Model, PlanParams
+from relibra.planning.validate import check_placement
+
+
+def solve(
+    load: StepLoad,
+    schedule: Schedule,
+    model: Model,
+    cluster: Cluster,
+    params: PlanParams | None = None,
+    previous_home_LE: NDArray[np.integer] | None = None,
+) -> Plan:
+    """Plan all cells of a step.
+
+    Args:
+        load: token copies of every cell by source rank.
+        schedule: the schedule that load was summed under; the plan echoes it.
+        model: the MoE layers.
+        cluster: the EP groups.
+        params: how to plan; defaults to `PlanParams()`.
+        previous_home_LE: the placement experts are in now; defaults to the identity placement.
+
+    Returns:
+        A plan that passes `check_plan` with this load, is at most as imbalanced as the identity plan, and is the same
+        for the same arguments on any host.
+
+    Raises:
+        InvalidInput: the arguments contradict each other, or the ranks do not divide the experts.
+        InvalidPlan: `previous_home_LE` is not a placement.
+    """
+    params = params or PlanParams()
+    identity_LE = cluster.identity_placement(model)
+    _check(load, schedule, model, cluster)
+    previous_LE = identity_LE
+    if previous_home_LE is not None:
+        check_placement(previous_home_LE, model, cluster)
+        previous_LE = previous_home_LE.astype(np.int32)
+    load_MLE = load.load_MLE
+
+    home_LE, why_reordered = reorder(load_MLE, previous_LE, identity_LE, cluster, params)
+    quotas, why_replicated = replicate(load_MLE, home_LE, cluster, params)
+    source_quota_QR, how_split = split(load.source_load_MLRE, quotas)
+    bound_ML = lower_bound_ML(load_MLE, home_LE, cluster)
+    numbers = forecast(load_MLE, home_LE, previous_LE, quotas, bound_ML, model, cluster)
+
+    return Plan(
+        model=model,
+        cluster=cluster,
+        params=params,
+        schedule=schedule,
+        home_rank_LE=home_LE,
+        quota_index_Q4=quotas.index_Q4,
+        quota_tokens_Q=quotas.tokens_Q,
+        source_quota_QR=source_quota_QR,
+        lower_bound_ML=bound_ML,
+        forecast=numbers,
+        reason=sentence(numbers, [why_reordered, why_replicated, how_split]),
+    )
+
+
+def _check(load: StepLoad, schedule: Schedule, model: Model, cluster: Cluster) -> None:
+    schedule.check(cluster)
+    expected = (schedule.num_rows(cluster), model.num_layers, cluster.num_ranks, model.num_experts)
+    source_load = load.source_load_MLRE
+    if source_load.shape != expected:
+        raise InvalidInput.of("load", expected=f"shape [M, L, R, E] = {expected}", got=source_load.shape)
+    if source_load.dtype != np.int32:
+        raise InvalidInput.of("load", expected="int32 token copies", got=source_load.dtype)
+    if source_load.size and source_load.min() < 0:
+        raise InvalidInput.of("load", expected="at least 0 tokens everywhere", got=int(source_load.min()))

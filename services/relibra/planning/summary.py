@@ -1,0 +1,47 @@
+"""What a plan promises in numbers, and in one sentence.
+
+M rows, L layers, E experts, R EP ranks, Q quotas.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.planning.load import home_loads, imbalance, rank_loads
+from relibra.planning.plan import Forecast
+from relibra.planning.replicate import Quotas
+from relibra.planning.topology import Cluster, Model
+
+
+def forecast(
+    load_MLE: NDArray[np.int64],
+    home_LE: NDArray[np.int32],
+    previous_LE: NDArray[np.int32],
+    quotas: Quotas,
+    bound_ML: NDArray[np.float64],
+    model: Model,
+    cluster: Cluster,
+) -> Forecast:
+    """Count what the plan does; bytes are over all EP groups and 0 where the model gives no sizes."""
+    num_rows, num_layers, _ = load_MLE.shape
+    loads_MLR = rank_loads(quotas.index_Q4, quotas.tokens_Q, num_rows, num_layers, cluster.num_ranks)
+    identity_MLR = home_loads(load_MLE, cluster.identity_placement(model), cluster.num_ranks)
+    total = int(load_MLE.sum())
+    _, layer_Q, expert_Q, rank_Q = quotas.index_Q4.T
+    num_replicas = int((home_LE[layer_Q, expert_Q] != rank_Q).sum())
+    num_moved = int((home_LE != previous_LE).sum())
+    return Forecast(
+        imbalance_before=imbalance(identity_MLR),
+        imbalance_after=imbalance(loads_MLR),
+        imbalance_bound=float(bound_ML.sum()) * cluster.num_ranks / total if total else 1.0,
+        num_moved_experts=num_moved,
+        num_replicas=num_replicas,
+        reorder_size_bytes=num_moved * cluster.num_ep_groups * model.expert_state_size_bytes,
+        replica_size_bytes=num_replicas * model.expert_weight_size_bytes,
+    )
+
+
+def sentence(numbers: Forecast, parts: list[str]) -> str:
+    """Say what the plan achieves, and what each step of planning did for it."""
+    after, bound = numbers.imbalance_after, numbers.imbalance_bound
+    gap = "the bound" if after <= bound else f"{after / bound - 1:.2%} above the bound"
+    return f"imbalance falls from {numbers.imbalance_before:.3f} to {after:.3f}, {gap}: {'; '.join(parts)}"

@@ -1,0 +1,64 @@
+"""Routed expert ids to token counts.
+
+T tokens, L MoE layers, K top-k, E experts, S sequences.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.errors import InvalidInput
+from relibra.routing.trace import RoutingTrace
+
+_CHUNK_TOKENS = 4096
+"""Tokens counted at once: bounds the int64 keys to a few MiB however long a sequence is."""
+
+
+def count_routed_experts(routed_TLK: Any, num_experts: int) -> NDArray[np.uint32]:
+    """Count how many tokens of a sequence each layer routes to each expert, uint32 `[L, E]`.
+
+    Args:
+        routed_TLK: expert ids, any integer type; numpy, or a torch tensor on any device.
+        num_experts: E.
+
+    Raises:
+        InvalidInput: another shape or type, or an id outside 0 to E - 1 (cut padding off before).
+    """
+    ids_TLK = _as_numpy(routed_TLK)
+    if ids_TLK.ndim != 3 or ids_TLK.dtype.kind not in "iu":
+        raise InvalidInput.of("routed_experts", expected="integers [T, L, K]", got=f"{ids_TLK.dtype} {ids_TLK.shape}")
+    if ids_TLK.size:
+        for extreme in (int(ids_TLK.min()), int(ids_TLK.max())):
+            if not 0 <= extreme < num_experts:
+                raise InvalidInput.of(
+                    "routed_experts", expected=f"expert ids 0 to {num_experts - 1}, padding cut off", got=extreme
+                )
+    num_layers = ids_TLK.shape[1]
+    first_key_L1 = np.arange(num_layers, dtype=np.int64)[:, None] * num_experts
+    counts_LE = np.zeros((num_layers, num_experts), dtype=np.uint32)
+    for start in range(0, len(ids_TLK), _CHUNK_TOKENS):
+        key_TLK = ids_TLK[start : start + _CHUNK_TOKENS] + first_key_L1
+        counts = np.bincount(key_TLK.ravel(), minlength=counts_LE.size)
+        counts_LE += counts.reshape(counts_LE.shape).astype(np.uint32)
+    return counts_LE
+
+
+def count_sequences(trace: RoutingTrace) -> NDArray[np.uint32]:
+    """Count every sequence of a trace, uint32 `[S, L, E]`."""
+    return np.stack(
+        [
+            count_routed_experts(trace.routed_experts[start:end], trace.num_experts)
+            for start, end in zip(trace.offsets[:-1], trace.offsets[1:], strict=True)
+        ]
+    )
+
+
+def _as_numpy(value: Any) -> NDArray[Any]:
+    """Take torch tensors without importing torch."""
+    if hasattr(value, "detach"):
+        try:
+            value = value.detach().cpu().numpy()
+        except TypeError as error:
+            raise InvalidInput.of("routed_experts", expected="integers [T, L, K]", got=error) from error
+    return np.asarray(value)

@@ -1,0 +1,37 @@
+import numpy as np
+import pytest
+
+from relibra.errors import InvalidInput
+from relibra.planning import Cluster, Schedule, StepLoad, imbalance
+from relibra.planning.load import home_loads, rank_loads
+
+
+def test_sequences_sum_into_the_cells_of_their_schedule():
+    cluster = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=0, num_ep_groups=2)
+    schedule = Schedule(
+        micro_batch_S=np.array([0, 0, 1]), source_rank_S=np.array([1, 1, 0]), ep_group_S=np.array([0, 0, 1])
+    )
+    counts_SLE = np.array([[[1, 2]], [[10, 20]], [[5, 0]]], dtype=np.uint32)
+    load = StepLoad.of(counts_SLE, schedule, cluster)
+    assert load.source_load_MLRE.shape == (4, 1, 2, 2)
+    np.testing.assert_array_equal(load.source_load_MLRE[0, 0], [[0, 0], [11, 22]])
+    np.testing.assert_array_equal(load.source_load_MLRE[3, 0], [[5, 0], [0, 0]])
+    np.testing.assert_array_equal(load.load_MLE[:, 0], [[11, 22], [0, 0], [0, 0], [5, 0]])
+
+
+def test_a_schedule_of_other_sequences_is_refused():
+    cluster = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=0)
+    with pytest.raises(InvalidInput, match="schedule: expected 3 sequences, got 2"):
+        StepLoad.of(np.zeros((3, 1, 2), dtype=np.uint32), Schedule.round_robin(2, 1, cluster), cluster)
+
+
+def test_rank_loads_and_home_loads():
+    index_Q4 = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 1]], dtype=np.int32)
+    np.testing.assert_array_equal(rank_loads(index_Q4, np.array([3, 4, 5]), 1, 1, 2), [[[3, 9]]])
+    np.testing.assert_array_equal(home_loads(np.array([[[7, 5]]]), np.array([[1, 0]], dtype=np.int32), 2), [[[5, 7]]])
+
+
+def test_imbalance_is_slowest_over_mean_over_all_cells():
+    assert imbalance(np.array([[[3, 1]], [[2, 2]]])) == 5 / 4
+    assert imbalance(np.array([[[1.5, 0.5]]])) == 1.5
+    assert imbalance(np.zeros((2, 2, 2), dtype=np.int64)) == 1.0

@@ -1,0 +1,121 @@
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relibra.errors import InvalidPlan
+from relibra.planning import check_plan
+from relibra.planning.plan_file import plan_from_bytes, plan_to_bytes
+
+
+@pytest.fixture(scope="module")
+def plan(random_problem):
+    return random_problem.random(0, num_ep_groups=2).solve()
+
+
+@pytest.fixture(scope="module")
+def content(plan):
+    return plan_to_bytes(plan)
+
+
+def _arrays(content):
+    with np.load(io.BytesIO(content)) as file:
+        return dict(file)
+
+
+def _file(arrays):
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()
+
+
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_S8_a_plan_survives_its_file_unchanged(problems, data):
+    problem = data.draw(problems)
+    plan = problem.solve()
+    content = plan_to_bytes(plan)
+    back = plan_from_bytes(content)
+    check_plan(back, problem.load_MLE)
+    assert back.digest == plan.digest
+    assert (back.model, back.cluster, back.params, back.forecast, back.reason) == (
+        plan.model,
+        plan.cluster,
+        plan.params,
+        plan.forecast,
+        plan.reason,
+    )
+    assert plan_to_bytes(back) == content
+
+
+def test_the_file_has_the_keys_and_types_others_read(content, plan):
+    arrays = _arrays(content)
+    num_quotas, num_ranks = len(plan.quota_tokens_Q), plan.cluster.num_ranks
+    found = {key: (str(value.dtype), value.shape) for key, value in arrays.items() if key != "meta"}
+    assert found == {
+        "home_rank": ("int32", (2, 8)),
+        "micro_batch": ("int32", (12,)),
+        "source_rank": ("int32", (12,)),
+        "ep_group": ("int32", (12,)),
+        "quota_index": ("int32", (num_quotas, 4)),
+        "quota_tokens": ("int64", (num_quotas,)),
+        "source_quota": ("int32", (num_quotas, num_ranks)),
+        "lower_bound": ("float64", (plan.num_rows, 2)),
+    }
+    assert plan.digest.hex() in str(arrays["meta"])
+
+
+def test_a_repacked_plan_says_so(plan):
+    content = plan_to_bytes(replace(plan, repacked=True))
+    assert _arrays(content)["repacked"]
+    assert plan_from_bytes(content).repacked
+
+
+@pytest.mark.parametrize("key", ["home_rank", "quota_tokens", "lower_bound", "micro_batch"])
+def test_changed_content_is_refused(content, key):
+    arrays = _arrays(content)
+    arrays[key] = arrays[key] + 1
+    with pytest.raises(InvalidPlan, match="expected content of digest"):
+        plan_from_bytes(_file(arrays))
+
+
+def test_a_missing_key_is_named(content):
+    arrays = _arrays(content)
+    del arrays["source_quota"]
+    with pytest.raises(InvalidPlan, match="got no source_quota"):
+        plan_from_bytes(_file(arrays))
+
+
+@pytest.mark.parametrize("meta", ["", "{", "[]", "null", "{}", '{"model": 3}'])
+def test_metadata_that_is_none_is_refused(content, meta):
+    with pytest.raises(InvalidPlan, match="plan file: expected"):
+        plan_from_bytes(_file(_arrays(content) | {"meta": meta}))
+
+
+def test_python_objects_are_refused(content):
+    arrays = _arrays(content) | {"lower_bound": np.array([{}], dtype=object)}
+    with pytest.raises(InvalidPlan, match="Object arrays cannot be loaded"):
+        plan_from_bytes(_file(arrays))
+
+
+@pytest.mark.parametrize("junk", [b"", b"PK", b"not a plan", b"\x93NUMPY" + bytes(100)])
+def test_other_bytes_are_refused(junk):
+    with pytest.raises(InvalidPlan, match="plan file: expected"):
+        plan_from_bytes(junk)
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_damaged_bytes_are_refused_or_harmless(content, plan, data):
+    at = data.draw(st.integers(0, len(content) - 1))
+    damaged = bytearray(content)
+    damaged[at] ^= data.draw(st.integers(1, 255))
+    cut = data.draw(st.sampled_from([len(content), at]))
+    try:
+        found = plan_from_bytes(bytes(damaged[:cut]))
+    except InvalidPlan:
+        return
+    assert found.digest == plan.digest

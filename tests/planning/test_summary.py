@@ -1,0 +1,22 @@
+from dataclasses import replace
+
+from relibra.planning.summary import sentence
+
+
+def test_bytes_follow_from_the_sizes_of_the_model(random_problem):
+    problem = random_problem.random(0, num_ep_groups=2, num_sequences=30)
+    model = replace(problem.model, expert_weight_size_bytes=10, expert_state_size_bytes=70)
+    numbers = replace(problem, model=model).solve().forecast
+    assert numbers.num_moved_experts > 0
+    assert numbers.num_replicas > 0
+    assert numbers.reorder_size_bytes == numbers.num_moved_experts * 2 * 70
+    assert numbers.replica_size_bytes == numbers.num_replicas * 10
+
+
+def test_the_sentence_gives_numbers_and_reasons(random_problem):
+    numbers = replace(
+        random_problem.random(0).solve().forecast, imbalance_before=2.0, imbalance_after=1.01, imbalance_bound=1.0
+    )
+    text = sentence(numbers, ["this", "that"])
+    assert text == "imbalance falls from 2.000 to 1.010, 1.00% above the bound: this; that"
+    assert "to 1.000, the bound:" in sentence(replace(numbers, imbalance_after=1.0), ["this"])
