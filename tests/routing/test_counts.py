@@ -15,7 +15,7 @@ from relibra.routing import RoutingTrace, count_routed_experts, count_sequences
     num_tokens=st.integers(0, 40),
     num_layers=st.integers(1, 4),
     top_k=st.integers(1, 4),
-    dtype=st.sampled_from([np.uint8, np.uint16, np.int32, np.int64]),
+    dtype=st.sampled_from([np.uint8, np.uint16, np.int32, np.int64, np.uint64]),
 )
 @settings(max_examples=60, deadline=None)
 def test_counts_are_those_of_a_loop(seed, num_tokens, num_layers, top_k, dtype):

@@ -22,5 +22,8 @@ def run() -> None:
     try:
         app()
     except RelibraError as error:
-        Console(stderr=True).print(f"[bold red]{type(error).__name__}[/] {error}", highlight=False)
+        console = Console(stderr=True, soft_wrap=True)
+        console.print(type(error).__name__, style="bold red", end=" ")
+        # Not markup: a text may say `[T, L, K]`.
+        console.print(str(error), markup=False, highlight=False)
         sys.exit(2)

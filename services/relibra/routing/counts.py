@@ -38,7 +38,7 @@ def count_routed_experts(routed_TLK: Any, num_experts: int) -> NDArray[np.uint32
     first_key_L1 = np.arange(num_layers, dtype=np.int64)[:, None] * num_experts
     counts_LE = np.zeros((num_layers, num_experts), dtype=np.uint32)
     for start in range(0, len(ids_TLK), _CHUNK_TOKENS):
-        key_TLK = ids_TLK[start : start + _CHUNK_TOKENS] + first_key_L1
+        key_TLK = ids_TLK[start : start + _CHUNK_TOKENS].astype(np.int64) + first_key_L1
         counts = np.bincount(key_TLK.ravel(), minlength=counts_LE.size)
         counts_LE += counts.reshape(counts_LE.shape).astype(np.uint32)
     return counts_LE

@@ -1,0 +1,72 @@
+"""Routing reports to and from their messages, and the stream they travel on.
+
+L layers, E experts.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.errors import InvalidInput
+from relibra.planning import Model
+from relibra.v1 import routing_pb2, routing_pb2_grpc
+from relibra.wire import array
+
+MAX_SEQUENCE_ID_SIZE_BYTES = 200
+MAX_NUM_ROWS = 1 << 22
+"""Longer than any sequence; bounds what one report can add to a cell, whose load is kept in 32 bits."""
+
+
+def encode_report(
+    ordinal: int, job_id: str, step: int, sequence_id: str, num_rows: int, counts_LE: NDArray[np.unsignedinteger]
+) -> routing_pb2.ReportRoutingRequest:
+    """Build the message of one sequence, its counts in the narrowest dtype that holds them."""
+    narrow_LE = counts_LE.astype(np.min_scalar_type(counts_LE.max(initial=0)))
+    return routing_pb2.ReportRoutingRequest(
+        ordinal=ordinal,
+        job_id=job_id,
+        step=step,
+        sequence_id=sequence_id,
+        num_rows=num_rows,
+        counts=array.encode(narrow_LE),
+    )
+
+
+def decode_counts(request: routing_pb2.ReportRoutingRequest, model: Model) -> NDArray[np.unsignedinteger]:
+    """Read the counts `[L, E]` of one sequence of a job with `model`; the result is read-only.
+
+    Raises:
+        InvalidInput: the name or length of the sequence is out of range, the array is malformed or not of the model's
+            shape, or a layer does not count every row `top_k` times.
+    """
+    size_bytes = len(request.sequence_id.encode())
+    if not 0 < size_bytes <= MAX_SEQUENCE_ID_SIZE_BYTES:
+        raise InvalidInput.of(
+            "sequence_id", expected=f"1 to {MAX_SEQUENCE_ID_SIZE_BYTES} bytes", got=f"{size_bytes} bytes"
+        )
+    if request.num_rows > MAX_NUM_ROWS:
+        raise InvalidInput.of("num_rows", expected=f"at most {MAX_NUM_ROWS}", got=request.num_rows)
+    counts_LE: NDArray[np.unsignedinteger] = array.decode(
+        request.counts, "counts", kinds="u", shape=(model.num_layers, model.num_experts)
+    )
+    total_L = counts_LE.sum(axis=1, dtype=np.int64)
+    wrong_L = np.flatnonzero(total_L != request.num_rows * model.top_k)
+    if len(wrong_L):
+        layer = int(wrong_L[0])
+        raise InvalidInput.of(
+            f"counts[{layer}]",
+            expected=f"a sum of {request.num_rows * model.top_k} ({request.num_rows} rows x top {model.top_k})",
+            got=int(total_L[layer]),
+        )
+    return counts_LE
+
+
+def open_stream(channel: grpc.Channel, requests: Iterator[routing_pb2.ReportRoutingRequest]) -> Any:
+    """Start reporting; iterate over the returned call for the responses.
+
+    The call waits until the planner can be reached. `requests` is consumed in a thread of gRPC's own.
+    """
+    return routing_pb2_grpc.RoutingServiceStub(channel).ReportRouting(requests, wait_for_ready=True)

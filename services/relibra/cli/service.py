@@ -1,0 +1,52 @@
+"""What the verbs that run services share: logging, the ready file, and what a signal to stop means."""
+
+import asyncio
+import json
+import logging
+import signal
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from relibra.errors import InvalidInput
+
+RedisUrl = Annotated[
+    str, typer.Option(envvar="RELIBRA_REDIS_URL", help="redis://, rediss:// or unix:// URL of the store.")
+]
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+ReadyFile = Annotated[
+    Path | None, typer.Option(help="Write the addresses here as JSON when ready, for scripts to wait for.")
+]
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def start_logging() -> None:
+    """Log to standard error; libraries never do this, services do it once."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+
+
+def write_ready_file(path: Path | None, content: dict[str, Any]) -> None:
+    """Write `content` so that whoever sees the file sees all of it.
+
+    Raises:
+        InvalidInput: the file cannot be written.
+    """
+    if path is None:
+        return
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            json.dump(content, file)
+        Path(file.name).replace(path)
+    except OSError as error:
+        raise InvalidInput.of("ready file", expected="a path to write to", got=error) from error
+
+
+def stop_requested() -> asyncio.Event:
+    """Return an event of the running loop that is set when the process is asked to stop."""
+    stop = asyncio.Event()
+    for each in STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(each, stop.set)
+    return stop

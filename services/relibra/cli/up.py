@@ -1,0 +1,136 @@
+"""`relibra up`: Redis, planner and status service on this machine.
+
+Planner and status run as processes of their own, started through their own verbs, so that one of them can die or be
+replaced without the others.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from relibra.cli.service import STOP_SIGNALS, Host, ReadyFile, start_logging, write_ready_file
+
+_POLL_INTERVAL_S = 0.05
+_STOP_TIMEOUT_S = 20.0
+"""More than the planner takes to drain."""
+
+
+def up(
+    data_dir: Annotated[
+        Path, typer.Option(envvar="RELIBRA_DATA_DIR", help="Where the embedded Redis keeps its data.")
+    ] = Path("relibra-data"),
+    redis_url: Annotated[
+        str | None,
+        typer.Option(envvar="RELIBRA_REDIS_URL", help="Use this Redis instead of an embedded one."),
+    ] = None,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the planner; 0 takes a free one.")] = 7420,
+    status_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the status service; 0 takes a free one.")
+    ] = 7421,
+    ready_file: ReadyFile = None,
+) -> None:
+    """Start everything on this machine, and stop it all on Ctrl-C."""
+    start_logging()
+    stop = threading.Event()
+    for each in STOP_SIGNALS:
+        signal.signal(each, lambda *_: stop.set())
+    if ready_file is not None:
+        ready_file.unlink(missing_ok=True)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relibra-up-")))
+        ready: dict[str, Any] = {"pids": {}}
+        redis = None
+        if redis_url is None:
+            from relibra.store import EmbeddedRedis
+
+            redis = stack.enter_context(EmbeddedRedis(data_dir))
+            redis_url = redis.url
+            ready |= {"redis": redis.url, "pids": {"redis": redis.pid}}
+        services = [
+            stack.enter_context(_Service(verb, folder, redis_url, host, number))
+            for verb, number in (("planner", port), ("status", status_port))
+        ]
+        for service in services:
+            addresses = service.wait_until_ready(stop)
+            if addresses is None:
+                return
+            ready = {**ready, **addresses, "pids": ready["pids"] | addresses["pids"]}
+        typer.echo(f"relibra is up\n  planner  {ready['planner']}\n  status   {ready['status']}/docs")
+        if redis is not None:
+            typer.echo(f"  redis    {redis.url}")
+        write_ready_file(ready_file, ready)
+        while not stop.wait(_POLL_INTERVAL_S):
+            if redis is not None and redis.poll() is not None:
+                typer.echo(
+                    f"redis-server ended with status {redis.poll()}, stopping; see {data_dir}/redis.log", err=True
+                )
+                raise typer.Exit(1)
+            for service in services:
+                service.mourn()
+
+
+class _Service:
+    """A verb of the command line as a child process."""
+
+    def __init__(self, verb: str, folder: Path, redis_url: str, host: str, port: int) -> None:
+        self._verb = verb
+        self._ready_file = folder / f"{verb}.json"
+        self._redis_url = redis_url
+        self._options = ["--host", host, "--port", str(port)]
+        self._was_mourned = False
+
+    def __enter__(self) -> "_Service":
+        command = [sys.executable, "-m", "relibra.cli", self._verb, *self._options]
+        # The URL goes through the environment: command lines are visible to all users, and it may hold a password.
+        self._process = subprocess.Popen(
+            [*command, "--ready-file", str(self._ready_file)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=os.environ | {"RELIBRA_REDIS_URL": self._redis_url},
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def wait_until_ready(self, stop: threading.Event) -> dict[str, Any] | None:
+        """Return its addresses, or None if asked to stop first; a service that fails to start ends `relibra up`."""
+        while not self._ready_file.exists():
+            if self._process.poll() is not None:
+                # It has said why.
+                raise typer.Exit(2)
+            if stop.wait(_POLL_INTERVAL_S):
+                return None
+        addresses: dict[str, Any] = json.loads(self._ready_file.read_text())
+        self._options[-1] = addresses[self._verb].rpartition(":")[2]
+        return addresses
+
+    def mourn(self) -> None:
+        """Say once that the service has ended, and how to bring it back."""
+        status = self._process.poll()
+        if status is None or self._was_mourned:
+            return
+        self._was_mourned = True
+        from relibra.store.connection import without_password
+
+        command = " ".join([self._verb, "--redis-url", without_password(self._redis_url), *self._options])
+        typer.echo(
+            f"{self._verb} (pid {self._process.pid}) ended with status {status}; the others go on. "
+            f"Bring it back with:\n  relibra {command}",
+            err=True,
+        )

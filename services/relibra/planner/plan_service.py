@@ -1,0 +1,105 @@
+"""Schedules in, plans out."""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from relibra.errors import InvalidInput, NotFound, NotReady
+from relibra.planner.bell import Bell, wait_until_set
+from relibra.planner.limits import MAX_FETCH_WAIT_S, check_step
+from relibra.planner.plan_cache import PlanCache
+from relibra.store import PlanRecord, StepRecord, StepState, Store
+from relibra.v1 import plan_pb2, plan_pb2_grpc
+from relibra.wire.messages import check_job_id, decode_schedule, encode_plan_id, encode_rank_plan
+
+_LOOK_INTERVAL_S = 0.25
+"""How long a plan that another planner published may go unnoticed here."""
+_NUM_NAMED = 3
+
+
+class PlanService(plan_pb2_grpc.PlanServiceServicer):
+    """Keeps schedules in the store, and hands out the plans that are published there."""
+
+    def __init__(self, store: Store, bell: Bell, on_schedule: Callable[[], None]) -> None:
+        self._store = store
+        self._bell = bell
+        self._on_schedule = on_schedule
+        self._cache = PlanCache()
+
+    async def SubmitSchedule(
+        self, request: plan_pb2.SubmitScheduleRequest, context: Any
+    ) -> plan_pb2.SubmitScheduleResponse:
+        """Keep the schedule of a step, all of whose sequences have been reported."""
+        job = await self._store.get_job(check_job_id(request.job_id))
+        step = check_step(request.step)
+        sequence_ids, schedule = decode_schedule(request.schedule, job.cluster)
+        if schedule.num_micro_batches > len(sequence_ids):
+            raise InvalidInput.of(
+                "schedule.micro_batch",
+                expected=f"below {len(sequence_ids)}, the number of sequences",
+                got=schedule.num_micro_batches - 1,
+            )
+        reported = await self._store.reported_sequences(job.job_id, step)
+        missing = [each for each in sequence_ids if each not in reported]
+        if missing:
+            named = ", ".join(map(repr, missing[:_NUM_NAMED])) + (", ..." if len(missing) > _NUM_NAMED else "")
+            raise NotFound(
+                f"{len(missing)} of {len(sequence_ids)} scheduled sequences were never reported for step {step} of job "
+                f"{job.job_id!r}: {named}; report them and submit again"
+            )
+        await self._store.put_schedule(job.job_id, step, sequence_ids, schedule)
+        self._on_schedule()
+        return plan_pb2.SubmitScheduleResponse()
+
+    async def FetchPlan(self, request: plan_pb2.FetchPlanRequest, context: Any) -> plan_pb2.FetchPlanResponse:
+        """Return one rank's plan of a step, as soon as it is published."""
+        job = await self._store.get_job(check_job_id(request.job_id))
+        step = check_step(request.step)
+        if request.ep_rank >= job.cluster.num_ranks:
+            raise InvalidInput.of("ep_rank", expected=f"0 to {job.cluster.num_ranks - 1}", got=request.ep_rank)
+        record = await self._published(job.job_id, step, min(request.wait_ms / 1000, MAX_FETCH_WAIT_S))
+        plan = await self._cache.get(record, lambda: self._store.get_plan_file(job.job_id, step))
+        return plan_pb2.FetchPlanResponse(plan=encode_rank_plan(plan.for_rank(request.ep_rank)))
+
+    async def WatchPlans(
+        self, request: plan_pb2.WatchPlansRequest, context: Any
+    ) -> AsyncIterator[plan_pb2.WatchPlansResponse]:
+        """Send the newest plan and then every later one, for as long as the caller listens."""
+        job = await self._store.get_job(check_job_id(request.job_id))
+        newest = await self._store.latest_plan(job.job_id)
+        version = 0
+        if newest:
+            version = newest.id.version
+            yield _announce(newest)
+        while True:
+            ring = self._bell.listen(job.job_id)
+            for record in await self._store.plans_after(job.job_id, version):
+                version = record.id.version
+                yield _announce(record)
+            await wait_until_set(ring, _LOOK_INTERVAL_S)
+
+    async def _published(self, job_id: str, step: int, wait_s: float) -> PlanRecord:
+        deadline = time.monotonic() + wait_s
+        while True:
+            ring = self._bell.listen(job_id)
+            record = await self._store.get_step(job_id, step)
+            if record.plan is not None:
+                return record.plan
+            if record.failure is not None:
+                raise InvalidInput(f"step {step} cannot be planned: {record.failure}")
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise NotReady(f"step {step} has no plan yet: {_waiting_for(record)}")
+            await wait_until_set(ring, min(left_s, _LOOK_INTERVAL_S))
+
+
+def _waiting_for(record: StepRecord) -> str:
+    if record.state is StepState.COLLECTING or record.submitted_at is None:
+        return f"waiting for its schedule ({record.num_sequences} sequences reported so far)"
+    return f"being solved since {max(0.0, time.time() - record.submitted_at):.1f} s"
+
+
+def _announce(record: PlanRecord) -> plan_pb2.WatchPlansResponse:
+    return plan_pb2.WatchPlansResponse(
+        id=encode_plan_id(record.id), step=record.step, digest=record.digest, reason=record.reason
+    )

@@ -1,0 +1,53 @@
+"""Reads a request stream ahead of its consumer, so that what is waiting can be handled as one batch."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Generic, Protocol, TypeVar
+
+
+class _Sized(Protocol):
+    def ByteSize(self) -> int: ...
+
+
+_Request = TypeVar("_Request", bound=_Sized)
+
+
+class ReadAhead(Generic[_Request]):
+    """Holds at most `limit_size_bytes` plus one request; beyond that the stream's flow control stops the sender."""
+
+    def __init__(self, requests: AsyncIterator[_Request], *, limit_size_bytes: int) -> None:
+        self._requests = requests
+        self._limit_size_bytes = limit_size_bytes
+        self._waiting: list[_Request] = []
+        self._size_bytes = 0
+        self._has_ended = False
+        self._news = asyncio.Event()
+        self._space = asyncio.Event()
+
+    async def fill(self) -> None:
+        """Read until the stream ends; run this as a task beside the consumer."""
+        try:
+            async for request in self._requests:
+                self._waiting.append(request)
+                self._size_bytes += request.ByteSize()
+                self._news.set()
+                if self._size_bytes >= self._limit_size_bytes:
+                    self._space.clear()
+                    await self._space.wait()
+        finally:
+            self.end()
+
+    async def take(self) -> list[_Request]:
+        """Return all requests that are waiting, at least one; an empty list when there are no more."""
+        await self._news.wait()
+        taken, self._waiting = self._waiting, []
+        self._size_bytes = 0
+        self._space.set()
+        if not self._has_ended:
+            self._news.clear()
+        return taken
+
+    def end(self) -> None:
+        """Let the consumer take what is waiting and then see the end."""
+        self._has_ended = True
+        self._news.set()

@@ -1,0 +1,81 @@
+"""What the worker process does with a step: read, solve, check, encode.
+
+It reads from the store by itself, so that neither counts nor arrays of plans (a hundred megabytes at worst) pass
+through the event loop that serves agents. The solver is imported inside the functions: compiled code has no place in
+the memory and start-up time of the process that serves.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad, check_plan
+from relibra.store import EncodedPlan, Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolvedStep:
+    """A checked plan, and the epoch of what it was made from."""
+
+    epoch: int
+    plan: EncodedPlan
+
+
+def prepare_worker() -> None:
+    """Set up a worker process: it lives as long as the planner, and only the planner stops it."""
+    # Ctrl-C reaches the whole process group, but the planner drains and wants the step that is being solved.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    planner = multiprocessing.parent_process()
+    assert planner is not None
+
+    def follow() -> None:
+        planner.join()
+        os._exit(1)
+
+    # A planner that is killed cannot stop its worker, which would wait for the next step for ever.
+    threading.Thread(target=follow, name="follow-planner", daemon=True).start()
+
+
+def warm_up() -> None:
+    """Solve a tiny step, so that the first real one does not pay for compiling."""
+    from relibra.planning.solve import solve
+
+    model = Model(num_layers=1, num_experts=8, top_k=1)
+    cluster = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
+    counts_SLE = np.arange(64, dtype=np.uint32).reshape(8, 1, 8)
+    schedule = Schedule.round_robin(8, 2, cluster)
+    load = StepLoad.of(counts_SLE, schedule, cluster)
+    solve(load, schedule, model, cluster, PlanParams())
+
+
+def solve_step(redis_url: str, job_id: str, step: int) -> SolvedStep:
+    """Solve one step of the store at `redis_url`.
+
+    Raises:
+        RelibraError: the step cannot be planned, or Redis does not answer (`Unavailable`).
+    """
+    return asyncio.run(_solve_step(redis_url, job_id, step))
+
+
+async def _solve_step(redis_url: str, job_id: str, step: int) -> SolvedStep:
+    from relibra.planning.solve import solve
+
+    store = Store.open(redis_url)
+    try:
+        job = await store.get_job(job_id)
+        sequence_ids, schedule = await store.get_schedule(job_id, step)
+        counts_SLE = await store.get_counts(job, step, sequence_ids)
+        previous = await store.plan_before(job_id, step)
+        previous_home_LE = (await store.get_plan(job_id, previous.step)).home_rank_LE if previous else None
+    finally:
+        await store.close()
+    load = StepLoad.of(counts_SLE, schedule, job.cluster)
+    del counts_SLE
+    plan = solve(load, schedule, job.model, job.cluster, job.params, previous_home_LE=previous_home_LE)
+    check_plan(plan, load.load_MLE)
+    return SolvedStep(epoch=job.epoch, plan=EncodedPlan.of(plan))

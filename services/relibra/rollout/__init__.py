@@ -1,0 +1,11 @@
+"""What a rollout worker imports: hands the routing of finished sequences to the planner without slowing generation.
+
+In:   routed experts `[T, L, K]` of each sequence, as numpy arrays or torch tensors.
+Out:  counts `[L, E]` streamed to the planner, sent again until they are acknowledged; errors for those it refused.
+
+Needs numpy, grpcio and protobuf only.
+"""
+
+from relibra.rollout.reporter import RolloutReporter
+
+__all__ = ["RolloutReporter"]

@@ -1,0 +1,204 @@
+"""`RolloutReporter`: the rollout worker's end of ingest.
+
+T rows, L layers, K top-k.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol, Self
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.errors import ERRORS, InvalidInput, RelibraError, Unavailable
+from relibra.rollout.outbox import Outbox, RoutedSequence
+from relibra.wire.channel import open_channel
+from relibra.wire.routing import encode_report, open_stream
+from relibra.wire.status import from_rpc_error
+
+logger = logging.getLogger(__name__)
+
+BUFFER_SIZE_BYTES = 256 << 20
+_MIN_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 1.0
+_CLOSE_TIMEOUT_S = 2.0
+
+
+class Tensor(Protocol):
+    """What is used of a `torch.Tensor`, which this package does not import."""
+
+    def detach(self) -> Self:
+        """Without its graph."""
+
+    def cpu(self) -> Self:
+        """In host memory."""
+
+    def numpy(self) -> NDArray[Any]:
+        """As an array over the same memory."""
+
+
+class RolloutReporter:
+    """Reports the routing of finished sequences to a planner, in the background.
+
+    `report` never waits for the network: it copies and returns. A background thread counts, streams, and sends again
+    after a lost connection or a planner restart, but only what was not acknowledged. Safe to share between threads. The
+    thread starts with the first report, so a reporter may be made before a fork, but must not be used on both sides.
+
+        with RolloutReporter("planner:7420", "my-job", num_experts=128) as reporter:
+            for output in engine.generate(...):
+                reporter.report(step, output.request_id, output.routed_experts)
+            reporter.flush()   # before the schedule of the step is submitted
+    """
+
+    def __init__(
+        self, address: str, job_id: str, *, num_experts: int, buffer_size_bytes: int = BUFFER_SIZE_BYTES
+    ) -> None:
+        """Prepare to report to the planner at `address`, holding at most `buffer_size_bytes` that are not durable."""
+        self._address = address
+        self._job_id = job_id
+        self._buffer_size_bytes = buffer_size_bytes
+        self._outbox = Outbox(num_experts=num_experts, limit_size_bytes=buffer_size_bytes)
+        self._starting = threading.Lock()
+        self._channel: grpc.Channel | None = None
+        self._thread: threading.Thread | None = None
+        self._num_dropped = 0
+        self._trouble: RelibraError | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, exc_type: object, *_: object) -> None:
+        try:
+            if exc_type is None:
+                self.flush()
+        finally:
+            self.close()
+
+    @property
+    def num_dropped(self) -> int:
+        """Sequences that did not fit the buffer."""
+        return self._num_dropped
+
+    def report(self, step: int, sequence_id: str, routed_experts: NDArray[np.integer] | Tensor) -> bool:
+        """Hand over one finished sequence; the array is copied and may be reused at once.
+
+        Args:
+            step: the RL step the sequence is trained in.
+            sequence_id: names the sequence within the step; the same name with the same content may be reported again.
+            routed_experts: expert ids `[T, L, K]` of any integer dtype.
+
+        Returns:
+            Whether it was taken. False where the buffer is full: the sequence is dropped, and scheduling it will fail.
+
+        Raises:
+            InvalidInput: the array is not three-dimensional or not of integers.
+        """
+        array = np.asarray(
+            routed_experts if isinstance(routed_experts, np.ndarray) else routed_experts.detach().cpu().numpy()
+        )
+        if array.ndim != 3 or array.dtype.kind not in "iu":
+            raise InvalidInput.of(
+                "routed_experts",
+                expected="integers of shape [rows, layers, top_k]",
+                got=f"{array.dtype} of shape {list(array.shape)}",
+            )
+        taken = self._outbox.put(RoutedSequence(step=step, sequence_id=sequence_id, routed_TLK=array.copy()))
+        if taken:
+            self._start()
+        else:
+            self._drop()
+        return taken
+
+    def flush(self, timeout_s: float = 60.0) -> int:
+        """Wait until everything handed over before is answered.
+
+        Returns:
+            The number of sequences made durable since the last flush.
+
+        Raises:
+            Unavailable: after `timeout_s` some are not answered; they stay on their way, so flush again.
+            RelibraError: the planner refused some; the error is that of the first, and it will not be sent again.
+        """
+        settled = self._outbox.settle_all(timeout_s)
+        if settled.refused:
+            first = settled.refused[0]
+            raise type(first.error)(
+                f"{len(settled.refused)} sequences were refused; the first is {first.sequence_id!r} of step "
+                f"{first.step}: {first.error}"
+            )
+        if settled.num_waiting:
+            trouble = f"; last trouble: {self._trouble}" if self._trouble else ""
+            raise Unavailable(
+                f"{settled.num_waiting} sequences were not acknowledged by the planner at {self._address} within "
+                f"{timeout_s:g} s{trouble}"
+            )
+        return settled.num_kept
+
+    def close(self) -> None:
+        """Stop within a few seconds; what is not acknowledged by then is lost, with a warning."""
+        self._outbox.close()
+        with self._starting:
+            thread, channel = self._thread, self._channel
+        if thread is None or channel is None:
+            return
+        thread.join(_CLOSE_TIMEOUT_S)
+        channel.close()
+        thread.join()
+        if lost := self._outbox.num_unanswered():
+            logger.warning("reporter closed with %d sequences that the planner did not acknowledge", lost)
+
+    def _start(self) -> None:
+        if self._thread is not None:
+            return
+        with self._starting:
+            if self._thread is None:
+                self._channel = open_channel(self._address)
+                self._thread = threading.Thread(
+                    target=self._stream_until_closed, args=(self._channel,), name="relibra-reporter", daemon=True
+                )
+                self._thread.start()
+
+    def _drop(self) -> None:
+        with self._starting:
+            self._num_dropped += 1
+            is_first = self._num_dropped == 1
+        if is_first:
+            logger.warning(
+                "a sequence was dropped, because %d bytes wait for the planner at %s already: check that the planner "
+                "answers, or raise buffer_size_bytes; further drops are counted in num_dropped",
+                self._buffer_size_bytes,
+                self._address,
+            )
+
+    def _stream_until_closed(self, channel: grpc.Channel) -> None:
+        backoff_s = _MIN_BACKOFF_S
+        while self._outbox.wait_for_work():
+            try:
+                for response in open_stream(channel, self._requests()):
+                    self._outbox.answer(
+                        response.answered_through,
+                        {each.ordinal: ERRORS.get(each.error, RelibraError)(each.message) for each in response.refused},
+                    )
+                    self._trouble, backoff_s = None, _MIN_BACKOFF_S
+            except grpc.RpcError as error:
+                self._note(from_rpc_error(error))
+            finally:
+                self._outbox.end_stream()
+            if self._outbox.wait_until_closed(backoff_s):
+                return
+            backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+
+    def _requests(self) -> Iterator[Any]:
+        return (
+            encode_report(
+                ordinal, self._job_id, sequence.step, sequence.sequence_id, sequence.num_rows, sequence.counts_LE
+            )
+            for ordinal, sequence in self._outbox.send()
+        )
+
+    def _note(self, trouble: RelibraError) -> None:
+        if self._trouble is None and not self._outbox.wait_until_closed(0):
+            logger.warning("the stream to the planner broke, reconnecting: %s", trouble)
+        self._trouble = trouble

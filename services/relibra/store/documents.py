@@ -1,0 +1,116 @@
+"""The JSON documents in Redis, and the records they stand for.
+
+S sequences.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import numpy as np
+
+from relibra.planning import Cluster, ExecutionReport, Model, Phase, PlanId, PlanParams, Schedule
+from relibra.planning.plan import Forecast
+from relibra.store.records import JobRecord, PlanRecord
+
+
+def encode_job(job: JobRecord) -> str:
+    """Encode a registration; the epoch is text, since JSON readers round large numbers."""
+    return json.dumps(
+        {
+            "epoch": f"{job.epoch:016x}",
+            "registered_at": job.registered_at,
+            "model": asdict(job.model),
+            "cluster": asdict(job.cluster),
+            "params": asdict(job.params),
+        }
+    )
+
+
+def decode_job(job_id: str, document: bytes) -> JobRecord:
+    """Decode a registration."""
+    fields = json.loads(document)
+    return JobRecord(
+        job_id=job_id,
+        epoch=int(fields["epoch"], 16),
+        registered_at=fields["registered_at"],
+        model=Model(**fields["model"]),
+        cluster=Cluster(**fields["cluster"]),
+        params=PlanParams(**fields["params"]),
+    )
+
+
+def encode_schedule(sequence_ids: Sequence[str], schedule: Schedule) -> str:
+    """Encode a schedule; equal schedules give equal text."""
+    return json.dumps(
+        {
+            "sequence_ids": list(sequence_ids),
+            "micro_batch": schedule.micro_batch_S.tolist(),
+            "source_rank": schedule.source_rank_S.tolist(),
+            "ep_group": schedule.ep_group_S.tolist(),
+        }
+    )
+
+
+def decode_schedule(document: bytes) -> tuple[list[str], Schedule]:
+    """Decode the sequence ids and the schedule."""
+    fields = json.loads(document)
+    schedule = Schedule(
+        micro_batch_S=np.array(fields["micro_batch"], dtype=np.int32),
+        source_rank_S=np.array(fields["source_rank"], dtype=np.int32),
+        ep_group_S=np.array(fields["ep_group"], dtype=np.int32),
+    )
+    return fields["sequence_ids"], schedule
+
+
+PLAN_FIELDS = ("epoch", "version", "digest", "reason", "forecast", "published_at")
+
+
+def decode_plan_record(step: int, values: list[bytes | None]) -> PlanRecord | None:
+    """Decode the fields of a plan's hash in the order of `PLAN_FIELDS`; None where there is no plan."""
+    epoch, version, digest, reason, forecast, published_at = (value or b"" for value in values)
+    if not version:
+        return None
+    return PlanRecord(
+        id=PlanId(epoch=int(epoch, 16), version=int(version)),
+        step=step,
+        digest=bytes.fromhex(digest.decode()),
+        reason=reason.decode(),
+        forecast=Forecast(**json.loads(forecast)),
+        published_at=float(published_at),
+    )
+
+
+def encode_report(report: ExecutionReport) -> str:
+    """Encode a report without its array."""
+    return json.dumps(
+        {
+            "phase": report.phase,
+            "ep_group": report.ep_group,
+            "ep_rank": report.ep_rank,
+            "applied": None if report.applied is None else [f"{report.applied.epoch:016x}", report.applied.version],
+            "reason": report.reason,
+            "realised_shape": report.realised_load_ML.shape,
+            "reorder_sent_bytes": report.reorder_sent_bytes,
+            "replica_sent_bytes": report.replica_sent_bytes,
+            "plan_wait_s": report.plan_wait_s,
+        }
+    )
+
+
+def decode_report(step: int, document: bytes, realised: bytes) -> ExecutionReport:
+    """Decode a report and its array."""
+    fields = json.loads(document)
+    applied = fields["applied"]
+    return ExecutionReport(
+        step=step,
+        phase=Phase(fields["phase"]),
+        ep_group=fields["ep_group"],
+        ep_rank=fields["ep_rank"],
+        applied=None if applied is None else PlanId(epoch=int(applied[0], 16), version=applied[1]),
+        reason=fields["reason"],
+        realised_load_ML=np.frombuffer(realised, dtype="<i8").reshape(fields["realised_shape"]),
+        reorder_sent_bytes=fields["reorder_sent_bytes"],
+        replica_sent_bytes=fields["replica_sent_bytes"],
+        plan_wait_s=fields["plan_wait_s"],
+    )

@@ -1,0 +1,132 @@
+"""`relibra up` and the verbs it starts, as a user runs them."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services_harness import CLUSTER, MODEL, PARAMS, Service, eventually, is_alive, report_sequences
+
+from relibra.planning import Schedule
+from relibra.wire.client import PlannerClient
+
+pytestmark = pytest.mark.integration
+
+RELIBRA = [sys.executable, "-m", "relibra.cli"]
+
+
+@contextmanager
+def up(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
+    ready_file = folder / "ready.json"
+    with (folder / "up.log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                *RELIBRA,
+                "up",
+                *("--data-dir", str(folder / "data"), "--port", "0", "--status-port", "0"),
+                *("--ready-file", str(ready_file)),
+                *options,
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+
+        def is_ready() -> bool:
+            assert process.poll() is None, (folder / "up.log").read_text()
+            return ready_file.exists()
+
+        eventually(is_ready, within_s=60)
+        yield process, json.loads(ready_file.read_text())
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(timeout=40)
+
+
+def refused(*arguments: str) -> str:
+    """Run a command that must refuse, and return what it said."""
+    ended = subprocess.run([*RELIBRA, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2, ended
+    assert "Traceback" not in ended.stderr
+    return " ".join(ended.stderr.split())
+
+
+@pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM])
+def test_everything_starts_answers_and_stops(tmp_path: Path, stop_signal: signal.Signals) -> None:
+    with up(tmp_path) as (process, ready):
+        with urllib.request.urlopen(f"{ready['status']}/readyz", timeout=10) as response:
+            assert response.status == 200
+        with PlannerClient(ready["planner"]) as client:
+            assert client.register_job("job", MODEL, CLUSTER, PARAMS) > 0
+        assert all(is_alive(pid) for pid in ready["pids"].values())
+        assert ready["pids"].keys() == {"redis", "planner", "status"}
+        log = (tmp_path / "up.log").read_text()
+        assert ready["planner"] in log
+        assert f"{ready['status']}/docs" in log
+        process.send_signal(stop_signal)
+        assert process.wait(timeout=30) == 0
+        assert not any(is_alive(pid) for pid in ready["pids"].values())
+
+
+def test_L3_a_killed_planner_is_brought_back_alone(tmp_path: Path) -> None:
+    with up(tmp_path) as (process, ready), PlannerClient(ready["planner"], timeout_s=30) as client:
+        client.register_job("job", MODEL, CLUSTER, PARAMS)
+        ids = report_sequences(ready["planner"], "job", 1)
+        os.kill(ready["pids"]["planner"], signal.SIGKILL)
+        port = int(ready["planner"].rpartition(":")[2])
+        said = eventually(lambda: "Bring it back" in (log := (tmp_path / "up.log").read_text()) and log)
+        assert f"relibra planner --redis-url {ready['redis']} --host 127.0.0.1 --port {port}" in said
+        planner = Service("planner", ready["redis"], tmp_path, port=port)
+        try:
+            client.submit_schedule("job", 1, ids, Schedule.round_robin(8, 2, CLUSTER))
+            assert client.fetch_plan("job", 1, MODEL, 0, wait_s=60).id.version == 1
+            assert process.poll() is None
+        finally:
+            planner.stop()
+
+
+def test_a_second_start_on_the_same_data_is_refused(tmp_path: Path) -> None:
+    with up(tmp_path) as (_, ready):
+        said = refused("up", "--data-dir", str(tmp_path / "data"), "--port", "0", "--status-port", "0")
+        assert f"Conflict a redis-server (pid {ready['pids']['redis']}) is running" in said
+        with urllib.request.urlopen(f"{ready['status']}/readyz", timeout=10) as response:
+            assert response.status == 200
+
+
+def test_a_port_in_use_is_one_clear_line(redis_url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for command in (
+            ("planner", "--redis-url", redis_url, "--port", port),
+            ("status", "--redis-url", redis_url, "--port", port),
+            ("up", "--redis-url", redis_url, "--port", port, "--status-port", "0"),
+            ("up", "--redis-url", redis_url, "--port", "0", "--status-port", port),
+        ):
+            assert f"Unavailable cannot listen on 127.0.0.1:{port}" in refused(*command)
+
+
+def test_S4_a_second_planner_does_not_share_the_port_of_the_first(planner: Service) -> None:
+    port = planner.address.rpartition(":")[2]
+    said = refused("planner", "--redis-url", planner.redis_url, "--port", port)
+    assert f"Unavailable cannot listen on {planner.address}: is another planner running there?" in said
+
+
+def test_redis_out_of_reach_is_one_clear_line(tmp_path: Path) -> None:
+    for verb in ("planner", "status"):
+        said = refused(verb, "--redis-url", f"unix://{tmp_path}/none.sock", "--port", "0")
+        assert said.startswith("Unavailable Redis does not serve:")
+
+
+def test_a_password_in_the_url_is_not_shown(tmp_path: Path) -> None:
+    said = refused("planner", "--redis-url", "redis://user:hush@127.0.0.1:1/0", "--port", "0")
+    assert "Unavailable" in said
+    assert "hush" not in said

@@ -1,0 +1,110 @@
+"""From a rollout worker's report to the status page, over real processes."""
+
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from services_harness import (
+    CLUSTER,
+    MODEL,
+    PARAMS,
+    Service,
+    count,
+    report_sequences,
+    routed_experts,
+)
+
+from relibra.planning import ExecutionReport, Phase, RankPlan, Schedule, StepLoad, check_rank_plan
+from relibra.planning.load import home_loads, imbalance
+from relibra.wire.client import PlannerClient
+
+pytestmark = pytest.mark.integration
+
+SCHEDULE = Schedule.round_robin(8, 2, CLUSTER)
+
+
+def get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return json.load(response)
+
+
+def executed_loads(plans: list[RankPlan], load: StepLoad) -> np.ndarray:
+    """What each rank computes when every rank follows its plan: tokens go home, but for the shares of replicas."""
+    loads_MLR = home_loads(load.load_MLE, plans[0].home_rank_LE, CLUSTER.num_ranks)
+    for plan in plans:
+        row_Q, layer_Q, expert_Q, rank_Q = plan.replica_index_Q4.T
+        np.add.at(loads_MLR, (row_Q, layer_Q, rank_Q), plan.replica_share_Q)
+        np.add.at(loads_MLR, (row_Q, layer_Q, plan.home_rank_LE[layer_Q, expert_Q]), -plan.replica_share_Q)
+    return loads_MLR
+
+
+def test_reports_become_a_plan_that_is_executed_and_shown(planner: Service, redis_url: str, tmp_path: Path) -> None:
+    status = Service("status", redis_url, tmp_path)
+    try:
+        with PlannerClient(planner.address) as client:
+            epoch = client.register_job("job", MODEL, CLUSTER, PARAMS)
+            ids = report_sequences(planner.address, "job", 5)
+            client.submit_schedule("job", 5, ids, SCHEDULE)
+            plans = [client.fetch_plan("job", 5, MODEL, rank, wait_s=60) for rank in range(CLUSTER.num_ranks)]
+            for plan in plans:
+                check_rank_plan(plan, MODEL, CLUSTER)
+                assert (plan.step, plan.id.epoch, plan.id.version) == (5, epoch, 1)
+            counts_SLE = np.stack([count(routed_experts(index, 5 + index)) for index in range(8)])
+            loads_MLR = executed_loads(plans, StepLoad.of(counts_SLE, SCHEDULE, CLUSTER))
+            for rank in range(CLUSTER.num_ranks):
+                client.report_execution(
+                    "job",
+                    ExecutionReport(
+                        step=5,
+                        phase=Phase.UPDATE,
+                        ep_group=0,
+                        ep_rank=rank,
+                        applied=plans[rank].id,
+                        reason="as planned",
+                        realised_load_ML=loads_MLR[:, :, rank],
+                        reorder_sent_bytes=0,
+                        replica_sent_bytes=0,
+                        plan_wait_s=0.0,
+                    ),
+                )
+        jobs = get(f"{status.address}/v1/jobs")
+        assert [each["job_id"] for each in jobs] == ["job"]
+        shown = get(f"{status.address}/v1/jobs/job/steps/5/plan")
+        assert (shown["id"], shown["digest"]) == (str(plans[0].id), plans[0].digest.hex())
+        assert shown["reason"] == plans[0].reason
+        np.testing.assert_array_equal(shown["home_rank"], plans[0].home_rank_LE)
+        np.testing.assert_array_equal(shown["cells"]["slowest_rank_tokens"], loads_MLR.max(axis=-1))
+        assert shown["forecast"]["imbalance_after"] == pytest.approx(imbalance(loads_MLR))
+        assert shown["forecast"]["imbalance_after"] < shown["forecast"]["imbalance_before"]
+        reports = get(f"{status.address}/v1/jobs/job/steps/5/reports")
+        realised_MLR = np.stack([each["realised_tokens"] for each in reports], axis=-1)
+        assert imbalance(realised_MLR) == pytest.approx(shown["forecast"]["imbalance_after"])
+        assert [each["state"] for each in get(f"{status.address}/v1/jobs/job/steps")] == ["planned"]
+        assert status.stop() == 0
+        assert planner.stop() == 0
+    finally:
+        status.stop()
+
+
+def test_S8_two_planners_on_one_store_serve_one_plan(planner: Service, redis_url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    other = Service("planner", redis_url, folder)
+    try:
+        with PlannerClient(planner.address) as ours, PlannerClient(other.address) as theirs:
+            epoch = ours.register_job("job", MODEL, CLUSTER, PARAMS)
+            assert theirs.register_job("job", MODEL, CLUSTER, PARAMS) == epoch
+            for step in range(1, 6):
+                ids = report_sequences(planner.address, "job", step)
+                ours.submit_schedule("job", step, ids, SCHEDULE)
+                theirs.submit_schedule("job", step, ids, SCHEDULE)
+                plans = [each.fetch_plan("job", step, MODEL, 1, wait_s=60) for each in (ours, theirs)]
+                assert plans[0].id == plans[1].id
+                assert plans[0].digest == plans[1].digest
+                assert plans[0].id.version == step
+        assert "Traceback" not in planner.log() + other.log()
+    finally:
+        other.stop()

@@ -1,0 +1,51 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from services_harness import CLUSTER
+
+from relibra.errors import InvalidInput, UnknownJob
+from relibra.planning import ExecutionReport, Phase, PlanId
+from relibra.wire.client import PlannerClient
+
+REPORT = ExecutionReport(
+    step=1,
+    phase=Phase.UPDATE,
+    ep_group=0,
+    ep_rank=3,
+    applied=PlanId(epoch=1, version=1),
+    reason="as planned",
+    realised_load_ML=np.ones((2, 3), dtype=np.int64),
+    reorder_sent_bytes=0,
+    replica_sent_bytes=0,
+    plan_wait_s=0.0,
+)
+
+
+def test_a_report_is_taken_and_may_be_repeated(client: PlannerClient, job_id: str) -> None:
+    client.report_execution(job_id, REPORT)
+    client.report_execution(job_id, REPORT)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"ep_rank": CLUSTER.num_ranks}, "ep_rank: expected 0 to 3, got 4"),
+        ({"ep_group": 1}, "ep_group: expected 0 to 0, got 1"),
+        (
+            {"realised_load_ML": np.ones((2, 4), dtype=np.int64)},
+            r"realised_load.shape: expected \[any, 3\], got \[2, 4\]",
+        ),
+        ({"step": 2**60}, "step: expected at most"),
+    ],
+)
+def test_bad_reports_are_refused_by_name(
+    client: PlannerClient, job_id: str, change: dict[str, object], fault: str
+) -> None:
+    with pytest.raises(InvalidInput, match=fault):
+        client.report_execution(job_id, dataclasses.replace(REPORT, **change))
+
+
+def test_a_report_of_an_unknown_job_is_refused(client: PlannerClient) -> None:
+    with pytest.raises(UnknownJob, match="'nobody'"):
+        client.report_execution("nobody", REPORT)

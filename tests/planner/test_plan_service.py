@@ -1,0 +1,187 @@
+import threading
+import time
+
+import grpc
+import numpy as np
+import pytest
+from services_harness import CLUSTER, MODEL, Loop, Service, count, eventually, report_sequences, routed_experts
+
+from relibra.errors import Conflict, InvalidInput, NotFound, NotReady, UnknownJob
+from relibra.planning import RankPlan, Schedule, check_rank_plan
+from relibra.store import Store
+from relibra.v1 import plan_pb2, plan_pb2_grpc
+from relibra.wire import array, messages
+from relibra.wire.channel import open_channel
+from relibra.wire.client import PlannerClient
+from relibra.wire.status import from_rpc_error
+
+SCHEDULE = Schedule.round_robin(8, 2, CLUSTER)
+
+
+@pytest.fixture
+def ids(shared_planner: Service, job_id: str) -> list[str]:
+    return report_sequences(shared_planner.address, job_id, 1)
+
+
+def submit_raw(address: str, job_id: str, message: plan_pb2.Schedule) -> None:
+    """Submit a schedule that the client's own types would refuse."""
+    with open_channel(address) as channel:
+        try:
+            plan_pb2_grpc.PlanServiceStub(channel).SubmitSchedule(
+                plan_pb2.SubmitScheduleRequest(job_id=job_id, step=1, schedule=message), timeout=10
+            )
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+
+def assert_nothing_was_kept(client: PlannerClient, job_id: str) -> None:
+    with pytest.raises(NotReady, match="waiting for its schedule"):
+        client.fetch_plan(job_id, 1, MODEL, 0)
+
+
+def test_every_rank_gets_its_part_of_one_valid_plan(client: PlannerClient, job_id: str, ids: list[str]) -> None:
+    client.submit_schedule(job_id, 1, ids, SCHEDULE)
+    plans = [client.fetch_plan(job_id, 1, MODEL, rank, wait_s=30) for rank in range(CLUSTER.num_ranks)]
+    for plan in plans:
+        check_rank_plan(plan, MODEL, CLUSTER)
+        assert (plan.id, plan.digest, plan.reason) == (plans[0].id, plans[0].digest, plans[0].reason)
+        np.testing.assert_array_equal(plan.replica_index_Q4, plans[0].replica_index_Q4)
+    assert plans[0].num_micro_batches == 2
+    assert plans[0].reason
+
+
+def test_a_fetch_that_waits_gets_the_plan_when_it_is_published(
+    client: PlannerClient, job_id: str, ids: list[str]
+) -> None:
+    plans: list[RankPlan] = []
+    waiting = [
+        threading.Thread(target=lambda rank=rank: plans.append(client.fetch_plan(job_id, 1, MODEL, rank, wait_s=30)))
+        for rank in range(CLUSTER.num_ranks)
+    ]
+    for each in waiting:
+        each.start()
+    client.submit_schedule(job_id, 1, ids, SCHEDULE)
+    for each in waiting:
+        each.join(timeout=30)
+    assert len({plan.id for plan in plans}) == 1
+    assert len(plans) == CLUSTER.num_ranks
+
+
+def test_not_ready_says_what_it_is_waiting_for(client: PlannerClient, job_id: str, ids: list[str]) -> None:
+    started_at = time.monotonic()
+    with pytest.raises(NotReady, match=r"step 1 has no plan yet: waiting for its schedule \(8 sequences reported"):
+        client.fetch_plan(job_id, 1, MODEL, 0, wait_s=0.3)
+    assert time.monotonic() - started_at >= 0.3
+
+
+def test_unknown_jobs_and_ranks_are_refused(client: PlannerClient, job_id: str) -> None:
+    with pytest.raises(UnknownJob, match="'nobody'"):
+        client.fetch_plan("nobody", 1, MODEL, 0)
+    with pytest.raises(UnknownJob, match="'nobody'"):
+        client.submit_schedule("nobody", 1, ["seq"], Schedule.round_robin(1, 1, CLUSTER))
+    with pytest.raises(InvalidInput, match="ep_rank: expected 0 to 3, got 4"):
+        client.fetch_plan(job_id, 1, MODEL, 4)
+
+
+def test_a_sequence_scheduled_twice_is_refused(client: PlannerClient, job_id: str, ids: list[str]) -> None:
+    with pytest.raises(InvalidInput, match="'seq-0' twice"):
+        client.submit_schedule(job_id, 1, [*ids[:7], "seq-0"], SCHEDULE)
+    assert_nothing_was_kept(client, job_id)
+
+
+def test_sequences_never_reported_are_counted_and_named(client: PlannerClient, job_id: str, ids: list[str]) -> None:
+    lost = ["lost-0", "lost-1", "lost-2", "lost-3"]
+    with pytest.raises(NotFound, match=r"4 of 8 .* step 1 .*: 'lost-0', 'lost-1', 'lost-2', \.\.\."):
+        client.submit_schedule(job_id, 1, [*ids[:4], *lost], SCHEDULE)
+    with pytest.raises(NotFound, match=r"8 of 8 .* step 2"):
+        client.submit_schedule(job_id, 2, ids, SCHEDULE)
+    assert_nothing_was_kept(client, job_id)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "fault"),
+    [
+        ("source_rank", 4, r"schedule.source_rank\[7\]: expected 0 to 3, got 4"),
+        ("source_rank", -1, r"schedule.source_rank: expected at least 0, got -1"),
+        ("ep_group", 1, r"schedule.ep_group\[7\]: expected 0 to 0, got 1"),
+        ("micro_batch", 2**31 - 1, r"schedule.micro_batch: expected below 8, .* got 2147483647"),
+    ],
+)
+def test_S7_ranks_groups_and_micro_batches_that_cannot_be_are_refused(
+    client: PlannerClient, shared_planner: Service, job_id: str, ids: list[str], field: str, value: int, fault: str
+) -> None:
+    message = messages.encode_schedule(ids, SCHEDULE)
+    values = np.zeros(8, dtype=np.int32)
+    values[7] = value
+    getattr(message, field).CopyFrom(array.encode(values))
+    with pytest.raises(InvalidInput, match=fault):
+        submit_raw(shared_planner.address, job_id, message)
+    assert_nothing_was_kept(client, job_id)
+
+
+def test_a_schedule_is_idempotent_and_the_first_one_stands(client: PlannerClient, job_id: str, ids: list[str]) -> None:
+    client.submit_schedule(job_id, 1, ids, SCHEDULE)
+    client.submit_schedule(job_id, 1, ids, SCHEDULE)
+    with pytest.raises(Conflict, match="another schedule"):
+        client.submit_schedule(job_id, 1, ids, Schedule.round_robin(8, 4, CLUSTER))
+    plan = client.fetch_plan(job_id, 1, MODEL, 0, wait_s=30)
+    client.submit_schedule(job_id, 1, ids, SCHEDULE)
+    assert client.fetch_plan(job_id, 1, MODEL, 0).id == plan.id
+
+
+def test_S3_a_watcher_sees_the_newest_plan_first_and_then_every_later_one(
+    client: PlannerClient, shared_planner: Service, job_id: str
+) -> None:
+    def plan(step: int) -> None:
+        ids = report_sequences(shared_planner.address, job_id, step)
+        client.submit_schedule(job_id, step, ids, SCHEDULE)
+        client.fetch_plan(job_id, step, MODEL, 0, wait_s=30)
+
+    plan(1)
+    plan(2)
+    with open_channel(shared_planner.address) as channel:
+        seen: list[plan_pb2.WatchPlansResponse] = []
+        call = plan_pb2_grpc.PlanServiceStub(channel).WatchPlans(plan_pb2.WatchPlansRequest(job_id=job_id), timeout=60)
+        seen.append(next(call))
+        for step in (3, 4):
+            plan(step)
+            seen.append(next(call))
+        call.cancel()
+    assert [each.step for each in seen] == [2, 3, 4]
+    assert [each.id.version for each in seen] == [2, 3, 4]
+    assert len({each.id.epoch for each in seen}) == 1
+
+
+def test_the_next_plan_starts_from_the_previous_placement(
+    client: PlannerClient, shared_planner: Service, job_id: str, run: Loop
+) -> None:
+    """The same load twice: whatever was worth moving has been moved."""
+    for step in (1, 2):
+        ids = report_sequences(shared_planner.address, job_id, step)
+        client.submit_schedule(job_id, step, ids, SCHEDULE)
+        client.fetch_plan(job_id, step, MODEL, 0, wait_s=30)
+    store = Store.open(shared_planner.redis_url)
+    first, second = run(store.plans_after(job_id, 0))
+    run(store.close())
+    assert first.forecast.num_moved_experts > 0
+    assert second.forecast.num_moved_experts == 0
+
+
+def test_64_agents_fetch_one_plan(client: PlannerClient, job_id: str, ids: list[str]) -> None:
+    client.submit_schedule(job_id, 1, ids, SCHEDULE)
+    client.fetch_plan(job_id, 1, MODEL, 0, wait_s=30)
+    digests: list[bytes] = []
+    agents = [
+        threading.Thread(
+            target=lambda rank=rank: digests.append(client.fetch_plan(job_id, 1, MODEL, rank % 4, wait_s=5).digest)
+        )
+        for rank in range(64)
+    ]
+    for each in agents:
+        each.start()
+    eventually(lambda: len(digests) == 64)
+    assert len(set(digests)) == 1
+
+
+def test_counts_of_the_harness_are_those_of_the_model() -> None:
+    assert (count(routed_experts(0, 10)).sum(axis=1) == 10 * MODEL.top_k).all()

@@ -1,0 +1,115 @@
+"""Ingest over a real stream, message by message."""
+
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+from services_harness import CLUSTER, Service, count, routed_experts
+
+from relibra.errors import InvalidInput, NotFound
+from relibra.planning import Schedule
+from relibra.v1 import routing_pb2
+from relibra.wire import array
+from relibra.wire.channel import open_channel
+from relibra.wire.client import PlannerClient
+from relibra.wire.routing import encode_report, open_stream
+from relibra.wire.status import from_rpc_error
+
+COUNTS_LE = count(routed_experts(0, 10))
+Request = routing_pb2.ReportRoutingRequest
+
+
+@pytest.fixture
+def channel(shared_planner: Service) -> Iterator[grpc.Channel]:
+    with open_channel(shared_planner.address) as channel:
+        yield channel
+
+
+def good(ordinal: int, job_id: str, name: str = "seq", step: int = 1) -> Request:
+    return encode_report(ordinal, job_id, step, name, 10, COUNTS_LE)
+
+
+def bad(ordinal: int, job_id: str, **change: object) -> Request:
+    request = good(ordinal, job_id, f"bad-{ordinal}")
+    for field, value in change.items():
+        if isinstance(value, np.ndarray):
+            request.counts.CopyFrom(array.encode(value))
+        else:
+            setattr(request, field, value)
+    return request
+
+
+def answers(channel: grpc.Channel, requests: list[Request]) -> dict[int, tuple[str, str]]:
+    """Send everything, and return the refusals once everything is answered."""
+    refused: dict[int, tuple[str, str]] = {}
+    answered_through = 0
+    for response in open_stream(channel, iter(requests)):
+        assert response.answered_through > answered_through
+        answered_through = response.answered_through
+        refused |= {each.ordinal: (each.error, each.message) for each in response.refused}
+    assert answered_through == len(requests)
+    return refused
+
+
+def test_bad_sequences_are_refused_by_name_and_the_stream_goes_on(
+    channel: grpc.Channel, client: PlannerClient, job_id: str
+) -> None:
+    wrong_sum = COUNTS_LE.copy()
+    wrong_sum[2, 0] += 1
+    refused = answers(
+        channel,
+        [
+            good(1, job_id, "first"),
+            bad(2, "nobody"),
+            bad(3, job_id, counts=COUNTS_LE[:2]),
+            bad(4, job_id, counts=COUNTS_LE.astype(np.int32)),
+            bad(5, job_id, counts=wrong_sum),
+            bad(6, job_id, sequence_id=""),
+            bad(7, job_id, sequence_id="x" * 201),
+            bad(8, job_id, step=2**60),
+            good(9, job_id, "last"),
+        ],
+    )
+    assert {ordinal: error for ordinal, (error, _) in refused.items()} == {
+        2: "UnknownJob",
+        3: "InvalidInput",
+        4: "InvalidInput",
+        5: "InvalidInput",
+        6: "InvalidInput",
+        7: "InvalidInput",
+        8: "InvalidInput",
+    }
+    for ordinal, text in {
+        2: "'nobody' is not registered",
+        3: "counts.shape: expected [3, 8], got [2, 8]",
+        4: "counts.dtype",
+        5: "counts[2]: expected a sum of 20 (10 rows x top 2), got 21",
+        6: "sequence_id",
+        7: "sequence_id",
+        8: "step",
+    }.items():
+        assert text in refused[ordinal][1]
+    client.submit_schedule(job_id, 1, ["first", "last"], Schedule.round_robin(2, 1, CLUSTER))
+
+
+def test_the_same_content_is_acknowledged_again_and_other_content_refused(channel: grpc.Channel, job_id: str) -> None:
+    other = encode_report(3, job_id, 1, "seq", 9, count(routed_experts(1, 9)))
+    refused = answers(channel, [good(1, job_id), good(2, job_id), other, good(4, job_id)])
+    assert list(refused) == [3]
+    assert refused[3][0] == "Conflict"
+    assert answers(channel, [good(1, job_id)]) == {}
+
+
+def test_nothing_of_a_refused_sequence_is_kept(channel: grpc.Channel, client: PlannerClient, job_id: str) -> None:
+    assert list(answers(channel, [bad(1, job_id, num_rows=11), good(2, job_id)])) == [1]
+    with pytest.raises(NotFound, match=r"1 of 2 .* 'bad-1'"):
+        client.submit_schedule(job_id, 1, ["bad-1", "seq"], Schedule.round_robin(2, 1, CLUSTER))
+
+
+def test_ordinals_that_skip_end_the_stream(channel: grpc.Channel, job_id: str) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        answers(channel, [good(1, job_id), good(3, job_id)])
+    raised = from_rpc_error(caught.value)
+    assert isinstance(raised, InvalidInput)
+    assert "ordinal: expected 2, got 3" in str(raised)

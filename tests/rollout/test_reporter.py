@@ -1,0 +1,217 @@
+"""The reporter against a real planner."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from redis import Redis
+from services_harness import CLUSTER, MODEL, PARAMS, Service, eventually, routed_experts
+
+from relibra.errors import Conflict, InvalidInput, NotFound, RelibraError, Unavailable, UnknownJob
+from relibra.planning import Schedule
+from relibra.rollout import RolloutReporter
+from relibra.wire.client import PlannerClient
+
+NOWHERE = "127.0.0.1:1"
+
+
+def reporter_of(address: str, job_id: str, **options: int) -> RolloutReporter:
+    return RolloutReporter(address, job_id, num_experts=MODEL.num_experts, **options)
+
+
+def test_reported_sequences_can_be_scheduled(client: PlannerClient, shared_planner: Service, job_id: str) -> None:
+    with reporter_of(shared_planner.address, job_id) as reporter:
+        assert all(reporter.report(1, f"seq-{index}", routed_experts(index, 6)) for index in range(4))
+        assert reporter.flush() == 4
+        assert reporter.flush() == 0
+        assert reporter.report(1, "seq-0", routed_experts(0, 6))
+    client.submit_schedule(job_id, 1, [f"seq-{index}" for index in range(4)], Schedule.round_robin(4, 2, CLUSTER))
+
+
+def test_torch_tensors_and_every_integer_dtype_are_taken(shared_planner: Service, job_id: str) -> None:
+    torch = pytest.importorskip("torch")
+    with reporter_of(shared_planner.address, job_id) as reporter:
+        for dtype in (np.uint8, np.int16, np.int32, np.int64):
+            # Equal content under one name: anything but equal counts would be a conflict.
+            reporter.report(1, "seq", routed_experts(0, 6).astype(dtype))
+            reporter.report(1, "seq", torch.from_numpy(routed_experts(0, 6).astype(dtype)))
+        assert reporter.flush() == 8
+
+
+def test_the_array_may_be_reused_at_once(shared_planner: Service, job_id: str) -> None:
+    array = routed_experts(0, 6)
+    with reporter_of(shared_planner.address, job_id) as reporter:
+        reporter.report(1, "seq", array)
+        array[:] = 0
+        reporter.report(1, "seq", routed_experts(0, 6))
+        assert reporter.flush() == 2
+
+
+@pytest.mark.parametrize(
+    "routed_TLK", [np.zeros((4, 3), dtype=np.uint8), np.zeros((4, 3, 2)), np.zeros((4, 3, 2), dtype=bool)]
+)
+def test_arrays_of_another_shape_or_dtype_are_refused_at_once(routed_TLK: np.ndarray) -> None:
+    with pytest.raises(InvalidInput, match=r"routed_experts: expected integers of shape \[rows, layers, top_k\]"):
+        reporter_of(NOWHERE, "job").report(1, "seq", routed_TLK)
+
+
+@pytest.mark.parametrize(
+    ("routed_TLK", "fault"),
+    [
+        (np.full((4, 3, 2), MODEL.num_experts, dtype=np.uint8), "expert"),
+        (np.zeros((4, 2, 2), dtype=np.uint8), r"counts.shape: expected \[3, 8\], got \[2, 8\]"),
+        (np.zeros((4, 3, 3), dtype=np.uint8), r"expected a sum of 8 \(4 rows x top 2\), got 12"),
+    ],
+)
+def test_flush_names_the_first_refused_sequence_and_the_others_are_kept(
+    client: PlannerClient, shared_planner: Service, job_id: str, routed_TLK: np.ndarray, fault: str
+) -> None:
+    with reporter_of(shared_planner.address, job_id) as reporter:
+        reporter.report(7, "before", routed_experts(0, 6))
+        reporter.report(7, "bad", routed_TLK)
+        reporter.report(7, "after", routed_experts(1, 6))
+        with pytest.raises(InvalidInput, match=rf"1 sequences were refused; the first is 'bad' of step 7: .*{fault}"):
+            reporter.flush()
+        assert reporter.flush() == 0
+    client.submit_schedule(job_id, 7, ["before", "after"], Schedule.round_robin(2, 1, CLUSTER))
+
+
+def test_an_unknown_job_and_conflicting_content_are_refusals(shared_planner: Service, job_id: str) -> None:
+    with reporter_of(shared_planner.address, "nobody") as reporter:
+        reporter.report(1, "seq", routed_experts(0, 6))
+        with pytest.raises(UnknownJob, match="'nobody' is not registered"):
+            reporter.flush()
+    with reporter_of(shared_planner.address, job_id) as reporter:
+        reporter.report(1, "seq", routed_experts(0, 6))
+        reporter.report(1, "seq", routed_experts(1, 6))
+        with pytest.raises(Conflict, match="'seq' of step 1"):
+            reporter.flush()
+
+
+def test_leaving_the_context_flushes_and_raises(shared_planner: Service) -> None:
+    with pytest.raises(UnknownJob), reporter_of(shared_planner.address, "nobody") as reporter:
+        reporter.report(1, "seq", routed_experts(0, 6))
+
+
+def test_S7_a_full_buffer_drops_counts_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    array = routed_experts(0, 10)
+    reporter = reporter_of(NOWHERE, "job", buffer_size_bytes=3 * array.nbytes)
+    with caplog.at_level(logging.WARNING):
+        taken = [reporter.report(1, f"seq-{index}", array) for index in range(6)]
+        # Counting makes room, so the first few may all fit; a large one never does.
+        taken.append(reporter.report(1, "large", np.repeat(array, 4, axis=0)))
+        taken.append(reporter.report(1, "large", np.repeat(array, 4, axis=0)))
+    assert taken[:3] == [True, True, True]
+    assert taken[-2:] == [False, False]
+    assert reporter.num_dropped == taken.count(False)
+    assert caplog.text.count("raise buffer_size_bytes") == 1
+    reporter.close()
+
+
+def test_L1_reporting_never_waits_for_a_planner_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
+    reporter = reporter_of(NOWHERE, "job")
+    for index in range(50):
+        assert reporter.report(1, f"seq-{index}", routed_experts(0, 6))
+    with pytest.raises(Unavailable, match=rf"50 sequences were not acknowledged by the planner at {NOWHERE}"):
+        reporter.flush(timeout_s=0.2)
+    started_at = time.monotonic()
+    reporter.close()
+    assert time.monotonic() - started_at < 10
+    assert "closed with 50 sequences" in caplog.text
+    with pytest.raises(RelibraError, match="closed"):
+        reporter.report(1, "seq", routed_experts(0, 6))
+    reporter.close()
+
+
+def test_many_threads_report_through_one_reporter(client: PlannerClient, shared_planner: Service, job_id: str) -> None:
+    with reporter_of(shared_planner.address, job_id) as reporter:
+
+        def work(worker: int) -> None:
+            for index in range(25):
+                reporter.report(1, f"seq-{worker}-{index}", routed_experts(index, 6))
+
+        workers = [threading.Thread(target=work, args=[worker]) for worker in range(8)]
+        for each in workers:
+            each.start()
+        for each in workers:
+            each.join()
+        assert reporter.flush() == 200
+    ids = [f"seq-{worker}-{index}" for worker in range(8) for index in range(25)]
+    client.submit_schedule(job_id, 1, ids, Schedule.round_robin(200, 2, CLUSTER))
+
+
+def test_L2_only_what_was_not_acknowledged_is_sent_to_a_planner_that_came_back(
+    planner: Service, redis_url: str
+) -> None:
+    """What was acknowledged is taken away behind the planner's back: if it were sent again, it would reappear."""
+    with PlannerClient(planner.address) as client, Redis.from_url(redis_url) as redis:
+        client.register_job("job", MODEL, CLUSTER, PARAMS)
+        with reporter_of(planner.address, "job") as reporter:
+            for index in range(20):
+                reporter.report(1, f"early-{index}", routed_experts(index, 6))
+            assert reporter.flush() == 20
+            planner.kill()
+            assert redis.delete("relibra:{job}:step:1:counts") == 1
+            for index in range(20):
+                reporter.report(1, f"late-{index}", routed_experts(index, 6))
+            with pytest.raises(Unavailable, match="20 sequences were not acknowledged"):
+                reporter.flush(timeout_s=0.2)
+            planner.start()
+            assert reporter.flush() == 20
+        late = [f"late-{index}" for index in range(20)]
+        with pytest.raises(NotFound, match=r"1 of 21 .* 'early-0'"):
+            client.submit_schedule("job", 1, [*late, "early-0"], Schedule.round_robin(21, 1, CLUSTER))
+        client.submit_schedule("job", 1, late, Schedule.round_robin(20, 1, CLUSTER))
+
+
+def test_L2_sequences_in_flight_when_the_planner_dies_arrive_after_it_is_back(planner: Service, redis_url: str) -> None:
+    with PlannerClient(planner.address) as client:
+        client.register_job("job", MODEL, CLUSTER, PARAMS)
+        with reporter_of(planner.address, "job") as reporter:
+            reporter.report(1, "first", routed_experts(0, 6))
+            assert reporter.flush() == 1
+            # A stopped planner takes bytes and answers nothing.
+            os.kill(planner.process.pid, signal.SIGSTOP)
+            for index in range(20):
+                reporter.report(1, f"seq-{index}", routed_experts(index, 6))
+            with pytest.raises(Unavailable, match="20 sequences"):
+                reporter.flush(timeout_s=0.2)
+            planner.kill()
+            planner.start()
+            assert reporter.flush() == 20
+        ids = ["first", *(f"seq-{index}" for index in range(20))]
+        client.submit_schedule("job", 1, ids, Schedule.round_robin(21, 1, CLUSTER))
+
+
+def test_L4_a_planner_that_drains_leaves_nothing_half_answered(planner: Service, redis_url: str) -> None:
+    with PlannerClient(planner.address) as client:
+        client.register_job("job", MODEL, CLUSTER, PARAMS)
+        with reporter_of(planner.address, "job") as reporter:
+            for index in range(10):
+                reporter.report(1, f"seq-{index}", routed_experts(index, 6))
+            assert reporter.flush() == 10
+            # The stream is open and idle: draining must end it, not wait for it.
+            started_at = time.monotonic()
+            assert planner.stop() == 0
+            assert time.monotonic() - started_at < 8
+            reporter.report(1, "seq-10", routed_experts(0, 6))
+            planner.start()
+            assert reporter.flush() == 1
+        eventually(lambda: "planner drains" in planner.log())
+        client.submit_schedule("job", 1, [f"seq-{index}" for index in range(11)], Schedule.round_robin(11, 1, CLUSTER))
+
+
+def test_importing_it_takes_numpy_grpc_and_protobuf_only() -> None:
+    script = (
+        "import sys; import relibra.rollout;"
+        "print([each for each in ('redis', 'fastapi', 'uvicorn', 'torch', 'numba', 'typer', 'pydantic', 'rich')"
+        " if each in sys.modules])"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"

@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from relibra.errors import InvalidInput
+from relibra.v1 import array_pb2
+from relibra.wire import array
+
+DTYPES = [np.uint8, np.uint16, np.uint32, np.int32, np.int64, np.float64]
+
+
+@given(
+    npst.arrays(
+        dtype=st.sampled_from([np.dtype(each).newbyteorder(order) for each in DTYPES for order in "<>"]),
+        shape=npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4),
+    )
+)
+def test_arrays_survive_the_wire(value: np.ndarray) -> None:
+    data = array.encode(value).SerializeToString()
+    decoded = array.decode(array_pb2.Array.FromString(data), "field", kinds="uif", shape=(None,) * value.ndim)
+    np.testing.assert_array_equal(decoded, value)
+    assert decoded.dtype == value.dtype.newbyteorder("<")
+
+
+def test_decoded_arrays_are_read_only() -> None:
+    message = array.encode(np.arange(4, dtype=np.int32))
+    assert not array.decode(message, "field", kinds="i", shape=(4,)).flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("message", "fault"),
+    [
+        (array_pb2.Array(shape=[2], data=b"ab"), r"field.dtype: expected one of uint8, .*got code 0"),
+        (array_pb2.Array(dtype=array_pb2.D_TYPE_FLOAT64, shape=[0]), r"field.dtype: .* got float64"),
+        (array_pb2.Array(dtype=99, shape=[2], data=b"ab"), r"field.dtype: .* got code 99"),  # type: ignore[arg-type]
+        (array_pb2.Array(dtype=array_pb2.D_TYPE_UINT8, shape=[3], data=b"abc"), r"field.shape: expected \[2\]"),
+        (array_pb2.Array(dtype=array_pb2.D_TYPE_UINT8, data=b"ab"), r"field.shape: .* got \[\]"),
+        (array_pb2.Array(dtype=array_pb2.D_TYPE_UINT8, shape=[2, 1], data=b"ab"), r"field.shape: .* got \[2, 1\]"),
+        (array_pb2.Array(dtype=array_pb2.D_TYPE_UINT8, shape=[2], data=b"a"), r"field.data: expected 2 bytes, got 1"),
+        (array_pb2.Array(dtype=array_pb2.D_TYPE_UINT16, shape=[2], data=b"ab"), r"field.data: expected 4 bytes, got 2"),
+    ],
+)
+def test_malformed_arrays_are_refused_by_name(message: array_pb2.Array, fault: str) -> None:
+    with pytest.raises(InvalidInput, match=fault):
+        array.decode(message, "field", kinds="u", shape=(2,))
+
+
+@given(
+    st.builds(
+        array_pb2.Array,
+        dtype=st.integers(0, 8),
+        shape=st.lists(st.sampled_from([0, 1, 2, 2**31, 2**32 - 1]), max_size=5),
+        data=st.binary(max_size=16),
+    ),
+    st.lists(st.none() | st.integers(0, 2), max_size=5),
+)
+def test_S7_any_message_decodes_or_is_refused(message: array_pb2.Array, shape: list[int | None]) -> None:
+    try:
+        value = array.decode(message, "field", kinds="iuf", shape=tuple(shape))
+    except InvalidInput:
+        return
+    assert value.nbytes == len(message.data)

@@ -1,0 +1,151 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relibra.errors import InvalidInput
+from relibra.planning import Cluster, ExecutionReport, Model, Phase, PlanId, PlanParams, RankPlan, Schedule
+from relibra.v1 import execution_pb2, job_pb2, plan_pb2
+from relibra.wire import array, messages
+
+MODEL = Model(num_layers=3, num_experts=8, top_k=2)
+CLUSTER = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1, num_ep_groups=2)
+
+
+def same(left: object, right: object) -> bool:
+    """Dataclass equality, arrays by value."""
+    return all(
+        np.array_equal(a, b) if isinstance(a := getattr(left, field.name), np.ndarray) else a == b
+        for field in dataclasses.fields(left)  # type: ignore[arg-type]
+        for b in [getattr(right, field.name)]
+    )
+
+
+@given(
+    layers=st.integers(1, 100),
+    shares=st.integers(1, 64),
+    nodes=st.integers(1, 8),
+    gpus=st.integers(1, 8),
+    groups=st.integers(1, 4),
+    size_bytes=st.integers(0, 2**40),
+    seed=st.integers(0, 2**63),
+)
+def test_registrations_survive_the_wire(
+    layers: int, shares: int, nodes: int, gpus: int, groups: int, size_bytes: int, seed: int
+) -> None:
+    model = Model(
+        num_layers=layers,
+        num_experts=shares * nodes * gpus,
+        top_k=1,
+        expert_weight_size_bytes=size_bytes,
+        expert_state_size_bytes=7 * size_bytes,
+    )
+    cluster = Cluster(num_nodes=nodes, gpus_per_node=gpus, redundant_slots=2, num_ep_groups=groups)
+    params = PlanParams(seed=seed, min_tokens_per_replica=4)
+    data = messages.encode_registration("job", model, cluster, params).SerializeToString()
+    assert messages.decode_registration(job_pb2.RegisterJobRequest.FromString(data)) == ("job", model, cluster, params)
+
+
+@pytest.mark.parametrize("job_id", ["", "A", "a" * 65, "-a", "a b", "a:b", "a{b}", "../a", "é", "a\n"])
+def test_S6_job_ids_that_could_be_mistaken_are_refused(job_id: str) -> None:
+    with pytest.raises(InvalidInput, match="job_id"):
+        messages.check_job_id(job_id)
+
+
+def test_ranks_that_do_not_divide_the_experts_are_refused() -> None:
+    request = messages.encode_registration("job", dataclasses.replace(MODEL, num_experts=6), CLUSTER, PlanParams())
+    with pytest.raises(InvalidInput, match=r"model.num_experts: expected a multiple of the 4 EP ranks .* got 6"):
+        messages.decode_registration(request)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 1)), min_size=1, max_size=20))
+def test_schedules_survive_the_wire(rows: list[tuple[int, int, int]]) -> None:
+    micro_batch_S, source_rank_S, ep_group_S = np.array(rows, dtype=np.int32).T
+    schedule = Schedule(micro_batch_S=micro_batch_S, source_rank_S=source_rank_S, ep_group_S=ep_group_S)
+    ids = [f"s{index}" for index in range(len(rows))]
+    data = messages.encode_schedule(ids, schedule).SerializeToString()
+    decoded_ids, decoded = messages.decode_schedule(plan_pb2.Schedule.FromString(data), CLUSTER)
+    assert decoded_ids == ids
+    assert same(decoded, schedule)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "fault"),
+    [
+        ("micro_batch", np.array([0, -1], dtype=np.int32), r"schedule.micro_batch: expected at least 0, got -1"),
+        ("source_rank", np.array([0, 4], dtype=np.int32), r"schedule.source_rank\[1\]: expected 0 to 3, got 4"),
+        ("ep_group", np.array([2, 0], dtype=np.int32), r"schedule.ep_group\[0\]: expected 0 to 1, got 2"),
+        ("source_rank", np.array([0], dtype=np.int32), r"schedule.source_rank.shape: expected \[2\], got \[1\]"),
+        ("source_rank", np.array([0.0, 1.0]), r"schedule.source_rank.dtype"),
+        ("source_rank", np.array([0, 2**32], dtype=np.int64), r"schedule.source_rank: expected at most 2147483647"),
+        ("source_rank", np.array([0, 2**32 - 1], dtype=np.uint32), r"schedule.source_rank: expected at most"),
+    ],
+)
+def test_bad_schedules_are_refused_by_name(field: str, value: np.ndarray, fault: str) -> None:
+    message = messages.encode_schedule(["a", "b"], Schedule.round_robin(2, 2, CLUSTER))
+    getattr(message, field).CopyFrom(array.encode(value))
+    with pytest.raises(InvalidInput, match=fault):
+        messages.decode_schedule(message, CLUSTER)
+
+
+def test_a_sequence_scheduled_twice_is_named() -> None:
+    message = messages.encode_schedule(["a", "b", "b", "a"], Schedule.round_robin(4, 2, CLUSTER))
+    with pytest.raises(InvalidInput, match=r"each sequence once, got 'b' twice"):
+        messages.decode_schedule(message, CLUSTER)
+
+
+def test_rank_plans_survive_the_wire() -> None:
+    plan = RankPlan(
+        id=PlanId(epoch=2**63 - 1, version=7),
+        step=5,
+        digest=bytes(range(32)),
+        home_rank_LE=CLUSTER.identity_placement(MODEL),
+        replica_index_Q4=np.array([[0, 1, 2, 0], [3, 2, 7, 2]], dtype=np.int32),
+        replica_share_Q=np.array([4, 0], dtype=np.int32),
+        num_micro_batches=2,
+        reason="two replicas",
+    )
+    data = messages.encode_rank_plan(plan).SerializeToString()
+    assert same(messages.decode_rank_plan(plan_pb2.RankPlan.FromString(data), MODEL), plan)
+    with pytest.raises(InvalidInput, match=r"plan.home_rank.shape"):
+        messages.decode_rank_plan(plan_pb2.RankPlan.FromString(data), dataclasses.replace(MODEL, num_layers=2))
+
+
+@pytest.mark.parametrize("applied", [None, PlanId(epoch=2**63 - 1, version=1)])
+@pytest.mark.parametrize("phase", list(Phase))
+def test_execution_reports_survive_the_wire(applied: PlanId | None, phase: Phase) -> None:
+    report = ExecutionReport(
+        step=5,
+        phase=phase,
+        ep_group=1,
+        ep_rank=3,
+        applied=applied,
+        reason="as planned",
+        realised_load_ML=np.array([[1, 2, 2**40]], dtype=np.int64),
+        reorder_sent_bytes=2**40,
+        replica_sent_bytes=1,
+        plan_wait_s=0.5,
+    )
+    data = messages.encode_execution("job", report).SerializeToString()
+    request = execution_pb2.ReportExecutionRequest.FromString(data)
+    assert same(messages.decode_execution(request, MODEL, CLUSTER), report)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"phase": execution_pb2.PHASE_UNSPECIFIED}, "phase: expected recompute or update"),
+        ({"ep_rank": 4}, "ep_rank: expected 0 to 3, got 4"),
+        ({"ep_group": 2}, "ep_group: expected 0 to 1, got 2"),
+    ],
+)
+def test_bad_execution_reports_are_refused_by_name(change: dict[str, int], fault: str) -> None:
+    fields = {"phase": execution_pb2.PHASE_UPDATE} | change
+    request = execution_pb2.ReportExecutionRequest(
+        **fields,  # type: ignore[arg-type]
+        realised_load=array.encode(np.zeros((1, 3), dtype=np.int64)),
+    )
+    with pytest.raises(InvalidInput, match=fault):
+        messages.decode_execution(request, MODEL, CLUSTER)
