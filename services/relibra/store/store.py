@@ -377,9 +377,9 @@ class Store:
 def _new_epoch() -> int:
     """Later incarnations of a job have larger epochs, so that an agent can tell which of two is the older one (S4).
 
-    Milliseconds, then random bits against two planners at once; below 2**63 for some 260 years.
+    Microseconds, then random bits against two planners at once; below 2**63 until the year 2255.
     """
-    return time.time_ns() // 1_000_000 << 20 | secrets.randbits(20)
+    return time.time_ns() // 1_000 << 10 | secrets.randbits(10)
 
 
 def _script(name: str) -> str:
