@@ -8,6 +8,7 @@ from services_harness import CLUSTER, MODEL, Loop, Service, count, eventually, r
 
 from relibra.errors import Conflict, InvalidInput, NotFound, NotReady, UnknownJob
 from relibra.planning import RankPlan, Schedule, check_rank_plan
+from relibra.rollout import RolloutReporter
 from relibra.store import Store
 from relibra.v1 import plan_pb2, plan_pb2_grpc
 from relibra.wire import array, messages
@@ -48,6 +49,25 @@ def test_every_rank_gets_its_part_of_one_valid_plan(client: PlannerClient, job_i
         np.testing.assert_array_equal(plan.replica_index_Q4, plans[0].replica_index_Q4)
     assert plans[0].num_micro_batches == 2
     assert plans[0].reason
+
+
+def test_S6_jobs_with_the_same_steps_and_sequence_ids_do_not_touch_each_other(
+    client: PlannerClient, shared_planner: Service, job_id: str, ids: list[str]
+) -> None:
+    other = f"{job_id[:40]}-other"
+    client.register_job(other, MODEL, CLUSTER, PARAMS)
+    with pytest.raises(NotFound, match="were never reported"):
+        client.submit_schedule(other, 1, ids, SCHEDULE)
+    with RolloutReporter(shared_planner.address, other, num_experts=MODEL.num_experts) as reporter:
+        for sequence_id in ids:
+            reporter.report(1, sequence_id, routed_experts(99, 7))
+    one_micro_batch = Schedule.round_robin(8, 1, CLUSTER)
+    client.submit_schedule(other, 1, ids, one_micro_batch)
+    client.submit_schedule(job_id, 1, ids, SCHEDULE)
+    plan, other_plan = (client.fetch_plan(each, 1, MODEL, 0, wait_s=30) for each in (job_id, other))
+    assert (plan.num_micro_batches, other_plan.num_micro_batches) == (2, 1)
+    assert plan.id.epoch != other_plan.id.epoch
+    assert plan.digest != other_plan.digest
 
 
 def test_a_fetch_that_waits_gets_the_plan_when_it_is_published(
