@@ -54,7 +54,7 @@ def _large_step() -> tuple[StepLoad, Schedule, Model, Cluster]:
     popularity_MLE = np.exp(rng.normal(0, 0.8, (1, 58, 256)) + rng.normal(0, 0.2, (32, 58, 256)))
     popularity_MLE /= popularity_MLE.sum(axis=-1, keepdims=True)
     source_load = rng.poisson(popularity_MLE[:, :, None] * 8192 * 8, (32, 58, 64, 256)).astype(np.int32)
-    return StepLoad(source_load_MLRE=source_load), Schedule.round_robin(2048, 32, cluster), model, cluster
+    return StepLoad.of_sources(source_load), Schedule.round_robin(2048, 32, cluster), model, cluster
 
 
 def main() -> None:

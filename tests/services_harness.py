@@ -21,7 +21,7 @@ import pytest
 from numpy.typing import NDArray
 from redis import Redis
 
-from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, StepLoad
+from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, SourceShares, StepLoad
 from relibra.planning.load import home_loads, imbalance
 from relibra.planning.plan import Forecast
 from relibra.rollout import RolloutReporter
@@ -75,7 +75,7 @@ def plain_plan(
         home_rank_LE=home_LE.astype(np.int32),
         quota_index_Q4=np.stack([row_Q, layer_Q, expert_Q, home_LE[layer_Q, expert_Q]], axis=1).astype(np.int32),
         quota_tokens_Q=load.load_MLE[row_Q, layer_Q, expert_Q],
-        source_quota_QR=load.source_load_MLRE[row_Q, layer_Q, :, expert_Q],
+        shares=SourceShares.stored(np.zeros((0, CLUSTER.num_ranks), dtype=np.int32)),
         lower_bound_ML=loads_MLR.mean(axis=-1),
         forecast=Forecast(
             imbalance_before=imbalance(loads_MLR),

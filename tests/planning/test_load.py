@@ -13,9 +13,8 @@ def test_sequences_sum_into_the_cells_of_their_schedule():
     )
     counts_SLE = np.array([[[1, 2]], [[10, 20]], [[5, 0]]], dtype=np.uint32)
     load = StepLoad.of(counts_SLE, schedule, cluster)
-    assert load.source_load_MLRE.shape == (4, 1, 2, 2)
-    np.testing.assert_array_equal(load.source_load_MLRE[0, 0], [[0, 0], [11, 22]])
-    np.testing.assert_array_equal(load.source_load_MLRE[3, 0], [[5, 0], [0, 0]])
+    np.testing.assert_array_equal(load.source_load_RLE(0), [[[0, 0]], [[11, 22]]])
+    np.testing.assert_array_equal(load.source_load_RLE(3), [[[5, 0]], [[0, 0]]])
     np.testing.assert_array_equal(load.load_MLE[:, 0], [[11, 22], [0, 0], [0, 0], [5, 0]])
 
 
@@ -23,6 +22,26 @@ def test_a_schedule_of_other_sequences_is_refused():
     cluster = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=0)
     with pytest.raises(InvalidInput, match="schedule: expected 3 sequences, got 2"):
         StepLoad.of(np.zeros((3, 1, 2), dtype=np.uint32), Schedule.round_robin(2, 1, cluster), cluster)
+
+
+def test_loads_by_source_rank_are_one_sequence_each():
+    source_load_MLRE = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    load = StepLoad.of_sources(source_load_MLRE)
+    np.testing.assert_array_equal(load.load_MLE, source_load_MLRE.sum(axis=2))
+    np.testing.assert_array_equal(load.source_load_RLE(1), source_load_MLRE[1].transpose(1, 0, 2))
+
+
+@pytest.mark.parametrize(
+    ("counts_SLE", "message"),
+    [
+        (np.full((2, 1, 2), -1), "load: expected at least 0 tokens everywhere, got -1"),
+        (np.zeros((2, 1, 2)), "load: expected whole token copies, got float64"),
+    ],
+)
+def test_counts_that_are_none_are_refused(counts_SLE, message):
+    cluster = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=0)
+    with pytest.raises(InvalidInput, match=message):
+        StepLoad.of(counts_SLE, Schedule.round_robin(2, 1, cluster), cluster)
 
 
 def test_rank_loads_and_home_loads():

@@ -62,7 +62,7 @@ def test_the_file_has_the_keys_and_types_others_read(content, plan):
         "ep_group": ("int32", (12,)),
         "quota_index": ("int32", (num_quotas, 4)),
         "quota_tokens": ("int64", (num_quotas,)),
-        "source_quota": ("int32", (num_quotas, num_ranks)),
+        "replica_share": ("int32", (int(plan.is_replica_Q.sum()), num_ranks)),
         "lower_bound": ("float64", (plan.num_rows, 2)),
     }
     assert plan.digest.hex() in str(arrays["meta"])
@@ -74,7 +74,7 @@ def test_a_repacked_plan_says_so(plan):
     assert plan_from_bytes(content).repacked
 
 
-@pytest.mark.parametrize("key", ["home_rank", "quota_tokens", "lower_bound", "micro_batch"])
+@pytest.mark.parametrize("key", ["home_rank", "quota_tokens", "lower_bound", "micro_batch", "replica_share"])
 def test_changed_content_is_refused(content, key):
     arrays = _arrays(content)
     arrays[key] = arrays[key] + 1
@@ -84,8 +84,8 @@ def test_changed_content_is_refused(content, key):
 
 def test_a_missing_key_is_named(content):
     arrays = _arrays(content)
-    del arrays["source_quota"]
-    with pytest.raises(InvalidPlan, match="got no source_quota"):
+    del arrays["replica_share"]
+    with pytest.raises(InvalidPlan, match="got no replica_share"):
         plan_from_bytes(_file(arrays))
 
 

@@ -31,13 +31,15 @@ def test_S2_every_plan_is_valid_for_its_load(problems, data):
 
 @given(data=st.data())
 @_EXAMPLES
-def test_source_quotas_sum_to_quotas_and_to_what_each_source_has(problems, data):
+def test_source_shares_sum_to_quotas_and_stay_within_what_each_source_has(problems, data):
     problem = data.draw(problems)
     plan = problem.solve()
-    np.testing.assert_array_equal(plan.source_quota_QR.sum(axis=1, dtype=np.int64), plan.quota_tokens_Q)
-    planned_MLER = np.zeros_like(problem.load.source_load_MLRE.transpose(0, 1, 3, 2))
-    np.add.at(planned_MLER, tuple(plan.quota_index_Q4[:, :3].T), plan.source_quota_QR)
-    np.testing.assert_array_equal(planned_MLER.transpose(0, 1, 3, 2), problem.load.source_load_MLRE)
+    share_YR, replica_Q = plan.shares.to_array(), plan.is_replica_Q
+    np.testing.assert_array_equal(share_YR.sum(axis=1, dtype=np.int64), plan.quota_tokens_Q[replica_Q])
+    given_MLER = np.zeros((*problem.load_MLE.shape, problem.cluster.num_ranks), dtype=np.int64)
+    np.add.at(given_MLER, tuple(plan.quota_index_Q4[replica_Q, :3].T), share_YR)
+    source_MRLE = np.stack([problem.load.source_load_RLE(row) for row in range(plan.num_rows)])
+    assert (given_MLER <= source_MRLE.transpose(0, 2, 3, 1)).all()
 
 
 @given(data=st.data())
@@ -120,9 +122,9 @@ def test_an_empty_step_is_ideal(random_problem):
 
 def test_fewer_tokens_than_ranks(random_problem):
     problem = random_problem.random(0, num_nodes=2, gpus_per_node=4, scale=0)
-    source_load = problem.load.source_load_MLRE.copy()
+    source_load = np.zeros((*problem.load_MLE.shape[:2], problem.cluster.num_ranks, 16), dtype=np.int32)
     source_load[0, 0, 5, 7] = 3
-    problem = replace(problem, load=StepLoad(source_load_MLRE=source_load))
+    problem = replace(problem, load=StepLoad.of_sources(source_load))
     plan = problem.solve()
     check_plan(plan, problem.load_MLE)
     assert plan.rank_loads_MLR[0, 0].max() == plan.lower_bound_ML[0, 0] == 1
@@ -142,7 +144,7 @@ def test_loads_near_the_largest_int32():
     source_load[0, 0, 0, 0] = np.iinfo(np.int32).max
     source_load[1, 0, :, :] = np.iinfo(np.int32).max // 32
     schedule = Schedule.round_robin(2, 2, cluster)
-    load = StepLoad(source_load_MLRE=source_load)
+    load = StepLoad.of_sources(source_load)
     plan = solve(load, schedule, model, cluster)
     check_plan(plan, load.load_MLE)
     assert plan.rank_loads_MLR[0, 0].max() == plan.lower_bound_ML[0, 0] >= 2**30
@@ -154,7 +156,7 @@ def test_one_expert_a_rank_on_512_ranks(num_nodes, gpus_per_node, num_experts):
     model = Model(num_layers=1, num_experts=num_experts, top_k=8)
     rng = np.random.default_rng(0)
     source_load = rng.poisson(rng.lognormal(0, 1, (1, 1, 1, num_experts)), (1, 1, 512, num_experts)).astype(np.int32)
-    load = StepLoad(source_load_MLRE=source_load)
+    load = StepLoad.of_sources(source_load)
     plan = solve(load, Schedule.round_robin(4, 1, cluster), model, cluster)
     check_plan(plan, load.load_MLE)
     assert plan.forecast.imbalance_after <= plan.forecast.imbalance_before
@@ -162,7 +164,7 @@ def test_one_expert_a_rank_on_512_ranks(num_nodes, gpus_per_node, num_experts):
 
 def test_a_uniform_load_moves_no_expert(random_problem):
     problem = random_problem.random(0, has_previous=True)
-    uniform = StepLoad(source_load_MLRE=np.full_like(problem.load.source_load_MLRE, 100))
+    uniform = replace(problem.load, counts_SLE=np.full_like(problem.load.counts_SLE, 100))
     plan = replace(problem, load=uniform).solve()
     np.testing.assert_array_equal(plan.home_rank_LE, problem.previous_home_LE)
     assert "no layer reorders" in plan.reason
@@ -177,14 +179,14 @@ def test_experts_that_the_ranks_do_not_divide_are_refused(random_problem):
 
 def test_a_load_of_another_shape_is_refused(random_problem):
     problem = random_problem.random(0)
-    with pytest.raises(InvalidInput, match=r"load: expected shape \[M, L, R, E\]"):
-        replace(problem, load=StepLoad(source_load_MLRE=problem.load.source_load_MLRE[:, :1])).solve()
+    with pytest.raises(InvalidInput, match=r"load: expected \[M, R, L, E\]"):
+        replace(problem, load=replace(problem.load, counts_SLE=problem.load.counts_SLE[:, :1])).solve()
 
 
 def test_a_negative_load_is_refused(random_problem):
     problem = random_problem.random(0)
     with pytest.raises(InvalidInput, match="at least 0 tokens"):
-        replace(problem, load=StepLoad(source_load_MLRE=problem.load.source_load_MLRE - 10**6)).solve()
+        replace(problem, load=replace(problem.load, counts_SLE=problem.load.counts_SLE - 10**6)).solve()
 
 
 def test_a_previous_placement_that_is_none_is_refused(random_problem):

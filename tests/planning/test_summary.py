@@ -15,8 +15,14 @@ def test_bytes_follow_from_the_sizes_of_the_model(random_problem):
 
 def test_the_sentence_gives_numbers_and_reasons(random_problem):
     numbers = replace(
-        random_problem.random(0).solve().forecast, imbalance_before=2.0, imbalance_after=1.01, imbalance_bound=1.0
+        random_problem.random(0).solve().forecast,
+        imbalance_before=2.0,
+        imbalance_after=1.01,
+        imbalance_bound=1.0,
+        imbalance_floor=1.0,
     )
     text = sentence(numbers, ["this", "that"])
-    assert text == "imbalance falls from 2.000 to 1.010, 1.00% above the bound: this; that"
-    assert "to 1.000, the bound:" in sentence(replace(numbers, imbalance_after=1.0), ["this"])
+    assert text == (
+        "imbalance falls from 2.000 to 1.010, 1.00% above the bound; no placement is below 1.000: this; that"
+    )
+    assert "to 1.000, the bound;" in sentence(replace(numbers, imbalance_after=1.0), ["this"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from relibra.errors import InvalidPlan
-from relibra.planning import PlanId, RankPlan, check_placement, check_plan, check_rank_plan
+from relibra.planning import PlanId, RankPlan, SourceShares, check_placement, check_plan, check_rank_plan
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +37,17 @@ def _with_line(plan, index4, tokens):
     """Add a quota, sorted in, all of its tokens from source rank 0."""
     index_Q4 = np.concatenate([plan.quota_index_Q4, np.array([index4], dtype=np.int32)])
     order_Q = np.lexsort(index_Q4.T[::-1])
-    source_R = np.zeros((1, plan.cluster.num_ranks), dtype=np.int32)
-    source_R[0, 0] = tokens
-    return replace(
-        plan,
-        quota_index_Q4=index_Q4[order_Q],
-        quota_tokens_Q=np.append(plan.quota_tokens_Q, tokens)[order_Q],
-        source_quota_QR=np.concatenate([plan.source_quota_QR, source_R])[order_Q],
+    source_QR = np.zeros((len(index_Q4), plan.cluster.num_ranks), dtype=np.int32)
+    source_QR[:-1][plan.is_replica_Q] = plan.shares.to_array()
+    source_QR[-1, 0] = tokens
+    changed = replace(
+        plan, quota_index_Q4=index_Q4[order_Q], quota_tokens_Q=np.append(plan.quota_tokens_Q, tokens)[order_Q]
     )
+    return replace(changed, shares=SourceShares.stored(source_QR[order_Q][changed.is_replica_Q]))
+
+
+def _with_shares(plan, share_YR):
+    return replace(plan, shares=SourceShares.stored(share_YR))
 
 
 def test_S2_a_solved_plan_is_valid(plan, problem):
@@ -87,7 +90,6 @@ def test_S2_quotas_out_of_order(plan):
         plan,
         quota_index_Q4=plan.quota_index_Q4[swapped_Q],
         quota_tokens_Q=plan.quota_tokens_Q[swapped_Q],
-        source_quota_QR=plan.source_quota_QR[swapped_Q],
     )
     assert _faults(broken) == ["quotas are not sorted and unique by (row, layer, expert, rank)"]
 
@@ -107,20 +109,30 @@ def test_S2_a_negative_quota(plan):
     assert "a quota is negative" in _faults(replace(plan, quota_tokens_Q=_changed(plan.quota_tokens_Q, 0, -1)))
 
 
-def test_S2_source_quotas_of_another_shape(plan):
-    broken = replace(plan, source_quota_QR=plan.source_quota_QR[:, :3])
-    assert _faults(broken) == [f"source_quota has shape ({len(plan.quota_tokens_Q)}, 3)"]
+def test_S2_source_shares_of_another_shape(plan):
+    share_YR = plan.shares.to_array()
+    assert _faults(_with_shares(plan, share_YR[:, :3])) == [
+        f"source shares have shape ({len(share_YR)}, 3), expected 4 ranks"
+    ]
 
 
-def test_S2_a_negative_source_quota(plan):
-    source_quota_QR = plan.source_quota_QR.copy()
-    source_quota_QR[0, :2] = [-1, source_quota_QR[0, :2].sum() + 1]
-    assert _faults(replace(plan, source_quota_QR=source_quota_QR)) == ["a source quota is negative"]
+@pytest.mark.parametrize("change", [-1, 1])
+def test_S2_source_shares_missing_or_too_many(plan, change):
+    share_YR = plan.shares.to_array()
+    broken = _with_shares(plan, share_YR[:-1] if change < 0 else np.concatenate([share_YR, share_YR[:1]]))
+    assert _faults(broken) == [f"{len(share_YR) + change} source shares for {len(share_YR)} replicas"]
 
 
-def test_S2_source_quotas_that_do_not_sum_to_their_quota(plan):
-    broken = replace(plan, source_quota_QR=_changed(plan.source_quota_QR, (0, 0), plan.source_quota_QR[0, 0] + 1))
-    assert _faults(broken) == ["source quotas do not sum to their quota"]
+def test_S2_a_negative_source_share(plan):
+    share_YR = plan.shares.to_array()
+    share_YR[0, :2] = [-1, share_YR[0, :2].sum() + 1]
+    assert _faults(_with_shares(plan, share_YR)) == ["a source share is negative"]
+
+
+def test_S2_source_shares_that_do_not_sum_to_their_quota(plan):
+    share_YR = plan.shares.to_array()
+    share_YR[0, 0] += 1
+    assert _faults(_with_shares(plan, share_YR)) == ["source shares do not sum to their replica's quota"]
 
 
 def test_S2_a_lower_bound_of_another_shape(plan):

@@ -28,7 +28,7 @@ class ServedPlan:
         """Decode a plan file. Takes long for large plans: call it beside the event loop."""
         plan = plan_from_bytes(file)
         first_rank = RankPlan.of(plan, rank=0, id=record.id, step=record.step)
-        return cls(first_rank=first_rank, share_RQ=np.ascontiguousarray(plan.source_quota_QR[plan.is_replica_Q].T))
+        return cls(first_rank=first_rank, share_RQ=np.ascontiguousarray(plan.shares.to_array().T))
 
     def for_rank(self, rank: int) -> RankPlan:
         """Return the plan as `rank` executes it; all but its shares is common to all ranks."""

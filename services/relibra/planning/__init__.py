@@ -16,6 +16,7 @@ from relibra.planning.load import StepLoad, imbalance
 from relibra.planning.plan import Plan
 from relibra.planning.rank_plan import PlanId, RankPlan
 from relibra.planning.schedule import Schedule
+from relibra.planning.shares import SourceShares
 from relibra.planning.topology import Cluster, Model, PlanParams
 from relibra.planning.validate import check_placement, check_plan, check_rank_plan
 
@@ -29,6 +30,7 @@ __all__ = [
     "PlanParams",
     "RankPlan",
     "Schedule",
+    "SourceShares",
     "StepLoad",
     "check_placement",
     "check_plan",

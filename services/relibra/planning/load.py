@@ -4,6 +4,7 @@ M rows, L layers, E experts, R EP ranks, S sequences.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,34 +14,72 @@ from relibra.planning.schedule import Schedule
 from relibra.planning.topology import Cluster
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StepLoad:
-    """The load of a step by source rank: `source_load_MLRE[m, l, s, e]` token copies that rank s routes to expert e."""
+    """What every sequence of a step routes where, and the schedule that sums it into cells.
 
-    source_load_MLRE: NDArray[np.int32]
+    Loads by source rank are `[M, L, R, E]` numbers, more than sequences have: they are summed for one row at a time,
+    when they are asked for.
+    """
 
-    @property
-    def load_MLE(self) -> NDArray[np.int64]:
-        """Token copies of every expert in every cell, int64 `[M, L, E]`."""
-        load_MLE: NDArray[np.int64] = self.source_load_MLRE.sum(axis=2, dtype=np.int64)
-        return load_MLE
+    counts_SLE: NDArray[np.integer]
+    """Token copies of every sequence."""
+    row_S: NDArray[np.int32]
+    source_rank_S: NDArray[np.int32]
+    num_rows: int
+    num_ranks: int
 
     @classmethod
     def of(cls, counts_SLE: NDArray[np.integer], schedule: Schedule, cluster: Cluster) -> "StepLoad":
         """Sum the sequences' counts `[S, L, E]` into cells.
 
         Raises:
-            InvalidInput: the schedule names a rank or group that does not exist, or another number of sequences.
+            InvalidInput: the schedule names a rank or group that does not exist, or another number of sequences, or
+                counts are not whole numbers of at least 0.
         """
         schedule.check(cluster)
-        num_sequences, num_layers, num_experts = counts_SLE.shape
+        num_sequences = len(counts_SLE)
         if num_sequences != schedule.num_sequences:
             raise InvalidInput.of("schedule", expected=f"{num_sequences} sequences", got=schedule.num_sequences)
-        load = np.zeros((schedule.num_rows(cluster), cluster.num_ranks, num_layers, num_experts), dtype=np.int32)
-        row_S = schedule.row_S
-        for sequence in range(num_sequences):
-            load[row_S[sequence], schedule.source_rank_S[sequence]] += counts_SLE[sequence].astype(np.int32)
-        return cls(source_load_MLRE=np.ascontiguousarray(load.transpose(0, 2, 1, 3)))
+        if counts_SLE.dtype.kind not in "iu":
+            raise InvalidInput.of("load", expected="whole token copies", got=counts_SLE.dtype)
+        if counts_SLE.dtype.kind == "i" and counts_SLE.size and counts_SLE.min() < 0:
+            raise InvalidInput.of("load", expected="at least 0 tokens everywhere", got=int(counts_SLE.min()))
+        return cls(
+            counts_SLE=counts_SLE,
+            row_S=schedule.row_S,
+            source_rank_S=schedule.source_rank_S,
+            num_rows=schedule.num_rows(cluster),
+            num_ranks=cluster.num_ranks,
+        )
+
+    @classmethod
+    def of_sources(cls, source_load_MLRE: NDArray[np.integer]) -> "StepLoad":
+        """Take loads by source rank as they are: one sequence for every row and rank."""
+        num_rows, num_layers, num_ranks, num_experts = source_load_MLRE.shape
+        counts_MRLE = source_load_MLRE.transpose(0, 2, 1, 3)
+        return cls(
+            counts_SLE=counts_MRLE.reshape(num_rows * num_ranks, num_layers, num_experts),
+            row_S=np.repeat(np.arange(num_rows, dtype=np.int32), num_ranks),
+            source_rank_S=np.tile(np.arange(num_ranks, dtype=np.int32), num_rows),
+            num_rows=num_rows,
+            num_ranks=num_ranks,
+        )
+
+    @cached_property
+    def load_MLE(self) -> NDArray[np.int64]:
+        """Token copies of every expert in every cell, int64 `[M, L, E]`."""
+        load_MLE = np.zeros((self.num_rows, *self.counts_SLE.shape[1:]), dtype=np.int64)
+        for sequence, row in enumerate(self.row_S):
+            load_MLE[row] += self.counts_SLE[sequence].astype(np.int64, copy=False)
+        return load_MLE
+
+    def source_load_RLE(self, row: int) -> NDArray[np.int64]:
+        """Token copies that every rank routes to every expert in one row, int64 `[R, L, E]`."""
+        load_RLE = np.zeros((self.num_ranks, *self.counts_SLE.shape[1:]), dtype=np.int64)
+        for sequence in np.flatnonzero(self.row_S == row):
+            load_RLE[self.source_rank_S[sequence]] += self.counts_SLE[sequence].astype(np.int64, copy=False)
+        return load_RLE
 
 
 def rank_loads(
@@ -51,18 +90,20 @@ def rank_loads(
     num_ranks: int,
 ) -> NDArray[np.int64]:
     """Token copies each rank computes in every cell, int64 `[M, L, R]`."""
-    loads_MLR = np.zeros((num_rows, num_layers, num_ranks), dtype=np.int64)
     row_Q, layer_Q, _, rank_Q = quota_index_Q4.T
-    np.add.at(loads_MLR, (row_Q, layer_Q, rank_Q), quota_tokens_Q)
-    return loads_MLR
+    cell_Q = (row_Q.astype(np.int64) * num_layers + layer_Q) * num_ranks + rank_Q
+    # Sums in float64 are exact: they stay far below 2**53.
+    loads = np.bincount(cell_Q, weights=quota_tokens_Q, minlength=num_rows * num_layers * num_ranks)
+    return loads.astype(np.int64).reshape(num_rows, num_layers, num_ranks)
 
 
 def home_loads(load_MLE: NDArray[np.int64], home_rank_LE: NDArray[np.int32], num_ranks: int) -> NDArray[np.int64]:
     """Token copies each rank would compute under a placement without replicas, int64 `[M, L, R]`."""
-    loads_MLR = np.zeros((*load_MLE.shape[:2], num_ranks), dtype=np.int64)
-    for layer, home_E in enumerate(home_rank_LE):
-        for rank in range(num_ranks):
-            loads_MLR[:, layer, rank] = load_MLE[:, layer, home_E == rank].sum(axis=-1)
+    num_rows, num_layers, num_experts = load_MLE.shape
+    loads_MLR = np.empty((num_rows, num_layers, num_ranks), dtype=np.int64)
+    for layer, by_rank_E in enumerate(np.argsort(home_rank_LE, axis=1, kind="stable")):
+        by_rank_MRX = load_MLE[:, layer, by_rank_E].reshape(num_rows, num_ranks, num_experts // num_ranks)
+        loads_MLR[:, layer] = by_rank_MRX.sum(axis=-1)
     return loads_MLR
 
 

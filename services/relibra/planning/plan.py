@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from relibra.planning.load import rank_loads
 from relibra.planning.schedule import Schedule
+from relibra.planning.shares import SourceShares
 from relibra.planning.topology import Cluster, Model, PlanParams
 
 
@@ -30,6 +31,8 @@ class Forecast:
     num_replicas: int
     reorder_size_bytes: int
     replica_size_bytes: int
+    imbalance_floor: float = 1.0
+    """No plan is below it, whatever its placement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +40,7 @@ class Plan:
     """One immutable step plan.
 
     `quota_index_Q4` is int32 (row, layer, expert, rank), sorted and unique, with a line for every (cell, expert) that
-    has load, the home's share included; `quota_tokens_Q` int64 are the token copies that rank computes, and
-    `source_quota_QR` int32 says from which source ranks they come.
+    has load, the home's share included; `quota_tokens_Q` int64 are the token copies that rank computes.
     """
 
     model: Model
@@ -48,7 +50,8 @@ class Plan:
     home_rank_LE: NDArray[np.int32]
     quota_index_Q4: NDArray[np.int32]
     quota_tokens_Q: NDArray[np.int64]
-    source_quota_QR: NDArray[np.int32]
+    shares: SourceShares
+    """From which source ranks the tokens of replicas come."""
     lower_bound_ML: NDArray[np.float64]
     """Tokens of the slowest rank that no plan with this placement and these slots can go below."""
     forecast: Forecast
@@ -100,11 +103,13 @@ class Plan:
         digest = hashlib.sha256(self.meta.encode())
         for name, array in self.arrays().items():
             digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
+            digest.update(np.ascontiguousarray(array).data)
+        for block_BR in self.shares.blocks():
+            digest.update(np.ascontiguousarray(block_BR).data)
         return digest.digest()
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """The arrays under their names in the plan file, in file order."""
+        """The arrays under their names in the plan file, in file order; all but the shares."""
         return {
             "home_rank": self.home_rank_LE,
             "micro_batch": self.schedule.micro_batch_S,
@@ -112,6 +117,5 @@ class Plan:
             "ep_group": self.schedule.ep_group_S,
             "quota_index": self.quota_index_Q4,
             "quota_tokens": self.quota_tokens_Q,
-            "source_quota": self.source_quota_QR,
             "lower_bound": self.lower_bound_ML,
         }

@@ -47,7 +47,7 @@ class RankPlan:
             digest=plan.digest,
             home_rank_LE=plan.home_rank_LE,
             replica_index_Q4=plan.quota_index_Q4[replica_Q],
-            replica_share_Q=plan.source_quota_QR[replica_Q, rank],
+            replica_share_Q=plan.shares.of_rank(rank),
             num_micro_batches=plan.schedule.num_micro_batches,
             reason=plan.reason,
         )

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from relibra.errors import InvalidInput
 from relibra.planning.bound import lower_bound_ML
 from relibra.planning.load import StepLoad
+from relibra.planning.packing import Packing
 from relibra.planning.plan import Plan
 from relibra.planning.reorder import reorder
 from relibra.planning.replicate import replicate
@@ -26,6 +27,7 @@ def solve(
     cluster: Cluster,
     params: PlanParams | None = None,
     previous_home_LE: NDArray[np.integer] | None = None,
+    packing: Packing | None = None,
 ) -> Plan:
     """Plan all cells of a step.
 
@@ -36,6 +38,7 @@ def solve(
         cluster: the EP groups.
         params: how to plan; defaults to `PlanParams()`.
         previous_home_LE: the placement experts are in now; defaults to the identity placement.
+        packing: where `pack` chose the schedule; the search starts from the placement it was made for.
 
     Returns:
         A plan that passes `check_plan` with this load, is at most as imbalanced as the identity plan, and is the same
@@ -47,16 +50,18 @@ def solve(
     """
     params = params or PlanParams()
     identity_LE = cluster.identity_placement(model)
-    _check(load, schedule, model, cluster)
+    check_inputs(load, schedule, model, cluster)
     previous_LE = identity_LE
     if previous_home_LE is not None:
         check_placement(previous_home_LE, model, cluster)
         previous_LE = previous_home_LE.astype(np.int32)
     load_MLE = load.load_MLE
 
-    home_LE, why_reordered = reorder(load_MLE, previous_LE, identity_LE, cluster, params)
+    start_LE = previous_LE if packing is None else packing.home_LE
+    home_LE, why_reordered = reorder(load_MLE, start_LE, identity_LE, cluster, params)
+    if packing is not None:
+        why_reordered = f"sequences are packed for a placement that moves {(home_LE != previous_LE).sum()} experts"
     quotas, why_replicated = replicate(load_MLE, home_LE, cluster, params)
-    source_quota_QR, how_split = split(load.source_load_MLRE, quotas)
     bound_ML = lower_bound_ML(load_MLE, home_LE, cluster)
     numbers = forecast(load_MLE, home_LE, previous_LE, quotas, bound_ML, model, cluster)
 
@@ -68,20 +73,24 @@ def solve(
         home_rank_LE=home_LE,
         quota_index_Q4=quotas.index_Q4,
         quota_tokens_Q=quotas.tokens_Q,
-        source_quota_QR=source_quota_QR,
+        shares=split(load, quotas, home_LE),
         lower_bound_ML=bound_ML,
         forecast=numbers,
-        reason=sentence(numbers, [why_reordered, why_replicated, how_split]),
+        reason=sentence(numbers, [why_reordered, why_replicated]),
+        repacked=packing is not None,
     )
 
 
-def _check(load: StepLoad, schedule: Schedule, model: Model, cluster: Cluster) -> None:
+def check_inputs(load: StepLoad, schedule: Schedule, model: Model, cluster: Cluster) -> None:
+    """Refuse a load that is not one of this schedule, model and cluster.
+
+    Raises:
+        InvalidInput: says what was expected.
+    """
     schedule.check(cluster)
-    expected = (schedule.num_rows(cluster), model.num_layers, cluster.num_ranks, model.num_experts)
-    source_load = load.source_load_MLRE
-    if source_load.shape != expected:
-        raise InvalidInput.of("load", expected=f"shape [M, L, R, E] = {expected}", got=source_load.shape)
-    if source_load.dtype != np.int32:
-        raise InvalidInput.of("load", expected="int32 token copies", got=source_load.dtype)
-    if source_load.size and source_load.min() < 0:
-        raise InvalidInput.of("load", expected="at least 0 tokens everywhere", got=int(source_load.min()))
+    expected = (schedule.num_rows(cluster), cluster.num_ranks, model.num_layers, model.num_experts)
+    got = (load.num_rows, load.num_ranks, *load.counts_SLE.shape[1:])
+    if got != expected:
+        raise InvalidInput.of("load", expected=f"[M, R, L, E] = {expected}", got=got)
+    if load.load_MLE.size and load.load_MLE.min() < 0:
+        raise InvalidInput.of("load", expected="at least 0 tokens everywhere", got=int(load.load_MLE.min()))

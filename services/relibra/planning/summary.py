@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from relibra.planning.load import home_loads, imbalance, rank_loads
 from relibra.planning.plan import Forecast
 from relibra.planning.replicate import Quotas
+from relibra.planning.step_bound import step_bound_L
 from relibra.planning.topology import Cluster, Model
 
 
@@ -37,6 +38,7 @@ def forecast(
         num_replicas=num_replicas,
         reorder_size_bytes=num_moved * cluster.num_ep_groups * model.expert_state_size_bytes,
         replica_size_bytes=num_replicas * model.expert_weight_size_bytes,
+        imbalance_floor=int(step_bound_L(load_MLE, cluster).sum()) * cluster.num_ranks / total if total else 1.0,
     )
 
 
@@ -44,4 +46,5 @@ def sentence(numbers: Forecast, parts: list[str]) -> str:
     """Say what the plan achieves, and what each step of planning did for it."""
     after, bound = numbers.imbalance_after, numbers.imbalance_bound
     gap = "the bound" if after <= bound else f"{after / bound - 1:.2%} above the bound"
-    return f"imbalance falls from {numbers.imbalance_before:.3f} to {after:.3f}, {gap}: {'; '.join(parts)}"
+    floor = f"no placement is below {numbers.imbalance_floor:.3f}"
+    return f"imbalance falls from {numbers.imbalance_before:.3f} to {after:.3f}, {gap}; {floor}: {'; '.join(parts)}"

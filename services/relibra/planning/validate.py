@@ -102,17 +102,28 @@ def _quota_faults(plan: Plan) -> list[str]:
         faults.append(f"{plan.quota_tokens_Q.shape} token counts for {num_quotas} quotas")
     elif (plan.quota_tokens_Q < 0).any():
         faults.append("a quota is negative")
-    elif plan.source_quota_QR.shape != (num_quotas, plan.cluster.num_ranks):
-        faults.append(f"source_quota has shape {plan.source_quota_QR.shape}")
-    elif (plan.source_quota_QR < 0).any():
-        faults.append("a source quota is negative")
-    elif (plan.source_quota_QR.sum(axis=1, dtype=np.int64) != plan.quota_tokens_Q).any():
-        faults.append("source quotas do not sum to their quota")
+    elif not faults:
+        faults += _share_faults(plan)
     if plan.lower_bound_ML.shape != (plan.num_rows, plan.model.num_layers):
         faults.append(f"lower_bound has shape {plan.lower_bound_ML.shape}")
     elif not faults and (plan.rank_loads_MLR.max(axis=-1) + 1e-6 < plan.lower_bound_ML).any():
         faults.append("a cell is below its own lower bound")
     return faults
+
+
+def _share_faults(plan: Plan) -> list[str]:
+    quota_Y = plan.quota_tokens_Q[plan.is_replica_Q]
+    first = 0
+    for block_BR in plan.shares.blocks():
+        if block_BR.ndim != 2 or block_BR.shape[1] != plan.cluster.num_ranks:
+            return [f"source shares have shape {block_BR.shape}, expected {plan.cluster.num_ranks} ranks"]
+        if (block_BR < 0).any():
+            return ["a source share is negative"]
+        end = first + len(block_BR)
+        if len(quota_Y) >= end and (block_BR.sum(axis=1, dtype=np.int64) != quota_Y[first:end]).any():
+            return ["source shares do not sum to their replica's quota"]
+        first = end
+    return [f"{first} source shares for {len(quota_Y)} replicas"] if first != len(quota_Y) else []
 
 
 def _replica_faults(index_Q4: NDArray[np.integer], home_rank_LE: NDArray[np.integer], cluster: Cluster) -> list[str]:

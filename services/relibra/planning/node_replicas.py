@@ -1,0 +1,252 @@
+"""The replicas of one node in one cell: greedy rules and a binary search.
+
+The slowest rank of a cell is brought down to a *limit* in tokens: the mean of its heaviest node, or else the smallest
+one that a rule reaches on every node; binary search finds it, as UltraEP does. Three greedy rules are tried:
+
+- *Export* moves what the heaviest rank has above the limit to the rank it fits best. It makes the fewest replicas
+  where there is room, and runs out of slots where there is none.
+- *Fill* is Walker's alias method turned to balance: the lightest rank is filled up to the limit from one expert of a
+  heavier one, and is then finished. The donor may fall below the limit and be filled in turn, so one transfer a rank
+  is enough where experts are large. It comes in two ways to break ties.
+
+Among rules that reach the limit the one with the fewest replicas wins. A rule that does not reach it still leaves a
+valid choice, whose slowest rank is where the binary search goes on from.
+
+M rows, E experts, N nodes, G ranks per node, S slots, X experts of a node (rank by rank), Y replicas.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.planning.jit import compiled
+
+_EXPORT, _HEAVIEST_DONOR, _SMALLEST_EXPERT = -1, 0, 1
+
+_CLOSE_ENOUGH = 13
+"""Binary search stops where the limit is known to one part in 2**13, 0.01 %."""
+
+
+@compiled
+def _export(
+    load_X: NDArray[np.int64],
+    load_G: NDArray[np.int64],
+    held_GS: NDArray[np.int64],
+    used_G: NDArray[np.int64],
+    min_tokens: int,
+    limit: int,
+    replica_Y3: NDArray[np.int64],
+) -> int:
+    """Move what the heaviest rank has too much to the rank it fits best, as long as it fits; return their number."""
+    num_ranks, slots = held_GS.shape
+    share = len(load_X) // num_ranks
+    num_replicas = 0
+    while True:
+        donor = np.argmax(load_G)
+        excess = load_G[donor] - limit
+        if excess <= 0:
+            return num_replicas
+        expert = donor * share + np.argmax(load_X[donor * share : (donor + 1) * share])
+        tokens = max(min(excess, load_X[expert]), min_tokens)
+        if tokens > load_X[expert]:
+            return num_replicas
+        best, best_slack = -1, 0
+        for rank in range(num_ranks):
+            slack = limit - load_G[rank]
+            if used_G[rank] == slots or slack < min_tokens or (held_GS[rank, : used_G[rank]] == expert).any():
+                continue
+            fits = slack >= tokens
+            if best < 0 or (slack < best_slack if fits and best_slack >= tokens else slack > best_slack):
+                best, best_slack = rank, slack
+        if best < 0:
+            return num_replicas
+        tokens = min(tokens, best_slack)
+        replica_Y3[num_replicas, 0] = expert
+        replica_Y3[num_replicas, 1] = best
+        replica_Y3[num_replicas, 2] = tokens
+        num_replicas += 1
+        held_GS[best, used_G[best]] = expert
+        used_G[best] += 1
+        load_G[donor] -= tokens
+        load_G[best] += tokens
+        load_X[expert] -= tokens
+
+
+@compiled
+def _fill(
+    load_X: NDArray[np.int64],
+    load_G: NDArray[np.int64],
+    held_GS: NDArray[np.int64],
+    used_G: NDArray[np.int64],
+    min_tokens: int,
+    limit: int,
+    rule: int,
+    replica_Y3: NDArray[np.int64],
+) -> int:
+    """Fill the lightest rank from the expert of a heavy one that fills it best, again; return how many replicas."""
+    num_ranks, slots = held_GS.shape
+    share = len(load_X) // num_ranks
+    num_replicas = 0
+    while True:
+        rank, heaviest = -1, np.int64(0)
+        for candidate in range(num_ranks):
+            load = load_G[candidate]
+            heaviest = max(heaviest, load)
+            is_open = used_G[candidate] < slots and load + min_tokens <= limit
+            if is_open and (rank < 0 or load < load_G[rank]):
+                rank = candidate
+        if heaviest <= limit:
+            return num_replicas
+        if rank < 0:
+            return num_replicas
+        slack = limit - load_G[rank]
+        best, best_tokens, best_tie = -1, np.int64(0), np.int64(0)
+        for donor in range(num_ranks):
+            donor_load = load_G[donor]
+            if donor_load <= limit:
+                continue
+            for expert in range(donor * share, (donor + 1) * share):
+                remaining = load_X[expert]
+                tokens = min(slack, remaining)
+                if tokens < best_tokens or remaining < min_tokens:
+                    continue
+                tie = donor_load if rule == _HEAVIEST_DONOR else -remaining
+                if best < 0 or tokens > best_tokens or tie > best_tie:
+                    if (held_GS[rank, : used_G[rank]] == expert).any():
+                        continue
+                    best, best_tokens, best_tie = expert, tokens, tie
+        if best < 0:
+            used_G[rank] = slots
+            continue
+        replica_Y3[num_replicas, 0] = best
+        replica_Y3[num_replicas, 1] = rank
+        replica_Y3[num_replicas, 2] = best_tokens
+        num_replicas += 1
+        held_GS[rank, used_G[rank]] = best
+        used_G[rank] += 1
+        load_G[best // share] -= best_tokens
+        load_G[rank] += best_tokens
+        load_X[best] -= best_tokens
+
+
+@compiled
+def _try_node(
+    node_load_X: NDArray[np.int64],
+    slots: int,
+    min_tokens: int,
+    limit: int,
+    load_X: NDArray[np.int64],
+    load_G: NDArray[np.int64],
+    held_GS: NDArray[np.int64],
+    used_G: NDArray[np.int64],
+    trial_Y3: NDArray[np.int64],
+    best_Y3: NDArray[np.int64],
+) -> tuple[int, int]:
+    """Write the best choice of the rules for `limit`; return its slowest rank and number of replicas.
+
+    Every choice is valid, also one that does not reach the limit. The arrays from `load_X` on are scratch.
+    """
+    num_ranks = len(load_G)
+    share = len(load_X) // num_ranks
+    best_slowest, best_replicas = -1, 0
+    for rule in range(-1, 2):
+        load_X[:] = node_load_X
+        used_G[:] = 0
+        num_heavy = 0
+        for rank in range(num_ranks):
+            load = 0
+            for expert in range(rank * share, (rank + 1) * share):
+                load += load_X[expert]
+            load_G[rank] = load
+            num_heavy += int(load > limit)
+        if rule < 0:
+            num_replicas = _export(load_X, load_G, held_GS, used_G, min_tokens, limit, trial_Y3)
+        else:
+            num_replicas = _fill(load_X, load_G, held_GS, used_G, min_tokens, limit, rule, trial_Y3)
+        slowest = int(load_G.max())
+        if slowest <= limit:
+            better = best_slowest < 0 or best_slowest > limit or num_replicas < best_replicas
+        else:
+            better = best_slowest < 0 or slowest < best_slowest
+        if better:
+            best_slowest, best_replicas = slowest, num_replicas
+            best_Y3[:num_replicas] = trial_Y3[:num_replicas]
+        if best_slowest <= limit and (rule == _HEAVIEST_DONOR or best_replicas == num_heavy):
+            break
+    return best_slowest, best_replicas
+
+
+@compiled
+def replicate_rows(
+    load_ME: NDArray[np.int64], by_rank_NX: NDArray[np.int64], num_ranks: int, slots: int, min_tokens: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
+    """Choose the replicas of every row of one layer.
+
+    Args:
+        load_ME: tokens, contiguous.
+        by_rank_NX: the experts of every node, those of one rank after those of another.
+        num_ranks: G.
+        slots: replicas a rank can hold.
+        min_tokens: tokens a replica has at least.
+
+    Returns:
+        Tokens of the slowest rank `[M]`; where each row ends in what follows; (expert, rank) and tokens of replicas.
+    """
+    num_rows = len(load_ME)
+    num_nodes, num_members = by_rank_NX.shape
+    most = num_ranks * slots
+    limit_M = np.zeros(num_rows, dtype=np.int64)
+    end_M = np.zeros(num_rows, dtype=np.int64)
+    index_Y2 = np.empty((num_rows * num_nodes * most, 2), dtype=np.int32)
+    tokens_Y = np.empty(num_rows * num_nodes * most, dtype=np.int64)
+    load_NX = np.empty((num_nodes, num_members), dtype=np.int64)
+    load_X = np.empty(num_members, dtype=np.int64)
+    load_G = np.empty(num_ranks, dtype=np.int64)
+    held_GS = np.empty((num_ranks, slots), dtype=np.int64)
+    used_G = np.empty(num_ranks, dtype=np.int64)
+    trial_Y3 = np.empty((most, 3), dtype=np.int64)
+    other_Y3 = np.empty((most, 3), dtype=np.int64)
+    best_NY3 = np.empty((num_nodes, most, 3), dtype=np.int64)
+    found_N = np.empty(num_nodes, dtype=np.int64)
+    slowest_N = np.empty(num_nodes, dtype=np.int64)
+    num_written = 0
+    for row in range(num_rows):
+        limit = 0
+        for node in range(num_nodes):
+            load = 0
+            for member in range(num_members):
+                load_NX[node, member] = load_ME[row, by_rank_NX[node, member]]
+                load += load_NX[node, member]
+            limit = max(limit, -(-load // num_ranks))
+        for node in range(num_nodes):
+            slowest, num_replicas = _try_node(
+                load_NX[node], slots, min_tokens, limit, load_X, load_G, held_GS, used_G, trial_Y3, best_NY3[node]
+            )
+            too_low = limit
+            while most > 0 and slowest - too_low > max(1, too_low >> _CLOSE_ENOUGH):
+                middle = (too_low + slowest) // 2
+                reached, num_found = _try_node(
+                    load_NX[node], slots, min_tokens, middle, load_X, load_G, held_GS, used_G, trial_Y3, other_Y3
+                )
+                if reached > middle:
+                    too_low = middle
+                if reached < slowest:
+                    slowest, num_replicas = reached, num_found
+                    best_NY3[node, :num_found] = other_Y3[:num_found]
+            found_N[node], slowest_N[node] = num_replicas, slowest
+            limit = max(limit, slowest)
+        for node in range(num_nodes):
+            if found_N[node] > 0 and slowest_N[node] < limit:  # a later node raised the limit: fewer may do
+                reached, num_found = _try_node(
+                    load_NX[node], slots, min_tokens, limit, load_X, load_G, held_GS, used_G, trial_Y3, other_Y3
+                )
+                if reached <= limit and num_found < found_N[node]:
+                    found_N[node] = num_found
+                    best_NY3[node, :num_found] = other_Y3[:num_found]
+            for replica in range(found_N[node]):
+                index_Y2[num_written, 0] = by_rank_NX[node, best_NY3[node, replica, 0]]
+                index_Y2[num_written, 1] = node * num_ranks + best_NY3[node, replica, 1]
+                tokens_Y[num_written] = best_NY3[node, replica, 2]
+                num_written += 1
+        limit_M[row] = limit
+        end_M[row] = num_written
+    return limit_M, end_M, index_Y2[:num_written], tokens_Y[:num_written]

@@ -1,0 +1,98 @@
+"""Pin plans by digest: any change of an algorithm shows as a change of `plans.json`.
+
+    python tests/golden/update.py            plan every case anew and write plans.json
+    python tests/golden/update.py --print    only plan the synthetic cases, and print their digests
+
+Update after a change that is meant to change plans, and look at the imbalances beside the digests in the diff. Cases of
+real routing need the traces (RELIBRA_TRACES, else `../shared/traces` beside the repository) and keep their lines where
+there are none.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.evaluation import load_of, plan_trace, schedule_of
+from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, StepLoad
+from relibra.planning.replan import replan
+from relibra.planning.solve import solve
+from relibra.routing import read_trace
+
+PLANS_FILE = Path(__file__).with_name("plans.json")
+_BESIDE = Path(__file__).parents[3] / "shared" / "traces"
+
+TRACES = ("gpt-oss-20b_mmlu", "deepseek-v2-lite_esft")
+SEEDS = {1: 0, 2: 1, 4: 2}
+"""Seed of the search, by number of nodes."""
+
+
+def hashed(*shape: int) -> NDArray[np.uint64]:
+    """Numbers below 2**64 that look random and are the same with every version of numpy (splitmix64)."""
+    z = np.arange(np.prod(shape), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (z ^ (z >> np.uint64(31))).reshape(shape)
+
+
+def synthetic_plans(num_threads: int = 1) -> Iterator[tuple[str, Plan]]:
+    """Plans of a made-up load: two EP groups, a few hot experts; and one of these made again for another schedule."""
+    cluster = Cluster(num_nodes=3, gpus_per_node=4, redundant_slots=2, num_ep_groups=2)
+    model = Model(num_layers=4, num_experts=48, top_k=4, expert_weight_size_bytes=10, expert_state_size_bytes=70)
+    popularity_LE = 1 + (hashed(4, 48) % np.uint64(32)) ** np.uint64(3) // np.uint64(300)
+    counts_SLE = (hashed(96, 4, 48) % (np.uint64(2) * popularity_LE)).astype(np.uint32)
+    schedule = Schedule.round_robin(96, 4, cluster)
+    params = PlanParams(seed=3, min_tokens_per_replica=5)
+    plan = solve(StepLoad.of(counts_SLE, schedule, cluster), schedule, model, cluster, params)
+    yield "synthetic 3x4", plan
+    late = replace(schedule, micro_batch_S=np.where(np.arange(96) < 8, 0, schedule.micro_batch_S))
+    yield "synthetic 3x4, another schedule", replan(plan, StepLoad.of(counts_SLE, late, cluster), late)
+
+
+def trace_plans(folder: Path, name: str) -> Iterator[tuple[str, Plan]]:
+    """Plans of a trace on 1, 2 and 4 nodes of 8 GPUs, with the round-robin schedule."""
+    trace = read_trace(folder / f"{name}.npz")
+    for num_nodes, seed in SEEDS.items():
+        cluster = Cluster(num_nodes=num_nodes, gpus_per_node=8, redundant_slots=2)
+        schedule = schedule_of(trace, cluster)
+        load = load_of(trace, schedule, cluster)
+        yield f"{name} {num_nodes}x8", plan_trace(trace, schedule, load, cluster, PlanParams(seed=seed))
+
+
+def entry(plan: Plan) -> dict[str, object]:
+    """What is pinned of a plan: its digest, and for people what it achieves."""
+    return {
+        "digest": plan.digest.hex(),
+        "imbalance": round(plan.forecast.imbalance_after, 5),
+        "replicas": plan.forecast.num_replicas,
+        "moved": plan.forecast.num_moved_experts,
+    }
+
+
+def main() -> None:
+    """Write the file, or print digests."""
+    plans = dict(synthetic_plans())
+    if "--print" in sys.argv:
+        print(json.dumps({name: plan.digest.hex() for name, plan in plans.items()}))
+        return
+    folder = Path(os.environ.get("RELIBRA_TRACES") or _BESIDE)
+    for name in TRACES:
+        if folder.is_dir():
+            plans |= trace_plans(folder, name)
+        else:
+            print(f"no {folder / name}.npz: its plans stay as they are pinned", file=sys.stderr)
+    pinned = json.loads(PLANS_FILE.read_text()) if PLANS_FILE.exists() else {}
+    for name, plan in plans.items():
+        if pinned.get(name) != entry(plan):
+            print(f"{name}: {pinned.get(name)} -> {entry(plan)}")
+        pinned[name] = entry(plan)
+    PLANS_FILE.write_text(json.dumps(pinned, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()

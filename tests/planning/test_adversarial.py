@@ -1,0 +1,175 @@
+"""Loads made to break a planner: every plan is valid, nothing overflows, and the result is what it should be."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad, check_plan, imbalance
+from relibra.planning.load import home_loads
+from relibra.planning.replicate import slowest_rank_ML
+from relibra.planning.solve import solve
+
+_LARGEST = np.iinfo(np.int32).max
+
+
+def _step(load_MLE, num_nodes, gpus_per_node, slots):
+    """Plan a load whose tokens come from all source ranks about evenly, and check the plan."""
+    cluster = Cluster(num_nodes=num_nodes, gpus_per_node=gpus_per_node, redundant_slots=slots)
+    num_rows, num_layers, num_experts = load_MLE.shape
+    ranks = np.arange(cluster.num_ranks)[:, None]
+    source_load = (load_MLE[:, :, None] + ranks) // cluster.num_ranks
+    load = StepLoad.of_sources(source_load.astype(np.int32))
+    schedule = Schedule.round_robin(num_rows, num_rows, cluster)
+    model = Model(num_layers=num_layers, num_experts=num_experts, top_k=1)
+    plan = solve(load, schedule, model, cluster)
+    np.testing.assert_array_equal(load.load_MLE, load_MLE)
+    check_plan(plan, load_MLE)
+    plain = imbalance(home_loads(load_MLE, cluster.identity_placement(model), cluster.num_ranks))
+    assert plan.forecast.imbalance_after <= plain
+    assert plan.forecast.imbalance_floor <= plan.forecast.imbalance_after + 1e-12
+    assert plan.forecast.imbalance_bound <= plan.forecast.imbalance_after + 1e-12
+    return plan
+
+
+@pytest.mark.parametrize("slots", range(9))
+@pytest.mark.parametrize("experts_per_rank", [1, 4])
+def test_all_tokens_to_one_expert(slots, experts_per_rank):
+    load_MLE = np.zeros((3, 2, 8 * experts_per_rank), dtype=np.int64)
+    load_MLE[..., 3] = 8000
+    slowest_ML = _step(load_MLE, 2, 4, slots).rank_loads_MLR.max(axis=-1)
+    assert (slowest_ML == (2000 if slots else 8000)).all()
+
+
+@pytest.mark.parametrize(("num_nodes", "gpus_per_node"), [(1, 1), (1, 8), (8, 1), (4, 8), (16, 8)])
+def test_one_expert_a_rank(num_nodes, gpus_per_node):
+    rng = np.random.default_rng(0)
+    load_MLE = rng.poisson(rng.lognormal(6, 1, (4, 2, num_nodes * gpus_per_node)))
+    plan = _step(load_MLE, num_nodes, gpus_per_node, 2)
+    if num_nodes == 1:
+        assert plan.forecast.imbalance_after == plan.forecast.imbalance_bound
+
+
+def test_layers_without_load():
+    rng = np.random.default_rng(0)
+    load_MLE = rng.poisson(rng.lognormal(5, 1, (4, 3, 32)))
+    load_MLE[:, 1] = 0
+    load_MLE[2] = 0
+    plan = _step(load_MLE, 2, 4, 2)
+    assert (plan.rank_loads_MLR[:, 1] == 0).all()
+    assert (plan.home_rank_LE[1] == plan.cluster.identity_placement(plan.model)[1]).all()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 7])
+def test_a_micro_batch_with_fewer_tokens_than_ranks(num_tokens):
+    rng = np.random.default_rng(num_tokens)
+    load_MLE = np.zeros((4, 2, 32), dtype=np.int64)
+    for row, layer in np.ndindex(4, 2):
+        np.add.at(load_MLE[row, layer], rng.integers(0, 32, num_tokens), 1)
+    slowest_ML = _step(load_MLE, 1, 8, 2).rank_loads_MLR.max(axis=-1)
+    assert (slowest_ML == 1).all()
+
+
+@pytest.mark.parametrize(("num_nodes", "slots"), [(1, 2), (4, 2), (4, 8)])
+def test_zipf_2(num_nodes, slots):
+    """The first of 64 experts has 61 % of the tokens: fine inside one node, far too much for one of four."""
+    rng = np.random.default_rng(0)
+    share_E = 1 / np.arange(1, 65) ** 2.0
+    load_MLE = np.stack([rng.multinomial(50_000, rng.permutation(share_E / share_E.sum()), 3) for _ in range(8)])
+    numbers = _step(load_MLE, num_nodes, 8, slots).forecast
+    assert numbers.imbalance_after <= 1.01 * numbers.imbalance_floor
+    assert numbers.imbalance_floor >= 0.6 * num_nodes
+
+
+@pytest.mark.parametrize("slots", [0, 1, 8])
+def test_loads_near_the_largest_int32(slots):
+    load_MLE = np.full((2, 2, 16), _LARGEST, dtype=np.int64)
+    load_MLE[0, :, 5:] = 1
+    load_MLE[1, 0, ::2] = _LARGEST - np.arange(8)
+    plan = _step(load_MLE, 2, 4, slots)
+    assert plan.rank_loads_MLR.sum() == load_MLE.sum() > 2**36
+
+
+@pytest.mark.parametrize(("num_nodes", "gpus_per_node"), [(64, 8), (1, 512), (512, 1), (8, 64), (1, 1)])
+@pytest.mark.parametrize("slots", [0, 8])
+def test_512_experts(num_nodes, gpus_per_node, slots):
+    rng = np.random.default_rng(0)
+    load_MLE = rng.poisson(rng.lognormal(4, 1.5, (2, 1, 512)))
+    _step(load_MLE, num_nodes, gpus_per_node, slots)
+
+
+_nodes = st.builds(
+    lambda seed, num_ranks, per_rank, skew, is_sorted: (seed, num_ranks, per_rank, skew, is_sorted),
+    st.integers(0, 10**6),
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.sampled_from([0.3, 1.0, 2.0]),
+    st.booleans(),
+)
+
+
+def _load(node):
+    seed, num_ranks, per_rank, skew, is_sorted = node
+    rng = np.random.default_rng(seed)
+    load_MLE = rng.poisson(rng.lognormal(0, skew, (4, 1, num_ranks * per_rank)) * 2000).astype(np.int64)
+    if is_sorted:
+        load_MLE.sort(axis=-1)
+    return load_MLE, np.repeat(np.arange(num_ranks, dtype=np.int32), per_rank)[None]
+
+
+def _slowest_ML(load_MLE, home_LE, slots, min_tokens=1):
+    cluster = Cluster(num_nodes=1, gpus_per_node=int(home_LE.max()) + 1, redundant_slots=slots)
+    return slowest_rank_ML(load_MLE, home_LE, cluster, PlanParams(min_tokens_per_replica=min_tokens))
+
+
+@given(node=_nodes, slots=st.integers(0, 7))
+@settings(max_examples=150, deadline=None)
+def test_more_slots_are_never_worse(node, slots):
+    load_MLE, home_LE = _load(node)
+    assert (_slowest_ML(load_MLE, home_LE, slots + 1) <= 1.001 * _slowest_ML(load_MLE, home_LE, slots)).all()
+
+
+@given(node=_nodes, slots=st.integers(0, 4), shuffle=st.integers(0, 10**6))
+@settings(max_examples=100, deadline=None)
+def test_other_names_of_experts_and_ranks_change_nothing(node, slots, shuffle):
+    load_MLE, home_LE = _load(node)
+    rng = np.random.default_rng(shuffle)
+    order_E, name_R = rng.permutation(load_MLE.shape[-1]), rng.permutation(home_LE.max() + 1).astype(np.int32)
+    renamed_ML = _slowest_ML(load_MLE[..., order_E], name_R[home_LE[:, order_E]], slots)
+    np.testing.assert_allclose(renamed_ML, _slowest_ML(load_MLE, home_LE, slots), rtol=1e-3)
+
+
+@given(node=_nodes, slots=st.integers(0, 4), factor=st.sampled_from([2, 7, 100_000]))
+@settings(max_examples=100, deadline=None)
+def test_larger_loads_of_the_same_shape_change_nothing(node, slots, factor):
+    load_MLE, home_LE = _load(node)
+    scaled_ML = _slowest_ML(load_MLE * factor, home_LE, slots) / factor
+    np.testing.assert_allclose(scaled_ML, _slowest_ML(load_MLE, home_LE, slots), rtol=1e-3, atol=1.0)
+
+
+def _steps(seed, num_layers=4):
+    rng = np.random.default_rng(seed)
+    return rng.poisson(rng.lognormal(0, 1, (1, num_layers, 64)) * rng.lognormal(0, 0.4, (8, num_layers, 64)) * 500)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("num_nodes", "gpus_per_node"), [(1, 8), (2, 8), (4, 4)])
+def test_whole_plans_do_not_depend_on_names_or_scale(seed, num_nodes, gpus_per_node):
+    load_MLE = _steps(seed)
+    order_E = np.random.default_rng(seed).permutation(64)
+    found = _step(load_MLE, num_nodes, gpus_per_node, 2).forecast.imbalance_after
+    renamed = _step(load_MLE[..., order_E], num_nodes, gpus_per_node, 2).forecast.imbalance_after
+    scaled = _step(load_MLE * 1000, num_nodes, gpus_per_node, 2).forecast.imbalance_after
+    assert renamed == pytest.approx(found, rel=0.005)
+    assert scaled == pytest.approx(found, rel=0.002)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("num_nodes", "gpus_per_node"), [(1, 8), (2, 8), (4, 4)])
+def test_whole_plans_with_more_slots_are_never_worse(seed, num_nodes, gpus_per_node):
+    load_MLE = _steps(seed)
+    imbalances = [_step(load_MLE, num_nodes, gpus_per_node, slots).forecast.imbalance_after for slots in range(9)]
+    for fewer, more in pairwise(imbalances):
+        assert more <= 1.001 * fewer
