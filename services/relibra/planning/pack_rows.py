@@ -1,0 +1,249 @@
+"""Which sequences share a micro-batch: two searches that swap sequences between rows.
+
+`even_rows` needs no placement: it makes the expert loads of all rows alike, in least squares, so that one placement
+suits them all. `lower_floor` fits rows to a placement: it lowers the load of the largest group, summed over cells.
+
+Both accept changes below a falling threshold, as `partition.improve` does, keep to the caps, and return the best
+assignment seen. Sequences that swap rows swap source ranks too.
+
+S sequences, M rows, L layers, P groups of ranks, C (row, source rank) pairs, D mixed loads; 2 is (tokens, attention
+work), the latter a sum of squared lengths.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.planning.jit import compiled
+
+_EVEN_PROPOSALS = 1_000_000
+_FLOOR_PROPOSALS = 200_000_000
+"""Swaps to try, times layers and groups."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caps:
+    """What rows may hold; int64."""
+
+    rank_M2: NDArray[np.int64]
+    """Most tokens and attention work of a source rank in each row."""
+    node_M: NDArray[np.int64]
+    """Most tokens of the source ranks of a node in each row."""
+    row_2: NDArray[np.int64]
+    """Least and most tokens of a row."""
+
+
+def even_rows(
+    mixed_SD: NDArray[np.int32],
+    size_S2: NDArray[np.int64],
+    cell_S: NDArray[np.int64],
+    num_ranks: int,
+    caps: Caps,
+    seed: int,
+) -> NDArray[np.int64]:
+    """Make the loads of all rows alike; return the (row, source rank) of every sequence."""
+    stream = seed % (1 << 63)
+    return _even_rows(mixed_SD, size_S2, cell_S, num_ranks, caps.rank_M2, caps.row_2, stream, _EVEN_PROPOSALS)
+
+
+def lower_floor(
+    load_SLP: NDArray[np.int64],
+    size_S2: NDArray[np.int64],
+    cell_S: NDArray[np.int64],
+    num_ranks: int,
+    caps: Caps,
+    seed: int,
+) -> NDArray[np.int64]:
+    """Fit rows to a placement; return the (row, source rank) of every sequence."""
+    stream, num_proposals = seed % (1 << 63), _FLOOR_PROPOSALS // load_SLP[0].size
+    return _lower_floor(load_SLP, size_S2, cell_S, num_ranks, caps.rank_M2, caps.row_2, stream, num_proposals)
+
+
+@compiled
+def _next_random(state: NDArray[np.uint64]) -> np.uint64:
+    """Advance splitmix64 (Steele, Lea and Flood 2014)."""
+    state[0] += np.uint64(0x9E3779B97F4A7C15)
+    z = state[0]
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.uint64(z ^ (z >> np.uint64(31)))
+
+
+@compiled
+def _draw_pair(state: NDArray[np.uint64], num_sequences: int) -> tuple[int, int]:
+    bits = _next_random(state)
+    one = np.int64((bits >> np.uint64(32)) * np.uint64(num_sequences) >> np.uint64(32))
+    other = np.int64((bits & np.uint64(0xFFFFFFFF)) * np.uint64(num_sequences) >> np.uint64(32))
+    return one, other
+
+
+@compiled
+def _sizes(size_S2: NDArray[np.int64], cell_S: NDArray[np.int64], num_cells: int) -> NDArray[np.int64]:
+    size_C2 = np.zeros((num_cells, 2), dtype=np.int64)
+    for sequence in range(len(cell_S)):
+        size_C2[cell_S[sequence]] += size_S2[sequence]
+    return size_C2
+
+
+@compiled
+def _row_tokens(size_C2: NDArray[np.int64], num_ranks: int) -> NDArray[np.int64]:
+    tokens_M = np.zeros(len(size_C2) // num_ranks, dtype=np.int64)
+    for cell in range(len(size_C2)):
+        tokens_M[cell // num_ranks] += size_C2[cell, 0]
+    return tokens_M
+
+
+@compiled
+def _may_swap(
+    size_one_2: NDArray[np.int64],
+    size_other_2: NDArray[np.int64],
+    a: int,
+    b: int,
+    num_ranks: int,
+    size_C2: NDArray[np.int64],
+    tokens_M: NDArray[np.int64],
+    cap_M2: NDArray[np.int64],
+    range_2: NDArray[np.int64],
+) -> bool:
+    """Whether one sequence of cell `a` and another of cell `b` may change places."""
+    row_a, row_b = a // num_ranks, b // num_ranks
+    if row_a == row_b:
+        return False
+    for kind in range(2):
+        more = size_other_2[kind] - size_one_2[kind]
+        if size_C2[a, kind] + more > cap_M2[row_a, kind] or size_C2[b, kind] - more > cap_M2[row_b, kind]:
+            return False
+    more = size_other_2[0] - size_one_2[0]
+    tokens_a, tokens_b = tokens_M[row_a] + more, tokens_M[row_b] - more
+    return min(tokens_a, tokens_b) >= range_2[0] and max(tokens_a, tokens_b) <= range_2[1]
+
+
+@compiled
+def _swap(
+    one: int,
+    other: int,
+    size_S2: NDArray[np.int64],
+    cell_S: NDArray[np.int64],
+    num_ranks: int,
+    size_C2: NDArray[np.int64],
+    tokens_M: NDArray[np.int64],
+) -> None:
+    a, b = cell_S[one], cell_S[other]
+    for kind in range(2):
+        more = size_S2[other, kind] - size_S2[one, kind]
+        size_C2[a, kind] += more
+        size_C2[b, kind] -= more
+    tokens_M[a // num_ranks] += size_S2[other, 0] - size_S2[one, 0]
+    tokens_M[b // num_ranks] -= size_S2[other, 0] - size_S2[one, 0]
+    cell_S[one], cell_S[other] = b, a
+
+
+@compiled
+def _even_rows(
+    mixed_SD: NDArray[np.int32],
+    size_S2: NDArray[np.int64],
+    start_S: NDArray[np.int64],
+    num_ranks: int,
+    cap_M2: NDArray[np.int64],
+    range_2: NDArray[np.int64],
+    seed: int,
+    num_proposals: int,
+) -> NDArray[np.int64]:
+    num_sequences, num_mixed = mixed_SD.shape
+    cell_S, best_S = start_S.copy(), start_S.copy()
+    size_C2 = _sizes(size_S2, cell_S, len(cap_M2) * num_ranks)
+    tokens_M = _row_tokens(size_C2, num_ranks)
+    sum_MD = np.zeros((len(cap_M2), num_mixed), dtype=np.int64)
+    squares = 0
+    for sequence in range(num_sequences):
+        for index in range(num_mixed):
+            number = np.int64(mixed_SD[sequence, index])
+            sum_MD[cell_S[sequence] // num_ranks, index] += number
+            squares += number * number
+    cost, best = 0, 0
+    state = np.array([seed], dtype=np.uint64)
+    for proposal in range(num_proposals):
+        one, other = _draw_pair(state, num_sequences)
+        a, b = cell_S[one], cell_S[other]
+        if not _may_swap(size_S2[one], size_S2[other], a, b, num_ranks, size_C2, tokens_M, cap_M2, range_2):
+            continue
+        one_D, other_D, sum_a_D, sum_b_D = (
+            mixed_SD[one],
+            mixed_SD[other],
+            sum_MD[a // num_ranks],
+            sum_MD[b // num_ranks],
+        )
+        change = 0
+        for index in range(num_mixed):
+            more = np.int64(other_D[index]) - np.int64(one_D[index])
+            change += more * (more + sum_a_D[index] - sum_b_D[index])
+        left = ((num_proposals - proposal) << 5) // num_proposals
+        if change > (squares // num_sequences * left * left) >> 10:
+            continue
+        for index in range(num_mixed):
+            more = np.int64(other_D[index]) - np.int64(one_D[index])
+            sum_a_D[index] += more
+            sum_b_D[index] -= more
+        _swap(one, other, size_S2, cell_S, num_ranks, size_C2, tokens_M)
+        cost += change
+        if cost < best:
+            best = cost
+            best_S[:] = cell_S
+    return best_S
+
+
+@compiled
+def _lower_floor(
+    load_SLP: NDArray[np.int64],
+    size_S2: NDArray[np.int64],
+    start_S: NDArray[np.int64],
+    num_ranks: int,
+    cap_M2: NDArray[np.int64],
+    range_2: NDArray[np.int64],
+    seed: int,
+    num_proposals: int,
+) -> NDArray[np.int64]:
+    num_sequences, num_layers, num_groups = load_SLP.shape
+    cell_S, best_S = start_S.copy(), start_S.copy()
+    size_C2 = _sizes(size_S2, cell_S, len(cap_M2) * num_ranks)
+    tokens_M = _row_tokens(size_C2, num_ranks)
+    load_MLP = np.zeros((len(cap_M2), num_layers, num_groups), dtype=np.int64)
+    for sequence in range(num_sequences):
+        load_MLP[cell_S[sequence] // num_ranks] += load_SLP[sequence]
+    largest_ML = np.empty((len(cap_M2), num_layers), dtype=np.int64)
+    excess = 0
+    for row in range(len(cap_M2)):
+        for layer in range(num_layers):
+            largest_ML[row, layer] = load_MLP[row, layer].max()
+            excess += largest_ML[row, layer] - load_MLP[row, layer].sum() // num_groups
+    cost, best = 0, 0
+    state = np.array([seed], dtype=np.uint64)
+    for proposal in range(num_proposals):
+        one, other = _draw_pair(state, num_sequences)
+        a, b = cell_S[one], cell_S[other]
+        if not _may_swap(size_S2[one], size_S2[other], a, b, num_ranks, size_C2, tokens_M, cap_M2, range_2):
+            continue
+        row_a, row_b = a // num_ranks, b // num_ranks
+        change = 0
+        for layer in range(num_layers):
+            largest_a, largest_b = 0, 0
+            for group in range(num_groups):
+                more = load_SLP[other, layer, group] - load_SLP[one, layer, group]
+                largest_a = max(largest_a, load_MLP[row_a, layer, group] + more)
+                largest_b = max(largest_b, load_MLP[row_b, layer, group] - more)
+            change += largest_a + largest_b - largest_ML[row_a, layer] - largest_ML[row_b, layer]
+        left = num_proposals - proposal
+        if change > excess // num_sequences * left // num_proposals * left // num_proposals:
+            continue
+        load_MLP[row_a] += load_SLP[other] - load_SLP[one]
+        load_MLP[row_b] -= load_SLP[other] - load_SLP[one]
+        for layer in range(num_layers):
+            largest_ML[row_a, layer] = load_MLP[row_a, layer].max()
+            largest_ML[row_b, layer] = load_MLP[row_b, layer].max()
+        _swap(one, other, size_S2, cell_S, num_ranks, size_C2, tokens_M)
+        cost += change
+        if cost < best:
+            best = cost
+            best_S[:] = cell_S
+    return best_S
