@@ -84,6 +84,46 @@ def test_a_fixed_schedule_is_kept(fixed_trace, tmp_path):
     np.testing.assert_array_equal(held.schedule.micro_batch_S, np.arange(30) % 3)
 
 
+def test_packing_is_written_to_the_plan_file_and_compared(trace, tmp_path):
+    output = tmp_path / "plan.npz"
+    said = json.loads(_run(trace, "--nodes", 2, "--gpus-per-node", 2, "--pack", "-o", output, "--json"))
+    held = plan_from_bytes(output.read_bytes())
+    with np.load(output) as file:
+        assert file["repacked"]
+    assert held.repacked
+    assert said["digest"] == held.digest.hex()
+    packing = said["packing"]
+    assert packing["token_budget"] == 30
+    schedules = packing["schedules"]
+    assert list(schedules) == ["round_robin", "length_balanced", "packed"]
+    assert schedules["packed"]["imbalance"] == said["imbalance"]["planned"] == held.forecast.imbalance_after
+    for score in schedules.values():
+        assert score["largest_tokens"] <= 30
+        assert 0 < score["cross_node_share"] < 1
+        assert score["attention_spread"] >= 1
+
+
+def test_packing_a_fixed_schedule_keeps_its_micro_batches(fixed_trace, tmp_path):
+    output = tmp_path / "plan.npz"
+    said = json.loads(_run(fixed_trace, "--nodes", 2, "--gpus-per-node", 2, "--pack", "-o", output, "--json"))
+    assert list(said["packing"]["schedules"]) == ["fixed", "round_robin", "length_balanced", "packed"]
+    assert said["num_micro_batches"] == 3
+    fewer = json.loads(
+        _run(
+            *(fixed_trace, "--nodes", 2, "--gpus-per-node", 2, "--pack", "-o", output, "--json"),
+            *("--micro-batches", 2, "--token-budget", 300),
+        )
+    )
+    assert fewer["num_micro_batches"] == 2
+    assert fewer["packing"]["token_budget"] == 300
+
+
+def test_the_table_of_schedules_names_every_figure(trace, tmp_path):
+    printed = _run(trace, "--nodes", 2, "--gpus-per-node", 2, "--pack", "-o", tmp_path / "plan.npz")
+    for label in ("packing time", "round robin", "length balanced", "packed", "across nodes", "attention", "budget 30"):
+        assert label in printed
+
+
 def test_input_that_cannot_be_planned_is_refused_and_nothing_written(trace, fixed_trace, tmp_path):
     output = tmp_path / "plan.npz"
     truncated = tmp_path / "truncated.npz"
@@ -96,6 +136,8 @@ def test_input_that_cannot_be_planned_is_refused_and_nothing_written(trace, fixe
         ((trace, "--nodes", 1, "--redundant-slots", -1), InvalidInput, "cluster.redundant_slots"),
         ((trace, "--nodes", 1, "--seed", -1), InvalidInput, "params.seed"),
         ((trace, "--nodes", 1, "--micro-batches", 31), InvalidInput, "micro_batches: expected 1 to the 30 sequences"),
+        ((trace, "--nodes", 1, "--token-budget", 64), InvalidInput, "token_budget: expected --pack beside it"),
+        ((trace, "--nodes", 1, "--pack", "--token-budget", 29), InvalidInput, "30 tokens of sequence 0, got 29"),
         ((fixed_trace, "--nodes", 1, "--micro-batches", 3), InvalidInput, "the trace fixes a schedule of 3"),
     ]:
         with pytest.raises(error, match=message) as caught:
@@ -138,6 +180,31 @@ def test_S2_plans_of_real_routing_are_valid_and_balanced(traces_dir, tmp_path, n
     assert verdict["valid"], verdict["faults"]
     assert verdict["imbalance"] == pytest.approx(imbalance["planned"])
     assert verdict["moved_experts"] == said["num_moved_experts"]
+
+
+@pytest.mark.traces
+@pytest.mark.parametrize("name", ["gpt-oss-20b_mmlu", "deepseek-v2-lite_esft"])
+def test_S2_packed_plans_of_real_routing_are_valid_and_better(traces_dir, tmp_path, name):
+    trace, output = traces_dir / f"{name}.npz", tmp_path / "plan.npz"
+    said = json.loads(_run(trace, "--nodes", 4, "--pack", "--micro-batches", 8, "--output", output, "--json"))
+    schedules = said["packing"]["schedules"]
+    packed = schedules.pop("packed")
+    for other in schedules.values():
+        assert packed["imbalance"] < other["imbalance"]
+        assert packed["cross_node_share"] < other["cross_node_share"]
+    if name == "gpt-oss-20b_mmlu":
+        assert all(packed["imbalance"] - 1 < (other["imbalance"] - 1) * 2 / 3 for other in schedules.values())
+    topology = ("--nodes", 4, "--gpus-per-node", 8, "--redundant-slots", 2)
+    verdict = _judge(traces_dir, "judge", trace, output, *topology)
+    assert verdict["valid"], verdict["faults"]
+    assert verdict["imbalance"] == pytest.approx(packed["imbalance"])
+
+    fixed = tmp_path / "fixed.npz"
+    index_S = np.arange(np.load(trace)["offsets"].size - 1, dtype=np.int32)
+    with np.load(trace) as file:
+        np.savez(fixed, **file, micro_batch=index_S % 8, source_rank=index_S // 8 % 32)
+    _run(fixed, "--nodes", 4, "--pack", "--output", output, "--json")
+    assert _judge(traces_dir, "judge", fixed, output, *topology)["valid"]
 
 
 @pytest.mark.traces

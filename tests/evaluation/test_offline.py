@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from relibra.errors import InvalidInput
-from relibra.evaluation import load_of, plan_trace, schedule_of
+from relibra.evaluation import load_of, pack_trace, plan_trace, schedule_of
 from relibra.planning import Cluster, check_plan
-from relibra.routing import RoutingTrace
+from relibra.routing import RoutingTrace, count_sequences
 
 _CLUSTER = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
 
@@ -63,3 +63,25 @@ def test_a_fixed_schedule_of_a_larger_cluster_is_refused(trace):
     small = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=0)
     with pytest.raises(InvalidInput, match=r"schedule.source_rank\[2\]: expected 0 to 1, got 2"):
         schedule_of(_fixed(trace, 3), small)
+
+
+def test_packing_keeps_micro_batches_and_budget_of_a_fixed_schedule(trace):
+    fixed = _fixed(trace, 3)
+    packing, token_budget, _ = pack_trace(fixed, count_sequences(fixed), _CLUSTER)
+    assert packing.schedule.num_micro_batches == 3
+    assert token_budget == 40
+    assert (packing.schedule.micro_batch_S != fixed.micro_batch).any()
+
+
+def test_packing_takes_other_micro_batches_and_another_budget(trace):
+    fixed = _fixed(trace, 3)
+    packing, token_budget, _ = pack_trace(fixed, count_sequences(fixed), _CLUSTER, None, 2, 60)
+    assert packing.schedule.num_micro_batches == 2
+    assert token_budget == 60
+    with pytest.raises(InvalidInput, match="token_budget: expected room for 400 tokens on 4 ranks in 1 micro-batches"):
+        pack_trace(fixed, count_sequences(fixed), _CLUSTER, num_micro_batches=1)
+
+
+def test_impossible_micro_batches_are_refused_for_packing_too(trace):
+    with pytest.raises(InvalidInput, match="micro_batches: expected 1 to the 20 sequences"):
+        pack_trace(_fixed(trace, 3), count_sequences(trace), _CLUSTER, num_micro_batches=21)

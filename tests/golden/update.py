@@ -48,10 +48,13 @@ def synthetic_plans(num_threads: int = 1) -> Iterator[tuple[str, Plan]]:
     counts_SLE = (hashed(96, 4, 48) % (np.uint64(2) * popularity_LE)).astype(np.uint32)
     schedule = Schedule.round_robin(96, 4, cluster)
     params = PlanParams(seed=3, min_tokens_per_replica=5)
-    plan = solve(StepLoad.of(counts_SLE, schedule, cluster), schedule, model, cluster, params)
+    plan = solve(StepLoad.of(counts_SLE, schedule, cluster), schedule, model, cluster, params, num_threads=num_threads)
     yield "synthetic 3x4", plan
     late = replace(schedule, micro_batch_S=np.where(np.arange(96) < 8, 0, schedule.micro_batch_S))
-    yield "synthetic 3x4, another schedule", replan(plan, StepLoad.of(counts_SLE, late, cluster), late)
+    yield (
+        "synthetic 3x4, another schedule",
+        replan(plan, StepLoad.of(counts_SLE, late, cluster), late, num_threads=num_threads),
+    )
 
 
 def trace_plans(folder: Path, name: str) -> Iterator[tuple[str, Plan]]:

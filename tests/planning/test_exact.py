@@ -8,6 +8,7 @@ import pytest
 from relibra.errors import Unsupported
 from relibra.planning import Cluster, PlanParams, check_plan, imbalance
 from relibra.planning.bound import lower_bound_ML
+from relibra.planning.cost import CostModel
 from relibra.planning.exact import ExactLimit, exact_gap, exact_limit
 from relibra.planning.replicate import slowest_rank_ML
 
@@ -134,6 +135,19 @@ def test_a_plan_without_replicas_is_not_optimal(random_problem):
     assert gap.num_proven == gap.num_cells
     assert gap.worst >= gap.mean > 0.01
     assert imbalance(plan.rank_loads_MLR) > 1.01
+
+
+def test_the_optimum_of_a_plan_is_under_its_own_least_size_of_replicas(random_problem):
+    problem = random_problem.random(2, num_nodes=1, gpus_per_node=4, scale=30)
+    sized = replace(
+        problem,
+        model=replace(problem.model, expert_weight_size_bytes=1 << 20),
+        params=PlanParams(cost=CostModel.of_expert(1 << 20)),
+    )
+    for each in (sized, replace(problem, params=PlanParams(min_tokens_per_replica=60))):
+        gap = exact_gap(each.solve(), each.load)
+        assert gap.worst >= gap.mean >= 0
+        assert gap.num_proven == gap.num_cells
 
 
 def test_an_empty_step_has_no_gap(random_problem):

@@ -24,8 +24,9 @@ def pinned(golden):
     return json.loads(golden.PLANS_FILE.read_text())
 
 
-def test_S8_plans_of_a_synthetic_step_are_pinned(golden, pinned):
-    for name, plan in golden.synthetic_plans():
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_S8_plans_of_a_synthetic_step_are_pinned_for_any_number_of_threads(golden, pinned, num_threads):
+    for name, plan in golden.synthetic_plans(num_threads):
         assert golden.entry(plan) == pinned[name], f"{name}: {_HINT}"
 
 

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relibra.planning import Cluster, PlanParams, check_placement
+from relibra.planning.economy import MIN_GAIN, Hysteresis
 from relibra.planning.load import home_loads
-from relibra.planning.reorder import MIN_GAIN, reorder
+from relibra.planning.reorder import reorder
 from relibra.planning.replicate import slowest_rank_ML
 
 
@@ -91,3 +92,22 @@ def test_a_previous_placement_as_good_as_any_is_kept(random_problem):
     swapped_LE = 1 - problem.cluster.identity_placement(problem.model)
     home_LE, _ = _reorder(problem, swapped_LE)
     np.testing.assert_array_equal(home_LE, swapped_LE)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_dearer_a_move_the_fewer_experts_move(random_problem, seed):
+    problem = random_problem.random(
+        seed, num_nodes=4, gpus_per_node=2, experts_per_rank=4, num_layers=4, num_micro_batches=6, num_sequences=60
+    )
+    identity_LE = problem.cluster.identity_placement(problem.model)
+    num_moved, slowest = [], []
+    for tokens_per_move in (1e-3, 30.0, 1e9):
+        hysteresis = Hysteresis(tokens_per_move=tokens_per_move, least=0.0, most=np.inf)
+        home_LE, _ = reorder(
+            problem.load_MLE, identity_LE, identity_LE, problem.cluster, problem.params, hysteresis=hysteresis
+        )
+        num_moved.append((home_LE != identity_LE).sum())
+        slowest.append(slowest_rank_ML(problem.load_MLE, home_LE, problem.cluster, problem.params).sum())
+    assert num_moved[0] >= num_moved[1] >= num_moved[2] == 0
+    assert slowest[0] <= slowest[1] <= slowest[2]
+    assert num_moved[0] > 0

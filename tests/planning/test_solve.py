@@ -75,6 +75,15 @@ def test_S8_equal_inputs_give_byte_equal_plans(problems, data):
     assert plan_to_bytes(problem.solve()) == plan_to_bytes(problem.solve())
 
 
+@pytest.mark.parametrize("num_threads", [2, 5])
+def test_S8_any_number_of_threads_gives_the_same_plan(random_problem, num_threads):
+    problem = random_problem.random(7, num_nodes=3, experts_per_rank=4, num_layers=7, num_sequences=40)
+    plan = solve(
+        problem.load, problem.schedule, problem.model, problem.cluster, problem.params, num_threads=num_threads
+    )
+    assert plan.digest == problem.solve().digest
+
+
 def test_S8_equal_inputs_give_equal_digests_in_two_processes():
     code = textwrap.dedent(
         """

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from relibra.errors import InvalidInput
-from relibra.planning import Cluster, Model, PlanParams
+from relibra.planning import Cluster, CostModel, Model, PlanParams
 
 
 def test_the_identity_placement_deals_experts_in_order():
@@ -19,9 +19,15 @@ def test_the_identity_placement_deals_experts_in_order():
         (lambda: Cluster(num_nodes=0, gpus_per_node=1, redundant_slots=0), "cluster.num_nodes: expected at least 1"),
         (lambda: Cluster(num_nodes=1, gpus_per_node=1, redundant_slots=-1), "cluster.redundant_slots"),
         (lambda: PlanParams(seed=-1), "params.seed"),
-        (lambda: PlanParams(min_tokens_per_replica=0), "params.min_tokens_per_replica"),
+        (lambda: PlanParams(min_tokens_per_replica=-1), "params.min_tokens_per_replica"),
     ],
 )
 def test_impossible_values_are_refused_by_name(make, message):
     with pytest.raises(InvalidInput, match=message):
         make()
+
+
+def test_a_cost_model_may_come_as_json_has_it():
+    assert PlanParams(cost={"token_size_bytes": 7}).cost == CostModel(token_size_bytes=7)
+    with pytest.raises(InvalidInput, match=r"cost\.token_size_bytes: expected at least 0, got -1"):
+        PlanParams(cost={"token_size_bytes": -1})

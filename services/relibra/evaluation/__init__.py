@@ -1,11 +1,25 @@
 """How good a plan is: baselines on the same loads, and planning a trace with no services running.
 
 In:   loads `[M, L, E]`, plans, routing traces.
-Out:  rank loads `[M, L, R]` of the baselines, a `Comparison` of imbalances, a `Plan` of a trace.
+Out:  rank loads `[M, L, R]` of the baselines, a `Comparison` of imbalances, a `Plan` or a packing of a trace, and what
+      schedules cost.
 """
 
 from relibra.evaluation.baselines import eplb, identity
 from relibra.evaluation.comparison import Comparison, compare
-from relibra.evaluation.offline import load_of, plan_trace, schedule_of
+from relibra.evaluation.offline import load_of, pack_trace, plan_trace, schedule_of
+from relibra.evaluation.schedules import ScheduleScore, comparison_schedules, score_schedule
 
-__all__ = ["Comparison", "compare", "eplb", "identity", "load_of", "plan_trace", "schedule_of"]
+__all__ = [
+    "Comparison",
+    "ScheduleScore",
+    "compare",
+    "comparison_schedules",
+    "eplb",
+    "identity",
+    "load_of",
+    "pack_trace",
+    "plan_trace",
+    "schedule_of",
+    "score_schedule",
+]

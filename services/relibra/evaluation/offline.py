@@ -1,10 +1,15 @@
 """Plan a routing trace with no services running.
 
-S sequences.
+S sequences, L layers, E experts.
 """
 
+import numpy as np
+from numpy.typing import NDArray
+
 from relibra.errors import InvalidInput
+from relibra.evaluation.schedules import largest_tokens
 from relibra.planning.load import StepLoad
+from relibra.planning.packing import Packing
 from relibra.planning.plan import Plan
 from relibra.planning.schedule import Schedule
 from relibra.planning.topology import Cluster, Model, PlanParams
@@ -34,6 +39,67 @@ def schedule_of(trace: RoutingTrace, cluster: Cluster, num_micro_batches: int | 
             )
         trace.schedule.check(cluster)
         return trace.schedule
+    return _deal(trace, cluster, num_micro_batches)
+
+
+def load_of(trace: RoutingTrace, schedule: Schedule, cluster: Cluster) -> StepLoad:
+    """Sum the routing of a trace into the cells of a schedule."""
+    return StepLoad.of(count_sequences(trace), schedule, cluster)
+
+
+def plan_trace(
+    trace: RoutingTrace,
+    schedule: Schedule,
+    load: StepLoad,
+    cluster: Cluster,
+    params: PlanParams | None = None,
+    packing: Packing | None = None,
+) -> Plan:
+    """Plan a trace under a schedule and the load it sums to; with the `packing` that chose the schedule, if one did.
+
+    Raises:
+        InvalidInput: as `solve`.
+    """
+    from relibra.planning.solve import solve  # loads numba: only who plans waits for it
+
+    return solve(load, schedule, _model_of(trace), cluster, params, packing=packing)
+
+
+def pack_trace(
+    trace: RoutingTrace,
+    counts_SLE: NDArray[np.integer],
+    cluster: Cluster,
+    params: PlanParams | None = None,
+    num_micro_batches: int | None = None,
+    token_budget: int | None = None,
+) -> tuple[Packing, int, str]:
+    """Pack the sequences of a trace anew; return the packing, the token budget it keeps, and why.
+
+    Args:
+        trace: the trace.
+        counts_SLE: what `count_sequences` says of it.
+        cluster: the EP groups.
+        params: how to plan.
+        num_micro_batches: as many as a fixed schedule has, else as for `schedule_of`, by default.
+        token_budget: most tokens of a source rank in a micro-batch; what the schedule without packing needs by default.
+
+    Raises:
+        InvalidInput: as `schedule_of` and `pack`.
+    """
+    from relibra.planning.pack import pack  # loads numba
+
+    length_S = np.diff(trace.offsets)
+    if trace.schedule is None or num_micro_batches is None:
+        start = schedule_of(trace, cluster, num_micro_batches)
+    else:
+        start = _deal(trace, cluster, num_micro_batches)
+    if token_budget is None:
+        token_budget = largest_tokens(trace.schedule or start, length_S, cluster)
+    packing, reason = pack(counts_SLE, length_S, start, _model_of(trace), cluster, token_budget, params)
+    return packing, token_budget, reason
+
+
+def _deal(trace: RoutingTrace, cluster: Cluster, num_micro_batches: int | None) -> Schedule:
     if num_micro_batches is None:
         num_micro_batches = min(_DEFAULT_MICRO_BATCHES, trace.num_sequences)
     if not 1 <= num_micro_batches <= trace.num_sequences:
@@ -43,20 +109,5 @@ def schedule_of(trace: RoutingTrace, cluster: Cluster, num_micro_batches: int | 
     return Schedule.round_robin(trace.num_sequences, num_micro_batches, cluster)
 
 
-def load_of(trace: RoutingTrace, schedule: Schedule, cluster: Cluster) -> StepLoad:
-    """Sum the routing of a trace into the cells of a schedule."""
-    return StepLoad.of(count_sequences(trace), schedule, cluster)
-
-
-def plan_trace(
-    trace: RoutingTrace, schedule: Schedule, load: StepLoad, cluster: Cluster, params: PlanParams | None = None
-) -> Plan:
-    """Plan a trace under a schedule and the load it sums to.
-
-    Raises:
-        InvalidInput: as `solve`.
-    """
-    from relibra.planning.solve import solve  # loads numba: only who plans waits for it
-
-    model = Model(num_layers=trace.num_layers, num_experts=trace.num_experts, top_k=trace.top_k)
-    return solve(load, schedule, model, cluster, params)
+def _model_of(trace: RoutingTrace) -> Model:
+    return Model(num_layers=trace.num_layers, num_experts=trace.num_experts, top_k=trace.top_k)

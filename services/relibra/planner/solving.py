@@ -42,7 +42,7 @@ def prepare_worker() -> None:
 
 
 def warm_up() -> None:
-    """Solve a tiny step, so that the first real one does not pay for compiling."""
+    """Solve a tiny step and all that publishing needs, so that the first real one does not pay for compiling."""
     from relibra.planning.solve import solve
 
     model = Model(num_layers=1, num_experts=8, top_k=1)
@@ -50,7 +50,7 @@ def warm_up() -> None:
     counts_SLE = np.arange(64, dtype=np.uint32).reshape(8, 1, 8)
     schedule = Schedule.round_robin(8, 2, cluster)
     load = StepLoad.of(counts_SLE, schedule, cluster)
-    solve(load, schedule, model, cluster, PlanParams())
+    check_plan(solve(load, schedule, model, cluster, PlanParams()), load.load_MLE)
 
 
 def solve_step(redis_url: str, job_id: str, step: int) -> SolvedStep:
@@ -76,6 +76,7 @@ async def _solve_step(redis_url: str, job_id: str, step: int) -> SolvedStep:
         await store.close()
     load = StepLoad.of(counts_SLE, schedule, job.cluster)
     del counts_SLE
-    plan = solve(load, schedule, job.model, job.cluster, job.params, previous_home_LE=previous_home_LE)
+    num_cores = len(os.sched_getaffinity(0))
+    plan = solve(load, schedule, job.model, job.cluster, job.params, previous_home_LE, num_threads=num_cores)
     check_plan(plan, load.load_MLE)
     return SolvedStep(epoch=job.epoch, plan=EncodedPlan.of(plan))

@@ -4,13 +4,14 @@ In:   `StepLoad` (token copies per micro-batch, layer, source rank and expert), 
       `PlanParams`, and the previous placement.
 Out:  a `Plan` that passes `check_plan`, with its lower bound and a sentence of reason.
 
-    load -> reorder -> replicate -> split -> bound -> plan
-                         solve.py runs them in this order
+    load -> economy -> reorder -> replicate -> bound -> summary -> plan      solve.py runs them in this order
+                                                  split makes source shares when the plan is read
 
 Importing this package needs numpy alone: the trainer takes `plan`, `rank_plan`, `validate` and `topology` from it. The
 modules that need numba are imported by `solve` only.
 """
 
+from relibra.planning.cost import CostModel
 from relibra.planning.execution import ExecutionReport, Phase
 from relibra.planning.load import StepLoad, imbalance
 from relibra.planning.plan import Plan
@@ -22,6 +23,7 @@ from relibra.planning.validate import check_placement, check_plan, check_rank_pl
 
 __all__ = [
     "Cluster",
+    "CostModel",
     "ExecutionReport",
     "Model",
     "Phase",

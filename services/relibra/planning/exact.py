@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import Unsupported
+from relibra.planning.economy import price_replicas
 from relibra.planning.load import StepLoad
 from relibra.planning.plan import Plan
 
@@ -108,6 +109,8 @@ def exact_gap(plan: Plan, load: StepLoad, time_limit_s: float = _TIME_LIMIT_S) -
     """
     cluster, load_MLE = plan.cluster, load.load_MLE
     planned_ML = plan.rank_loads_MLR.max(axis=-1)
+    min_tokens = price_replicas(plan.params, load_MLE, plan.model, cluster).min_tokens_per_replica
+    min_tokens = min([min_tokens, *plan.quota_tokens_Q[plan.is_replica_Q]])  # a plan made again may keep smaller ones
     best_ML = plan.lower_bound_ML.astype(np.int64)
     is_proven_ML = planned_ML == best_ML
     for row, layer in np.argwhere(~is_proven_ML):  # who is at the bound is optimal
@@ -118,7 +121,7 @@ def exact_gap(plan: Plan, load: StepLoad, time_limit_s: float = _TIME_LIMIT_S) -
                 rank_E[node_E == node],
                 cluster.gpus_per_node,
                 cluster.redundant_slots,
-                plan.params.min_tokens_per_replica,
+                min_tokens,
                 time_limit_s,
             )
             for node in range(cluster.num_nodes)

@@ -1,8 +1,8 @@
 """Schedules that balance lengths and know nothing of experts: what RL frameworks do today.
 
-Karmarkar and Karp's largest differencing method (1982), as verl uses it: sequences are split into micro-batches of about
-equal tokens, then those of each micro-batch over its source ranks. Packing starts from such a schedule and may not give
-up much of its balance.
+Karmarkar and Karp's largest differencing method (1982), as verl uses it: sequences are split into micro-batches of
+about equal tokens, then those of each micro-batch over its source ranks. Packing starts from such a schedule and may
+not give up much of its balance.
 
 S sequences, M rows, R EP ranks, N nodes, C (row, source rank) pairs, P parts.
 """

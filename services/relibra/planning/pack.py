@@ -6,19 +6,21 @@ below, and where rows differ in the experts they ask for, no placement suits the
 
     length-balanced schedule -> rows made alike -> reorder -> rows fitted to that placement -> source ranks
 
-Balanced lengths come first and stay: caps allow `SLACK` over what the length-balanced schedule has. Rows that are alike
-leave little to a placement, which is why they come before it (RoutePack, 2026, places experts by the batch's totals first
-and packs for that placement; here the totals are all that rows alike differ by).
+Balanced lengths come first and stay: caps allow `SLACK` over what the length-balanced schedule has. RoutePack (2026)
+places experts by the totals of the batch and packs for that placement. Rows made alike first get further: then the
+placement suits all of them, and packing for it has less left to repair.
 
 S sequences, M rows, L layers, E experts, R EP ranks, N nodes, P groups of ranks; 2 is (tokens, attention work).
 """
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
+from relibra.planning.economy import price_moves, price_replicas
 from relibra.planning.length_balance import length_balanced, schedule_of
 from relibra.planning.load import home_loads
 from relibra.planning.pack_rows import Caps, even_rows, lower_floor
@@ -31,13 +33,13 @@ from relibra.planning.topology import Cluster, Model, PlanParams
 from relibra.planning.validate import check_placement
 
 SLACK = Fraction(1, 10)
-"""How far the slowest source rank of a micro-batch may be above the one of the length-balanced schedule, in tokens and in
-attention work; half of it is how far rows may differ in tokens from the smallest and largest of that schedule."""
+"""How far the slowest source rank of a micro-batch may be above the one of the length-balanced schedule, in tokens and
+in attention work. Tokens of a row may be outside the range of that schedule by half of it, as a part of the mean."""
 
 
 def pack(
     counts_SLE: NDArray[np.integer],
-    length_S: NDArray[np.integer],
+    length_S: NDArray[np.int64],
     start: Schedule,
     model: Model,
     cluster: Cluster,
@@ -47,8 +49,8 @@ def pack(
 ) -> tuple[Packing, str]:
     """Pack the sequences of a step into as many micro-batches as `start` has; return the packing and why.
 
-    The floor, under the placement `reorder` chooses, is at most the one of the length-balanced schedule, and at most the
-    one of `start` where `start` keeps the budget and the balance of lengths.
+    The floor under the placement that `reorder` chooses is at most the one of the length-balanced schedule, and at most
+    the one of `start` where that keeps the budget and the balance of lengths.
 
     Args:
         counts_SLE: token copies that each sequence routes to every expert.
@@ -61,11 +63,11 @@ def pack(
         previous_home_LE: the placement experts are in now; defaults to the identity placement.
 
     Raises:
-        InvalidInput: a sequence is longer than the budget, or not all of them fit; or the arguments contradict each other.
+        InvalidInput: a sequence is longer than the budget, not all of them fit, or the arguments contradict each other.
         InvalidPlan: `previous_home_LE` is not a placement.
     """
     params = params or PlanParams()
-    length_S = np.asarray(length_S).astype(np.int64)
+    length_S = np.asarray(length_S, dtype=np.int64)
     _check(counts_SLE, length_S, start, model, cluster)
     identity_LE = cluster.identity_placement(model)
     previous_LE = identity_LE
@@ -82,7 +84,8 @@ def pack(
     def floor_of(schedule: Schedule, home_LE: NDArray[np.int32] | None = None) -> tuple[int, Packing]:
         load_MLE = _loads(counts_SLE, schedule, cluster)
         if home_LE is None:
-            home_LE, _ = reorder(load_MLE, previous_LE, identity_LE, cluster, params)
+            priced, hysteresis = price_replicas(params, load_MLE, model, cluster), price_moves(params, model, cluster)
+            home_LE, _ = reorder(load_MLE, previous_LE, identity_LE, cluster, priced, hysteresis=hysteresis)
         group_LE = home_LE // np.int32(cluster.num_ranks // num_groups)
         floor = int(home_loads(load_MLE, group_LE, num_groups).max(axis=-1).sum())
         return floor, Packing(schedule=schedule, home_LE=home_LE)
@@ -105,10 +108,10 @@ def pack(
 
     node_LE = packing.home_LE // np.int32(cluster.gpus_per_node)
     local_SN = group_loads(counts_SLE, node_LE, cluster.num_nodes).sum(axis=1)
-    cell_S = _cells(packing.schedule, cluster)
-    stays = int(local_SN[np.arange(len(cell_S)), cell_S % cluster.num_ranks // cluster.gpus_per_node].sum())
-    cell_S = keep_local(local_SN, size_S2, cell_S, cluster.gpus_per_node, caps, params.seed)
-    stays_now = int(local_SN[np.arange(len(cell_S)), cell_S % cluster.num_ranks // cluster.gpus_per_node].sum())
+    stays = _num_local(local_SN, packing.schedule, cluster)
+    cell_S = keep_local(local_SN, size_S2, _cells(packing.schedule, cluster), cluster.gpus_per_node, caps, params.seed)
+    packing = replace(packing, schedule=schedule(cell_S))
+    stays_now = _num_local(local_SN, packing.schedule, cluster)
     total = max(int(local_SN.sum()), 1)
     reason = (
         f"packing brings the floor of {'nodes' if num_groups == cluster.num_nodes else 'ranks'} from "
@@ -117,7 +120,7 @@ def pack(
     )
     if cluster.num_nodes == 1:
         reason += "; with one node, replicas reach any balance that packing could"
-    return Packing(schedule=schedule(cell_S), home_LE=packing.home_LE), reason
+    return packing, reason
 
 
 def _check(
@@ -134,6 +137,11 @@ def _check(
 def _cells(schedule: Schedule, cluster: Cluster) -> NDArray[np.int64]:
     """Number the (row, source rank) of every sequence."""
     return schedule.row_S.astype(np.int64) * cluster.num_ranks + schedule.source_rank_S
+
+
+def _num_local(local_SN: NDArray[np.int64], schedule: Schedule, cluster: Cluster) -> int:
+    """Count the token copies whose expert is home on the node of their source rank."""
+    return int(local_SN[np.arange(len(local_SN)), schedule.source_rank_S // cluster.gpus_per_node].sum())
 
 
 def _sizes_MR(schedule: Schedule, size_S2: NDArray[np.int64], cluster: Cluster) -> NDArray[np.int64]:

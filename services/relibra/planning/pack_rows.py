@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from relibra.planning.jit import compiled
 
-_EVEN_PROPOSALS = 1_000_000
-_FLOOR_PROPOSALS = 200_000_000
-"""Swaps to try, times layers and groups."""
+_PROPOSALS_PER_SEQUENCE = 4000
+_MAX_WORK = 500_000_000
+"""Most swaps to try, times the numbers that each one compares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,8 @@ def even_rows(
     seed: int,
 ) -> NDArray[np.int64]:
     """Make the loads of all rows alike; return the (row, source rank) of every sequence."""
-    stream = seed % (1 << 63)
-    return _even_rows(mixed_SD, size_S2, cell_S, num_ranks, caps.rank_M2, caps.row_2, stream, _EVEN_PROPOSALS)
+    stream, num_proposals = seed % (1 << 63), _num_proposals(mixed_SD)
+    return _even_rows(mixed_SD, size_S2, cell_S, num_ranks, caps.rank_M2, caps.row_2, stream, num_proposals)
 
 
 def lower_floor(
@@ -56,8 +56,12 @@ def lower_floor(
     seed: int,
 ) -> NDArray[np.int64]:
     """Fit rows to a placement; return the (row, source rank) of every sequence."""
-    stream, num_proposals = seed % (1 << 63), _FLOOR_PROPOSALS // load_SLP[0].size
+    stream, num_proposals = seed % (1 << 63), _num_proposals(load_SLP)
     return _lower_floor(load_SLP, size_S2, cell_S, num_ranks, caps.rank_M2, caps.row_2, stream, num_proposals)
+
+
+def _num_proposals(compared: NDArray[np.integer]) -> int:
+    return min(_PROPOSALS_PER_SEQUENCE * len(compared), _MAX_WORK // int(compared[0].size))
 
 
 @compiled
@@ -71,7 +75,7 @@ def _next_random(state: NDArray[np.uint64]) -> np.uint64:
 
 
 @compiled
-def _draw_pair(state: NDArray[np.uint64], num_sequences: int) -> tuple[int, int]:
+def _draw_pair(state: NDArray[np.uint64], num_sequences: int) -> tuple[np.int64, np.int64]:
     bits = _next_random(state)
     one = np.int64((bits >> np.uint64(32)) * np.uint64(num_sequences) >> np.uint64(32))
     other = np.int64((bits & np.uint64(0xFFFFFFFF)) * np.uint64(num_sequences) >> np.uint64(32))
@@ -116,13 +120,13 @@ def _may_swap(
             return False
     more = size_other_2[0] - size_one_2[0]
     tokens_a, tokens_b = tokens_M[row_a] + more, tokens_M[row_b] - more
-    return min(tokens_a, tokens_b) >= range_2[0] and max(tokens_a, tokens_b) <= range_2[1]
+    return bool(min(tokens_a, tokens_b) >= range_2[0] and max(tokens_a, tokens_b) <= range_2[1])
 
 
 @compiled
 def _swap(
-    one: int,
-    other: int,
+    one: np.int64,
+    other: np.int64,
     size_S2: NDArray[np.int64],
     cell_S: NDArray[np.int64],
     num_ranks: int,
@@ -155,26 +159,22 @@ def _even_rows(
     size_C2 = _sizes(size_S2, cell_S, len(cap_M2) * num_ranks)
     tokens_M = _row_tokens(size_C2, num_ranks)
     sum_MD = np.zeros((len(cap_M2), num_mixed), dtype=np.int64)
-    squares = 0
+    squares = np.int64(0)
     for sequence in range(num_sequences):
         for index in range(num_mixed):
             number = np.int64(mixed_SD[sequence, index])
             sum_MD[cell_S[sequence] // num_ranks, index] += number
             squares += number * number
-    cost, best = 0, 0
+    cost, best = np.int64(0), np.int64(0)
     state = np.array([seed], dtype=np.uint64)
     for proposal in range(num_proposals):
         one, other = _draw_pair(state, num_sequences)
         a, b = cell_S[one], cell_S[other]
         if not _may_swap(size_S2[one], size_S2[other], a, b, num_ranks, size_C2, tokens_M, cap_M2, range_2):
             continue
-        one_D, other_D, sum_a_D, sum_b_D = (
-            mixed_SD[one],
-            mixed_SD[other],
-            sum_MD[a // num_ranks],
-            sum_MD[b // num_ranks],
-        )
-        change = 0
+        one_D, other_D = mixed_SD[one], mixed_SD[other]
+        sum_a_D, sum_b_D = sum_MD[a // num_ranks], sum_MD[b // num_ranks]
+        change = np.int64(0)
         for index in range(num_mixed):
             more = np.int64(other_D[index]) - np.int64(one_D[index])
             change += more * (more + sum_a_D[index] - sum_b_D[index])

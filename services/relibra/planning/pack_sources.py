@@ -1,4 +1,4 @@
-"""Which source rank each sequence of a row gets: the node that is home to most of what it asks for, where there is room.
+"""Which source rank a sequence gets: one on the node that is home to most of what it asks for, where there is room.
 
 S sequences, M rows, R EP ranks, N nodes, C (row, source rank) pairs; 2 is (tokens, attention work).
 """

@@ -2,7 +2,8 @@
 
 Every layer chooses among three placements, cheapest to reach first: the previous one; its experts split over nodes
 anew, stayers keeping their rank; the better of these two with ranks inside nodes rearranged. What counts is the slowest
-rank *after* replication, and a layer moves on only where that gains `MIN_GAIN`: experts travel with optimizer state.
+rank *after* replication, and a layer moves on only where that gains more than moving costs: experts travel with
+optimizer state. Where a move has a price of its own, a second split is tried that stays close to the previous one.
 
 M rows, L layers, E experts, R EP ranks, N nodes, G ranks per node, P groups (nodes or ranks).
 """
@@ -12,14 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.partition import align, fill, improve, largest_groups, num_proposals, spread
+from relibra.planning.economy import Hysteresis
+from relibra.planning.partition import align, fill, largest_groups, spread
 from relibra.planning.per_layer import for_each_layer
 from relibra.planning.replicate import replicate_layer
+from relibra.planning.swap_search import NUM_STARTS, improve, num_proposals
 from relibra.planning.topology import Cluster, PlanParams
-
-MIN_GAIN = 0.005
-"""Part of a layer's slowest-rank tokens that a costlier placement must save. Reordering all experts takes 1.4 % to
-2.1 % of the time of a step (ReLibra), so this pays for about a third of them."""
 
 
 def reorder(
@@ -29,12 +28,14 @@ def reorder(
     cluster: Cluster,
     params: PlanParams,
     num_threads: int = 1,
+    hysteresis: Hysteresis | None = None,
 ) -> tuple[NDArray[np.int32], str]:
     """Choose the home rank of every expert, int32 `[L, E]`; return it and why.
 
     Every layer ends with a slowest rank, summed over rows, that is at most the one of `identity_LE` without replicas.
-    The result is the same for any number of threads.
+    The result is the same for any number of threads. `hysteresis` says what moves must gain.
     """
+    hysteresis = hysteresis or Hysteresis()
     num_layers = len(previous_LE)
     proposals = num_proposals(*load_MLE.shape)
 
@@ -43,6 +44,7 @@ def reorder(
             load_ME=np.ascontiguousarray(load_MLE[:, layer]),
             cluster=cluster,
             params=params,
+            hysteresis=hysteresis,
             seed=params.seed + layer,
             num_proposals=proposals,
         )
@@ -51,7 +53,8 @@ def reorder(
     home_LE = np.stack(for_each_layer(reorder_one, num_layers, num_threads))
     moved_LE = home_LE != previous_LE
     if not moved_LE.any():
-        return home_LE, f"no layer reorders, none would gain {MIN_GAIN:.1%}"
+        worth = "what moving costs" if hysteresis.tokens_per_move else f"{hysteresis.least:.1%}"
+        return home_LE, f"no layer reorders, none would gain {worth}"
     return home_LE, f"{moved_LE.any(axis=1).sum()} of {len(home_LE)} layers reorder {moved_LE.sum()} experts"
 
 
@@ -62,6 +65,7 @@ class _LayerSearch:
     load_ME: NDArray[np.int64]
     cluster: Cluster
     params: PlanParams
+    hysteresis: Hysteresis
     seed: int
     num_proposals: int
 
@@ -77,41 +81,57 @@ class _LayerSearch:
         """Tokens of the largest group of `num_ranks` ranks, summed over rows."""
         return largest_groups(self.load_ME, home_E // np.int32(num_ranks), self.cluster.num_ranks // num_ranks)
 
+    def _net_gain(self, tokens: int, proposed: int, home_E: NDArray[np.int32], proposal_E: NDArray[np.int32]) -> float:
+        return self.hysteresis.net_gain(tokens, proposed, int((home_E != proposal_E).sum()))
+
     def _choose_nodes(self, previous_E: NDArray[np.int32]) -> tuple[NDArray[np.int32], int]:
         """Split experts over nodes anew, where replicas can even out the ranks of a node, if that gains enough."""
         if self.cluster.num_nodes == 1 or not self.cluster.redundant_slots:
             return previous_E, self._slowest(previous_E)
-        proposal_E = self._move_between_nodes(previous_E)
-        proposed = self._slowest(proposal_E)
+        best_E = self._move_between_nodes(previous_E, stay_close=False)
+        best = self._slowest(best_E)
         # No replicas bring the previous placement below its heaviest nodes: mostly that settles it.
-        floor = self._largest(previous_E, self.cluster.gpus_per_node) // self.cluster.gpus_per_node
-        if _gains(floor, proposed):
-            return proposal_E, proposed
-        tokens = self._slowest(previous_E)
-        return (proposal_E, proposed) if _gains(tokens, proposed) else (previous_E, tokens)
+        tokens = self._largest(previous_E, self.cluster.gpus_per_node) // self.cluster.gpus_per_node
+        if self._net_gain(tokens, best, previous_E, best_E) <= 0 or self.hysteresis.tokens_per_move:
+            tokens = self._slowest(previous_E)
+        if self.hysteresis.tokens_per_move:
+            close_E = self._move_between_nodes(previous_E, stay_close=True)
+            close = self._slowest(close_E)
+            if self._net_gain(tokens, close, previous_E, close_E) > self._net_gain(tokens, best, previous_E, best_E):
+                best_E, best = close_E, close
+        return (best_E, best) if self._net_gain(tokens, best, previous_E, best_E) > 0 else (previous_E, tokens)
 
     def _choose_ranks(self, home_E: NDArray[np.int32], tokens: int) -> tuple[NDArray[np.int32], int]:
         """Rearrange ranks inside nodes, or over all nodes where there are no replicas, if that gains enough."""
         num_ranks = self.cluster.gpus_per_node if self.cluster.redundant_slots else self.cluster.num_ranks
-        if not _gains(tokens, self._largest(home_E, num_ranks) // num_ranks):
+        floor = self._largest(home_E, num_ranks) // num_ranks
+        if self.hysteresis.net_gain(tokens, floor, 0) <= 0:
             return home_E, tokens
         proposal_E = self._move_inside_groups(home_E, num_ranks)
         proposed = self._slowest(proposal_E)
-        return (proposal_E, proposed) if _gains(tokens, proposed) else (home_E, tokens)
+        is_better = self._net_gain(tokens, proposed, home_E, proposal_E) > 0
+        return (proposal_E, proposed) if is_better else (home_E, tokens)
 
     def _regroup(
-        self, load_ME: NDArray[np.int64], previous_E: NDArray[np.int32], num_groups: int, num_proposals: int
+        self,
+        load_ME: NDArray[np.int64],
+        previous_E: NDArray[np.int32],
+        num_groups: int,
+        num_proposals: int,
+        stay_close: bool = False,
     ) -> NDArray[np.int32]:
-        """Split experts over groups, from the better of the previous split and a greedy one."""
+        """Split experts over groups: from the better of the previous split and a greedy one, or close to the former."""
+        if stay_close:
+            return improve(load_ME, previous_E, num_groups, self.seed, num_proposals, first_start=NUM_STARTS - 1)
         greedy_E = align(spread(load_ME.sum(axis=0), num_groups), previous_E, num_groups)
         start_E = min(previous_E, greedy_E, key=lambda group_E: largest_groups(load_ME, group_E, num_groups))
         return align(improve(load_ME, start_E, num_groups, self.seed, num_proposals), previous_E, num_groups)
 
-    def _move_between_nodes(self, previous_E: NDArray[np.int32]) -> NDArray[np.int32]:
+    def _move_between_nodes(self, previous_E: NDArray[np.int32], stay_close: bool) -> NDArray[np.int32]:
         """Split experts over nodes; who stays on a node stays on its rank, and newcomers fill the gaps."""
         num_ranks = self.cluster.gpus_per_node
         previous_node_E = previous_E // np.int32(num_ranks)
-        node_E = self._regroup(self.load_ME, previous_node_E, self.cluster.num_nodes, self.num_proposals)
+        node_E = self._regroup(self.load_ME, previous_node_E, self.cluster.num_nodes, self.num_proposals, stay_close)
         home_E, total_E = previous_E.copy(), self.load_ME.sum(axis=0)
         room = len(home_E) // self.cluster.num_ranks
         for node in range(self.cluster.num_nodes):
@@ -136,7 +156,3 @@ class _LayerSearch:
             rank_X = self._regroup(load_MX, home_E[expert_X] - first, num_ranks, self.num_proposals // num_groups)
             moved_E[expert_X] = first + rank_X
         return moved_E
-
-
-def _gains(tokens: int, proposed: int) -> bool:
-    return tokens - proposed > MIN_GAIN * tokens

@@ -1,7 +1,7 @@
 """Plan again after a late change: what still holds of the previous plan is kept, and the reason says what that is.
 
 - *Another schedule* of the same step. Home ranks stay, and so do quotas and bounds of every cell whose row has a load
-  the previous plan had too, wherever that row was. Only layers that this leaves clearly worse than they were reorder.
+  the previous plan had too, wherever that row was. A layer reorders only where its imbalance would rise by `MIN_GAIN`.
 - *Other ranks*: a lost node, another cluster shape. Every rank that is still there keeps its experts as far as there is
   room, experts of lost ranks get homes on the others, and the step is solved from that placement.
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
 from relibra.planning.bound import lower_bound_ML
+from relibra.planning.economy import MIN_GAIN, price_moves, price_replicas
 from relibra.planning.load import StepLoad, home_loads, rank_loads
 from relibra.planning.partition import fill
 from relibra.planning.plan import Plan
@@ -26,9 +27,6 @@ from relibra.planning.split import split
 from relibra.planning.summary import forecast, sentence
 from relibra.planning.topology import Cluster, Model, PlanParams
 
-MAX_LOSS = 0.002
-"""A layer reorders again where keeping its homes would raise its imbalance by more than this part of it."""
-
 
 def replan(
     previous: Plan,
@@ -37,6 +35,7 @@ def replan(
     cluster: Cluster | None = None,
     params: PlanParams | None = None,
     rank_was_R: NDArray[np.integer] | None = None,
+    num_threads: int = 1,
 ) -> Plan:
     """Plan a step again for another schedule, another cluster, or both.
 
@@ -48,6 +47,7 @@ def replan(
         params: how to plan; defaults to the previous ones.
         rank_was_R: the previous rank of every present rank, -1 for one that is new. After the loss of a node these are
             the ranks of the others. Defaults to equal numbers.
+        num_threads: threads to plan layers on; the plan is the same for any number.
 
     Returns:
         A plan that passes `check_plan` with this load and is at most as imbalanced as the identity plan. Its forecast
@@ -61,8 +61,8 @@ def replan(
     was_R = _check_ranks(rank_was_R, previous.cluster, cluster)
     is_same_shape = replace(cluster, num_ep_groups=previous.cluster.num_ep_groups) == previous.cluster
     if not is_same_shape or params != previous.params or (was_R != np.arange(cluster.num_ranks)).any():
-        return _move_ranks(previous, load, schedule, cluster, params, was_R)
-    return _move_rows(previous, load, schedule, cluster)
+        return _move_ranks(previous, load, schedule, cluster, params, was_R, num_threads)
+    return _move_rows(previous, load, schedule, cluster, num_threads)
 
 
 def _check_ranks(
@@ -82,33 +82,35 @@ def _check_ranks(
     return was_R.astype(np.int64)
 
 
-def _move_rows(previous: Plan, load: StepLoad, schedule: Schedule, cluster: Cluster) -> Plan:
-    model, params, kept_LE = previous.model, previous.params, previous.home_rank_LE
+def _move_rows(previous: Plan, load: StepLoad, schedule: Schedule, cluster: Cluster, num_threads: int) -> Plan:
+    model, kept_LE = previous.model, previous.home_rank_LE
     load_MLE, identity_LE = load.load_MLE, cluster.identity_placement(model)
+    params = price_replicas(previous.params, load_MLE, model, cluster)
+    hysteresis = price_moves(previous.params, model, cluster)
     num_rows, num_layers, _ = load_MLE.shape
     was_M = _find_rows(load_MLE, _load_of(previous))
     new_M = np.flatnonzero(was_M < 0)
     quotas, bound_ML = _take_rows(previous, was_M), np.zeros((num_rows, num_layers))
     bound_ML[was_M >= 0] = previous.lower_bound_ML[was_M[was_M >= 0]]
     if len(new_M):
-        solved, _ = replicate(load_MLE[new_M], kept_LE, cluster, params)
+        solved, _ = replicate(load_MLE[new_M], kept_LE, cluster, params, num_threads)
         quotas = _merge(quotas, replace(solved, index_Q4=_renumber(solved.index_Q4, 0, new_M)))
         bound_ML[new_M] = lower_bound_ML(load_MLE[new_M], kept_LE, cluster)
 
     slowest_L = rank_loads(quotas.index_Q4, quotas.tokens_Q, num_rows, num_layers, cluster.num_ranks).max(-1).sum(0)
     plain_L = home_loads(load_MLE, identity_LE, cluster.num_ranks).max(axis=-1).sum(axis=0)
     before_L = _imbalance_L(previous.rank_loads_MLR.max(-1).sum(0), _load_of(previous))
-    is_worse_L = _imbalance_L(slowest_L, load_MLE) > (1 + MAX_LOSS) * before_L
+    is_worse_L = _imbalance_L(slowest_L, load_MLE) > (1 + MIN_GAIN) * before_L
     home_LE = kept_LE.copy()
     why_reordered = "every layer keeps its homes"
     worse_X = np.flatnonzero(is_worse_L | (slowest_L > plain_L))
     if len(worse_X):
         home_LE[worse_X], why_reordered = reorder(
-            load_MLE[:, worse_X], kept_LE[worse_X], identity_LE[worse_X], cluster, params
+            load_MLE[:, worse_X], kept_LE[worse_X], identity_LE[worse_X], cluster, params, num_threads, hysteresis
         )
     moved_X = np.flatnonzero((home_LE != kept_LE).any(axis=1))
     if len(moved_X):
-        solved, _ = replicate(load_MLE[:, moved_X], home_LE[moved_X], cluster, params)
+        solved, _ = replicate(load_MLE[:, moved_X], home_LE[moved_X], cluster, params, num_threads)
         stays_Q = ~np.isin(quotas.index_Q4[:, 1], moved_X)
         quotas = Quotas(index_Q4=quotas.index_Q4[stays_Q], tokens_Q=quotas.tokens_Q[stays_Q])
         quotas = _merge(quotas, replace(solved, index_Q4=_renumber(solved.index_Q4, 1, moved_X)))
@@ -139,11 +141,12 @@ def _move_ranks(
     cluster: Cluster,
     params: PlanParams,
     was_R: NDArray[np.int64],
+    num_threads: int,
 ) -> Plan:
     model = previous.model
     kept_LE = _keep_homes(previous.home_rank_LE, load.load_MLE, was_R, model, cluster)
     start_LE = _house(kept_LE, load.load_MLE.sum(axis=0), model, cluster)
-    plan = solve(load, schedule, model, cluster, params, start_LE)
+    plan = solve(load, schedule, model, cluster, params, start_LE, num_threads=num_threads)
     num_stay = int((plan.home_rank_LE == kept_LE).sum())
     num_moved = kept_LE.size - num_stay
     numbers = replace(

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from relibra.planning.jit import compiled
 
-_NUM_MIXED = 512
+_NUM_MIXED = 1024
 _SUM_BITS = 26
 """Of the largest sum over all sequences, so that sums of its squares fit 62 bits."""
 
@@ -19,7 +19,7 @@ def group_loads(counts_SLE: NDArray[np.integer], group_LE: NDArray[np.int32], nu
 
 
 def mix_loads(counts_SLE: NDArray[np.integer]) -> NDArray[np.int32]:
-    """Mix how each sequence's expert loads differ from the average into some 512 numbers, int32 `[S, D]`.
+    """Mix how each sequence's expert loads differ from the average into some 1000 numbers, int32 `[S, D]`.
 
     Experts of a layer are added or subtracted at random into a few sums (count sketch, Charikar, Chen and Farach-Colton
     2002), which about keeps lengths and angles: rows alike in these sums are alike in their loads. Few layers of few
@@ -34,7 +34,8 @@ def mix_loads(counts_SLE: NDArray[np.integer]) -> NDArray[np.int32]:
     num_sequences, num_mixed = apart_SD.shape
     largest_sum = int(np.abs(apart_SD).max(initial=0)) * num_sequences
     bits = largest_sum.bit_length() + num_mixed.bit_length() // 2
-    return (apart_SD >> max(0, bits - _SUM_BITS)).astype(np.int32)
+    mixed: NDArray[np.int32] = (apart_SD >> max(0, bits - _SUM_BITS)).astype(np.int32)
+    return mixed
 
 
 @compiled

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
 from relibra.planning.bound import lower_bound_ML
+from relibra.planning.economy import price_moves, price_replicas
 from relibra.planning.load import StepLoad
 from relibra.planning.packing import Packing
 from relibra.planning.plan import Plan
@@ -28,6 +29,7 @@ def solve(
     params: PlanParams | None = None,
     previous_home_LE: NDArray[np.integer] | None = None,
     packing: Packing | None = None,
+    num_threads: int = 1,
 ) -> Plan:
     """Plan all cells of a step.
 
@@ -39,6 +41,7 @@ def solve(
         params: how to plan; defaults to `PlanParams()`.
         previous_home_LE: the placement experts are in now; defaults to the identity placement.
         packing: where `pack` chose the schedule; the search starts from the placement it was made for.
+        num_threads: threads to plan layers on; the plan is the same for any number.
 
     Returns:
         A plan that passes `check_plan` with this load, is at most as imbalanced as the identity plan, and is the same
@@ -58,10 +61,11 @@ def solve(
     load_MLE = load.load_MLE
 
     start_LE = previous_LE if packing is None else packing.home_LE
-    home_LE, why_reordered = reorder(load_MLE, start_LE, identity_LE, cluster, params)
+    priced, hysteresis = price_replicas(params, load_MLE, model, cluster), price_moves(params, model, cluster)
+    home_LE, why_reordered = reorder(load_MLE, start_LE, identity_LE, cluster, priced, num_threads, hysteresis)
     if packing is not None:
         why_reordered = f"sequences are packed for a placement that moves {(home_LE != previous_LE).sum()} experts"
-    quotas, why_replicated = replicate(load_MLE, home_LE, cluster, params)
+    quotas, why_replicated = replicate(load_MLE, home_LE, cluster, priced, num_threads)
     bound_ML = lower_bound_ML(load_MLE, home_LE, cluster)
     numbers = forecast(load_MLE, home_LE, previous_LE, quotas, bound_ML, model, cluster)
 

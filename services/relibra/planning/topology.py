@@ -4,12 +4,14 @@ Shape letters used in this package: M rows (EP groups x micro-batches), L MoE la
 G ranks per node, S sequences, K top-k, Q quotas.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
+from relibra.planning.cost import CostModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +86,15 @@ class PlanParams:
     """How to plan. Equal inputs and equal params give byte-equal plans (S8)."""
 
     seed: int = 0
-    min_tokens_per_replica: int = 1
-    """A replica with fewer tokens than this is not worth its transfer."""
+    min_tokens_per_replica: int = 0
+    """A replica with fewer tokens than this is not made. 0 derives it from the cost model: what a replica costs it must
+    save. Where the size of experts is not known either, it is 1."""
+    cost: CostModel | None = None
+    """Measured times; without them, defaults for H100-class nodes are used with caution."""
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise InvalidInput.of("params.seed", expected="at least 0", got=self.seed)
-        if self.min_tokens_per_replica < 1:
-            raise InvalidInput.of(
-                "params.min_tokens_per_replica", expected="at least 1", got=self.min_tokens_per_replica
-            )
+        if isinstance(self.cost, Mapping):  # as from JSON
+            object.__setattr__(self, "cost", CostModel.from_dict(self.cost))
+        for field in ("seed", "min_tokens_per_replica"):
+            if getattr(self, field) < 0:
+                raise InvalidInput.of(f"params.{field}", expected="at least 0", got=getattr(self, field))

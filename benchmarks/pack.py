@@ -1,0 +1,122 @@
+"""What packing gains: the same step under round-robin, length-balanced and packed schedules, planned with equal slots.
+
+    python benchmarks/pack.py [FOLDER OF TRACES]
+
+The folder defaults to RELIBRA_TRACES, else `../shared/traces` beside the repository. Every seed shuffles the sequences
+of a trace, which changes what round-robin deals; the token budget is what round-robin needs. *Removed* is the part of
+what is above 1 under the better of the two other schedules that packing takes away; *floor* is what no placement of
+the packed schedule is below, which for few tokens is above 1 because tokens are whole.
+
+Then the time to pack 1024 sequences of 48 layers x 128 experts for 4 nodes of 8 GPUs. Times are of a second call.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from relibra.evaluation import ScheduleScore, comparison_schedules, score_schedule
+from relibra.evaluation.schedules import largest_tokens
+from relibra.planning import Cluster, Model, Plan, Schedule, StepLoad, check_plan
+from relibra.planning.pack import pack
+from relibra.planning.packing import Packing
+from relibra.planning.solve import solve
+from relibra.routing import count_sequences, read_trace
+
+_BESIDE = Path(__file__).parents[2] / "shared" / "traces"
+_CLUSTER = Cluster(num_nodes=4, gpus_per_node=8, redundant_slots=2)
+_SEEDS = range(3)
+_MICRO_BATCHES = (8, 16, 32)
+
+
+def _rows(
+    name: str, counts_SLE: NDArray[np.integer], length_S: NDArray[np.int64], model: Model, num_micro_batches: int
+) -> list[list[str]]:
+    rows = []
+    for seed in _SEEDS:
+        order_S = np.random.default_rng(seed).permutation(len(length_S))
+        rows.append(_row(name, counts_SLE[order_S], length_S[order_S], model, num_micro_batches, seed))
+    return rows
+
+
+def _row(
+    name: str,
+    counts_SLE: NDArray[np.integer],
+    length_S: NDArray[np.int64],
+    model: Model,
+    num_micro_batches: int,
+    seed: int,
+) -> list[str]:
+    start = Schedule.round_robin(len(length_S), num_micro_batches, _CLUSTER)
+    budget = largest_tokens(start, length_S, _CLUSTER)
+
+    def plan_of(schedule: Schedule, packing: Packing | None = None) -> tuple[Plan, ScheduleScore]:
+        load = StepLoad.of(counts_SLE, schedule, _CLUSTER)
+        plan = solve(load, schedule, model, _CLUSTER, packing=packing)
+        check_plan(plan, load.load_MLE)
+        return plan, score_schedule(plan, counts_SLE, length_S)
+
+    others = comparison_schedules(length_S, num_micro_batches, _CLUSTER, budget)
+    scores = [plan_of(schedule)[1] for schedule in others.values()]
+    started = time.perf_counter()
+    packing, _ = pack(counts_SLE, length_S, start, model, _CLUSTER, budget)
+    pack_time_s = time.perf_counter() - started
+    plan, packed = plan_of(packing.schedule, packing)
+    better = min(score.imbalance for score in scores)
+    scores.append(packed)
+    return [
+        name,
+        f"{num_micro_batches}",
+        f"{seed}",
+        *(f"{score.imbalance:.4f}" for score in scores),
+        f"{(better - packed.imbalance) / (better - 1):.0%}",
+        f"{plan.forecast.imbalance_floor:.4f}",
+        *(f"{score.cross_node_share:.1%}" for score in scores),
+        *(f"{score.largest_tokens}" for score in scores),
+        *(f"{score.attention_spread:.2f}" for score in scores),
+        f"{pack_time_s:.2f}",
+    ]
+
+
+def _large_step() -> tuple[NDArray[np.uint32], NDArray[np.int64], Model]:
+    """1024 sequences of 16 kinds with log-normal lengths, each with a routing of its own around its kind's."""
+    rng = np.random.default_rng(0)
+    length_S = np.clip(rng.lognormal(6.5, 0.8, 1024), 16, 8192).astype(np.int64)
+    kind_KLE = rng.normal(0, 0.8, (1, 48, 128)) + rng.normal(0, 0.5, (16, 48, 128))
+    popularity_SLE = np.exp(kind_KLE[rng.integers(0, 16, 1024)] + rng.normal(0, 0.3, (1024, 48, 128)))
+    popularity_SLE /= popularity_SLE.sum(axis=-1, keepdims=True)
+    counts_SLE = rng.poisson(popularity_SLE * 8 * length_S[:, None, None]).astype(np.uint32)
+    return counts_SLE, length_S, Model(num_layers=48, num_experts=128, top_k=8)
+
+
+def main() -> None:
+    """Print the table; columns in threes are round-robin, length-balanced, packed."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("RELIBRA_TRACES", _BESIDE))
+    table = Table(title="4 x 8 GPUs, 2 redundant slots: round-robin, length-balanced, packed")
+    headings = ["load", "M", "seed", "imbalance", "", "", "removed", "floor"]
+    headings += ["across nodes", "", "", "largest", "", "", "attention", "", "", "pack s"]
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "load" else "right", no_wrap=True)
+    rows = []
+    for path in sorted(folder.glob("*_*.npz")):
+        if "counts" in path.name:
+            continue
+        trace = read_trace(path)
+        model = Model(num_layers=trace.num_layers, num_experts=trace.num_experts, top_k=trace.top_k)
+        for num_micro_batches in _MICRO_BATCHES:
+            rows += _rows(path.stem, count_sequences(trace), np.diff(trace.offsets), model, num_micro_batches)
+    large = _large_step()
+    _row("warm", *large, 16, 0)
+    rows.append(_row("1024 x 48 x 128, synthetic", *large, 16, 0))
+    for row in rows:
+        table.add_row(*row)
+    Console(width=200).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Plan time and memory of large steps, and how they grow.
+
+    taskset -c 0 python benchmarks/scale.py [--threads 1] [--quick] [--case NAME] [FOLDER OF TRACES]
+
+Loads are mixtures of the workloads in `deepseek-v3_counts_dev.npz` (`relibra.evaluation.workload_mix`). The folder
+defaults to RELIBRA_TRACES, else `../shared/traces` beside the repository. Every case runs in its own process, which
+has compiled code loaded; times are the least of several calls. `input MiB` is what the process holds before it plans,
+counts included, `peak MiB` the most it held in all.
+"""
+
+import argparse
+import multiprocessing
+import os
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from relibra.evaluation.workload_mix import mix_workloads
+from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad, check_plan
+from relibra.planning.replicate import replicate
+from relibra.planning.solve import solve
+
+_BESIDE = Path(__file__).parents[2] / "shared" / "traces"
+_TOP_K = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A step to plan."""
+
+    group: str
+    num_nodes: int = 8
+    gpus_per_node: int = 8
+    num_ep_groups: int = 1
+    num_micro_batches: int = 32
+    num_layers: int = 58
+    num_experts: int = 256
+    num_calls: int = 5
+
+
+_CASES = [
+    Case(group="target"),
+    *(Case(group="layers", num_layers=number) for number in (15, 29, 116)),
+    *(Case(group="micro-batches", num_micro_batches=number) for number in (8, 16, 64, 128)),
+    *(Case(group="experts", num_experts=number) for number in (64, 128, 512)),
+    *(Case(group="nodes", num_nodes=number) for number in (1, 2, 4, 16, 32)),
+    Case(group="512 ranks", num_nodes=64, num_micro_batches=128, num_experts=512, num_calls=2),
+    Case(group="8 EP groups", num_ep_groups=8, num_micro_batches=128, num_calls=2),
+]
+
+
+def _least(call: Callable[[], object], num_calls: int) -> float:
+    times = []
+    for _ in range(num_calls):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def _resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def _run(case: Case, folder: Path, num_threads: int) -> list[str]:
+    cluster = Cluster(
+        num_nodes=case.num_nodes,
+        gpus_per_node=case.gpus_per_node,
+        redundant_slots=2,
+        num_ep_groups=case.num_ep_groups,
+    )
+    model = Model(num_layers=case.num_layers, num_experts=case.num_experts, top_k=_TOP_K)
+    num_rows = case.num_ep_groups * case.num_micro_batches
+    num_sequences = num_rows * (64 if num_rows <= 32 else 16)
+    with np.load(folder / "deepseek-v3_counts_dev.npz") as file:
+        expert_counts_WLE = file["expert_counts"]
+    counts_SLE = mix_workloads(
+        expert_counts_WLE,
+        num_sequences=num_sequences,
+        tokens_per_sequence=8192 * cluster.num_ranks * num_rows // num_sequences,
+        top_k=_TOP_K,
+        seed=0,
+        num_experts=case.num_experts,
+        num_layers=case.num_layers,
+    )
+    index_S = np.arange(num_sequences, dtype=np.int32)
+    turn_S = index_S // np.int32(num_rows)
+    schedule = Schedule(
+        micro_batch_S=index_S % np.int32(case.num_micro_batches),
+        source_rank_S=turn_S % np.int32(cluster.num_ranks),
+        ep_group_S=index_S // np.int32(case.num_micro_batches) % np.int32(case.num_ep_groups),
+    )
+    load = StepLoad.of(counts_SLE, schedule, cluster)
+    load_MLE = load.load_MLE
+    small = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
+    two = Schedule.round_robin(2, 1, small)
+    tiny = StepLoad.of(np.arange(16, dtype=np.uint32).reshape(2, 1, 8), two, small)
+    solve(tiny, two, Model(num_layers=1, num_experts=8, top_k=1), small)
+    input_mib = _resident_mib()
+    plan = solve(load, schedule, model, cluster, num_threads=num_threads)
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    plan_time_s = _least(lambda: solve(load, schedule, model, cluster, num_threads=num_threads), case.num_calls)
+    home_LE, params = plan.home_rank_LE, PlanParams()
+    replicate_time_s = _least(lambda: replicate(load_MLE, home_LE, cluster, params), case.num_calls)
+    check_plan(plan, load_MLE)
+    num_cells = plan.lower_bound_ML.size
+    return [
+        case.group,
+        f"{case.num_layers} x {case.num_experts}",
+        f"{case.num_nodes}x{case.gpus_per_node}",
+        str(num_rows),
+        str(num_cells),
+        f"{plan.forecast.imbalance_before:.3f}",
+        f"{plan.forecast.imbalance_after:.4f}",
+        f"{plan.forecast.imbalance_bound:.4f}",
+        f"{plan.forecast.num_replicas / num_cells / cluster.num_ranks:.2f}",
+        f"{plan_time_s:.3f}",
+        f"{plan_time_s / num_cells * 1e6:.0f}",
+        f"{replicate_time_s / num_cells * 1e6:.1f}",
+        f"{input_mib:.0f}",
+        f"{peak_mib:.0f}",
+    ]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(os.environ.get("RELIBRA_TRACES", _BESIDE)))
+    parser.add_argument("--threads", type=int, default=1, help="threads to plan on")
+    parser.add_argument("--quick", action="store_true", help="the target alone")
+    parser.add_argument("--case", help="cases of this name alone")
+    arguments = parser.parse_args()
+    table = Table(title=f"planning large steps with 2 redundant slots on {arguments.threads} thread(s)")
+    for heading in (
+        *("case", "L x E", "nodes", "rows", "cells", "identity", "planned", "bound", "replicas/rank"),
+        *("plan s", "us/cell", "replicate us/cell", "input MiB", "peak MiB"),
+    ):
+        table.add_column(heading, justify="left" if heading == "case" else "right")
+    console = Console(width=160)
+    for case in _CASES[:1] if arguments.quick else _CASES:
+        if arguments.case not in (None, case.group):
+            continue
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            row = pool.apply(_run, (case, arguments.folder, arguments.threads))
+        table.add_row(*row)
+        console.print(*row, highlight=False)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

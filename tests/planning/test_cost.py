@@ -1,0 +1,89 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relibra.errors import InvalidInput
+from relibra.planning import CostModel
+
+_DEEPSEEK_V3 = 88_080_384
+
+
+def test_tokens_are_the_special_case():
+    cost = CostModel.tokens()
+    assert cost.compute_us(17) == cost.saved_us(17) / cost.saved_us(1) == 17
+    assert cost.dispatch_us(10, 10) == cost.transfer_us(10**9) == 0
+    assert cost.reorder_us(5, 8, 10**9) < 1e-9
+    assert cost.min_tokens_per_replica(_DEEPSEEK_V3) == 1
+
+
+def test_compute_is_linear_between_what_was_measured_and_beyond():
+    cost = CostModel(expert_tokens=(0, 10, 30), expert_us=(4, 5, 15))
+    assert [cost.compute_us(tokens) for tokens in (0, 5, 10, 20, 30, 50)] == [0, 4.5, 5, 10, 15, 25]
+    assert cost.us_per_token == 0.5
+
+
+@given(st.floats(0, 1e7), st.floats(0, 1e7))
+def test_more_tokens_never_take_less_time(one, other):
+    cost = CostModel(expert_tokens=(0, 100, 1000), expert_us=(20, 20, 400))
+    assert cost.compute_us(min(one, other)) <= cost.compute_us(max(one, other))
+
+
+def test_an_unhidden_replica_is_worth_about_what_ultraep_asks_for():
+    by_size = [
+        CostModel(
+            expert_tokens=cost.expert_tokens, expert_us=cost.expert_us, hidden_transfer_share=0.0
+        ).min_tokens_per_replica(size)
+        for size, cost in ((size, CostModel.of_expert(size)) for size in (9_437_184, _DEEPSEEK_V3))
+    ]
+    assert all(1000 < tokens < 2000 for tokens in by_size)
+    assert by_size[0] == pytest.approx(by_size[1], rel=0.01)
+
+
+def test_hiding_transfers_makes_smaller_replicas_worthwhile():
+    tokens = [
+        CostModel(expert_us=(0.0, 0.2), hidden_transfer_share=share).min_tokens_per_replica(_DEEPSEEK_V3)
+        for share in (0.0, 0.5, 0.9, 1.0)
+    ]
+    assert tokens == sorted(tokens, reverse=True)
+    assert tokens[0] > tokens[-1] == 1
+
+
+def test_the_slower_network_decides_dispatch():
+    cost = CostModel(token_size_bytes=1000, intra_node_bytes_per_us=1000, inter_node_bytes_per_us=100)
+    assert cost.dispatch_us(50, 1) == 50
+    assert cost.dispatch_us(50, 10) == 100
+
+
+def test_reordering_everything_costs_what_papers_report():
+    """About 14 ms for an expert of DeepSeek-V3 with its optimizer state, between nodes."""
+    cost = CostModel.of_expert(_DEEPSEEK_V3)
+    assert cost.reorder_us(64, 64, 7 * _DEEPSEEK_V3) == pytest.approx(13_700, rel=0.01)
+
+
+def test_it_survives_json():
+    cost = CostModel.of_expert(_DEEPSEEK_V3, token_size_bytes=28_672)
+    assert CostModel.from_dict(json.loads(json.dumps(cost.to_dict()))) == cost
+    assert CostModel.from_dict({}) == CostModel()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"expert_tokens": [0]}, "cost.expert_tokens: expected at least two rising numbers"),
+        ({"expert_tokens": [5, 3]}, "cost.expert_tokens"),
+        ({"expert_us": [1, 2, 3]}, "cost.expert_us: expected 2 times"),
+        ({"expert_us": [2, 1]}, "cost.expert_us"),
+        ({"expert_us": [2, 2]}, "cost.expert_us: expected more time"),
+        ({"inter_node_bytes_per_us": 0}, "cost.inter_node_bytes_per_us: expected at least 1"),
+        ({"token_size_bytes": float("nan")}, "cost.token_size_bytes"),
+        ({"hidden_transfer_share": 1.5}, "cost.hidden_transfer_share: expected 0 to 1"),
+        ({"hidden": 1}, "cost: expected the keys .* got hidden"),
+        ({"expert_us": "fast"}, "cost: expected numbers"),
+        ({"expert_us": None}, "cost: expected numbers"),
+    ],
+)
+def test_what_is_no_cost_model_is_refused_by_name(fields, message):
+    with pytest.raises(InvalidInput, match=message):
+        CostModel.from_dict(fields)
