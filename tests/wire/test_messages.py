@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relibra.errors import InvalidInput
-from relibra.planning import Cluster, ExecutionReport, Model, Phase, PlanId, PlanParams, RankPlan, Schedule
+from relibra.planning import Cluster, CostModel, ExecutionReport, Model, Phase, PlanId, PlanParams, RankPlan, Schedule
 from relibra.v1 import execution_pb2, job_pb2, plan_pb2
 from relibra.wire import array, messages
 
@@ -31,9 +31,10 @@ def same(left: object, right: object) -> bool:
     groups=st.integers(1, 4),
     size_bytes=st.integers(0, 2**40),
     seed=st.integers(0, 2**63),
+    cost=st.sampled_from([None, CostModel(), CostModel.of_expert(10**8, token_size_bytes=28_672)]),
 )
 def test_registrations_survive_the_wire(
-    layers: int, shares: int, nodes: int, gpus: int, groups: int, size_bytes: int, seed: int
+    layers: int, shares: int, nodes: int, gpus: int, groups: int, size_bytes: int, seed: int, cost: CostModel | None
 ) -> None:
     model = Model(
         num_layers=layers,
@@ -43,7 +44,7 @@ def test_registrations_survive_the_wire(
         expert_state_size_bytes=7 * size_bytes,
     )
     cluster = Cluster(num_nodes=nodes, gpus_per_node=gpus, redundant_slots=2, num_ep_groups=groups)
-    params = PlanParams(seed=seed, min_tokens_per_replica=4)
+    params = PlanParams(seed=seed, min_tokens_per_replica=4, cost=cost)
     data = messages.encode_registration("job", model, cluster, params).SerializeToString()
     assert messages.decode_registration(job_pb2.RegisterJobRequest.FromString(data)) == ("job", model, cluster, params)
 
@@ -52,6 +53,13 @@ def test_registrations_survive_the_wire(
 def test_S6_job_ids_that_could_be_mistaken_are_refused(job_id: str) -> None:
     with pytest.raises(InvalidInput, match="job_id"):
         messages.check_job_id(job_id)
+
+
+def test_a_cost_model_out_of_range_is_refused() -> None:
+    request = messages.encode_registration("job", MODEL, CLUSTER, PlanParams(cost=CostModel()))
+    request.params.cost.hidden_transfer_share = 2.0
+    with pytest.raises(InvalidInput, match=r"cost.hidden_transfer_share: expected 0 to 1, got 2.0"):
+        messages.decode_registration(request)
 
 
 def test_ranks_that_do_not_divide_the_experts_are_refused() -> None:

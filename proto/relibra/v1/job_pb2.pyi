@@ -1,6 +1,7 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -31,12 +32,30 @@ class Cluster(_message.Message):
     def __init__(self, num_nodes: _Optional[int] = ..., gpus_per_node: _Optional[int] = ..., redundant_slots: _Optional[int] = ..., num_ep_groups: _Optional[int] = ...) -> None: ...
 
 class PlanParams(_message.Message):
-    __slots__ = ("seed", "min_tokens_per_replica")
+    __slots__ = ("seed", "min_tokens_per_replica", "cost")
     SEED_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_PER_REPLICA_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
     seed: int
     min_tokens_per_replica: int
-    def __init__(self, seed: _Optional[int] = ..., min_tokens_per_replica: _Optional[int] = ...) -> None: ...
+    cost: CostModel
+    def __init__(self, seed: _Optional[int] = ..., min_tokens_per_replica: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ...) -> None: ...
+
+class CostModel(_message.Message):
+    __slots__ = ("expert_tokens", "expert_us", "token_size_bytes", "intra_node_bytes_per_us", "inter_node_bytes_per_us", "hidden_transfer_share")
+    EXPERT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_US_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INTRA_NODE_BYTES_PER_US_FIELD_NUMBER: _ClassVar[int]
+    INTER_NODE_BYTES_PER_US_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_TRANSFER_SHARE_FIELD_NUMBER: _ClassVar[int]
+    expert_tokens: _containers.RepeatedScalarFieldContainer[float]
+    expert_us: _containers.RepeatedScalarFieldContainer[float]
+    token_size_bytes: float
+    intra_node_bytes_per_us: float
+    inter_node_bytes_per_us: float
+    hidden_transfer_share: float
+    def __init__(self, expert_tokens: _Optional[_Iterable[float]] = ..., expert_us: _Optional[_Iterable[float]] = ..., token_size_bytes: _Optional[float] = ..., intra_node_bytes_per_us: _Optional[float] = ..., inter_node_bytes_per_us: _Optional[float] = ..., hidden_transfer_share: _Optional[float] = ...) -> None: ...
 
 class RegisterJobRequest(_message.Message):
     __slots__ = ("job_id", "model", "cluster", "params")

@@ -1,11 +1,12 @@
 """Registered shapes, schedules and plans to and from their messages; each `decode_*` validates what came."""
 
 import re
+from dataclasses import asdict
 
 import numpy as np
 
 from relibra.errors import InvalidInput
-from relibra.planning import Cluster, ExecutionReport, Model, Phase, PlanId, PlanParams, RankPlan, Schedule
+from relibra.planning import Cluster, CostModel, ExecutionReport, Model, Phase, PlanId, PlanParams, RankPlan, Schedule
 from relibra.v1 import execution_pb2, job_pb2, plan_pb2
 from relibra.wire import array
 
@@ -44,7 +45,11 @@ def encode_registration(job_id: str, model: Model, cluster: Cluster, params: Pla
             redundant_slots=cluster.redundant_slots,
             num_ep_groups=cluster.num_ep_groups,
         ),
-        params=job_pb2.PlanParams(seed=params.seed, min_tokens_per_replica=params.min_tokens_per_replica),
+        params=job_pb2.PlanParams(
+            seed=params.seed,
+            min_tokens_per_replica=params.min_tokens_per_replica,
+            cost=None if params.cost is None else job_pb2.CostModel(**asdict(params.cost)),
+        ),
     )
 
 
@@ -71,7 +76,21 @@ def decode_registration(
         num_ep_groups=request.cluster.num_ep_groups,
     )
     cluster.experts_per_rank(model)
-    params = PlanParams(seed=request.params.seed, min_tokens_per_replica=request.params.min_tokens_per_replica)
+    cost = request.params.cost
+    params = PlanParams(
+        seed=request.params.seed,
+        min_tokens_per_replica=request.params.min_tokens_per_replica,
+        cost=CostModel(
+            expert_tokens=tuple(cost.expert_tokens),
+            expert_us=tuple(cost.expert_us),
+            token_size_bytes=cost.token_size_bytes,
+            intra_node_bytes_per_us=cost.intra_node_bytes_per_us,
+            inter_node_bytes_per_us=cost.inter_node_bytes_per_us,
+            hidden_transfer_share=cost.hidden_transfer_share,
+        )
+        if request.params.HasField("cost")
+        else None,
+    )
     return job_id, model, cluster, params
 
 
