@@ -2,8 +2,13 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 REPOSITORY = Path(__file__).parents[1]
+
+# A test never asserts seconds, and a busy machine is no failure.
+settings.register_profile("relibra", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("relibra")
 
 
 @pytest.fixture(scope="session")
