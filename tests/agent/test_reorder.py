@@ -1,4 +1,4 @@
-"""The order of packing and unpacking; real messages travel in tests/distributed."""
+"""How a reorder is cut into waves and undone; real messages travel in tests/distributed."""
 
 from types import SimpleNamespace
 
@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relibra.agent.placement import Placement
-from relibra.agent.reorder import outgoing
+from relibra.agent.placement import Move, Placement
+from relibra.agent.reorder import inverse, waves_of
 from relibra.planning import Cluster
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -18,24 +18,30 @@ def contents(placement: Placement, cluster: Cluster) -> list[list[list[int]]]:
     return [placement.expert_of_slot(rank).tolist() for rank in range(cluster.num_ranks)]
 
 
-@given(st.data(), SEEDS)
-def test_S5_carrying_out_the_moves_gives_the_target(some: SimpleNamespace, data: st.DataObject, seed: int) -> None:
-    """Ranks pack everything that leaves before anything arrives; both ends of a message agree on its order."""
+def carried_out(slots: list[list[list[int]]], wave: list[Move]) -> list[list[list[int]]]:
+    after = [[list(of_layer) for of_layer in of_rank] for of_rank in slots]
+    for move in wave:
+        assert slots[move.source_rank][move.layer][move.source_slot] == move.expert
+        after[move.destination_rank][move.layer][move.destination_slot] = move.expert
+    return after
+
+
+@given(st.data(), SEEDS, st.integers(1, 3))
+def test_S5_the_waves_of_all_stages_together_give_the_target(
+    some: SimpleNamespace, data: st.DataObject, seed: int, num_stages: int
+) -> None:
+    """Every wave writes all slots it empties, and its inverse brings everything back."""
     model, cluster = data.draw(some.shapes)
     rng = np.random.default_rng(seed)
     start = Placement.identity(model, cluster).rehomed(some.homes(rng, model, cluster))
-    for target in (start.rehomed(some.homes(rng, model, cluster)), Placement.identity(model, cluster)):
-        moves = start.moves_to(target)
-        slots = contents(start, cluster)
-        for layer in range(model.num_layers):
-            of_layer = [move for move in moves if move.layer == layer]
-            pairs = [(a, b) for a in range(cluster.num_ranks) for b in range(cluster.num_ranks)]
-            messages = {
-                (a, b): [slots[a][layer][move.source_slot] for move in outgoing(of_layer, a, b)] for a, b in pairs
-            }
-            for a, b in pairs:
-                for move, expert in zip(outgoing(of_layer, a, b), messages[a, b], strict=True):
-                    assert expert == move.expert
-                    slots[b][layer][move.destination_slot] = expert
-        assert slots == contents(target, cluster)
-        assert not target.moves_to(target)
+    target = start.rehomed(some.homes(rng, model, cluster))
+    stage_layers = [range(stage, model.num_layers, num_stages) for stage in range(num_stages)]
+    waves_of_stage = [waves_of(start.moves_to(target), stage_layers, stage) for stage in range(num_stages)]
+    assert len({len(waves) for waves in waves_of_stage}) == 1
+    slots = contents(start, cluster)
+    for waves in waves_of_stage:
+        for wave in waves:
+            assert len({move.layer for move in wave}) <= 1
+            before, slots = slots, carried_out(slots, wave)
+            assert carried_out(slots, inverse(wave)) == before
+    assert slots == contents(target, cluster)

@@ -1,9 +1,10 @@
 """Small MoE networks with forced routing, and the same network's tensors under logical names."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+import state
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -131,19 +132,12 @@ class Trained:
         for name, parameter in self.network.named_parameters():
             yield re.sub(r"(local_experts\.)(\d+)", lambda m: f"{m[1]}{int(m[2]) + first}", name), parameter
 
-    def merged(self, select: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """What `select` finds about every parameter, merged over the EP group under logical names."""
-        mine = {f"{name}/{kind}": t.clone() for name, p in self.named_logical() for kind, t in select(p).items()}
-        parts: list[Any] = [None] * self.cluster.num_ranks
-        dist.all_gather_object(parts, mine, group=self.network.moe[0].ep_group)
-        return {name: tensor for part in parts for name, tensor in part.items()}
+    def weights(self) -> dict[str, Tensor]:
+        state.gather_parameters([self.ddp])
+        return state.assembled(state.weights(self.named_logical()))
 
-    def moments(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Optimizer state of one parameter."""
-        parts = getattr(self.optimizer, "chained_optimizers", [self.optimizer])
-        key = getattr(parameter, "main_param", parameter)
-        found = {k: v for part in parts for k, v in part.optimizer.state.get(key, {}).items() if torch.is_tensor(v)}
-        return found | ({"main": key} if key is not parameter else {})
+    def moments(self) -> dict[str, Tensor]:
+        return state.assembled(state.optimizer_state(self.optimizer, self.named_logical()))
 
     def set_routing(self, routing_LTK: Tensor | None, action: RouterReplayAction = RouterReplayAction.REPLAY_FORWARD):
         for layer, replay in enumerate(self.replays):
@@ -178,7 +172,7 @@ class Trained:
                 result["dx"] += self._backward(pending, num_micro_batches)
         result["dx"] += self._backward(pending, num_micro_batches)
         self.ddp.finish_grad_sync()
-        result["grad"] = self.merged(lambda p: {"grad": p.main_grad})
+        result["grad"] = state.assembled(state.gradients(self.optimizer, self.named_logical()))
         self.optimizer.step()
         return result
 

@@ -21,7 +21,7 @@ from relibra import megatron_on_cpu
 
 megatron_on_cpu.install()
 
-import scenarios  # noqa: E402  (builds on megatron, shims first)
+import layouts  # noqa: E402  (builds on megatron, shims first)
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 
@@ -30,8 +30,9 @@ COLLECTIVE_TIMEOUT_S = 30.0
 
 
 def run_rank(rank: int, layout: str, folder: str) -> None:
-    warnings.simplefilter("ignore", FutureWarning)
+    warnings.simplefilter("ignore")
     logging.getLogger("megatron").setLevel(logging.ERROR)
+    arrangement = layouts.LAYOUTS[layout]
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/rendezvous",
@@ -40,17 +41,19 @@ def run_rank(rank: int, layout: str, folder: str) -> None:
         timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
     )
     parallel_state.initialize_model_parallel(
-        expert_model_parallel_size=scenarios.LAYOUTS[layout].cluster.num_ranks,
+        pipeline_model_parallel_size=arrangement.num_stages,
+        virtual_pipeline_model_parallel_size=arrangement.num_chunks,
+        expert_model_parallel_size=arrangement.cluster.num_ranks,
         expert_tensor_parallel_size=1,
         distributed_timeout_minutes=1,
     )
     model_parallel_cuda_manual_seed(1)
     results: dict[str, object] = {}
-    for name, scenario in scenarios.LAYOUTS[layout].scenarios.items():
+    for name, scenario in arrangement.scenarios.items():
         failed = False
         began = time.monotonic()
         try:
-            results[name] = scenario(scenarios.LAYOUTS[layout].cluster)
+            results[name] = scenario(arrangement.cluster)
         except Exception:
             results[name] = {"error": traceback.format_exc()}
             failed = True

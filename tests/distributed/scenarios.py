@@ -1,14 +1,13 @@
 """What the ranks of a layout do; each scenario returns what its tests assert on, as JSON."""
 
 import copy
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import state
 import torch
 import torch.distributed as dist
 from networks import BATCH, HIDDEN, MODEL, SEQUENCE, TOKENS, Trained, gpt, gpt_loss, routing
@@ -58,8 +57,8 @@ class Differences:
         want, got = plain.step(step, M, **options), balanced.step(step, M, **options)
         for kind in ("loss", "output", "dx", "grad"):
             self.note(kind, got[kind], want[kind])
-        self.note("moments", balanced.merged(balanced.moments), plain.merged(plain.moments))
-        self.note("weights", *(each.merged(lambda p: {"weight": p.detach()}) for each in (balanced, plain)))
+        self.note("moments", balanced.moments(), plain.moments())
+        self.note("weights", balanced.weights(), plain.weights())
 
 
 def plan_by_step(cluster: Cluster, ep_rank: int, steps: range, **options: Any) -> dict[int, RankPlan | None]:
@@ -106,6 +105,21 @@ def no_gradient_return() -> Iterator[None]:
 @contextmanager
 def no_moments_moved() -> Iterator[None]:
     with mock.patch.object(OptimizerState, "tensors_of", return_value=[]):
+        yield
+
+
+@contextmanager
+def ungathered() -> Iterator[None]:
+    """No mutation: comparing weights does not gather them, so that the next forward has to."""
+    with mock.patch.object(state, "gather_parameters"):
+        yield
+
+
+@contextmanager
+def no_wait_for_gathering() -> Iterator[None]:
+    from relibra.agent import megatron
+
+    with ungathered(), mock.patch.object(megatron, "gathering", return_value=lambda: None):
         yield
 
 
@@ -267,8 +281,8 @@ def detachment(cluster: Cluster) -> Result:
     equal_state = [
         all(map(torch.equal, got.values(), want.values())) and got.keys() == want.keys()
         for got, want in (
-            (balanced.merged(lambda p: {"weight": p.detach()}), plain.merged(lambda p: {"weight": p.detach()})),
-            (balanced.merged(balanced.moments), plain.merged(plain.moments)),
+            (balanced.weights(), plain.weights()),
+            (balanced.moments(), plain.moments()),
         )
     ]
     got, want = balanced.step(2, M), plain.step(2, M)
@@ -302,7 +316,6 @@ def refusals(cluster: Cluster) -> Result:
 
     messages = {
         "allgather": refused(Trained(cluster, moe_token_dispatcher_type="allgather")),
-        "distributed optimizer": refused(Trained(cluster, ddp={"use_distributed_optimizer": True})),
         "num_layers": refused(
             Trained(cluster),
             AgentConfig(
@@ -335,43 +348,3 @@ def refusals(cluster: Cluster) -> Result:
             layer.config = changed
         messages[option] = refused(trained)
     return {"messages": messages}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    cluster: Cluster
-    scenarios: dict[str, Callable[[Cluster], Result]]
-
-
-LAYOUTS = {
-    "two_nodes": Layout(
-        cluster=Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=2),
-        scenarios={
-            "adam": neutrality,
-            "sgd": functools.partial(neutrality, optimizer="sgd", in_flight=False),
-            "recompute": functools.partial(neutrality, recompute_granularity="selective", recompute_modules=["moe"]),
-            "bias": functools.partial(neutrality, add_bias_linear=True),
-            "reorder_only": functools.partial(neutrality, plan={"replicate": False}, clip_grad=0.0),
-            "reorder_only_bf16": functools.partial(
-                neutrality, plan={"replicate": False}, clip_grad=0.0, bf16=True, params_dtype=torch.bfloat16
-            ),
-            "bf16": functools.partial(neutrality, bf16=True, params_dtype=torch.bfloat16),
-            "no_gradient_return": functools.partial(mutated, mutation=no_gradient_return),
-            "no_moments_moved": functools.partial(mutated, mutation=no_moments_moved),
-            "fallbacks": fallbacks,
-            "both_phases": both_phases,
-            "gpt_recompute": gpt_recompute,
-            "guard": guard,
-            "detachment": detachment,
-            "refusals": refusals,
-        },
-    ),
-    "two_groups": Layout(
-        cluster=Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=3, num_ep_groups=2),
-        scenarios={
-            "adam": functools.partial(neutrality, ddp={"overlap_grad_reduce": True}),
-            "sgd": functools.partial(neutrality, optimizer="sgd", in_flight=False),
-            "reorder_only": functools.partial(neutrality, plan={"replicate": False}, clip_grad=0.0),
-        },
-    ),
-}

@@ -28,7 +28,6 @@ def test_forwards_without_replicas_need_no_micro_batch(two_nodes):
     ("case", "message", "alternative"),
     [
         ("allgather", "moe_token_dispatcher_type='allgather'", "'alltoall'"),
-        ("distributed optimizer", "distributed optimizer", "use_distributed_optimizer=False"),
         ("moe_router_fusion", "ignores routing replay", "moe_router_fusion=False"),
         ("overlap_moe_expert_parallel_comm", "=True", "overlap_moe_expert_parallel_comm=False"),
         ("delay_wgrad_compute", "=True", "delay_wgrad_compute=False"),

@@ -102,3 +102,38 @@ def test_both_phases_of_a_step_execute_one_plan(two_nodes):
         assert result["closed"]
     worst = two_nodes.worst("both_phases")
     assert max(worst.values()) <= TOLERANCE, worst
+
+
+@pytest.mark.parametrize("scenario", ["sharded", "sharded_overlap"])
+@pytest.mark.parametrize("layout", ["two_nodes", "two_groups"])
+def test_S5_the_distributed_optimizer_trains_as_plain_megatron(request, layout, scenario):
+    run = request.getfixturevalue(layout)
+    assert_active(run.of(scenario))
+    worst = run.worst(scenario)
+    assert max(worst.values()) <= TOLERANCE, worst
+
+
+@pytest.mark.parametrize("scenario", ["sharded_reorder_only", "sharded_bf16_reorder_only"])
+@pytest.mark.parametrize("layout", ["two_nodes", "two_groups"])
+def test_S5_reordering_shards_of_the_distributed_optimizer_is_bitwise(request, layout, scenario):
+    run = request.getfixturevalue(layout)
+    assert_active(run.of(scenario), replicas=False)
+    assert set(run.worst(scenario).values()) == {0.0}
+
+
+def test_S5_mixed_precision_with_the_distributed_optimizer_trains_as_plain_megatron_but_for_rounding(two_groups):
+    assert_active(two_groups.of("sharded_bf16"))
+    worst = two_groups.worst("sharded_bf16")
+    assert max(worst.values()) <= BF16_TOLERANCE, worst
+
+
+def test_S5_replicas_are_copied_from_gathered_parameters(two_groups):
+    """Without a reorder, which gathers them, the all-gather of parameters still runs when the forward begins."""
+    worst = two_groups.worst("sharded_stay")
+    assert max(worst.values()) <= TOLERANCE, worst
+    assert two_groups.worst("sharded_no_wait")["output"] > 1e-3
+
+
+def test_S5_the_comparison_sees_shards_left_behind(two_groups):
+    assert_active(two_groups.of("sharded_no_moments_moved"))
+    assert two_groups.worst("sharded_no_moments_moved")["moments"] > 0.5

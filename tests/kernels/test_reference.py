@@ -12,6 +12,7 @@ from relibra.kernels import (
     EMPTY,
     REST,
     expert_accumulate,
+    expert_checksum,
     expert_pack,
     expert_unpack,
     packed_size_bytes,
@@ -136,3 +137,17 @@ def test_route_count_is_what_a_loop_over_routes_does(
 def test_route_count_takes_the_unsigned_ids_of_rollout_engines() -> None:
     routed_TLK = torch.tensor([[[3, 0]], [[3, 1]]], dtype=torch.uint8)
     assert route_count(routed_TLK, 4).tolist() == [[1, 1, 0, 2]]
+
+
+def test_a_checksum_tells_contents_places_and_owners_apart() -> None:
+    words = torch.tensor([3, 5, 0, 7], dtype=torch.int64)
+    packed = words.view(torch.uint8)
+    checksum = expert_checksum(packed, salt=1)
+    assert checksum == 3 * 1 + 5 * 3 + 7 * 7 + 1
+    assert expert_checksum(packed, salt=2) != checksum
+    assert expert_checksum(words[[1, 0, 2, 3]].view(torch.uint8), salt=1) != checksum
+    for i in range(len(packed)):
+        damaged = packed.clone()
+        damaged[i] ^= 64
+        assert expert_checksum(damaged, salt=1) != checksum
+    assert expert_checksum(packed[:0], salt=5) == 5

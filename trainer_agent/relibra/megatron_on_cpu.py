@@ -49,6 +49,7 @@ def install() -> None:
     _tensor_types()
     _dispatcher()
     _missing_transformer_engine()
+    _torch_adam()
 
 
 def _devices() -> None:
@@ -206,3 +207,21 @@ def _missing_transformer_engine() -> None:
         self.fp8 = bool(fp8)
 
     checkpoint.__init__ = initialise
+
+
+def _torch_adam() -> None:
+    """Let the distributed optimizer load a checkpoint into torch's Adam.
+
+    What breaks: torch's Adam counts steps for every parameter, the fused one of Transformer Engine and Apex for a
+    group; the checkpoint has the latter, and copying it state by state raises `KeyError: 'step'`.
+    Harmless: the count of the group has been set before.
+    """
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    plain = DistributedOptimizer._set_main_param_and_optimizer_states
+
+    def set_states(self: Any, model_param: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
+        own = self._get_main_param_and_optimizer_states(model_param)
+        plain(self, model_param, {"step": own["step"], **tensors} if "step" in own else tensors)
+
+    DistributedOptimizer._set_main_param_and_optimizer_states = set_states

@@ -86,6 +86,17 @@ def expert_accumulate(buffer: Tensor, into: Sequence[Tensor]) -> None:
         tensor.detach().add_(place)
 
 
+def expert_checksum(packed: Tensor, salt: int) -> Tensor:
+    """Return a 64-bit checksum of a packed buffer, int64 scalar: sum of word i times (2 i + 1), plus `salt`.
+
+    Every change of a single word changes it, and so does exchanging two words that differ (but for one difference in
+    2^63). Equal bytes under different salts differ.
+    """
+    words = packed.view(torch.int64)
+    weights = torch.arange(len(words), device=packed.device) * 2 + 1
+    return (words * weights).sum() + salt
+
+
 def route_count(routed_experts_TLK: Tensor, num_experts: int) -> Tensor:
     """Count the tokens of every expert in every layer, int64 `[L, E]`; ids outside 0 to E-1 are padding."""
     num_layers = routed_experts_TLK.shape[1]

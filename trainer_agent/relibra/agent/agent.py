@@ -1,11 +1,14 @@
 """One object per training process, driven by the training loop: plans in, balanced steps and reports out."""
 
+import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -15,16 +18,16 @@ from relibra.agent.cells import StepCells
 from relibra.agent.config import AgentConfig
 from relibra.agent.experts import Experts
 from relibra.agent.groups import Groups
+from relibra.agent.homes import Homes
 from relibra.agent.layer import LayerExecution
 from relibra.agent.logical_names import logical_named_parameters
 from relibra.agent.micro_batch import MicroBatch, RealisedLoad, current, running
-from relibra.agent.optimizer_state import OptimizerState
 from relibra.agent.outcome import PhaseRecord, StepOutcome
 from relibra.agent.placement import Placement
 from relibra.agent.plan_source import PlanSource
-from relibra.agent.reorder import reorder
+from relibra.agent.replay import check_routing
 from relibra.agent.replicate import NodeExchange
-from relibra.errors import InvalidPlan, RelibraError
+from relibra.errors import InvalidPlan, RelibraError, Unsupported
 from relibra.planning import Phase, RankPlan, check_rank_plan
 
 log = logging.getLogger(__name__)
@@ -38,40 +41,50 @@ class Agent:
         *,
         config: AgentConfig,
         models: Sequence[nn.Module],
-        experts: Sequence[Experts],
-        optimizer_state: OptimizerState,
+        experts: Mapping[int, Experts],
+        homes: Homes,
         groups: Groups,
         plans: PlanSource,
+        gathered: Mapping[int, Callable[[], None]],
+        replay_obstacle: str | None,
+        device: torch.device,
     ) -> None:
         self._config, self._groups, self._plans = config, groups, plans
-        self._models, self._experts, self._optimizer_state = models, experts, optimizer_state
-        self._device = experts[0].parameters[0][0].device
+        self._models, self._experts, self._homes = models, experts, homes
+        self._replay_obstacle, self._device = replay_obstacle, device
         self._exchange = NodeExchange(groups.node)
-        self._placement = Placement.identity(config.model, config.cluster)
         self._cells = self._cells_of(None)
         self._accepted_epoch = 0
         self._outcome: StepOutcome | None = None
         self._records: list[PhaseRecord] = []
         self._unhook: list[Callable[[], None]] = []
-        self.layers = [
-            LayerExecution(index=index, experts=each, exchange=self._exchange, active=self._active)
-            for index, each in enumerate(experts)
-        ]
+        self.layers = {
+            index: LayerExecution(
+                index=index,
+                experts=each,
+                exchange=self._exchange,
+                active=self._active,
+                logical_experts=functools.partial(homes.logical_experts, index),
+                gathered=gathered[index],
+            )
+            for index, each in experts.items()
+        }
+        """This rank's layers, by index among the MoE layers of the whole model."""
 
     @property
     def home_rank_LE(self) -> NDArray[np.int32]:
-        """A copy of the current placement."""
-        return self._placement.home_rank_LE.copy()
+        """A copy of the current placement, of all layers of the model."""
+        return self._homes.placement.home_rank_LE.copy()
 
     @property
     def ep_rank(self) -> int:
         """This rank within its EP group."""
-        return self._groups.ep_rank
+        return self._groups.seat.ep_rank
 
     @property
     def ep_group(self) -> int:
         """Index of this rank's EP group."""
-        return self._groups.ep_group
+        return self._groups.seat.ep_group
 
     def hook(self, unhook: list[Callable[[], None]]) -> None:
         """Remember how `detach` takes the agent out of the model."""
@@ -101,15 +114,67 @@ class Agent:
                 outcome=self._outcome,
                 is_first=is_first,
                 realised=RealisedLoad(num_micro_batches, self._config.model.num_layers),
+                reorder_sent_bytes=self._outcome.reorder_sent_bytes if is_first else 0,
                 sent_bytes_before=self._exchange.sent_bytes,
             )
         )
         return self._outcome
 
-    def micro_batch(self, index: int) -> AbstractContextManager[None]:
-        """Context of the forward of micro-batch `index` of the phase; its backward may run inside or later."""
-        realised = self._records[-1].realised if self._records else None
-        return running(MicroBatch(agent=self, index=index, cells=self._cells, realised=realised))
+    def set_routing(self, micro_batch: int, routed_LTK: Tensor) -> None:
+        """Give the open phase the routing of a micro-batch, for its forward and any recomputation, in any schedule.
+
+        Args:
+            micro_batch: index in the phase.
+            routed_LTK: experts of this rank's tokens, in the order in which the router sees them, in all MoE layers of
+                the model; any integer dtype. A row of -1 leaves the token to the router.
+
+        Raises:
+            InvalidInput: a shape, dtype or row that cannot be routed; see `check_routing`.
+            RelibraError: no phase is open.
+            Unsupported: the model's routers would ignore it.
+        """
+        if not self._records:
+            raise RelibraError("routing belongs to a phase of a step: call begin_step first")
+        if self._replay_obstacle is not None:
+            raise Unsupported(f"the model is built with {self._replay_obstacle}")
+        self._records[-1].routed_LTK[micro_batch] = check_routing(routed_LTK, self._config.model)
+
+    def micro_batch(self, index: int, routing: Tensor | None = None) -> AbstractContextManager[None]:
+        """Context of the forward of micro-batch `index` of the phase; its backward may run inside or later.
+
+        `routing` is that of `set_routing`. Where there is none, megatron's own replay or the router decides.
+        """
+        if routing is not None:
+            self.set_routing(index, routing)
+        record = self._records[-1] if self._records else None
+        return running(
+            MicroBatch(
+                agent=self,
+                index=index,
+                cells=self._cells,
+                realised=record.realised if record is not None else None,
+                routed_LTK=record.routed_LTK.get(index) if record is not None else None,
+            )
+        )
+
+    def forward_step(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the `forward_step_func(data_iterator, model, ...)` of megatron's schedules, in place of `micro_batch`.
+
+        Micro-batches are counted from the beginning of the phase, for every model chunk: all schedules take them in
+        order.
+        """
+
+        @functools.wraps(function)
+        def forward_step(data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._records:
+                raise RelibraError("a forward step belongs to a phase of a step: call begin_step first")
+            begun = self._records[-1].begun_by_chunk
+            index = begun.get(id(model), 0)
+            begun[id(model)] = index + 1
+            with self.micro_batch(index):
+                return function(data_iterator, model, *args, **kwargs)
+
+        return forward_step
 
     def realised_load(self, phase: Phase) -> NDArray[np.int64]:
         """Return the token copies this rank computed so far in `phase` of the open step, int64 `[M, L]`.
@@ -123,10 +188,17 @@ class Agent:
         raise RelibraError(f"phase {phase} of no step is open: call begin_step first, and ask before end_step")
 
     def end_step(self) -> None:
-        """End the open step, after `optimizer.step()`: replicas are gone, reports on their way; never blocks."""
+        """End the open step, after `optimizer.step()`: replicas are gone, reports on their way.
+
+        Waits for nothing but, in a pipeline, one small exchange with the same seats of the other stages: together they
+        are what the planner knows as one rank.
+        """
         self._close_phase()
         for record in self._records:
-            self._plans.report(record.report(ep_group=self._groups.ep_group, ep_rank=self._groups.ep_rank))
+            if self._groups.num_stages > 1:
+                record.add_up(self._groups.pipeline, self._device)
+            if self._groups.stage_index == 0:
+                self._plans.report(record.report(ep_group=self.ep_group, ep_rank=self.ep_rank))
         self._records = []
         if self._outcome is not None:
             self._outcome = None
@@ -136,15 +208,20 @@ class Agent:
         """Yield this rank's parameters, experts under their global logical id.
 
         Merged over the ranks of an EP group, this is the state of the same model with one rank, whatever the placement.
+        Of several model chunks, names begin with `model<chunk>.`.
         """
-        return logical_named_parameters(
-            self._models, self._experts, self._placement.expert_of_slot(self._groups.ep_rank)
-        )
+        return logical_named_parameters(self._models, self._experts, self._homes.logical_experts)
 
     def detach(self) -> None:
-        """Collective over all ranks: bring every expert back to where it was, and leave the plain model behind."""
+        """Collective over all ranks: bring every expert back to where it was, and leave the plain model behind.
+
+        Raises:
+            RelibraError: an expert could not be brought back; the agent stays.
+        """
         self.end_step()
-        self._move_to(Placement.identity(self._config.model, self._config.cluster))
+        _, failure = self._move_to(Placement.identity(self._config.model, self._config.cluster))
+        if failure is not None:
+            raise RelibraError(f"the experts are not where the plain model has them: {failure}; detach again")
         for unhook in self._unhook:
             unhook()
         self._unhook = []
@@ -164,9 +241,14 @@ class Agent:
             own = f" (this rank: {why})" if offer.plan_id is None else ""
             log.warning("step %d keeps its placement, without replicas: %s%s", step, reason, own)
             return StepOutcome(step=step, applied=None, reason=reason + own, plan_wait_s=plan_wait_s)
+        placement = self._homes.placement
+        num_moved_experts = int((plan.home_rank_LE != placement.home_rank_LE).sum())
+        sent_bytes, failure = self._move_to(placement.rehomed(plan.home_rank_LE))
+        if failure is not None:
+            reason = f"the reorder was undone: {failure}"
+            log.error("step %d keeps its placement, without replicas: %s", step, reason)
+            return StepOutcome(step=step, applied=None, reason=reason, plan_wait_s=plan_wait_s)
         self._accepted_epoch = plan_id.epoch
-        num_moved_experts = int((plan.home_rank_LE != self._placement.home_rank_LE).sum())
-        sent_bytes = self._move_to(self._placement.rehomed(plan.home_rank_LE))
         self._cells = self._cells_of(plan)
         return StepOutcome(
             step=step,
@@ -193,24 +275,17 @@ class Agent:
             return Offer(step=step, plan_id=None, lack=Lack.INVALID), str(error)
         return Offer(step=step, plan_id=plan.id, digest=plan.digest), why
 
-    def _move_to(self, target: Placement) -> int:
-        moves = self._placement.moves_to(target)
-        sent_bytes = reorder(moves, self._expert_tensors, group=self._groups.ep, device=self._device)
-        self._placement = target
+    def _move_to(self, target: Placement) -> tuple[int, str | None]:
+        sent_bytes, failure = self._homes.move_to(target)
         self._cells = self._cells_of(None)
-        return sent_bytes
-
-    def _expert_tensors(self, layer: int, slot: int) -> list[Tensor]:
-        """Everything that is one expert: its weights, and what the optimizer keeps about them."""
-        parameters = self._experts[layer].parameters[slot]
-        return [*parameters, *(tensor for each in parameters for tensor in self._optimizer_state.tensors_of(each))]
+        return sent_bytes, failure
 
     def _cells_of(self, plan: RankPlan | None) -> StepCells:
         return StepCells(
-            self._placement,
+            self._homes.placement,
             self._config.cluster,
-            ep_group=self._groups.ep_group,
-            ep_rank=self._groups.ep_rank,
+            ep_group=self.ep_group,
+            ep_rank=self.ep_rank,
             plan=plan,
             device=self._device,
         )

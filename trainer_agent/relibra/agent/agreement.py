@@ -1,6 +1,7 @@
-"""All ranks execute a step under one plan, or under none (S1)."""
+"""All ranks execute a step under one plan, or under none (S1), and know together whether something succeeded."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -8,6 +9,8 @@ import torch
 import torch.distributed as dist
 
 from relibra.planning import PlanId
+
+log = logging.getLogger(__name__)
 
 
 class Lack(IntEnum):
@@ -93,6 +96,24 @@ def exchange(offer: Offer, group: dist.ProcessGroup, device: torch.device) -> li
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(gathered, mine, group=group)
     return [Offer.from_tensor(each) for each in gathered]
+
+
+def together(action: Callable[[], None], what: str, group: dist.ProcessGroup, device: torch.device) -> str | None:
+    """Collective: run `action` on every rank; return None where it succeeded on all, else who failed and why.
+
+    What an action raises stays on its rank, so that every rank gets here; the text names the error of this rank only.
+    """
+    own = ""
+    try:
+        action()
+    except Exception as error:
+        log.exception("%s failed", what)
+        own = f" (this rank: {type(error).__name__}: {error})"
+    mine = torch.tensor([bool(own)], dtype=torch.int64, device=device)
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, mine, group=group)
+    failed = [rank for rank, verdict in enumerate(gathered) if verdict.item()]
+    return f"{what} failed on {_ranks(failed)}{own}" if failed else None
 
 
 def _ranks(ranks: list[int]) -> str:

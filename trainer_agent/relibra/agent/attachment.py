@@ -3,14 +3,20 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 
 from relibra.agent.agent import Agent
 from relibra.agent.config import AgentConfig
 from relibra.agent.experts import Experts
-from relibra.agent.groups import Groups
+from relibra.agent.groups import Groups, Member, Topology
+from relibra.agent.homes import Homes
+from relibra.agent.optimizer_state import OptimizerState
+from relibra.agent.placement import Placement
 from relibra.agent.plan_source import PlanSource
+from relibra.agent.refusals import replay_obstacle
 from relibra.agent.session import Session
+from relibra.errors import RelibraError
 
 
 def attach(
@@ -23,34 +29,70 @@ def attach(
     """Collective over all ranks: hook an agent into a built model, and return it.
 
     Args:
-        model_chunks: a built module, also DDP-wrapped, or a list of them, under the identity placement.
+        model_chunks: a built module, also DDP-wrapped, or the list of a pipeline stage's chunks, under the identity
+            placement.
         optimizer: its megatron (or torch) optimizer; None where weights alone move.
         config: equal on all ranks.
         plans: where plans come from; the planner named in `config` by default.
 
     Raises:
         InvalidInput: `config` does not describe this model.
-        Unsupported: the model or optimizer is configured in a way the agent cannot execute.
+        Unsupported: the model or optimizer is configured in a way the agent cannot execute. What one rank refuses is
+            raised on all of them.
     """
     from relibra.agent import megatron
 
     chunks = [model_chunks] if isinstance(model_chunks, nn.Module) else list(model_chunks)
-    models = [megatron.unwrap(chunk) for chunk in chunks]
-    layers = megatron.find_layers(chunks, config.model, config.cluster)
-    state = megatron.optimizer_state(optimizer)
-    groups = Groups.create(layers[0].ep_group, layers[0].experts.dp_group.rank(), config)
+    refusal: RelibraError | None = None
+    found: list[tuple[Any, nn.Module]] = []
+    member, state, models = Member((), (), ()), OptimizerState([]), list[nn.Module]()
+    try:
+        models = [megatron.unwrap(chunk) for chunk in chunks]
+        found = megatron.find_layers(chunks)
+        for layer, _ in found:
+            megatron.check_layer(layer, config.model, config.cluster)
+        state = megatron.optimizer_state(optimizer)
+        layers = [layer for layer, _ in found]
+        ep_ranks, edp_ranks = megatron.expert_groups(layers)
+        member = Member(tuple(ep_ranks), tuple(edp_ranks), tuple(layer.layer_number for layer in layers))
+    except RelibraError as error:
+        refusal = error
+    topology = Topology.of(_exchange(member, refusal), config)
+    groups = Groups.create(topology, config)
+    by_index = dict(zip(topology.stage_layers[groups.stage_index], found, strict=True))
+    experts = {index: Experts(layer.experts) for index, (layer, _) in by_index.items()}
+    device = next(parameter for model in models for parameter in model.parameters()).device
+    homes = Homes(
+        Placement.identity(config.model, config.cluster),
+        experts,
+        state,
+        groups,
+        device,
+        gather_parameters=lambda: megatron.gather_parameters(chunks),
+    )
     agent = Agent(
         config=config,
         models=models,
-        experts=[Experts(layer.experts) for layer in layers],
-        optimizer_state=state,
+        experts=experts,
+        homes=homes,
         groups=groups,
-        plans=plans or Session(config, groups.ep_rank),
+        plans=plans or Session(config, groups.seat.ep_rank),
+        gathered={index: megatron.gathering(chunk, layer.experts) for index, (layer, chunk) in by_index.items()},
+        replay_obstacle=next(filter(None, (replay_obstacle(layer.config) for layer, _ in found)), None),
+        device=device,
     )
-    agent.hook(
-        [
-            megatron.install(layer, execution, config.cluster)
-            for layer, execution in zip(layers, agent.layers, strict=True)
-        ]
-    )
+    restores = [megatron.install(layer, agent.layers[index], config.cluster) for index, (layer, _) in by_index.items()]
+    agent.hook([*restores, megatron.guard_checkpoints(optimizer)])
     return agent
+
+
+def _exchange(member: Member, refusal: RelibraError | None) -> list[Member]:
+    """Collective over all ranks: return what each told, unless one refuses."""
+    told: list[tuple[Member, RelibraError | None]] = [(member, refusal)] * dist.get_world_size()
+    dist.all_gather_object(told, (member, refusal))
+    if refusal is not None:
+        raise refusal
+    for rank, (_, of_other) in enumerate(told):
+        if of_other is not None:
+            raise type(of_other)(f"{of_other} (on rank {rank})")
+    return [each for each, _ in told]

@@ -1,12 +1,93 @@
-"""Who talks to whom: all ranks, the EP group, the ranks of one node."""
+"""Who talks to whom: the whole job, one pipeline stage, the ranks of one node, one seat across the stages."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch.distributed as dist
 
 from relibra.agent.config import AgentConfig
-from relibra.errors import Unsupported
+from relibra.errors import InvalidInput, Unsupported
+
+
+class Seat(NamedTuple):
+    """Where a rank sits in its pipeline stage."""
+
+    ep_rank: int
+    ep_group: int
+    """Index of the EP group within the stage: the rank in the expert-data-parallel group."""
+
+
+class Member(NamedTuple):
+    """What every rank tells all others once."""
+
+    ep_ranks: tuple[int, ...]
+    """Global ranks of its EP group, in order."""
+    edp_ranks: tuple[int, ...]
+    """Global ranks of its expert-data-parallel group, in order."""
+    layer_numbers: tuple[int, ...]
+    """Megatron's numbers of its MoE layers, ascending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """The job's ranks by pipeline stage; a pure function of what all ranks told, hence equal on all of them."""
+
+    stages: tuple[tuple[int, ...], ...]
+    """Global ranks of every stage, by EP group and then EP rank."""
+    stage_layers: tuple[tuple[int, ...], ...]
+    """Every stage's layers, as indices among the MoE layers of the whole model, ascending."""
+    seats: tuple[Seat, ...]
+    """Of every global rank."""
+
+    @classmethod
+    def of(cls, members: Sequence[Member], config: AgentConfig) -> "Topology":
+        """Derive the stages: ranks that share an EP or an expert-data-parallel group are in one stage.
+
+        Raises:
+            InvalidInput: the groups, or the layers over all stages, are not those of `config`.
+            Unsupported: ranks of one stage hold different layers, or two stages the same one.
+        """
+        seats = tuple(Seat(each.ep_ranks.index(r), each.edp_ranks.index(r)) for r, each in enumerate(members))
+        num_groups, num_ranks = config.cluster.num_ep_groups, config.cluster.num_ranks
+        stages: dict[tuple[int, ...], None] = {}
+        for member in members:
+            if list(member.ep_ranks) != sorted(member.ep_ranks):
+                raise Unsupported(
+                    f"relibra's agent does not support an EP group whose ranks are ordered {member.ep_ranks}; use "
+                    "megatron's own groups, which ascend"
+                )
+            of_stage = {r for peer in member.edp_ranks for r in members[peer].ep_ranks}
+            stages[tuple(sorted(of_stage, key=lambda r: (seats[r].ep_group, seats[r].ep_rank)))] = None
+        for ranks in stages:
+            want = [Seat(ep_rank, ep_group) for ep_group in range(num_groups) for ep_rank in range(num_ranks)]
+            if [seats[rank] for rank in ranks] != want:
+                got = f"{len(members[ranks[0]].edp_ranks)} groups of {len(members[ranks[0]].ep_ranks)}"
+                raise InvalidInput.of(
+                    "cluster", expected=f"{got} ranks, as the model was built", got=f"{num_groups} of {num_ranks}"
+                )
+        held = [{members[rank].layer_numbers for rank in ranks} for ranks in stages]
+        numbers = [number for layers in held for number in min(layers)]
+        if any(len(layers) > 1 for layers in held) or len(set(numbers)) != len(numbers):
+            raise Unsupported(
+                f"relibra's agent does not support MoE layers that are numbered {held} by the pipeline stages; use "
+                "layers whose layer_number is unique over the model and equal on all ranks of a stage"
+            )
+        if len(numbers) != config.model.num_layers:
+            raise InvalidInput.of(
+                "model.num_layers", expected=f"{len(numbers)}, the MoE layers found", got=config.model.num_layers
+            )
+        index = {number: i for i, number in enumerate(sorted(numbers))}
+        return cls(
+            stages=tuple(stages),
+            stage_layers=tuple(tuple(index[number] for number in min(layers)) for layers in held),
+            seats=seats,
+        )
+
+    def stage_of(self, rank: int) -> int:
+        """Return the index of a global rank's stage."""
+        return next(index for index, ranks in enumerate(self.stages) if rank in ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,41 +95,55 @@ class Groups:
     """The process groups of one rank."""
 
     everyone: dist.ProcessGroup
-    """All ranks of all EP groups: they share one placement, hence one decision."""
-    ep: dist.ProcessGroup
+    """All ranks of all stages: they share one decision."""
+    stage: dist.ProcessGroup
+    """All ranks of all EP groups of this stage, by EP group and then EP rank: they share one placement."""
     node: dist.ProcessGroup
     """Ranks of this EP group on this node, in order of EP rank."""
-    ep_rank: int
-    ep_group: int
-    """Index of this EP group: the rank in the expert-data-parallel group."""
+    pipeline: dist.ProcessGroup
+    """The ranks of all stages with this rank's seat."""
+    topology: Topology
+    stage_index: int
+    seat: Seat
 
     @classmethod
-    def create(cls, ep: dist.ProcessGroup, ep_group: int, config: AgentConfig) -> "Groups":
-        """Collective over all ranks: create the node groups.
+    def create(cls, topology: Topology, config: AgentConfig) -> "Groups":
+        """Collective over all ranks: create the groups, each with the timeout of `config`."""
+        timeout = timedelta(seconds=config.collective_timeout_s)
+        mine = dist.get_rank()
 
-        Raises:
-            Unsupported: the job has ranks outside its expert-parallel groups (pipeline parallelism).
-        """
-        cluster = config.cluster
-        num_expected = cluster.num_ranks * cluster.num_ep_groups
-        if dist.get_world_size() != num_expected:
-            raise Unsupported(
-                f"{dist.get_world_size()} ranks, but {cluster.num_ep_groups} EP groups of {cluster.num_ranks}: "
-                "pipeline parallelism is not supported; use pipeline_model_parallel_size=1"
-            )
-        ep_groups: list[list[int]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(ep_groups, dist.get_process_group_ranks(ep))
-        size, own = cluster.gpus_per_node, None
-        for ranks in sorted({tuple(ranks) for ranks in ep_groups}):
-            for first in range(0, len(ranks), size):
-                members = list(ranks[first : first + size])
-                group = dist.new_group(members, timeout=timedelta(seconds=config.collective_timeout_s))
-                if dist.get_rank() in members:
-                    own = group
-        assert own is not None
-        assert dist.group.WORLD is not None
-        return cls(everyone=dist.group.WORLD, ep=ep, node=own, ep_rank=dist.get_rank(ep), ep_group=ep_group)
+        def own(member_lists: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+            found: dist.ProcessGroup | None = None
+            for ranks in member_lists:
+                created = dist.new_group(list(ranks), timeout=timeout)
+                found = created if mine in ranks else found
+            assert found is not None
+            return found
+
+        size = config.cluster.gpus_per_node
+        return cls(
+            everyone=own([range(dist.get_world_size())]),
+            stage=own(topology.stages),
+            # Ranks of a stage are sorted by EP group and EP rank, and nodes divide EP groups.
+            node=own([ranks[i : i + size] for ranks in topology.stages for i in range(0, len(ranks), size)]),
+            # Global ranks rise with the stage, and a new group sorts its ranks.
+            pipeline=own(list(zip(*topology.stages, strict=True))),
+            topology=topology,
+            stage_index=topology.stage_of(mine),
+            seat=topology.seats[mine],
+        )
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages of the job."""
+        return len(self.topology.stages)
+
+    @property
+    def stage_seats(self) -> tuple[Seat, ...]:
+        """Of every rank of `stage`."""
+        return tuple(self.topology.seats[rank] for rank in dist.get_process_group_ranks(self.stage))
 
     def close(self) -> None:
-        """Give back the group this object created."""
-        dist.destroy_process_group(self.node)
+        """Give back the groups this object created."""
+        for group in (self.node, self.pipeline, self.stage, self.everyone):
+            dist.destroy_process_group(group)

@@ -1,6 +1,6 @@
 """What happens inside one attached MoE layer: logical to physical routing, replicas beside home experts, a count."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -16,10 +16,12 @@ class LayerExecution:
     """Executes the cells of one layer.
 
     Args:
-        index: of the layer among the MoE layers.
+        index: of the layer among the MoE layers of the whole model.
         experts: its experts on this rank.
         exchange: the node's group.
         active: returns the cells of the present step, and the micro-batch that runs now, if any.
+        logical_experts: returns the logical expert in every home slot, now.
+        gathered: returns once the home experts' parameters are complete; a distributed optimizer may gather them late.
     """
 
     def __init__(
@@ -29,15 +31,24 @@ class LayerExecution:
         experts: Experts,
         exchange: NodeExchange,
         active: Callable[[], tuple[StepCells, MicroBatch | None]],
+        logical_experts: Callable[[], Sequence[int]],
+        gathered: Callable[[], None],
     ) -> None:
-        self.index, self.experts = index, experts
-        self._exchange, self._active = exchange, active
+        self.index, self.experts, self.logical_experts = index, experts, logical_experts
+        self._exchange, self._active, self._gathered = exchange, active, gathered
+
+    def routing(self) -> Tensor | None:
+        """Return the experts `[T, K]` given for the micro-batch that runs now, if any were."""
+        _, micro_batch = self._active()
+        if micro_batch is None or micro_batch.routed_LTK is None:
+            return None
+        return micro_batch.routed_LTK[self.index]
 
     def remap(self, probs_TE: Tensor, routing_map_TE: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
         """Return physical probabilities and routing map `[T, P]`.
 
         Raises:
-            RelibraError: a training forward outside a micro-batch while the step has replicas.
+            RelibraError: a training forward outside a micro-batch while the step has replicas or routing.
         """
         table = self._table(training)
         return quota_remap(probs_TE, routing_map_TE, table.slot_expert_P, table.share_P)
@@ -53,6 +64,7 @@ class LayerExecution:
         transfer = self._table(training).transfer
         if transfer is None:
             return forward(tokens, tokens_per_slot[: self.experts.num_home_slots], probs)
+        self._gathered()
         tokens, probs, replicas = fetch_replicas(self._exchange, transfer, self.experts.parameters, tokens, probs)
         return self.experts.run(forward, tokens, num_tokens, probs, replicas), None
 

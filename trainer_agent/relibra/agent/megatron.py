@@ -10,18 +10,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from megatron.core import tensor_parallel
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import ChainedOptimizer, Float16OptimizerWithFloat16Params, FP32Optimizer
 from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 from torch import Tensor, nn
 
+from relibra.agent.checkpoint import logical_sharded_state_dict, refusing_physical_order
 from relibra.agent.layer import LayerExecution
 from relibra.agent.micro_batch import current_of_any, running
-from relibra.agent.optimizer_state import OptimizerState
+from relibra.agent.optimizer_state import OptimizerState, Shard
+from relibra.agent.refusals import check_config, unsupported
+from relibra.agent.replay import MicroBatchReplay
 from relibra.errors import InvalidInput, Unsupported
 from relibra.planning import Cluster, Model
 
@@ -37,117 +42,132 @@ def unwrap(chunk: nn.Module) -> nn.Module:
     return chunk
 
 
-def find_layers(chunks: Sequence[nn.Module], model: Model, cluster: Cluster) -> list[Any]:
-    """Return the MoE layers in order.
+def find_layers(chunks: Sequence[nn.Module]) -> list[tuple[Any, nn.Module]]:
+    """Return the MoE layers in order of their numbers, each with the chunk it is in."""
+    found = [(module, chunk) for chunk in chunks for module in chunk.modules() if isinstance(module, MoELayer)]
+    return sorted(found, key=lambda each: each[0].layer_number or 0)
+
+
+def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
+    """Check one MoE layer.
 
     Raises:
-        InvalidInput: they are not those of `model` and `cluster`.
-        Unsupported: a layer is configured in a way the agent cannot execute; names the alternative.
+        InvalidInput: it is not one of `model` and `cluster`.
+        Unsupported: it is configured in a way the agent cannot execute; names the alternative.
     """
-    layers = [module for chunk in chunks for module in chunk.modules() if isinstance(module, MoELayer)]
-    for chunk in chunks:
-        if isinstance(chunk, DistributedDataParallel) and chunk.ddp_config.use_distributed_optimizer:
-            raise Unsupported(
-                "relibra's agent does not support the distributed optimizer; use use_distributed_optimizer=False"
-            )
-    if len(layers) != model.num_layers:
-        raise InvalidInput.of("model.num_layers", expected=f"{len(layers)}, the MoE layers found", got=model.num_layers)
-    for layer in layers:
-        _check_layer(layer)
-        for field, expected, got in (
-            ("model.num_experts", layer.config.num_moe_experts, model.num_experts),
-            ("model.top_k", layer.config.moe_router_topk, model.top_k),
-            ("cluster (num_nodes x gpus_per_node)", layer.ep_group.size(), cluster.num_ranks),
-            ("cluster.num_ep_groups", layer.experts.dp_group.size(), cluster.num_ep_groups),
-        ):
-            if expected != got:
-                raise InvalidInput.of(field, expected=f"{expected}, as the model was built", got=got)
-    return layers
-
-
-def _check_layer(layer: Any) -> None:
     config = layer.config
-    scopes = {str(getattr(scope, "name", scope)) for scope in config.cuda_graph_scope or ("full layer",)}
-    refusals = (
-        (
-            not isinstance(layer.token_dispatcher, MoEAlltoAllTokenDispatcher),
-            f"moe_token_dispatcher_type={config.moe_token_dispatcher_type!r}",
-            "'alltoall'",
-        ),
-        (
-            not isinstance(layer.experts, SequentialMLP),
-            f"experts of type {type(layer.experts).__name__}",
-            "moe_grouped_gemm=False (SequentialMLP)",
-        ),
-        (
-            bool(config.moe_router_fusion and config.moe_enable_routing_replay),
-            "moe_router_fusion=True, which ignores routing replay",
-            "moe_router_fusion=False",
-        ),
-        (layer.token_dispatcher.tp_size > 1, "expert tensor parallelism", "expert_tensor_parallel_size=1"),
-        (
-            config.cuda_graph_impl != "none" and not scopes <= {"attn", "mlp", "mamba"},
-            f"a CUDA graph over MoE layers (cuda_graph_scope {', '.join(sorted(scopes))})",
-            "cuda_graph_scope='attn'",
-        ),
-        (
-            bool(config.overlap_moe_expert_parallel_comm),
-            "overlap_moe_expert_parallel_comm=True",
-            "overlap_moe_expert_parallel_comm=False",
-        ),
-        (bool(config.delay_wgrad_compute), "delay_wgrad_compute=True", "delay_wgrad_compute=False"),
-        (
-            bool(config.gradient_accumulation_fusion),
-            "gradient_accumulation_fusion=True, which bypasses autograd",
-            "gradient_accumulation_fusion=False",
-        ),
-        (bool(config.moe_shared_expert_overlap), "moe_shared_expert_overlap=True", "moe_shared_expert_overlap=False"),
-        (bool(config.moe_apply_probs_on_input), "moe_apply_probs_on_input=True", "moe_apply_probs_on_input=False"),
-        (
-            config.moe_expert_capacity_factor is not None,
-            "dropping tokens (moe_expert_capacity_factor)",
-            "moe_expert_capacity_factor=None",
-        ),
-        (
-            bool(config.moe_router_padding_for_quantization or config.fp8 or config.fp4),
-            "fp8 and fp4 experts",
-            "bf16 or fp32 experts",
-        ),
-    )
-    for refused, what, alternative in refusals:
-        if refused:
-            raise Unsupported(f"relibra's agent does not support {what}; use {alternative}")
+    if not isinstance(layer.token_dispatcher, MoEAlltoAllTokenDispatcher):
+        raise unsupported(f"moe_token_dispatcher_type={config.moe_token_dispatcher_type!r}", "'alltoall'")
+    if not isinstance(layer.experts, SequentialMLP):
+        raise unsupported(f"experts of type {type(layer.experts).__name__}", "moe_grouped_gemm=False (SequentialMLP)")
+    check_config(config, expert_tensor_parallel_size=layer.token_dispatcher.tp_size)
+    if not isinstance(layer.layer_number, int):
+        raise unsupported("a MoE layer without a number", "layer.set_layer_number(number in the model, from 1)")
+    for field, expected, got in (
+        ("model.num_experts", config.num_moe_experts, model.num_experts),
+        ("model.top_k", config.moe_router_topk, model.top_k),
+        ("cluster (num_nodes x gpus_per_node)", layer.ep_group.size(), cluster.num_ranks),
+        ("cluster.num_ep_groups", layer.experts.dp_group.size(), cluster.num_ep_groups),
+    ):
+        if expected != got:
+            raise InvalidInput.of(field, expected=f"{expected}, as the model was built", got=got)
+
+
+def expert_groups(layers: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """Return the global ranks of this rank's EP group and expert-data-parallel group.
+
+    A stage without MoE layers has the groups that megatron would give to one.
+    """
+    if layers:
+        ep, edp = layers[0].ep_group, layers[0].experts.dp_group
+    else:
+        ep = parallel_state.get_expert_model_parallel_group()
+        edp = parallel_state.get_expert_data_parallel_group()
+    return dist.get_process_group_ranks(ep), dist.get_process_group_ranks(edp)
 
 
 def optimizer_state(optimizer: Any) -> OptimizerState:
     """Look into a megatron or torch optimizer; None has no state.
 
     Raises:
-        Unsupported: it keeps its state sharded or elsewhere; names the alternative.
+        Unsupported: it keeps its state where a reorder cannot move it; names the alternative.
     """
     if optimizer is None:
         return OptimizerState([])
-    parts = optimizer.chained_optimizers if type(optimizer) is ChainedOptimizer else [optimizer]
+    distributed: list[DistributedOptimizer] = []
     inner = []
-    for part in parts:
-        if isinstance(part, FP32Optimizer | Float16OptimizerWithFloat16Params):
+    for part in _parts(optimizer):
+        if isinstance(part, FP32Optimizer | Float16OptimizerWithFloat16Params | DistributedOptimizer):
             if part.optimizer is None:  # a stub: this rank has no parameters of that kind
                 continue
+            if isinstance(part, DistributedOptimizer):
+                _check_distributed(part)
+                distributed.append(part)
             part = part.optimizer
         if isinstance(part, HybridDeviceOptimizer) or not isinstance(part, torch.optim.Optimizer):
-            raise Unsupported(
-                f"{type(part).__name__} keeps its state where a reorder cannot move it; use "
-                "use_distributed_optimizer=False and optimizer_cpu_offload=False"
+            raise unsupported(
+                f"{type(part).__name__}, which keeps its state where a reorder cannot move it",
+                "megatron's Adam or SGD with optimizer_cpu_offload=False",
             )
         inner.append(part)
-    return OptimizerState(inner)
+    return OptimizerState(inner, functools.partial(_shard, distributed) if distributed else None)
+
+
+def _parts(optimizer: Any) -> list[Any]:
+    return list(optimizer.chained_optimizers) if type(optimizer) is ChainedOptimizer else [optimizer]
+
+
+def _check_distributed(optimizer: DistributedOptimizer) -> None:
+    if optimizer.config.use_precision_aware_optimizer:
+        raise unsupported(
+            "use_precision_aware_optimizer=True, which shows copies of its state only",
+            "use_precision_aware_optimizer=False",
+        )
+    ddp_config = optimizer.ddp_config
+    if ddp_config.use_megatron_fsdp:
+        raise unsupported("use_megatron_fsdp=True", "megatron's DistributedDataParallel")
+    if ddp_config.num_distributed_optimizer_instances > 1:
+        raise unsupported("num_distributed_optimizer_instances > 1", "num_distributed_optimizer_instances=1")
+
+
+def _shard(optimizers: Sequence[DistributedOptimizer], parameter: Tensor) -> Shard | None:
+    for optimizer in optimizers:
+        if parameter in optimizer.model_param_gbuf_map:
+            owned = optimizer._get_model_param_range_map(parameter)["param"]
+            group, position = optimizer.model_param_group_index_map[parameter]
+            main = optimizer.optimizer.param_groups[group]["params"][position]
+            is_copy = main.untyped_storage().data_ptr() != parameter.untyped_storage().data_ptr()
+            return Shard(start=owned.start, stop=owned.end, main=main, is_copy=is_copy)
+    return None
+
+
+def gather_parameters(chunks: Sequence[nn.Module]) -> None:
+    """Collective: finish the all-gather of parameters that a distributed optimizer leaves for the next forward."""
+    for chunk in chunks:
+        if isinstance(chunk, DistributedDataParallel) and chunk.ddp_config.overlap_param_gather:
+            chunk.start_param_sync(force_sync=True)
+
+
+def gathering(chunk: nn.Module, module: nn.Module) -> Callable[[], None]:
+    """Return a function that waits until the parameters inside `module` are gathered, as its own forward would."""
+    if not (isinstance(chunk, DistributedDataParallel) and chunk.ddp_config.overlap_param_gather):
+        return lambda: None
+    hook = chunk._make_forward_pre_hook()
+
+    def wait() -> None:
+        if chunk.remove_forward_pre_hook_handles:  # megatron turns its hooks off, as for evaluation
+            for part in module.modules():
+                hook(part)
+
+    return wait
 
 
 def install(layer: Any, execution: LayerExecution, cluster: Cluster) -> Callable[[], None]:
     """Hook `execution` into one layer; returns the function that takes it out again.
 
-    Three touch points: a dispatcher over physical slots, routing turned physical before it, replicas beside the
-    experts. Router, auxiliary losses and replay stay in logical space.
+    Three touch points in the forward: a dispatcher over physical slots, routing turned physical before it, replicas
+    beside the experts. Router, auxiliary losses and replay stay in logical space. Beside them, routing by micro-batch,
+    and checkpoints in logical order.
     """
     slots_per_rank = layer.num_local_experts + cluster.redundant_slots
     first_slot = layer.ep_group.rank() * slots_per_rank
@@ -161,6 +181,7 @@ def install(layer: Any, execution: LayerExecution, cluster: Cluster) -> Callable
         pg_collection=_GroupsOf(plain_dispatcher),
     )
     plain_preprocess, plain_forward = layer.preprocess, layer.experts.forward
+    plain_replay = layer.router.router_replay
 
     @functools.wraps(plain_preprocess)
     def preprocess(hidden_states: Tensor, probs: Tensor, routing_map: Tensor) -> Any:
@@ -173,12 +194,30 @@ def install(layer: Any, execution: LayerExecution, cluster: Cluster) -> Callable
 
     layer.token_dispatcher = physical_dispatcher
     layer.preprocess, layer.experts.forward = preprocess, forward
+    layer.router.router_replay = MicroBatchReplay(plain_replay, execution.routing)
+    layer.experts.sharded_state_dict = logical_sharded_state_dict(
+        layer.experts, execution.logical_experts, layer.config.num_moe_experts
+    )
     _remember_micro_batch_in_checkpoints(+1)
 
     def restore() -> None:
         layer.token_dispatcher = plain_dispatcher
-        del layer.preprocess, layer.experts.forward
+        layer.router.router_replay = plain_replay
+        del layer.preprocess, layer.experts.forward, layer.experts.sharded_state_dict
         _remember_micro_batch_in_checkpoints(-1)
+
+    return restore
+
+
+def guard_checkpoints(optimizer: Any) -> Callable[[], None]:
+    """Let distributed optimizers refuse checkpoints in physical order; returns the function that undoes it."""
+    guarded = [part for part in _parts(optimizer) if isinstance(part, DistributedOptimizer)]
+    for part in guarded:
+        part.sharded_state_dict = refusing_physical_order(part.sharded_state_dict)
+
+    def restore() -> None:
+        for part in guarded:
+            del part.sharded_state_dict
 
     return restore
 

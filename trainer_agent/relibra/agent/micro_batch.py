@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from relibra.agent.cells import StepCells
 
@@ -22,11 +23,22 @@ class RealisedLoad:
         """A copy of the counts so far."""
         return self._load_ML.copy()
 
-    def record(self, micro_batch: int, layer: int, num_tokens: int) -> None:
-        """Set one count; a recomputation sets the same value again."""
-        missing = micro_batch + 1 - len(self._load_ML)
+    @classmethod
+    def of(cls, load_ML: NDArray[np.int64]) -> "RealisedLoad":
+        """Begin with counts that are known."""
+        load = cls(*load_ML.shape)
+        load._load_ML[:] = load_ML
+        return load
+
+    def grow(self, num_micro_batches: int) -> None:
+        """Have room for at least that many micro-batches."""
+        missing = num_micro_batches - len(self._load_ML)
         if missing > 0:
             self._load_ML = np.pad(self._load_ML, ((0, missing), (0, 0)))
+
+    def record(self, micro_batch: int, layer: int, num_tokens: int) -> None:
+        """Set one count; a recomputation sets the same value again."""
+        self.grow(micro_batch + 1)
         self._load_ML[micro_batch, layer] = num_tokens
 
 
@@ -38,6 +50,8 @@ class MicroBatch:
     index: int
     cells: StepCells
     realised: RealisedLoad | None
+    routed_LTK: Tensor | None = None
+    """Experts of this rank's tokens in every MoE layer; None where the routers decide."""
 
 
 _current: ContextVar[MicroBatch | None] = ContextVar("relibra_micro_batch", default=None)

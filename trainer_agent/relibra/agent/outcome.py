@@ -1,6 +1,10 @@
 """What became of a phase: told to the caller at its beginning, and to the planner at its end."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from relibra.agent.micro_batch import RealisedLoad
 from relibra.planning import ExecutionReport, Phase, PlanId
@@ -34,6 +38,23 @@ class PhaseRecord:
     sent_bytes_before: int
     """Replica traffic of the agent so far."""
     replica_sent_bytes: int = 0
+    routed_LTK: dict[int, Tensor] = field(default_factory=dict)
+    """Routing given for micro-batches."""
+    begun_by_chunk: dict[int, int] = field(default_factory=dict)
+    """Micro-batches whose forward began, by id of the model chunk."""
+    reorder_sent_bytes: int = 0
+
+    def add_up(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        """Collective: sum over the ranks of `group`, stages of a pipeline, what each counted."""
+        num_micro_batches = torch.tensor(len(self.realised.load_ML), device=device)
+        dist.all_reduce(num_micro_batches, dist.ReduceOp.MAX, group=group)
+        self.realised.grow(int(num_micro_batches.item()))
+        load_ML = torch.from_numpy(self.realised.load_ML).to(device)
+        sent_bytes = torch.tensor([self.reorder_sent_bytes, self.replica_sent_bytes], device=device)
+        for each in (load_ML, sent_bytes):
+            dist.all_reduce(each, group=group)
+        self.realised = RealisedLoad.of(load_ML.cpu().numpy())
+        self.reorder_sent_bytes, self.replica_sent_bytes = sent_bytes.tolist()
 
     def report(self, *, ep_group: int, ep_rank: int) -> ExecutionReport:
         """Return what the planner is told."""
@@ -45,7 +66,7 @@ class PhaseRecord:
             applied=self.outcome.applied,
             reason=self.outcome.reason,
             realised_load_ML=self.realised.load_ML,
-            reorder_sent_bytes=self.outcome.reorder_sent_bytes if self.is_first else 0,
+            reorder_sent_bytes=self.reorder_sent_bytes,
             replica_sent_bytes=self.replica_sent_bytes,
             plan_wait_s=self.outcome.plan_wait_s if self.is_first else 0.0,
         )

@@ -1,79 +1,214 @@
-"""Move experts to their new homes at a step boundary: weights, fp32 copies and optimizer moments.
+"""Move experts to their new homes at a step boundary: weights, fp32 copies and optimizer moments, all or none.
 
 Runs between `optimizer.step()` and the next forward; gradients are not moved, they are zeroed or overwritten before the
 next backward.
+
+A wave is one layer of every pipeline stage, so that buffers never hold more than one layer's experts. Its experts are
+staged into buffers, exchanged, verified, and written only after all ranks of the job said that theirs are whole. What
+a slot held lies packed until all ranks have written; where one failed, all put it back, and undo the waves before.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from relibra.agent.agreement import together
+from relibra.agent.pieces import Pieces
 from relibra.agent.placement import Move
-from relibra.kernels import expert_pack, expert_unpack, packed_size_bytes
+from relibra.errors import RelibraError
+from relibra.kernels import expert_checksum, expert_pack, expert_unpack, packed_size_bytes
+
+Wave = Sequence[Move]
+"""Moves of one layer, sorted by expert: a permutation of its slots. Equal on all ranks of a stage, empty for none."""
+
+
+def waves_of(moves: Sequence[Move], stage_layers: Sequence[Sequence[int]], stage: int) -> list[Wave]:
+    """Cut the job's moves into waves as `stage` sees them; equally many on every stage.
+
+    Args:
+        moves: of all layers, sorted by layer and expert.
+        stage_layers: the layers of every stage.
+        stage: index of the stage.
+    """
+    moving = {move.layer for move in moves}
+    by_stage = [[layer for layer in layers if layer in moving] for layers in stage_layers]
+    own: list[Wave] = [[move for move in moves if move.layer == layer] for layer in by_stage[stage]]
+    own += [[]] * (max(map(len, by_stage)) - len(own))
+    return own
 
 
 @torch.no_grad()
 def reorder(
-    moves: Sequence[Move],
-    expert_tensors: Callable[[int, int], list[Tensor]],
+    waves: Sequence[Wave],
+    pieces: Pieces,
     *,
-    group: dist.ProcessGroup,
+    stage: dist.ProcessGroup,
+    everyone: dist.ProcessGroup,
     device: torch.device,
-) -> int:
-    """Collective over the EP group: carry out `moves` and return the bytes this rank sent.
-
-    One message per layer and pair of ranks, so that buffers never hold more than one layer's experts.
+) -> tuple[int, str | None]:
+    """Collective over the job: carry out `waves`; return the bytes this rank sent, and why nothing moved, if so.
 
     Args:
-        moves: equal on all ranks of the group, sorted by layer and expert; per layer a permutation of slots.
-        expert_tensors: (layer, home slot) -> the tensors of that expert on this rank, alike on all ranks.
-        group: the EP group.
+        waves: of this rank's stage; as many on every stage.
+        pieces: what travels.
+        stage: the ranks that exchange experts.
+        everyone: the ranks that decide together.
         device: of the message buffers.
+
+    Raises:
+        RelibraError: after a failure the experts could not be put back either; no rank may go on.
     """
-    sent_bytes = 0
-    for layer in sorted({move.layer for move in moves}):
-        sent_bytes += _reorder_layer([move for move in moves if move.layer == layer], expert_tensors, group, device)
-    return sent_bytes
-
-
-def _reorder_layer(
-    moves: Sequence[Move],
-    expert_tensors: Callable[[int, int], list[Tensor]],
-    group: dist.ProcessGroup,
-    device: torch.device,
-) -> int:
-    rank = dist.get_rank(group)
-    sends = {peer: outgoing(moves, rank, peer) for peer in range(dist.get_world_size(group))}
-    receives = {peer: outgoing(moves, peer, rank) for peer in range(dist.get_world_size(group))}
-    # Everything that leaves a slot is packed before anything arrives, so that exchanges need no spare slot.
-    packed = {
-        peer: expert_pack([t for move in out for t in expert_tensors(move.layer, move.source_slot)], device)
-        for peer, out in sends.items()
-        if out
-    }
-    arrived: dict[int, tuple[Tensor, list[Tensor]]] = {}
-    operations = []
-    for peer, incoming in receives.items():
-        if not incoming:
+    sent_bytes, done = 0, list[Wave]()
+    for wave in waves:
+        transfer = Transfer(wave, pieces, stage, device)
+        failure = _carry_out(transfer, everyone, device)
+        if failure is None:
+            sent_bytes += transfer.sent_bytes
+            done.append(wave)
             continue
-        into = [t for move in incoming for t in expert_tensors(move.layer, move.destination_slot)]
-        if peer == rank:
-            arrived[peer] = (packed.pop(rank), into)
-            continue
-        buffer = torch.empty(packed_size_bytes(into), dtype=torch.uint8, device=device)
-        arrived[peer] = (buffer, into)
-        operations.append(dist.P2POp(dist.irecv, buffer, group=group, group_peer=peer))
-    operations += [dist.P2POp(dist.isend, buffer, group=group, group_peer=peer) for peer, buffer in packed.items()]
-    if operations:
-        for request in dist.batch_isend_irecv(operations):
-            request.wait()
-    for buffer, into in arrived.values():
-        expert_unpack(buffer, into)
-    return sum(buffer.numel() for buffer in packed.values())
+        for previous in reversed(done):
+            again = _carry_out(Transfer(inverse(previous), pieces, stage, device), everyone, device)
+            if again is not None:
+                raise RelibraError(f"experts are between two placements: {failure}, and undoing it: {again}; {_ADVICE}")
+        return 0, failure
+    return sent_bytes, None
 
 
-def outgoing(moves: Sequence[Move], source_rank: int, destination_rank: int) -> list[Move]:
-    """Return the moves from one rank to another, in the order both ranks pack and unpack them."""
-    return [move for move in moves if move.source_rank == source_rank and move.destination_rank == destination_rank]
+_ADVICE = "weights in memory must not be used or saved; restart from the last checkpoint"
+
+
+def inverse(wave: Wave) -> Wave:
+    """Return the wave that undoes `wave`."""
+    return [
+        Move(
+            layer=move.layer,
+            expert=move.expert,
+            source_rank=move.destination_rank,
+            source_slot=move.destination_slot,
+            destination_rank=move.source_rank,
+            destination_slot=move.source_slot,
+        )
+        for move in wave
+    ]
+
+
+def _carry_out(transfer: "Transfer", everyone: dist.ProcessGroup, device: torch.device) -> str | None:
+    """Return None where all ranks have written the wave, else why none has."""
+    attempt = functools.partial(together, group=everyone, device=device)
+    failure = attempt(transfer.stage, "staging experts") or attempt(transfer.exchange, "exchanging experts")
+    if failure is not None:
+        return failure
+    failure = attempt(transfer.commit, "writing experts")
+    if failure is not None:
+        again = attempt(transfer.restore, "putting experts back")
+        if again is not None:
+            raise RelibraError(f"experts are between two placements: {failure}, {again}; {_ADVICE}")
+    return failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Message:
+    """Packed experts on their way between two ranks: one checksum for each move, then the tensors of each."""
+
+    moves: Sequence[Move]
+    tensors: Sequence[Sequence[Tensor]]
+    """Of each move: where they come from or go to on this rank."""
+    buffer: Tensor
+
+    @property
+    def checksums(self) -> Tensor:
+        """Int64 `[moves]`, a view of the buffer."""
+        return self.buffer[: 8 * len(self.moves)].view(torch.int64)
+
+    def parts(self) -> Iterator[tuple[Tensor, Sequence[Tensor], Tensor]]:
+        """Yield for each move: its packed tensors, the tensors, and their checksum."""
+        offset = packed_size_bytes([self.checksums])
+        for move, tensors in zip(self.moves, self.tensors, strict=True):
+            size_bytes = packed_size_bytes(tensors)
+            packed = self.buffer[offset : offset + size_bytes]
+            # An expert that arrives in the place of another is as wrong as one that arrives damaged.
+            yield packed, tensors, expert_checksum(packed, salt=(move.layer << 32) + move.expert)
+            offset += size_bytes
+
+
+class Transfer:
+    """One wave on one rank, step by step: `stage`, `exchange`, `commit`; `restore` where a rank failed to commit."""
+
+    def __init__(self, wave: Wave, pieces: Pieces, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._wave, self._pieces, self._group, self._device = wave, pieces, group, device
+        self._sends: dict[int, _Message] = {}
+        self._receives: dict[int, _Message] = {}
+        self.sent_bytes = 0
+
+    def stage(self) -> None:
+        """Pack all that leaves, and make room for all that arrives."""
+        rank = dist.get_rank(self._group)
+        for peer in range(dist.get_world_size(self._group)):
+            leaving = self._pieces.outgoing(self._wave, rank, peer)
+            if leaving:
+                self._sends[peer] = self._pack(leaving, rank, peer)
+            arriving = self._pieces.outgoing(self._wave, peer, rank)
+            if arriving:
+                self._receives[peer] = self._make_room(arriving, peer, rank)
+
+    def exchange(self) -> None:
+        """Send and receive, and compare what arrived with its checksums.
+
+        Raises:
+            RelibraError: an expert arrived damaged.
+        """
+        rank = dist.get_rank(self._group)
+        operations = []
+        for peer, message in self._receives.items():
+            if peer == rank:
+                message.buffer.copy_(self._sends[peer].buffer)
+            else:
+                operations.append(dist.P2POp(dist.irecv, message.buffer, group=self._group, group_peer=peer))
+        for peer, message in self._sends.items():
+            if peer != rank:
+                operations.append(dist.P2POp(dist.isend, message.buffer, group=self._group, group_peer=peer))
+                self.sent_bytes += message.buffer.numel()
+        if operations:
+            for request in dist.batch_isend_irecv(operations):
+                request.wait()
+        self._verify()
+
+    def _verify(self) -> None:
+        for peer, message in self._receives.items():
+            actual = torch.stack([checksum for _, _, checksum in message.parts()])
+            for i in torch.nonzero(actual != message.checksums).flatten().tolist():
+                move = message.moves[i]
+                raise RelibraError(f"expert {move.expert} of MoE layer {move.layer} arrived damaged from rank {peer}")
+
+    def commit(self) -> None:
+        """Write what arrived into its slots."""
+        _write(self._receives)
+
+    def restore(self) -> None:
+        """Write what was packed back into the slots it came from."""
+        _write(self._sends)
+
+    def _pack(self, moves: Sequence[Move], sender: int, receiver: int) -> _Message:
+        tensors = [self._pieces.tensors(move, sender, receiver, at_source=True) for move in moves]
+        header = torch.zeros(len(moves), dtype=torch.int64, device=self._device)
+        buffer = expert_pack([header, *(tensor for each in tensors for tensor in each)], self._device)
+        message = _Message(moves=moves, tensors=tensors, buffer=buffer)
+        message.checksums.copy_(torch.stack([checksum for _, _, checksum in message.parts()]))
+        return message
+
+    def _make_room(self, moves: Sequence[Move], sender: int, receiver: int) -> _Message:
+        tensors = [self._pieces.tensors(move, sender, receiver, at_source=False) for move in moves]
+        header = torch.zeros(len(moves), dtype=torch.int64, device=self._device)
+        size_bytes = packed_size_bytes([header, *(tensor for each in tensors for tensor in each)])
+        buffer = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+        return _Message(moves=moves, tensors=tensors, buffer=buffer)
+
+
+def _write(messages: dict[int, _Message]) -> None:
+    for message in messages.values():
+        for packed, tensors, _ in message.parts():
+            expert_unpack(packed, tensors)

@@ -1,0 +1,121 @@
+"""Checkpoints written under one placement and number of expert-parallel ranks, loaded under another."""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from gpt_job import GptJob
+from matrix import balanced_job, num_micro_batches
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from torch import Tensor
+
+from relibra.agent import Phase
+from relibra.errors import Unsupported
+from relibra.planning import Cluster
+
+Result = dict[str, Any]
+METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
+FOUR_RANKS = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=2)
+TWO_GROUPS = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2, num_ep_groups=2)
+
+
+def arrange(cluster: Cluster) -> None:
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(
+        expert_model_parallel_size=cluster.num_ranks, expert_tensor_parallel_size=1, distributed_timeout_minutes=1
+    )
+    model_parallel_cuda_manual_seed(1)
+
+
+def sharded(job: GptJob, *, is_loading: bool) -> dict[str, Any]:
+    model = job.models[0].sharded_state_dict(metadata=METADATA)
+    return {
+        "model": model,
+        "optimizer": job.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=METADATA),
+    }
+
+
+def save(job: GptJob, folder: Path) -> None:
+    if dist.get_rank() == 0:
+        folder.mkdir()
+    dist.barrier()
+    dist_checkpointing.save(sharded(job, is_loading=False), str(folder))
+
+
+def load(job: GptJob, folder: Path) -> None:
+    loaded = dist_checkpointing.load(sharded(job, is_loading=True), str(folder))
+    job.models[0].load_state_dict(loaded["model"])
+    job.optimizer.load_state_dict(loaded["optimizer"])
+
+
+def moved(cluster: Cluster, *, num_experts: int, steps: int, **options: Any) -> GptJob:
+    """A job after `steps` steps, its experts away from home."""
+    job, _ = balanced_job(cluster, num_experts=num_experts, **options)
+    assert job.agent is not None
+    for step in range(steps):
+        job.agent.begin_step(step, Phase.UPDATE)
+        job.step(step, num_micro_batches())
+        job.agent.end_step()
+    assert (job.agent.home_rank_LE != cluster.identity_placement(job.model)).any()
+    return job
+
+
+def same(got: dict[str, dict[str, Tensor]], want: dict[str, dict[str, Tensor]]) -> list[str]:
+    """Names of what differs in any bit."""
+    return [
+        name
+        for kind in want
+        for name in want[kind].keys() | got[kind].keys()
+        if name not in got[kind] or name not in want[kind] or not torch.equal(got[kind][name], want[kind][name])
+    ]
+
+
+def round_trip(_: Cluster, *, saved_with: Cluster, loaded_with: Cluster, **options: Any) -> Result:
+    """Save in one placement; load without relibra, and in another placement, perhaps with other numbers of ranks."""
+    # dist_checkpointing spawns a helper, which would import this run's main module, and megatron with it.
+    vars(sys.modules["__main__"]).pop("__file__", None)
+    shared: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(shared)
+    folder, num_experts = Path(shared[0], "checkpoint"), 12
+    arrange(saved_with)
+    job = moved(saved_with, num_experts=num_experts, steps=2, **options)
+    want = job.state()
+    save(job, folder)
+    untouched = same(job.state(), want)
+    arrange(loaded_with)
+    plain = GptJob(loaded_with, num_experts=num_experts, **options)
+    if options.get("sharded"):
+        # Without Transformer Engine, megatron's distributed optimizer can only load into one that has stepped.
+        plain.replay_without_agent()
+        plain.step(0, num_micro_batches())
+    load(plain, folder)
+    elsewhere = moved(loaded_with, num_experts=num_experts, steps=1, **options)
+    load(elsewhere, folder)
+    return {
+        "untouched": untouched,
+        "plain": same(plain.state(), want),
+        "elsewhere": same(elsewhere.state(), want),
+        "num_compared": sum(map(len, want.values())),
+        "kinds": sorted({name.rsplit("/")[-1] for of_kind in want.values() for name in of_kind}),
+    }
+
+
+def refused(cluster: Cluster) -> Result:
+    """What would store experts by place."""
+    job, _ = balanced_job(cluster, sharded=True)
+    assert job.agent is not None
+    model = job.models[0].sharded_state_dict(metadata=METADATA)
+    messages = {}
+    for sharding_type in ("dp_reshardable", "fully_sharded_model_space", "dp_zero_gather_scatter", None):
+        metadata = {} if sharding_type is None else {"distrib_optim_sharding_type": sharding_type}
+        try:
+            job.optimizer.sharded_state_dict(model, metadata=metadata)
+        except Unsupported as error:
+            messages[str(sharding_type)] = str(error)
+    job.agent.detach()
+    parts = job.optimizer.chained_optimizers
+    return {"messages": messages, "restored": all("sharded_state_dict" not in vars(part) for part in parts)}

@@ -1,0 +1,76 @@
+"""The whole training state under logical names, assembled from what each rank holds of it."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor
+
+Part = tuple[str, str, int, int, Tensor]
+"""(name, kind, first element, elements in all, flat elements)."""
+
+
+def assembled(held: Iterable[Part]) -> dict[str, Tensor]:
+    """Collective over all ranks: `stage/name/kind` -> flat tensor; every rank must hold what it shares with others."""
+    stage = parallel_state.get_pipeline_model_parallel_rank() if parallel_state.model_parallel_is_initialized() else 0
+    mine = [(f"{stage}/{name}/{kind}", start, total, flat.clone()) for name, kind, start, total, flat in held]
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, mine)
+    whole: dict[str, Tensor] = {}
+    for key, start, total, flat in (part for of_rank in gathered for part in of_rank):
+        whole.setdefault(key, torch.full((total,), torch.nan, dtype=flat.dtype))[start : start + len(flat)] = flat
+    torn = [key for key, tensor in whole.items() if tensor.isnan().any()]
+    assert not torn, f"no rank holds all of {torn[:3]}"
+    return whole
+
+
+def gather_parameters(chunks: Iterable[Any]) -> None:
+    """Collective: what a distributed optimizer leaves for the next forward, before anyone reads weights."""
+    for chunk in chunks:
+        if chunk.ddp_config.overlap_param_gather:
+            chunk.start_param_sync(force_sync=True)
+
+
+def weights(named: Iterable[tuple[str, Tensor]]) -> Iterator[Part]:
+    for name, parameter in named:
+        yield name, "weight", 0, parameter.numel(), parameter.detach().flatten()
+
+
+def gradients(optimizer: Any, named: Iterable[tuple[str, Tensor]]) -> Iterator[Part]:
+    """Reduced gradients: after a reduce-scatter, a rank has those of its own shard."""
+    for name, parameter in named:
+        for part in parts(optimizer, parameter):
+            start, stop = owned(part, parameter)
+            yield name, "grad", start, parameter.numel(), parameter.main_grad.flatten()[start:stop]
+
+
+def parts(optimizer: Any, parameter: Tensor) -> list[Any]:
+    """The optimizers that own a part of the parameter."""
+    every = getattr(optimizer, "chained_optimizers", [optimizer])
+    sharded = [part for part in every if hasattr(part, "model_param_gbuf_map")]
+    return [part for part in sharded if parameter in part.model_param_gbuf_map] if sharded else every
+
+
+def owned(part: Any, parameter: Tensor) -> tuple[int, int]:
+    if not hasattr(part, "model_param_gbuf_map"):
+        return 0, parameter.numel()
+    place = part._get_model_param_range_map(parameter)["param"]
+    return place.start, place.end
+
+
+def optimizer_state(optimizer: Any, named: Iterable[tuple[str, Tensor]]) -> Iterator[Part]:
+    """Main parameters and moments in megatron's plain and distributed optimizers."""
+    for name, parameter in named:
+        for part in parts(optimizer, parameter):
+            start, main = owned(part, parameter)[0], getattr(parameter, "main_param", None)
+            if hasattr(part, "model_param_gbuf_map"):
+                group, position = part.model_param_group_index_map[parameter]
+                main = part.optimizer.param_groups[group]["params"][position]
+            state = part.optimizer.state.get(parameter if main is None else main, {})
+            for kind, tensor in state.items():
+                if torch.is_tensor(tensor) and tensor.dim() > 0:
+                    yield name, kind, start, parameter.numel(), tensor.flatten()
+            if main is not None and state:
+                yield name, "main", start, parameter.numel(), main.detach().flatten()

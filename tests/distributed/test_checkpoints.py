@@ -1,0 +1,23 @@
+"""Checkpoints hold experts under their logical ids: they load in any placement, any EP size, and without relibra."""
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.mark.parametrize("case", ["ep4_to_ep4", "ep4_to_ep2_sharded_bf16", "ep2_to_ep4_sharded"])
+def test_S5_a_checkpoint_round_trip_is_bitwise(layout_run, case):
+    for result in layout_run("checkpoints").of(case):
+        assert result["num_compared"] > 100
+        assert {"exp_avg", "exp_avg_sq", "weight"} <= set(result["kinds"])
+        assert result["untouched"] == []
+        assert result["plain"] == []
+        assert result["elsewhere"] == []
+
+
+def test_what_stores_experts_by_place_is_refused(layout_run):
+    for result in layout_run("checkpoints").of("refused"):
+        messages = result["messages"]
+        assert messages.keys() == {"dp_reshardable", "fully_sharded_model_space", "dp_zero_gather_scatter", "None"}
+        assert all("use distrib_optim_sharding_type='fully_reshardable'" in text for text in messages.values())
+        assert result["restored"]

@@ -1,0 +1,74 @@
+"""A GPT trains under random plans as under plain megatron-core, in every way people train (S5)."""
+
+import itertools
+import math
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+TOLERANCE = 1e-5
+WAYS = ["-".join(way) for way in itertools.product(("none", "selective", "full"), ("plain", "sharded"))]
+LAYOUTS = ["gpt_ep4", "gpt_ep2_edp2", "gpt_ep2_pp2", "gpt_ep2_vpp"]
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def run(request, layout_run):
+    return layout_run(request.param)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_S5_fp32_trains_as_plain_megatron(run, way):
+    case = f"{way}-fp32"
+    assert_active(run.of(case))
+    worst = run.worst(case)
+    assert worst.keys() == {"loss", "grad", "grad_norm", "moments", "weights"}
+    assert max(worst.values()) <= TOLERANCE, worst
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_S5_bf16_differs_from_plain_megatron_as_two_plain_runs_do(run, way):
+    """The two plain runs differ in whether a micro-batch's samples are added up in one product or one by one."""
+    case = f"{way}-bf16"
+    assert_active(run.of(case))
+    worst, rounding = run.worst(case), run.worst("rounding")
+    for kind in ("grad", "moments", "weights"):
+        assert 0 < worst[kind] <= 2 * rounding[kind], (kind, worst[kind], rounding[kind])
+    assert worst["loss"] <= 2e-3
+
+
+def test_S5_recomputation_changes_no_bit_and_fetches_weights_once_more(run):
+    for optimizer in ("plain", "sharded"):
+        for dtype in ("fp32", "bf16"):
+            once, *again = (run.of(f"{recompute}-{optimizer}-{dtype}") for recompute in ("none", "selective", "full"))
+            for other in again:
+                assert [r["difference"] for r in other] == [r["difference"] for r in once]
+                assert [r["realised_load"] for r in other] == [r["realised_load"] for r in once]
+                sent = [sum(sum(r["replica_sent_bytes"]) for r in results) for results in (once, other)]
+                assert sent[1] * 2 == sent[0] * 3
+
+
+def test_shards_are_cut_within_a_parameter_of_an_expert(layout_run):
+    results = layout_run("gpt_ep2_edp2").of("none-sharded-fp32")
+    assert any(result["is_shared_within_a_parameter"] for result in results)
+
+
+def assert_active(results):
+    """Every step applied its plan everywhere, moved experts, and sent replicas; reports cover the whole model."""
+    for result in results:
+        assert len(result["applied"]) == 2
+        assert "None" not in result["applied"]
+        assert min(result["moved_experts"]) > 0
+        assert all(math.isfinite(value) for value in result["difference"].values())
+    assert len({tuple(result["applied"]) for result in results}) == 1
+    reports = [result for result in results if result["realised_load"]]
+    assert len({len(result["realised_load"]) for result in reports}) == 1
+    for step in range(2):
+        assert sum(result["replica_sent_bytes"][step] for result in reports) > 0
+        assert sum(result["reorder_sent_bytes"][step] for result in reports) > 0
+        loads = [result["realised_load"][step] for result in reports]
+        for micro_batch in zip(*loads, strict=True):
+            per_layer = [sum(layer) for layer in zip(*micro_batch, strict=True)]
+            assert len(per_layer) == 3
+            # Every rank with an embedding sends 16 tokens to 2 experts each; in a pipeline two of four do.
+            assert set(per_layer) == {32 * len(reports)}

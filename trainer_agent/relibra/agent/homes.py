@@ -1,0 +1,68 @@
+"""Where this job's experts live now, and how they get elsewhere: one placement for all ranks of all stages."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from relibra.agent.experts import Experts
+from relibra.agent.groups import Groups
+from relibra.agent.optimizer_state import OptimizerState
+from relibra.agent.pieces import Pieces
+from relibra.agent.placement import Placement
+from relibra.agent.reorder import reorder, waves_of
+
+
+class Homes:
+    """Collective over the job, as are its moves.
+
+    Args:
+        placement: where the experts live at first.
+        experts: of this rank's layers, by index among the MoE layers.
+        state: of this rank's optimizer.
+        groups: of this rank.
+        device: of the experts.
+        gather_parameters: collective; completes parameters that a distributed optimizer has not gathered yet.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        experts: Mapping[int, Experts],
+        state: OptimizerState,
+        groups: Groups,
+        device: torch.device,
+        gather_parameters: Callable[[], None],
+    ) -> None:
+        self.placement = placement
+        self._groups, self._device, self._gather_parameters = groups, device, gather_parameters
+        self._pieces = Pieces.exchange(experts, state, groups.stage, groups.stage_seats)
+
+    def logical_experts(self, layer: int) -> Sequence[int]:
+        """Return the logical expert in every home slot of this rank."""
+        experts: list[int] = self.placement.expert_of_slot(self._groups.seat.ep_rank)[layer].tolist()
+        return experts
+
+    def move_to(self, target: Placement) -> tuple[int, str | None]:
+        """Move all experts that `target` has elsewhere, while no forward or backward is pending.
+
+        Returns:
+            The bytes this rank sent, and None, or why every expert on every rank stayed where it was.
+
+        Raises:
+            RelibraError: the experts are neither here nor there.
+        """
+        topology = self._groups.topology
+        moves = self.placement.moves_to(target)
+        if not moves:
+            return 0, None
+        self._gather_parameters()
+        sent_bytes, failure = reorder(
+            waves_of(moves, topology.stage_layers, self._groups.stage_index),
+            self._pieces,
+            stage=self._groups.stage,
+            everyone=self._groups.everyone,
+            device=self._device,
+        )
+        if failure is None:
+            self.placement = target
+        return sent_bytes, failure

@@ -1,0 +1,97 @@
+"""Routing by micro-batch instead of by queue: the forward of a micro-batch and its recomputation find the same rows.
+
+L MoE layers, T tokens of this rank, K top-k, E experts.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relibra.errors import InvalidInput
+from relibra.planning import Model
+
+NATIVE = -1
+"""In every place of a row: the router decides for that token itself."""
+
+
+def check_routing(routed_LTK: Tensor, model: Model) -> Tensor:
+    """Return the routing as int64.
+
+    Args:
+        routed_LTK: any integer dtype; rows of K distinct experts, or of K times `NATIVE`.
+        model: what was registered.
+
+    Raises:
+        InvalidInput: another shape or dtype, an expert that does not exist, or one twice in a row, whose tokens
+            megatron's router would lose silently.
+    """
+    expected = f"integers of shape ({model.num_layers} MoE layers, tokens, top-k {model.top_k})"
+    shape = tuple(routed_LTK.shape)
+    if len(shape) != 3 or (shape[0], shape[2]) != (model.num_layers, model.top_k):
+        raise InvalidInput.of("routing", expected=expected, got=f"shape {shape}")
+    if routed_LTK.is_floating_point() or routed_LTK.is_complex() or routed_LTK.dtype == torch.bool:
+        raise InvalidInput.of("routing", expected=expected, got=str(routed_LTK.dtype))
+    routed_LTK = routed_LTK.long()
+    sorted_LTK = routed_LTK.sort(dim=-1).values
+    native_LT = (routed_LTK == NATIVE).all(dim=-1)
+    exists_LT = ((routed_LTK >= 0) & (routed_LTK < model.num_experts)).all(dim=-1)
+    distinct_LT = (sorted_LTK[..., 1:] != sorted_LTK[..., :-1]).all(dim=-1)
+    wrong = torch.nonzero(~(native_LT | (exists_LT & distinct_LT)))
+    if len(wrong):
+        layer, token = wrong[0].tolist()
+        raise InvalidInput.of(
+            f"routing[{layer}, {token}]",
+            expected=f"{model.top_k} distinct experts below {model.num_experts}, or {NATIVE} everywhere",
+            got=routed_LTK[layer, token].tolist(),
+        )
+    return routed_LTK
+
+
+class MicroBatchReplay:
+    """Stands in for the `RouterReplay` of one router.
+
+    Args:
+        plain: the router's own, which decides where the micro-batch has no routing; None where it has none.
+        routing: returns the rows `[T, K]` of the micro-batch that runs now, if there are any.
+    """
+
+    def __init__(self, plain: Any, routing: Callable[[], Tensor | None]) -> None:
+        self._plain, self._routing = plain, routing
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # not yet built, as when copied
+            raise AttributeError(name)
+        return getattr(self._plain, name)
+
+    def get_replay_topk(
+        self,
+        scores: Tensor,
+        topk: int,
+        num_groups: int | None = None,
+        group_topk: int | None = None,
+        default_compute_topk: Callable[..., tuple[Tensor, Tensor]] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the scores `[T, K]` of the chosen experts, differentiable, and the experts.
+
+        Raises:
+            InvalidInput: the routing has rows for another number of tokens.
+        """
+        assert default_compute_topk is not None
+        routed_TK = self._routing()
+        if routed_TK is None:
+            if self._plain is None:
+                return default_compute_topk(scores, topk, num_groups, group_topk)
+            chosen: tuple[Tensor, Tensor] = self._plain.get_replay_topk(
+                scores, topk, num_groups, group_topk, default_compute_topk
+            )
+            return chosen
+        if len(routed_TK) != len(scores):
+            raise InvalidInput.of("routing", expected=f"rows for {len(scores)} tokens", got=f"{len(routed_TK)} rows")
+        routed_TK = routed_TK.to(scores.device)
+        native_T1 = (routed_TK == NATIVE).any(dim=-1, keepdim=True)
+        if native_T1.any():
+            _, own_TK = default_compute_topk(scores, topk, num_groups, group_topk)
+            routed_TK = torch.where(native_T1, own_TK, routed_TK)
+        return scores.gather(1, routed_TK), routed_TK
