@@ -7,6 +7,10 @@ Out:  a `Plan` that passes `check_plan`, with its lower bound and a sentence of 
     load -> economy -> reorder -> replicate -> bound -> summary -> plan      solve.py runs them in this order
                                                   split makes source shares when the plan is read
 
+    pack, length_balance           optional, before solve: which sequences share a micro-batch
+    replan                         after solve: a late change reuses what still holds
+    step_bound, exact, validate    how good and how valid a plan is
+
 Importing this package needs numpy alone: the trainer takes `plan`, `rank_plan`, `validate` and `topology` from it. The
 modules that need numba are imported by `solve` only.
 """
