@@ -3,7 +3,7 @@
 Compiled functions use integers only, so that they give the same bits on every host (S8): no floats, no libm, no
 parallel reductions, and a random generator of their own. They release the interpreter, so that layers are planned on
 several cores by plain threads. Those that call each other live in one file, because numba's disk cache notices a
-changed callee only then.
+changed callee only then; `splitmix` alone is shared, a published function that never changes.
 """
 
 from collections.abc import Callable

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning.jit import compiled
+from relibra.planning.splitmix import next_random
 
 _PROPOSALS_PER_SEQUENCE = 4000
 _MAX_WORK = 500_000_000
@@ -65,18 +66,8 @@ def _num_proposals(compared: NDArray[np.integer]) -> int:
 
 
 @compiled
-def _next_random(state: NDArray[np.uint64]) -> np.uint64:
-    """Advance splitmix64 (Steele, Lea and Flood 2014)."""
-    state[0] += np.uint64(0x9E3779B97F4A7C15)
-    z = state[0]
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.uint64(z ^ (z >> np.uint64(31)))
-
-
-@compiled
 def _draw_pair(state: NDArray[np.uint64], num_sequences: int) -> tuple[np.int64, np.int64]:
-    bits = _next_random(state)
+    bits = next_random(state)
     one = np.int64((bits >> np.uint64(32)) * np.uint64(num_sequences) >> np.uint64(32))
     other = np.int64((bits & np.uint64(0xFFFFFFFF)) * np.uint64(num_sequences) >> np.uint64(32))
     return one, other

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from relibra.planning.jit import compiled
 from relibra.planning.pack_rows import Caps
+from relibra.planning.splitmix import next_random
 
 _PROPOSALS_PER_SEQUENCE = 2000
 
@@ -54,16 +55,6 @@ def keep_local(
 
 
 @compiled
-def _next_random(state: NDArray[np.uint64]) -> np.uint64:
-    """Advance splitmix64 (Steele, Lea and Flood 2014)."""
-    state[0] += np.uint64(0x9E3779B97F4A7C15)
-    z = state[0]
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.uint64(z ^ (z >> np.uint64(31)))
-
-
-@compiled
 def _keep_local(
     local_SN: NDArray[np.int64],
     size_S2: NDArray[np.int64],
@@ -91,7 +82,7 @@ def _keep_local(
     gain, best = 0, 0
     state = np.array([seed], dtype=np.uint64)
     for proposal in range(num_proposals):
-        bits = _next_random(state)
+        bits = next_random(state)
         one = np.int64((bits >> np.uint64(32)) * np.uint64(num_sequences) >> np.uint64(32))
         a = cell_S[one]
         row = a // num_ranks

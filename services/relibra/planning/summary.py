@@ -44,7 +44,8 @@ def forecast(
 
 def sentence(numbers: Forecast, parts: list[str]) -> str:
     """Say what the plan achieves, and what each step of planning did for it."""
-    after, bound = numbers.imbalance_after, numbers.imbalance_bound
+    before, after, bound = numbers.imbalance_before, numbers.imbalance_after, numbers.imbalance_bound
+    change = f"falls from {before:.3f} to" if after < before else "stays at"
     gap = "the bound" if after <= bound else f"{after / bound - 1:.2%} above the bound"
     floor = f"no placement is below {numbers.imbalance_floor:.3f}"
-    return f"imbalance falls from {numbers.imbalance_before:.3f} to {after:.3f}, {gap}; {floor}: {'; '.join(parts)}"
+    return f"imbalance {change} {after:.3f}, {gap}; {floor}: {'; '.join(parts)}"

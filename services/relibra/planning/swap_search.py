@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from relibra.planning.jit import compiled
 from relibra.planning.partition import largest_groups
+from relibra.planning.splitmix import next_random
 
 NUM_STARTS = 4
 """Times the threshold is raised again, from the best split so far, to half its height before."""
@@ -83,16 +84,6 @@ def improve(
     if shift and largest_groups(load_ME, result_E, num_groups) > largest_groups(load_ME, group_E, num_groups):
         return group_E
     return result_E
-
-
-@compiled
-def _next_random(state: NDArray[np.uint64]) -> np.uint64:
-    """Advance splitmix64 (Steele, Lea and Flood 2014)."""
-    state[0] += np.uint64(0x9E3779B97F4A7C15)
-    z = state[0]
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.uint64(z ^ (z >> np.uint64(31)))
 
 
 @compiled
@@ -190,10 +181,10 @@ def _accept_swaps(
         if best_cost <= ideal + (ideal >> _CLOSE_ENOUGH):
             break
         threshold = first_threshold * left // num_pairs * left // num_pairs
-        a, b = _choose_pair(load_PM, _next_random(state), rest_M)
+        a, b = _choose_pair(load_PM, next_random(state), rest_M)
         load_a_M, load_b_M, member_a_X, member_b_X = load_PM[a], load_PM[b], member_PX[a], member_PX[b]
         for _ in range(num_tries):
-            bits = _next_random(state)
+            bits = next_random(state)
             i = np.int64((bits >> np.uint64(32)) * np.uint64(size) >> np.uint64(32))
             step = np.int64((bits & np.uint64(0xFFFFFFFF)) * np.uint64(2 * window) >> np.uint64(32))
             one = member_a_X[i]
