@@ -220,3 +220,34 @@ def test_a_fixed_schedule_of_real_routing_is_judged_as_kept(traces_dir, tmp_path
     assert said["imbalance"]["identity"] == pytest.approx(baselines["static"])
     # The judge breaks ties between equal shares in another order than EPLB does.
     assert said["imbalance"]["eplb_oracle"] == pytest.approx(baselines["eplb_oracle"], rel=1e-3)
+
+
+def test_the_exact_optimum_is_compared_with_on_request(trace, tmp_path):
+    args = (trace, "--nodes", 2, "--gpus-per-node", 2, "-o", tmp_path / "plan.npz", "--exact")
+    exact = json.loads(_run(*args, "--json"))["exact"]
+    assert 0 <= exact["mean"] <= exact["worst"] < 0.03
+    assert exact["num_proven"] == exact["num_cells"] == 2 * 16
+    assert "exact optimum" in _run(*args)
+
+
+def test_bytes_moved_are_told_where_the_size_of_experts_is_known(trace, tmp_path):
+    args = (trace, "--nodes", 2, "--gpus-per-node", 2, "-o", tmp_path / "plan.npz")
+    assert "unknown: give --expert-bytes" in _run(*args)
+    assert "bytes to reorder" in _run(*args, "--expert-bytes", 1000)
+    said = json.loads(_run(*args, "--expert-bytes", 1000, "--json"))
+    assert said["replica_size_bytes"] == 1000 * said["num_replicas"] > 0
+    assert said["reorder_size_bytes"] == 7000 * said["num_moved_experts"] > 0
+
+
+def test_a_measured_cost_model_prices_replicas(trace, tmp_path):
+    cost = tmp_path / "cost.json"
+    cost.write_text(json.dumps({"expert_tokens": [0, 100], "expert_us": [50, 150]}))
+    args = (trace, "--nodes", 2, "--gpus-per-node", 2, "-o", tmp_path / "plan.npz", "--json")
+    free = json.loads(_run(*args))
+    dear = json.loads(_run(*args, "--expert-bytes", 1000, "--cost", cost))
+    assert dear["num_replicas"] < free["num_replicas"]
+    cost.write_text("[1]")
+    with pytest.raises(InvalidInput, match="--cost: expected a JSON object, got .*cost.json with a list"):
+        _run(*args, "--cost", cost)
+    with pytest.raises(InvalidInput, match=r"--cost: expected a cost model in JSON.*absent\.json"):
+        _run(*args, "--cost", tmp_path / "absent.json")

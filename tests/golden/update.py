@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.evaluation import load_of, plan_trace, schedule_of
+from relibra.evaluation import load_of, model_of, schedule_of
 from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, StepLoad
 from relibra.planning.replan import replan
 from relibra.planning.solve import solve
@@ -64,7 +64,7 @@ def trace_plans(folder: Path, name: str) -> Iterator[tuple[str, Plan]]:
         cluster = Cluster(num_nodes=num_nodes, gpus_per_node=8, redundant_slots=2)
         schedule = schedule_of(trace, cluster)
         load = load_of(trace, schedule, cluster)
-        yield f"{name} {num_nodes}x8", plan_trace(trace, schedule, load, cluster, PlanParams(seed=seed))
+        yield f"{name} {num_nodes}x8", solve(load, schedule, model_of(trace), cluster, PlanParams(seed=seed))
 
 
 def entry(plan: Plan) -> dict[str, object]:

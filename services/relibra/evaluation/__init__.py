@@ -1,13 +1,13 @@
-"""How good a plan is: baselines on the same loads, and planning a trace with no services running.
+"""How good a plan is: baselines on the same loads, and what planning needs of a trace.
 
 In:   loads `[M, L, E]`, plans, routing traces.
-Out:  rank loads `[M, L, R]` of the baselines, a `Comparison` of imbalances, a `Plan` or a packing of a trace, and what
-      schedules cost.
+Out:  rank loads `[M, L, R]` of the baselines, a `Comparison` of imbalances; model, schedule, loads and packing of a
+      trace; what schedules cost.
 """
 
 from relibra.evaluation.baselines import eplb, identity
 from relibra.evaluation.comparison import Comparison, compare
-from relibra.evaluation.offline import load_of, pack_trace, plan_trace, schedule_of
+from relibra.evaluation.offline import load_of, model_of, pack_trace, schedule_of
 from relibra.evaluation.schedules import ScheduleScore, comparison_schedules, score_schedule
 
 __all__ = [
@@ -18,8 +18,8 @@ __all__ = [
     "eplb",
     "identity",
     "load_of",
+    "model_of",
     "pack_trace",
-    "plan_trace",
     "schedule_of",
     "score_schedule",
 ]

@@ -1,4 +1,4 @@
-"""Plan a routing trace with no services running.
+"""What planning needs of a routing trace, with no services running.
 
 S sequences, L layers, E experts.
 """
@@ -10,13 +10,36 @@ from relibra.errors import InvalidInput
 from relibra.evaluation.schedules import largest_tokens
 from relibra.planning.load import StepLoad
 from relibra.planning.packing import Packing
-from relibra.planning.plan import Plan
 from relibra.planning.schedule import Schedule
 from relibra.planning.topology import Cluster, Model, PlanParams
 from relibra.routing.counts import count_sequences
 from relibra.routing.trace import RoutingTrace
 
 _DEFAULT_MICRO_BATCHES = 16
+
+_STATE_BYTES_PER_WEIGHT_BYTE = 7
+"""A bf16 parameter has 2 bytes; its fp32 master and two moments have 12 more."""
+
+
+def model_of(
+    trace: RoutingTrace, expert_weight_size_bytes: int = 0, expert_state_size_bytes: int | None = None
+) -> Model:
+    """Return the MoE layers that a trace was recorded from.
+
+    Args:
+        trace: the trace.
+        expert_weight_size_bytes: weights of one expert, which a trace does not tell; 0 leaves it unknown.
+        expert_state_size_bytes: weights, fp32 masters and moments of one expert; bf16 weights and Adam by default.
+    """
+    if expert_state_size_bytes is None:
+        expert_state_size_bytes = _STATE_BYTES_PER_WEIGHT_BYTE * expert_weight_size_bytes
+    return Model(
+        num_layers=trace.num_layers,
+        num_experts=trace.num_experts,
+        top_k=trace.top_k,
+        expert_weight_size_bytes=expert_weight_size_bytes,
+        expert_state_size_bytes=expert_state_size_bytes,
+    )
 
 
 def schedule_of(trace: RoutingTrace, cluster: Cluster, num_micro_batches: int | None = None) -> Schedule:
@@ -47,27 +70,10 @@ def load_of(trace: RoutingTrace, schedule: Schedule, cluster: Cluster) -> StepLo
     return StepLoad.of(count_sequences(trace), schedule, cluster)
 
 
-def plan_trace(
-    trace: RoutingTrace,
-    schedule: Schedule,
-    load: StepLoad,
-    cluster: Cluster,
-    params: PlanParams | None = None,
-    packing: Packing | None = None,
-) -> Plan:
-    """Plan a trace under a schedule and the load it sums to; with the `packing` that chose the schedule, if one did.
-
-    Raises:
-        InvalidInput: as `solve`.
-    """
-    from relibra.planning.solve import solve  # loads numba: only who plans waits for it
-
-    return solve(load, schedule, _model_of(trace), cluster, params, packing=packing)
-
-
 def pack_trace(
     trace: RoutingTrace,
     counts_SLE: NDArray[np.integer],
+    model: Model,
     cluster: Cluster,
     params: PlanParams | None = None,
     num_micro_batches: int | None = None,
@@ -78,6 +84,7 @@ def pack_trace(
     Args:
         trace: the trace.
         counts_SLE: what `count_sequences` says of it.
+        model: what `model_of` says of it.
         cluster: the EP groups.
         params: how to plan.
         num_micro_batches: as many as a fixed schedule has, else as for `schedule_of`, by default.
@@ -95,7 +102,7 @@ def pack_trace(
         start = _deal(trace, cluster, num_micro_batches)
     if token_budget is None:
         token_budget = largest_tokens(trace.schedule or start, length_S, cluster)
-    packing, reason = pack(counts_SLE, length_S, start, _model_of(trace), cluster, token_budget, params)
+    packing, reason = pack(counts_SLE, length_S, start, model, cluster, token_budget, params)
     return packing, token_budget, reason
 
 
@@ -107,7 +114,3 @@ def _deal(trace: RoutingTrace, cluster: Cluster, num_micro_batches: int | None) 
             "micro_batches", expected=f"1 to the {trace.num_sequences} sequences", got=num_micro_batches
         )
     return Schedule.round_robin(trace.num_sequences, num_micro_batches, cluster)
-
-
-def _model_of(trace: RoutingTrace) -> Model:
-    return Model(num_layers=trace.num_layers, num_experts=trace.num_experts, top_k=trace.top_k)

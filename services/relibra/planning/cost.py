@@ -33,6 +33,9 @@ _FREE = 1e30
 _FORWARD_PASSES = 4
 """Forward passes a step is worth in compute: recompute 1, forward 1, backward 2."""
 
+_DISPATCHES = 3
+"""Times a step sends token copies out and back: recompute, forward, backward."""
+
 _WEIGHT_TRANSFERS = 5
 """Sizes of its weights a replica moves in a step: in for recompute, forward and backward, and fp32 gradients out."""
 
@@ -143,6 +146,12 @@ class CostModel:
     def saved_us(self, num_tokens: float) -> float:
         """Time a step gains where the slowest ranks of its cells compute so many tokens less in all."""
         return _FORWARD_PASSES * self.us_per_token * num_tokens
+
+    @property
+    def crossing_tokens(self) -> float:
+        """Computed tokens that one token copy's ways to another node and back are worth, over a step."""
+        crossing_us = _DISPATCHES * self.token_size_bytes / self.inter_node_bytes_per_us
+        return crossing_us / (_FORWARD_PASSES * self.us_per_token)
 
     def reorder_us(self, num_moved: float, num_ranks: int, state_size_bytes: int) -> float:
         """Time of moving experts between nodes, all ranks at once, at the start of a step, where nothing hides it."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
 from relibra.planning.bound import lower_bound_ML
+from relibra.planning.crossing import price_crossing
 from relibra.planning.economy import MIN_GAIN, price_moves, price_replicas
 from relibra.planning.load import StepLoad, home_loads, rank_loads
 from relibra.planning.partition import fill
@@ -105,8 +106,16 @@ def _move_rows(previous: Plan, load: StepLoad, schedule: Schedule, cluster: Clus
     why_reordered = "every layer keeps its homes"
     worse_X = np.flatnonzero(is_worse_L | (slowest_L > plain_L))
     if len(worse_X):
+        crossing_LNE = price_crossing(load, cluster, params)
         home_LE[worse_X], why_reordered = reorder(
-            load_MLE[:, worse_X], kept_LE[worse_X], identity_LE[worse_X], cluster, params, num_threads, hysteresis
+            load_MLE[:, worse_X],
+            kept_LE[worse_X],
+            identity_LE[worse_X],
+            cluster,
+            params,
+            num_threads,
+            hysteresis,
+            None if crossing_LNE is None else crossing_LNE[worse_X],
         )
     moved_X = np.flatnonzero((home_LE != kept_LE).any(axis=1))
     if len(moved_X):

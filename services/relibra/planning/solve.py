@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
 from relibra.planning.bound import lower_bound_ML
+from relibra.planning.crossing import price_crossing
 from relibra.planning.economy import price_moves, price_replicas
 from relibra.planning.load import StepLoad
 from relibra.planning.packing import Packing
@@ -62,7 +63,10 @@ def solve(
 
     start_LE = previous_LE if packing is None else packing.home_LE
     priced, hysteresis = price_replicas(params, load_MLE, model, cluster), price_moves(params, model, cluster)
-    home_LE, why_reordered = reorder(load_MLE, start_LE, identity_LE, cluster, priced, num_threads, hysteresis)
+    crossing_LNE = price_crossing(load, cluster, params)
+    home_LE, why_reordered = reorder(
+        load_MLE, start_LE, identity_LE, cluster, priced, num_threads, hysteresis, crossing_LNE
+    )
     if packing is not None:
         why_reordered = f"sequences are packed for a placement that moves {(home_LE != previous_LE).sum()} experts"
     quotas, why_replicated = replicate(load_MLE, home_LE, cluster, priced, num_threads)

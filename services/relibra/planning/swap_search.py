@@ -1,6 +1,7 @@
 """Improve a split of experts into equally large groups by swapping pairs of them.
 
-The objective is `sum_m max_g load[m, g]`, the largest group of every row, summed in tokens.
+The objective is `sum_m max_g load[m, g]`, the largest group of every row, summed in tokens; plus, where groups are not
+alike, what it costs every expert to be in its group.
 
 M rows, E experts, P groups, X experts of a group.
 """
@@ -45,6 +46,7 @@ def improve(
     seed: int,
     num_proposals: int,
     first_start: int = 0,
+    price_PE: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int32]:
     """Swap pairs of experts between groups, by threshold accepting, and return the best split seen.
 
@@ -63,6 +65,7 @@ def improve(
         seed: of the random proposals.
         num_proposals: swaps to try.
         first_start: of `NUM_STARTS`, the one to begin with; a later one stays closer to the split it starts from.
+        price_PE: tokens it costs an expert to be in a group; nothing by default.
 
     Returns:
         The group of every expert, int32; never worse than `group_E`.
@@ -76,30 +79,41 @@ def improve(
     shift = max(0, int(total_E.sum()).bit_length() - 31)
     load_EM = np.ascontiguousarray((load_ME[:, order_E] >> shift).T, dtype=np.int32)
     group_X = group_E[order_E].astype(np.int64)
+    if price_PE is None:
+        price_PE = np.zeros((num_groups, num_experts), dtype=np.int64)
+    shifted_EP = np.ascontiguousarray((price_PE[:, order_E] >> shift).T)
     for start in range(first_start, NUM_STARTS):
         stream = (seed * NUM_STARTS + start) % (1 << 63)
-        group_X = _accept_swaps(load_EM, group_X, num_groups, stream, num_proposals // NUM_STARTS, start)
+        group_X = _accept_swaps(load_EM, shifted_EP, group_X, stream, num_proposals // NUM_STARTS, start)
     result_E = np.empty_like(group_E)
     result_E[order_E] = group_X
-    if shift and largest_groups(load_ME, result_E, num_groups) > largest_groups(load_ME, group_E, num_groups):
+    if shift and objective(load_ME, result_E, num_groups, price_PE) > objective(load_ME, group_E, num_groups, price_PE):
         return group_E
     return result_E
 
 
+def objective(
+    load_ME: NDArray[np.integer], group_E: NDArray[np.int32], num_groups: int, price_PE: NDArray[np.int64] | None = None
+) -> int:
+    """Return what the search lowers, in tokens."""
+    price = 0 if price_PE is None else int(price_PE[group_E, np.arange(len(group_E))].sum())
+    return largest_groups(load_ME, group_E, num_groups) + price
+
+
 @compiled
-def _cost_of_swap(
+def _largest_after_swap(
     rest_M: NDArray[np.int32],
     load_a_M: NDArray[np.int32],
     load_b_M: NDArray[np.int32],
     one_M: NDArray[np.int32],
     other_M: NDArray[np.int32],
 ) -> int:
-    """The objective after `one` of group a and `other` of group b change places; `rest` is the largest other group."""
-    cost = np.int32(0)
+    """Sum of the largest groups after `one` of a and `other` of b change places; `rest` is the largest other group."""
+    largest = np.int32(0)
     for row in range(len(rest_M)):
         moved = other_M[row] - one_M[row]
-        cost += max(rest_M[row], max(load_a_M[row] + moved, load_b_M[row] - moved))
-    return int(cost)
+        largest += max(rest_M[row], max(load_a_M[row] + moved, load_b_M[row] - moved))
+    return int(largest)
 
 
 @compiled
@@ -144,14 +158,15 @@ def _exchange(member_X: NDArray[np.int64], at: int, expert: int) -> None:
 @compiled
 def _accept_swaps(
     load_EM: NDArray[np.int32],
+    price_EP: NDArray[np.int64],
     group_E: NDArray[np.int64],
-    num_groups: int,
     seed: int,
     num_proposals: int,
     halvings: int,
 ) -> NDArray[np.int64]:
     """Search once; experts come heaviest first, and so do the members of every group."""
     num_experts, num_rows = load_EM.shape
+    num_groups = price_EP.shape[1]
     size = num_experts // num_groups
     load_PM = np.zeros((num_groups, num_rows), dtype=np.int32)
     total_E = np.zeros(num_experts, dtype=np.int64)
@@ -166,15 +181,18 @@ def _accept_swaps(
             load_PM[group, row] += load_EM[expert, row]
             total_E[expert] += load_EM[expert, row]
         total_P[group] += total_E[expert]
-    cost, ideal = 0, 0
+    largest, ideal, price = 0, 0, 0
     for row in range(num_rows):
-        cost += int(load_PM[:, row].max())
+        largest += int(load_PM[:, row].max())
         ideal += int(load_PM[:, row].sum()) // num_groups
-    best_cost, best_PX = cost, member_PX.copy()
+    for expert in range(num_experts):
+        price += price_EP[expert, group_E[expert]]
+        ideal += price_EP[expert].min()
+    best_cost, best_PX = largest + price, member_PX.copy()
     state = np.array([seed], dtype=np.uint64)
     rest_M = np.empty(num_rows, dtype=np.int32)
     window = max(2, size // 16)
-    first_threshold = (cost // max(2 * num_experts, num_experts**2 // 16)) >> halvings
+    first_threshold = (largest // max(2 * num_experts, num_experts**2 // 16)) >> halvings
     num_tries = min(_PROPOSALS_PER_PAIR, size**2)
     num_pairs = max(1, num_proposals // num_tries)
     for left in range(num_pairs, 0, -1):
@@ -192,15 +210,17 @@ def _accept_swaps(
             if j < 0 or j >= size:
                 continue
             other = member_b_X[j]
-            limit = cost + threshold
+            change = price_EP[one, b] - price_EP[one, a] + price_EP[other, a] - price_EP[other, b]
+            limit = largest + threshold - change
             moved_total = total_E[other] - total_E[one]
             # No group's total can exceed the sum over rows of the largest group.
             if total_P[a] + moved_total > limit or total_P[b] - moved_total > limit:
                 continue
-            new_cost = _cost_of_swap(rest_M, load_a_M, load_b_M, load_EM[one], load_EM[other])
-            if new_cost > limit:
+            proposed = _largest_after_swap(rest_M, load_a_M, load_b_M, load_EM[one], load_EM[other])
+            if proposed > limit:
                 continue
-            cost = new_cost
+            largest = proposed
+            price += change
             for row in range(num_rows):
                 moved = load_EM[other, row] - load_EM[one, row]
                 load_a_M[row] += moved
@@ -209,8 +229,8 @@ def _accept_swaps(
             total_P[b] -= moved_total
             _exchange(member_a_X, int(i), other)
             _exchange(member_b_X, j, one)
-            if cost < best_cost:
-                best_cost = cost
+            if largest + price < best_cost:
+                best_cost = largest + price
                 best_PX[:] = member_PX
     best_E = np.empty(num_experts, dtype=np.int64)
     for group in range(num_groups):

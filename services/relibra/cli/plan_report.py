@@ -1,0 +1,133 @@
+"""What `relibra plan` says of a plan: tables for people, JSON for programs."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from relibra.evaluation import Comparison, ScheduleScore
+from relibra.planning import Plan
+from relibra.planning.exact import ExactGap
+from relibra.planning.packing import Packing
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackReport:
+    """How sequences were packed, beside schedules that know nothing of experts."""
+
+    packing: Packing
+    token_budget: int
+    reason: str
+    pack_time_s: float
+    schedules: dict[str, ScheduleScore]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanReport:
+    """A plan and what is said about it."""
+
+    plan: Plan
+    imbalance: Comparison
+    schedule: ScheduleScore
+    plan_time_s: float
+    packed: PackReport | None
+    exact: ExactGap | None
+
+    def to_dict(self) -> dict[str, object]:
+        """For programs."""
+        plan, numbers = self.plan, self.plan.forecast
+        said: dict[str, object] = {
+            "digest": plan.digest.hex(),
+            "imbalance": asdict(self.imbalance),
+            "plan_time_s": round(self.plan_time_s, 3),
+            "num_micro_batches": plan.schedule.num_micro_batches,
+            "num_moved_experts": numbers.num_moved_experts,
+            "num_replicas": numbers.num_replicas,
+            "reorder_size_bytes": numbers.reorder_size_bytes,
+            "replica_size_bytes": numbers.replica_size_bytes,
+            "cross_node_share": self.schedule.cross_node_share,
+            "reason": plan.reason,
+        }
+        if self.exact:
+            said["exact"] = asdict(self.exact)
+        if self.packed:
+            said["packing"] = {
+                "token_budget": self.packed.token_budget,
+                "pack_time_s": round(self.packed.pack_time_s, 3),
+                "reason": self.packed.reason,
+                "schedules": {name: asdict(score) for name, score in self.packed.schedules.items()},
+            }
+        return said
+
+    def print(self, console: Console, output: Path) -> None:
+        """For people."""
+        console.print(self._table())
+        if self.packed:
+            console.print(_schedule_table(self.packed))
+            console.print(_sentence(self.packed.reason), highlight=False)
+        console.print(_sentence(self.plan.reason), highlight=False)
+        console.print(f"Written to {output}", highlight=False)
+
+    def _table(self) -> Table:
+        plan, numbers = self.plan, self.plan.forecast
+        model, cluster, num_cells = plan.model, plan.cluster, plan.lower_bound_ML.size
+        rows = [
+            ("imbalance without balancing", f"{self.imbalance.identity:.4f}"),
+            ("imbalance with EPLB, oracle loads", f"{self.imbalance.eplb_oracle:.4f}"),
+            ("imbalance planned", f"[bold green]{self.imbalance.planned:.4f}[/]"),
+            ("lower bound of this placement", f"{self.imbalance.bound:.4f}"),
+        ]
+        if self.exact:
+            rows.append(("above the exact optimum of this placement", _exact(self.exact)))
+        rows += [
+            ("plan time", f"{self.plan_time_s:.2f} s"),
+            ("experts moved", f"{numbers.num_moved_experts} of {model.num_layers * model.num_experts}"),
+            ("replicas", f"{numbers.num_replicas}, {numbers.num_replicas / num_cells:.1f} a cell"),
+        ]
+        if cluster.num_nodes > 1:
+            rows.append(("token copies across nodes", f"{self.schedule.cross_node_share:.1%}"))
+        if self.packed:
+            rows.append(("packing time", f"{self.packed.pack_time_s:.2f} s"))
+        if model.expert_weight_size_bytes:
+            rows.append(("bytes to reorder", f"{numbers.reorder_size_bytes / 1e9:.2f} GB"))
+            rows.append(("bytes of replicas, once a micro-batch", f"{numbers.replica_size_bytes / 1e9:.2f} GB"))
+        else:
+            rows.append(("bytes moved", "unknown: give --expert-bytes"))
+        table = Table(
+            title=f"{model.num_experts} experts on {cluster.num_nodes} x {cluster.gpus_per_node} GPUs, "
+            f"{cluster.redundant_slots} redundant slots, {num_cells} cells",
+            show_header=False,
+        )
+        table.add_column()
+        table.add_column(justify="right")
+        for row in rows:
+            table.add_row(*row)
+        return table
+
+
+def _exact(gap: ExactGap) -> str:
+    unproven = gap.num_cells - gap.num_proven
+    note = f", {unproven} of {gap.num_cells} cells not proven" if unproven else ""
+    return f"{gap.mean:.3%} mean, {gap.worst:.2%} worst{note}"
+
+
+def _schedule_table(packed: PackReport) -> Table:
+    columns: dict[str, Callable[[ScheduleScore], str]] = {
+        "imbalance\nplanned": lambda score: f"{score.imbalance:.4f}",
+        "token copies\nacross nodes": lambda score: f"{score.cross_node_share:.1%}",
+        "most tokens\nof a rank": lambda score: f"{score.largest_tokens}",
+        "attention\nspread": lambda score: f"{score.attention_spread:.3f}",
+    }
+    table = Table(title=f"schedules, token budget {packed.token_budget}")
+    table.add_column("sequences")
+    for heading in columns:
+        table.add_column(heading, justify="right")
+    for name, score in packed.schedules.items():
+        table.add_row(name.replace("_", " "), *(show(score) for show in columns.values()))
+    return table
+
+
+def _sentence(reason: str) -> str:
+    return f"{reason[0].upper()}{reason[1:]}."
