@@ -26,8 +26,8 @@ proto-check: $(READY)
 gpu-check: $(READY)  ## all tests and benchmarks that need a CUDA device
 	$(BIN)/pytest -m gpu
 
-bench: $(READY)
-	$(BIN)/python benchmarks/plan.py
+bench: $(READY)  ## figures of docs/benchmarks.md; about five minutes, needs RELIBRA_TRACES
+	for each in imbalance scale gap pack crossing figures; do $(BIN)/python benchmarks/$$each.py || exit 1; done
 
 clean:
 	rm -rf .venv .venv-proto

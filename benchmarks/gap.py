@@ -4,6 +4,7 @@
 
 Cells have 2 to 8 ranks, 2 to 16 experts and 0 to 3 slots, drawn with four kinds of skew; half of them have their heavy
 experts on the same ranks, where slots are short. The optimum is the MILP of `relibra.planning.exact`. Needs scipy.
+Writes `results/gap-<SEED>-<MIN_TOKENS>.json`.
 """
 
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
+import results
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -90,6 +92,13 @@ def main() -> None:
         )
     console = Console()
     console.print(table)
+    value = np.array([row[3:] for row in rows])
+    names = ("without_replicas", "planned", "optimum", "bound")
+    gaps = [
+        {"what": name, "mean": mean, "least": least, "most": most}
+        for name, mean, least, most in zip(names, value.mean(0), value.min(0), value.max(0), strict=True)
+    ]
+    results.write(f"gap-{seed}-{min_tokens}", gaps, cells=len(rows), proven=sum(row[2] for row in rows))
     num_open = sum(not row[2] for row in rows)
     console.print(f"{num_open} optima not proven; {milp_time_s / len(rows) * 1e3:.0f} ms a MILP", highlight=False)
     for gap, name in sorted(worst, reverse=True)[:_NUM_LISTED]:

@@ -1,26 +1,27 @@
 """What packing gains: the same step under round-robin, length-balanced and packed schedules, planned with equal slots.
 
-    python benchmarks/pack.py [FOLDER OF TRACES]
+    python benchmarks/pack.py
 
-The folder defaults to RELIBRA_TRACES, else `../shared/traces` beside the repository. Every seed shuffles the sequences
+Every seed shuffles the sequences
 of a trace, which changes what round-robin deals; the token budget is what round-robin needs. *Removed* is the part of
 what is above 1 under the better of the two other schedules that packing takes away; *floor* is what no placement of
 the packed schedule is below, which for few tokens is above 1 because tokens are whole.
 
 Then the time to pack 1024 sequences of 48 layers x 128 experts for 4 nodes of 8 GPUs. Times are of a second call.
+Writes `results/pack.json`.
 """
 
-import os
-import sys
 import time
-from pathlib import Path
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
+import results
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from relibra.evaluation import ScheduleScore, comparison_schedules, score_schedule
+from relibra.evaluation import ScheduleScore, comparison_schedules, model_of, score_schedule
 from relibra.evaluation.schedules import largest_tokens
 from relibra.planning import Cluster, Model, Plan, Schedule, StepLoad, check_plan
 from relibra.planning.pack import pack
@@ -28,7 +29,6 @@ from relibra.planning.packing import Packing
 from relibra.planning.solve import solve
 from relibra.routing import count_sequences, read_trace
 
-_BESIDE = Path(__file__).parents[2] / "shared" / "traces"
 _CLUSTER = Cluster(num_nodes=4, gpus_per_node=8, redundant_slots=2)
 _SEEDS = range(3)
 _MICRO_BATCHES = (8, 16, 32)
@@ -36,7 +36,7 @@ _MICRO_BATCHES = (8, 16, 32)
 
 def _rows(
     name: str, counts_SLE: NDArray[np.integer], length_S: NDArray[np.int64], model: Model, num_micro_batches: int
-) -> list[list[str]]:
+) -> list[dict[str, Any]]:
     rows = []
     for seed in _SEEDS:
         order_S = np.random.default_rng(seed).permutation(len(length_S))
@@ -51,7 +51,7 @@ def _row(
     model: Model,
     num_micro_batches: int,
     seed: int,
-) -> list[str]:
+) -> dict[str, Any]:
     start = Schedule.round_robin(len(length_S), num_micro_batches, _CLUSTER)
     budget = largest_tokens(start, length_S, _CLUSTER)
 
@@ -68,18 +68,31 @@ def _row(
     pack_time_s = time.perf_counter() - started
     plan, packed = plan_of(packing.schedule, packing)
     better = min(score.imbalance for score in scores)
-    scores.append(packed)
+    names = (*others, "packed")
+    return {
+        "load": name,
+        "num_micro_batches": num_micro_batches,
+        "seed": seed,
+        "removed": (better - packed.imbalance) / (better - 1),
+        "floor": plan.forecast.imbalance_floor,
+        "schedules": {name: asdict(score) for name, score in zip(names, (*scores, packed), strict=True)},
+        "pack_time_s": pack_time_s,
+    }
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    scores = row["schedules"].values()
     return [
-        name,
-        f"{num_micro_batches}",
-        f"{seed}",
-        *(f"{score.imbalance:.4f}" for score in scores),
-        f"{(better - packed.imbalance) / (better - 1):.0%}",
-        f"{plan.forecast.imbalance_floor:.4f}",
-        *(f"{score.cross_node_share:.1%}" for score in scores),
-        *(f"{score.largest_tokens}" for score in scores),
-        *(f"{score.attention_spread:.2f}" for score in scores),
-        f"{pack_time_s:.2f}",
+        row["load"],
+        str(row["num_micro_batches"]),
+        str(row["seed"]),
+        *(f"{score['imbalance']:.4f}" for score in scores),
+        f"{row['removed']:.0%}",
+        f"{row['floor']:.4f}",
+        *(f"{score['cross_node_share']:.1%}" for score in scores),
+        *(f"{score['largest_tokens']}" for score in scores),
+        *(f"{score['attention_spread']:.2f}" for score in scores),
+        f"{row['pack_time_s']:.2f}",
     ]
 
 
@@ -96,25 +109,25 @@ def _large_step() -> tuple[NDArray[np.uint32], NDArray[np.int64], Model]:
 
 def main() -> None:
     """Print the table; columns in threes are round-robin, length-balanced, packed."""
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("RELIBRA_TRACES", _BESIDE))
     table = Table(title="4 x 8 GPUs, 2 redundant slots: round-robin, length-balanced, packed")
     headings = ["load", "M", "seed", "imbalance", "", "", "removed", "floor"]
     headings += ["across nodes", "", "", "largest", "", "", "attention", "", "", "pack s"]
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "load" else "right", no_wrap=True)
     rows = []
-    for path in sorted(folder.glob("*_*.npz")):
+    for path in sorted(results.TRACES.glob("*_*.npz")):
         if "counts" in path.name:
             continue
         trace = read_trace(path)
-        model = Model(num_layers=trace.num_layers, num_experts=trace.num_experts, top_k=trace.top_k)
+        model = model_of(trace)
         for num_micro_batches in _MICRO_BATCHES:
             rows += _rows(path.stem, count_sequences(trace), np.diff(trace.offsets), model, num_micro_batches)
     large = _large_step()
     _row("warm", *large, 16, 0)
     rows.append(_row("1024 x 48 x 128, synthetic", *large, 16, 0))
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*_cells(row))
+    results.write("pack", rows, redundant_slots=2, num_nodes=4, gpus_per_node=8)
     Console(width=200).print(table)
 
 

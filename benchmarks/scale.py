@@ -1,11 +1,11 @@
-"""Plan time and memory of large steps, and how they grow.
+"""Plan time and memory of large steps, how they grow, and how they compare with EPLB run once a cell.
 
-    taskset -c 0 python benchmarks/scale.py [--threads 1] [--quick] [--case NAME] [FOLDER OF TRACES]
+    taskset -c 0 python benchmarks/scale.py [--threads 1] [--quick] [--case NAME]
 
-Loads are mixtures of the workloads in `deepseek-v3_counts_dev.npz` (`relibra.evaluation.workload_mix`). The folder
-defaults to RELIBRA_TRACES, else `../shared/traces` beside the repository. Every case runs in its own process, which
-has compiled code loaded; times are the least of several calls. `input MiB` is what the process holds before it plans,
-counts included, `peak MiB` the most it held in all.
+Loads are mixtures of the workloads in `deepseek-v3_counts_dev.npz` (`relibra.evaluation.workload_mix`). Every case runs
+in its own process, which has compiled code loaded; times are the least of several calls. `input MiB` is what the
+process holds before it plans, counts included, `peak MiB` the most it held in all. The first case also runs EPLB, as
+published (`eplb_torch.py`), on the loads of some of its micro-batches. A run of all cases writes `results/scale.json`.
 """
 
 import argparse
@@ -14,10 +14,13 @@ import os
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import results
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -26,8 +29,8 @@ from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad, che
 from relibra.planning.replicate import replicate
 from relibra.planning.solve import solve
 
-_BESIDE = Path(__file__).parents[2] / "shared" / "traces"
 _TOP_K = 8
+_EPLB_CALLS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +72,24 @@ def _resident_mib() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def _run(case: Case, folder: Path, num_threads: int) -> list[str]:
+def _eplb_us_per_cell(load_MLE: NDArray[np.int64], cluster: Cluster) -> float:
+    """EPLB on the loads of one micro-batch, all layers at once, as it is called."""
+    import torch  # here, so that it is not in the memory measured before
+    from eplb_torch import rebalance_experts
+
+    torch.set_num_threads(1)
+    _, num_layers, num_experts = load_MLE.shape
+    num_physical = num_experts + cluster.num_ranks * cluster.redundant_slots
+    loads = iter(load_MLE)
+
+    def call() -> None:
+        weight_LE = torch.from_numpy(next(loads))
+        rebalance_experts(weight_LE, num_physical, num_experts, cluster.num_nodes, cluster.num_ranks)
+
+    return _least(call, _EPLB_CALLS) / num_layers * 1e6
+
+
+def _run(case: Case, num_threads: int) -> dict[str, Any]:
     cluster = Cluster(
         num_nodes=case.num_nodes,
         gpus_per_node=case.gpus_per_node,
@@ -79,7 +99,7 @@ def _run(case: Case, folder: Path, num_threads: int) -> list[str]:
     model = Model(num_layers=case.num_layers, num_experts=case.num_experts, top_k=_TOP_K)
     num_rows = case.num_ep_groups * case.num_micro_batches
     num_sequences = num_rows * (64 if num_rows <= 32 else 16)
-    with np.load(folder / "deepseek-v3_counts_dev.npz") as file:
+    with np.load(results.TRACES / "deepseek-v3_counts_dev.npz") as file:
         expert_counts_WLE = file["expert_counts"]
     counts_SLE = mix_workloads(
         expert_counts_WLE,
@@ -111,47 +131,74 @@ def _run(case: Case, folder: Path, num_threads: int) -> list[str]:
     replicate_time_s = _least(lambda: replicate(load_MLE, home_LE, cluster, params), case.num_calls)
     check_plan(plan, load_MLE)
     num_cells = plan.lower_bound_ML.size
-    return [
-        case.group,
-        f"{case.num_layers} x {case.num_experts}",
-        f"{case.num_nodes}x{case.gpus_per_node}",
-        str(num_rows),
-        str(num_cells),
-        f"{plan.forecast.imbalance_before:.3f}",
-        f"{plan.forecast.imbalance_after:.4f}",
-        f"{plan.forecast.imbalance_bound:.4f}",
-        f"{plan.forecast.num_replicas / num_cells / cluster.num_ranks:.2f}",
-        f"{plan_time_s:.3f}",
-        f"{plan_time_s / num_cells * 1e6:.0f}",
-        f"{replicate_time_s / num_cells * 1e6:.1f}",
-        f"{input_mib:.0f}",
-        f"{peak_mib:.0f}",
-    ]
+    return {
+        "case": case.group,
+        **{key: value for key, value in asdict(case).items() if key not in ("group", "num_calls")},
+        "num_cells": num_cells,
+        "identity": plan.forecast.imbalance_before,
+        "planned": plan.forecast.imbalance_after,
+        "bound": plan.forecast.imbalance_bound,
+        "replicas_per_rank": plan.forecast.num_replicas / num_cells / cluster.num_ranks,
+        "plan_time_s": plan_time_s,
+        "plan_us_per_cell": plan_time_s / num_cells * 1e6,
+        "replicate_us_per_cell": replicate_time_s / num_cells * 1e6,
+        "eplb_us_per_cell": _eplb_us_per_cell(load_MLE, cluster) if case.group == "target" else None,
+        "input_mib": input_mib,
+        "peak_mib": peak_mib,
+    }
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(os.environ.get("RELIBRA_TRACES", _BESIDE)))
     parser.add_argument("--threads", type=int, default=1, help="threads to plan on")
     parser.add_argument("--quick", action="store_true", help="the target alone")
     parser.add_argument("--case", help="cases of this name alone")
     arguments = parser.parse_args()
+    console, rows = Console(width=160), []
+    for case in _CASES[:1] if arguments.quick else _CASES:
+        if arguments.case in (None, case.group):
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                rows.append(pool.apply(_run, (case, arguments.threads)))
+            console.print(*_cells(rows[-1]), highlight=False)
     table = Table(title=f"planning large steps with 2 redundant slots on {arguments.threads} thread(s)")
     for heading in (
         *("case", "L x E", "nodes", "rows", "cells", "identity", "planned", "bound", "replicas/rank"),
         *("plan s", "us/cell", "replicate us/cell", "input MiB", "peak MiB"),
     ):
         table.add_column(heading, justify="left" if heading == "case" else "right")
-    console = Console(width=160)
-    for case in _CASES[:1] if arguments.quick else _CASES:
-        if arguments.case not in (None, case.group):
-            continue
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            row = pool.apply(_run, (case, arguments.folder, arguments.threads))
-        table.add_row(*row)
-        console.print(*row, highlight=False)
+    for row in rows:
+        table.add_row(*_cells(row))
     console.print(table)
+    for row in rows:
+        if row["eplb_us_per_cell"]:
+            replicate, plan = (row["eplb_us_per_cell"] / row[f"{key}_us_per_cell"] for key in ("replicate", "plan"))
+            console.print(
+                f"EPLB takes {row['eplb_us_per_cell']:.0f} us a cell: replication {replicate:.0f}, the whole step "
+                f"{plan:.0f} times as fast",
+                highlight=False,
+            )
+    if not arguments.quick and not arguments.case:
+        results.write("scale", rows, threads=arguments.threads, redundant_slots=2)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [
+        row["case"],
+        f"{row['num_layers']} x {row['num_experts']}",
+        f"{row['num_nodes']}x{row['gpus_per_node']}",
+        str(row["num_ep_groups"] * row["num_micro_batches"]),
+        str(row["num_cells"]),
+        f"{row['identity']:.3f}",
+        f"{row['planned']:.4f}",
+        f"{row['bound']:.4f}",
+        f"{row['replicas_per_rank']:.2f}",
+        f"{row['plan_time_s']:.3f}",
+        f"{row['plan_us_per_cell']:.0f}",
+        f"{row['replicate_us_per_cell']:.1f}",
+        f"{row['input_mib']:.0f}",
+        f"{row['peak_mib']:.0f}",
+    ]
 
 
 if __name__ == "__main__":

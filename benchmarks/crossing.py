@@ -1,0 +1,64 @@
+"""What balance costs in traffic between nodes: plans that weigh crossing, and plans that do not.
+
+    python benchmarks/crossing.py
+
+Round-robin schedules of real routing. The price of crossing follows from the size of a token and of an expert, on
+H100-class nodes (`CostModel.of_expert`). Writes `results/crossing.json`.
+"""
+
+from itertools import product
+
+import numpy as np
+import results
+from rich.console import Console
+from rich.table import Table
+
+from relibra.evaluation import model_of, score_schedule
+from relibra.planning import Cluster, CostModel, PlanParams, Schedule, StepLoad, check_plan
+from relibra.planning.solve import solve
+from relibra.routing import count_sequences, read_trace
+
+_SIZES = {"gpt-oss-20b_mmlu": (2880, 2880), "deepseek-v2-lite_esft": (2048, 1408)}
+"""Hidden and intermediate size of an expert."""
+_MICRO_BATCHES = 8
+
+
+def main() -> None:
+    """Print the table."""
+    table = Table(title=f"{_MICRO_BATCHES} micro-batches, 2 redundant slots")
+    for heading in ("trace", "nodes", "a crossing, in tokens", "imbalance", "token copies across nodes"):
+        table.add_column(heading, justify="left" if heading == "trace" else "right")
+    rows = []
+    for (name, (hidden, intermediate)), num_nodes in product(_SIZES.items(), (2, 4)):
+        trace = read_trace(results.TRACES / f"{name}.npz")
+        counts_SLE = count_sequences(trace)
+        cluster = Cluster(num_nodes=num_nodes, gpus_per_node=8, redundant_slots=2)
+        schedule = Schedule.round_robin(trace.num_sequences, _MICRO_BATCHES, cluster)
+        load = StepLoad.of(counts_SLE, schedule, cluster)
+        for token_size_bytes in (0, 4 * hidden):  # bf16, out and back
+            cost = CostModel.of_expert(6 * hidden * intermediate, token_size_bytes)
+            params = PlanParams(cost=cost, min_tokens_per_replica=1)
+            plan = solve(load, schedule, model_of(trace), cluster, params)
+            check_plan(plan, load.load_MLE)
+            score = score_schedule(plan, counts_SLE, np.diff(trace.offsets))
+            row = {
+                "trace": name,
+                "num_nodes": num_nodes,
+                "crossing_tokens": cost.crossing_tokens,
+                "imbalance": score.imbalance,
+                "cross_node_share": score.cross_node_share,
+            }
+            rows.append(row)
+            table.add_row(
+                name,
+                f"{num_nodes}x8",
+                f"{cost.crossing_tokens:.1f}",
+                f"{score.imbalance:.4f}",
+                f"{score.cross_node_share:.1%}",
+            )
+    Console().print(table)
+    results.write("crossing", rows, redundant_slots=2, num_micro_batches=_MICRO_BATCHES)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Draw the figures of docs/benchmarks.md from the results on disk.
+
+python benchmarks/figures.py
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import results
+from matplotlib.axes import Axes
+
+_IMAGES = Path(__file__).parents[1] / "docs" / "images"
+_STYLE = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "font.size": 9,
+    "svg.hashsalt": "relibra",
+    "svg.fonttype": "none",
+}
+_POLICIES = {
+    "identity": ("plain expert parallelism", "#b0b0b0"),
+    "eplb_oracle": ("EPLB, oracle loads", "#e0a030"),
+    "planned": ("relibra", "#2a7f62"),
+}
+
+
+def growth(axes: Sequence[Axes]) -> None:
+    """Plan time against what a step is made of, each alone, from the target step on."""
+    rows = results.read("scale")
+    target = rows[0]
+    panels: tuple[tuple[str, str, Callable[[dict[str, Any]], int]], ...] = (
+        ("layers", "layers L", lambda row: row["num_layers"]),
+        ("experts", "experts E", lambda row: row["num_experts"]),
+        ("nodes", "ranks R", lambda row: row["num_nodes"] * row["gpus_per_node"]),
+        ("micro-batches", "micro-batches M", lambda row: row["num_micro_batches"]),
+    )
+    for axis, (case, label, size_of) in zip(axes, panels, strict=True):
+        chosen = sorted((row for row in rows if row["case"] in (case, "target")), key=size_of)
+        sizes = [size_of(row) for row in chosen]
+        axis.loglog(sizes, [row["plan_time_s"] for row in chosen], "o-", color="#2a7f62", label="whole plan")
+        replicate_s = [row["replicate_us_per_cell"] * row["num_cells"] / 1e6 for row in chosen]
+        axis.loglog(sizes, replicate_s, "s-", color="#4060a0", label="replication alone")
+        linear_s = [target["plan_time_s"] * size / size_of(target) for size in sizes]
+        axis.loglog(sizes, linear_s, ":", color="#808080", label="linear growth")
+        axis.set_xlabel(label)
+        axis.set_xticks(sizes, [str(size) for size in sizes], minor=False)
+        axis.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+    axes[0].set_ylabel("seconds, one core")
+
+
+def imbalance(axes: Sequence[Axes]) -> None:
+    """What every policy leaves above 1 on real routing, by topology."""
+    rows = results.read("imbalance")
+    for axis, trace in zip(axes, dict.fromkeys(row["trace"] for row in rows), strict=True):
+        for place, (policy, (label, colour)) in enumerate(_POLICIES.items()):
+            above = [
+                np.mean([row[policy] for row in _of(rows, trace, num_nodes)]) - 1  # type: ignore[call-overload]
+                for num_nodes in (1, 2, 4)
+            ]
+            bars = axis.bar(np.arange(3) + 0.27 * (place - 1), above, 0.25, color=colour, label=label)
+            axis.bar_label(bars, labels=[f"{value + 1:.4f}" for value in above], fontsize=7, padding=2)
+        axis.set_yscale("log")
+        axis.set_ylim(3e-5, 6)
+        axis.set_xticks(range(3), ["1 x 8 GPUs", "2 x 8", "4 x 8"])
+        axis.grid(axis="x", visible=False)
+        axis.set_title(str(trace).split("_")[0])
+    axes[0].set_ylabel("imbalance above 1 (log)")
+
+
+def _of(rows: list[dict[str, Any]], trace: object, num_nodes: int) -> list[dict[str, Any]]:
+    return [row for row in rows if (row["trace"], row["num_nodes"], row["num_micro_batches"]) == (trace, num_nodes, 16)]
+
+
+def main() -> None:
+    """Write the figures as SVG."""
+    mpl.use("svg")
+    _IMAGES.mkdir(exist_ok=True)
+    for name, draw, panels, size in (("growth", growth, 4, (11, 3.0)), ("imbalance", imbalance, 2, (9, 3.6))):
+        with plt.rc_context(_STYLE):
+            figure, axes = plt.subplots(1, panels, figsize=size, sharey=True, layout="constrained")
+            draw(list(axes))
+            figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+            path = _IMAGES / f"{name}.svg"
+            figure.savefig(path, metadata={"Date": None})
+            plt.close(figure)
+            print(path)
+
+
+if __name__ == "__main__":
+    main()

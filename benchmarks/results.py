@@ -1,0 +1,41 @@
+"""Where figures are kept: one JSON file a benchmark, with the machine, the versions and the date they belong to."""
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+TRACES = Path(os.environ.get("RELIBRA_TRACES", Path(__file__).parents[2] / "shared" / "traces"))
+"""The real routing traces, beside the repository by default."""
+
+
+def write(name: str, rows: Sequence[Mapping[str, object]], **settings: object) -> Path:
+    """Write `results/<name>.json`; return its path."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    text = json.dumps({"machine": machine(), "settings": settings, "rows": list(rows)}, indent=1)
+    path.write_text(text + "\n")
+    return path
+
+
+def read(name: str) -> list[dict[str, object]]:
+    """Return the rows of `results/<name>.json`."""
+    rows: list[dict[str, object]] = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+    return rows
+
+
+def machine() -> dict[str, object]:
+    """What the figures were measured on, and when."""
+    cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(": ")[2] for line in cpu_lines if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **{package: version(package) for package in ("numpy", "numba", "torch")},
+        "date": datetime.now(UTC).date().isoformat(),
+    }
