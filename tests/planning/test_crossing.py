@@ -16,7 +16,7 @@ _DEAR = replace(_FREE, token_size_bytes=4096.0, inter_node_bytes_per_us=1024.0)
 
 
 def _two_domains(odd_share: float, seed: int = 0):
-    """Tokens of node 0 ask for even experts and those of node 1 for odd ones, but for a share that does the opposite."""
+    """Node 0 asks for even experts and node 1 for odd ones, but for a share of the tokens that does the opposite."""
     rng = np.random.default_rng(seed)
     prefers_NE = np.stack([np.arange(8) % 2 == node for node in range(2)])
     weight_NE = np.where(prefers_NE, 1 - odd_share, odd_share)

@@ -25,8 +25,8 @@ class Comparison:
 def compare(load_MLE: NDArray[np.integer], plan: Plan) -> Comparison:
     """Score a plan and its baselines on the same loads and the same slots."""
     return Comparison(
-        identity=imbalance(identity(load_MLE, plan.model, plan.cluster)),
-        eplb_oracle=imbalance(eplb(load_MLE, plan.model, plan.cluster)),
+        identity=imbalance(identity(load_MLE, plan.model, plan.cluster).rank_loads_MLR(plan.cluster)),
+        eplb_oracle=imbalance(eplb(load_MLE, plan.model, plan.cluster).rank_loads_MLR(plan.cluster)),
         planned=plan.forecast.imbalance_after,
         bound=plan.forecast.imbalance_bound,
     )

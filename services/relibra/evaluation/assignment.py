@@ -1,0 +1,92 @@
+"""What a way of balancing does with a step: who computes which tokens, and which weights must travel for it.
+
+M rows, L layers, E experts, R EP ranks, Q quotas.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.planning.load import rank_loads
+from relibra.planning.plan import Plan
+from relibra.planning.topology import Cluster
+
+
+class Known(Enum):
+    """When it is known which weights a cell needs away from their home."""
+
+    AHEAD = "ahead"
+    """Before the layer runs: what travels can hide behind attention."""
+    ROUTED = "routed"
+    """When the router of the layer has run: what travels is waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """Tokens of every cell by rank; a copy of an expert away from its home is a replica, for this cell alone."""
+
+    home_LE: NDArray[np.int32]
+    """Where parameters and optimizer state live."""
+    index_Q4: NDArray[np.int32]
+    """(row, layer, expert, rank), unique."""
+    tokens_Q: NDArray[np.int64]
+    num_rows: int
+    known: Known = Known.AHEAD
+    decision_us: float = 0.0
+    """What every cell waits for before it knows where its tokens go."""
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> "Assignment":
+        """What a plan says."""
+        return cls(
+            home_LE=plan.home_rank_LE,
+            index_Q4=plan.quota_index_Q4,
+            tokens_Q=plan.quota_tokens_Q,
+            num_rows=plan.num_rows,
+        )
+
+    @property
+    def is_replica_Q(self) -> NDArray[np.bool_]:
+        """Which quotas are computed away from the expert's home."""
+        _, layer_Q, expert_Q, rank_Q = self.index_Q4.T
+        is_replica: NDArray[np.bool_] = self.home_LE[layer_Q, expert_Q] != rank_Q
+        return is_replica
+
+    def rank_loads_MLR(self, cluster: Cluster) -> NDArray[np.int64]:
+        """Token copies each rank computes in every cell."""
+        return rank_loads(self.index_Q4, self.tokens_Q, self.num_rows, len(self.home_LE), cluster.num_ranks)
+
+
+def at_home(load_MLE: NDArray[np.integer], home_LE: NDArray[np.int32]) -> Assignment:
+    """Compute every token where its expert lives."""
+    row_Q, layer_Q, expert_Q = np.nonzero(load_MLE)
+    index_Q4 = np.stack([row_Q, layer_Q, expert_Q, home_LE[layer_Q, expert_Q]], axis=1).astype(np.int32)
+    tokens_Q = load_MLE[row_Q, layer_Q, expert_Q].astype(np.int64)
+    return Assignment(home_LE=home_LE, index_Q4=index_Q4, tokens_Q=tokens_Q, num_rows=len(load_MLE))
+
+
+def from_pieces(
+    index_X4: NDArray[np.integer],
+    tokens_X: NDArray[np.integer],
+    home_LE: NDArray[np.int32],
+    num_rows: int,
+    known: Known = Known.AHEAD,
+    decision_us: float = 0.0,
+) -> Assignment:
+    """Add up pieces (row, layer, expert, rank) of tokens: in any order, several in one place, some without tokens."""
+    width = index_X4.max(axis=0, initial=0).astype(np.int64) + 1
+    key_X = np.ravel_multi_index(tuple(index_X4.T), tuple(width))
+    key_Q, piece_X = np.unique(key_X, return_inverse=True)
+    tokens_Q = np.zeros(len(key_Q), dtype=np.int64)
+    np.add.at(tokens_Q, piece_X, tokens_X)
+    index_Q4 = np.stack(np.unravel_index(key_Q, tuple(width)), axis=1).astype(np.int32)
+    return Assignment(
+        home_LE=home_LE,
+        index_Q4=index_Q4[tokens_Q > 0],
+        tokens_Q=tokens_Q[tokens_Q > 0],
+        num_rows=num_rows,
+        known=known,
+        decision_us=decision_us,
+    )

@@ -1,0 +1,23 @@
+"""What others do with the same loads and the same slots: faithful, own implementations of published recipes.
+
+In:   loads `[M, L, E]`, the model, the cluster.
+Out:  an `Assignment` each.
+"""
+
+from relibra.evaluation.baselines.eplb import eplb, eplb_per_micro_batch, rebalance_experts
+from relibra.evaluation.baselines.llep import llep
+from relibra.evaluation.baselines.lplb import lplb
+from relibra.evaluation.baselines.placement import identity, longest_first, whole_experts
+from relibra.evaluation.baselines.ultraep import ultraep
+
+__all__ = [
+    "eplb",
+    "eplb_per_micro_batch",
+    "identity",
+    "llep",
+    "longest_first",
+    "lplb",
+    "rebalance_experts",
+    "ultraep",
+    "whole_experts",
+]

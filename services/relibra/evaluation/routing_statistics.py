@@ -1,0 +1,98 @@
+"""Routing like that of real rollouts, for models nobody has published routing of.
+
+Expert popularity is a product of three gamma-distributed parts: one that all sequences of a layer share, one of the
+sequence's domain, and one of the sequence itself. Their variances are fitted to a trace by moments of its counts, free
+of the noise that few tokens bring. From step to step, popularity drifts.
+
+S sequences, L layers, E experts, D domains.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.evaluation.model_presets import ModelPreset
+from relibra.routing.counts import count_sequences
+from relibra.routing.trace import RoutingTrace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingStatistics:
+    """Variances of three factors with mean 1; their product is how often an expert is chosen, over the mean expert."""
+
+    popularity_variance: float
+    domain_variance: float
+    sequence_variance: float
+
+    @classmethod
+    def fit(cls, trace: RoutingTrace) -> "RoutingStatistics":
+        """Fit to a trace; a trace without domains has one.
+
+        The expected square of an expert's share within a group of sequences, over the square of its mean share 1/E, is
+        the product of 1 + variance over the factors that the group has in common. It is estimated without bias from
+        pairs of different tokens: of all sequences, of one domain, of one sequence.
+        """
+        counts_SLE = count_sequences(trace).astype(np.float64)
+        domain_S = np.zeros(len(counts_SLE), dtype=np.int64)
+        if trace.domain is not None:
+            domain_S = np.unique(trace.domain, return_inverse=True)[1]
+        by_domain_DLE = np.stack([counts_SLE[domain_S == domain].sum(axis=0) for domain in range(domain_S.max() + 1)])
+        common = _mean_square(counts_SLE.sum(axis=0, keepdims=True), trace.top_k)
+        in_domain = max(_mean_square(by_domain_DLE, trace.top_k), common)
+        in_sequence = max(_mean_square(counts_SLE, trace.top_k), in_domain)
+        return cls(
+            popularity_variance=max(common, 1.0) - 1,
+            domain_variance=in_domain / common - 1,
+            sequence_variance=in_sequence / in_domain - 1,
+        )
+
+
+def _mean_square(counts_XLE: NDArray[np.float64], top_k: int) -> float:
+    """E * sum_e share_e**2 from pairs of different tokens; mean over layers, and over groups by their size."""
+    total_XL = counts_XLE.sum(axis=-1)
+    # The copies of one token go to different experts: they are pairs that never agree, and say nothing.
+    pairs_XL = (counts_XLE * (counts_XLE - 1)).sum(axis=-1) / np.maximum(total_XL * (total_XL - top_k), 1)
+    return float(np.average(pairs_XL, weights=total_XL) * counts_XLE.shape[-1])
+
+
+def draw_counts(
+    statistics: RoutingStatistics,
+    model: ModelPreset,
+    length_S: NDArray[np.integer],
+    domain_S: NDArray[np.integer],
+    seed: int,
+    step: int = 0,
+    drift_sigma: float = 0.0,
+) -> NDArray[np.uint32]:
+    """Draw token copies `[S, L, E]` of sequences with the given lengths, in tokens, and domains.
+
+    Equal seeds have the same popularity of experts, by domain too; `step` changes the sequences, and lets popularity
+    take that many steps of a random walk of `drift_sigma`.
+    """
+    shape = (model.num_layers, model.num_experts)
+    common, walk, own = (np.random.default_rng([seed, *part]) for part in ((0,), (1,), (2, step)))
+    popularity_LE = _factor(common, statistics.popularity_variance, shape)
+    domain_DLE = _factor(common, statistics.domain_variance, (int(domain_S.max()) + 1, *shape))
+    for _ in range(step):
+        popularity_LE = popularity_LE * np.exp(drift_sigma * walk.standard_normal(shape))
+    counts_SLE = np.empty((len(length_S), *shape), dtype=np.uint32)
+    for sequence, (length, domain) in enumerate(zip(length_S, domain_S, strict=True)):
+        share_LE = popularity_LE * domain_DLE[domain] * _factor(own, statistics.sequence_variance, shape)
+        counts_SLE[sequence] = own.multinomial(int(length) * model.top_k, _limited(share_LE, model.top_k))
+    return counts_SLE
+
+
+def _factor(rng: np.random.Generator, variance: float, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    return rng.gamma(1 / variance, variance, shape) if variance > 0 else np.ones(shape)
+
+
+def _limited(share_LE: NDArray[np.float64], top_k: int) -> NDArray[np.float64]:
+    """Shares of token copies: a token chooses an expert at most once, so none has more than 1/K of them."""
+    is_full_LE = np.zeros(share_LE.shape, dtype=np.bool_)
+    for _ in range(top_k):  # what is cut off goes to the others, of whom some may then have too much
+        rest_LE = np.where(is_full_LE, 0.0, share_LE)
+        left_L1 = 1 - is_full_LE.sum(axis=-1, keepdims=True) / top_k
+        share_LE = np.where(is_full_LE, 1 / top_k, rest_LE * left_L1 / rest_LE.sum(axis=-1, keepdims=True))
+        is_full_LE = share_LE >= 1 / top_k
+    return share_LE

@@ -1,0 +1,125 @@
+"""How long a training step takes under an assignment: a simulation with every cost that balancing has.
+
+A layer waits for its slowest rank, so the time of a micro-batch is a sum over layers of
+
+    attention + dispatch and combine + slowest rank's experts + what of the weights' transfer does not hide + decisions
+
+A step is a recompute phase (forward of all micro-batches, no gradients) and an update phase (forward and backward); the
+backward computes twice the forward, sends token gradients the same ways, and fetches weights again, as slots are shared
+by all layers, while gradients of replicas return in fp32. At its beginning experts move to their new homes, and nothing
+hides that.
+
+M rows (EP groups x micro-batches), L layers, E experts, R EP ranks, N nodes, G ranks per node, Q quotas.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.evaluation.assignment import Assignment, Known
+from relibra.evaluation.cell_time import Cells, Training, balanced_cells, cells_of
+from relibra.planning.load import StepLoad
+
+_GRADIENT_BYTES_PER_WEIGHT_BYTE = 2
+"""fp32 gradients of bf16 weights."""
+
+_BACKWARD = 2
+"""Times the compute of a forward pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of one step, by what is waited for."""
+
+    attention_s: float
+    """Everything that balancing does not touch: attention, shared experts, dense layers, output head."""
+    experts_s: float
+    dispatch_s: float
+    transfer_s: float
+    """Replica weights and gradients that attention does not hide."""
+    decision_s: float
+    reorder_s: float
+    bubble_s: float
+    """Pipeline stages that wait for the first and the last micro-batch."""
+
+    @property
+    def total_s(self) -> float:
+        """The step."""
+        parts = (self.attention_s, self.experts_s, self.dispatch_s, self.transfer_s, self.decision_s)
+        return sum(parts) + self.reorder_s + self.bubble_s
+
+
+def step_time(
+    assignment: Assignment, load: StepLoad, training: Training, previous_home_LE: NDArray[np.int32] | None = None
+) -> StepTime:
+    """Simulate one step.
+
+    Args:
+        assignment: of all cells of `load`.
+        load: token copies by source rank.
+        training: the rest of the world.
+        previous_home_LE: where experts were in the step before; where they are now by default.
+    """
+    cells = cells_of(assignment, load, training)
+    reorder_s = 0.0 if previous_home_LE is None else _reorder_s(assignment.home_LE, previous_home_LE, training)
+    return _add_up(cells, assignment.known, assignment.decision_us, training, reorder_s)
+
+
+def balanced_step_time(load: StepLoad, training: Training) -> StepTime:
+    """The same step if the router spread tokens evenly over all experts: what no balancing can beat."""
+    return _add_up(balanced_cells(load, training), Known.AHEAD, 0.0, training, 0.0)
+
+
+def _reorder_s(home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32], training: Training) -> float:
+    """Experts with their state, from all ranks at once; each pipeline stage moves its own layers."""
+    cluster, size_bytes = training.cluster, training.model.model().expert_state_size_bytes
+    slowest_us = 0.0
+    to_stages, from_stages = (np.array_split(each, training.num_pipeline_stages) for each in (home_LE, previous_LE))
+    for to_LE, from_LE in zip(to_stages, from_stages, strict=True):
+        moved_LE = to_LE != from_LE
+        to_X, from_X = to_LE[moved_LE], from_LE[moved_LE]
+        is_inside_X = to_X // cluster.gpus_per_node == from_X // cluster.gpus_per_node
+        for is_link_X, bytes_per_us in (
+            (is_inside_X, training.hardware.intra_node_bytes_per_us),
+            (~is_inside_X, training.hardware.inter_node_bytes_per_us),
+        ):
+            for end_X in (to_X, from_X):
+                most = np.bincount(end_X[is_link_X], minlength=1).max()
+                slowest_us = max(slowest_us, float(most) * size_bytes / bytes_per_us)
+    return slowest_us / 1e6
+
+
+def _add_up(cells: Cells, known: Known, decision_us: float, training: Training, reorder_s: float) -> StepTime:
+    num_forwards = 3 if training.recompute_activations else 2
+    window_ML, fetch_ML = cells.attention_ML, cells.fetch_ML
+    shown_ML = np.maximum(fetch_ML - window_ML, 0.0) if known is Known.AHEAD else fetch_ML
+    # The backward knows its replicas whoever decided, and returns gradients beside fetching weights.
+    returned_ML = (1 + _GRADIENT_BYTES_PER_WEIGHT_BYTE) * fetch_ML
+    shown_backward_ML = np.maximum(returned_ML - _BACKWARD * window_ML, 0.0)
+    parts_XML = np.stack(
+        [
+            (num_forwards + _BACKWARD) * window_ML,
+            (num_forwards + _BACKWARD) * cells.experts_ML,
+            (num_forwards + 1) * cells.dispatch_ML,
+            num_forwards * shown_ML + shown_backward_ML,
+            np.full_like(window_ML, num_forwards * decision_us),
+        ]
+    )
+    stages = np.array_split(parts_XML, training.num_pipeline_stages, axis=2)
+    parts_XMS = np.stack([stage_XML.sum(axis=2) for stage_XML in stages], axis=2)
+    slowest_M = parts_XMS.sum(axis=0).argmax(axis=1)
+    parts_XM = np.take_along_axis(parts_XMS, slowest_M[None, :, None], axis=2)[..., 0]
+    parts_XGM = parts_XM.reshape(len(parts_XM), training.cluster.num_ep_groups, -1)  # groups wait for one another
+    group = int(parts_XGM.sum(axis=(0, 2)).argmax())
+    seconds_X = parts_XGM[:, group].sum(axis=1) / 1e6
+    bubble_s = (training.num_pipeline_stages - 1) * float(seconds_X.sum()) / parts_XGM.shape[2]
+    return StepTime(
+        attention_s=float(seconds_X[0]),
+        experts_s=float(seconds_X[1]),
+        dispatch_s=float(seconds_X[2]),
+        transfer_s=float(seconds_X[3]),
+        decision_s=float(seconds_X[4]),
+        reorder_s=reorder_s,
+        bubble_s=bubble_s,
+    )

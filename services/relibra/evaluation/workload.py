@@ -1,0 +1,98 @@
+"""Steps to balance: real routing brought to the size of training, or routing drawn like it.
+
+S sequences, L layers, E experts, R EP ranks.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.evaluation.model_presets import ModelPreset
+from relibra.evaluation.routing_statistics import RoutingStatistics, draw_counts
+from relibra.planning.load import StepLoad
+from relibra.planning.schedule import Schedule
+from relibra.planning.topology import Cluster
+from relibra.routing.counts import count_sequences
+from relibra.routing.trace import RoutingTrace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """The sequences of one step under the schedule they come with."""
+
+    counts_SLE: NDArray[np.integer]
+    length_S: NDArray[np.int64]
+    """Tokens."""
+    schedule: Schedule
+    cluster: Cluster
+
+    @cached_property
+    def load(self) -> StepLoad:
+        """Token copies of every cell."""
+        return self.load_under(self.schedule)
+
+    def load_under(self, schedule: Schedule) -> StepLoad:
+        """Token copies of every cell under another schedule of the same sequences."""
+        return StepLoad.of(self.counts_SLE, schedule, self.cluster)
+
+
+def tiled(trace: RoutingTrace, cluster: Cluster, num_micro_batches: int, tokens_per_rank: int, seed: int) -> Workload:
+    """Fill every micro-batch of every rank with sequences of a trace, drawn again and again, up to so many tokens.
+
+    Recorded sequences are short beside those of training. One long rollout is about one thing, so what a rank gets in a
+    micro-batch is of one domain, and counts as one sequence; longer ones of their own would be less alike than that.
+    """
+    rng = np.random.default_rng(seed)
+    counts_SLE, length_S = count_sequences(trace), np.diff(trace.offsets)
+    domain_S = np.zeros(len(length_S), dtype=np.int64)
+    if trace.domain is not None:
+        domain_S = np.unique(trace.domain, return_inverse=True)[1]
+    num_bags = cluster.num_ep_groups * num_micro_batches * cluster.num_ranks
+    bag_BLE = np.zeros((num_bags, *counts_SLE.shape[1:]), dtype=np.uint32)
+    tokens_B = np.zeros(num_bags, dtype=np.int64)
+    for bag, first in enumerate(rng.integers(0, len(length_S), num_bags)):
+        same_X = np.flatnonzero(domain_S == domain_S[first])
+        sequence = int(first)
+        while tokens_B[bag] == 0 or tokens_B[bag] + length_S[sequence] <= tokens_per_rank:
+            bag_BLE[bag] += counts_SLE[sequence].astype(np.uint32)
+            tokens_B[bag] += length_S[sequence]
+            sequence = int(rng.choice(same_X))
+    return Workload(
+        counts_SLE=bag_BLE,
+        length_S=tokens_B,
+        schedule=Schedule.round_robin(num_bags, num_micro_batches, cluster),
+        cluster=cluster,
+    )
+
+
+def drawn(
+    statistics: RoutingStatistics,
+    model: ModelPreset,
+    cluster: Cluster,
+    num_micro_batches: int,
+    tokens_per_rank: int,
+    seed: int,
+    step: int = 0,
+    num_domains: int = 4,
+    drift_sigma: float = 0.02,
+    sequences_per_rank: int = 2,
+) -> Workload:
+    """Draw a step of routing with the given statistics; every rank gets as many sequences in every micro-batch.
+
+    Lengths are log-normal (sigma 0.5), those of one rank and micro-batch brought to `tokens_per_rank` together.
+    """
+    rng = np.random.default_rng([seed, 3, step])
+    num_bags = cluster.num_ep_groups * num_micro_batches * cluster.num_ranks
+    weight_BS = rng.lognormal(0, 0.5, (num_bags, sequences_per_rank))
+    length_BS = np.maximum(1, weight_BS / weight_BS.sum(axis=1, keepdims=True) * tokens_per_rank).astype(np.int64)
+    domain_BS = rng.integers(0, num_domains, length_BS.shape)
+    # Sequence s of all bags, then s + 1 of all bags: dealt round-robin they are bags again.
+    length_S, domain_S = length_BS.T.ravel(), domain_BS.T.ravel()
+    return Workload(
+        counts_SLE=draw_counts(statistics, model, length_S, domain_S, seed, step, drift_sigma),
+        length_S=length_S,
+        schedule=Schedule.round_robin(len(length_S), num_micro_batches, cluster),
+        cluster=cluster,
+    )

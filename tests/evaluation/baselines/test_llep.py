@@ -1,0 +1,30 @@
+import numpy as np
+
+from relibra.evaluation.baselines import llep
+from relibra.evaluation.baselines.llep import spill
+from relibra.planning import Cluster, Model
+
+
+def test_what_is_too_much_goes_to_the_least_loaded_in_large_pieces():
+    # Four ranks of one expert, 1000 tokens each at most: 2500 stay 1000, then the two lightest take what they can.
+    pieces = spill([2500, 800, 400, 300], [0, 1, 2, 3], num_ranks=4, max_tokens=1000, min_tokens=100)
+    assert pieces == [(0, 0, 1000), (0, 3, 700), (0, 2, 600), (0, 1, 200), (1, 1, 800), (2, 2, 400), (3, 3, 300)]
+
+
+def test_a_rank_keeps_room_for_its_own_experts_that_come_later():
+    pieces = spill([600, 500, 100, 0], [0, 1, 1, 0], num_ranks=2, max_tokens=600, min_tokens=1)
+    assert pieces == [(0, 0, 600), (1, 1, 500), (2, 1, 100)]
+
+
+def test_small_spills_are_not_made_while_a_larger_one_can_be():
+    pieces = spill([300, 90, 80], [0, 1, 2], num_ranks=3, max_tokens=100, min_tokens=50)
+    assert pieces[:2] == [(0, 0, 100), (0, 2, 200)]  # 20 and 10 tokens are too few: the least loaded takes all
+
+
+def test_even_cells_are_left_alone():
+    cluster, model = (
+        Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1),
+        Model(num_layers=1, num_experts=2, top_k=1),
+    )
+    assert not llep(np.array([[[12_000, 8_000]]]), model, cluster).is_replica_Q.any()
+    assert llep(np.array([[[14_000, 6_000]]]), model, cluster).is_replica_Q.any()

@@ -1,0 +1,58 @@
+from dataclasses import replace
+
+import pytest
+
+from relibra.errors import InvalidInput
+from relibra.evaluation.cell_time import Training
+from relibra.evaluation.hardware import HARDWARE
+from relibra.evaluation.model_presets import MODELS
+from relibra.evaluation.policies import POLICIES
+from relibra.evaluation.routing_statistics import RoutingStatistics
+from relibra.evaluation.simulation import simulate
+from relibra.evaluation.workload import drawn
+from relibra.planning import Cluster
+
+_MODEL = replace(MODELS["qwen3-30b-a3b"], num_layers=4)
+_CLUSTER = Cluster(num_nodes=2, gpus_per_node=8, redundant_slots=2)
+_STATISTICS = RoutingStatistics(popularity_variance=0.6, domain_variance=0.1, sequence_variance=0.3)
+_TRAINING = Training(model=_MODEL, hardware=HARDWARE["h100"], cluster=_CLUSTER)
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    before, now = (drawn(_STATISTICS, _MODEL, _CLUSTER, 4, 8192, seed=0, step=step) for step in (0, 1))
+    heard = []
+    found = simulate(now, before, _TRAINING, on_policy=heard.append)
+    assert heard == list(POLICIES) == [each.policy for each in found]
+    return {each.policy: each for each in found}
+
+
+def test_nothing_is_faster_than_balance_and_relibra_comes_closest(outcomes):
+    assert all(each.of_balanced <= 1.01 for each in outcomes.values())  # 1 % for tokens that stay on their node
+    published = set(outcomes) - {"reorder-only", "replicate-only", "relibra", "relibra-packed"}
+    assert outcomes["relibra"].of_balanced > max(outcomes[name].of_balanced for name in published)
+    assert outcomes["relibra"].of_balanced > 0.97
+
+
+def test_both_halves_help_and_together_most(outcomes):
+    parts = [outcomes[each].imbalance for each in ("plain", "reorder-only", "replicate-only", "relibra")]
+    assert parts[0] >= max(parts[1:3])
+    assert min(parts[1:3]) >= parts[3]
+    assert parts[0] > 1.1 * parts[3]
+
+
+def test_foresight_is_worth_something(outcomes):
+    assert outcomes["eplb-oracle"].imbalance < outcomes["eplb-history"].imbalance
+    assert outcomes["relibra"].of_balanced > outcomes["ultraep"].of_balanced
+
+
+def test_those_who_decide_late_wait(outcomes):
+    for name in ("llep", "ultraep", "eplb-per-micro-batch", "lplb"):
+        assert outcomes[name].step.decision_s > 0
+    assert outcomes["relibra"].step.decision_s == 0
+
+
+def test_an_unknown_policy_is_refused_with_those_there_are():
+    workload = drawn(_STATISTICS, _MODEL, _CLUSTER, 1, 64, seed=0)
+    with pytest.raises(InvalidInput, match=r"policy: expected one of plain, .*, got magic"):
+        simulate(workload, workload, _TRAINING, ["magic"])

@@ -1,0 +1,64 @@
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from small_training import EVEN, HOME_LE, TRAINING
+
+from relibra.evaluation.assignment import Known, at_home, from_pieces
+from relibra.evaluation.cell_time import cells_of
+from relibra.evaluation.step_time import balanced_step_time, step_time
+from relibra.planning import Cluster, StepLoad
+
+
+def _replicated(known=Known.AHEAD, decision_us=0.0):
+    index_X4 = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 2, 2], [0, 0, 3, 3]])
+    return from_pieces(index_X4, np.array([20, 20, 40, 40, 40]), HOME_LE, 1, known, decision_us)
+
+
+def test_a_step_is_a_recompute_and_an_update():
+    assignment = at_home(EVEN.load_MLE, HOME_LE)
+    cells, step = cells_of(assignment, EVEN, TRAINING), step_time(assignment, EVEN, TRAINING)
+    assert step.experts_s == pytest.approx(4 * cells.experts_ML.sum() / 1e6)  # forward, forward, twice for backward
+    assert step.dispatch_s == pytest.approx(3 * cells.dispatch_ML.sum() / 1e6)
+    again = step_time(assignment, EVEN, replace(TRAINING, recompute_activations=True))
+    assert again.experts_s == pytest.approx(5 * cells.experts_ML.sum() / 1e6)
+    assert step.total_s == pytest.approx(sum(getattr(step, each.name) for each in fields(step)))
+
+
+def test_what_is_known_ahead_hides_behind_attention_and_what_is_not_does_not():
+    attention_us = cells_of(_replicated(), EVEN, TRAINING).attention_ML.item()
+    slow = replace(TRAINING, hardware=replace(TRAINING.hardware, intra_node_bytes_per_us=6000 / (attention_us / 2)))
+    # Weights take half of attention's time; with fp32 gradients in the backward, 1.5 of the 2 there.
+    assert step_time(_replicated(), EVEN, slow).transfer_s == 0
+    late = step_time(_replicated(Known.ROUTED, decision_us=7.0), EVEN, slow)
+    assert late.transfer_s == pytest.approx(2 * attention_us / 2 / 1e6)
+    assert late.decision_s == pytest.approx(2 * 7 / 1e6)
+
+
+def test_experts_that_move_are_waited_for():
+    moved_LE = HOME_LE[:, [1, 0, 2, 3]]
+    state = TRAINING.model.model().expert_state_size_bytes
+    step = step_time(at_home(EVEN.load_MLE, moved_LE), EVEN, TRAINING, HOME_LE)
+    assert step.reorder_s == pytest.approx(state / 400 / 1e6)
+    far_LE = HOME_LE[:, [2, 1, 0, 3]]
+    far = step_time(at_home(EVEN.load_MLE, far_LE), EVEN, TRAINING, HOME_LE)
+    assert far.reorder_s == pytest.approx(state / 40 / 1e6)
+
+
+def test_groups_wait_for_the_slower_one():
+    cluster = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1, num_ep_groups=2)
+    load = StepLoad.of_sources(np.concatenate([np.full((1, 1, 4, 4), 10), np.full((1, 1, 4, 4), 30)]))
+    training = replace(TRAINING, cluster=cluster)
+    alone = StepLoad.of_sources(np.full((1, 1, 4, 4), 30))
+    assert balanced_step_time(load, training).total_s == pytest.approx(balanced_step_time(alone, TRAINING).total_s)
+
+
+def test_pipeline_stages_wait_for_the_first_and_the_last_micro_batch():
+    training = replace(TRAINING, model=replace(TRAINING.model, num_layers=4), num_pipeline_stages=2)
+    load = StepLoad.of_sources(np.full((8, 4, 4, 4), 10))
+    whole, staged = (
+        balanced_step_time(load, replace(training, num_pipeline_stages=1)),
+        balanced_step_time(load, training),
+    )
+    assert staged.total_s - staged.bubble_s == pytest.approx(whole.total_s / 2)
+    assert staged.bubble_s == pytest.approx(whole.total_s / 2 / 8)

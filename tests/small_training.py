@@ -1,0 +1,34 @@
+"""Training in round numbers, for times that a test can work out."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from relibra.evaluation.cell_time import Training
+from relibra.evaluation.hardware import Hardware
+from relibra.evaluation.model_presets import MODELS
+from relibra.planning import Cluster, StepLoad
+
+MODEL = replace(
+    MODELS["qwen3-30b-a3b"],
+    num_layers=1,
+    num_experts=4,
+    top_k=2,
+    hidden_size=100,
+    expert_ffn_size=10,
+    attention_parameters=60_000,
+    attention_width=0,
+    vocabulary_size=0,
+)
+CLUSTER = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
+HARDWARE = Hardware(
+    name="round numbers",
+    flop_per_us=6000.0,  # 2 x 3000 parameters: a token takes a microsecond
+    hbm_bytes_per_us=600.0,  # 6000 bytes of weights take ten
+    intra_node_bytes_per_us=400.0,  # 400 bytes a token copy, out and back
+    inter_node_bytes_per_us=40.0,
+    source="none",
+)
+TRAINING = Training(model=MODEL, hardware=HARDWARE, cluster=CLUSTER, sends_once_per_node=False)
+HOME_LE = np.arange(4, dtype=np.int32)[None]
+EVEN = StepLoad.of_sources(np.full((1, 1, 4, 4), 10))
