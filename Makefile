@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test lint proto proto-check gpu-check bench clean
+.PHONY: demo test test-robustness lint proto proto-check gpu-check bench clean
 
 demo: $(READY)  ## one real MoE RL job, plain and balanced, on this machine
 	$(BIN)/relibra demo
 
 test: $(READY)  ## everything that needs no GPU
 	$(BIN)/pytest
+
+test-robustness: $(READY)  ## every fault of tests/robustness, again and again, and a table of what held
+	RELIBRA_ROBUSTNESS_ROUNDS=5 $(BIN)/pytest -m robustness tests/robustness
 
 lint: $(READY) proto-check
 	$(BIN)/ruff check .
@@ -23,8 +26,9 @@ proto: $(READY)  ## regenerate proto/relibra/v1 from its .proto files
 proto-check: $(READY)
 	$(BIN)/python proto/generate.py --check
 
-gpu-check: $(READY)  ## all tests and benchmarks that need a CUDA device
-	$(BIN)/pytest -m gpu
+# With PYTHON itself, which must have torch with CUDA and pytest, and not .venv: nothing is fetched.
+gpu-check:  ## all tests and benchmarks that need a CUDA device
+	PYTHONPATH=services:trainer_agent:kernels:proto $(PYTHON) benchmarks/gpu_check.py
 
 bench: $(READY)  ## figures of docs/benchmarks.md; about five minutes, needs RELIBRA_TRACES
 	for each in imbalance scale gap pack crossing figures; do $(BIN)/python benchmarks/$$each.py || exit 1; done

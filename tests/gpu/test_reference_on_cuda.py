@@ -4,19 +4,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from relibra.kernels import EMPTY, REST, expert_accumulate, expert_pack, expert_unpack, quota_remap, route_count
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+from relibra.kernels import EMPTY, REST
+from relibra.kernels.reference import (
+    expert_accumulate,
+    expert_pack,
+    expert_unpack,
+    grad_accumulate,
+    quota_remap,
+    route_count,
+)
 
 
 def _random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
-def test_quota_remap() -> None:
+def test_S5_quota_remap() -> None:
     routing_map_TE = _random(512, 16) < 0.2
     probs_TE = _random(512, 16) * routing_map_TE
     slot_expert_P = torch.tensor([*range(16), 3, 3, 7, EMPTY])
@@ -37,6 +40,15 @@ def test_pack_unpack_accumulate(dtype: torch.dtype) -> None:
     assert all(torch.equal(a, b.cpu()) for a, b in zip(tensors, into, strict=True))
     expert_accumulate(buffer, into)
     assert all(torch.equal(a + a, b.cpu()) for a, b in zip(tensors, into, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_S5_grad_accumulate(dtype: torch.dtype) -> None:
+    target, gradients = _random(1000), [_random(1000, dtype=dtype) * i for i in (1, 100, -7)]
+    on_cuda = target.cuda()
+    grad_accumulate([on_cuda], [[gradient.cuda() for gradient in gradients]])
+    grad_accumulate([target], [gradients])
+    assert torch.equal(on_cuda.cpu(), target)
 
 
 def test_route_count() -> None:

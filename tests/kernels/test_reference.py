@@ -1,5 +1,7 @@
 """Every reference operation against a naive loop."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,10 @@ from relibra.kernels import (
     expert_accumulate,
     expert_checksum,
     expert_pack,
+    expert_push,
     expert_unpack,
+    flag_wait,
+    grad_accumulate,
     packed_size_bytes,
     quota_remap,
     route_count,
@@ -113,6 +118,44 @@ def test_accumulating_adds_in_order() -> None:
     want = [a + b for a, b in zip(into, parts, strict=True)]
     expert_accumulate(expert_pack(parts, torch.device("cpu")), into)
     assert all(map(torch.equal, into, want))
+
+
+@given(st.integers(0, 9), st.integers(0, 5), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]), st.data())
+def test_S5_gradients_are_summed_in_fp32_in_the_order_given(
+    num: int, num_gradients: int, dtype: torch.dtype, data: st.DataObject
+) -> None:
+    random = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32 - 1)))
+    target = torch.randn(num, generator=random)
+    gradients = [(torch.randn(num, generator=random) * 10**i).to(dtype) for i in range(num_gradients)]
+    want = target.numpy().copy()
+    for gradient in gradients:
+        want += gradient.float().numpy()
+    grad_accumulate([target], [gradients])
+    assert np.array_equal(target.numpy(), want)
+
+
+def test_the_order_of_gradients_matters_and_is_kept() -> None:
+    large, small = torch.tensor([2.0**24]), torch.tensor([1.0])
+    sums = torch.zeros(1), torch.zeros(1)
+    grad_accumulate(sums, [[small, large, -large], [large, -large, small]])
+    assert [float(total) for total in sums] == [0.0, 1.0]
+
+
+def test_a_push_fills_slots_and_raises_the_flag() -> None:
+    tensors = [torch.randn(3, 4), torch.arange(5)]
+    slots, flag = [torch.zeros(3, 4), torch.zeros(5, dtype=torch.int64)], torch.zeros(1, dtype=torch.int64)
+    expert_push(tensors, slots, flag, 9)
+    assert all(map(torch.equal, slots, tensors))
+    assert flag.item() == 9
+
+
+def test_a_wait_ends_when_the_flag_is_raised_or_the_time_is_over() -> None:
+    flag = torch.zeros(1, dtype=torch.int64)
+    assert not bool(flag_wait(flag, 1, 1e-3))
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(flag_wait, flag, 1, 60.0)
+        flag.fill_(2)
+        assert bool(waiting.result(30))
 
 
 def test_S7_a_buffer_of_the_wrong_size_is_refused() -> None:

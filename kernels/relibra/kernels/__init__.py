@@ -1,23 +1,25 @@
-"""Data movement for experts and their tokens, with one pure-torch meaning for each operation.
+"""Data movement for experts and their tokens: torch operators with a CUDA kernel and a reference of the same meaning.
 
-In:   router output, replica shares, expert tensors.
-Out:  physical routing, packed buffers.
+In:   router output, replica shares, expert tensors, gradients of replicas.
+Out:  physical routing, packed buffers, slots of peers, main gradients.
 
-`reference` defines every operation in torch; it is the CPU path and the oracle of the CUDA kernels.
+    ops         the operators, checked (`checks`); `packed` is the layout of buffers
+    reference   every operation in pure torch: the CPU path, and the oracle of the kernels
+    cuda        every operation as launches (`launch`) of the kernels in `csrc`
+    driver      launches them, compiled by `nvrtc` from `sources` and kept by `cubin_cache`
 """
 
-from relibra.kernels.reference import (
-    ALIGNMENT_BYTES,
-    EMPTY,
-    REST,
-    expert_accumulate,
-    expert_checksum,
+from relibra.kernels.ops import (
     expert_pack,
+    expert_push,
     expert_unpack,
-    packed_size_bytes,
+    flag_wait,
+    grad_accumulate,
     quota_remap,
     route_count,
 )
+from relibra.kernels.packed import ALIGNMENT_BYTES, packed_size_bytes
+from relibra.kernels.reference import EMPTY, REST, expert_accumulate, expert_checksum
 
 __all__ = [
     "ALIGNMENT_BYTES",
@@ -26,7 +28,10 @@ __all__ = [
     "expert_accumulate",
     "expert_checksum",
     "expert_pack",
+    "expert_push",
     "expert_unpack",
+    "flag_wait",
+    "grad_accumulate",
     "packed_size_bytes",
     "quota_remap",
     "route_count",

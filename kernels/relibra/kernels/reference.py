@@ -4,9 +4,13 @@ T tokens, E logical experts, P physical slots, L layers, K top-k.
 """
 
 from collections.abc import Iterator, Sequence
+from time import monotonic, sleep
 
 import torch
 from torch import Tensor
+
+from relibra.kernels import checks
+from relibra.kernels.packed import packed_offsets, packed_size_bytes
 
 REST = -1
 """Share of a home slot: all tokens of its expert that no replica took."""
@@ -14,8 +18,7 @@ REST = -1
 EMPTY = -1
 """Expert of a slot that holds none."""
 
-ALIGNMENT_BYTES = 16
-"""Every tensor in a packed buffer starts at a multiple of this, so that kernels can move whole vectors."""
+_POLL_S = 1e-4
 
 
 def quota_remap(
@@ -61,9 +64,10 @@ def _token_ranges(slot_expert_P: Tensor, share_P: Tensor) -> tuple[Tensor, Tenso
     return begin_P, (begin_P + take_P).masked_fill(rest_P, torch.iinfo(torch.int64).max)
 
 
-def packed_size_bytes(tensors: Sequence[Tensor]) -> int:
-    """Bytes of the buffer that holds `tensors`, padding included."""
-    return sum(_padded_size_bytes(tensor) for tensor in tensors)
+def quota_give_back(grad_TP: Tensor, routing_map_TP: Tensor, slot_expert_P: Tensor, num_experts: int) -> Tensor:
+    """Turn a gradient of `quota_remap`'s probabilities into that of the router's, `[T, E]`."""
+    grad_TE = grad_TP.new_zeros(len(grad_TP), num_experts)
+    return grad_TE.index_add_(1, slot_expert_P.clamp(min=0), grad_TP.masked_fill(~routing_map_TP, 0.0))
 
 
 def expert_pack(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -84,6 +88,35 @@ def expert_accumulate(buffer: Tensor, into: Sequence[Tensor]) -> None:
     """Add the tensors of a packed buffer to `into`, one after the other, in order."""
     for tensor, place in _places(buffer, into):
         tensor.detach().add_(place)
+
+
+def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor, value: int) -> None:
+    """Write each tensor to its slot, memory that another process reads, then `value` to `flag`.
+
+    Whoever reads `value` from the flag also reads all of the tensors.
+    """
+    for tensor, slot in zip(tensors, slots, strict=True):
+        slot.detach().copy_(tensor.detach())
+    flag.fill_(value)
+
+
+def flag_wait(flag: Tensor, value: int, timeout_s: float) -> Tensor:
+    """Wait until `flag` is at least `value`, so that what was written before it can be read.
+
+    Returns:
+        bool scalar: False when `timeout_s` passed before.
+    """
+    deadline_s = monotonic() + timeout_s
+    while not (arrived := bool(flag >= value)) and monotonic() < deadline_s:
+        sleep(_POLL_S)
+    return torch.tensor(arrived, device=flag.device)
+
+
+def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
+    """Add to each fp32 tensor its gradients, in fp32, one after the other in the order given."""
+    for target, added in zip(into, gradients, strict=True):
+        for gradient in added:
+            target.detach().add_(gradient.detach().float())
 
 
 def expert_checksum(packed: Tensor, salt: int) -> Tensor:
@@ -107,18 +140,8 @@ def route_count(routed_experts_TLK: Tensor, num_experts: int) -> Tensor:
     return torch.bincount(cell, minlength=num_layers * num_experts).view(num_layers, num_experts)
 
 
-def _padded_size_bytes(tensor: Tensor) -> int:
-    size_bytes = tensor.numel() * tensor.element_size()
-    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-
-
 def _places(buffer: Tensor, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Each tensor with the view of the buffer that stands for it."""
-    size_bytes = packed_size_bytes(tensors)
-    if buffer.numel() != size_bytes:
-        raise ValueError(f"packed buffer: expected {size_bytes} bytes for {len(tensors)} tensors, got {buffer.numel()}")
-    offset = 0
-    for tensor in tensors:
-        size_bytes = tensor.numel() * tensor.element_size()
-        yield tensor, buffer[offset : offset + size_bytes].view(tensor.dtype).view(tensor.shape)
-        offset += _padded_size_bytes(tensor)
+    checks.packed_buffer(buffer, tensors)
+    for tensor, offset in zip(tensors, packed_offsets(tensors), strict=True):
+        yield tensor, buffer[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)

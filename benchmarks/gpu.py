@@ -1,0 +1,236 @@
+"""Kernels, host paths and expert times on a CUDA device.
+
+    python benchmarks/gpu.py
+
+Prints a summary and writes `benchmarks/results/gpu-<device>.json` (see `gpu_report.py`), also into the folder that the
+variable OUT names. Needs torch with CUDA, and relibra on the path; goes on when a part fails, and then ends with 1.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import torch
+from gpu_experts import PRESETS, measure_experts
+from gpu_report import GpuReport, HostPath, KernelRate, Machine
+from gpu_timing import device_us, host_us, stream_us
+from torch import Tensor
+
+from relibra.kernels import (
+    REST,
+    driver,
+    expert_pack,
+    expert_push,
+    expert_unpack,
+    flag_wait,
+    grad_accumulate,
+    nvrtc,
+    quota_remap,
+    reference,
+    route_count,
+)
+
+_EXPERT_SIZES = (9_000_000, 30_000_000, 90_000_000)
+_TOTAL_BYTES = 1 << 30
+_CUDA = torch.device("cuda")
+
+Call = Callable[[], object]
+
+
+def _copy_gb_per_s(moved_bytes: int) -> float:
+    source = torch.randint(0, 256, (moved_bytes // 2,), dtype=torch.uint8, device=_CUDA)
+    return moved_bytes / device_us(partial(torch.empty_like(source).copy_, source)) / 1e3
+
+
+def _rate(kernel: str, case: str, moved_bytes: int, run: Call, by_torch: Call | None) -> KernelRate:
+    time_us, copy_gb_per_s = device_us(run), _copy_gb_per_s(moved_bytes)
+    gb_per_s = moved_bytes / time_us / 1e3
+    return KernelRate(
+        kernel=kernel,
+        case=case,
+        moved_bytes=moved_bytes,
+        time_us=time_us,
+        gb_per_s=gb_per_s,
+        copy_gb_per_s=copy_gb_per_s,
+        share_of_copy=gb_per_s / copy_gb_per_s,
+        reference_us=stream_us(by_torch) if by_torch is not None else None,
+    )
+
+
+def _experts(size_bytes: int, num: int) -> list[Tensor]:
+    """Weights of so many experts: two bf16 tensors each, two thirds and one third of its size."""
+    shapes = [size_bytes // 3, size_bytes // 6]
+    return [torch.randn(shape, device=_CUDA, dtype=torch.bfloat16) for _ in range(num) for shape in shapes]
+
+
+def _moves(report: GpuReport, size_bytes: int) -> None:
+    experts, case = _experts(size_bytes, _TOTAL_BYTES // size_bytes), f"{size_bytes // 10**6} MB experts"
+    moved_bytes, buffer = 2 * sum(tensor.nbytes for tensor in experts), expert_pack(experts, _CUDA)
+    arguments = {"expert_pack": (experts, _CUDA), "expert_unpack": (buffer, experts)}
+    for name, operator in (("expert_pack", expert_pack), ("expert_unpack", expert_unpack)):
+        by_torch = partial(getattr(reference, name), *arguments[name])
+        report.kernels.append(_rate(name, case, moved_bytes, partial(operator, *arguments[name]), by_torch))
+
+
+def _pushes(report: GpuReport, size_bytes: int) -> None:
+    experts = _experts(size_bytes, max(2, _TOTAL_BYTES // 4 // size_bytes))
+    slots, flag = [torch.empty_like(tensor) for tensor in experts], torch.zeros(1, dtype=torch.int64, device=_CUDA)
+    moved_bytes = 2 * sum(tensor.nbytes for tensor in experts)
+    for num_sms in (4, 8, 16, 32):
+        case = f"{size_bytes // 10**6} MB experts, {num_sms} SMs, same device"
+        run = partial(expert_push, experts, slots, flag, 1, num_sms=num_sms)
+        report.kernels.append(_rate("expert_push", case, moved_bytes, run, None))
+
+
+def _sums(report: GpuReport, size_bytes: int) -> None:
+    num = _TOTAL_BYTES // 2 // size_bytes
+    for num_replicas in (1, 3):
+        replicas = [_experts(size_bytes, num) for _ in range(num_replicas)]
+        into = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in replicas[0]]
+        gradients = list(zip(*replicas, strict=True))
+        moved_bytes = 2 * sum(target.nbytes for target in into) + sum(g.nbytes for some in replicas for g in some)
+        case = f"{size_bytes // 10**6} MB experts, {num_replicas} bf16"
+        run, by_torch = (partial(f, into, gradients) for f in (grad_accumulate, reference.grad_accumulate))
+        report.kernels.append(_rate("grad_accumulate", case, moved_bytes, run, by_torch))
+
+
+def _routings(report: GpuReport) -> None:
+    for num_tokens, num_experts, num_replicas in ((8192, 128, 16), (16384, 256, 128)):
+        chosen_TK = torch.rand(num_tokens, num_experts, device=_CUDA).topk(8, dim=1).indices
+        routing_map_TE = torch.zeros(num_tokens, num_experts, device=_CUDA, dtype=torch.bool).scatter_(1, chosen_TK, 1)
+        probs_TE = torch.rand(num_tokens, num_experts, device=_CUDA) * routing_map_TE
+        slot_expert_P = (torch.arange(num_experts + num_replicas) % num_experts).int().to(_CUDA)
+        share_P = torch.tensor([REST] * num_experts + [100] * num_replicas).int().to(_CUDA)
+        arguments = (probs_TE, routing_map_TE, slot_expert_P, share_P)
+        written_bytes = num_tokens * (num_experts + num_replicas) * (probs_TE.element_size() + 1)
+        moved_bytes = routing_map_TE.nbytes + probs_TE.nbytes + written_bytes
+        case = f"{num_tokens} tokens, {num_experts} experts, {num_experts + num_replicas} slots, fp32"
+        run, by_torch = (partial(f, *arguments) for f in (quota_remap, reference.quota_remap))
+        report.kernels.append(_rate("quota_remap", case, moved_bytes, run, by_torch))
+    routed_TLK = torch.randint(0, 128, (32768, 48, 8), dtype=torch.uint8, device=_CUDA)
+    run, by_torch = (partial(f, routed_TLK, 128) for f in (route_count, reference.route_count))
+    case = "32768 tokens, 48 layers, top 8 of 128, uint8"
+    report.kernels.append(_rate("route_count", case, routed_TLK.nbytes, run, by_torch))
+
+
+def _host_paths(report: GpuReport, size_bytes: int) -> None:
+    experts = _experts(size_bytes, 4)
+    packed = expert_pack(experts, _CUDA)
+    pinned = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True)
+
+    def out() -> None:
+        pinned.copy_(expert_pack(experts, _CUDA), non_blocking=True)
+
+    def back() -> None:
+        packed.copy_(pinned, non_blocking=True)
+        expert_unpack(packed, experts)
+
+    copies: Sequence[tuple[str, Call, Call]] = (
+        ("device_to_host", partial(pinned.copy_, packed, non_blocking=True), out),
+        ("host_to_device", partial(packed.copy_, pinned, non_blocking=True), back),
+    )
+    for direction, copy, path in copies:
+        copy_gb_per_s, path_gb_per_s = (packed.nbytes / stream_us(run) / 1e3 for run in (copy, path))
+        report.host_paths.append(
+            HostPath(
+                direction=direction,
+                expert_size_bytes=size_bytes,
+                copy_gb_per_s=copy_gb_per_s,
+                path_gb_per_s=path_gb_per_s,
+            )
+        )
+        setattr(report, f"{direction}_gb_per_s", copy_gb_per_s)
+
+
+def _launches(report: GpuReport) -> None:
+    value, flag = torch.ones(64, device=_CUDA), torch.ones(1, dtype=torch.int64, device=_CUDA)
+    packed, slot = expert_pack([value], _CUDA), torch.zeros(64, device=_CUDA)
+    probs_TE, slot_expert_P = torch.ones(8, 8, device=_CUDA), torch.arange(8, device=_CUDA, dtype=torch.int32)
+    calls: dict[str, Call] = {
+        "torch": partial(slot.add_, 1),
+        "expert_pack": partial(expert_pack, [value], _CUDA),
+        "expert_unpack": partial(expert_unpack, packed, [slot]),
+        "expert_push": partial(expert_push, [value], [slot], flag, 1),
+        "flag_wait": partial(flag_wait, flag, 1, 1.0),
+        "grad_accumulate": partial(grad_accumulate, [slot], [[value]]),
+        "quota_remap": partial(
+            quota_remap, probs_TE, probs_TE > 0, slot_expert_P, torch.full_like(slot_expert_P, REST)
+        ),
+        "route_count": partial(route_count, slot_expert_P.view(8, 1, 1), 8),
+    }
+    for name, call in calls.items():
+        report.launch_us[name] = host_us(call)
+        report.graph_launch_us[name] = device_us(call)
+
+
+def _device_copy(report: GpuReport) -> None:
+    report.device_copy_gb_per_s = _copy_gb_per_s(2 * _TOTAL_BYTES)
+
+
+def _expert_times(report: GpuReport, preset: str) -> None:
+    report.experts.append(measure_experts(preset))
+
+
+def _machine() -> Machine:
+    properties = torch.cuda.get_device_properties(_CUDA)
+    return Machine(
+        device=properties.name,
+        num_sms=properties.multi_processor_count,
+        memory_bytes=properties.total_memory,
+        compute_capability=f"{properties.major}.{properties.minor}",
+        torch=torch.__version__,
+        cuda=str(torch.version.cuda),
+        nvrtc="{}.{}".format(*nvrtc.load().version),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _print(report: GpuReport) -> None:
+    print(report.machine)
+    print(f"device copy {report.device_copy_gb_per_s} GB/s")
+    for rate in report.kernels:
+        reference_us = f", by torch {rate.reference_us:.0f} us" if rate.reference_us is not None else ""
+        share = f"{rate.gb_per_s:.0f} GB/s = {rate.share_of_copy:.3f} of a copy"
+        print(f"{rate.kernel:16} {rate.case:52} {rate.time_us:10.1f} us  {share}{reference_us}")
+    for path in report.host_paths:
+        rates = f"{path.path_gb_per_s:.1f} of {path.copy_gb_per_s:.1f} GB/s"
+        print(f"{path.direction} experts of {path.expert_size_bytes} bytes: {rates}")
+    for name, call_us in report.launch_us.items():
+        print(f"{name:16} {call_us:.1f} us a call, {report.graph_launch_us.get(name, float('nan')):.1f} us in a graph")
+    for times in report.experts:
+        points = zip(times.expert_tokens, times.expert_us, strict=True)
+        print(times.preset, "grouped" if times.grouped else "batched", *(f"{num}:{us:.1f}" for num, us in points))
+    for failure in report.failures:
+        print("FAILED", failure)
+
+
+def main() -> int:
+    """Run every part; return the exit status."""
+    if driver.device(torch.cuda.current_device()) is None:
+        return 1
+    report = GpuReport(machine=_machine())
+    parts: list[Callable[[GpuReport], None]] = [_device_copy, _launches, _routings]
+    parts += [
+        partial(part, size_bytes=size) for part in (_moves, _sums, _pushes, _host_paths) for size in _EXPERT_SIZES
+    ]
+    parts += [partial(_expert_times, preset=preset) for preset in PRESETS]
+    folders = [Path(__file__).parent / "results", *([Path(os.environ["OUT"])] if os.environ.get("OUT") else [])]
+    for part in parts:
+        try:
+            part(report)
+        except Exception as error:
+            traceback.print_exc()
+            report.failures.append(f"{part}: {error}")
+        for folder in folders:
+            report.write(folder)
+        torch.cuda.empty_cache()
+    _print(report)
+    return 1 if report.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""Forward time of one expert against its tokens: the compute part of the cost model."""
+
+from collections.abc import Callable
+
+import torch
+from gpu_report import ExpertTimes
+from gpu_timing import device_us
+from torch import Tensor
+
+PRESETS = {
+    "qwen3-30b-a3b": (2048, 768),
+    "glm-4.5-air": (4096, 1408),
+    "qwen3-235b-a22b": (4096, 1536),
+    "deepseek-v3": (7168, 2048),
+}
+"""Hidden size and intermediate size of one expert."""
+
+TOKENS = tuple(1 << i for i in range(16))
+"""1 to 32768."""
+
+_NUM_EXPERTS = 8
+
+Product = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Rows of all experts, weights `[experts, out, in]`, and the end of each expert's rows, to the rows' products."""
+
+
+def _grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    multiply = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
+    product: Tensor = multiply(rows, weights.transpose(-2, -1), offs=ends)
+    return product
+
+
+def _one_by_one(rows: Tensor, weights: Tensor, _: Tensor) -> Tensor:
+    return torch.bmm(rows.view(len(weights), -1, rows.shape[1]), weights.transpose(-2, -1)).flatten(0, 1)
+
+
+def _mlp_us(product: Product, hidden_size: int, ffn_size: int, num_tokens: int) -> float:
+    options = {"device": "cuda", "dtype": torch.bfloat16}
+    up = torch.randn(_NUM_EXPERTS, 2 * ffn_size, hidden_size, **options) * 0.02
+    down = torch.randn(_NUM_EXPERTS, hidden_size, ffn_size, **options) * 0.02
+    rows = torch.randn(_NUM_EXPERTS * num_tokens, hidden_size, **options)
+    ends = torch.arange(1, _NUM_EXPERTS + 1, device="cuda", dtype=torch.int32) * num_tokens
+
+    def forward() -> Tensor:
+        gate, value = product(rows, up, ends).chunk(2, dim=-1)
+        return product(torch.nn.functional.silu(gate) * value, down, ends)
+
+    return device_us(forward)
+
+
+def measure_experts(preset: str) -> ExpertTimes:
+    """Time one preset at every number of tokens; batched products stand in where torch has no grouped ones."""
+    hidden_size, ffn_size = PRESETS[preset]
+    try:
+        _mlp_us(_grouped, hidden_size, ffn_size, 16)
+        product: Product = _grouped
+    except (AttributeError, RuntimeError):
+        product = _one_by_one
+    times_us = [_mlp_us(product, hidden_size, ffn_size, num_tokens) / _NUM_EXPERTS for num_tokens in TOKENS]
+    return ExpertTimes(
+        preset=preset,
+        hidden_size=hidden_size,
+        ffn_size=ffn_size,
+        weight_size_bytes=2 * 3 * hidden_size * ffn_size,
+        num_experts=_NUM_EXPERTS,
+        grouped=product is _grouped,
+        expert_tokens=TOKENS,
+        expert_us=tuple(times_us),
+    )

@@ -1,0 +1,94 @@
+"""What `benchmarks/gpu.py` measures: one JSON document, whose field names are stable.
+
+Times are medians of device time in microseconds unless a name says otherwise; GB are 10^9 bytes.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Where it was measured, and with what."""
+
+    device: str
+    num_sms: int
+    memory_bytes: int
+    compute_capability: str
+    torch: str
+    cuda: str
+    nvrtc: str
+    date: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRate:
+    """One kernel on one case, beside a device-to-device copy that moves as many bytes, measured right after it."""
+
+    kernel: str
+    case: str
+    moved_bytes: int
+    """Read plus written, each byte once."""
+    time_us: float
+    gb_per_s: float
+    copy_gb_per_s: float
+    share_of_copy: float
+    reference_us: float | None
+    """The same by torch operations; None where it was not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPath:
+    """Experts between the device and pinned host memory."""
+
+    direction: str
+    """`device_to_host`: packed, then copied; `host_to_device`: copied, then unpacked."""
+    expert_size_bytes: int
+    copy_gb_per_s: float
+    """The copy alone, bytes one way."""
+    path_gb_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertTimes:
+    """Forward pass of one expert among several of equal load, bf16, SwiGLU; names as in `CostModel`."""
+
+    preset: str
+    hidden_size: int
+    ffn_size: int
+    weight_size_bytes: int
+    num_experts: int
+    """Experts that ran together; the time is divided by it."""
+    grouped: bool
+    """Whether one grouped matrix multiplication ran them all; else one for each."""
+    expert_tokens: tuple[int, ...]
+    expert_us: tuple[float, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class GpuReport:
+    """Everything that was measured; what failed is named in `failures` and missing elsewhere."""
+
+    machine: Machine
+    device_copy_gb_per_s: float | None = None
+    """Bytes read plus written, of 1 GiB."""
+    host_to_device_gb_per_s: float | None = None
+    device_to_host_gb_per_s: float | None = None
+    """Pinned, 90 MB at once, bytes one way."""
+    launch_us: dict[str, float] = field(default_factory=dict)
+    """Host time of one call on tiny tensors, by operator; `torch` is `Tensor.add_`, for comparison."""
+    graph_launch_us: dict[str, float] = field(default_factory=dict)
+    """Device time of the same in a CUDA graph."""
+    kernels: list[KernelRate] = field(default_factory=list)
+    host_paths: list[HostPath] = field(default_factory=list)
+    experts: list[ExpertTimes] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def write(self, folder: Path) -> Path:
+        """Write `gpu-<device>.json`; returns its path."""
+        name = "-".join(self.machine.device.lower().split())
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"gpu-{name}.json"
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        return path

@@ -1,0 +1,104 @@
+"""What the operators refuse, before anything is read or written; each raises InvalidInput, which names the argument.
+
+Values of tensors are looked at on the CPU only: looking on a device would wait for it. There the kernels skip a slot
+whose expert does not exist, and nothing out of bounds is touched.
+"""
+
+from collections.abc import Sequence
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from relibra.errors import InvalidInput
+from relibra.kernels.packed import packed_size_bytes
+
+_SLOT_DTYPES = (torch.int32, torch.int64)
+_ID_DTYPES = (torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32, torch.int64)
+_GRADIENT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def quota_remap(probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor) -> None:
+    """Floating probabilities and a bool map of one shape [T, E]; integer experts and shares of one length."""
+    if probs_TE.dim() != 2 or not probs_TE.is_floating_point() or probs_TE.element_size() == 1:
+        raise InvalidInput.of("probs_TE", expected="[T, E], floating, of at least 16 bits", got=_of(probs_TE))
+    if routing_map_TE.dtype != torch.bool or routing_map_TE.shape != probs_TE.shape:
+        raise InvalidInput.of("routing_map_TE", expected=f"bool {list(probs_TE.shape)}", got=_of(routing_map_TE))
+    for name, values_P in (("slot_expert_P", slot_expert_P), ("share_P", share_P)):
+        if values_P.dtype not in _SLOT_DTYPES or values_P.shape != slot_expert_P.shape or values_P.dim() != 1:
+            raise InvalidInput.of(name, expected=f"int32 or int64 [{len(slot_expert_P)}]", got=_of(values_P))
+    _one_device("routing_map_TE", probs_TE, [routing_map_TE])
+    _one_device("slot_expert_P", probs_TE, [slot_expert_P])
+    _one_device("share_P", probs_TE, [share_P])
+    num_experts = probs_TE.shape[1]
+    if slot_expert_P.is_cpu and len(slot_expert_P) and (most := int(slot_expert_P.max())) >= num_experts:
+        raise InvalidInput.of("slot_expert_P", expected=f"experts below {num_experts}", got=most)
+
+
+def packed_buffer(buffer: Tensor, tensors: Sequence[Tensor]) -> None:
+    """A flat uint8 buffer of exactly the size that `tensors` take."""
+    if buffer.dtype != torch.uint8 or buffer.dim() != 1:
+        raise InvalidInput.of("buffer", expected="uint8 [size_bytes]", got=_of(buffer))
+    size_bytes = packed_size_bytes(tensors)
+    if buffer.numel() != size_bytes:
+        raise InvalidInput.of("buffer", expected=f"{size_bytes} bytes for {len(tensors)} tensors", got=buffer.numel())
+
+
+def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor, num_sms: int) -> None:
+    """Tensors, and as many slots in shape and dtype; an int64 flag; at least one multiprocessor."""
+    if not tensors:
+        raise InvalidInput.of("tensors", expected="at least one", got=0)
+    if len(slots) != len(tensors):
+        raise InvalidInput.of("slots", expected=f"{len(tensors)}, one for each tensor", got=len(slots))
+    for i, (tensor, slot) in enumerate(zip(tensors, slots, strict=True)):
+        if (tensor.dtype, tensor.shape) != (slot.dtype, slot.shape):
+            raise InvalidInput.of(f"slots[{i}]", expected=_of(tensor), got=_of(slot))
+        _one_device(f"tensors[{i}]", tensors[0], [tensor])
+        _one_device(f"slots[{i}]", flag, [slot])
+    flag_of_peer(flag)
+    if num_sms < 1:
+        raise InvalidInput.of("num_sms", expected="at least 1", got=num_sms)
+
+
+def flag_of_peer(flag: Tensor, timeout_s: float = 0.0) -> None:
+    """One int64 element, and a finite time to wait for it."""
+    if flag.dtype != torch.int64 or flag.numel() != 1:
+        raise InvalidInput.of("flag", expected="int64, one element", got=_of(flag))
+    if not isfinite(timeout_s) or timeout_s < 0:
+        raise InvalidInput.of("timeout_s", expected="0 or more, finite", got=timeout_s)
+
+
+def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
+    """Targets of fp32, and for each a list of gradients of its shape; all gradients of one dtype."""
+    if len(gradients) != len(into):
+        raise InvalidInput.of("gradients", expected=f"{len(into)} lists, one for each target", got=len(gradients))
+    dtype = next((gradient.dtype for added in gradients for gradient in added), torch.float32)
+    if dtype not in _GRADIENT_DTYPES:
+        raise InvalidInput.of("gradients", expected=" or ".join(map(str, _GRADIENT_DTYPES)), got=dtype)
+    for i, (target, added) in enumerate(zip(into, gradients, strict=True)):
+        if target.dtype != torch.float32:
+            raise InvalidInput.of(f"into[{i}]", expected="torch.float32", got=target.dtype)
+        for j, gradient in enumerate(added):
+            if gradient.dtype != dtype or gradient.shape != target.shape:
+                expected = f"{dtype} {list(target.shape)}"
+                raise InvalidInput.of(f"gradients[{i}][{j}]", expected=expected, got=_of(gradient))
+        _one_device(f"gradients[{i}]", into[0], [target, *added])
+
+
+def route_count(routed_experts_TLK: Tensor, num_experts: int) -> None:
+    """Integer ids [T, L, K] and at least one expert."""
+    if routed_experts_TLK.dim() != 3 or routed_experts_TLK.dtype not in _ID_DTYPES:
+        expected = "[T, L, K] of " + ", ".join(str(dtype) for dtype in _ID_DTYPES)
+        raise InvalidInput.of("routed_experts_TLK", expected=expected, got=_of(routed_experts_TLK))
+    if num_experts < 1:
+        raise InvalidInput.of("num_experts", expected="at least 1", got=num_experts)
+
+
+def _one_device(name: str, first: Tensor, tensors: Sequence[Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.device != first.device:
+            raise InvalidInput.of(name, expected=f"on {first.device}", got=tensor.device)
+
+
+def _of(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"

@@ -1,0 +1,7 @@
+// expert_pack and expert_unpack: tensors to a contiguous buffer and back, one block a tile.
+#include "segments.cuh"
+
+extern "C" __global__ void __launch_bounds__(256)
+    expert_copy(const __grid_constant__ Segments segments, int zero_padding) {
+  copy_tile(segments, blockIdx.x, zero_padding != 0);
+}

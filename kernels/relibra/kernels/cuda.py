@@ -1,0 +1,214 @@
+"""Every operation as kernel launches: allocates what is returned, fills the tables, hands launches to `run`.
+
+Nothing here waits for the device, or needs one: the tests hand in an emulation of the kernels and tensors of the CPU.
+Arguments were checked before, and all tensors are contiguous.
+
+T tokens, E logical experts, P physical slots, L layers, K top-k, C chunks of tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from ctypes import c_int32, c_int64
+
+import torch
+from torch import Tensor
+
+from relibra.kernels.launch import (
+    MAX_GRADIENTS,
+    MAX_SEGMENTS,
+    MAX_TARGETS,
+    TILE_BYTES,
+    TILE_ELEMENTS,
+    Gradients,
+    Launch,
+    Routes,
+    Routing,
+    Run,
+    Segments,
+)
+from relibra.kernels.packed import packed_offsets, packed_size_bytes
+
+MAX_CELLS = 12288
+"""Counters of one block of `route_count`; more experts than that are counted by the reference."""
+_CHUNK_TOKENS = 32
+_ROUTES_PER_BLOCK = 8192
+_ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+Segment = tuple[int, int, int]
+"""Address to read, address to write, bytes."""
+
+
+def expert_pack(run: Run, tensors: Sequence[Tensor]) -> Tensor:
+    """`reference.expert_pack` on the device of the tensors."""
+    buffer = torch.empty(packed_size_bytes(tensors), dtype=torch.uint8, device=tensors[0].device)
+    places = [buffer.data_ptr() + offset for offset in packed_offsets(tensors)]
+    _copy(run, [(t.data_ptr(), place, t.nbytes) for t, place in zip(tensors, places, strict=True)], zero_padding=True)
+    return buffer
+
+
+def expert_unpack(run: Run, buffer: Tensor, into: Sequence[Tensor]) -> None:
+    """`reference.expert_unpack`."""
+    places = [buffer.data_ptr() + offset for offset in packed_offsets(into)]
+    _copy(run, [(place, t.data_ptr(), t.nbytes) for t, place in zip(into, places, strict=True)], zero_padding=False)
+
+
+def expert_push(
+    run: Run, tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor, value: int, num_sms: int
+) -> None:
+    """`reference.expert_push`; a block of 1024 threads keeps one multiprocessor busy."""
+    segments = [(t.data_ptr(), slot.data_ptr(), t.nbytes) for t, slot in zip(tensors, slots, strict=True)]
+    tables = list(_tables(segments)) or [(Segments(), 0)]
+    num_arrived = torch.zeros(1, dtype=torch.int32, device=tensors[0].device)
+    for i, (table, num_tiles) in enumerate(tables):
+        # Launches follow one another on the stream, so the last one's flag speaks for all.
+        last_flag = flag if i == len(tables) - 1 else None
+        run(
+            Launch(
+                kernel="expert_push",
+                num_blocks=(max(1, min(num_sms, num_tiles)), 1),
+                num_threads=1024,
+                args=(table, num_arrived, last_flag, c_int64(value)),
+            )
+        )
+
+
+def flag_wait(run: Run, flag: Tensor, value: int, timeout_cycles: int) -> Tensor:
+    """`reference.flag_wait`, with the timeout in cycles of the device's clock."""
+    arrived = torch.empty((), dtype=torch.bool, device=flag.device)
+    args = (flag, c_int64(value), c_int64(timeout_cycles), arrived)
+    run(Launch(kernel="flag_wait", num_blocks=(1, 1), num_threads=1, args=args))
+    return arrived
+
+
+def grad_accumulate(run: Run, into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
+    """`reference.grad_accumulate`; all gradients have one dtype."""
+    for targets in _groups(into, gradients):
+        table, num_tiles, num_gradients = Gradients(num_targets=len(targets)), 0, 0
+        for i, (target, added) in enumerate(targets):
+            table.into[i], table.num_elements[i] = target.data_ptr(), target.numel()
+            for gradient in added:
+                table.gradient[num_gradients] = gradient.data_ptr()
+                num_gradients += 1
+            num_tiles += -(-target.numel() // TILE_ELEMENTS)
+            table.first_gradient[i + 1], table.first_tile[i + 1] = num_gradients, num_tiles
+        element = _ELEMENTS[targets[0][1][0].dtype]
+        args = (table, c_int32(element))
+        run(Launch(kernel="grad_accumulate", num_blocks=(num_tiles, 1), num_threads=256, args=args))
+
+
+def quota_remap(
+    run: Run, probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`reference.quota_remap`; experts and shares are int32."""
+    (num_tokens, num_experts), num_slots = probs_TE.shape, len(slot_expert_P)
+    probs_TP = probs_TE.new_empty(num_tokens, num_slots)
+    routing_map_TP = routing_map_TE.new_empty(num_tokens, num_slots)
+    if probs_TP.numel() == 0:
+        return probs_TP, routing_map_TP
+    num_chunks = -(-num_tokens // _CHUNK_TOKENS)
+    count_CE = slot_expert_P.new_empty(num_chunks, num_experts)
+    begin_P, end_P = slot_expert_P.new_empty(2, num_slots, dtype=torch.int64)
+    shape = (c_int32(num_tokens), c_int32(num_experts))
+    run(
+        Launch(
+            kernel="quota_count",
+            num_blocks=(num_chunks, -(-num_experts // 128)),
+            num_threads=128,
+            args=(routing_map_TE, *shape, count_CE),
+        )
+    )
+    run(
+        Launch(
+            kernel="quota_prefix",
+            num_blocks=(-(-num_experts // 32), 1),
+            num_threads=1024,
+            args=(
+                *(count_CE, c_int32(num_chunks), c_int32(num_experts)),
+                *(slot_expert_P, share_P, c_int32(num_slots), begin_P, end_P),
+            ),
+        )
+    )
+    pointers = [tensor.data_ptr() for tensor in (slot_expert_P, count_CE, begin_P, end_P)]
+    routing = Routing(*pointers, num_tokens, num_experts, num_slots)
+    element_bytes = c_int32(probs_TE.element_size())
+    run(
+        Launch(
+            kernel="quota_place",
+            num_blocks=(num_chunks, -(-num_slots // 128)),
+            num_threads=128,
+            args=(routing, probs_TE, routing_map_TE, probs_TP, routing_map_TP, element_bytes),
+        )
+    )
+    return probs_TP, routing_map_TP
+
+
+def quota_give_back(
+    run: Run, grad_TP: Tensor, routing_map_TP: Tensor, slot_expert_P: Tensor, num_experts: int
+) -> Tensor:
+    """`reference.quota_give_back`; experts are int32."""
+    num_tokens, num_slots = grad_TP.shape
+    grad_TE = grad_TP.new_zeros(num_tokens, num_experts)
+    if grad_TP.numel():
+        shape = (c_int32(num_tokens), c_int32(num_experts), c_int32(num_slots))
+        run(
+            Launch(
+                kernel="quota_give_back",
+                num_blocks=(-(-num_tokens // _CHUNK_TOKENS), -(-num_slots // 128)),
+                num_threads=128,
+                args=(grad_TP, routing_map_TP, slot_expert_P, *shape, grad_TE, c_int32(grad_TP.element_size())),
+            )
+        )
+    return grad_TE
+
+
+def route_count(run: Run, routed_experts_TLK: Tensor, num_experts: int) -> Tensor:
+    """`reference.route_count` for at most `MAX_CELLS` experts."""
+    num_tokens, num_layers, top_k = routed_experts_TLK.shape
+    count_LE = routed_experts_TLK.new_zeros(num_layers, num_experts, dtype=torch.int64)
+    if routed_experts_TLK.numel() and num_experts:
+        layers_per_block = min(num_layers, MAX_CELLS // num_experts)
+        tokens_per_block = max(1, _ROUTES_PER_BLOCK // (layers_per_block * top_k))
+        routes = Routes(num_tokens, num_layers, top_k, num_experts, tokens_per_block, layers_per_block)
+        signed = routed_experts_TLK.dtype.is_signed
+        id_bytes = c_int32(routed_experts_TLK.element_size() * (-1 if signed else 1))
+        num_blocks = (-(-num_tokens // tokens_per_block), -(-num_layers // layers_per_block))
+        args = (routes, routed_experts_TLK, id_bytes, count_LE)
+        run(Launch(kernel="route_count", num_blocks=num_blocks, num_threads=256, args=args))
+    return count_LE
+
+
+def _copy(run: Run, segments: Sequence[Segment], *, zero_padding: bool) -> None:
+    for table, num_tiles in _tables(segments):
+        args = (table, c_int32(zero_padding))
+        run(Launch(kernel="expert_copy", num_blocks=(num_tiles, 1), num_threads=256, args=args))
+
+
+def _tables(segments: Sequence[Segment]) -> Iterator[tuple[Segments, int]]:
+    """Tables of the segments that are not empty, each with its number of tiles."""
+    segments = [segment for segment in segments if segment[2]]
+    for first in range(0, len(segments), MAX_SEGMENTS):
+        some = segments[first : first + MAX_SEGMENTS]
+        table, num_tiles = Segments(num_segments=len(some)), 0
+        sources, targets, sizes_bytes, first_tile = table.source, table.target, table.size_bytes, table.first_tile
+        for i, (source, target, size_bytes) in enumerate(some):
+            sources[i], targets[i], sizes_bytes[i] = source, target, size_bytes
+            num_tiles += -(-size_bytes // TILE_BYTES)
+            first_tile[i + 1] = num_tiles
+        yield table, num_tiles
+
+
+def _groups(
+    into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]
+) -> Iterator[list[tuple[Tensor, Sequence[Tensor]]]]:
+    """Cut what is to be added into tables, in order; a target of very many gradients gets several."""
+    group: list[tuple[Tensor, Sequence[Tensor]]] = []
+    num_gradients = 0
+    for target, added in zip(into, gradients, strict=True):
+        for first in range(0, len(added) if target.numel() else 0, MAX_GRADIENTS):
+            some = added[first : first + MAX_GRADIENTS]
+            if len(group) == MAX_TARGETS or num_gradients + len(some) > MAX_GRADIENTS:
+                yield group
+                group, num_gradients = [], 0
+            group.append((target, some))
+            num_gradients += len(some)
+    if group:
+        yield group

@@ -1,0 +1,115 @@
+"""Kernels on a CUDA device: loads them once and launches them on torch's current stream, by the driver's API."""
+
+import ctypes
+import warnings
+from functools import cache
+
+import torch
+
+from relibra.errors import RelibraError
+from relibra.kernels import sources
+from relibra.kernels.launch import Launch
+
+_PEER_ACCESS_ALREADY_ENABLED = 704
+_CLOCK_RATE_KHZ = 13
+_NUM_REGISTERS = 4
+
+
+class Device:
+    """One device, with every kernel loaded; calling it with a launch enqueues that on the current stream.
+
+    The device's primary context, which torch uses, is made current for each call: threads of autograd may have none.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self._lib = ctypes.CDLL("libcuda.so.1")
+        self._handle = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(self._handle), index)
+        self._context = self._primary_context(index)
+        self._reached = {index}
+        major, minor = torch.cuda.get_device_capability(index)
+        modules = {file: ctypes.c_void_p() for file in sorted(set(sources.KERNELS.values()))}
+        self._functions = {kernel: ctypes.c_void_p() for kernel in sources.KERNELS}
+        self._call("cuCtxPushCurrent_v2", self._context)
+        try:
+            for file, module in modules.items():
+                image = sources.compiled(file, 10 * major + minor)
+                self._call("cuModuleLoadData", ctypes.byref(module), image)
+            for kernel, function in self._functions.items():
+                name = ctypes.c_char_p(kernel.encode())
+                self._call("cuModuleGetFunction", ctypes.byref(function), modules[sources.KERNELS[kernel]], name)
+                # Asking for its registers loads it. Later, at its first launch, that could wait for a running kernel,
+                # which may be one that waits for this one, and no CUDA graph could be captured meanwhile.
+                self._call("cuFuncGetAttribute", ctypes.byref(ctypes.c_int()), _NUM_REGISTERS, function)
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def __call__(self, launch: Launch) -> None:
+        """Enqueue a launch; returns before it runs.
+
+        Raises:
+            RelibraError: the driver refused it, or an earlier kernel failed.
+        """
+        stream = ctypes.c_void_p(torch.cuda.current_stream(self.index).cuda_stream)
+        blocks, threads, shared_bytes = (*launch.num_blocks, 1), (launch.num_threads, 1, 1), 0
+        parameters = launch.parameters()
+        self._call("cuCtxPushCurrent_v2", self._context)
+        try:
+            function = self._functions[launch.kernel]
+            self._call("cuLaunchKernel", function, *blocks, *threads, shared_bytes, stream, parameters, None)
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def reach(self, peer: int) -> None:
+        """Let kernels of this device write to memory of another, as far as the hardware can.
+
+        Raises:
+            RelibraError: the two devices cannot reach each other.
+        """
+        if peer in self._reached:
+            return
+        self._call("cuCtxPushCurrent_v2", self._context)
+        try:
+            status = self._lib.cuCtxEnablePeerAccess(self._primary_context(peer), 0)
+            if status != _PEER_ACCESS_ALREADY_ENABLED:
+                self._check("cuCtxEnablePeerAccess", status)
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+        self._reached.add(peer)
+
+    def cycles(self, duration_s: float) -> int:
+        """Return cycles of the device's clock that take at least this long."""
+        rate_khz = ctypes.c_int()
+        self._call("cuDeviceGetAttribute", ctypes.byref(rate_khz), _CLOCK_RATE_KHZ, self._handle)
+        return int(duration_s * rate_khz.value * 1000)
+
+    def _primary_context(self, index: int) -> ctypes.c_void_p:
+        handle, context = ctypes.c_int(), ctypes.c_void_p()
+        self._call("cuDeviceGet", ctypes.byref(handle), index)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+        return context
+
+    def _call(self, function: str, *args: object) -> None:
+        self._check(function, getattr(self._lib, function)(*args))
+
+    def _check(self, function: str, status: int) -> None:
+        if status:
+            text = ctypes.c_char_p()
+            self._lib.cuGetErrorString(status, ctypes.byref(text))
+            raise RelibraError(f"{function} on CUDA device {self.index}: {(text.value or b'?').decode()} ({status})")
+
+
+@cache
+def device(index: int) -> Device | None:
+    """Open a device; None, with one warning, where its kernels cannot be had: the torch reference works there too."""
+    try:
+        return Device(index)
+    except (RelibraError, OSError) as error:
+        warnings.warn(
+            f"relibra's CUDA kernels cannot be had on device {index}; the torch operations used instead give "
+            f"the same results more slowly: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None

@@ -1,0 +1,88 @@
+"""One kernel launch, and the tables that launches carry by value: the structures of `csrc`, field by field."""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+MAX_SEGMENTS, TILE_BYTES = 128, 32768
+MAX_TARGETS, MAX_GRADIENTS, TILE_ELEMENTS = 64, 256, 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A kernel, its grid and its arguments; tensors in `args` stand for their addresses."""
+
+    kernel: str
+    num_blocks: tuple[int, int]
+    num_threads: int
+    args: tuple["Tensor | ctypes.Structure | ctypes._SimpleCData[int] | None", ...]
+
+    def parameters(self) -> "ctypes.Array[ctypes.c_void_p]":
+        """Return the array of addresses of arguments that the driver takes; it keeps them alive."""
+        values = [
+            ctypes.c_void_p(arg.data_ptr() if arg is not None else None)
+            if arg is None or isinstance(arg, Tensor)
+            else arg
+            for arg in self.args
+        ]
+        parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        parameters.values = values  # type: ignore[attr-defined]
+        return parameters
+
+
+Run = Callable[[Launch], None]
+"""Runs a launch: on the current stream of a device, or in an emulation."""
+
+
+class Segments(ctypes.Structure):
+    """Bytes that move, of at most `MAX_SEGMENTS` tensors."""
+
+    _fields_ = (
+        ("source", ctypes.c_void_p * MAX_SEGMENTS),
+        ("target", ctypes.c_void_p * MAX_SEGMENTS),
+        ("size_bytes", ctypes.c_int64 * MAX_SEGMENTS),
+        ("first_tile", ctypes.c_int32 * (MAX_SEGMENTS + 1)),
+        ("num_segments", ctypes.c_int32),
+    )
+
+
+class Gradients(ctypes.Structure):
+    """At most `MAX_TARGETS` fp32 tensors and what is added to each, at most `MAX_GRADIENTS` tensors in all."""
+
+    _fields_ = (
+        ("into", ctypes.c_void_p * MAX_TARGETS),
+        ("num_elements", ctypes.c_int64 * MAX_TARGETS),
+        ("gradient", ctypes.c_void_p * MAX_GRADIENTS),
+        ("first_gradient", ctypes.c_int32 * (MAX_TARGETS + 1)),
+        ("first_tile", ctypes.c_int32 * (MAX_TARGETS + 1)),
+        ("num_targets", ctypes.c_int32),
+    )
+
+
+class Routing(ctypes.Structure):
+    """What places the tokens of `quota_remap`."""
+
+    _fields_ = (
+        ("slot_expert_P", ctypes.c_void_p),
+        ("before_CE", ctypes.c_void_p),
+        ("begin_P", ctypes.c_void_p),
+        ("end_P", ctypes.c_void_p),
+        ("num_tokens", ctypes.c_int32),
+        ("num_experts", ctypes.c_int32),
+        ("num_slots", ctypes.c_int32),
+    )
+
+
+class Routes(ctypes.Structure):
+    """The shape of `route_count`, and what one block of it counts."""
+
+    _fields_ = (
+        ("num_tokens", ctypes.c_int64),
+        ("num_layers", ctypes.c_int32),
+        ("top_k", ctypes.c_int32),
+        ("num_experts", ctypes.c_int32),
+        ("tokens_per_block", ctypes.c_int32),
+        ("layers_per_block", ctypes.c_int32),
+    )

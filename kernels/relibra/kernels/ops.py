@@ -1,0 +1,236 @@
+"""Every operation as a torch operator `relibra::<name>`: checked, with a kernel on CUDA and a reference.
+
+An operator runs on the current stream of its tensors' device and does not wait for it. The first call on a device
+compiles and loads all kernels; after that, every operator can be captured in a CUDA graph. Tensors that are not
+contiguous, and devices whose kernels cannot be had, take the reference: the same results.
+
+Schemas with lists are written out because torch 2.6 cannot infer them.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relibra.kernels import checks, cuda, driver, reference
+from relibra.kernels.packed import packed_size_bytes
+
+
+def _kernels(device: torch.device, tensors: Sequence[Tensor] = ()) -> driver.Device | None:
+    """Return what runs kernels on this device for these tensors, if anything does."""
+    if device.type != "cuda" or not all(tensor.is_cuda and tensor.is_contiguous() for tensor in tensors):
+        return None
+    return driver.device(device.index)
+
+
+@torch.library.custom_op("relibra::quota_remap", mutates_args=())
+def quota_remap(
+    probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`reference.quota_remap`; differentiable in `probs_TE`.
+
+    Raises:
+        InvalidInput: shapes, dtypes or devices do not fit; on the CPU, also a slot whose expert does not exist.
+    """
+    checks.quota_remap(probs_TE, routing_map_TE, slot_expert_P, share_P)
+    run = _kernels(probs_TE.device)
+    if run is None:
+        return reference.quota_remap(probs_TE, routing_map_TE, slot_expert_P, share_P)
+    probs_TE, routing_map_TE = probs_TE.contiguous(), routing_map_TE.contiguous()
+    return cuda.quota_remap(run, probs_TE, routing_map_TE, _int32(slot_expert_P), _int32(share_P))
+
+
+@quota_remap.register_fake
+def _(probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor) -> tuple[Tensor, Tensor]:
+    shape = (probs_TE.shape[0], slot_expert_P.shape[0])
+    return probs_TE.new_empty(shape), routing_map_TE.new_empty(shape)
+
+
+@torch.library.custom_op("relibra::quota_give_back", mutates_args=())
+def _quota_give_back(grad_TP: Tensor, routing_map_TP: Tensor, slot_expert_P: Tensor, num_experts: int) -> Tensor:
+    run = _kernels(grad_TP.device)
+    if run is None:
+        return reference.quota_give_back(grad_TP, routing_map_TP, slot_expert_P, num_experts)
+    return cuda.quota_give_back(run, grad_TP.contiguous(), routing_map_TP, _int32(slot_expert_P), num_experts)
+
+
+@_quota_give_back.register_fake
+def _(grad_TP: Tensor, routing_map_TP: Tensor, slot_expert_P: Tensor, num_experts: int) -> Tensor:
+    return grad_TP.new_empty(grad_TP.shape[0], num_experts)
+
+
+def _save_routing(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+    probs_TE, _, slot_expert_P, _ = inputs
+    ctx.save_for_backward(output[1], slot_expert_P)
+    ctx.num_experts = probs_TE.shape[1]
+
+
+def _give_back(ctx: Any, grad_TP: Tensor, _: None) -> tuple[Tensor, None, None, None]:
+    return _quota_give_back(grad_TP, *ctx.saved_tensors, ctx.num_experts), None, None, None
+
+
+quota_remap.register_autograd(_give_back, setup_context=_save_routing)
+
+
+@torch.library.custom_op("relibra::expert_pack", mutates_args=(), schema="(Tensor[] tensors) -> Tensor")
+def _expert_pack(tensors: Sequence[Tensor]) -> Tensor:
+    run = _kernels(tensors[0].device, tensors)
+    if run is None:
+        return reference.expert_pack(tensors, tensors[0].device)
+    return cuda.expert_pack(run, tensors)
+
+
+@_expert_pack.register_fake
+def _(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0].new_empty(packed_size_bytes(tensors), dtype=torch.uint8)
+
+
+def expert_pack(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """`reference.expert_pack`; tensors of another device than `device` are copied by torch."""
+    if tensors and _all_on(torch.empty(0, device=device).device, tensors):
+        packed: Tensor = _expert_pack([tensor.detach() for tensor in tensors])
+        return packed
+    return reference.expert_pack(tensors, device)
+
+
+@torch.library.custom_op(
+    "relibra::expert_unpack", mutates_args=("into",), schema="(Tensor buffer, Tensor(a!)[] into) -> ()"
+)
+def _expert_unpack(buffer: Tensor, into: Sequence[Tensor]) -> None:
+    checks.packed_buffer(buffer, into)
+    run = _kernels(buffer.device, [buffer, *into])
+    if run is None:
+        reference.expert_unpack(buffer, into)
+    else:
+        cuda.expert_unpack(run, buffer, into)
+
+
+def expert_unpack(buffer: Tensor, into: Sequence[Tensor]) -> None:
+    """`reference.expert_unpack`; tensors of another device than the buffer are copied by torch.
+
+    Raises:
+        InvalidInput: the buffer has another size than these tensors take.
+    """
+    if _all_on(buffer.device, into):
+        _expert_unpack(buffer, [tensor.detach() for tensor in into])
+    else:
+        reference.expert_unpack(buffer, into)
+
+
+@torch.library.custom_op(
+    "relibra::expert_push",
+    mutates_args=("slots", "flag"),
+    schema="(Tensor[] tensors, Tensor(a!)[] slots, Tensor(b!) flag, int value, int num_sms) -> ()",
+)
+def _expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor, value: int, num_sms: int) -> None:
+    checks.expert_push(tensors, slots, flag, num_sms)
+    run = _kernels(tensors[0].device, [*tensors, *slots, flag])
+    if run is None:
+        reference.expert_push(tensors, slots, flag, value)
+        return
+    run.reach(flag.device.index)
+    cuda.expert_push(run, tensors, slots, flag, value, num_sms)
+
+
+def expert_push(
+    tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor, value: int, *, num_sms: int = 16
+) -> None:
+    """`reference.expert_push` by a kernel that takes few multiprocessors, beside computation on other streams.
+
+    Args:
+        tensors: at least one, all on one device.
+        slots: memory of the peer, such as tensors that CUDA IPC opened; one for each tensor, of its shape and dtype.
+        flag: int64, one element, on the device of the slots. It should count up, as the peer waits for a least value.
+        value: what the flag becomes after all bytes are there, to whoever sees it.
+        num_sms: multiprocessors that push.
+
+    Raises:
+        InvalidInput: a tensor and its slot differ, or the flag is no int64.
+        RelibraError: the two devices cannot reach each other.
+    """
+    _expert_push([tensor.detach() for tensor in tensors], [slot.detach() for slot in slots], flag, value, num_sms)
+
+
+@torch.library.custom_op("relibra::flag_wait", mutates_args=())
+def flag_wait(flag: Tensor, value: int, timeout_s: float) -> Tensor:
+    """`reference.flag_wait`; on CUDA the stream waits, in a kernel of one thread, and the caller does not.
+
+    What follows on the stream runs also after a timeout, so whatever trusts the data must look at the result first.
+    Do not let the peer's push depend on work that this process starts only after the wait: allocating memory or loading
+    another kernel may wait for the stream.
+
+    Raises:
+        InvalidInput: the flag is no int64 of one element, or the timeout is negative or endless.
+    """
+    checks.flag_of_peer(flag, timeout_s)
+    run = _kernels(flag.device)
+    if run is None:
+        return reference.flag_wait(flag, value, timeout_s)
+    return cuda.flag_wait(run, flag, value, run.cycles(timeout_s))
+
+
+@flag_wait.register_fake
+def _(flag: Tensor, value: int, timeout_s: float) -> Tensor:
+    return flag.new_empty((), dtype=torch.bool)
+
+
+@torch.library.custom_op(
+    "relibra::grad_accumulate",
+    mutates_args=("into",),
+    schema="(Tensor(a!)[] into, Tensor[] gradients, int[] num_gradients) -> ()",
+)
+def _grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Tensor], num_gradients: Sequence[int]) -> None:
+    remaining = iter(gradients)
+    lists = [[next(remaining) for _ in range(num)] for num in num_gradients]
+    checks.grad_accumulate(into, lists)
+    run = _kernels(into[0].device, [*into, *gradients])
+    if run is None:
+        reference.grad_accumulate(into, lists)
+    else:
+        cuda.grad_accumulate(run, into, lists)
+
+
+def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
+    """`reference.grad_accumulate`, bitwise: each element has one thread, which adds in the order given.
+
+    Args:
+        into: fp32 main gradients; none overlaps another, or a gradient.
+        gradients: for each of `into`, tensors of its shape; all of them fp32, or bf16, or fp16.
+
+    Raises:
+        InvalidInput: shapes, dtypes or devices do not fit.
+    """
+    if into:
+        flat = [gradient.detach() for gradient in chain.from_iterable(gradients)]
+        _grad_accumulate([target.detach() for target in into], flat, list(map(len, gradients)))
+
+
+@torch.library.custom_op("relibra::route_count", mutates_args=())
+def route_count(routed_experts_TLK: Tensor, num_experts: int) -> Tensor:
+    """`reference.route_count`, for ids of 8 to 64 bits, signed or, up to 16 bits, unsigned.
+
+    Raises:
+        InvalidInput: not `[T, L, K]` of such ids, or no experts.
+    """
+    checks.route_count(routed_experts_TLK, num_experts)
+    run = _kernels(routed_experts_TLK.device, [routed_experts_TLK])
+    if run is None or num_experts > cuda.MAX_CELLS:
+        return reference.route_count(routed_experts_TLK, num_experts)
+    return cuda.route_count(run, routed_experts_TLK, num_experts)
+
+
+@route_count.register_fake
+def _(routed_experts_TLK: Tensor, num_experts: int) -> Tensor:
+    return routed_experts_TLK.new_empty(routed_experts_TLK.shape[1], num_experts, dtype=torch.int64)
+
+
+def _all_on(device: torch.device, tensors: Sequence[Tensor]) -> bool:
+    return all(tensor.device == device for tensor in tensors)
+
+
+def _int32(values: Tensor) -> Tensor:
+    if values.dtype == torch.int32:
+        return values.contiguous()
+    return values.clamp(max=torch.iinfo(torch.int32).max).to(torch.int32)

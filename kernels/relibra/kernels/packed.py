@@ -1,0 +1,24 @@
+"""The layout of a packed buffer: tensors one after the other, each padded with zeros to the alignment."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from torch import Tensor
+
+ALIGNMENT_BYTES = 16
+"""Every tensor in a packed buffer starts at a multiple of this, so that kernels can move whole vectors."""
+
+
+def packed_size_bytes(tensors: Sequence[Tensor]) -> int:
+    """Bytes of the buffer that holds `tensors`, padding included."""
+    return sum(map(_padded_size_bytes, tensors))
+
+
+def packed_offsets(tensors: Sequence[Tensor]) -> list[int]:
+    """First byte of each of `tensors` in the buffer that holds them."""
+    return [0, *accumulate(map(_padded_size_bytes, tensors))][:-1]
+
+
+def _padded_size_bytes(tensor: Tensor) -> int:
+    # Not `nbytes`, which tensors of symbolic shape do not have.
+    return -(-tensor.numel() * tensor.element_size() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

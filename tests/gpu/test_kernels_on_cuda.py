@@ -1,0 +1,219 @@
+"""Every kernel on the device: the bits of the reference on the CPU, the current stream, no waiting, CUDA graphs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+from relibra.kernels import (
+    EMPTY,
+    REST,
+    driver,
+    expert_pack,
+    expert_push,
+    expert_unpack,
+    flag_wait,
+    grad_accumulate,
+    quota_remap,
+    reference,
+    route_count,
+)
+
+
+@pytest.fixture(autouse=True)
+def _kernels_are_there() -> None:
+    assert driver.device(torch.cuda.current_device()) is not None, "the kernels fell back to their reference"
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def _random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def _routing(num_tokens: int, num_experts: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    routing_map_TE = _random(num_tokens, num_experts) > 1.2
+    probs_TE = (_random(num_tokens, num_experts, seed=1).sigmoid() * routing_map_TE).to(dtype)
+    slot_expert_P = torch.cat([torch.arange(num_experts), torch.tensor([0, 1, 1, EMPTY])]).int()
+    share_P = torch.cat([torch.full((num_experts,), REST), torch.tensor([10, 5, 300, 0])]).int()
+    return probs_TE, routing_map_TE, slot_expert_P, share_P
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(3,), (0,), (5, 7), (40_000,)],
+        [(1536, 512), (512, 768)],
+        [(1 + i,) for i in range(300)],
+    ],
+    ids=["odd", "expert", "many"],
+)
+@pytest.mark.parametrize("shift", [0, 1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_pack_and_unpack(shapes: list[tuple[int, ...]], shift: int, dtype: torch.dtype) -> None:
+    flat = [_random(shift + torch.Size(shape).numel(), dtype=dtype, seed=i) for i, shape in enumerate(shapes)]
+    tensors = [row[shift:].view(shape) for row, shape in zip(flat, shapes, strict=True)]
+    shifted = [row.cuda()[shift:].view(shape) for row, shape in zip(flat, shapes, strict=True)]
+    into = [torch.zeros_like(row).cuda()[shift:].view(shape) for row, shape in zip(flat, shapes, strict=True)]
+    with _no_waiting():
+        buffer = expert_pack(shifted, torch.device("cuda"))
+        expert_unpack(buffer, into)
+    assert torch.equal(buffer.cpu(), reference.expert_pack(tensors, torch.device("cpu")))
+    assert all(torch.equal(a, b.cpu()) for a, b in zip(tensors, into, strict=True))
+
+
+def test_push_in_one_process() -> None:
+    tensors = [_random(1000, 77).cuda(), _random(5, dtype=torch.bfloat16).cuda()]
+    slots, flag = [torch.zeros_like(tensor) for tensor in tensors], torch.zeros(1, dtype=torch.int64, device="cuda")
+    with _no_waiting():
+        expert_push(tensors, slots, flag, 41, num_sms=4)
+        arrived, later = flag_wait(flag, 41, 1.0), flag_wait(flag, 42, 1e-3)
+    assert all(map(torch.equal, slots, tensors))
+    assert flag.item() == 41
+    assert bool(arrived)
+    assert not bool(later)
+
+
+def test_a_wait_sees_what_another_stream_pushes() -> None:
+    source, slot = _random(3_000_000).cuda(), torch.zeros(3_000_000, device="cuda")
+    flag = torch.zeros(1, dtype=torch.int64, device="cuda")
+    seen = torch.zeros_like(slot)
+    waiter, pusher = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(pusher):
+        # The allocator of this stream gets its memory now: later that could wait for the waiting kernel.
+        expert_push([source], [slot], flag, 0, num_sms=8)
+    torch.cuda.synchronize()
+    for value in range(1, 6):
+        with torch.cuda.stream(waiter):
+            arrived = flag_wait(flag, value, 30.0)
+            seen.copy_(slot)
+        with torch.cuda.stream(pusher):
+            expert_push([source], [slot], flag, value, num_sms=8)
+        torch.cuda.synchronize()
+        assert bool(arrived)
+        assert torch.equal(seen, source)
+        source.mul_(-1.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_S5_accumulate(dtype: torch.dtype, shift: int) -> None:
+    sizes, counts = [3, 8192, 100_003], [2, 0, 7]
+    into = [_random(size + shift, seed=size)[shift:] for size in sizes]
+    gradients = [
+        [_random(size + shift, dtype=dtype, seed=i)[shift:] for i in range(num)]
+        for size, num in zip(sizes, counts, strict=True)
+    ]
+    on_cuda = [torch.cat([torch.zeros(shift), target]).cuda()[shift:] for target in into]
+    added = [[torch.cat([g.new_zeros(shift), g]).cuda()[shift:] for g in some] for some in gradients]
+    with _no_waiting():
+        grad_accumulate(on_cuda, added)
+    reference.grad_accumulate(into, gradients)
+    assert all(torch.equal(a, b.cpu()) for a, b in zip(into, on_cuda, strict=True))
+
+
+@pytest.mark.parametrize(("num_tokens", "num_experts"), [(0, 8), (1, 8), (4099, 128), (20_000, 16)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_S5_remap_forward_and_backward(num_tokens: int, num_experts: int, dtype: torch.dtype) -> None:
+    routing = _routing(num_tokens, num_experts, dtype)
+    on_cuda = [tensor.cuda() for tensor in routing]
+    upstream_TP = _random(num_tokens, num_experts + 4, dtype=dtype, seed=2)
+    upstream_on_cuda_TP = upstream_TP.cuda()
+    routing[0].requires_grad_()
+    on_cuda[0].requires_grad_()
+    with _no_waiting():
+        probs_TP, routing_map_TP = quota_remap(*on_cuda)
+        probs_TP.backward(upstream_on_cuda_TP)
+    want_TP, want_map_TP = reference.quota_remap(*routing)
+    want_TP.backward(upstream_TP)
+    assert torch.equal(routing_map_TP.cpu(), want_map_TP)
+    assert torch.equal(probs_TP.detach().cpu(), want_TP.detach())
+    assert torch.equal(on_cuda[0].grad.cpu(), routing[0].grad)
+
+
+def test_S7_a_slot_whose_expert_does_not_exist_takes_nothing() -> None:
+    probs_TE, routing_map_TE, slot_expert_P, share_P = (tensor.cuda() for tensor in _routing(100, 8, torch.float32))
+    slot_expert_P[-1], share_P[-1] = 10**6, 50
+    _, routing_map_TP = quota_remap(probs_TE, routing_map_TE, slot_expert_P, share_P)
+    assert int(routing_map_TP[:, -1].sum()) == 0
+    assert int(routing_map_TP.sum()) == int(routing_map_TE.sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize(("shape", "num_experts"), [((3000, 48, 8), 128), ((5, 1, 1), 3), ((900, 60, 8), 5000)])
+def test_count(dtype: torch.dtype, shape: tuple[int, ...], num_experts: int) -> None:
+    routed_TLK = torch.randint(-1 if dtype.is_signed else 0, min(num_experts, 127), shape).to(dtype)
+    on_cuda = routed_TLK.cuda()
+    with _no_waiting():
+        count_LE = route_count(on_cuda, num_experts)
+    assert torch.equal(count_LE.cpu(), reference.route_count(routed_TLK, num_experts))
+
+
+def test_an_operator_runs_on_the_current_stream() -> None:
+    tensors = [torch.zeros(100_000, device="cuda")]
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(200_000_000)
+        tensors[0].fill_(3.0)
+        buffer = expert_pack(tensors, torch.device("cuda"))
+        into = torch.zeros(100_000, device="cuda")
+        expert_unpack(buffer, [into])
+        total = into.sum()
+    torch.cuda.synchronize()
+    assert total.item() == 300_000
+
+
+def _all_operators(values: Tensor, slot_expert: Tensor, share: Tensor) -> list[Tensor]:
+    """Every operator once, from fp32 `[64, 32]` values to tensors that depend on them."""
+    probs, physical_map = quota_remap(values, values > 0.5, slot_expert, share)
+    buffer = expert_pack([values, probs], values.device)
+    into, into_probs = torch.empty_like(values), torch.empty_like(probs)
+    expert_unpack(buffer, [into, into_probs])
+    grad_accumulate([into], [[values, values]])
+    slot, flag = torch.empty_like(values), torch.zeros(1, dtype=torch.int64, device="cuda")
+    expert_push([into], [slot], flag, 5, num_sms=2)
+    arrived = flag_wait(flag, 5, 1.0)
+    counts = route_count((values.abs() * 8).to(torch.int32)[:, None], 32)
+    return [probs, physical_map, buffer, into, slot, flag, arrived, counts]
+
+
+def test_a_cuda_graph_replays_every_operator_on_new_values() -> None:
+    values = _random(64, 32).cuda()
+    slot_expert = (torch.arange(40) % 32).int().cuda()
+    share = torch.tensor([REST] * 32 + [2] * 8).int().cuda()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        _all_operators(values, slot_expert, share)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        results = _all_operators(values, slot_expert, share)
+    for seed in (7, 8):
+        values.copy_(_random(64, 32, seed=seed))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, results, _all_operators(values, slot_expert, share)))
+
+
+def test_results_are_the_same_in_every_run() -> None:
+    routing = [tensor.cuda() for tensor in _routing(8192, 128, torch.bfloat16)]
+    first = quota_remap(*routing)
+    assert all(torch.equal(a, b) for _ in range(5) for a, b in zip(first, quota_remap(*routing), strict=True))
+
+
+@pytest.mark.parametrize("operation", [expert_pack, reference.expert_pack])
+def test_tensors_that_are_not_contiguous_take_the_reference(operation: Callable[..., Tensor]) -> None:
+    matrix = _random(30, 20)
+    assert torch.equal(
+        operation([matrix.cuda().t()], torch.device("cuda")).cpu(),
+        reference.expert_pack([matrix.t()], torch.device("cpu")),
+    )

@@ -1,0 +1,18 @@
+"""Where there is no CUDA driver, the kernels are missing loudly and once."""
+
+import warnings
+
+import pytest
+import torch
+
+from relibra.kernels import driver
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_device_without_kernels_warns_once() -> None:
+    driver.device.cache_clear()
+    with pytest.warns(RuntimeWarning, match="cannot be had on device 0"):
+        assert driver.device(0) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert driver.device(0) is None

@@ -1,0 +1,145 @@
+"""The operators: torch's own check of each, what they refuse, and gradients."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from relibra.errors import InvalidInput
+from relibra.kernels import (
+    EMPTY,
+    REST,
+    checks,
+    expert_pack,
+    expert_push,
+    expert_unpack,
+    flag_wait,
+    grad_accumulate,
+    quota_remap,
+    reference,
+    route_count,
+)
+
+OPS = torch.ops.relibra
+
+
+def _routing(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    routing_map_TE = torch.rand(9, 4) < 0.5
+    slot_expert_P = torch.tensor([2, 0, 1, 3, 1, EMPTY], dtype=torch.int32)
+    share_P = torch.tensor([REST, REST, REST, REST, 3, 0], dtype=torch.int32)
+    return (torch.rand(9, 4) * routing_map_TE).to(dtype), routing_map_TE, slot_expert_P, share_P
+
+
+def _cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    tensors = [torch.randn(3, 5), torch.randn(7).bfloat16()]
+    probs_TE, *rest = _routing()
+    routing_map_TP = torch.rand(9, 6) < 0.3
+    return {
+        "quota_remap": (OPS.quota_remap.default, (probs_TE.requires_grad_(), *rest)),
+        "quota_give_back": (OPS.quota_give_back.default, (torch.rand(9, 6), routing_map_TP, rest[1], 4)),
+        "expert_pack": (OPS.expert_pack.default, (tensors,)),
+        "expert_unpack": (OPS.expert_unpack.default, (torch.zeros(80, dtype=torch.uint8), tensors)),
+        "expert_push": (
+            OPS.expert_push.default,
+            (tensors, [t.clone() for t in tensors], torch.zeros(1, dtype=torch.int64), 3, 4),
+        ),
+        "flag_wait": (OPS.flag_wait.default, (torch.ones(1, dtype=torch.int64), 1, 0.0)),
+        "grad_accumulate": (OPS.grad_accumulate.default, ([torch.zeros(3), torch.zeros(2)], [torch.randn(2)], [0, 1])),
+        "route_count": (OPS.route_count.default, (torch.randint(0, 5, (6, 2, 3), dtype=torch.uint8), 5)),
+    }
+
+
+@pytest.mark.parametrize("name", _cases())
+def test_torch_finds_nothing_wrong_with_an_operator(name: str) -> None:
+    operator, args = _cases()[name]
+    torch.library.opcheck(operator, args)
+
+
+def test_S5_gradients_pass_through_the_remap() -> None:
+    probs_TE, routing_map_TE, slot_expert_P, share_P = _routing(torch.float64)
+    probs_TE.requires_grad_()
+
+    def remap(probs_TE: Tensor) -> Tensor:
+        return quota_remap(probs_TE, routing_map_TE, slot_expert_P, share_P)[0]
+
+    assert torch.autograd.gradcheck(remap, probs_TE)
+    upstream_TP = torch.randn(9, 6, dtype=torch.float64)
+    (got_TE,) = torch.autograd.grad(remap(probs_TE), probs_TE, upstream_TP)
+    plain_TP, _ = reference.quota_remap(probs_TE, routing_map_TE, slot_expert_P, share_P)
+    (want_TE,) = torch.autograd.grad(plain_TP, probs_TE, upstream_TP)
+    assert torch.equal(got_TE, want_TE)
+
+
+def test_operators_trace_into_one_graph() -> None:
+    @torch.compile(backend="eager", fullgraph=True)
+    def step(probs_TE: Tensor, map_TE: Tensor, expert_P: Tensor, share_P: Tensor, into: Tensor) -> tuple[Tensor, ...]:
+        probs_TP, map_TP = quota_remap(probs_TE, map_TE, expert_P, share_P)
+        packed = expert_pack([probs_TP], probs_TP.device)
+        expert_unpack(packed, [into])
+        return probs_TP, map_TP
+
+    routing, into = _routing(), torch.zeros(9, 6)
+    probs_TP, map_TP = step(*routing, into)
+    want_TP, want_map_TP = reference.quota_remap(*routing)
+    assert torch.equal(probs_TP, want_TP)
+    assert torch.equal(into, want_TP)
+    assert torch.equal(map_TP, want_map_TP)
+
+
+def test_writing_to_a_leaf_parameter_is_seen_by_autograd() -> None:
+    weight = torch.nn.Parameter(torch.zeros(4))
+    product = (weight * weight).sum()
+    expert_unpack(expert_pack([torch.ones(4)], torch.device("cpu")), [weight])
+    assert torch.equal(weight, torch.ones(4))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+def test_nothing_to_move_is_fine() -> None:
+    assert expert_pack([], torch.device("cpu")).shape == (0,)
+    expert_unpack(torch.zeros(0, dtype=torch.uint8), [])
+    grad_accumulate([], [])
+    grad_accumulate([torch.zeros(2)], [[]])
+
+
+_FLAG = torch.zeros(1, dtype=torch.int64)
+_PROBS, _MAP, _EXPERTS, _SHARES = _routing()
+_REFUSED: Sequence[tuple[str, Callable[[], object]]] = [
+    (r"probs_TE: expected \[T, E\], floating", lambda: quota_remap(_PROBS.int(), _MAP, _EXPERTS, _SHARES)),
+    (r"probs_TE: .* got torch.float32 \[9\]", lambda: quota_remap(_PROBS[:, 0], _MAP, _EXPERTS, _SHARES)),
+    (r"routing_map_TE: expected bool \[9, 4\]", lambda: quota_remap(_PROBS, _MAP[:3], _EXPERTS, _SHARES)),
+    (r"routing_map_TE: .* got torch.int8", lambda: quota_remap(_PROBS, _MAP.to(torch.int8), _EXPERTS, _SHARES)),
+    (r"share_P: expected int32 or int64 \[6\]", lambda: quota_remap(_PROBS, _MAP, _EXPERTS, _SHARES[:5])),
+    (r"slot_expert_P: .* got torch.float32", lambda: quota_remap(_PROBS, _MAP, _EXPERTS.float(), _SHARES)),
+    (r"slot_expert_P: expected experts below 4, got 5", lambda: quota_remap(_PROBS, _MAP, _EXPERTS + 2, _SHARES)),
+    (r"slots: expected 1, one for each tensor, got 0", lambda: expert_push([torch.zeros(2)], [], _FLAG, 1)),
+    (r"tensors: expected at least one", lambda: expert_push([], [], _FLAG, 1)),
+    (r"slots\[0\]: expected torch.float32 \[2\]", lambda: expert_push([torch.zeros(2)], [torch.zeros(3)], _FLAG, 1)),
+    (r"flag: expected int64, one element", lambda: expert_push([torch.zeros(2)], [torch.zeros(2)], _FLAG.int(), 1)),
+    (r"num_sms: expected at least 1", lambda: expert_push([_FLAG], [_FLAG.clone()], _FLAG, 1, num_sms=0)),
+    (r"flag: .* got torch.int64 \[2\]", lambda: flag_wait(torch.zeros(2, dtype=torch.int64), 1, 1.0)),
+    (r"timeout_s: expected 0 or more, finite, got inf", lambda: flag_wait(_FLAG, 1, float("inf"))),
+    (r"into\[0\]: expected torch.float32", lambda: grad_accumulate([torch.zeros(2).half()], [[torch.zeros(2).half()]])),
+    (
+        r"gradients\[0\]\[1\]: expected torch",
+        lambda: grad_accumulate([torch.zeros(2)], [[torch.ones(2), torch.ones(3)]]),
+    ),
+    (r"gradients: .* got torch.float64", lambda: grad_accumulate([torch.zeros(2)], [[torch.zeros(2).double()]])),
+    (r"gradients: expected 1 lists", lambda: grad_accumulate([torch.zeros(2)], [])),
+    (r"routed_experts_TLK: expected \[T, L, K\]", lambda: route_count(torch.zeros(3, 2, dtype=torch.uint8), 4)),
+    (r"routed_experts_TLK: .* got torch.float32", lambda: route_count(torch.zeros(3, 2, 1), 4)),
+    (r"num_experts: expected at least 1", lambda: route_count(torch.zeros(3, 2, 1, dtype=torch.uint8), 0)),
+]
+
+
+@pytest.mark.parametrize(("message", "call"), _REFUSED, ids=range(len(_REFUSED)))
+def test_S7_arguments_that_do_not_fit_are_refused_by_name(message: str, call: Callable[[], object]) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        call()
+
+
+def test_S7_devices_are_not_mixed() -> None:
+    with pytest.raises(InvalidInput, match=r"gradients\[0\]: expected on cpu, got meta"):
+        checks.grad_accumulate([torch.zeros(2)], [[torch.zeros(2, device="meta")]])
