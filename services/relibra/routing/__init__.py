@@ -1,17 +1,40 @@
-"""Routed experts as frameworks and files hold them, and the counts planning needs.
+"""Routed experts as engines, frameworks and files hold them, and the counts planning needs.
 
-In:   routed experts `[T, L, K]` of a sequence, as numpy or torch; routing traces on disk.
-Out:  token counts `[L, E]` per sequence, 16 to 60 times smaller than the ids; `RoutingTrace`.
+In:   payloads of vLLM, SGLang, verl, slime, NeMo-RL, SkyRL, prime-rl, AReaL and Megatron; routing traces on disk.
+Out:  `SequenceRouting`, token counts `[L, E]` (16 to 60 times smaller than the ids), `RoutingTrace`, schedules.
 
-    count_routed_experts    one sequence -> counts
-    count_sequences         a trace -> counts of all its sequences
-    read_trace, write_trace the trace file
+    formats, responses           a payload or an HTTP response -> SequenceRouting
+    model_layers, model_config   which layers route, which payloads do not say
+    filler, partial_rollout      what the trainer makes of unknown rows; sequences in pieces
+    token_layout, micro_batches  how trainers deal tokens to ranks -> schedules
+    recording, trace_sets        recorded files -> traces; merged, split
+    count_routed_experts         one sequence -> counts
+    count_sequences              a trace -> counts of all its sequences
+    read_trace, write_trace      the trace file
 
 Rollout workers import this package, so it needs numpy alone.
 """
 
 from relibra.routing.counts import count_routed_experts, count_sequences
+from relibra.routing.filler import FILLER_RULES, FillerRule, as_trained
+from relibra.routing.formats import decode
+from relibra.routing.model_config import read_model_config
+from relibra.routing.model_layers import ModelLayers
+from relibra.routing.sequence_routing import SequenceRouting
 from relibra.routing.trace import RoutingTrace
 from relibra.routing.trace_file import read_trace, write_trace
 
-__all__ = ["RoutingTrace", "count_routed_experts", "count_sequences", "read_trace", "write_trace"]
+__all__ = [
+    "FILLER_RULES",
+    "FillerRule",
+    "ModelLayers",
+    "RoutingTrace",
+    "SequenceRouting",
+    "as_trained",
+    "count_routed_experts",
+    "count_sequences",
+    "decode",
+    "read_model_config",
+    "read_trace",
+    "write_trace",
+]

@@ -1,0 +1,90 @@
+"""`relibra trace`: look into routing traces, check, merge and split them."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from relibra.cli.trace_report import describe_trace, print_trace
+from relibra.errors import InvalidInput
+from relibra.routing import RoutingTrace, read_trace, write_trace
+from relibra.routing.trace_sets import merge_traces, split_by_domain, split_in_parts
+
+app = typer.Typer(help="Look into routing traces, check, merge and split them.", no_args_is_help=True)
+
+_Source = Annotated[Path, typer.Argument(help="Routing trace (.npz).", show_default=False)]
+
+
+@app.command()
+def info(source: _Source, as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False) -> None:
+    """Show what is in a trace, and how unbalanced plain expert parallelism would be on it."""
+    found = read_trace(source)
+    if as_json:
+        typer.echo(json.dumps({"trace": str(source)} | describe_trace(found), indent=2))
+    else:
+        print_trace(Console(), found, str(source))
+
+
+@app.command()
+def validate(source: _Source) -> None:
+    """Check a trace: its keys and types, and that every token has different experts. Exits 1 if not."""
+    found = read_trace(source)
+    sorted_TLK = np.sort(found.routed_experts, axis=-1)
+    twice_TL = (sorted_TLK[..., 1:] == sorted_TLK[..., :-1]).any(axis=-1)
+    if twice_TL.any():
+        row, layer = np.argwhere(twice_TL)[0]
+        typer.echo(
+            f"{source}: {int(twice_TL.sum())} of {twice_TL.size} (token, layer) rows name an expert twice, the first "
+            f"is row {row}, layer {layer}: {found.routed_experts[row, layer].tolist()}; fillers of padding, or another "
+            "number of layers or top-k than the model has"
+        )
+        raise typer.Exit(1)
+    typer.echo(f"{source}: valid, {found.num_sequences} sequences, {len(found.routed_experts)} tokens")
+
+
+@app.command()
+def merge(
+    sources: Annotated[list[Path], typer.Argument(help="Routing traces of one model.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Trace file to write (.npz).")],
+) -> None:
+    """Put the sequences of several traces into one."""
+    _write(output, merge_traces([read_trace(source) for source in sources]))
+    typer.echo(f"Written to {output}")
+
+
+@app.command()
+def split(
+    source: _Source,
+    output_dir: Annotated[Path, typer.Option("--output-dir", "-o", help="Folder of the files to write.")] = Path(),
+    parts: Annotated[int | None, typer.Option(help="Into this many files of consecutive sequences.")] = None,
+    by_domain: Annotated[bool, typer.Option("--by-domain", help="Into a file for every domain.")] = False,
+) -> None:
+    """Put the sequences of a trace into several."""
+    if (parts is None) != by_domain:
+        raise InvalidInput.of("split", expected="either --parts or --by-domain", got="both" if by_domain else "neither")
+    if not output_dir.is_dir():
+        raise InvalidInput.of("--output-dir", expected="a folder that exists", got=output_dir)
+    found = read_trace(source)
+    pieces = (
+        split_by_domain(found)
+        if parts is None
+        else {f"{index:04d}": each for index, each in enumerate(split_in_parts(found, parts))}
+    )
+    for name, piece in pieces.items():
+        path = output_dir / f"{source.stem}-{_file_name(name)}.npz"
+        _write(path, piece)
+        typer.echo(f"{path}: {piece.num_sequences} sequences")
+
+
+def _file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
+
+
+def _write(path: Path, piece: RoutingTrace) -> None:
+    try:
+        write_trace(path, piece)
+    except OSError as error:
+        raise InvalidInput.of("--output", expected="a file that can be written", got=error) from error

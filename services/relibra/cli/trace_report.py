@@ -1,0 +1,68 @@
+"""What a routing trace holds, at a glance."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from relibra.errors import InvalidInput
+from relibra.evaluation import model_of, schedule_of
+from relibra.planning import Cluster, StepLoad, imbalance
+from relibra.planning.load import home_loads
+from relibra.routing import RoutingTrace, count_sequences
+
+_RANKS = (8, 16, 32)
+_GPUS_PER_NODE = 8
+
+
+def describe_trace(trace: RoutingTrace) -> dict[str, Any]:
+    """Return what is in a trace, for programs; imbalance is that of plain EP, null where experts do not divide."""
+    length_S, counts_SLE = np.diff(trace.offsets), count_sequences(trace)
+    names = trace.domain if trace.domain is not None else np.array([], dtype=np.str_)
+    return {
+        "num_sequences": trace.num_sequences,
+        "num_tokens": len(trace.routed_experts),
+        "tokens_per_sequence": {
+            "least": int(length_S.min()),
+            "median": float(np.median(length_S)),
+            "most": int(length_S.max()),
+        },
+        "num_layers": trace.num_layers,
+        "num_experts": trace.num_experts,
+        "top_k": trace.top_k,
+        "num_micro_batches": None if trace.schedule is None else trace.schedule.num_micro_batches,
+        "domains": {str(name): int(number) for name, number in zip(*np.unique(names, return_counts=True), strict=True)},
+        "imbalance": {num_ranks: _plain_imbalance(trace, counts_SLE, num_ranks) for num_ranks in _RANKS},
+    }
+
+
+def print_trace(console: Console, trace: RoutingTrace, title: str) -> None:
+    """Show what is in a trace, for people."""
+    said = describe_trace(trace)
+    lengths, schedule = said["tokens_per_sequence"], said["num_micro_batches"]
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("sequences", f"{said['num_sequences']}")
+    table.add_row("tokens", f"{said['num_tokens']}")
+    table.add_row("tokens of a sequence", f"{lengths['least']} to {lengths['most']}, median {lengths['median']:g}")
+    table.add_row("MoE layers", f"{said['num_layers']}")
+    table.add_row("experts", f"{said['num_experts']}, top {said['top_k']}")
+    if said["domains"]:
+        table.add_row("domains", ", ".join(f"{name} {number}" for name, number in said["domains"].items()))
+    table.add_row("schedule", "none" if schedule is None else f"fixed, {schedule} micro-batches")
+    for num_ranks, value in said["imbalance"].items():
+        table.add_row(f"imbalance of plain EP{num_ranks}", "-" if value is None else f"{value:.3f}")
+    console.print(table)
+
+
+def _plain_imbalance(trace: RoutingTrace, counts_SLE: NDArray[np.integer], num_ranks: int) -> float | None:
+    cluster = Cluster(num_nodes=num_ranks // _GPUS_PER_NODE, gpus_per_node=_GPUS_PER_NODE, redundant_slots=0)
+    try:
+        load = StepLoad.of(counts_SLE, schedule_of(trace, cluster), cluster)
+        home_LE = cluster.identity_placement(model_of(trace))
+    except InvalidInput:
+        return None  # experts that do not divide, or a fixed schedule on other ranks
+    return imbalance(home_loads(load.load_MLE, home_LE, num_ranks))

@@ -1,0 +1,112 @@
+"""What trainers make of tokens without a recorded route. Fillers are load: a padding row is dispatched like any other.
+
+P filler rows, L MoE layers, K top-k.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.errors import InvalidInput
+from relibra.routing.model_layers import ModelLayers
+from relibra.routing.sequence_routing import SequenceRouting
+
+
+class Filler(Enum):
+    """The experts that a trainer sends a token to whose route it does not have."""
+
+    NATIVE = "native"
+    """The router decides; nothing is known before."""
+    EXPERT_ZERO = "expert zero"
+    """Zeros: every one of the K copies goes to expert 0."""
+    FIRST_EXPERTS = "first experts"
+    """Experts 0 to K - 1, in every layer."""
+    ROUND_ROBIN = "round robin"
+    """Counted on over rows, all layers and K, modulo E; from 0 again for every run of fillers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillerRule:
+    """How a training framework fills what the rollout does not know."""
+
+    last_token: Filler
+    missing: Filler | None
+    """None where the framework refuses a sequence with a gap."""
+    padding: Filler
+
+
+FILLER_RULES: dict[str, FillerRule] = {
+    # A replay mask leaves the last token and padding to the router.
+    "verl": FillerRule(last_token=Filler.NATIVE, missing=None, padding=Filler.NATIVE),
+    # Routes recorded by the trainer: all tokens are known, padding is zeros (verl #7524).
+    "verl-r2": FillerRule(last_token=Filler.NATIVE, missing=None, padding=Filler.EXPERT_ZERO),
+    "slime": FillerRule(last_token=Filler.ROUND_ROBIN, missing=None, padding=Filler.ROUND_ROBIN),
+    "nemo-rl": FillerRule(last_token=Filler.FIRST_EXPERTS, missing=Filler.NATIVE, padding=Filler.FIRST_EXPERTS),
+    "skyrl": FillerRule(last_token=Filler.FIRST_EXPERTS, missing=None, padding=Filler.FIRST_EXPERTS),
+}
+"""By framework, with routes replayed from the rollout where not said otherwise."""
+
+
+def as_trained(routing: SequenceRouting, rule: FillerRule, num_padding_rows: int = 0) -> SequenceRouting:
+    """Return the rows that the trainer will replay: the known ones, the fillers, and padding behind the last token.
+
+    Tokens that the router will decide stay without a row (`num_missing`).
+
+    Raises:
+        InvalidInput: the sequence has a gap, and the framework refuses such.
+    """
+    has_row_N = np.zeros(routing.num_tokens, dtype=np.bool_)
+    has_row_N[routing.position_T] = True
+    gap_P = np.flatnonzero(~has_row_N[:-1])
+    if len(gap_P) and rule.missing is None:
+        raise InvalidInput.of(
+            "routed_experts",
+            expected="a row for every token but the last, or a framework that fills gaps",
+            got=f"no row for {len(gap_P)} tokens, the first is {gap_P[0]}",
+        )
+    last = routing.num_tokens - 1
+    runs = (
+        (rule.missing, gap_P),
+        (rule.last_token, np.arange(last, last + (not has_row_N[last]))),
+        (rule.padding, np.arange(last + 1, last + 1 + num_padding_rows)),
+    )
+    rows, positions = [routing.narrow()], [routing.position_T]
+    for filler, position_P in runs:
+        if filler not in (None, Filler.NATIVE) and len(position_P):
+            rows.append(filler_rows(filler, np.arange(len(position_P)), routing.layers))
+            positions.append(position_P)
+    position_T = np.concatenate(positions)
+    order_T = np.argsort(position_T, kind="stable")
+    return SequenceRouting(
+        layers=routing.layers,
+        routed_TLK=np.concatenate(rows)[order_T],
+        position_T=position_T[order_T],
+        num_tokens=routing.num_tokens + num_padding_rows,
+    )
+
+
+def filler_rows(filler: Filler, ordinal_P: NDArray[np.integer], layers: ModelLayers) -> NDArray[np.unsignedinteger]:
+    """Return the expert ids of fillers, `[P, L, K]`.
+
+    Args:
+        filler: what they are.
+        ordinal_P: place of every filler in its run.
+        layers: the model's.
+
+    Raises:
+        InvalidInput: of fillers that only the router knows.
+    """
+    shape_PXK = (len(ordinal_P), layers.num_layers, layers.top_k)
+    if filler is Filler.ROUND_ROBIN:
+        ids_per_row = layers.num_layers * layers.top_k
+        within_XK = np.arange(ids_per_row).reshape(shape_PXK[1:])
+        ids_PXK = (ordinal_P[:, None, None] * ids_per_row + within_XK) % layers.num_experts
+    elif filler is Filler.FIRST_EXPERTS:
+        ids_PXK = np.broadcast_to(np.arange(layers.top_k), shape_PXK)
+    elif filler is Filler.EXPERT_ZERO:
+        ids_PXK = np.zeros(shape_PXK, dtype=np.int64)
+    else:
+        raise InvalidInput.of("filler", expected="one with known experts", got=filler.value)
+    return ids_PXK[:, np.array(layers.is_moe)].astype(layers.id_dtype)

@@ -1,0 +1,97 @@
+"""The formats by name, and which one a payload is in."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from relibra.errors import InvalidInput
+from relibra.routing.formats import envelope, nemo_rl, sglang, vllm
+from relibra.routing.model_layers import ModelLayers
+from relibra.routing.sequence_routing import SequenceRouting, sequence_routing
+
+
+class Decoder(Protocol):
+    """A payload of one sequence to its routing."""
+
+    def __call__(
+        self,
+        payload: Any,
+        layers: ModelLayers,
+        *,
+        num_tokens: int | None = None,
+        start: int | None = None,
+        field: str = "routed_experts",
+    ) -> SequenceRouting:
+        """Decode, or raise `InvalidInput` or `LimitExceeded`."""
+
+
+FORMATS: dict[str, Decoder] = {
+    "vllm": vllm.decode,
+    "sglang": sglang.decode,
+    "slime": sglang.decode,
+    "areal": sglang.decode,
+    "nemo-rl": nemo_rl.decode,
+    "skyrl": envelope.decode,
+    "prime-rl": envelope.decode,
+    "array": sequence_routing,
+}
+"""Decoders by the name that `--format` takes; `array` is `[rows, layers, K]` as it is, such as Megatron's."""
+
+
+def detect(payload: object) -> str:
+    """Return the format a payload is in, where that is beyond doubt.
+
+    Raises:
+        InvalidInput: base64 that says nothing of itself, as SGLang's, or nothing known.
+    """
+    if isinstance(payload, str):
+        if payload.startswith(nemo_rl.MAGIC):
+            return "nemo-rl"
+        if payload.startswith(vllm.NPY_IN_BASE64):
+            return "vllm"
+        raise InvalidInput.of(
+            "routed_experts",
+            expected="a format that names itself, or --format (raw base64 without a shape is --format sglang)",
+            got=f"text that begins with {payload[:16]!r}",
+        )
+    if envelope.is_envelope(payload) or all(hasattr(payload, key) for key in ("data", "shape", "dtype", "start")):
+        return "prime-rl" if _has_start(payload) else "skyrl"
+    if hasattr(payload, "ndim"):
+        return "array" if payload.ndim == 3 else "areal"
+    if isinstance(payload, Sequence) and payload:
+        return "nemo-rl"
+    raise InvalidInput.of(
+        "routed_experts", expected=f"one of the formats {', '.join(FORMATS)}", got=f"a {type(payload).__name__}"
+    )
+
+
+def decode(
+    payload: Any,
+    layers: ModelLayers,
+    *,
+    format_name: str | None = None,
+    num_tokens: int | None = None,
+    start: int | None = None,
+    field: str = "routed_experts",
+) -> SequenceRouting:
+    """Decode the payload of one sequence.
+
+    Args:
+        payload: as the engine or framework holds it.
+        layers: the model's.
+        format_name: one of `FORMATS`; detected by default.
+        num_tokens: tokens of the sequence, prompt and response, where known: then missing rows are noticed.
+        start: token of the first row, where the request left out a prefix.
+        field: how to name the payload in errors.
+
+    Raises:
+        InvalidInput: unknown or ambiguous format, or malformed; says what was expected.
+        LimitExceeded: larger than a sequence may be.
+    """
+    name = detect(payload) if format_name is None else format_name
+    if name not in FORMATS:
+        raise InvalidInput.of("format", expected=" or ".join(FORMATS), got=name)
+    return FORMATS[name](payload, layers, num_tokens=num_tokens, start=start, field=field)
+
+
+def _has_start(payload: Any) -> bool:
+    return "start" in payload if envelope.is_envelope(payload) else True

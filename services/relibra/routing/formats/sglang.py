@@ -1,0 +1,48 @@
+"""SGLang: base64 of raw little-endian int32, flattened; the receiver must know layers and top-k.
+
+`[rows, layers, K]` over all layers, zeros for dense ones. Rows end at the last token but one;
+`routed_experts_start_len` leaves out leading ones. slime reads the same; AReaL reshapes it to `[rows, layers x K]`.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from relibra.errors import InvalidInput
+from relibra.routing.encoded_array import base64_to_bytes, bytes_to_array
+from relibra.routing.model_layers import ModelLayers
+from relibra.routing.sequence_routing import SequenceRouting, as_integers, sequence_routing
+
+_INT32 = np.dtype("<i4")
+
+
+def decode(
+    payload: Any,
+    layers: ModelLayers,
+    *,
+    num_tokens: int | None = None,
+    start: int | None = None,
+    field: str = "routed_experts",
+) -> SequenceRouting:
+    """Decode the string of a response, or the array a framework made of it: flat, 2-D or 3-D.
+
+    Raises:
+        InvalidInput: not such a payload, or not of this model's layers and top-k.
+        LimitExceeded: larger than a sequence may be.
+    """
+    if isinstance(payload, str | bytes):
+        data = base64_to_bytes(payload, field)
+        if len(data) % _INT32.itemsize:
+            raise InvalidInput.of(field, expected="whole int32 numbers", got=f"{len(data)} bytes")
+        payload = bytes_to_array(data, _INT32, [len(data) // _INT32.itemsize], field)
+    ids = as_integers(payload, field)
+    if ids.ndim in (1, 2):
+        ids_per_row = layers.num_layers * layers.top_k
+        if ids.size % ids_per_row or (ids.ndim == 2 and ids.shape[1] != ids_per_row):
+            raise InvalidInput.of(
+                field,
+                expected=f"rows of {ids_per_row} ids ({layers.num_layers} layers x top {layers.top_k})",
+                got=f"{list(ids.shape)} ids",
+            )
+        ids = ids.reshape(-1, layers.num_layers, layers.top_k)
+    return sequence_routing(ids, layers, num_tokens=num_tokens, start=start, field=field)

@@ -1,0 +1,121 @@
+"""Micro-batches as frameworks make them, and the schedules that come of them.
+
+S sequences, D data-parallel ranks, N rows of a step.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from relibra.errors import InvalidInput
+from relibra.planning.schedule import Schedule
+from relibra.routing.filler import Filler, filler_rows
+from relibra.routing.sequence_routing import SequenceRouting
+from relibra.routing.token_layout import TokenLayout
+from relibra.routing.trace import RoutingTrace
+
+
+def verl_micro_batches(num_sequences: int, index_lists: Sequence[Sequence[Sequence[int]]]) -> list[list[list[int]]]:
+    """Number the sequences of verl's dynamic batches through.
+
+    Args:
+        num_sequences: S of the batch, which verl cuts into D equal runs.
+        index_lists: of every data rank, the lists of places in its run that `rearrange_micro_batches` returns.
+
+    Raises:
+        InvalidInput: D does not divide S.
+    """
+    if not index_lists or num_sequences % len(index_lists):
+        raise InvalidInput.of(
+            "index_lists", expected=f"data ranks that divide {num_sequences} sequences", got=len(index_lists)
+        )
+    run = num_sequences // len(index_lists)
+    return [
+        [[rank * run + int(place) for place in places] for places in of_rank]
+        for rank, of_rank in enumerate(index_lists)
+    ]
+
+
+def megatron_micro_batches(num_sequences: int, num_data_ranks: int, micro_batch_size: int) -> list[list[list[int]]]:
+    """Deal sequences out as Megatron's samplers do: the next `micro_batch_size` to each data rank in turn.
+
+    Raises:
+        InvalidInput: the last micro-batch would not be full.
+    """
+    per_pass = num_data_ranks * micro_batch_size
+    if per_pass < 1 or num_sequences < 1 or num_sequences % per_pass:
+        raise InvalidInput.of(
+            "num_sequences", expected=f"a multiple of {num_data_ranks} ranks x {micro_batch_size}", got=num_sequences
+        )
+    dealt = np.arange(num_sequences).reshape(-1, num_data_ranks, micro_batch_size).swapaxes(0, 1)
+    micro_batches: list[list[list[int]]] = dealt.tolist()
+    return micro_batches
+
+
+def sequence_schedule(layout: TokenLayout) -> Schedule:
+    """Return the schedule of sequences that each start from one rank: no context or sequence parallelism.
+
+    Raises:
+        InvalidInput: a sequence starts from several ranks; plan its parts, as `scheduled_trace` makes them.
+    """
+    table_N4 = np.stack([layout.sequence_N, layout.micro_batch_N, layout.source_rank_N, layout.ep_group_N], axis=1)
+    sequence_S, micro_batch_S, source_rank_S, ep_group_S = np.unique(table_N4[layout.sequence_N >= 0], axis=0).T
+    split_S = np.flatnonzero(np.diff(sequence_S) == 0)
+    if len(split_S):
+        raise InvalidInput.of(
+            f"sequence {sequence_S[split_S[0]]}",
+            expected="to start from one rank",
+            got="several (context or sequence parallelism); use scheduled_trace and report the parts it makes",
+        )
+    return Schedule(micro_batch_S=micro_batch_S, source_rank_S=source_rank_S, ep_group_S=ep_group_S)
+
+
+def scheduled_trace(
+    routings: Sequence[SequenceRouting], layout: TokenLayout, padding: Filler = Filler.NATIVE
+) -> RoutingTrace:
+    """Return a trace in the schedule of a token layout; its sequences are the parts that start from one rank together.
+
+    Tokens without a row, and padding that the router decides, are left out; apply `as_trained` before to have them.
+
+    Args:
+        routings: of the sequences that were laid out.
+        layout: where their tokens start from.
+        padding: what the trainer makes of padding.
+
+    Raises:
+        InvalidInput: a sequence has a row that the layout has no token for, or there are no rows.
+    """
+    if not routings:
+        raise InvalidInput.of("routings", expected="at least one sequence", got="none")
+    layers = routings[0].layers
+    rows_NLK = np.zeros((len(layout.sequence_N), layers.num_moe_layers, layers.top_k), dtype=layers.id_dtype)
+    is_row_N = np.zeros(len(layout.sequence_N), dtype=np.bool_)
+    by_sequence_N = np.lexsort((layout.position_N, layout.sequence_N))
+    bounds = np.searchsorted(layout.sequence_N[by_sequence_N], np.arange(-1, len(routings) + 1))
+    for sequence, routing in enumerate(routings):
+        line_N = by_sequence_N[bounds[sequence + 1] : bounds[sequence + 2]]
+        if routing.num_rows and routing.position_T[-1] >= len(line_N):
+            raise InvalidInput.of(
+                f"routings[{sequence}]", expected=f"rows of its {len(line_N)} tokens", got=int(routing.position_T[-1])
+            )
+        rows_NLK[line_N[routing.position_T]] = routing.narrow()
+        is_row_N[line_N[routing.position_T]] = True
+    if padding is not Filler.NATIVE:
+        line_N = by_sequence_N[: bounds[1]]
+        rows_NLK[line_N] = filler_rows(padding, layout.position_N[line_N], layers)
+        is_row_N[line_N] = True
+    columns = (layout.micro_batch_N, layout.ep_group_N, layout.source_rank_N, layout.sequence_N + 1)
+    key_N = np.ravel_multi_index(columns, tuple(int(each.max()) + 1 for each in columns))[is_row_N]
+    order_N = np.argsort(key_N, kind="stable")
+    _, first_P, length_P = np.unique(key_N[order_N], return_index=True, return_counts=True)
+    micro_batch_P, ep_group_P, source_rank_P, _ = (
+        each[is_row_N][order_N][first_P].astype(np.int32) for each in columns
+    )
+    return RoutingTrace(
+        routed_experts=rows_NLK[is_row_N][order_N],
+        offsets=np.cumsum([0, *length_P], dtype=np.int64),
+        num_experts=layers.num_experts,
+        micro_batch=micro_batch_P,
+        source_rank=source_rank_P,
+        ep_group=ep_group_P,
+    )

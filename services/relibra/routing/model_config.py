@@ -1,0 +1,111 @@
+"""The routers of a model as its Hugging Face `config.json` describes them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from relibra.errors import InvalidInput
+from relibra.routing.model_layers import ModelLayers
+
+_NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+_TOP_K = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "experts_per_token",
+    "top_k_experts",
+    "moe_topk",
+    "moe_top_k",
+    "moe_k",
+)
+_NUM_LAYERS = ("num_hidden_layers", "n_layers", "num_layers")
+
+
+def read_model_config(path: str | Path) -> ModelLayers:
+    """Read `config.json`, or the folder of a checkpoint that holds it.
+
+    Raises:
+        InvalidInput: no such file, not JSON, or no MoE model; names the key that is missing.
+    """
+    path = Path(path)
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidInput.of("model config", expected="a Hugging Face config.json", got=error) from error
+    if not isinstance(config, Mapping):
+        raise InvalidInput.of("model config", expected="a JSON object", got=f"a {type(config).__name__}")
+    return layers_of_config(config)
+
+
+def layers_of_config(config: Mapping[str, Any]) -> ModelLayers:
+    """Return the routers that a model configuration describes.
+
+    Understands dense first layers (`first_k_dense_replace`), a frequency or a mask (`moe_layer_freq`), Qwen's
+    `decoder_sparse_step` and `mlp_only_layers`, Llama's `interleave_moe_layer_step`, hybrid patterns
+    (`hybrid_override_pattern`, E for MoE) and lists of layer types (`mlp_layer_types`, `layers_block_type`). Composite
+    models are described in their `text_config`.
+
+    Raises:
+        InvalidInput: names the key that is missing or does not fit.
+    """
+    text = config.get("text_config")
+    if isinstance(text, Mapping):
+        config = text
+    num_layers = _number(config, _NUM_LAYERS)
+    if not 1 <= num_layers <= 4096:
+        raise InvalidInput.of("num_hidden_layers", expected="1 to 4096", got=num_layers)
+    num_mtp_layers = config.get("num_nextn_predict_layers")
+    return ModelLayers(
+        num_experts=_number(config, _NUM_EXPERTS),
+        top_k=_number(config, _TOP_K),
+        is_moe=_moe_layers(config, num_layers),
+        num_mtp_layers=num_mtp_layers if _is_int(num_mtp_layers) else 0,
+    )
+
+
+def _moe_layers(config: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
+    pattern = config.get("hybrid_override_pattern")
+    if isinstance(pattern, str):
+        return _checked("hybrid_override_pattern", [letter == "E" for letter in pattern], num_layers)
+    for key, moe in (("mlp_layer_types", "sparse"), ("layers_block_type", "moe")):
+        kinds = config.get(key)
+        if isinstance(kinds, Sequence) and moe in kinds:
+            return _checked(key, [kind == moe for kind in kinds], num_layers)
+    frequency = config.get("moe_layer_freq", 1)
+    if isinstance(frequency, Sequence) and not isinstance(frequency, str):
+        return _checked("moe_layer_freq", [bool(each) for each in frequency], num_layers)
+    if not _is_int(frequency) or frequency < 1:
+        raise InvalidInput.of("moe_layer_freq", expected="a whole number of at least 1, or a list", got=frequency)
+    step_key = "decoder_sparse_step" if "decoder_sparse_step" in config else "interleave_moe_layer_step"
+    step = config.get(step_key, 1)
+    if not _is_int(step) or step < 1:
+        raise InvalidInput.of(step_key, expected="a whole number of at least 1", got=step)
+    first = config.get("first_k_dense_replace") or 0
+    if not _is_int(first):
+        raise InvalidInput.of("first_k_dense_replace", expected="a whole number", got=first)
+    dense = config.get("mlp_only_layers") or ()
+    if not isinstance(dense, Sequence):
+        raise InvalidInput.of("mlp_only_layers", expected="a list of layers", got=dense)
+    return tuple(
+        layer >= first and layer % frequency == 0 and (layer + 1) % step == 0 and layer not in dense
+        for layer in range(num_layers)
+    )
+
+
+def _checked(key: str, is_moe: list[bool], num_layers: int) -> tuple[bool, ...]:
+    if len(is_moe) != num_layers:
+        raise InvalidInput.of(key, expected=f"one entry for each of {num_layers} layers", got=len(is_moe))
+    return tuple(is_moe)
+
+
+def _number(config: Mapping[str, Any], keys: tuple[str, ...]) -> int:
+    for key in keys:
+        value = config.get(key)
+        if _is_int(value):
+            return value
+    raise InvalidInput.of("model config", expected=f"a whole number named {' or '.join(keys)}", got="none of them")
+
+
+def _is_int(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)

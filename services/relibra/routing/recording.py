@@ -1,0 +1,176 @@
+"""Recorded rollouts and training batches, from files to a routing trace.
+
+responses       JSON lines, one HTTP response or sample each
+batch           `.npz` with `routed_experts` and `attention_mask` or `offsets`, as training batches have them
+router trace    Megatron's `router_trace_rank*.jsonl`, of all ranks together
+"""
+
+import json
+import zipfile
+import zlib
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from relibra.errors import InvalidInput, LimitExceeded, RelibraError
+from relibra.routing.encoded_array import MAX_PAYLOAD_SIZE_BYTES, npy_to_array
+from relibra.routing.formats.batch import decode_jagged, decode_padded
+from relibra.routing.formats.megatron import decode_trace
+from relibra.routing.model_layers import ModelLayers
+from relibra.routing.partial_rollout import Keep, join
+from relibra.routing.responses import decode_response
+from relibra.routing.sequence_routing import SequenceRouting, sequence_routing
+from relibra.routing.trace import RoutingTrace
+
+_MAX_LINE_SIZE_BYTES = 2 * MAX_PAYLOAD_SIZE_BYTES
+_OFFSETS = ("offsets", "cu_seqlens")
+
+
+def read_lines(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the JSON of every line that is not blank.
+
+    Raises:
+        InvalidInput: a line is not JSON; says which.
+        LimitExceeded: a line is larger than a few sequences may be.
+    """
+    number = 0
+    while line := file.readline(_MAX_LINE_SIZE_BYTES + 1):
+        number += 1
+        if len(line) > _MAX_LINE_SIZE_BYTES:
+            raise LimitExceeded(f"line {number}: more than {_MAX_LINE_SIZE_BYTES} bytes")
+        if not line.isspace():
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InvalidInput.of(f"line {number}", expected="JSON", got=error) from error
+
+
+def is_router_trace(value: object) -> bool:
+    """Whether a line is a record of Megatron's router trace."""
+    return isinstance(value, Mapping) and "top_indices" in value and "layer" in value
+
+
+def read_responses(
+    file: IO[bytes], layers: ModelLayers, *, format_name: str | None = None, turns_by: str | None = None
+) -> list[SequenceRouting]:
+    """Read the sequences of a file of responses.
+
+    Args:
+        file: JSON lines.
+        layers: the model's.
+        format_name: overrides what the responses say of themselves.
+        turns_by: a key; responses with equal values there are turns of one sequence, in order.
+
+    Raises:
+        InvalidInput: names the line, the field and what was expected.
+        LimitExceeded: larger than a line or sequence may be.
+    """
+    sequences: dict[Hashable, SequenceRouting] = {}
+    for number, response in read_lines(file):
+        try:
+            decoded = decode_response(response, layers, format_name=format_name)
+            for index, each in enumerate(decoded):
+                routing = replace(each, routed_TLK=each.narrow())  # lets go of four bytes an id
+                name: Hashable = (number, index) if turns_by is None else (_turn(response, turns_by), index)
+                sequences[name] = join(sequences[name], routing, Keep.LATER) if name in sequences else routing
+        except RelibraError as error:
+            raise type(error)(f"line {number}: {error}") from error
+    return list(sequences.values())
+
+
+def read_batch(path: Path, layers: ModelLayers) -> list[SequenceRouting]:
+    """Read the sequences of a `.npz`: padded with `attention_mask`, jagged with `offsets`, or one alone.
+
+    Raises:
+        InvalidInput: not such a file; names the key.
+    """
+    arrays = _read_npz(path)
+    ids = arrays.get("routed_experts", arrays.get("rollout_routed_experts"))
+    if ids is None:
+        raise InvalidInput.of("batch", expected="the key routed_experts", got=", ".join(arrays) or "no arrays")
+    if "attention_mask" in arrays:
+        return decode_padded(ids, arrays["attention_mask"], layers)
+    for key in _OFFSETS:
+        if key in arrays:
+            return decode_jagged(ids, arrays[key], layers)
+    if ids.ndim == 3:
+        return [sequence_routing(ids, layers)]
+    raise InvalidInput.of(
+        str(path), expected="attention_mask or offsets beside routed_experts, which say what is padding", got="neither"
+    )
+
+
+def trace_of_sequences(
+    routings: Sequence[SequenceRouting], layers: ModelLayers, domains: Sequence[str] | None = None
+) -> RoutingTrace:
+    """Put sequences together to a trace without a schedule.
+
+    Raises:
+        InvalidInput: there are none.
+    """
+    if not routings:
+        raise InvalidInput.of("recording", expected="at least one sequence", got="none")
+    return RoutingTrace(
+        routed_experts=np.concatenate([each.narrow() for each in routings]),
+        offsets=np.cumsum([0, *(each.num_rows for each in routings)], dtype=np.int64),
+        num_experts=layers.num_experts,
+        domain=None if domains is None else np.array(domains, dtype=np.str_),
+    )
+
+
+def trace_of_router_records(
+    records: Sequence[Mapping[str, Any]], layers: ModelLayers, num_ep_ranks: int | None = None
+) -> RoutingTrace:
+    """Put a router trace together: what a rank routed in a forward pass is a sequence, in the schedule that was run.
+
+    Args:
+        records: of all ranks.
+        layers: the model's.
+        num_ep_ranks: ranks of an EP group, which the records do not tell; all of a pipeline stage by default.
+
+    Raises:
+        InvalidInput: as `decode_trace`; records that do not fit the model, or `num_ep_ranks` the ranks.
+    """
+    forwards = decode_trace(records)
+    routings = [
+        sequence_routing(each.routed_TLK, layers, num_tokens=len(each.routed_TLK) + 1, start=0, field="router_trace")
+        for each in forwards
+    ]
+    trace = trace_of_sequences(routings, layers)
+    source_rank = np.array([each.source_rank for each in forwards], dtype=np.int32)
+    num_ranks = int(source_rank.max()) + 1
+    ep_ranks = num_ranks if num_ep_ranks is None else num_ep_ranks
+    if ep_ranks < 1 or num_ranks % ep_ranks:
+        raise InvalidInput.of("ep_ranks", expected=f"a divisor of the {num_ranks} ranks of a stage", got=ep_ranks)
+    return RoutingTrace(
+        routed_experts=trace.routed_experts,
+        offsets=trace.offsets,
+        num_experts=trace.num_experts,
+        micro_batch=np.array([each.micro_batch for each in forwards], dtype=np.int32),
+        source_rank=source_rank % np.int32(ep_ranks),
+        ep_group=source_rank // np.int32(ep_ranks),
+    )
+
+
+def _turn(response: Any, key: str) -> str:
+    places = [response, response.get("meta_info")] if isinstance(response, Mapping) else []
+    for place in places:
+        if isinstance(place, Mapping) and key in place:
+            return json.dumps(place[key], sort_keys=True)
+    raise InvalidInput.of(key, expected="to name the sequence that a turn belongs to", got="no such key")
+
+
+def _read_npz(path: Path) -> dict[str, Any]:
+    try:
+        with zipfile.ZipFile(path) as file:
+            return {
+                name.removesuffix(".npy"): npy_to_array(file.read(name), name.removesuffix(".npy"))
+                for name in file.namelist()
+                if name.removesuffix(".npy")
+                in ("routed_experts", "rollout_routed_experts", "attention_mask", *_OFFSETS)
+            }
+    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError) as error:
+        raise InvalidInput.of("batch", expected="a complete .npz file", got=error) from error

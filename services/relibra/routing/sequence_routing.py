@@ -1,0 +1,172 @@
+"""`SequenceRouting`: what every routed-experts format is decoded to.
+
+T rows, X layers of a payload, L MoE layers, K top-k, E experts.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.errors import InvalidInput, LimitExceeded
+from relibra.routing.counts import count_routed_experts
+from relibra.routing.model_layers import ModelLayers
+
+MAX_TOKENS = 1 << 24
+"""Of a sequence, known or not: bounds what a payload can claim with a few digits."""
+
+_NUM_SAMPLED_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SequenceRouting:
+    """The routing of one sequence: a row for each token whose experts are known, MoE layers only.
+
+    The last token of a sequence was sampled and never forwarded, so it has no row; neither have tokens that the engine
+    left out or lost. What the trainer does with them is a `FillerRule`.
+    """
+
+    layers: ModelLayers
+    routed_TLK: NDArray[np.integer]
+    """Expert ids, in the type they came in. The order of the K is the engine's; counts take them as a set."""
+    position_T: NDArray[np.int64]
+    """The token of every row, rising."""
+    num_tokens: int
+    """Tokens of the sequence, prompt and response."""
+
+    @property
+    def num_rows(self) -> int:
+        """T."""
+        return len(self.routed_TLK)
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens without a row; one where only the last is without."""
+        return self.num_tokens - self.num_rows
+
+    def counts(self) -> NDArray[np.uint32]:
+        """Count the rows of every layer and expert, uint32 `[L, E]`."""
+        return count_routed_experts(self.routed_TLK, self.layers.num_experts)
+
+    def narrow(self) -> NDArray[np.unsignedinteger]:
+        """Return the rows in the type of a routing trace."""
+        return self.routed_TLK.astype(self.layers.id_dtype, copy=False)
+
+
+def sequence_routing(
+    payload: Any,
+    layers: ModelLayers,
+    *,
+    num_tokens: int | None = None,
+    start: int | None = None,
+    field: str = "routed_experts",
+) -> SequenceRouting:
+    """Check a payload and make it a `SequenceRouting`.
+
+    A row of -1 only, or of zeros only where K > 1, is a token the engine knows nothing of. It is never counted: zero is
+    an expert. A payload with as many rows as tokens carries a filler for the last one, which is cut.
+
+    Args:
+        payload: integers `[rows, layers, K]`, over all layers or MoE layers only; numpy, or torch on any device.
+        layers: the model's.
+        num_tokens: tokens of the sequence, prompt and response; rows end at the last but one.
+        start: token of the first row. What `num_tokens` leaves, or 0, by default.
+        field: how to name the payload in errors.
+
+    Raises:
+        InvalidInput: another shape or type, ids that are no experts or not distinct, a row with a part of its routes, a
+            MoE layer without any, or rows that contradict `num_tokens` and `start`.
+        LimitExceeded: more than `MAX_TOKENS`.
+    """
+    ids_TXK = as_integers(payload, field)
+    if ids_TXK.ndim != 3 or ids_TXK.shape[2] != layers.top_k:
+        raise InvalidInput.of(
+            field,
+            expected=f"[rows, {layers.num_layers} layers, top {layers.top_k}]",
+            got=f"{ids_TXK.dtype} {list(ids_TXK.shape)}",
+        )
+    if num_tokens is not None and len(ids_TXK) and len(ids_TXK) == num_tokens - (start or 0):
+        ids_TXK = ids_TXK[:-1]
+    start, num_tokens = _span(len(ids_TXK), num_tokens, start, field)
+    ids_TLK = layers.select_moe(ids_TXK, field)
+    known_T = _known_rows(ids_TLK, field)
+    position_T = np.arange(start, start + len(ids_TLK), dtype=np.int64)
+    if not known_T.all():
+        ids_TLK, position_T = ids_TLK[known_T], position_T[known_T]
+    _check_ids(ids_TLK, layers, field)
+    return SequenceRouting(layers=layers, routed_TLK=ids_TLK, position_T=position_T, num_tokens=num_tokens)
+
+
+def as_integers(value: Any, field: str) -> NDArray[np.integer]:
+    """Take numpy arrays, nested lists and torch tensors (without importing torch) of integers.
+
+    Raises:
+        InvalidInput: not integers, or not an array.
+    """
+    try:
+        if hasattr(value, "detach"):
+            value = value.detach().cpu().numpy()
+        array = np.asarray(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidInput.of(field, expected="an array of integers", got=error) from error
+    if array.dtype.kind not in "iu":
+        raise InvalidInput.of(field, expected="an array of integers", got=f"{array.dtype} {list(array.shape)}")
+    return array
+
+
+def _span(num_rows: int, num_tokens: int | None, start: int | None, field: str) -> tuple[int, int]:
+    if num_tokens is None:
+        num_tokens = (start or 0) + num_rows + 1
+    if start is None:
+        start = num_tokens - 1 - num_rows
+    if num_tokens > MAX_TOKENS:
+        raise LimitExceeded(f"{field}: {num_tokens} tokens are more than the {MAX_TOKENS} that a sequence may have")
+    if start < 0 or num_tokens - 1 - start != num_rows:
+        first = max(0, start)
+        hint = "; another model's layers or top-k, or rows of an earlier sequence" if start < 0 else ""
+        raise InvalidInput.of(
+            field,
+            expected=f"{max(0, num_tokens - 1 - first)} rows, from token {first} to the last but one of {num_tokens}",
+            got=f"{num_rows}{hint}",
+        )
+    return start, num_tokens
+
+
+def _known_rows(ids_TLK: NDArray[np.integer], field: str) -> NDArray[np.bool_]:
+    known_T = np.ones(len(ids_TLK), dtype=np.bool_)
+    if ids_TLK.dtype.kind == "i" and ids_TLK.min(initial=0) < 0:
+        negative_T = np.flatnonzero(ids_TLK.min(axis=(1, 2)) < 0)
+        partial_T = negative_T[(ids_TLK[negative_T] != -1).any(axis=(1, 2))]
+        if len(partial_T):
+            raise InvalidInput.of(
+                f"{field}[{partial_T[0]}]", expected="expert ids, or -1 throughout for no route", got="both, or other"
+            )
+        known_T[negative_T] = False
+    if ids_TLK.shape[2] > 1:
+        suspect_T = np.flatnonzero(ids_TLK[:, 0].max(axis=1) == 0)  # rows of zeros begin with a layer of zeros
+        known_T[suspect_T] = ids_TLK[suspect_T].any(axis=(1, 2))
+    return known_T
+
+
+def _check_ids(ids_TLK: NDArray[np.integer], layers: ModelLayers, field: str) -> None:
+    largest = int(ids_TLK.max(initial=0))
+    if largest >= layers.num_experts:
+        raise InvalidInput.of(field, expected=f"expert ids 0 to {layers.num_experts - 1}", got=largest)
+    if layers.top_k == 1 or not len(ids_TLK):
+        return
+    sample_TLK = ids_TLK[:: max(1, len(ids_TLK) // _NUM_SAMPLED_ROWS)]
+    silent_L = np.flatnonzero(~sample_TLK.any(axis=(0, 2)))
+    if len(silent_L):
+        raise InvalidInput.of(
+            f"{field}, MoE layer {silent_L[0]}",
+            expected="routes",
+            got="zeros only; a dense layer, or a pipeline stage that captured nothing",
+        )
+    sorted_TLK = np.sort(sample_TLK, axis=-1)
+    if (sorted_TLK[..., 1:] == sorted_TLK[..., :-1]).any():
+        raise InvalidInput.of(
+            field,
+            expected=f"{layers.top_k} different experts a token and layer",
+            got="an expert twice; check the model's layers and top-k",
+        )

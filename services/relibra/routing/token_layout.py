@@ -1,0 +1,197 @@
+"""How trainers lay tokens out on ranks: data, context and sequence parallelism, packing and padding.
+
+S sequences, N rows (tokens and padding), M micro-batches.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelLayout:
+    """The ranks of one pipeline stage, as Megatron numbers them: tensor before context before data.
+
+    Expert-parallel groups are the same ranks cut anew: expert-tensor before expert. Every stage has the same cut.
+    """
+
+    data: int
+    expert: int
+    context: int = 1
+    tensor: int = 1
+    """With sequence parallelism, as MoE layers demand."""
+    expert_tensor: int = 1
+    zigzag: bool = True
+    """Context-parallel rank c has chunks c and 2C - 1 - c of 2C; else chunk c of C."""
+
+    def __post_init__(self) -> None:
+        for field in ("data", "expert", "context", "tensor", "expert_tensor"):
+            if getattr(self, field) < 1:
+                raise InvalidInput.of(f"layout.{field}", expected="at least 1", got=getattr(self, field))
+        if self.num_ranks % (self.expert * self.expert_tensor):
+            raise InvalidInput.of(
+                "layout.expert",
+                expected=f"expert x expert_tensor to divide the {self.num_ranks} ranks of a stage",
+                got=f"{self.expert} x {self.expert_tensor}",
+            )
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of a stage."""
+        return self.data * self.context * self.tensor
+
+    @property
+    def num_ep_groups(self) -> int:
+        """Expert-data-parallel size."""
+        return self.num_ranks // (self.expert * self.expert_tensor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """What a micro-batch of one data-parallel rank is padded to."""
+
+    sequence_multiple: int
+    """Every sequence, before it is split."""
+    rank_multiple: int
+    """What each context-parallel rank has, after."""
+    is_packed: bool = True
+    """One sequence after the other; else all as long as the longest, each split by itself."""
+
+    @classmethod
+    def verl(cls, layout: ParallelLayout) -> "Packing":
+        """Sequence packing of verl."""
+        multiple = layout.tensor * layout.context * 2 if layout.context > 1 else layout.tensor
+        return cls(sequence_multiple=multiple, rank_multiple=1)
+
+    @classmethod
+    def slime(cls, layout: ParallelLayout, pad_multiplier: int = 128) -> "Packing":
+        """Sequence packing of slime; `pad_multiplier` is its `data_pad_size_multiplier`."""
+        return cls(
+            sequence_multiple=2 * layout.context if layout.context > 1 else 1,
+            rank_multiple=layout.tensor * pad_multiplier,
+        )
+
+    @classmethod
+    def padded(cls, layout: ParallelLayout, multiple: int = 1) -> "Packing":
+        """Sequences as long as the longest of the micro-batch, and that a multiple of `multiple`."""
+        needed = layout.tensor * layout.context * (2 if layout.context > 1 and layout.zigzag else 1)
+        return cls(sequence_multiple=math.lcm(needed, multiple), rank_multiple=1, is_packed=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenLayout:
+    """Where every row of a step starts from: a table with a line for each token and each padding row, `[N]` each."""
+
+    sequence_N: NDArray[np.int64]
+    """-1 for padding."""
+    position_N: NDArray[np.int64]
+    """Token of the sequence; of padding, its place in its run."""
+    micro_batch_N: NDArray[np.int64]
+    source_rank_N: NDArray[np.int64]
+    ep_group_N: NDArray[np.int64]
+
+
+def lay_out(
+    micro_batches: Sequence[Sequence[Sequence[int]]],
+    length_S: NDArray[np.integer],
+    layout: ParallelLayout,
+    packing: Packing,
+) -> TokenLayout:
+    """Return the layout of a step. Every token of every sequence is in it exactly once.
+
+    Args:
+        micro_batches: sequences of every data-parallel rank and micro-batch, `[data][M][...]`.
+        length_S: tokens of every sequence.
+        layout: the ranks.
+        packing: how micro-batches are padded.
+
+    Raises:
+        InvalidInput: ranks with different numbers of micro-batches, a sequence that is missing, unknown or twice, or
+            padding that does not split evenly.
+    """
+    _check(micro_batches, len(length_S), layout.data)
+    columns = [
+        _lay_out_one(np.asarray(length_S)[sequences], np.asarray(sequences), layout, packing, data_rank, micro_batch)
+        for data_rank, of_rank in enumerate(micro_batches)
+        for micro_batch, sequences in enumerate(of_rank)
+        if len(sequences)
+    ]
+    sequence_N, position_N, micro_batch_N, rank_N = np.concatenate(columns, axis=1)
+    ep_rank_N = rank_N // layout.expert_tensor
+    return TokenLayout(
+        sequence_N=sequence_N,
+        position_N=position_N,
+        micro_batch_N=micro_batch_N,
+        source_rank_N=ep_rank_N % layout.expert,
+        ep_group_N=ep_rank_N // layout.expert,
+    )
+
+
+def _lay_out_one(
+    length_B: NDArray[np.integer],
+    sequence_B: NDArray[np.integer],
+    layout: ParallelLayout,
+    packing: Packing,
+    data_rank: int,
+    micro_batch: int,
+) -> NDArray[np.int64]:
+    """Rows of one micro-batch as columns (sequence, position, micro-batch, rank of the stage)."""
+    num_chunks = 2 * layout.context if layout.zigzag and layout.context > 1 else layout.context
+    multiple = packing.sequence_multiple
+    if multiple % num_chunks:
+        raise InvalidInput.of("packing.sequence_multiple", expected=f"a multiple of {num_chunks} chunks", got=multiple)
+    padded_B = -(-length_B // multiple) * multiple
+    if not packing.is_packed:
+        padded_B = np.full_like(padded_B, padded_B.max())
+    row_B = np.repeat(np.arange(len(padded_B)), padded_B)
+    place_N = np.arange(len(row_B)) - np.repeat(np.cumsum(padded_B) - padded_B, padded_B)
+    chunk_B = padded_B // num_chunks
+    chunk_N, local_N = np.divmod(place_N, chunk_B[row_B])
+    is_back_N = chunk_N >= layout.context
+    context_N = np.where(is_back_N, num_chunks - 1 - chunk_N, chunk_N)
+    local_N += np.where(is_back_N, chunk_B[row_B], 0)
+    local_B = padded_B // layout.context
+    num_local = int(local_B.sum() if packing.is_packed else local_B[0])
+    if packing.is_packed:
+        local_N += (np.cumsum(local_B) - local_B)[row_B]
+    num_tail = -num_local % packing.rank_multiple
+    if (num_local + num_tail) % layout.tensor:
+        raise InvalidInput.of(
+            "packing",
+            expected=f"rows that {layout.tensor} tensor-parallel ranks can share",
+            got=f"{num_local + num_tail} rows",
+        )
+    tail_context_N, tail_N = np.divmod(np.arange(layout.context * num_tail), max(1, num_tail))
+    context_N = np.concatenate([context_N, tail_context_N])
+    tensor_N = np.concatenate([local_N, num_local + tail_N]) * layout.tensor // (num_local + num_tail)
+    is_token_N = place_N < length_B[row_B]
+    sequence_N = np.where(is_token_N, sequence_B[row_B], -1)
+    position_N = np.where(is_token_N, place_N, place_N - length_B[row_B])
+    return np.stack(
+        [
+            np.concatenate([sequence_N, np.full_like(tail_N, -1)]),
+            np.concatenate([position_N, tail_N]),
+            np.full(len(context_N), micro_batch),
+            (data_rank * layout.context + context_N) * layout.tensor + tensor_N,
+        ]
+    ).astype(np.int64)
+
+
+def _check(micro_batches: Sequence[Sequence[Sequence[int]]], num_sequences: int, num_data_ranks: int) -> None:
+    if len(micro_batches) != num_data_ranks:
+        raise InvalidInput.of(
+            "micro_batches", expected=f"a list for each of {num_data_ranks} data ranks", got=len(micro_batches)
+        )
+    counts = {len(each) for each in micro_batches}
+    if len(counts) > 1:
+        raise InvalidInput.of("micro_batches", expected="as many for every data rank", got=sorted(counts))
+    dealt = sorted(sequence for of_rank in micro_batches for sequences in of_rank for sequence in sequences)
+    if dealt != list(range(num_sequences)):
+        raise InvalidInput.of(
+            "micro_batches", expected=f"each of sequences 0 to {num_sequences - 1} once", got=f"{len(dealt)} entries"
+        )

@@ -1,0 +1,108 @@
+import numpy as np
+import pytest
+from engine_payloads import ALL_MOE, count, nemo_rl, routes, sglang, skyrl, vllm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relibra.errors import InvalidInput, RelibraError
+from relibra.routing.responses import completions_of, decode_response
+
+_USAGE = {"prompt_tokens": 4, "completion_tokens": 7, "total_tokens": 11}
+_TOKENS = {"prompt_token_ids": [1] * 4, "token_ids": [1] * 7}
+
+
+def _responses(rows):
+    return {
+        "vLLM completion": {
+            "choices": [{"index": 0, "text": "x", "routed_experts": vllm(rows, ALL_MOE)}],
+            "usage": _USAGE,
+        },
+        "vLLM chat with token ids": {
+            "prompt_token_ids": [1] * 4,
+            "choices": [{"message": {"content": ""}, "token_ids": [1] * 7, "routed_experts": vllm(rows, ALL_MOE)}],
+        },
+        "SGLang": {"text": "x", "meta_info": {"id": "a", "routed_experts": sglang(rows, ALL_MOE)} | _USAGE},
+        "SGLang batch": [{"meta_info": {"routed_experts": sglang(rows, ALL_MOE)} | _USAGE}],
+        "SGLang OpenAI": {
+            "choices": [{"text": "x"}],
+            "usage": _USAGE,
+            "sglext": {"routed_experts": sglang(rows, ALL_MOE)},
+        },
+        "NeMo-RL": {"choices": [{"message": {"routed_experts": nemo_rl(rows, ALL_MOE)}}], "usage": _USAGE},
+        "SkyRL": {"choices": [_TOKENS | {"routed_experts": skyrl(rows, ALL_MOE)}]},
+        "slime sample": {"tokens": [1] * 11, "rollout_routed_experts": sglang(rows, ALL_MOE)},
+    }
+
+
+@pytest.mark.parametrize("name", _responses(routes(0, 1, ALL_MOE)))
+def test_responses_of_every_server_are_understood_with_their_number_of_tokens(name):
+    rows = routes(0, 10, ALL_MOE)
+    (routing,) = decode_response(_responses(rows)[name], ALL_MOE)
+    np.testing.assert_array_equal(routing.counts(), count(rows, ALL_MOE))
+    assert routing.num_tokens == 11
+    (shorter,) = decode_response(_responses(rows[3:])[name], ALL_MOE)
+    assert shorter.position_T[0] == 3
+    with pytest.raises(InvalidInput, match="expected 10 rows"):
+        decode_response(_responses(routes(0, 13, ALL_MOE))[name], ALL_MOE)
+
+
+def test_several_choices_have_tokens_of_their_own_or_unknown_ones():
+    rows = [routes(seed, 5 + seed, ALL_MOE) for seed in (0, 1)]
+    choices = [{"routed_experts": vllm(each, ALL_MOE)} for each in rows]
+    response = {"choices": choices, "usage": _USAGE}
+    assert [each.num_tokens for each in decode_response(response, ALL_MOE)] == [6, 7]
+    for choice, each in zip(choices, rows, strict=True):
+        choice |= {"token_ids": [0] * (len(each) - 1)}
+    response["prompt_token_ids"] = [0] * 2
+    assert [each.num_tokens for each in completions_of(response)] == [6, 7]
+
+
+@pytest.mark.parametrize(
+    ("response", "message"),
+    [
+        ({"choices": [{"text": "x"}]}, "response: expected routed experts .*--enable-return-routed-experts.*choices"),
+        ({}, "got the keys none"),
+        ("x", "response: expected a JSON object, or a list of such, got a str"),
+        ([3], "response: expected a JSON object, or a list of such, got a list"),
+        ([], "response: expected a JSON object, or a list of such, got a list"),
+        (
+            {"meta_info": {"routed_experts": None}},
+            r"meta_info.routed_experts: expected routed experts, got null, as for",
+        ),
+        ({"choices": [{"routed_experts": None}]}, r"choices\[0\].routed_experts: expected routed experts, got null"),
+        ({"choices": [{"routed_experts": "AAAA"}]}, "expected a format that names itself"),
+        ({"choices": 3}, "got the keys choices"),
+    ],
+)
+def test_S7_responses_without_routing_say_what_is_missing(response, message):
+    with pytest.raises(InvalidInput, match=message):
+        decode_response(response, ALL_MOE)
+
+
+_KEYS = (
+    *("choices", "meta_info", "message", "sglext", "usage", "tokens", "token_ids", "prompt_token_ids", "prompt_tokens"),
+    *("completion_tokens", "routed_experts", "rollout_routed_experts", "data", "shape", "dtype", "start"),
+)
+_LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=9),
+    st.sampled_from([sglang(routes(0, 4, ALL_MOE), ALL_MOE), vllm(routes(0, 4, ALL_MOE), ALL_MOE), "uint8", [4, 3, 2]]),
+)
+
+
+@given(
+    response=st.recursive(
+        _LEAVES,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_KEYS), inner, max_size=4),
+        max_leaves=12,
+    )
+)
+@settings(max_examples=300)
+def test_S7_any_json_is_routing_or_a_named_error(response):
+    try:
+        assert all(each.num_rows <= each.num_tokens for each in decode_response(response, ALL_MOE))
+    except RelibraError:
+        return
