@@ -247,7 +247,7 @@ def test_a_measured_cost_model_prices_replicas(trace, tmp_path):
     dear = json.loads(_run(*args, "--expert-bytes", 1000, "--cost", cost))
     assert dear["num_replicas"] < free["num_replicas"]
     cost.write_text("[1]")
-    with pytest.raises(InvalidInput, match=r"--cost: expected a JSON object, got .*cost\.json with a list"):
+    with pytest.raises(InvalidInput, match=r"cost\.json: expected a cost model.* in JSON, got a list"):
         _run(*args, "--cost", cost)
-    with pytest.raises(InvalidInput, match=r"--cost: expected a cost model in JSON.*absent\.json"):
+    with pytest.raises(InvalidInput, match=r"absent\.json: expected a cost model.* in JSON"):
         _run(*args, "--cost", tmp_path / "absent.json")

@@ -1,0 +1,83 @@
+"""`relibra advise`: should I turn it on?
+
+In:   a routing trace file, a model and nodes by name.
+Out:  an answer with its reasons; exit status 0 for "turn it on", 1 for anything else.
+"""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from relibra.cli.question import (
+    GpusOption,
+    HardwareOption,
+    MicroBatchesOption,
+    ModelOption,
+    NodesOption,
+    TokensOption,
+    TraceOption,
+    ask,
+    provenance,
+)
+from relibra.evaluation.advice import Advice, Answer
+
+_COLOURS = {Answer.TURN_ON: "green", Answer.WILL_NOT_PAY: "yellow", Answer.NOT_ENOUGH_DATA: "blue"}
+
+
+def advise(
+    trace: TraceOption,
+    model: ModelOption,
+    hardware: HardwareOption = "h100",
+    nodes: NodesOption = 1,
+    gpus_per_node: GpusOption = 8,
+    micro_batches: MicroBatchesOption = 32,
+    tokens_per_gpu: TokensOption = 8192,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Say whether balancing will pay for a model on its recorded routing, and what to set."""
+    from relibra.evaluation.advice import advise as run  # loads numba
+
+    question = ask(trace, model, hardware, nodes, gpus_per_node, 2, micro_batches, tokens_per_gpu)
+    progress = Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True)
+    )
+    with progress:
+        task = progress.add_task("reading")
+        advice = run(question, lambda name: progress.update(task, description=f"simulating {name}"))
+    if as_json:
+        typer.echo(json.dumps(asdict(advice) | {"answer": advice.answer.value}, indent=2))
+    else:
+        console = Console()
+        colour = _COLOURS[advice.answer]
+        text = (
+            f"[bold {colour}]{advice.answer.value[0].upper()}{advice.answer.value[1:]}.[/]\n{_capital(advice.reason)}."
+        )
+        console.print(Panel(text, expand=False))
+        console.print(_table(advice))
+        console.print(f"Throughput is {advice.of_balanced:.1%} of perfect balance; the rest is {advice.limit}.")
+        console.print(f"{provenance(question)}. Times are simulated, for {question.hardware.source}.", highlight=False)
+    if advice.answer is not Answer.TURN_ON:
+        raise typer.Exit(1)
+
+
+def _table(advice: Advice) -> Table:
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for slots, gain in advice.gain_by_slots.items():
+        style = "bold" if slots == advice.redundant_slots else None
+        table.add_row(f"{slots} redundant slots", str(gain), style=style)
+    table.add_section()
+    for part, gain in advice.gain_by_part.items():
+        table.add_row(part.replace("-", " "), str(gain))
+    return table
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]

@@ -1,0 +1,84 @@
+"""`relibra calibrate`: turn measurements of a GPU into the cost model that plans are made with.
+
+In:   a report of `make gpu-check`.
+Out:  a cost model file for `relibra plan --cost` and for a job's registration.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from relibra.errors import InvalidInput
+from relibra.evaluation import calibration
+from relibra.evaluation.calibration import Measurement, read_measurements
+from relibra.planning.cost import CostModel
+from relibra.routing.atomic_file import write_atomically
+
+
+_ROWS: dict[str, Callable[[CostModel, int], str]] = {
+    "an expert with one token": lambda cost, _: f"{cost.compute_us(1):.1f} us",
+    "1000 more tokens": lambda cost, _: f"{1000 * cost.us_per_token:.1f} us",
+    "least tokens of a replica": lambda cost, size_bytes: f"{cost.min_tokens_per_replica(size_bytes)}",
+    "a crossing between nodes is worth": lambda cost, _: f"{cost.crossing_tokens:.2f} tokens",
+}
+"""What is shown of a cost model and an expert's size."""
+
+
+def calibrate(
+    measurements: Annotated[Path, typer.Argument(help="Report of `make gpu-check` (.json).", show_default=False)],
+    model: Annotated[
+        str | None, typer.Option(help="Which of the measured models to take. The only one by default.")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Cost model to write (.json).")] = Path("cost.json"),
+    nvlink_gb_per_s: Annotated[
+        float | None, typer.Option(help="Between GPUs of a node, one direction. 360 by default.", min=0.001)
+    ] = None,
+    network_gb_per_s: Annotated[
+        float | None, typer.Option(help="Between nodes, one GPU, one direction. 45 by default.", min=0.001)
+    ] = None,
+    hidden_share: Annotated[
+        float | None, typer.Option(help="Part of replicas' transfers that hides. 0.9 by default.", min=0, max=1)
+    ] = None,
+) -> None:
+    """Turn measurements of a GPU into a cost model."""
+    found = read_measurements(measurements)
+    chosen = _choose(found, model)
+    given = {
+        "intra_node_bytes_per_us": None if nvlink_gb_per_s is None else nvlink_gb_per_s * 1e3,
+        "inter_node_bytes_per_us": None if network_gb_per_s is None else network_gb_per_s * 1e3,
+        "hidden_transfer_share": hidden_share,
+    }
+    cost = calibration.calibrate(chosen, {field: value for field, value in given.items() if value is not None})
+    try:
+        write_atomically(output, (json.dumps(cost.to_dict(), indent=2) + "\n").encode())
+    except OSError as error:
+        raise InvalidInput.of("--output", expected="a file that can be written", got=error) from error
+    console = Console()
+    console.print(_table(chosen, cost))
+    console.print(f"Written to {output}", highlight=False)
+
+
+def _choose(found: list[Measurement], model: str | None) -> Measurement:
+    names = [each.preset for each in found]
+    if not found:
+        raise InvalidInput.of("measurements", expected="times of at least one model's experts", got="none")
+    if model is None and len(found) == 1:
+        return found[0]
+    if model not in names:
+        raise InvalidInput.of("--model", expected=f"one of the measured {', '.join(names)}", got=model)
+    return found[names.index(model)]
+
+
+def _table(chosen: Measurement, cost: CostModel) -> Table:
+    default = CostModel.of_expert(chosen.weight_size_bytes, chosen.token_size_bytes)
+    table = Table(title=f"{chosen.preset} on {chosen.device}")
+    for heading in ("", "measured", "default"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for label, show in _ROWS.items():
+        table.add_row(label, show(cost, chosen.weight_size_bytes), show(default, chosen.weight_size_bytes))
+    return table

@@ -1,0 +1,105 @@
+"""`relibra simulate`: all ways of balancing, side by side, on a recorded trace.
+
+In:   a routing trace file, a model and nodes by name.
+Out:  a table for people or JSON for programs, and a page with figures if asked for.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from relibra.cli.question import (
+    GpusOption,
+    HardwareOption,
+    MicroBatchesOption,
+    ModelOption,
+    NodesOption,
+    TokensOption,
+    TraceOption,
+    ask,
+    provenance,
+)
+from relibra.errors import InvalidInput
+from relibra.evaluation.simulation import Outcome
+
+
+def simulate(
+    trace: TraceOption,
+    model: ModelOption,
+    hardware: HardwareOption = "h100",
+    nodes: NodesOption = 1,
+    gpus_per_node: GpusOption = 8,
+    redundant_slots: Annotated[int, typer.Option(help="Spare expert slots of each GPU, the same for all.")] = 2,
+    micro_batches: MicroBatchesOption = 32,
+    tokens_per_gpu: TokensOption = 8192,
+    policies: Annotated[
+        str | None, typer.Option(help="Names to compare, with commas between. All of them by default.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Page to write (.html), with figures and nothing to load.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sequences drawn.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Compare ways of balancing on a routing trace, in simulated training time."""
+    from relibra.evaluation.policies import POLICIES  # loads numba
+    from relibra.evaluation.simulation import simulate as run
+
+    if report is not None and not report.parent.is_dir():
+        raise InvalidInput.of("--report", expected="a file in a folder that exists", got=report)
+    question = ask(trace, model, hardware, nodes, gpus_per_node, redundant_slots, micro_batches, tokens_per_gpu)
+    chosen = list(POLICIES) if policies is None else policies.split(",")
+    progress = Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True)
+    )
+    with progress:
+        task = progress.add_task("drawing two steps")
+        before, now = question.steps(seed)
+        outcomes = run(
+            now, before, question.training, chosen, on_policy=lambda name: progress.update(task, description=name)
+        )
+    if report is not None:
+        from relibra.evaluation.report import write_report  # loads plotly
+
+        write_report(report, question, outcomes)
+    if as_json:
+        said = [asdict(each) | {"total_s": each.step.total_s} for each in outcomes]
+        typer.echo(json.dumps({"is_of_this_model": question.is_of_this_model, "policies": said}, indent=2))
+        return
+    console = Console()
+    console.print(_table(outcomes, f"{model} on {nodes} x {gpus_per_node} {hardware.upper()}, simulated"))
+    console.print(
+        "Moved: experts, all layers. Waits: for weights, late decisions and experts that move.", highlight=False
+    )
+    console.print(f"{provenance(question)}.", highlight=False)
+    if report is not None:
+        console.print(f"Written to {report}", highlight=False)
+
+
+def _table(outcomes: list[Outcome], title: str) -> Table:
+    table = Table(title=title)
+    table.add_column("policy", no_wrap=True)
+    for heading in ("step s", "of\nplain", "of\nbalanced", "imbalance", "replicas\na cell", "moved", "waits s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    plain = next((each for each in outcomes if each.policy == "plain"), None)
+    best = max(outcomes, key=lambda each: each.of_balanced)
+    for each in outcomes:
+        step = each.step
+        table.add_row(
+            each.policy,
+            f"{step.total_s:.2f}",
+            f"{plain.step.total_s / step.total_s:.2f}x" if plain else "",
+            f"{each.of_balanced:.1%}",
+            f"{each.imbalance:.4f}",
+            f"{each.replicas_per_cell:.1f}",
+            f"{each.num_moved_experts}",
+            f"{step.transfer_s + step.decision_s + step.reorder_s:.2f}",
+            style="bold green" if each is best else None,
+        )
+    return table

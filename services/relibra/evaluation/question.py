@@ -1,0 +1,54 @@
+"""What a user asks of a recorded trace: this model, on these nodes, with micro-batches of this size."""
+
+from dataclasses import dataclass, replace
+
+from relibra.evaluation.cell_time import Training
+from relibra.evaluation.hardware import Hardware
+from relibra.evaluation.model_presets import ModelPreset
+from relibra.evaluation.routing_statistics import RoutingStatistics
+from relibra.evaluation.workload import Workload, drawn, tiled
+from relibra.planning.topology import Cluster
+from relibra.routing.trace import RoutingTrace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Everything that a simulation needs to know."""
+
+    trace: RoutingTrace
+    model: ModelPreset
+    hardware: Hardware
+    cluster: Cluster
+    num_micro_batches: int = 32
+    tokens_per_rank: int = 8192
+    """Tokens of a rank in a micro-batch."""
+    sequence_length: float = 8192.0
+
+    def __post_init__(self) -> None:
+        self.cluster.experts_per_rank(self.model.model())
+
+    @property
+    def is_of_this_model(self) -> bool:
+        """Whether the trace has the shape of the model; if not, routing is drawn with the trace's statistics."""
+        model, trace = self.model, self.trace
+        shape = (trace.num_layers, trace.num_experts, trace.top_k)
+        return shape == (model.num_layers, model.num_experts, model.top_k)
+
+    @property
+    def training(self) -> Training:
+        """The training that is simulated."""
+        return Training(
+            model=self.model, hardware=self.hardware, cluster=self.cluster, sequence_length=self.sequence_length
+        )
+
+    def with_slots(self, redundant_slots: int) -> "Question":
+        """The same with another number of redundant slots."""
+        return replace(self, cluster=replace(self.cluster, redundant_slots=redundant_slots))
+
+    def steps(self, seed: int) -> tuple[Workload, Workload]:
+        """Two steps in a row; every seed has other sequences in them."""
+        size = (self.cluster, self.num_micro_batches, self.tokens_per_rank)
+        if self.is_of_this_model:
+            return tiled(self.trace, *size, seed=2 * seed), tiled(self.trace, *size, seed=2 * seed + 1)
+        statistics = RoutingStatistics.fit(self.trace)
+        return drawn(statistics, self.model, *size, seed=seed), drawn(statistics, self.model, *size, seed=seed, step=1)

@@ -1,0 +1,113 @@
+"""A page that compares policies: one file, figures included, nothing to load."""
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+import plotly.graph_objects as go
+
+from relibra.evaluation.question import Question
+from relibra.evaluation.simulation import Outcome
+
+_PARTS = {
+    "attention_s": ("attention and dense layers", "#7a8794"),
+    "experts_s": ("slowest rank's experts", "#2a7f62"),
+    "dispatch_s": ("dispatch and combine", "#4060a0"),
+    "transfer_s": ("replica weights not hidden", "#e0a030"),
+    "decision_s": ("late decisions", "#c05050"),
+    "reorder_s": ("experts moving", "#8050a0"),
+    "bubble_s": ("pipeline bubble", "#c0c0c0"),
+}
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
+body { color: #1c2024; background: #fff }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
+th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #ddd }
+th:first-child, td:first-child { text-align: left }
+tr.best { font-weight: 600; background: #e8f3ee }
+"""
+
+
+def write_report(path: Path, question: Question, outcomes: Sequence[Outcome]) -> None:
+    """Write the page."""
+    path.write_text(report_html(question, outcomes), encoding="utf-8")
+
+
+def report_html(question: Question, outcomes: Sequence[Outcome]) -> str:
+    """Return the page."""
+    cluster, trace = question.cluster, question.trace
+    title = f"{question.model.name} on {cluster.num_nodes} x {cluster.gpus_per_node} {question.hardware.name.upper()}"
+    source = (
+        f"the {trace.num_sequences} recorded sequences"
+        if question.is_of_this_model
+        else "sequences drawn with the statistics of the recorded ones, which are of another model"
+    )
+    setting = (
+        f"{question.num_micro_batches} micro-batches of {question.tokens_per_rank} tokens a GPU from {source}; "
+        f"{cluster.redundant_slots} redundant slots a GPU for every policy that uses them. Times are simulated for "
+        f"{question.hardware.source}."
+    )
+    figures = [
+        _figure(_throughput(outcomes), "Throughput, as a part of that of perfect balance", first=True),
+        _figure(_step_times(outcomes), "What a step waits for, in seconds", first=False),
+    ]
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1><p>{html.escape(setting)}</p>"
+        f"{''.join(figures)}{_table(outcomes)}</html>"
+    )
+
+
+def _throughput(outcomes: Sequence[Outcome]) -> go.Figure:
+    figure = go.Figure(
+        go.Bar(
+            x=[each.of_balanced for each in outcomes],
+            y=[each.policy for each in outcomes],
+            orientation="h",
+            text=[f"{each.of_balanced:.1%}" for each in outcomes],
+            marker_color=["#2a7f62" if each.policy.startswith("relibra") else "#9aa5b1" for each in outcomes],
+        )
+    )
+    figure.add_vline(x=1, line_dash="dot")
+    figure.update_xaxes(tickformat=".0%", rangemode="tozero")
+    return figure
+
+
+def _step_times(outcomes: Sequence[Outcome]) -> go.Figure:
+    figure = go.Figure()
+    for part, (label, colour) in _PARTS.items():
+        seconds = [getattr(each.step, part) for each in outcomes]
+        if any(seconds):
+            policies = [each.policy for each in outcomes]
+            figure.add_bar(x=seconds, y=policies, orientation="h", name=label, marker_color=colour)
+    figure.update_layout(barmode="stack", legend={"orientation": "h", "traceorder": "normal"})
+    return figure
+
+
+def _figure(figure: go.Figure, title: str, *, first: bool) -> str:
+    figure.update_yaxes(autorange="reversed")
+    figure.update_layout(template="simple_white", height=460, margin={"l": 160, "r": 20, "t": 10, "b": 40})
+    drawing = figure.to_html(full_html=False, include_plotlyjs=first, config={"displaylogo": False})
+    return f"<h2>{html.escape(title)}</h2>{drawing}"
+
+
+def _table(outcomes: Sequence[Outcome]) -> str:
+    best = max(outcomes, key=lambda each: each.of_balanced)
+    headings = ("policy", "step, s", "of balanced", "imbalance", "replicas a cell", "experts moved")
+    rows = [
+        (
+            each.policy,
+            f"{each.step.total_s:.2f}",
+            f"{each.of_balanced:.1%}",
+            f"{each.imbalance:.4f}",
+            f"{each.replicas_per_cell:.1f}",
+            str(each.num_moved_experts),
+        )
+        for each in outcomes
+    ]
+    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
+    body = ""
+    for row in rows:
+        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
+        body += f"<tr class=best>{cells}</tr>" if row[0] == best.policy else f"<tr>{cells}</tr>"
+    return f"<h2>Figures</h2><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

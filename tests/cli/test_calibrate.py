@@ -1,0 +1,54 @@
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from relibra.cli.calibrate import calibrate
+from relibra.errors import InvalidInput
+from relibra.evaluation.calibration import read_cost
+
+_app = typer.Typer()
+_app.command()(calibrate)
+
+
+@pytest.fixture
+def report(tmp_path):
+    def expert(preset, hidden_size):
+        return {
+            "preset": preset,
+            "hidden_size": hidden_size,
+            "weight_size_bytes": 9_437_184,
+            "expert_tokens": [1, 1024, 8192],
+            "expert_us": [5.0, 30.0, 210.0],
+        }
+
+    path = tmp_path / "gpu-some-device.json"
+    experts = [expert("qwen3-30b-a3b", 2048), expert("glm-4.5-air", 4096)]
+    path.write_text(json.dumps({"machine": {"device": "some device"}, "experts": experts}))
+    return path
+
+
+def _run(*args):
+    result = CliRunner().invoke(_app, [str(arg) for arg in args])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_measured_times_become_a_cost_model_beside_the_default(report, tmp_path):
+    output = tmp_path / "cost.json"
+    printed = _run(report, "--model", "glm-4.5-air", "-o", output, "--network-gb-per-s", 20)
+    cost = read_cost(output)
+    assert cost.us_per_token == pytest.approx(180 / 7168)
+    assert cost.token_size_bytes == 4 * 4096
+    assert cost.inter_node_bytes_per_us == 20e3
+    for text in ("some device", "measured", "default", "least tokens of a replica"):
+        assert text in printed
+
+
+def test_the_model_must_be_one_that_was_measured(report, tmp_path):
+    for args in ((), ("--model", "kimi-k2")):
+        with pytest.raises(InvalidInput, match=r"--model: expected one of the measured qwen3-30b-a3b, glm-4.5-air"):
+            _run(report, "-o", tmp_path / "cost.json", *args)

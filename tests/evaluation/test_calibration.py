@@ -1,0 +1,47 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from relibra.errors import InvalidInput
+from relibra.evaluation.calibration import Measurement, calibrate, read_cost, read_measurements
+
+_MEASURED = Measurement(
+    device="a GPU",
+    preset="a model",
+    weight_size_bytes=1000,
+    token_size_bytes=8192,
+    expert_tokens=(1, 64, 128, 1024),
+    expert_us=(10.0, 9.5, 12.0, 96.0),
+)
+
+
+def test_times_never_fall_and_begin_at_no_tokens():
+    cost = calibrate(_MEASURED, {})
+    assert cost.expert_tokens == (0, 64, 128, 1024)
+    assert cost.expert_us == (10, 10, 12, 96)
+    assert cost.token_size_bytes == 8192
+
+
+def test_what_one_device_cannot_measure_is_given_or_default():
+    assert calibrate(_MEASURED, {}).intra_node_bytes_per_us == 360e3
+    assert calibrate(_MEASURED, {"intra_node_bytes_per_us": 150e3}).intra_node_bytes_per_us == 150e3
+
+
+def test_one_point_is_not_enough():
+    with pytest.raises(InvalidInput, match="times of at least two numbers of tokens, got 1"):
+        calibrate(replace(_MEASURED, expert_tokens=(1,), expert_us=(1.0,)), {})
+
+
+def test_a_cost_model_survives_its_file(tmp_path):
+    cost = calibrate(_MEASURED, {"hidden_transfer_share": 0.5})
+    (tmp_path / "cost.json").write_text(json.dumps(cost.to_dict()))
+    assert read_cost(tmp_path / "cost.json") == cost
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"machine": {"device": "x"}, "experts": [{"preset": "m"}]}'])
+def test_files_of_another_kind_are_refused_by_name(tmp_path, text):
+    path = tmp_path / "report.json"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match="expected a report of `make gpu-check`"):
+        read_measurements(path)
