@@ -19,7 +19,6 @@ from relibra.evaluation.calibration import Measurement, read_measurements
 from relibra.planning.cost import CostModel
 from relibra.routing.atomic_file import write_atomically
 
-
 _ROWS: dict[str, Callable[[CostModel, int], str]] = {
     "an expert with one token": lambda cost, _: f"{cost.compute_us(1):.1f} us",
     "1000 more tokens": lambda cost, _: f"{1000 * cost.us_per_token:.1f} us",
