@@ -12,6 +12,7 @@ RUN python -m venv /opt/relibra && /opt/relibra/bin/pip install --no-cache-dir -
 FROM python:3.11-slim
 RUN useradd --system --uid 10001 relibra
 COPY --from=build /opt/relibra /opt/relibra
+# Compiled planning code goes where a read-only container may write.
 ENV PATH=/opt/relibra/bin:$PATH NUMBA_CACHE_DIR=/tmp/numba
 USER relibra
 ENTRYPOINT ["relibra"]

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from relibra.errors import Unsupported
+from relibra.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
     from relibra.demo.verdict import Verdict
@@ -23,6 +23,11 @@ def demo(
     steps: Annotated[int, typer.Option(min=1, help="RL steps of each run.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, prompts and samples.")] = 0,
     data_dir: Annotated[Path | None, typer.Option(help="Keep logs, Redis data and plans here.")] = None,
+    planner: Annotated[
+        str | None, typer.Option(help="Planner (host:port) to use, instead of services of its own; needs --status-url.")
+    ] = None,
+    status_url: Annotated[str | None, typer.Option(help="Status service of that planner (http://host:port).")] = None,
+    job_id: Annotated[str, typer.Option(help="Name of the job at the planner.")] = "demo",
     keep: Annotated[bool, typer.Option("--keep", help="Leave the services up until Ctrl-C.")] = False,
 ) -> None:
     """Run one real MoE RL job twice, plain and balanced, and prove that balancing works and changes nothing.
@@ -32,16 +37,22 @@ def demo(
     """
     if importlib.util.find_spec("megatron") is None:
         raise Unsupported("the demo trains with megatron-core: pip install 'relibra[all]'")
+    if (planner is None) != (status_url is None):
+        raise InvalidInput.of("--planner", expected="--status-url beside it", got="one without the other")
     from relibra.demo.job import Job, StepRecord, register
-    from relibra.demo.services import Services
-    from relibra.demo.shape import JOB_ID
+    from relibra.demo.services import OwnServices, Services
+    from relibra.demo.shape import Registration
     from relibra.demo.verdict import compare, judge
 
     console = Console()
     with ExitStack() as stack:
         folder = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relibra-demo-")))
-        services = stack.enter_context(Services(folder))
-        register(services.planner_address)
+        if planner is not None and status_url is not None:
+            services = Services(planner, status_url)
+        else:
+            services = stack.enter_context(OwnServices(folder))
+        registration = Registration(services.planner_address, job_id)
+        register(registration)
         console.print(f"planner  {services.planner_address}\nstatus   {services.status_url}/docs\n")
         runs: dict[str, list[StepRecord]] = {"plain": [], "balanced": []}
         with Progress(
@@ -55,7 +66,7 @@ def demo(
             for name, records in runs.items():
                 task = progress.add_task(f"{name}: start", total=steps)
                 run_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relibra-run-"))) / name
-                with Job(run_folder, services.planner_address, balanced=name == "balanced", seed=seed) as job:
+                with Job(run_folder, registration, balanced=name == "balanced", seed=seed) as job:
                     for step in range(steps):
                         recorded = runs["plain"][step].batch if name == "balanced" else None
                         records.append(
@@ -71,7 +82,7 @@ def demo(
                 progress.update(task, description=f"{name}: done")
         comparisons = []
         for step, (plain, balanced) in enumerate(zip(runs["plain"], runs["balanced"], strict=True)):
-            shown = f"/v1/jobs/{JOB_ID}/steps/{step}"
+            shown = f"/v1/jobs/{job_id}/steps/{step}"
             forecast = services.get(f"{shown}/plan")["forecast"]
             comparisons.append(compare(step, plain, balanced, forecast, services.get(f"{shown}/reports")))
         verdict = judge(comparisons)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.demo.batch import Batch, Weights, schedule_in_order, sequence_ids
-from relibra.demo.shape import CLUSTER, JOB_ID, MODEL, NUM_MICRO_BATCHES
+from relibra.demo.shape import CLUSTER, MODEL, NUM_MICRO_BATCHES, Registration
 from relibra.demo.worker import Worker
 from relibra.wire.client import PlannerClient
 
@@ -38,9 +38,9 @@ class StepRecord:
 class Job:
     """A rollout worker and `CLUSTER.num_ranks` trainers; with `balanced`, each trainer has a relibra agent."""
 
-    def __init__(self, folder: Path, planner_address: str, *, balanced: bool, seed: int) -> None:
+    def __init__(self, folder: Path, registration: Registration, *, balanced: bool, seed: int) -> None:
         self._folder = folder
-        self._planner_address = planner_address
+        self._registration = registration
         self._balanced = balanced
         self._seed = seed
         self._exit = ExitStack()
@@ -48,13 +48,13 @@ class Job:
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True)
         rollouts, trainers = self._folder / "rollout", self._folder / "trainers"
-        agent_address = self._planner_address if self._balanced else None
+        agents = self._registration if self._balanced else None
         with ExitStack() as undo:
-            self._rollout = Worker("the rollout worker", "rollout", self._seed, rollouts, self._planner_address)
+            self._rollout = Worker("the rollout worker", "rollout", self._seed, rollouts, self._registration)
             undo.callback(self._rollout.close)
             self._trainers = []
             for rank in range(CLUSTER.num_ranks):
-                self._trainers.append(Worker(f"trainer {rank}", "trainer", self._seed, trainers, agent_address, rank))
+                self._trainers.append(Worker(f"trainer {rank}", "trainer", self._seed, trainers, agents, rank))
                 undo.callback(self._trainers[-1].close)
             self._load_rollout(self._ask_all("weights"))
             self._exit = undo.pop_all()
@@ -92,8 +92,8 @@ class Job:
         if self._balanced:
             on_stage("plan")
             self._ask_rollout("report", step, batch)
-            with PlannerClient(self._planner_address) as planner:
-                planner.submit_schedule(JOB_ID, step, sequence_ids(len(batch.tokens)), schedule)
+            with PlannerClient(self._registration.planner_address) as planner:
+                planner.submit_schedule(self._registration.job_id, step, sequence_ids(len(batch.tokens)), schedule)
 
         on_stage("train")
         shares = [
@@ -116,7 +116,7 @@ class Job:
         )
 
 
-def register(planner_address: str, job_id: str = JOB_ID) -> None:
+def register(registration: Registration) -> None:
     """Register the job with the planner."""
-    with PlannerClient(planner_address) as planner:
-        planner.register_job(job_id, MODEL, CLUSTER)
+    with PlannerClient(registration.planner_address) as planner:
+        planner.register_job(registration.job_id, MODEL, CLUSTER)

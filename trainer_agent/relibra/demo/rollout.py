@@ -8,12 +8,12 @@ import torch
 
 from relibra.demo import model as gpt
 from relibra.demo.batch import Batch, Weights, sequence_ids
-from relibra.demo.shape import JOB_ID, MODEL, NUM_MICRO_BATCHES, NUM_SEQUENCES, SEQUENCES_PER_RANK
+from relibra.demo.shape import MODEL, NUM_MICRO_BATCHES, NUM_SEQUENCES, SEQUENCES_PER_RANK, Registration
 from relibra.demo.task import LENGTH, draw_prompts, group_advantages, reward
 from relibra.rollout import RolloutReporter
 
 
-def main(pipe: Connection, seed: int, rendezvous: Path, planner_address: str) -> None:
+def main(pipe: Connection, seed: int, rendezvous: Path, registration: Registration) -> None:
     """Serve commands until the pipe closes.
 
     Commands and answers:
@@ -23,7 +23,7 @@ def main(pipe: Connection, seed: int, rendezvous: Path, planner_address: str) ->
     """
     gpt.start(rendezvous, rank=0, world_size=1, seed=seed)
     model = gpt.build().eval()
-    with RolloutReporter(planner_address, JOB_ID, num_experts=MODEL.num_experts) as reporter:
+    with RolloutReporter(*registration, num_experts=MODEL.num_experts) as reporter:
         while True:
             try:
                 command, *arguments = pipe.recv()

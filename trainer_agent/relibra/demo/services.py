@@ -1,30 +1,41 @@
-"""`relibra up` as a child process: embedded Redis, planner and status service on free ports of this machine."""
+"""The services the demo talks to: `relibra up` as a child process on free ports, or some that run already."""
 
 import json
 import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from relibra.errors import RelibraError
 
 START_TIMEOUT_S = 60.0
 
 
+@dataclass(frozen=True, slots=True)
 class Services:
-    """Context manager around `relibra up`; its log is `services.log` in the data directory."""
+    """Where they are."""
 
     planner_address: str
     status_url: str
+
+    def get(self, path: str) -> Any:
+        """Read a JSON document of the status service."""
+        with urllib.request.urlopen(self.status_url + path, timeout=10.0) as response:
+            return json.load(response)
+
+
+class OwnServices:
+    """Context manager around `relibra up`; its log is `services.log` in the data directory."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
         self._log = data_dir / "services.log"
         self._ready = data_dir / "ready.json"
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Services:
         self._data_dir.mkdir(parents=True, exist_ok=True)
         self._ready.unlink(missing_ok=True)
         command = [sys.executable, "-m", "relibra.cli", "up", "--port", "0", "--status-port", "0"]
@@ -38,9 +49,7 @@ class Services:
                 raise RelibraError(f"relibra up did not start; its log ends with:\n{self._log.read_text()[-2000:]}")
             time.sleep(0.05)
         addresses = json.loads(self._ready.read_text())
-        self.planner_address = addresses["planner"]
-        self.status_url = addresses["status"]
-        return self
+        return Services(addresses["planner"], addresses["status"])
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
@@ -49,8 +58,3 @@ class Services:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-    def get(self, path: str) -> Any:
-        """Read a JSON document of the status service."""
-        with urllib.request.urlopen(self.status_url + path, timeout=10.0) as response:
-            return json.load(response)

@@ -1,5 +1,7 @@
 """The numbers of the demo: what is trained, on how many ranks, in how many micro-batches."""
 
+from typing import NamedTuple
+
 from relibra.planning import Cluster, Model
 
 HIDDEN_SIZE = 64
@@ -21,5 +23,11 @@ SEQUENCES_PER_RANK = 4
 """Sequences of one source rank in one micro-batch; they are the responses to one prompt."""
 NUM_SEQUENCES = NUM_MICRO_BATCHES * CLUSTER.num_ranks * SEQUENCES_PER_RANK
 
-JOB_ID = "demo"
 LEARNING_RATE = 3e-3
+
+
+class Registration(NamedTuple):
+    """Under which name a job is known to which planner."""
+
+    planner_address: str
+    job_id: str = "demo"

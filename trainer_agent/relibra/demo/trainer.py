@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from relibra.agent import Agent, AgentConfig, Phase, attach
 from relibra.demo import model as gpt
 from relibra.demo.batch import Batch, Weights
-from relibra.demo.shape import CLUSTER, JOB_ID, LEARNING_RATE, MODEL, NUM_MICRO_BATCHES
+from relibra.demo.shape import CLUSTER, LEARNING_RATE, MODEL, NUM_MICRO_BATCHES, Registration
 from relibra.demo.task import LENGTH
 
 CLIP = 0.2
@@ -39,7 +39,7 @@ class StepResult:
     """This rank's parameters under their logical names."""
 
 
-def main(pipe: Connection, seed: int, rendezvous: Path, planner_address: str | None, rank: int) -> None:
+def main(pipe: Connection, seed: int, rendezvous: Path, registration: Registration | None, rank: int) -> None:
     """Serve commands until the pipe closes.
 
     Commands and answers:
@@ -48,7 +48,7 @@ def main(pipe: Connection, seed: int, rendezvous: Path, planner_address: str | N
         ("finish",)             -> None, the plain model is back and all reports are delivered
     """
     gpt.start(rendezvous, rank=rank, world_size=CLUSTER.num_ranks, seed=seed)
-    trainer = Trainer(planner_address)
+    trainer = Trainer(registration)
     while True:
         try:
             command, *arguments = pipe.recv()
@@ -67,12 +67,16 @@ def main(pipe: Connection, seed: int, rendezvous: Path, planner_address: str | N
 class Trainer:
     """The model, its optimizer and, where there is a planner, the agent."""
 
-    def __init__(self, planner_address: str | None) -> None:
+    def __init__(self, registration: Registration | None) -> None:
         self._model, self._optimizer = gpt.wrap(gpt.build(), LEARNING_RATE)
         self._agent: Agent | None = None
-        if planner_address is not None:
+        if registration is not None:
             config = AgentConfig(
-                planner_address=planner_address, job_id=JOB_ID, model=MODEL, cluster=CLUSTER, plan_timeout_s=30.0
+                planner_address=registration.planner_address,
+                job_id=registration.job_id,
+                model=MODEL,
+                cluster=CLUSTER,
+                plan_timeout_s=30.0,
             )
             self._agent = attach(self._model, self._optimizer, config)
         self._load_L = np.zeros(MODEL.num_layers, dtype=np.int64)

@@ -1,0 +1,108 @@
+"""Manifests as kustomize renders them: valid for the API, hardened, and started with options the services have."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from relibra.cli.app import app
+from relibra.planner.settings import PlannerSettings
+
+_ROOT = Path(__file__).parents[2] / "deploy" / "kubernetes"
+_VERSION = "1.31"
+_CUSTOM = {"ServiceMonitor", "JobSet", "PyTorchJob"}
+"""Kinds of operators, whose schemas are not those of Kubernetes."""
+
+
+def _render(overlay: str) -> list[dict[str, Any]]:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed: it renders the overlays")
+    rendered = subprocess.run(
+        [kubectl, "kustomize", _ROOT / "overlays" / overlay], capture_output=True, text=True, check=True
+    )
+    return list(yaml.safe_load_all(rendered.stdout))
+
+
+def _pods(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {
+        each["metadata"]["name"]: each["spec"]["template"] for each in objects if "template" in each.get("spec", {})
+    }
+
+
+@pytest.fixture(scope="module", params=["dev", "prod"])
+def objects(request):
+    return _render(request.param)
+
+
+def test_every_object_is_valid(objects):
+    for each in objects:
+        if each["kind"] not in _CUSTOM:
+            kubernetes_validate.validate(each, _VERSION, strict=True)
+
+
+@pytest.mark.parametrize("path", sorted((_ROOT / "examples").iterdir()), ids=lambda path: path.stem)
+def test_examples_are_valid_and_reach_the_planner(path):
+    for each in yaml.safe_load_all(path.read_text()):
+        if each["kind"] not in _CUSTOM:
+            kubernetes_validate.validate(each, _VERSION, strict=True)
+        text = yaml.dump(each)
+        assert "relibra.dev/client: 'true'" in text  # or the network policy keeps it out
+        assert "planner.relibra.svc.cluster.local:7420" in text
+
+
+def test_pods_may_do_nothing_but_their_work(objects):
+    for name, pod in _pods(objects).items():
+        spec = pod["spec"]
+        assert spec["securityContext"]["runAsNonRoot"], name
+        assert spec["automountServiceAccountToken"] is False, name
+        for container in spec["containers"]:
+            context = container["securityContext"]
+            assert context["readOnlyRootFilesystem"], name
+            assert not context["allowPrivilegeEscalation"], name
+            assert context["capabilities"] == {"drop": ["ALL"]}, name
+            assert "memory" in container["resources"]["limits"], name
+            assert container["readinessProbe"], name
+            tag = container["image"].rpartition(":")[2]
+            assert tag not in ("", "latest"), name
+
+
+def test_services_and_policies_select_pods_that_exist(objects):
+    labels = [pod["metadata"]["labels"] for pod in _pods(objects).values()]
+    for each in objects:
+        selector = {
+            "Service": lambda spec: spec["selector"],
+            "NetworkPolicy": lambda spec: spec["podSelector"].get("matchLabels", {}),
+            "PodDisruptionBudget": lambda spec: spec["selector"]["matchLabels"],
+        }.get(each["kind"])
+        if selector is not None:
+            wanted = selector(each["spec"]).items()
+            assert any(wanted <= has.items() for has in labels), each["metadata"]["name"]
+
+
+def test_settings_exist_and_commands_are_understood(objects):
+    for each in objects:
+        if each["kind"] == "ConfigMap":
+            names = {key.removeprefix("RELIBRA_").lower() for key in each["data"]} - {"log_format"}
+            assert names <= set(PlannerSettings.model_fields)
+    for name, pod in _pods(objects).items():
+        for container in pod["spec"]["containers"]:
+            if container["image"].startswith("relibra/"):
+                result = CliRunner().invoke(app, [*container["args"], "--help"])
+                assert result.exit_code == 0, (name, result.output)
+
+
+def test_production_asks_for_tokens_over_tls_and_trying_out_does_not():
+    settings = {
+        overlay: next(each["data"] for each in _render(overlay) if each["kind"] == "ConfigMap")
+        for overlay in ("dev", "prod")
+    }
+    assert settings["prod"]["RELIBRA_AUTH"] == "required"
+    assert settings["prod"]["RELIBRA_TLS_CERT_FILE"]
+    assert "RELIBRA_INSECURE" not in settings["prod"]
+    assert settings["dev"]["RELIBRA_INSECURE"] == "true"
