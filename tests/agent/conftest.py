@@ -1,6 +1,16 @@
-"""Strategies for clusters, placements and plans, as fixtures of a namespace (test modules cannot import each other)."""
+"""Strategies for clusters, placements and plans, as fixtures of a namespace (test modules cannot import each other).
 
+And a node of four processes, started once.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,3 +70,23 @@ def random_plan(
 @pytest.fixture(scope="session")
 def some() -> SimpleNamespace:
     return SimpleNamespace(shapes=shapes(), homes=random_homes, plan=random_plan)
+
+
+@pytest.fixture(scope="session")
+def node_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
+    """What every rank of a node returned from a scenario; fails the test where one raised or never got there."""
+    folder = tmp_path_factory.mktemp("node")
+    command = [sys.executable, str(Path(__file__).with_name("node_ranks.py")), str(folder)]
+    log = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    ).stderr
+    by_rank = [json.loads(file.read_text()) for file in sorted(folder.glob("rank*.json"))]
+
+    def of(scenario: str) -> list[dict[str, Any]]:
+        results = [rank[scenario] for rank in by_rank if scenario in rank]
+        failures = [result["error"] for result in results if "error" in result]
+        if failures or not results:
+            pytest.fail(f"{scenario} raised on {len(failures)} ranks, first:\n{(failures or [log[-3000:]])[0]}")
+        return results
+
+    return of

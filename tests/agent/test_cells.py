@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relibra.agent.cells import StepCells, redundant_slots
+from relibra.agent.cells import Copy, StepCells, redundant_slots
 from relibra.agent.placement import Placement
 from relibra.kernels import EMPTY, REST
 from relibra.planning import Cluster, Model, PlanId, RankPlan
@@ -44,7 +44,11 @@ def test_S5_slot_tables_say_what_the_plan_says(
                         want[rank, used[rank]] = (expert, quota)
                         used[rank] += 1
                 table = cells.table(micro_batch, layer)
-                shape = (cluster.num_ranks, share + cluster.redundant_slots)
+                if table is None:
+                    assert want == {divmod(expert, share): (expert, REST) for expert in range(model.num_experts)}
+                    continue
+                has_replicas = len(want) > model.num_experts
+                shape = (cluster.num_ranks, share + has_replicas * cluster.redundant_slots)
                 got = torch.stack([table.slot_expert_P, table.share_P], dim=-1).view(*shape, 2)
                 for rank, slot in np.ndindex(*shape):
                     assert tuple(got[rank, slot].tolist()) == want.get((rank, slot), (EMPTY, 0))
@@ -52,9 +56,7 @@ def test_S5_slot_tables_say_what_the_plan_says(
 
 @settings(max_examples=40)
 @given(st.data(), SEEDS)
-def test_S5_both_ends_of_a_transfer_mean_the_same_experts(
-    some: SimpleNamespace, data: st.DataObject, seed: int
-) -> None:
+def test_S5_all_ranks_of_a_node_mean_the_same_copies(some: SimpleNamespace, data: st.DataObject, seed: int) -> None:
     model, cluster = data.draw(some.shapes)
     plan, _ = some.plan(np.random.default_rng(seed), model, cluster, 2)
     placement = Placement.identity(model, cluster).rehomed(plan.home_rank_LE)
@@ -63,18 +65,19 @@ def test_S5_both_ends_of_a_transfer_mean_the_same_experts(
     travelled = 0
     for micro_batch, layer in np.ndindex(2, model.num_layers):
         for node in range(cluster.num_nodes):
-            tables = [by_rank[node * size + i].table(micro_batch, layer) for i in range(size)]
-            assert len({table.transfer is None for table in tables}) == 1
-            if tables[0].transfer is None:
-                continue
-            for source, destination in np.ndindex(size, size):
-                source_rank, destination_rank = node * size + source, node * size + destination
-                home_S = placement.expert_of_slot(source_rank)[layer]
-                sent = [home_S[slot] for slot in tables[source].transfer.send_slots[destination]]
-                first = destination_rank * (share + cluster.redundant_slots) + share
-                slots = tables[destination].transfer.receive_slots[source]
-                assert sent == [int(tables[destination].slot_expert_P[first + slot]) for slot in slots]
-                travelled += len(sent)
+            copies, *others = [by_rank[node * size + i].copies(micro_batch, layer) for i in range(size)]
+            assert all(other == copies for other in others)
+            for copy in copies:
+                slot_expert_P = by_rank[0].table(micro_batch, layer).slot_expert_P
+                source_rank, destination_rank = node * size + copy.source_rank, node * size + copy.destination_rank
+                slot = destination_rank * (share + cluster.redundant_slots) + share + copy.destination_slot
+                held = int(slot_expert_P[slot])
+                assert held == placement.expert_of_slot(source_rank)[layer][copy.source_slot]
+            by_home = [(copy.source_rank, copy.source_slot, copy.destination_rank) for copy in copies]
+            for home in {each[:2] for each in by_home}:
+                ranks = [each[2] for each in by_home if each[:2] == home]
+                assert ranks == sorted(set(ranks))
+            travelled += len(by_home)
     assert travelled == (plan.replica_index_Q4[:, 0] < 2).sum()
 
 
@@ -86,15 +89,22 @@ def test_without_a_plan_or_a_planned_micro_batch_there_are_no_replicas() -> None
     placement = Placement.identity(model, cluster)
     for cells in (cells_of(placement, cluster, 0, 0, None), planned(placement, cluster)):
         for micro_batch in (None, 2):
-            table = cells.table(micro_batch, 0)
-            assert table.slot_expert_P.tolist() == [0, 1, EMPTY, 2, 3, EMPTY]
-            assert table.share_P.tolist() == [REST, REST, 0, REST, REST, 0]
-            assert table.transfer is None
+            assert cells.table(micro_batch, 0) is None
+            assert micro_batch is None or not cells.copies(micro_batch, 0)
+    moved = placement.rehomed(np.array([[1, 0, 0, 1]], dtype=np.int32))
+    table = cells_of(moved, cluster, 0, 0, None).table(None, 0)
+    assert table is not None
+    assert table.slot_expert_P.tolist() == [2, 1, 0, 3]
+    assert table.share_P.tolist() == [REST] * 4
     table = planned(placement, cluster).table(1, 0)
+    assert table is not None
     assert table.slot_expert_P.tolist() == [0, 1, EMPTY, 2, 3, 1]
     assert table.share_P.tolist() == [REST, REST, 0, REST, REST, 7]
-    assert table.transfer is not None
-    assert table.transfer.send_slots == ((), (1,))
+    assert planned(placement, cluster).copies(1, 0) == (
+        Copy(source_rank=0, source_slot=1, destination_rank=1, destination_slot=0),
+    )
+    assert planned(placement, cluster).replicated(1, [0]) == [0]
+    assert planned(placement, cluster).replicated(0, [0]) == []
 
 
 def planned(placement: Placement, cluster: Cluster) -> StepCells:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relibra.agent.experts import Experts
+from relibra.agent.experts import SequentialExperts
 from relibra.agent.groups import Seat
 from relibra.agent.optimizer_state import OptimizerState, Shard
 from relibra.agent.pieces import Pieces, owned_ranges
@@ -32,7 +32,7 @@ class Rank:
         adam = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
         for layer in range(model.num_layers):
             local = torch.nn.ModuleList(torch.nn.Linear(SIZE, 1) for _ in placement.expert_of_slot(0)[layer])
-            self.experts[layer] = Experts(SimpleNamespace(local_experts=local))
+            self.experts[layer] = SequentialExperts(SimpleNamespace(local_experts=local))
             for slot, parameters in enumerate(self.experts[layer].parameters):
                 for k, parameter in enumerate(parameters):
                     whole = SIZE if k == 0 else 1

@@ -3,10 +3,12 @@
 import functools
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,30 +40,58 @@ class Run:
         return {kind: max(value for other, value in noted if other == kind) for kind in dict(noted)}
 
 
-def _run(layout: str, folder: Path) -> Run:
-    command = [sys.executable, str(Path(__file__).with_name("ranks.py")), layout, str(folder)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
-        try:
-            process.wait(timeout=DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    files = [folder / f"rank{rank}.json" for rank in range(4)]
-    by_rank = [json.loads(file.read_text()) if file.exists() else {} for file in files]
-    return Run(by_rank, (folder / "log").read_text())
+class Ranks:
+    """A process that has imported megatron, and forks the ranks of one layout after the other."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, layout: str, folder: Path) -> Run:
+        process = self._process = self._process or _started()
+        assert process.stdin is not None
+        process.stdin.write(f"{layout} {folder}\n".encode())
+        process.stdin.flush()
+        log = self._log_until_done(process)
+        files = [folder / f"rank{rank}.json" for rank in range(4)]
+        return Run([json.loads(file.read_text()) if file.exists() else {} for file in files], log)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def _log_until_done(self, process: subprocess.Popen[bytes]) -> str:
+        assert process.stdout is not None
+        log, deadline = b"\n", time.monotonic() + DEADLINE_S
+        while b"\ndone\n" not in log:
+            ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            chunk = os.read(process.stdout.fileno(), 1 << 16) if ready else b""
+            if not chunk:
+                self.stop()
+                break
+            log += chunk
+        return log.decode()
+
+
+def _started() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("ranks.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        # Compiling megatron's small fused functions takes longer than all they are called for here.
+        env=os.environ | {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"},
+        start_new_session=True,
+    )
 
 
 @pytest.fixture(scope="session")
-def layout_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+def layout_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Run]]:
     """Runs a layout when it is first asked for."""
-    return functools.cache(lambda layout: _run(layout, tmp_path_factory.mktemp(layout)))
+    ranks = Ranks()
+    yield functools.cache(lambda layout: ranks.run(layout, tmp_path_factory.mktemp(layout)))
+    ranks.stop()
 
 
 @pytest.fixture(scope="session")

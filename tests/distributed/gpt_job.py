@@ -12,6 +12,7 @@ from typing import Any
 import state
 import torch
 import torch.nn.functional as F
+from grouped import grouped_experts
 from megatron.core import parallel_state
 from megatron.core.distributed import (
     DistributedDataParallel,
@@ -32,6 +33,7 @@ from relibra.agent import Agent
 from relibra.planning import Cluster, Model
 
 IS_MOE = [1, 0, 1, 1]
+EXPERT = re.compile(r"(local_experts\.|experts\.linear_fc\d\.(?:weight|bias))(\d+)")
 HIDDEN, SEQUENCE, BATCH, VOCABULARY = 32, 8, 2, 32
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
@@ -98,9 +100,10 @@ class GptJob:
         sharded: bool = False,
         clip_grad: float = 1.0,
         num_experts: int | None = None,
+        grouped: bool = False,
         **options: Any,
     ) -> None:
-        self.cluster, self.model = cluster, model_of(cluster, num_experts)
+        self.cluster, self.model, self.is_grouped = cluster, model_of(cluster, num_experts), grouped
         self.config = gpt_config(cluster, self.model, **options)
         self.models = [self._build(chunk) for chunk in range(self.config.virtual_pipeline_model_parallel_size or 1)]
         ddp_config = DistributedDataParallelConfig(
@@ -138,11 +141,15 @@ class GptJob:
             parallel_state.get_pipeline_model_parallel_rank(),
             self.config.pipeline_model_parallel_size,
         )
+        spec = get_gpt_decoder_block_spec(
+            self.config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage
+        )
+        for layer_spec in spec.layer_specs if self.is_grouped else ():
+            if layer_spec.submodules.mlp.module is MoELayer:
+                layer_spec.submodules.mlp.submodules.experts = grouped_experts()
         model = GPTModel(
             self.config,
-            get_gpt_decoder_block_spec(
-                self.config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage
-            ),
+            spec,
             vocab_size=VOCABULARY,
             max_sequence_length=SEQUENCE,
             pre_process=stage == 0 and chunk == 0,
@@ -154,7 +161,7 @@ class GptJob:
         )
         with torch.no_grad():
             for name, parameter in self._logical(model):
-                if parameter.dim() > 1:
+                if "norm" not in name:
                     seed = zlib.crc32(f"{stage}/{chunk}/{name}".encode())
                     values = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
                     parameter.copy_(values * (0.5 if "router" in name else 0.15))
@@ -164,7 +171,7 @@ class GptJob:
         """Plain expert parallelism's own arithmetic."""
         first = parallel_state.get_expert_model_parallel_rank() * self.model.num_experts // self.cluster.num_ranks
         for name, parameter in model.named_parameters():
-            yield re.sub(r"(local_experts\.)(\d+)", lambda m: f"{m[1]}{int(m[2]) + first}", name), parameter
+            yield EXPERT.sub(lambda m: f"{m[1]}{int(m[2]) + first}", name), parameter
 
     def named_logical(self) -> Iterator[tuple[str, Tensor]]:
         if self.agent is not None:
@@ -219,7 +226,7 @@ class GptJob:
         own = [
             (state.owned(part, parameter), parameter.numel())
             for name, parameter in self.named_logical()
-            if "local_experts" in name
+            if EXPERT.search(name)
             for part in state.parts(self.optimizer, parameter)
         ]
         return any((start, stop) != (0, num) for (start, stop), num in own)

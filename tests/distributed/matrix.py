@@ -38,9 +38,11 @@ def balanced_job(
 
 
 @functools.cache
-def reference(*, sharded: bool, bf16: bool, split: bool = False) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def reference(
+    *, sharded: bool, bf16: bool, split: bool = False, **options: Any
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Plain training without recomputation, which changes nothing: every step, and the state after the last."""
-    plain = GptJob(*_cluster, sharded=sharded, bf16=bf16)
+    plain = GptJob(*_cluster, sharded=sharded, bf16=bf16, **options)
     plain.replay_without_agent()
     return [plain.step(step, num_micro_batches(), split=split) for step in range(STEPS)], plain.state()
 
@@ -48,11 +50,13 @@ def reference(*, sharded: bool, bf16: bool, split: bool = False) -> tuple[list[d
 _cluster: list[Cluster] = []
 
 
-def compare(cluster: Cluster, *, sharded: bool, bf16: bool, **options: Any) -> Result:
-    """Balanced training, another random plan in every step, beside plain training."""
+def compare(
+    cluster: Cluster, *, sharded: bool, bf16: bool, experts: dict[str, Any] | None = None, **options: Any
+) -> Result:
+    """Balanced training, another random plan in every step, beside plain training with the same kind of experts."""
     _cluster[:] = [cluster]
-    steps, final = reference(sharded=sharded, bf16=bf16)
-    balanced, plans = balanced_job(cluster, sharded=sharded, bf16=bf16, **options)
+    steps, final = reference(sharded=sharded, bf16=bf16, **(experts or {}))
+    balanced, plans = balanced_job(cluster, sharded=sharded, bf16=bf16, **(experts or {}), **options)
     agent = balanced.agent
     assert agent is not None
     differences, outcomes = Differences(), []
@@ -100,3 +104,15 @@ SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
     for name in map("-".join, itertools.product(RECOMPUTE, ("plain", "sharded"), ("fp32", "bf16")))
 }
 SCENARIOS["rounding"] = rounding
+GROUPED: dict[str, Any] = {"grouped": True}
+FUSED: dict[str, Any] = {"gradient_accumulation_fusion": True}
+BIAS: dict[str, Any] = {"add_bias_linear": True, "moe_shared_expert_intermediate_size": None}
+EXPERTS = {"grouped": GROUPED, "fused": FUSED | BIAS, "grouped_fused": GROUPED | FUSED | BIAS}
+"""Other kinds of experts than sequential ones whose gradients come from autograd."""
+EXPERTS_SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
+    f"{experts}-{recompute}-{optimizer}": functools.partial(
+        compare, sharded=optimizer == "sharded", bf16=False, experts=EXPERTS[experts], **RECOMPUTE[recompute]
+    )
+    for experts in EXPERTS
+    for recompute, optimizer in (("none", "plain"), ("full", "sharded"))
+}

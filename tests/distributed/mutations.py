@@ -1,12 +1,18 @@
 """A part of the agent is taken out: the comparison with plain training must notice."""
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import torch
 from gpt_job import RECOMPUTE
 from matrix import compare
 
-from relibra.agent import Agent, megatron
+from relibra.agent import Agent
+from relibra.agent.megatron import hooks
+from relibra.agent.micro_batch import current_of_any, running
+from relibra.agent.replicate import Visit
 from relibra.errors import RelibraError
 from relibra.planning import Cluster
 
@@ -22,9 +28,40 @@ def no_replay(cluster: Cluster) -> Result:
 
 def forgetful_checkpoints(cluster: Cluster) -> Result:
     """Recomputations do not know their micro-batch: refused, before anything is exchanged."""
-    with mock.patch.object(megatron, "current_of_any", return_value=None):
+    with mock.patch.object(hooks, "current_of_any", return_value=None):
         try:
             compare(cluster, **WAY, **RECOMPUTE["full"])
         except RelibraError as error:
             return {"message": str(error)}
     return {"message": "not refused"}
+
+
+def confused_checkpoints(cluster: Cluster) -> Result:
+    """Recomputations take the plan and routing of another micro-batch."""
+
+    def other(function: Callable[..., Any], *args: Any) -> Any:
+        own = current_of_any()
+        assert own is not None
+        index = (own.index + 1) % own.cells.num_micro_batches
+        routed_LTK = own.agent._records[-1].routed_LTK[index]
+        confused = dataclasses.replace(own, index=index, routed_LTK=routed_LTK, is_checkpointed=True)
+
+        def run(*run_args: Any) -> Any:
+            with running(confused if torch.is_grad_enabled() else own):
+                return function(*run_args)
+
+        return hooks._plain_checkpoint(run, *args)
+
+    with mock.patch.object(hooks, "_checkpoint", other):
+        return compare(cluster, **WAY, **RECOMPUTE["full"])
+
+
+def stale_slots(cluster: Cluster) -> Result:
+    """A backward finds in its slots what the last forward left there."""
+    with mock.patch.object(Visit, "fetch_again"):
+        return compare(cluster, **WAY)
+
+
+SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
+    each.__name__: each for each in (no_replay, confused_checkpoints, stale_slots, forgetful_checkpoints)
+}

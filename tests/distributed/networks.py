@@ -9,8 +9,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -146,7 +144,9 @@ class Trained:
                 replay.target_topk_idx = routing_LTK[layer]
                 replay.replay_backward_list.append(routing_LTK[layer])
 
-    def step(self, step: int, num_micro_batches: int, *, in_flight: bool = True) -> dict[str, list[Any]]:
+    def step(
+        self, step: int, num_micro_batches: int, *, in_flight: bool = True, with_gradients: bool = True
+    ) -> dict[str, list[Any]]:
         """One optimizer step over skewed random data: all forwards first (`in_flight`), or one by one."""
         self.ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -172,7 +172,8 @@ class Trained:
                 result["dx"] += self._backward(pending, num_micro_batches)
         result["dx"] += self._backward(pending, num_micro_batches)
         self.ddp.finish_grad_sync()
-        result["grad"] = state.assembled(state.gradients(self.optimizer, self.named_logical()))
+        if with_gradients:
+            result["grad"] = state.assembled(state.gradients(self.optimizer, self.named_logical()))
         self.optimizer.step()
         return result
 
@@ -199,46 +200,3 @@ def routing(step: int, micro_batch: int, rank: int) -> Tensor:
         mine = torch.Generator().manual_seed(1000 * step + 100 * micro_batch + 10 * layer + rank)
         layers.append(torch.multinomial(weights.expand(TOKENS, -1), MODEL.top_k, generator=mine))
     return torch.stack(layers)
-
-
-VOCABULARY = 32
-
-
-def gpt(cluster: Cluster) -> tuple[DistributedDataParallel, GPTModel]:
-    """A GPT of MoE layers with full activation recomputation and its own routing; weights equal on every call."""
-    config = transformer_config(
-        cluster,
-        moe_enable_routing_replay=False,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        normalization="RMSNorm",
-        masked_softmax_fusion=False,
-        bias_dropout_fusion=False,
-        persist_layer_norm=False,
-        recompute_granularity="full",
-        recompute_method="uniform",
-        recompute_num_layers=1,
-    )
-    model = GPTModel(
-        config,
-        get_gpt_layer_local_spec(num_experts=MODEL.num_experts, moe_grouped_gemm=False, normalization="RMSNorm"),
-        vocab_size=VOCABULARY,
-        max_sequence_length=SEQUENCE,
-        position_embedding_type="rope",
-        share_embeddings_and_output_weights=False,
-    )
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() > 1:
-                owner = dist.get_rank() if "local_experts" in name else 0
-                generator = torch.Generator().manual_seed(len(name) * 101 + parameter.numel() + owner)
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    return DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), model), model
-
-
-def gpt_loss(ddp: DistributedDataParallel, micro_batch: int) -> Tensor:
-    generator = torch.Generator().manual_seed(100 * micro_batch + dist.get_rank())
-    tokens = torch.randint(0, VOCABULARY, (BATCH, SEQUENCE + 1), generator=generator)
-    mask = torch.triu(torch.ones(SEQUENCE, SEQUENCE, dtype=torch.bool), 1)[None, None]
-    positions = torch.arange(SEQUENCE).expand(BATCH, -1)
-    return ddp(tokens[:, :-1], positions, mask, labels=tokens[:, 1:]).float().mean()

@@ -1,5 +1,6 @@
-"""`python ranks.py LAYOUT FOLDER`: import torch and megatron once, fork four ranks, run the layout's scenarios.
+"""`python ranks.py`: import torch and megatron once; for each line `LAYOUT FOLDER` of input, fork four ranks.
 
+They run the layout's scenarios one after the other; `done` in the output says that all have ended.
 Every rank writes what it measured to `FOLDER/rank<r>.json` after each scenario. A scenario that raises ends its rank,
 and with it the run: the others would wait for it in vain.
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.multiprocessing import ProcessExitedException
 
 from relibra import megatron_on_cpu
 
@@ -66,4 +68,9 @@ def run_rank(rank: int, layout: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    mp.start_processes(run_rank, args=(sys.argv[1], sys.argv[2]), nprocs=WORLD, start_method="fork")
+    for line in sys.stdin:
+        try:
+            mp.start_processes(run_rank, args=tuple(line.split()), nprocs=WORLD, start_method="fork")
+        except ProcessExitedException as error:
+            print(error, flush=True)
+        print("done", flush=True)

@@ -31,7 +31,6 @@ def test_forwards_without_replicas_need_no_micro_batch(two_nodes):
         ("moe_router_fusion", "ignores routing replay", "moe_router_fusion=False"),
         ("overlap_moe_expert_parallel_comm", "=True", "overlap_moe_expert_parallel_comm=False"),
         ("delay_wgrad_compute", "=True", "delay_wgrad_compute=False"),
-        ("gradient_accumulation_fusion", "bypasses autograd", "gradient_accumulation_fusion=False"),
         ("moe_shared_expert_overlap", "=True", "moe_shared_expert_overlap=False"),
         ("moe_apply_probs_on_input", "=True", "moe_apply_probs_on_input=False"),
         ("moe_expert_capacity_factor", "dropping tokens", "moe_expert_capacity_factor=None"),

@@ -5,7 +5,7 @@ import pytest
 pytestmark = pytest.mark.distributed
 
 
-@pytest.mark.parametrize("case", ["ep4_to_ep4", "ep4_to_ep2_sharded_bf16", "ep2_to_ep4_sharded"])
+@pytest.mark.parametrize("case", ["ep4_to_ep4", "ep4_to_ep2_sharded_bf16", "ep2_to_ep4_sharded", "grouped"])
 def test_S5_a_checkpoint_round_trip_is_bitwise(layout_run, case):
     for result in layout_run("checkpoints").of(case):
         assert result["num_compared"] > 100
@@ -13,6 +13,11 @@ def test_S5_a_checkpoint_round_trip_is_bitwise(layout_run, case):
         assert result["untouched"] == []
         assert result["plain"] == []
         assert result["elsewhere"] == []
+
+
+def test_S5_the_round_trip_sees_experts_saved_by_place(layout_run):
+    for result in layout_run("checkpoints").of("not_remapped"):
+        assert len(result["plain"]) > 20
 
 
 def test_what_stores_experts_by_place_is_refused(layout_run):

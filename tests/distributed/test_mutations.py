@@ -5,8 +5,14 @@ import pytest
 pytestmark = pytest.mark.distributed
 
 
-def test_S5_the_comparison_sees_missing_replay(layout_run):
-    assert layout_run("gpt_ep4").worst("no_replay")["grad"] > 0.1
+@pytest.mark.parametrize("mutation", ["no_replay", "stale_slots"])
+def test_S5_the_comparison_sees(layout_run, mutation):
+    assert layout_run("gpt_ep4").worst(mutation)["grad"] > 0.1
+
+
+def test_S5_the_comparison_sees_recomputation_of_another_micro_batch(layout_run):
+    """Losses of the first step are right: they do not tell."""
+    assert layout_run("gpt_ep4").worst("confused_checkpoints")["grad"] > 0.1
 
 
 def test_S5_recomputation_without_its_micro_batch_is_refused(layout_run):

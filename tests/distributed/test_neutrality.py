@@ -5,8 +5,6 @@ import pytest
 pytestmark = pytest.mark.distributed
 
 TOLERANCE = 1e-5
-BF16_TOLERANCE = 0.1
-"""A replica's gradient is rounded to bf16 once more on its way home; a wrong gradient differs by 1."""
 
 
 def assert_active(results, *, replicas=True):
@@ -24,36 +22,38 @@ def assert_active(results, *, replicas=True):
         assert (results[0]["replicas"][step] > 0) == replicas
 
 
-@pytest.mark.parametrize("scenario", ["adam", "sgd", "recompute", "bias"])
-def test_S5_two_nodes_train_as_plain_megatron(two_nodes, scenario):
-    assert_active(two_nodes.of(scenario))
-    worst = two_nodes.worst(scenario)
+def test_S5_all_micro_batches_in_flight_train_as_plain_megatron(two_nodes):
+    assert_active(two_nodes.of("sgd"))
+    worst = two_nodes.worst("sgd")
     assert worst.keys() == {"loss", "output", "dx", "grad", "moments", "weights"}
     assert max(worst.values()) <= TOLERANCE, worst
 
 
-@pytest.mark.parametrize("scenario", ["adam", "sgd"])
-def test_S5_two_expert_parallel_groups_train_as_plain_megatron(two_groups, scenario):
-    assert_active(two_groups.of(scenario))
-    worst = two_groups.worst(scenario)
+def test_S5_two_expert_parallel_groups_train_as_plain_megatron(two_groups):
+    assert_active(two_groups.of("sgd"))
+    worst = two_groups.worst("sgd")
     assert max(worst.values()) <= TOLERANCE, worst
 
 
-def test_S5_reorder_alone_is_bitwise(two_nodes, two_groups):
-    for run in (two_nodes, two_groups):
-        assert_active(run.of("reorder_only"), replicas=False)
-        assert set(run.worst("reorder_only").values()) == {0.0}
+def test_S5_without_ddp_gradients_end_in_grad(two_nodes):
+    assert sum(result["sent_bytes"] for result in two_nodes.of("without_ddp")) > 0
+    assert two_nodes.worst("without_ddp")["grad"] <= TOLERANCE
 
 
-def test_S5_mixed_precision_moves_the_main_parameters_bitwise(two_nodes):
-    assert_active(two_nodes.of("reorder_only_bf16"), replicas=False)
-    assert set(two_nodes.worst("reorder_only_bf16").values()) == {0.0}
+@pytest.mark.parametrize("scenario", ["reorder_only", "reorder_only_bf16"])
+def test_S5_reorder_alone_is_bitwise(two_nodes, scenario):
+    assert_active(two_nodes.of(scenario), replicas=False)
+    assert set(two_nodes.worst(scenario).values()) == {0.0}
 
 
-def test_S5_mixed_precision_trains_as_plain_megatron_but_for_rounding(two_nodes):
-    assert_active(two_nodes.of("bf16"))
-    worst = two_nodes.worst("bf16")
-    assert max(worst.values()) <= BF16_TOLERANCE, worst
+def test_S5_reordering_shards_of_the_distributed_optimizer_is_bitwise(two_groups):
+    assert_active(two_groups.of("sharded_bf16_reorder_only"), replicas=False)
+    assert set(two_groups.worst("sharded_bf16_reorder_only").values()) == {0.0}
+
+
+def test_S5_fifty_reorders_and_the_way_back_change_no_bit(two_groups):
+    assert all(result["num_moved_experts"] > 500 for result in two_groups.of("fifty_reorders"))
+    assert two_groups.worst("fifty_reorders") == {"moments": 0.0, "weights": 0.0}
 
 
 def test_S5_the_comparison_sees_a_missing_gradient_return(two_nodes):
@@ -66,25 +66,9 @@ def test_S5_the_comparison_sees_moments_left_behind(two_nodes):
     assert two_nodes.worst("no_moments_moved")["moments"] > 0.5
 
 
-def test_S5_recomputation_finds_the_plan_of_its_forward(two_nodes):
-    """With checkpointing, weights are fetched twice and gradients return once."""
-    for once, twice in zip(two_nodes.of("adam"), two_nodes.of("recompute"), strict=True):
-        assert once["realised_load"] == twice["realised_load"]
-    total = [sum(sum(result["replica_sent_bytes"]) for result in two_nodes.of(name)) for name in ("adam", "recompute")]
-    assert total[1] == total[0] * 3 // 2
-
-
-def test_S5_a_gpt_with_full_recomputation_has_the_gradients_of_plain_megatron(two_nodes):
-    results = two_nodes.of("gpt_recompute")
-    assert results[0]["replicas"] > 0
-    assert sum(result["sent_bytes"] for result in results) > 0
-    worst = two_nodes.worst("gpt_recompute")
-    assert max(worst.values()) <= TOLERANCE, worst
-
-
 def test_realised_load_is_what_the_plans_made_it(two_nodes):
     """Replicas took tokens: loads differ from those of the same placements without replicas."""
-    balanced, plain = two_nodes.of("adam"), two_nodes.of("reorder_only")
+    balanced, plain = two_nodes.of("sgd"), two_nodes.of("reorder_only")
     assert [r["realised_load"] for r in balanced] != [r["realised_load"] for r in plain]
 
 
@@ -102,29 +86,6 @@ def test_both_phases_of_a_step_execute_one_plan(two_nodes):
         assert result["closed"]
     worst = two_nodes.worst("both_phases")
     assert max(worst.values()) <= TOLERANCE, worst
-
-
-@pytest.mark.parametrize("scenario", ["sharded", "sharded_overlap"])
-@pytest.mark.parametrize("layout", ["two_nodes", "two_groups"])
-def test_S5_the_distributed_optimizer_trains_as_plain_megatron(request, layout, scenario):
-    run = request.getfixturevalue(layout)
-    assert_active(run.of(scenario))
-    worst = run.worst(scenario)
-    assert max(worst.values()) <= TOLERANCE, worst
-
-
-@pytest.mark.parametrize("scenario", ["sharded_reorder_only", "sharded_bf16_reorder_only"])
-@pytest.mark.parametrize("layout", ["two_nodes", "two_groups"])
-def test_S5_reordering_shards_of_the_distributed_optimizer_is_bitwise(request, layout, scenario):
-    run = request.getfixturevalue(layout)
-    assert_active(run.of(scenario), replicas=False)
-    assert set(run.worst(scenario).values()) == {0.0}
-
-
-def test_S5_mixed_precision_with_the_distributed_optimizer_trains_as_plain_megatron_but_for_rounding(two_groups):
-    assert_active(two_groups.of("sharded_bf16"))
-    worst = two_groups.worst("sharded_bf16")
-    assert max(worst.values()) <= BF16_TOLERANCE, worst
 
 
 def test_S5_replicas_are_copied_from_gathered_parameters(two_groups):

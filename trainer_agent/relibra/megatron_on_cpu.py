@@ -5,8 +5,8 @@ CUDA random generator. `install()` stands the CPU in for them. No shim touches a
 same values, so whatever is shown on CPU about the mathematics of a training step holds for the real thing.
 
 The model must still be configured for it: `use_cpu_initialization=True`, and `moe_grouped_gemm`, `moe_permute_fusion`,
-`moe_router_fusion`, `bias_activation_fusion`, `gradient_accumulation_fusion`, `masked_softmax_fusion` and
-`persist_layer_norm` off; layer specs come from the `local` (not Transformer Engine) builders.
+`moe_router_fusion`, `bias_activation_fusion`, `masked_softmax_fusion` and `persist_layer_norm` off; layer specs come
+from the `local` (not Transformer Engine) builders.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import functools
 import importlib
 import warnings
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ def install() -> None:
     _tensor_types()
     _dispatcher()
     _missing_transformer_engine()
+    _missing_apex()
     _torch_adam()
 
 
@@ -207,6 +209,21 @@ def _missing_transformer_engine() -> None:
         self.fp8 = bool(fp8)
 
     checkpoint.__init__ = initialise
+
+
+def _missing_apex() -> None:
+    """Stand in for the kernel that adds the gradient of a weight to its fp32 `main_grad`.
+
+    What breaks: linear layers with `gradient_accumulation_fusion` want Apex's CUDA extension and raise `RuntimeError`.
+    Harmless: a product in fp32 and a sum, as there.
+    """
+    import megatron.core.tensor_parallel.layers as layers
+
+    def add_product(inputs: torch.Tensor, gradient: torch.Tensor, main_grad: torch.Tensor) -> None:
+        main_grad.add_(gradient.float().t() @ inputs.float())
+
+    layers.fused_weight_gradient_mlp_cuda = SimpleNamespace(wgrad_gemm_accum_fp32=add_product)
+    layers._grad_accum_fusion_available = True
 
 
 def _torch_adam() -> None:

@@ -1,8 +1,6 @@
 """One object per training process, driven by the training loop: plans in, balanced steps and reports out."""
 
 import functools
-import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -12,8 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from relibra.agent import agreement
-from relibra.agent.agreement import Lack, Offer
 from relibra.agent.cells import StepCells
 from relibra.agent.config import AgentConfig
 from relibra.agent.experts import Experts
@@ -23,14 +19,12 @@ from relibra.agent.layer import LayerExecution
 from relibra.agent.logical_names import logical_named_parameters
 from relibra.agent.micro_batch import MicroBatch, RealisedLoad, current, running
 from relibra.agent.outcome import PhaseRecord, StepOutcome
-from relibra.agent.placement import Placement
 from relibra.agent.plan_source import PlanSource
 from relibra.agent.replay import check_routing
-from relibra.agent.replicate import NodeExchange
-from relibra.errors import InvalidPlan, RelibraError, Unsupported
-from relibra.planning import Phase, RankPlan, check_rank_plan
-
-log = logging.getLogger(__name__)
+from relibra.agent.replicate import Node
+from relibra.agent.steps import Steps
+from relibra.errors import RelibraError, Unsupported
+from relibra.planning import Phase
 
 
 class Agent:
@@ -42,30 +36,29 @@ class Agent:
         config: AgentConfig,
         models: Sequence[nn.Module],
         experts: Mapping[int, Experts],
+        chunks: Mapping[int, Sequence[int]],
         homes: Homes,
         groups: Groups,
         plans: PlanSource,
-        gathered: Mapping[int, Callable[[], None]],
+        node: Node,
         replay_obstacle: str | None,
         device: torch.device,
     ) -> None:
-        self._config, self._groups, self._plans = config, groups, plans
+        self._config, self._groups, self._plans, self._node = config, groups, plans, node
         self._models, self._experts, self._homes = models, experts, homes
         self._replay_obstacle, self._device = replay_obstacle, device
-        self._exchange = NodeExchange(groups.node)
-        self._cells = self._cells_of(None)
-        self._accepted_epoch = 0
+        self._steps = Steps(config, groups, plans, homes, device)
         self._outcome: StepOutcome | None = None
         self._records: list[PhaseRecord] = []
         self._unhook: list[Callable[[], None]] = []
         self.layers = {
             index: LayerExecution(
                 index=index,
+                chunk=chunks[index],
                 experts=each,
-                exchange=self._exchange,
+                node=node,
                 active=self._active,
                 logical_experts=functools.partial(homes.logical_experts, index),
-                gathered=gathered[index],
             )
             for index, each in experts.items()
         }
@@ -86,6 +79,11 @@ class Agent:
         """Index of this rank's EP group."""
         return self._groups.seat.ep_group
 
+    @property
+    def slot_bytes(self) -> int:
+        """Memory of the redundant slots on this rank, whatever the numbers of layers and micro-batches."""
+        return self._node.slots.size_bytes
+
     def hook(self, unhook: list[Callable[[], None]]) -> None:
         """Remember how `detach` takes the agent out of the model."""
         self._unhook = unhook
@@ -104,18 +102,17 @@ class Agent:
         is_first = self._outcome is None or self._outcome.step != step
         if is_first:
             self.end_step()
-            self._outcome = self._open_step(step)
+            self._outcome = self._steps.open(step)
         assert self._outcome is not None
         self._close_phase()
-        num_micro_batches = self._cells.num_micro_batches
         self._records.append(
             PhaseRecord(
                 phase=phase,
                 outcome=self._outcome,
                 is_first=is_first,
-                realised=RealisedLoad(num_micro_batches, self._config.model.num_layers),
+                realised=RealisedLoad(self._steps.cells.num_micro_batches, self._config.model.num_layers),
                 reorder_sent_bytes=self._outcome.reorder_sent_bytes if is_first else 0,
-                sent_bytes_before=self._exchange.sent_bytes,
+                sent_bytes_before=self._node.transport.sent_bytes,
             )
         )
         return self._outcome
@@ -151,7 +148,7 @@ class Agent:
             MicroBatch(
                 agent=self,
                 index=index,
-                cells=self._cells,
+                cells=self._steps.cells,
                 realised=record.realised if record is not None else None,
                 routed_LTK=record.routed_LTK.get(index) if record is not None else None,
             )
@@ -193,6 +190,7 @@ class Agent:
         Waits for nothing but, in a pipeline, one small exchange with the same seats of the other stages: together they
         are what the planner knows as one rank.
         """
+        self._node.fetcher.drain()
         self._close_phase()
         for record in self._records:
             if self._groups.num_stages > 1:
@@ -202,7 +200,7 @@ class Agent:
         self._records = []
         if self._outcome is not None:
             self._outcome = None
-            self._cells = self._cells_of(None)
+            self._steps.close()
 
     def logical_named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield this rank's parameters, experts under their global logical id.
@@ -219,9 +217,7 @@ class Agent:
             RelibraError: an expert could not be brought back; the agent stays.
         """
         self.end_step()
-        _, failure = self._move_to(Placement.identity(self._config.model, self._config.cluster))
-        if failure is not None:
-            raise RelibraError(f"the experts are not where the plain model has them: {failure}; detach again")
+        self._steps.move_back()
         for unhook in self._unhook:
             unhook()
         self._unhook = []
@@ -229,68 +225,9 @@ class Agent:
         self._groups.close()
 
     def _active(self) -> tuple[StepCells, MicroBatch | None]:
-        return self._cells, current(self)
-
-    def _open_step(self, step: int) -> StepOutcome:
-        began = time.monotonic()
-        plan, why = self._plans.wait(step, self._config.plan_timeout_s)
-        plan_wait_s = time.monotonic() - began
-        offer, why = self._offer(step, plan, why)
-        plan_id, reason = agreement.decide(agreement.exchange(offer, self._groups.everyone, self._device))
-        if plan is None or plan_id is None:
-            own = f" (this rank: {why})" if offer.plan_id is None else ""
-            log.warning("step %d keeps its placement, without replicas: %s%s", step, reason, own)
-            return StepOutcome(step=step, applied=None, reason=reason + own, plan_wait_s=plan_wait_s)
-        placement = self._homes.placement
-        num_moved_experts = int((plan.home_rank_LE != placement.home_rank_LE).sum())
-        sent_bytes, failure = self._move_to(placement.rehomed(plan.home_rank_LE))
-        if failure is not None:
-            reason = f"the reorder was undone: {failure}"
-            log.error("step %d keeps its placement, without replicas: %s", step, reason)
-            return StepOutcome(step=step, applied=None, reason=reason, plan_wait_s=plan_wait_s)
-        self._accepted_epoch = plan_id.epoch
-        self._cells = self._cells_of(plan)
-        return StepOutcome(
-            step=step,
-            applied=plan_id,
-            reason=reason,
-            num_moved_experts=num_moved_experts,
-            num_replicas=self._cells.num_replicas,
-            reorder_sent_bytes=sent_bytes,
-            plan_wait_s=plan_wait_s,
-        )
-
-    def _offer(self, step: int, plan: RankPlan | None, why: str) -> tuple[Offer, str]:
-        """What this rank brings to the agreement, and why not the plan it was given."""
-        if plan is None:
-            return Offer(step=step, plan_id=None, lack=Lack.LATE), why
-        if plan.id.epoch < self._accepted_epoch:
-            why = f"plan {plan.id} is of an older epoch than {self._accepted_epoch:016x}, which was applied before"
-            return Offer(step=step, plan_id=None, lack=Lack.STALE), why
-        try:
-            if plan.step != step:
-                raise InvalidPlan.of("plan.step", expected=str(step), got=plan.step)
-            check_rank_plan(plan, self._config.model, self._config.cluster)
-        except InvalidPlan as error:
-            return Offer(step=step, plan_id=None, lack=Lack.INVALID), str(error)
-        return Offer(step=step, plan_id=plan.id, digest=plan.digest), why
-
-    def _move_to(self, target: Placement) -> tuple[int, str | None]:
-        sent_bytes, failure = self._homes.move_to(target)
-        self._cells = self._cells_of(None)
-        return sent_bytes, failure
-
-    def _cells_of(self, plan: RankPlan | None) -> StepCells:
-        return StepCells(
-            self._homes.placement,
-            self._config.cluster,
-            ep_group=self.ep_group,
-            ep_rank=self.ep_rank,
-            plan=plan,
-            device=self._device,
-        )
+        return self._steps.cells, current(self)
 
     def _close_phase(self) -> None:
         if self._records:
             last = self._records[-1]
-            last.replica_sent_bytes = self._exchange.sent_bytes - last.sent_bytes_before
+            last.replica_sent_bytes = self._node.transport.sent_bytes - last.sent_bytes_before

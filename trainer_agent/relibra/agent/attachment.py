@@ -8,14 +8,18 @@ from torch import nn
 
 from relibra.agent.agent import Agent
 from relibra.agent.config import AgentConfig
-from relibra.agent.experts import Experts
+from relibra.agent.experts import Experts, experts_of
+from relibra.agent.fetch import Fetcher
 from relibra.agent.groups import Groups, Member, Topology
 from relibra.agent.homes import Homes
 from relibra.agent.optimizer_state import OptimizerState
 from relibra.agent.placement import Placement
 from relibra.agent.plan_source import PlanSource
 from relibra.agent.refusals import replay_obstacle
+from relibra.agent.replicate import Node
 from relibra.agent.session import Session
+from relibra.agent.slots import Slots
+from relibra.agent.transport import ProcessGroupTransport
 from relibra.errors import RelibraError
 
 
@@ -44,7 +48,7 @@ def attach(
 
     chunks = [model_chunks] if isinstance(model_chunks, nn.Module) else list(model_chunks)
     refusal: RelibraError | None = None
-    found: list[tuple[Any, nn.Module]] = []
+    found, held = list[tuple[Any, nn.Module]](), list[Experts]()
     member, state, models = Member((), (), ()), OptimizerState([]), list[nn.Module]()
     try:
         models = [megatron.unwrap(chunk) for chunk in chunks]
@@ -53,14 +57,16 @@ def attach(
             megatron.check_layer(layer, config.model, config.cluster)
         state = megatron.optimizer_state(optimizer)
         layers = [layer for layer, _ in found]
+        held = [experts_of(layer.experts) for layer in layers]
         ep_ranks, edp_ranks = megatron.expert_groups(layers)
         member = Member(tuple(ep_ranks), tuple(edp_ranks), tuple(layer.layer_number for layer in layers))
     except RelibraError as error:
         refusal = error
     topology = Topology.of(_exchange(member, refusal), config)
     groups = Groups.create(topology, config)
-    by_index = dict(zip(topology.stage_layers[groups.stage_index], found, strict=True))
-    experts = {index: Experts(layer.experts) for index, (layer, _) in by_index.items()}
+    indices = topology.stage_layers[groups.stage_index]
+    by_index = dict(zip(indices, found, strict=True))
+    experts = dict(zip(indices, held, strict=True))
     device = next(parameter for model in models for parameter in model.parameters()).device
     homes = Homes(
         Placement.identity(config.model, config.cluster),
@@ -70,18 +76,33 @@ def attach(
         device,
         gather_parameters=lambda: megatron.gather_parameters(chunks),
     )
+    transport = ProcessGroupTransport(groups.node)
+    is_fused = any(layer.config.gradient_accumulation_fusion for layer, _ in found)
+    slots = Slots(experts, config.cluster.redundant_slots, device, with_gradients=is_fused)
+    gathered = {index: megatron.gathering(chunk, layer.experts) for index, (layer, chunk) in by_index.items()}
     agent = Agent(
         config=config,
         models=models,
         experts=experts,
+        chunks={
+            index: [other for other, (_, of_other) in by_index.items() if of_other is chunk]
+            for index, (_, chunk) in by_index.items()
+        },
         homes=homes,
         groups=groups,
         plans=plans or Session(config, groups.seat.ep_rank),
-        gathered={index: megatron.gathering(chunk, layer.experts) for index, (layer, chunk) in by_index.items()},
+        node=Node(
+            transport=transport,
+            slots=slots,
+            fetcher=Fetcher(transport, slots, experts, gathered),
+        ),
         replay_obstacle=next(filter(None, (replay_obstacle(layer.config) for layer, _ in found)), None),
         device=device,
     )
-    restores = [megatron.install(layer, agent.layers[index], config.cluster) for index, (layer, _) in by_index.items()]
+    restores = [
+        megatron.install(layer, chunk, agent.layers[index], config.cluster)
+        for index, (layer, chunk) in by_index.items()
+    ]
     agent.hook([*restores, megatron.guard_checkpoints(optimizer)])
     return agent
 

@@ -3,10 +3,13 @@
 M micro-batches of the rank's EP group, L layers, P physical slots, S redundant slots, Q replicas.
 
 Physical slot of rank r = r * (E/R + S) + s: its home slots first, then its redundant slots. In a cell, the replicas on
-a rank fill its redundant slots from the first, in order of expert.
+a rank fill its redundant slots from the first, in order of expert. A cell without replicas has home slots only, so that
+it costs what plain expert parallelism does.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,24 +20,23 @@ from relibra.kernels import EMPTY, REST
 from relibra.planning import Cluster, RankPlan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
-    """Weights that travel inside a node for one cell, by rank within the node."""
+class Copy(NamedTuple):
+    """One replica of a cell; ranks count within the node."""
 
-    send_slots: tuple[tuple[int, ...], ...]
-    """Home slots of this rank whose experts each peer gets, in order of expert."""
-    receive_slots: tuple[tuple[int, ...], ...]
-    """Redundant slots of this rank, counted from 0, that each peer fills, in order of expert."""
+    source_rank: int
+    source_slot: int
+    """Home slot of the expert."""
+    destination_rank: int
+    destination_slot: int
+    """Redundant slot, counted from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotTable:
-    """One cell: what `quota_remap` needs, and the transfer before the experts run."""
+    """One cell: what `quota_remap` needs."""
 
     slot_expert_P: torch.Tensor
     share_P: torch.Tensor
-    transfer: Transfer | None
-    """None where no rank of the node holds a replica in this cell; the same on all of them."""
 
 
 class StepCells:
@@ -61,9 +63,9 @@ class StepCells:
     ) -> None:
         self._cluster, self._ep_rank, self._placement = cluster, ep_rank, placement
         self.num_micro_batches = plan.num_micro_batches if plan is not None else 0
-        slot_expert_LP, share_LP = _home_table(placement, cluster)
-        self._home_slot_expert_LP = torch.from_numpy(slot_expert_LP).to(device)
-        self._home_share_LP = torch.from_numpy(share_LP).to(device)
+        home_LE, rest_LE = _home_table(placement, cluster, num_redundant=0)
+        self._home_LE, self._rest_LE = (torch.from_numpy(each).to(device) for each in (home_LE, rest_LE))
+        self._is_identity_L: list[bool] = (home_LE == np.arange(home_LE.shape[1])).all(axis=1).tolist()
         index_Q4, share_Q = np.zeros((0, 4), np.int32), np.zeros(0, np.int32)
         if plan is not None:
             row_Q = plan.replica_index_Q4[:, 0]
@@ -74,11 +76,13 @@ class StepCells:
         self.has_replicas = bool(len(index_Q4))
         self._index_Q4 = index_Q4
         self._redundant_slot_Q = redundant_slots(index_Q4)
-        num_layers = len(slot_expert_LP)
-        self._cell_start = np.searchsorted(
+        num_layers = len(home_LE)
+        self._cell_start: list[int] = np.searchsorted(
             index_Q4[:, 0] * num_layers + index_Q4[:, 1], np.arange(self.num_micro_batches * num_layers + 1)
-        )
+        ).tolist()
+        self._copies: dict[tuple[int, int], Sequence[Copy]] = {}
         if self.has_replicas:
+            slot_expert_LP, share_LP = _home_table(placement, cluster, num_redundant=cluster.redundant_slots)
             shape = (self.num_micro_batches, 1, 1)
             slot_expert_MLP, share_MLP = np.tile(slot_expert_LP, shape), np.tile(share_LP, shape)
             micro_batch_Q, layer_Q, expert_Q, rank_Q = index_Q4.T
@@ -94,40 +98,53 @@ class StepCells:
         """Replicas of this rank's EP group, over all cells."""
         return len(self._index_Q4)
 
-    def table(self, micro_batch: int | None, layer: int) -> SlotTable:
-        """Look up one cell; a micro-batch that was not planned, or None, has no replicas."""
-        if micro_batch is None or micro_batch >= self.num_micro_batches or not self.has_replicas:
-            return SlotTable(
-                slot_expert_P=self._home_slot_expert_LP[layer], share_P=self._home_share_LP[layer], transfer=None
-            )
-        return SlotTable(
-            slot_expert_P=self._slot_expert_MLP[micro_batch, layer],
-            share_P=self._share_MLP[micro_batch, layer],
-            transfer=self._transfer(micro_batch, layer),
-        )
+    def table(self, micro_batch: int | None, layer: int) -> SlotTable | None:
+        """Look up one cell: None where routing stays as it is, because every expert is where plain parallelism has it.
 
-    def _transfer(self, micro_batch: int, layer: int) -> Transfer | None:
-        cell = micro_batch * len(self._home_share_LP) + layer
-        begin, end = self._cell_start[cell], self._cell_start[cell + 1]
+        A micro-batch that was not planned, or None, has no replicas. Equal on all ranks of the EP group, shares apart.
+        """
+        if micro_batch is not None and self._replicas_of(micro_batch, layer):
+            return SlotTable(
+                slot_expert_P=self._slot_expert_MLP[micro_batch, layer], share_P=self._share_MLP[micro_batch, layer]
+            )
+        if self._is_identity_L[layer]:
+            return None
+        return SlotTable(slot_expert_P=self._home_LE[layer], share_P=self._rest_LE[layer])
+
+    def replicated(self, micro_batch: int, layers: Sequence[int]) -> list[int]:
+        """Return those of `layers` that have replicas in this node."""
+        return [layer for layer in layers if self.copies(micro_batch, layer)]
+
+    def copies(self, micro_batch: int, layer: int) -> Sequence[Copy]:
+        """Return all replicas on ranks of this node, in order of expert and then rank; the same on all of them."""
+        cell = micro_batch, layer
+        if cell not in self._copies:
+            self._copies[cell] = self._copies_in(self._replicas_of(micro_batch, layer))
+        return self._copies[cell]
+
+    def _replicas_of(self, micro_batch: int, layer: int) -> range:
+        """Return the rows of a cell in the index of replicas."""
+        if micro_batch >= self.num_micro_batches:
+            return range(0)
+        cell = micro_batch * len(self._home_LE) + layer
+        return range(self._cell_start[cell], self._cell_start[cell + 1])
+
+    def _copies_in(self, rows: range) -> Sequence[Copy]:
+        of_cell = slice(rows.start, rows.stop)
         size = self._cluster.gpus_per_node
         first_rank = self._ep_rank // size * size
-        sends: list[list[int]] = [[] for _ in range(size)]
-        receives: list[list[int]] = [[] for _ in range(size)]
-        any_in_node = False
-        for (_, _, expert, rank), slot in zip(
-            self._index_Q4[begin:end].tolist(), self._redundant_slot_Q[begin:end].tolist(), strict=True
-        ):
-            if not first_rank <= rank < first_rank + size:
-                continue
-            any_in_node = True
-            home = int(self._placement.home_rank_LE[layer, expert])
-            if home == self._ep_rank:
-                sends[rank - first_rank].append(int(self._placement.home_slot_LE[layer, expert]))
-            if rank == self._ep_rank:
-                receives[home - first_rank].append(slot)
-        if not any_in_node:
-            return None
-        return Transfer(send_slots=tuple(map(tuple, sends)), receive_slots=tuple(map(tuple, receives)))
+        return tuple(
+            Copy(
+                source_rank=int(self._placement.home_rank_LE[layer, expert]) - first_rank,
+                source_slot=int(self._placement.home_slot_LE[layer, expert]),
+                destination_rank=rank - first_rank,
+                destination_slot=slot,
+            )
+            for (_, layer, expert, rank), slot in zip(
+                self._index_Q4[of_cell].tolist(), self._redundant_slot_Q[of_cell].tolist(), strict=True
+            )
+            if first_rank <= rank < first_rank + size
+        )
 
 
 def num_home_slots(placement: Placement, cluster: Cluster) -> int:
@@ -152,9 +169,11 @@ def redundant_slots(index_Q4: NDArray[np.int32]) -> NDArray[np.int32]:
     return slot_Q
 
 
-def _home_table(placement: Placement, cluster: Cluster) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _home_table(
+    placement: Placement, cluster: Cluster, *, num_redundant: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     num_layers, num_experts = placement.home_rank_LE.shape
-    slots_per_rank = num_home_slots(placement, cluster) + cluster.redundant_slots
+    slots_per_rank = num_home_slots(placement, cluster) + num_redundant
     slot_expert_LP = np.full((num_layers, cluster.num_ranks * slots_per_rank), EMPTY, dtype=np.int32)
     share_LP = np.zeros_like(slot_expert_LP)
     slot_LE = placement.home_rank_LE * slots_per_rank + placement.home_slot_LE

@@ -3,29 +3,18 @@
 Such a checkpoint loads in any placement, with any number of expert-parallel ranks, and without relibra.
 """
 
+import copy
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from torch import nn
 
 from relibra.errors import Unsupported
 
 _KEY = "distrib_optim_sharding_type"
 LOGICAL_SHARDING = "fully_reshardable"
 """The one sharding of a distributed optimizer's state that is by parameter rather than by place in a buffer."""
-
-
-class _Alone:
-    """A module of experts as it would be with one expert a rank: what its own arithmetic numbers is that expert."""
-
-    def __init__(self, module: Any, slot: int, logical_expert: int, num_experts: int) -> None:
-        self._module = module
-        self.local_experts = [module.local_experts[slot]]
-        self.num_local_experts = 1
-        self.ep_group = _Rank(logical_expert, num_experts)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._module, name)
 
 
 class _Rank:
@@ -47,7 +36,7 @@ def logical_sharded_state_dict(
     """Return a stand-in for `module.sharded_state_dict`.
 
     Args:
-        module: a megatron module with `local_experts`.
+        module: a megatron module of experts, sequential or grouped.
         logical_experts: the logical expert in every home slot, now.
         num_experts: E.
     """
@@ -57,13 +46,46 @@ def logical_sharded_state_dict(
     ) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for slot, expert in enumerate(logical_experts()):
-            alone = _Alone(module, slot, expert, num_experts)
+            alone = _alone(module, slot, _Rank(expert, num_experts))
             of_expert = type(module).sharded_state_dict(alone, prefix, sharded_offsets, metadata)
-            for key, value in of_expert.items():
-                result[key.replace(f"{prefix}local_experts.0.", f"{prefix}local_experts.{slot}.", 1)] = value
+            result |= {prefix + _in_slot(key.removeprefix(prefix), slot): value for key, value in of_expert.items()}
         return result
 
     return sharded_state_dict
+
+
+def _alone(module: Any, slot: int, rank: _Rank) -> Any:
+    """Return the module as it would be with one expert a rank: what its own arithmetic numbers is that expert."""
+    if hasattr(module, "local_experts"):
+        modules = {"local_experts": nn.ModuleList([module.local_experts[slot]])}
+    else:
+        modules = {name: _alone_in(each, slot, rank) for name, each in module._modules.items()}
+    return _changed(module, num_local_experts=1, ep_group=rank, _modules=modules)
+
+
+def _alone_in(linear: Any, slot: int, rank: _Rank) -> Any:
+    """Return a grouped product with one expert; anything else as it is."""
+    if not hasattr(linear, "num_gemms"):
+        return linear
+    groups = copy.copy(linear._pg_collection)
+    groups.ep = rank
+    of_slot = {f"{kind}0": linear._parameters.get(f"{kind}{slot}") for kind in ("weight", "bias")}
+    parameters = {name: parameter for name, parameter in of_slot.items() if parameter is not None}
+    return _changed(linear, num_gemms=1, _pg_collection=groups, _parameters=parameters)
+
+
+def _changed(module: Any, **attributes: Any) -> Any:
+    """Return a shallow copy of a module, whatever it does about being copied."""
+    changed = object.__new__(type(module))
+    vars(changed).update(vars(module) | attributes)
+    return changed
+
+
+def _in_slot(key: str, slot: int) -> str:
+    """Return the key that an expert has in `slot`, given the one it has alone."""
+    key = key.replace("local_experts.0.", f"local_experts.{slot}.", 1)
+    key = re.sub(r"^(linear_fc\d\.(?:weight|bias))0$", rf"\g<1>{slot}", key)
+    return re.sub(r"^(linear_fc\d\._extra_state)$", rf"\g<1>{slot or ''}", key)
 
 
 def refusing_physical_order(plain: Callable[..., Any]) -> Callable[..., Any]:

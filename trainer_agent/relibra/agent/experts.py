@@ -1,63 +1,161 @@
-"""The experts of one MoE layer on this rank: their parameters by home slot, and how to run them.
+"""The experts of one MoE layer on this rank: their parameters by home slot, and how to run them beside replicas."""
 
-Written for modules that hold one submodule per expert in `local_experts`, as megatron's `SequentialMLP` does.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from relibra.errors import Unsupported
+
 ExpertsForward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """(tokens sorted by expert, tokens per expert, probabilities) -> (outputs, bias)."""
 
 
-class Experts:
-    """Home experts run through the module's own forward, replicas through the forward of one of them."""
+class Experts(Protocol):
+    """What a layer needs to know of its experts module."""
 
-    def __init__(self, module: Any) -> None:
-        self.module: nn.Module = module
-        self._local: Sequence[nn.Module] = list(module.local_experts)
-        self._names = [name for name, _ in self._local[0].named_parameters()]
-        self._parameters = [[expert.get_parameter(name) for name in self._names] for expert in self._local]
+    @property
+    def module(self) -> nn.Module:
+        """Whose experts they are."""
+
+    @property
+    def parameters(self) -> Sequence[Sequence[nn.Parameter]]:
+        """Of every home slot, all in the same order."""
 
     @property
     def num_home_slots(self) -> int:
         """E/R."""
-        return len(self._local)
 
-    @property
-    def parameters(self) -> list[list[nn.Parameter]]:
-        """Parameters of every home slot, all in the same order."""
-        return self._parameters
+    def name(self, tensor: int, expert: int) -> str:
+        """Return the name within the module of a parameter of an expert, counted as `parameters` are."""
 
     def run(
         self,
         forward: ExpertsForward,
         tokens: Tensor,
-        num_tokens: Sequence[int],
+        tokens_per_slot: Tensor,
         probs: Tensor,
-        replicas: Mapping[int, Sequence[Tensor]],
+        replicas: Sequence[Sequence[Tensor]],
     ) -> Tensor:
         """Run the home slots and the filled redundant slots.
 
         Args:
             forward: the module's own forward.
             tokens: sorted by physical slot.
-            num_tokens: of each physical slot.
+            tokens_per_slot: of each physical slot.
             probs: of each token.
-            replicas: weights by redundant slot; slots without tokens may be missing.
+            replicas: weights of the filled redundant slots, the first ones; the others have no tokens.
         """
+
+
+class SequentialExperts:
+    """One submodule per expert in `local_experts`, as in `SequentialMLP`; replicas run through the first of them."""
+
+    def __init__(self, module: Any) -> None:
+        self.module: nn.Module = module
+        self._local: Sequence[nn.Module] = list(module.local_experts)
+        self._names = [name for name, _ in self._local[0].named_parameters()]
+        self.parameters = [[expert.get_parameter(name) for name in self._names] for expert in self._local]
+        self.num_home_slots = len(self._local)
+
+    def name(self, tensor: int, expert: int) -> str:
+        """See `Experts`."""
+        return f"local_experts.{expert}.{self._names[tensor]}"
+
+    def run(
+        self,
+        forward: ExpertsForward,
+        tokens: Tensor,
+        tokens_per_slot: Tensor,
+        probs: Tensor,
+        replicas: Sequence[Sequence[Tensor]],
+    ) -> Tensor:
+        """See `Experts`."""
         num_home = self.num_home_slots
-        num_home_tokens = sum(num_tokens[:num_home])
-        outputs, _ = forward(tokens[:num_home_tokens], torch.tensor(num_tokens[:num_home]), probs[:num_home_tokens])
-        parts = [outputs]
-        tokens_of = torch.split(tokens[num_home_tokens:], list(num_tokens[num_home:]))
-        probs_of = torch.split(probs[num_home_tokens:], list(num_tokens[num_home:]))
-        for slot, weights in sorted(replicas.items()):
+        sizes = [int(tokens_per_slot[:num_home].sum()), *tokens_per_slot[num_home : num_home + len(replicas)].tolist()]
+        home, *tokens_of = torch.split(tokens[: sum(sizes)], sizes)
+        home_probs, *probs_of = torch.split(probs[: sum(sizes)], sizes)
+        parts = [forward(home, tokens_per_slot[:num_home], home_probs)[0]]
+        for weights, *inputs in zip(replicas, tokens_of, probs_of, strict=True):
             named = dict(zip(self._names, weights, strict=True))
-            outputs, _ = functional_call(self._local[0], named, (tokens_of[slot], probs_of[slot]))
-            parts.append(outputs)
+            parts.append(functional_call(self._local[0], named, tuple(inputs))[0])
         return torch.cat(parts)
+
+
+class GroupedExperts:
+    """All experts in two grouped products with parameters `weight{i}` and `bias{i}`, as in `TEGroupedMLP`.
+
+    A grouped product reads its tensors and their number from itself in every forward: replicas are some more of them.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module: nn.Module = module
+        self._linears: list[tuple[str, Any]] = [(name, getattr(module, name)) for name in ("linear_fc1", "linear_fc2")]
+        kinds = [
+            (linear_name, linear, kind)
+            for linear_name, linear in self._linears
+            for kind in ("weight", "bias")
+            if f"{kind}0" in linear._parameters
+        ]
+        self._kinds = kinds
+        self.num_home_slots = int(module.num_local_experts)
+        if any(f"weight{slot}" not in linear._parameters for _, linear in self._linears for slot in self._slots):
+            raise Unsupported(
+                "relibra's agent does not support grouped experts without a parameter weight{i} for every expert; use "
+                "moe_single_grouped_weight=False"
+            )
+        self.parameters = [[linear.get_parameter(f"{kind}{slot}") for _, linear, kind in kinds] for slot in self._slots]
+
+    @property
+    def _slots(self) -> range:
+        return range(self.num_home_slots)
+
+    def name(self, tensor: int, expert: int) -> str:
+        """See `Experts`."""
+        linear_name, _, kind = self._kinds[tensor]
+        return f"{linear_name}.{kind}{expert}"
+
+    def run(
+        self,
+        forward: ExpertsForward,
+        tokens: Tensor,
+        tokens_per_slot: Tensor,
+        probs: Tensor,
+        replicas: Sequence[Sequence[Tensor]],
+    ) -> Tensor:
+        """See `Experts`."""
+        with self._extended(replicas):
+            return forward(tokens, tokens_per_slot[: self.num_home_slots + len(replicas)], probs)[0]
+
+    @contextmanager
+    def _extended(self, replicas: Sequence[Sequence[Tensor]]) -> Iterator[None]:
+        first = self.num_home_slots
+        added: list[tuple[Any, str]] = []
+
+        def add(linear: Any, name: str, tensor: Tensor) -> None:
+            vars(linear)[name] = tensor
+            added.append((linear, name))
+
+        try:
+            for slot, weights in enumerate(replicas, first):
+                for (_, linear, kind), tensor in zip(self._kinds, weights, strict=True):
+                    add(linear, f"{kind}{slot}", tensor)
+                for _, linear in self._linears:
+                    if "bias0" in vars(linear):  # Transformer Engine's empty stand-in where there are no biases
+                        add(linear, f"bias{slot}", linear.bias0)
+            for _, linear in self._linears:
+                linear.num_gemms = first + len(replicas)
+            yield
+        finally:
+            for _, linear in self._linears:
+                linear.num_gemms = first
+            for linear, name in added:
+                del vars(linear)[name]
+
+
+def experts_of(module: Any) -> Experts:
+    """Look into a built experts module."""
+    return SequentialExperts(module) if hasattr(module, "local_experts") else GroupedExperts(module)

@@ -10,6 +10,7 @@ from relibra.agent.optimizer_state import OptimizerState
 from relibra.agent.pieces import Pieces
 from relibra.agent.placement import Placement
 from relibra.agent.reorder import reorder, waves_of
+from relibra.agent.transport import ProcessGroupTransport
 
 
 class Homes:
@@ -35,6 +36,7 @@ class Homes:
     ) -> None:
         self.placement = placement
         self._groups, self._device, self._gather_parameters = groups, device, gather_parameters
+        self._transport = ProcessGroupTransport(groups.stage)
         self._pieces = Pieces.exchange(experts, state, groups.stage, groups.stage_seats)
 
     def logical_experts(self, layer: int) -> Sequence[int]:
@@ -59,7 +61,7 @@ class Homes:
         sent_bytes, failure = reorder(
             waves_of(moves, topology.stage_layers, self._groups.stage_index),
             self._pieces,
-            stage=self._groups.stage,
+            transport=self._transport,
             everyone=self._groups.everyone,
             device=self._device,
         )

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from relibra.agent.cells import SlotTable, StepCells
 from relibra.agent.experts import Experts, ExpertsForward
 from relibra.agent.micro_batch import MicroBatch
-from relibra.agent.replicate import NodeExchange, fetch_replicas
+from relibra.agent.replicate import Node, Visit
+from relibra.agent.uses import Moment, Use
 from relibra.errors import RelibraError
 from relibra.kernels import quota_remap
 
@@ -17,25 +19,26 @@ class LayerExecution:
 
     Args:
         index: of the layer among the MoE layers of the whole model.
+        chunk: the layers of its model chunk, ascending.
         experts: its experts on this rank.
-        exchange: the node's group.
+        node: what it shares with the other layers.
         active: returns the cells of the present step, and the micro-batch that runs now, if any.
         logical_experts: returns the logical expert in every home slot, now.
-        gathered: returns once the home experts' parameters are complete; a distributed optimizer may gather them late.
     """
 
     def __init__(
         self,
         *,
         index: int,
+        chunk: Sequence[int],
         experts: Experts,
-        exchange: NodeExchange,
+        node: Node,
         active: Callable[[], tuple[StepCells, MicroBatch | None]],
         logical_experts: Callable[[], Sequence[int]],
-        gathered: Callable[[], None],
     ) -> None:
         self.index, self.experts, self.logical_experts = index, experts, logical_experts
-        self._exchange, self._active, self._gathered = exchange, active, gathered
+        self._chunk, self._node, self._active = chunk, node, active
+        self._visit: Visit | None = None
 
     def routing(self) -> Tensor | None:
         """Return the experts `[T, K]` given for the micro-batch that runs now, if any were."""
@@ -44,31 +47,57 @@ class LayerExecution:
             return None
         return micro_batch.routed_LTK[self.index]
 
+    def enter(self) -> None:
+        """Begin the cell early, where the transformer layer does; `remap` begins it otherwise."""
+        _, micro_batch = self._active()
+        if micro_batch is not None:
+            self._visit = self._visit_of(micro_batch)
+
     def remap(self, probs_TE: Tensor, routing_map_TE: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
-        """Return physical probabilities and routing map `[T, P]`.
+        """Return physical probabilities and routing map `[T, P]`; P is E in a cell without replicas.
 
         Raises:
             RelibraError: a training forward outside a micro-batch while the step has replicas or routing.
         """
+        _, micro_batch = self._active()
+        self._visit = self._visit_of(micro_batch) if micro_batch is not None else None
         table = self._table(training)
-        return quota_remap(probs_TE, routing_map_TE, table.slot_expert_P, table.share_P)
+        if table is None:
+            return probs_TE, routing_map_TE
+        physical: tuple[Tensor, Tensor] = quota_remap(probs_TE, routing_map_TE, table.slot_expert_P, table.share_P)
+        return physical
 
     def compute(
-        self, forward: ExpertsForward, tokens: Tensor, tokens_per_slot: Tensor, probs: Tensor, *, training: bool
+        self, forward: ExpertsForward, tokens: Tensor, tokens_per_slot: Tensor, probs: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """Stand in for the forward of the experts module."""
-        num_tokens = [int(num) for num in tokens_per_slot.tolist()]
         _, micro_batch = self._active()
         if micro_batch is not None and micro_batch.realised is not None:
-            micro_batch.realised.record(micro_batch.index, self.index, sum(num_tokens))
-        transfer = self._table(training).transfer
-        if transfer is None:
+            micro_batch.realised.record(micro_batch.index, self.index, int(tokens_per_slot.sum()))
+        visit, self._visit = self._visit, None
+        if visit is None:
             return forward(tokens, tokens_per_slot[: self.experts.num_home_slots], probs)
-        self._gathered()
-        tokens, probs, replicas = fetch_replicas(self._exchange, transfer, self.experts.parameters, tokens, probs)
-        return self.experts.run(forward, tokens, num_tokens, probs, replicas), None
+        tokens, probs, replicas = visit.begin(tokens, probs)
+        outputs = self.experts.run(forward, tokens, tokens_per_slot, probs, replicas)
+        return visit.end(outputs, replicas), None
 
-    def _table(self, training: bool) -> SlotTable:
+    def _visit_of(self, micro_batch: MicroBatch) -> Visit | None:
+        """Return the visit of the cell that runs now: the one entered, if it fits, or a new one."""
+        cells, recorded = micro_batch.cells, torch.is_grad_enabled()
+        if not cells.copies(micro_batch.index, self.index):
+            return None
+        moment = Moment.INFERENCE
+        if micro_batch.is_checkpointed:
+            moment = Moment.RECOMPUTATION if recorded else Moment.FORWARD
+        elif recorded:
+            moment = Moment.FORWARD
+        use = Use(cells, micro_batch.index, self.index, in_backward=moment is Moment.RECOMPUTATION)
+        if self._visit is not None and (self._visit.use, self._visit.is_recorded) == (use, recorded):
+            return self._visit
+        layers = cells.replicated(micro_batch.index, self._chunk)
+        return Visit(self._node, use, moment, layers, self.experts)
+
+    def _table(self, training: bool) -> SlotTable | None:
         cells, micro_batch = self._active()
         if micro_batch is not None:
             return micro_batch.cells.table(micro_batch.index, self.index)

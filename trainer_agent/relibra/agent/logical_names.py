@@ -10,7 +10,7 @@ from relibra.agent.experts import Experts
 def logical_named_parameters(
     models: Sequence[nn.Module], experts: Mapping[int, Experts], logical_experts: Callable[[int], Sequence[int]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters of `models` with `local_experts.<slot>` renamed to `local_experts.<logical expert>`.
+    """Yield the parameters of `models`, those of experts with the logical expert in the place of the slot.
 
     Args:
         models: without wrappers around them; names of several begin with `model<index>.`.
@@ -20,18 +20,19 @@ def logical_named_parameters(
     layer_of = {id(each.module): layer for layer, each in experts.items()}
     for index, model in enumerate(models):
         chunk = f"model{index}." if len(models) > 1 else ""
-        prefixes = {
-            f"{name}.local_experts.": logical_experts(layer_of[id(module)])
-            for name, module in model.named_modules()
-            if id(module) in layer_of
-        }
+        renamed: dict[str, str] = {}
+        for prefix, module in model.named_modules():
+            layer = layer_of.get(id(module))
+            if layer is not None:
+                renamed |= _renamed(prefix, experts[layer], logical_experts(layer))
         for name, parameter in model.named_parameters():
-            yield chunk + _logical(name, prefixes), parameter
+            yield chunk + renamed.get(name, name), parameter
 
 
-def _logical(name: str, prefixes: Mapping[str, Sequence[int]]) -> str:
-    for prefix, logical_experts in prefixes.items():
-        if name.startswith(prefix):
-            slot, _, rest = name.removeprefix(prefix).partition(".")
-            return f"{prefix}{logical_experts[int(slot)]}.{rest}"
-    return name
+def _renamed(prefix: str, experts: Experts, logical_experts: Sequence[int]) -> dict[str, str]:
+    dot = f"{prefix}." if prefix else ""
+    return {
+        dot + experts.name(tensor, slot): dot + experts.name(tensor, logical)
+        for slot, logical in enumerate(logical_experts)
+        for tensor in range(len(experts.parameters[slot]))
+    }

@@ -52,6 +52,8 @@ class MicroBatch:
     realised: RealisedLoad | None
     routed_LTK: Tensor | None = None
     """Experts of this rank's tokens in every MoE layer; None where the routers decide."""
+    is_checkpointed: bool = False
+    """Inside a region whose activations are recomputed."""
 
 
 _current: ContextVar[MicroBatch | None] = ContextVar("relibra_micro_batch", default=None)

@@ -30,11 +30,6 @@ def check_config(config: Any, *, expert_tensor_parallel_size: int) -> None:
             "overlap_moe_expert_parallel_comm=False",
         ),
         (bool(config.delay_wgrad_compute), "delay_wgrad_compute=True", "delay_wgrad_compute=False"),
-        (
-            bool(config.gradient_accumulation_fusion),
-            "gradient_accumulation_fusion=True, which bypasses autograd",
-            "gradient_accumulation_fusion=False",
-        ),
         (bool(config.moe_shared_expert_overlap), "moe_shared_expert_overlap=True", "moe_shared_expert_overlap=False"),
         (bool(config.moe_apply_probs_on_input), "moe_apply_probs_on_input=True", "moe_apply_probs_on_input=False"),
         (

@@ -19,6 +19,7 @@ from torch import Tensor
 from relibra.agent.agreement import together
 from relibra.agent.pieces import Pieces
 from relibra.agent.placement import Move
+from relibra.agent.transport import ExpertTransport, Parcel
 from relibra.errors import RelibraError
 from relibra.kernels import expert_checksum, expert_pack, expert_unpack, packed_size_bytes
 
@@ -46,7 +47,7 @@ def reorder(
     waves: Sequence[Wave],
     pieces: Pieces,
     *,
-    stage: dist.ProcessGroup,
+    transport: ExpertTransport,
     everyone: dist.ProcessGroup,
     device: torch.device,
 ) -> tuple[int, str | None]:
@@ -55,7 +56,7 @@ def reorder(
     Args:
         waves: of this rank's stage; as many on every stage.
         pieces: what travels.
-        stage: the ranks that exchange experts.
+        transport: of the ranks that exchange experts, those of the stage.
         everyone: the ranks that decide together.
         device: of the message buffers.
 
@@ -64,14 +65,14 @@ def reorder(
     """
     sent_bytes, done = 0, list[Wave]()
     for wave in waves:
-        transfer = Transfer(wave, pieces, stage, device)
+        transfer = Transfer(wave, pieces, transport, device)
         failure = _carry_out(transfer, everyone, device)
         if failure is None:
             sent_bytes += transfer.sent_bytes
             done.append(wave)
             continue
         for previous in reversed(done):
-            again = _carry_out(Transfer(inverse(previous), pieces, stage, device), everyone, device)
+            again = _carry_out(Transfer(inverse(previous), pieces, transport, device), everyone, device)
             if again is not None:
                 raise RelibraError(f"experts are between two placements: {failure}, and undoing it: {again}; {_ADVICE}")
         return 0, failure
@@ -138,16 +139,16 @@ class _Message:
 class Transfer:
     """One wave on one rank, step by step: `stage`, `exchange`, `commit`; `restore` where a rank failed to commit."""
 
-    def __init__(self, wave: Wave, pieces: Pieces, group: dist.ProcessGroup, device: torch.device) -> None:
-        self._wave, self._pieces, self._group, self._device = wave, pieces, group, device
+    def __init__(self, wave: Wave, pieces: Pieces, transport: ExpertTransport, device: torch.device) -> None:
+        self._wave, self._pieces, self._transport, self._device = wave, pieces, transport, device
         self._sends: dict[int, _Message] = {}
         self._receives: dict[int, _Message] = {}
         self.sent_bytes = 0
 
     def stage(self) -> None:
         """Pack all that leaves, and make room for all that arrives."""
-        rank = dist.get_rank(self._group)
-        for peer in range(dist.get_world_size(self._group)):
+        rank = self._transport.rank
+        for peer in range(self._transport.num_ranks):
             leaving = self._pieces.outgoing(self._wave, rank, peer)
             if leaving:
                 self._sends[peer] = self._pack(leaving, rank, peer)
@@ -159,22 +160,17 @@ class Transfer:
         """Send and receive, and compare what arrived with its checksums.
 
         Raises:
-            RelibraError: an expert arrived damaged.
+            RelibraError: a peer is gone, or an expert arrived damaged.
         """
-        rank = dist.get_rank(self._group)
-        operations = []
-        for peer, message in self._receives.items():
-            if peer == rank:
-                message.buffer.copy_(self._sends[peer].buffer)
-            else:
-                operations.append(dist.P2POp(dist.irecv, message.buffer, group=self._group, group_peer=peer))
-        for peer, message in self._sends.items():
-            if peer != rank:
-                operations.append(dist.P2POp(dist.isend, message.buffer, group=self._group, group_peer=peer))
-                self.sent_bytes += message.buffer.numel()
-        if operations:
-            for request in dist.batch_isend_irecv(operations):
-                request.wait()
+        rank = self._transport.rank
+        if rank in self._receives:
+            self._receives[rank].buffer.copy_(self._sends[rank].buffer)
+        sends, receives = (
+            [Parcel(peer, message.buffer) for peer, message in messages.items() if peer != rank]
+            for messages in (self._sends, self._receives)
+        )
+        self._transport.start(sends, receives).wait()
+        self.sent_bytes = sum(parcel.tensor.nbytes for parcel in sends)
         self._verify()
 
     def _verify(self) -> None:

@@ -1,0 +1,163 @@
+"""What attaching to a model means: what is refused, what is left of it after detaching, and what goes without DDP."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from networks import BATCH, HIDDEN, MODEL, SEQUENCE, Network, Trained, routing, transformer_config
+from plans import ScriptedPlans, random_plans
+from scenarios import Differences, M, attached, plan_by_step
+
+from relibra.agent import AgentConfig, Phase, attach
+from relibra.errors import InvalidInput, RelibraError, Unsupported
+from relibra.planning import Cluster, Model
+
+Result = dict[str, Any]
+
+
+def without_ddp(cluster: Cluster) -> Result:
+    """A bare network and no optimizer: gradients of replicas end in `grad`."""
+    config = transformer_config(cluster, moe_enable_routing_replay=False)
+    plain, balanced = (Network(config) for _ in range(2))
+    balanced.load_state_dict(plain.state_dict())
+    plans = ScriptedPlans(plan_by_step(cluster, dist.get_rank(), range(1), move=False))
+    agent_config = AgentConfig(planner_address="none:0", job_id="test", model=MODEL, cluster=cluster)
+    agent = attach(balanced, None, agent_config, plans=plans)
+    agent.begin_step(0, Phase.UPDATE)
+    for index in range(M):
+        hidden = torch.randn(SEQUENCE, BATCH, HIDDEN, generator=torch.Generator().manual_seed(index))
+        plain(hidden).square().sum().backward()
+        with agent.micro_batch(index):
+            balanced(hidden).square().sum().backward()
+    agent.end_step()
+    differences = Differences()
+    got, want = ({name: parameter.grad for name, parameter in each.named_parameters()} for each in (balanced, plain))
+    differences.note("grad", got, want)
+    agent.detach()
+    return {"difference": differences.of, "sent_bytes": plans.reports[0].replica_sent_bytes}
+
+
+def guard(cluster: Cluster) -> Result:
+    """Forwards outside a micro-batch: refused in training while there are replicas, fine in eval and after the step."""
+    plain = Trained(cluster)
+    balanced, _ = attached(cluster, plan_by_step(cluster, dist.get_rank(), range(1)))
+    agent = balanced.agent
+    assert agent is not None
+    hidden = torch.randn(SEQUENCE, BATCH, HIDDEN, generator=torch.Generator().manual_seed(3))
+    differences = Differences()
+
+    def compare() -> None:
+        for each in (plain, balanced):
+            each.set_routing(routing(0, 0, dist.get_rank()))
+        differences.note("output", [balanced.ddp(hidden).detach()], [plain.ddp(hidden).detach()])
+
+    agent.begin_step(0, Phase.UPDATE)
+    message = ""
+    try:
+        balanced.ddp(hidden)
+    except RelibraError as error:
+        message = str(error)
+    for each in (plain, balanced):
+        each.network.eval()
+    compare()
+    for each in (plain, balanced):
+        each.network.train()
+    agent.end_step()
+    compare()
+    with agent.micro_batch(M + 5):
+        compare()
+    agent.detach()
+    return {"difference": differences.of, "message": message}
+
+
+def detachment(cluster: Cluster) -> Result:
+    """Train, reorder there and back, and look for traces."""
+    plain = Trained(cluster, clip_grad=0.0)
+    reference = Trained(cluster, clip_grad=0.0)
+    plans = {
+        step: random_plans(40 + step, step, MODEL, cluster, M, replicate=False)[dist.get_rank()] for step in (0, 1)
+    }
+    balanced, _ = attached(cluster, plans, clip_grad=0.0)
+    agent = balanced.agent
+    assert agent is not None
+    for step in range(2):
+        agent.begin_step(step, Phase.UPDATE)
+        balanced.step(step, M)
+        plain.step(step, M)
+        agent.end_step()
+    moved = not np.array_equal(agent.home_rank_LE, cluster.identity_placement(MODEL))
+    agent.detach()
+    restored = np.array_equal(agent.home_rank_LE, cluster.identity_placement(MODEL))
+    balanced.agent = None
+    layers = list(zip(balanced.network.moe, reference.network.moe, strict=True))
+    equal_state = [
+        all(map(torch.equal, got.values(), want.values())) and got.keys() == want.keys()
+        for got, want in (
+            (balanced.weights(), plain.weights()),
+            (balanced.moments(), plain.moments()),
+        )
+    ]
+    got, want = balanced.step(2, M), plain.step(2, M)
+    from megatron.core import tensor_parallel
+
+    return {
+        "moved": moved,
+        "restored": restored,
+        "bitwise_state": equal_state,
+        "bitwise_step": got["loss"] == want["loss"] and all(map(torch.equal, got["dx"], want["dx"])),
+        "plain_again": all(
+            "preprocess" not in vars(layer)
+            and "forward" not in vars(layer.experts)
+            and layer.token_dispatcher.num_experts == untouched.token_dispatcher.num_experts
+            for layer, untouched in layers
+        ),
+        "checkpoint_restored": tensor_parallel.checkpoint.__module__.startswith("megatron."),
+    }
+
+
+def refusals(cluster: Cluster) -> Result:
+    """Attach to models that cannot be executed; the message of each refusal."""
+    config = AgentConfig(planner_address="none:0", job_id="test", model=MODEL, cluster=cluster)
+
+    def refused(trained: Trained, agent_config: AgentConfig = config) -> str:
+        try:
+            attach(trained.ddp, trained.optimizer, agent_config, plans=ScriptedPlans({}))
+        except (Unsupported, InvalidInput) as error:
+            return f"{type(error).__name__}: {error}"
+        return "not refused"
+
+    messages = {
+        "allgather": refused(Trained(cluster, moe_token_dispatcher_type="allgather")),
+        "num_layers": refused(
+            Trained(cluster),
+            AgentConfig(
+                planner_address="none:0",
+                job_id="test",
+                model=Model(num_layers=3, num_experts=MODEL.num_experts, top_k=MODEL.top_k),
+                cluster=cluster,
+            ),
+        ),
+    }
+    shape = {"num_nodes": 1, "gpus_per_node": 2, "redundant_slots": 2}
+    small = AgentConfig(planner_address="none:0", job_id="test", model=MODEL, cluster=Cluster(**shape))
+    messages["ranks"] = refused(Trained(cluster), small)
+    for option, value in (
+        ("moe_router_fusion", True),
+        ("overlap_moe_expert_parallel_comm", True),
+        ("delay_wgrad_compute", True),
+        ("moe_shared_expert_overlap", True),
+        ("moe_apply_probs_on_input", True),
+        ("moe_expert_capacity_factor", 1.0),
+        ("fp8", "hybrid"),
+        ("cuda_graph_impl", "local"),
+    ):
+        # Set on the built layer: megatron itself refuses some of them on a machine without CUDA.
+        trained = Trained(cluster)
+        changed = copy.copy(trained.config)
+        setattr(changed, option, value)
+        for layer in trained.network.moe:
+            layer.config = changed
+        messages[option] = refused(trained)
+    return {"messages": messages}

@@ -1,0 +1,31 @@
+"""The only part of the agent that knows megatron-core.
+
+In:   built model chunks and their optimizer.
+Out:  MoE layers that execute plans, and what belongs to their experts.
+
+Hooks sit on built layer objects, because frameworks build their layers from specs of their own. Parameters keep their
+objects and names, so that DDP, optimizer and converters see an ordinary model.
+"""
+
+from relibra.agent.megatron.hooks import install
+from relibra.agent.megatron.layers import (
+    check_layer,
+    expert_groups,
+    find_layers,
+    gather_parameters,
+    gathering,
+    unwrap,
+)
+from relibra.agent.megatron.optimizer import guard_checkpoints, optimizer_state
+
+__all__ = [
+    "check_layer",
+    "expert_groups",
+    "find_layers",
+    "gather_parameters",
+    "gathering",
+    "guard_checkpoints",
+    "install",
+    "optimizer_state",
+    "unwrap",
+]

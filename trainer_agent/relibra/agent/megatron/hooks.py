@@ -1,0 +1,107 @@
+"""Hook into built layers, and out again."""
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from megatron.core import tensor_parallel
+from torch import Tensor, nn
+
+from relibra.agent.checkpoint import logical_sharded_state_dict
+from relibra.agent.layer import LayerExecution
+from relibra.agent.micro_batch import current_of_any, running
+from relibra.agent.replay import MicroBatchReplay
+from relibra.planning import Cluster
+
+
+def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cluster) -> Callable[[], None]:
+    """Hook `execution` into one layer of a model chunk; returns the function that takes it out again.
+
+    Four touch points in the forward: the beginning of the transformer layer, a dispatcher over physical slots, routing
+    turned physical before it, replicas beside the experts. Router, auxiliary losses and replay stay in logical space.
+    Beside them, routing by micro-batch, and checkpoints in logical order.
+    """
+    slots_per_rank = layer.num_local_experts + cluster.redundant_slots
+    first_slot = layer.ep_group.rank() * slots_per_rank
+    plain_dispatcher = layer.token_dispatcher
+    config = copy.copy(layer.config)
+    config.num_moe_experts = cluster.num_ranks * slots_per_rank
+    physical_dispatcher = type(plain_dispatcher)(
+        slots_per_rank,
+        list(range(first_slot, first_slot + slots_per_rank)),
+        config=config,
+        pg_collection=_GroupsOf(plain_dispatcher),
+    )
+    plain_preprocess, plain_forward = layer.preprocess, layer.experts.forward
+    plain_replay = layer.router.router_replay
+
+    @functools.wraps(plain_preprocess)
+    def preprocess(hidden_states: Tensor, probs: Tensor, routing_map: Tensor) -> Any:
+        probs, routing_map = execution.remap(probs, routing_map, training=layer.training)
+        without_replicas = routing_map.shape[1] == layer.config.num_moe_experts
+        layer.token_dispatcher = plain_dispatcher if without_replicas else physical_dispatcher
+        return plain_preprocess(hidden_states, probs, routing_map)
+
+    @functools.wraps(plain_forward)
+    def forward(tokens: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> tuple[Tensor, Tensor | None]:
+        return execution.compute(plain_forward, tokens, tokens_per_expert, probs)
+
+    layer.preprocess, layer.experts.forward = preprocess, forward
+    layer.router.router_replay = MicroBatchReplay(plain_replay, execution.routing)
+    layer.experts.sharded_state_dict = logical_sharded_state_dict(
+        layer.experts, execution.logical_experts, layer.config.num_moe_experts
+    )
+    entrances = [
+        module.register_forward_pre_hook(lambda *_: execution.enter())
+        for module in chunk.modules()
+        if any(child is layer for child in module.children())
+    ]
+    _remember_micro_batch_in_checkpoints(+1)
+
+    def restore() -> None:
+        layer.token_dispatcher = plain_dispatcher
+        layer.router.router_replay = plain_replay
+        del layer.preprocess, layer.experts.forward, layer.experts.sharded_state_dict
+        for entrance in entrances:
+            entrance.remove()
+        _remember_micro_batch_in_checkpoints(-1)
+
+    return restore
+
+
+class _GroupsOf:
+    """The process groups a dispatcher was built with, as the collection its constructor reads."""
+
+    def __init__(self, dispatcher: Any) -> None:
+        self.ep = dispatcher.ep_group
+        self.expt_tp = dispatcher.tp_group
+        self.tp_ep = dispatcher.tp_ep_group
+
+
+_plain_checkpoint: Callable[..., Any] = tensor_parallel.checkpoint
+_num_hooked_layers = 0
+
+
+def _remember_micro_batch_in_checkpoints(change: int) -> None:
+    """Let a recomputation in backward find the micro-batch of its forward, while any layer is hooked."""
+    global _num_hooked_layers, _plain_checkpoint
+    if _num_hooked_layers == 0:
+        _plain_checkpoint = tensor_parallel.checkpoint
+        tensor_parallel.checkpoint = _checkpoint
+    _num_hooked_layers += change
+    if _num_hooked_layers == 0:
+        tensor_parallel.checkpoint = _plain_checkpoint
+
+
+def _checkpoint(function: Callable[..., Any], *args: Any) -> Any:
+    micro_batch = current_of_any()
+    if micro_batch is not None:
+        micro_batch = dataclasses.replace(micro_batch, is_checkpointed=True)
+
+    def run(*run_args: Any) -> Any:
+        with running(micro_batch):
+            return function(*run_args)
+
+    return _plain_checkpoint(run, *args)

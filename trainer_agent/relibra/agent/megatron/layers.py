@@ -1,0 +1,99 @@
+"""Find MoE layers and say whether they can be executed."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.transformer.moe.experts import SequentialMLP, TEGroupedMLP
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+from torch import nn
+
+from relibra.agent.refusals import check_config, unsupported
+from relibra.errors import InvalidInput, Unsupported
+from relibra.planning import Cluster, Model
+
+_WRAPPERS = ("DistributedDataParallel", "Float16Module")
+
+
+def unwrap(chunk: nn.Module) -> nn.Module:
+    """Return the model inside DDP and mixed-precision wrappers."""
+    while type(chunk).__name__ in _WRAPPERS:
+        chunk = chunk.module  # type: ignore[assignment]
+    if "FullyShardedDataParallel" in type(chunk).__name__ or "FSDP" in type(chunk).__name__:
+        raise Unsupported(f"{type(chunk).__name__} shards expert weights; use megatron's DistributedDataParallel")
+    return chunk
+
+
+def find_layers(chunks: Sequence[nn.Module]) -> list[tuple[Any, nn.Module]]:
+    """Return the MoE layers in order of their numbers, each with the chunk it is in."""
+    found = [(module, chunk) for chunk in chunks for module in chunk.modules() if isinstance(module, MoELayer)]
+    return sorted(found, key=lambda each: each[0].layer_number or 0)
+
+
+def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
+    """Check one MoE layer.
+
+    Raises:
+        InvalidInput: it is not one of `model` and `cluster`.
+        Unsupported: it is configured in a way the agent cannot execute; names the alternative.
+    """
+    config = layer.config
+    if not isinstance(layer.token_dispatcher, MoEAlltoAllTokenDispatcher):
+        raise unsupported(f"moe_token_dispatcher_type={config.moe_token_dispatcher_type!r}", "'alltoall'")
+    if not isinstance(layer.experts, SequentialMLP | TEGroupedMLP):
+        raise unsupported(f"experts of type {type(layer.experts).__name__}", "SequentialMLP or TEGroupedMLP")
+    check_config(config, expert_tensor_parallel_size=layer.token_dispatcher.tp_size)
+    if not isinstance(layer.layer_number, int):
+        raise unsupported("a MoE layer without a number", "layer.set_layer_number(number in the model, from 1)")
+    for field, expected, got in (
+        ("model.num_experts", config.num_moe_experts, model.num_experts),
+        ("model.top_k", config.moe_router_topk, model.top_k),
+        ("cluster (num_nodes x gpus_per_node)", layer.ep_group.size(), cluster.num_ranks),
+        ("cluster.num_ep_groups", _expert_data_group(layer).size(), cluster.num_ep_groups),
+    ):
+        if expected != got:
+            raise InvalidInput.of(field, expected=f"{expected}, as the model was built", got=got)
+
+
+def expert_groups(layers: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """Return the global ranks of this rank's EP group and expert-data-parallel group.
+
+    A stage without MoE layers has the groups that megatron would give to one.
+    """
+    if layers:
+        ep, edp = layers[0].ep_group, _expert_data_group(layers[0])
+    else:
+        ep = parallel_state.get_expert_model_parallel_group()
+        edp = parallel_state.get_expert_data_parallel_group()
+    return dist.get_process_group_ranks(ep), dist.get_process_group_ranks(edp)
+
+
+def _expert_data_group(layer: Any) -> dist.ProcessGroup:
+    """Return the group that shares the layer's experts; grouped ones leave it to their products."""
+    holder = layer.experts if isinstance(layer.experts, SequentialMLP) else layer.experts.linear_fc1._pg_collection
+    group: dist.ProcessGroup = holder.dp_group if isinstance(layer.experts, SequentialMLP) else holder.expt_dp
+    return group
+
+
+def gather_parameters(chunks: Sequence[nn.Module]) -> None:
+    """Collective: finish the all-gather of parameters that a distributed optimizer leaves for the next forward."""
+    for chunk in chunks:
+        if isinstance(chunk, DistributedDataParallel) and chunk.ddp_config.overlap_param_gather:
+            chunk.start_param_sync(force_sync=True)
+
+
+def gathering(chunk: nn.Module, module: nn.Module) -> Callable[[], None]:
+    """Return a function that waits until the parameters inside `module` are gathered, as its own forward would."""
+    if not (isinstance(chunk, DistributedDataParallel) and chunk.ddp_config.overlap_param_gather):
+        return lambda: None
+    hook = chunk._make_forward_pre_hook()
+
+    def wait() -> None:
+        if chunk.remove_forward_pre_hook_handles:  # megatron turns its hooks off, as for evaluation
+            for part in module.modules():
+                hook(part)
+
+    return wait

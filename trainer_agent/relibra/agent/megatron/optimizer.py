@@ -1,0 +1,83 @@
+"""Where a megatron optimizer keeps what must travel with an expert."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from megatron.core.optimizer import ChainedOptimizer, Float16OptimizerWithFloat16Params, FP32Optimizer
+from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from torch import Tensor
+
+from relibra.agent.checkpoint import refusing_physical_order
+from relibra.agent.optimizer_state import OptimizerState, Shard
+from relibra.agent.refusals import unsupported
+
+
+def optimizer_state(optimizer: Any) -> OptimizerState:
+    """Look into a megatron or torch optimizer; None has no state.
+
+    Raises:
+        Unsupported: it keeps its state where a reorder cannot move it; names the alternative.
+    """
+    if optimizer is None:
+        return OptimizerState([])
+    distributed: list[DistributedOptimizer] = []
+    inner = []
+    for part in _parts(optimizer):
+        if isinstance(part, FP32Optimizer | Float16OptimizerWithFloat16Params | DistributedOptimizer):
+            if part.optimizer is None:  # a stub: this rank has no parameters of that kind
+                continue
+            if isinstance(part, DistributedOptimizer):
+                _check_distributed(part)
+                distributed.append(part)
+            part = part.optimizer
+        if isinstance(part, HybridDeviceOptimizer) or not isinstance(part, torch.optim.Optimizer):
+            raise unsupported(
+                f"{type(part).__name__}, which keeps its state where a reorder cannot move it",
+                "megatron's Adam or SGD with optimizer_cpu_offload=False",
+            )
+        inner.append(part)
+    return OptimizerState(inner, functools.partial(_shard, distributed) if distributed else None)
+
+
+def _parts(optimizer: Any) -> list[Any]:
+    return list(optimizer.chained_optimizers) if type(optimizer) is ChainedOptimizer else [optimizer]
+
+
+def _check_distributed(optimizer: DistributedOptimizer) -> None:
+    if optimizer.config.use_precision_aware_optimizer:
+        raise unsupported(
+            "use_precision_aware_optimizer=True, which shows copies of its state only",
+            "use_precision_aware_optimizer=False",
+        )
+    ddp_config = optimizer.ddp_config
+    if ddp_config.use_megatron_fsdp:
+        raise unsupported("use_megatron_fsdp=True", "megatron's DistributedDataParallel")
+    if ddp_config.num_distributed_optimizer_instances > 1:
+        raise unsupported("num_distributed_optimizer_instances > 1", "num_distributed_optimizer_instances=1")
+
+
+def _shard(optimizers: Sequence[DistributedOptimizer], parameter: Tensor) -> Shard | None:
+    for optimizer in optimizers:
+        if parameter in optimizer.model_param_gbuf_map:
+            owned = optimizer._get_model_param_range_map(parameter)["param"]
+            group, position = optimizer.model_param_group_index_map[parameter]
+            main = optimizer.optimizer.param_groups[group]["params"][position]
+            is_copy = main.untyped_storage().data_ptr() != parameter.untyped_storage().data_ptr()
+            return Shard(start=owned.start, stop=owned.end, main=main, is_copy=is_copy)
+    return None
+
+
+def guard_checkpoints(optimizer: Any) -> Callable[[], None]:
+    """Let distributed optimizers refuse checkpoints in physical order; returns the function that undoes it."""
+    guarded = [part for part in _parts(optimizer) if isinstance(part, DistributedOptimizer)]
+    for part in guarded:
+        part.sharded_state_dict = refusing_physical_order(part.sharded_state_dict)
+
+    def restore() -> None:
+        for part in guarded:
+            del part.sharded_state_dict
+
+    return restore

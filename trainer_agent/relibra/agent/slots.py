@@ -1,0 +1,69 @@
+"""The memory of replicas: two sides of redundant slots, shared by all layers of a rank and allocated once.
+
+While the experts of one layer read one side, the weights for the next layer arrive in the other. A cell has the same
+side in forward and backward, hence its replicas the same addresses: what autograd saved in forward is valid again when
+the side was filled again.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from relibra.agent.experts import Experts
+from relibra.kernels import packed_size_bytes
+
+NUM_SIDES = 2
+
+
+class Slots:
+    """Slots large enough for an expert of any layer.
+
+    Args:
+        experts: of this rank, by layer.
+        num_slots: redundant slots of a rank.
+        device: of the experts.
+        with_gradients: beside the weights, room for their gradients in fp32, for kernels that add to `main_grad`.
+    """
+
+    def __init__(
+        self, experts: Mapping[int, Experts], num_slots: int, device: torch.device, *, with_gradients: bool
+    ) -> None:
+        self._like = {layer: [tensor.detach() for tensor in each.parameters[0]] for layer, each in experts.items()}
+        self._weights = _memory(self._like.values(), num_slots, device)
+        self._like_gradients = {layer: [_fp32(each) for each in like] for layer, like in self._like.items()}
+        self._gradients = _memory(self._like_gradients.values(), num_slots if with_gradients else 0, device)
+        self.has_gradients = with_gradients
+
+    @property
+    def size_bytes(self) -> int:
+        """All of the memory: neither the number of layers nor that of micro-batches in flight changes it."""
+        return self._weights.nbytes + self._gradients.nbytes
+
+    def weights(self, side: int, slot: int, layer: int) -> list[Tensor]:
+        """Return the tensors of an expert of `layer` in one slot, unknown to autograd and its version counters."""
+        return _carved(self._weights[side, slot], self._like[layer])
+
+    def gradients(self, side: int, slot: int, layer: int) -> Sequence[Tensor | None]:
+        """Return the fp32 gradients of these weights, each None where there is no room for any."""
+        if not self.has_gradients:
+            return [None] * len(self._like[layer])
+        return _carved(self._gradients[side, slot], self._like_gradients[layer])
+
+
+def _fp32(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=torch.float32, device="meta")
+
+
+def _memory(of_layers: Iterable[Sequence[Tensor]], num_slots: int, device: torch.device) -> Tensor:
+    size_bytes = max(map(packed_size_bytes, of_layers), default=0)
+    return torch.zeros(NUM_SIDES, num_slots, size_bytes, dtype=torch.uint8, device=device)
+
+
+def _carved(memory: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    tensors, offset = [], 0
+    for tensor in like:
+        place = memory[offset : offset + tensor.numel() * tensor.element_size()]
+        tensors.append(place.view(tensor.dtype).view(tensor.shape).data)
+        offset += packed_size_bytes([tensor])
+    return tensors

@@ -1,0 +1,63 @@
+"""What every transport promises; its tests run on each implementation.
+
+- **Order.** All ranks of the group call `start` equally often and in the same order, also with nothing to move. Of one
+  call, the k-th parcel that a rank sends to a peer fills the k-th one the peer receives from it. Both ends agree on
+  shape and dtype. Several calls may be under way; they may be waited for in any order.
+- **Ownership.** The caller owns all tensors. From `start` to the end of `wait` it neither writes what is sent nor reads
+  or writes what is received. The handle keeps them alive; a transport keeps nothing after `wait`.
+- **Streams.** On a GPU, `start` comes after everything queued on the current stream, and what is queued after `wait`
+  comes after the transfer. The transfer itself need not run on the current stream.
+- **Abandoning.** A transfer cannot be cancelled: also what nobody wants any more is waited for before its memory is
+  used again.
+- **Failure.** `start` or `wait` raise `RelibraError` on the ranks that miss a peer, at the latest after the timeout of
+  the transport. Received tensors are undefined then, and so is the transport: the job restarts from a checkpoint.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class Parcel(NamedTuple):
+    """One tensor on its way."""
+
+    peer: int
+    """Rank within the group, not the own one."""
+    tensor: Tensor
+    """Contiguous."""
+
+
+class Handle(Protocol):
+    """Transfers of one `start`."""
+
+    def wait(self) -> None:
+        """Return when everything was sent and received; at once, when called again.
+
+        Raises:
+            RelibraError: a peer is gone.
+        """
+
+
+class ExpertTransport(Protocol):
+    """One rank's end of the transport within its group; made by all ranks of the group together."""
+
+    @property
+    def rank(self) -> int:
+        """This rank within the group."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Of the group."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank sent so far."""
+
+    def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Handle:
+        """Begin to send and to receive; returns at once.
+
+        Raises:
+            RelibraError: a peer is gone.
+            ValueError: a tensor is not contiguous.
+        """

@@ -1,0 +1,72 @@
+"""Transport by batched point-to-point messages of a process group: gloo on CPU, NCCL on its own streams."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+from relibra.agent.transport.contract import Parcel
+from relibra.errors import RelibraError
+
+
+class ProcessGroupTransport:
+    """See `contract`; the timeout is that of `group`."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._sent_bytes = 0
+        # NCCL connects all ranks in the first call of a group, in which not all of them may have parcels.
+        dist.barrier(group)
+
+    @property
+    def rank(self) -> int:
+        """This rank within the group."""
+        return dist.get_rank(self._group)
+
+    @property
+    def num_ranks(self) -> int:
+        """Of the group."""
+        return dist.get_world_size(self._group)
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank sent so far."""
+        return self._sent_bytes
+
+    def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> "_Messages":
+        """Begin to send and to receive."""
+        for parcel in (*sends, *receives):
+            if not parcel.tensor.is_contiguous():
+                raise ValueError(f"a parcel must be contiguous, got strides {parcel.tensor.stride()}")
+        self._sent_bytes += sum(parcel.tensor.nbytes for parcel in sends)
+        return _Messages(self._group, sends, receives)
+
+
+class _Messages:
+    def __init__(self, group: dist.ProcessGroup, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
+        self._parcels = (sends, receives)
+        operations = [
+            dist.P2POp(operation, parcel.tensor, group=group, group_peer=parcel.peer)
+            for operation, parcels in ((dist.irecv, receives), (dist.isend, sends))
+            for parcel in parcels
+        ]
+        with self._noticing_death():
+            self._requests = dist.batch_isend_irecv(operations) if operations else []
+
+    def wait(self) -> None:
+        """Return when everything was sent and received."""
+        with self._noticing_death():
+            for request in self._requests:
+                request.wait()
+        self._requests, self._parcels = [], ((), ())
+
+    @contextmanager
+    def _noticing_death(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            peers = sorted({parcel.peer for parcels in self._parcels for parcel in parcels})
+            raise RelibraError(
+                f"ranks {peers} of the group did not send or take experts in time: {error}; look for the one that "
+                "died, and restart from the last checkpoint"
+            ) from error
