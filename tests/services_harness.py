@@ -93,8 +93,9 @@ def plain_plan(
 class Service:
     """`relibra planner` or `relibra status` as a process, started when it says it is ready."""
 
-    def __init__(self, verb: str, redis_url: str, folder: Path, *, port: int = 0) -> None:
+    def __init__(self, verb: str, redis_url: str, folder: Path, *, port: int = 0, **environment: str) -> None:
         self._verb = verb
+        self._environment = environment
         self.redis_url = redis_url
         self._ready_file = folder / f"{verb}.json"
         self._log = folder / f"{verb}.log"
@@ -110,6 +111,7 @@ class Service:
                 [*command, "--port", str(self._port), "--ready-file", str(self._ready_file)],
                 stdout=log,
                 stderr=log,
+                env=os.environ | self._environment,
             )
         try:
             eventually(self._is_ready, within_s=START_TIMEOUT_S)

@@ -9,7 +9,10 @@
     |-- Conflict              the same name was used for different content
     |-- NotReady              the call came before something it depends on (retry later)
     |-- StaleEpoch            the job was re-created since the caller last looked
+    |-- LostLease             another planner has taken over a solve
     |-- LimitExceeded         a configured bound was reached
+    |-- Unauthenticated       no valid token or certificate came with the call
+    |-- Forbidden             the caller is known, and may not do this
     |-- Unsupported           a configuration relibra refuses, with the supported alternative
     `-- Unavailable           the planner or its store cannot be reached (retry later)
 
@@ -81,11 +84,32 @@ class StaleEpoch(RelibraError):
     http_status = 409
 
 
+class LostLease(RelibraError):
+    """A planner's lease on a solve ended, and another one may hold it; what was solved is dropped."""
+
+    grpc_status = "ABORTED"
+    http_status = 409
+
+
 class LimitExceeded(RelibraError):
     """A configured bound was reached; the text names the bound and its value."""
 
     grpc_status = "RESOURCE_EXHAUSTED"
     http_status = 429
+
+
+class Unauthenticated(RelibraError):
+    """No valid token or certificate came with the call."""
+
+    grpc_status = "UNAUTHENTICATED"
+    http_status = 401
+
+
+class Forbidden(RelibraError):
+    """The caller is known, and may not do this. Says nothing of what exists."""
+
+    grpc_status = "PERMISSION_DENIED"
+    http_status = 403
 
 
 class Unsupported(RelibraError):
@@ -115,7 +139,10 @@ ERRORS: dict[str, type[RelibraError]] = {
         Conflict,
         NotReady,
         StaleEpoch,
+        LostLease,
         LimitExceeded,
+        Unauthenticated,
+        Forbidden,
         Unsupported,
         Unavailable,
     )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from services_harness import CLUSTER
 
-from relibra.errors import InvalidInput, UnknownJob
+from relibra.errors import InvalidInput, LimitExceeded, UnknownJob
 from relibra.planning import ExecutionReport, Phase, PlanId
 from relibra.wire.client import PlannerClient
 
@@ -25,6 +25,12 @@ REPORT = ExecutionReport(
 def test_a_report_is_taken_and_may_be_repeated(client: PlannerClient, job_id: str) -> None:
     client.report_execution(job_id, REPORT)
     client.report_execution(job_id, REPORT)
+
+
+def test_S7_more_cells_than_a_step_may_have_are_refused(client: PlannerClient, job_id: str) -> None:
+    report = dataclasses.replace(REPORT, realised_load_ML=np.ones((1 << 16, 3), dtype=np.int64))
+    with pytest.raises(LimitExceeded, match="max_cells"):
+        client.report_execution(job_id, report)
 
 
 @pytest.mark.parametrize(

@@ -1,83 +1,90 @@
+"""The cache over a real store whose reads are counted."""
+
 import asyncio
+from typing import Any
 
-import numpy as np
 import pytest
-from services_harness import CLUSTER, count, plain_plan, routed_experts
+from services_harness import CLUSTER, MODEL, PARAMS, Loop
+from step_samples import PLAN, publish
 
-from relibra.errors import InvalidPlan
-from relibra.planner.plan_cache import PlanCache, ServedPlan
-from relibra.planning import PlanId, RankPlan, Schedule
-from relibra.store import EncodedPlan, PlanRecord
-
-PLAN = plain_plan(
-    np.stack([count(routed_experts(index, 6)) for index in range(8)]), Schedule.round_robin(8, 2, CLUSTER)
-)
-ENCODED = EncodedPlan.of(PLAN)
+from relibra.errors import Unavailable, UnknownJob
+from relibra.planner import plan_cache
+from relibra.planner.plan_cache import PlanCache
+from relibra.store import JobRecord, Store
 
 
-def record(version: int) -> PlanRecord:
-    return PlanRecord(
-        id=PlanId(epoch=1, version=version),
-        step=version,
-        digest=ENCODED.digest,
-        reason=ENCODED.reason,
-        forecast=ENCODED.forecast,
-        published_at=0.0,
-    )
+class CountingStore:
+    """Counts how often plans are read whole, and fails as often as it is told."""
 
-
-class File:
-    """A plan file that counts how often it is read."""
-
-    def __init__(self, data: bytes = ENCODED.file) -> None:
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self.num_reads = 0
-        self.data = data
+        self.num_failures = 0
 
-    async def read(self) -> bytes:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def get_packed_plan(self, job: JobRecord, step: int) -> Any:
         self.num_reads += 1
-        return self.data
+        if self.num_failures:
+            self.num_failures -= 1
+            raise Unavailable("Redis does not serve")
+        return await self._store.get_packed_plan(job, step)
 
 
-def test_every_rank_is_served_what_the_whole_plan_says() -> None:
-    served = ServedPlan.of(ENCODED.file, record(3))
-    for rank in range(CLUSTER.num_ranks):
-        ours, theirs = served.for_rank(rank), RankPlan.of(PLAN, rank=rank, id=PlanId(epoch=1, version=3), step=3)
-        assert (ours.id, ours.step, ours.digest) == (theirs.id, theirs.step, theirs.digest)
-        np.testing.assert_array_equal(ours.replica_index_Q4, theirs.replica_index_Q4)
-        np.testing.assert_array_equal(ours.replica_share_Q, theirs.replica_share_Q)
+@pytest.fixture
+def counting(store: Store, run: Loop) -> CountingStore:
+    job = run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+    for step in (1, 2, 3):
+        publish(store, run, job, step)
+    return CountingStore(store)
 
 
-def test_many_fetches_at_once_decode_once_even_if_one_hangs_up() -> None:
+def test_many_fetches_at_once_read_once_even_if_one_hangs_up(counting: CountingStore, run: Loop) -> None:
     async def scenario() -> None:
-        cache, file = PlanCache(), File()
-        fetches = [asyncio.create_task(cache.get(record(1), file.read)) for _ in range(64)]
+        cache = PlanCache(counting)
+        fetches = [asyncio.create_task(cache.get("job", 1)) for _ in range(64)]
         await asyncio.sleep(0)
         fetches[0].cancel()
         plans = await asyncio.gather(*fetches[1:])
-        assert file.num_reads == 1
+        assert counting.num_reads == 1
         assert all(plan is plans[0] for plan in plans)
+        assert plans[0].common.digest == PLAN.digest
 
-    asyncio.run(scenario())
-
-
-def test_S7_only_the_last_plans_are_held() -> None:
-    async def scenario() -> None:
-        cache, file = PlanCache(num_plans=2), File()
-        for version in (1, 2, 1, 3, 1):
-            await cache.get(record(version), file.read)
-        assert file.num_reads == 3
-        await cache.get(record(2), file.read)
-        assert file.num_reads == 4
-
-    asyncio.run(scenario())
+    run(scenario())
 
 
-def test_S2_a_corrupt_file_is_refused_and_read_again_next_time() -> None:
-    async def scenario() -> None:
-        cache, file = PlanCache(), File(ENCODED.file[: len(ENCODED.file) // 2])
-        with pytest.raises(InvalidPlan):
-            await cache.get(record(1), file.read)
-        file.data = ENCODED.file
-        assert (await cache.get(record(1), file.read)).first_rank.digest == PLAN.digest
+def test_S7_only_the_last_plans_are_held(counting: CountingStore, run: Loop) -> None:
+    cache = PlanCache(counting, num_plans=2)
+    for step in (1, 2, 1, 3, 1):
+        run(cache.get("job", step))
+    assert counting.num_reads == 3
+    run(cache.get("job", 2))
+    assert counting.num_reads == 4
 
-    asyncio.run(scenario())
+
+def test_what_failed_or_is_not_there_is_looked_for_again(counting: CountingStore, run: Loop) -> None:
+    cache = PlanCache(counting)
+    counting.num_failures = 1
+    with pytest.raises(Unavailable):
+        run(cache.get("job", 1))
+    assert run(cache.get("job", 1)) is not None
+    assert run(cache.get("job", 9)) is None
+    publish(counting, run, run(counting.get_job("job")), 9)
+    assert run(cache.get("job", 9)) is not None
+    with pytest.raises(UnknownJob):
+        run(cache.get("nobody", 1))
+
+
+def test_S4_a_re_created_job_is_noticed(counting: CountingStore, run: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_cache, "FRESH_S", 0.0)
+    cache = PlanCache(counting)
+    before = run(cache.get("job", 1))
+    assert run(cache.get("job", 1)) is before
+    assert counting.num_reads == 1
+    run(counting.remove_job("job"))
+    with pytest.raises(UnknownJob):
+        run(cache.get("job", 1))
+    job = run(counting.register_job("job", MODEL, CLUSTER, PARAMS))
+    publish(counting, run, job, 1)
+    assert run(cache.get("job", 1)).id > before.id

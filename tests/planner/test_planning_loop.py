@@ -3,143 +3,185 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures.process import BrokenProcessPool
+from typing import Any
 
-import numpy as np
 import pytest
-from services_harness import CLUSTER, MODEL, PARAMS, Loop, count, plain_plan, routed_experts
+from services_harness import CLUSTER, MODEL, PARAMS, Loop
+from step_samples import IDS, OTHER_PLAN, PLAN, SCHEDULE
 
 from relibra.errors import InvalidInput, Unavailable
 from relibra.planner.bell import Bell
+from relibra.planner.metrics import Metrics
 from relibra.planner.planning_loop import PlanningLoop
+from relibra.planner.settings import PlannerSettings
 from relibra.planner.solving import SolvedStep
-from relibra.planning import Schedule
-from relibra.store import EncodedPlan, JobRecord, StepState, Store
+from relibra.store import JobRecord, StepState, Store
 
-IDS = [f"seq-{index}" for index in range(8)]
-SCHEDULE = Schedule.round_robin(8, 2, CLUSTER)
-COUNTS_SLE = np.stack([count(routed_experts(index, 6)) for index in range(8)])
-PLAN = EncodedPlan.of(plain_plan(COUNTS_SLE, SCHEDULE))
-OTHER_PLAN = EncodedPlan.of(plain_plan(COUNTS_SLE, SCHEDULE, "from another planner", shift=1))
+Before = Callable[[str, int], Awaitable[None]]
 
 
 class Solver:
     """Solves with a given plan, after what `before` does to the step."""
 
-    def __init__(self, job: JobRecord, before: Callable[[int], Awaitable[None]]) -> None:
-        self._job = job
+    def __init__(self, before: Before) -> None:
         self._before = before
-        self.steps: list[int] = []
+        self.steps: list[tuple[str, int]] = []
 
     async def solve(self, job_id: str, step: int) -> SolvedStep:
-        self.steps.append(step)
-        await self._before(step)
-        return SolvedStep(epoch=self._job.epoch, plan=PLAN)
+        self.steps.append((job_id, step))
+        await self._before(job_id, step)
+        return SolvedStep(plan=PLAN)
 
 
 @pytest.fixture
 def job(store: Store, run: Loop) -> JobRecord:
     job = run(store.register_job("job", MODEL, CLUSTER, PARAMS))
     for step in (1, 2):
-        run(store.put_schedule("job", step, IDS, SCHEDULE))
+        run(store.put_schedule(job, step, IDS, SCHEDULE))
     return job
 
 
-def plan_until(
-    store: Store, solver: Solver, until: Callable[[], Awaitable[bool]], bell: Bell | None = None
-) -> Awaitable[None]:
-    async def scenario() -> None:
-        loop = PlanningLoop(store, solver, bell or Bell(), scan_interval_s=0.01)
-        running = asyncio.create_task(loop.run())
-        async with asyncio.timeout(20):
-            # Every look is a round trip to Redis, during which the loop runs.
-            while not await until():
-                pass
-        loop.stop()
-        await running
-
-    return scenario()
+async def plan_until(
+    store: Store, solver: Solver, until: Callable[[], Awaitable[bool]], bell: Bell | None = None, **settings: Any
+) -> Metrics:
+    metrics = Metrics()
+    told = PlannerSettings.load(redis_url="unix:///unused", **settings)
+    loop = PlanningLoop(store, solver, bell or Bell(), metrics, told)
+    running = asyncio.create_task(loop.run())
+    async with asyncio.timeout(20):
+        # Every look is a round trip to Redis, during which the loop runs.
+        while not await until():
+            pass
+    loop.stop()
+    await running
+    return metrics
 
 
 async def is_idle(store: Store) -> bool:
     return not await store.pending_steps()
 
 
-async def nothing(step: int) -> None:
+async def nothing(job_id: str, step: int) -> None:
     return
 
 
+def outcomes(metrics: Metrics) -> dict[str, float]:
+    (family,) = metrics.solves.collect()
+    return {each.labels["outcome"]: each.value for each in family.samples if each.name.endswith("_total")}
+
+
 def test_pending_steps_are_planned_in_order_and_announced(store: Store, run: Loop, job: JobRecord) -> None:
-    bell, solver = Bell(), Solver(job, nothing)
+    bell, solver = Bell(), Solver(nothing)
     ring = bell.listen("job")
-    run(plan_until(store, solver, lambda: is_idle(store), bell))
-    assert solver.steps == [1, 2]
+    metrics = run(plan_until(store, solver, lambda: is_idle(store), bell))
+    assert solver.steps == [("job", 1), ("job", 2)]
     assert ring.is_set()
     assert [each.step for each in run(store.plans_after("job", 0))] == [1, 2]
+    assert outcomes(metrics) == {"published": 2}
 
 
 def test_a_step_that_cannot_be_planned_fails_with_its_reason(store: Store, run: Loop, job: JobRecord) -> None:
-    async def refuse(step: int) -> None:
+    async def refuse(job_id: str, step: int) -> None:
         if step == 1:
             raise InvalidInput("there is no load")
 
-    solver = Solver(job, refuse)
-    run(plan_until(store, solver, lambda: is_idle(store)))
-    assert solver.steps == [1, 2]
+    metrics = run(plan_until(store, Solver(refuse), lambda: is_idle(store)))
     assert run(store.get_step("job", 1)).failure == "there is no load"
     assert run(store.get_step("job", 2)).state is StepState.PLANNED
+    assert outcomes(metrics) == {"failed": 1, "published": 1}
 
 
+@pytest.mark.parametrize("error", [BrokenProcessPool("the worker died"), TimeoutError("the solve took too long")])
 def test_a_crash_is_logged_tried_again_and_given_up(
-    store: Store, run: Loop, job: JobRecord, caplog: pytest.LogCaptureFixture
+    store: Store, run: Loop, job: JobRecord, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    async def crash(step: int) -> None:
+    async def crash(job_id: str, step: int) -> None:
         if step == 1:
-            raise BrokenProcessPool("the worker died")
+            raise error
 
-    solver = Solver(job, crash)
-    run(plan_until(store, solver, lambda: is_idle(store)))
-    assert solver.steps.count(1) == 3
-    assert solver.steps.count(2) == 1
+    solver = Solver(crash)
+    metrics = run(plan_until(store, solver, lambda: is_idle(store)))
+    assert solver.steps.count(("job", 1)) == 3
     assert run(store.get_step("job", 2)).state is StepState.PLANNED
-    assert "crashed 3 times, at last with BrokenProcessPool: the worker died" in (
+    assert f"crashed 3 times, at last with {type(error).__name__}: {error}" in (
         run(store.get_step("job", 1)).failure or ""
     )
-    assert "Traceback" in caplog.text
+    assert "planning crashed" in caplog.text
+    assert outcomes(metrics) == {"crashed": 2, "failed": 1, "published": 1}
 
 
 def test_an_unreachable_store_fails_no_step(store: Store, run: Loop, job: JobRecord) -> None:
     outages = 5
 
-    async def out_of_reach(step: int) -> None:
+    async def out_of_reach(job_id: str, step: int) -> None:
         nonlocal outages
         if outages:
             outages -= 1
             raise Unavailable("Redis does not serve")
 
-    run(plan_until(store, Solver(job, out_of_reach), lambda: is_idle(store)))
+    run(plan_until(store, Solver(out_of_reach), lambda: is_idle(store)))
     assert outages == 0
     assert {each.state for each in run(store.list_steps("job"))} == {StepState.PLANNED}
 
 
-def test_S3_a_plan_that_another_planner_published_stands(store: Store, run: Loop, job: JobRecord) -> None:
-    async def overtake(step: int) -> None:
-        if step == 1:
-            await store.publish_plan("job", step, OTHER_PLAN, epoch=job.epoch)
+def test_S4_a_lease_taken_over_mid_solve_publishes_nothing_and_stops_the_solve(
+    store: Store, run: Loop, job: JobRecord
+) -> None:
+    cancelled = []
 
-    solver = Solver(job, overtake)
-    run(plan_until(store, solver, lambda: is_idle(store)))
-    assert solver.steps == [1, 2]
+    async def paused(job_id: str, step: int) -> None:
+        if not cancelled:
+            # Another planner finds the lease at its end, and is faster.
+            await store._redis.delete("relibra:{job}:lease")
+            lease = await store.take_lease("job", 60)
+            assert lease is not None
+            await store.publish_plan(lease, OTHER_PLAN)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append(step)
+                raise
+
+    metrics = run(plan_until(store, Solver(paused), lambda: is_idle(store), lease_s=0.2))
+    assert cancelled == [1]
     assert run(store.get_plan("job", 1)).digest == OTHER_PLAN.digest
+    assert outcomes(metrics) == {"LostLease": 1, "published": 1}
 
 
 def test_S4_a_plan_of_an_older_epoch_is_not_published(store: Store, run: Loop, job: JobRecord) -> None:
-    solver = Solver(job, nothing)
-    solver._job = JobRecord(**{name: getattr(job, name) for name in job.__slots__} | {"epoch": job.epoch ^ 1})
+    async def re_create(job_id: str, step: int) -> None:
+        await store.remove_job("job")
+        await store.register_job("job", MODEL, CLUSTER, PARAMS)
 
-    async def tried() -> bool:
-        await store.ping()
-        return len(solver.steps) >= 4
-
-    run(plan_until(store, solver, tried))
+    metrics = run(plan_until(store, Solver(re_create), lambda: is_idle(store)))
     assert run(store.latest_plan("job")) is None
-    assert len(run(store.pending_steps())) == 2
+    assert outcomes(metrics) == {"LostLease": 1}
+
+
+def test_S6_jobs_take_turns_and_one_that_hangs_holds_up_nobody(store: Store, run: Loop, job: JobRecord) -> None:
+    other = run(store.register_job("other", MODEL, CLUSTER, PARAMS))
+    for step in (1, 2, 3):
+        run(store.put_schedule(other, step, IDS, SCHEDULE))
+    released = asyncio.Event()
+
+    async def hang(job_id: str, step: int) -> None:
+        if job_id == "job" and step == 1:
+            await released.wait()
+
+    async def others_are_done() -> bool:
+        done = await store.num_planned_steps("other") == 3
+        if done:
+            released.set()
+        return done and await is_idle(store)
+
+    solver = Solver(hang)
+    run(plan_until(store, solver, others_are_done, num_solvers=2))
+    assert solver.steps[0] == ("job", 1)
+    assert solver.steps[-1] == ("job", 2)
+
+
+def test_S7_old_steps_expire_as_new_ones_are_published(store: Store, run: Loop, job: JobRecord) -> None:
+    for step in range(3, 7):
+        run(store.put_schedule(job, step, IDS, SCHEDULE))
+    run(plan_until(store, Solver(nothing), lambda: is_idle(store), retained_steps=2))
+    assert [each.step for each in run(store.list_steps("job"))] == [6, 5]

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from services_harness import CLUSTER, Service, count, routed_experts
 
-from relibra.errors import InvalidInput, NotFound
+from relibra.errors import InvalidInput, LimitExceeded, NotFound
+from relibra.planner.routing_service import CREDIT_SEQUENCES
 from relibra.planning import Schedule
 from relibra.v1 import routing_pb2
 from relibra.wire import array
@@ -44,8 +45,12 @@ def answers(channel: grpc.Channel, requests: list[Request]) -> dict[int, tuple[s
     """Send everything, and return the refusals once everything is answered."""
     refused: dict[int, tuple[str, str]] = {}
     answered_through = 0
-    for response in open_stream(channel, iter(requests)):
+    stream = open_stream(channel, iter(requests))
+    first = next(stream)
+    assert (first.answered_through, first.credit_through) == (0, CREDIT_SEQUENCES)
+    for response in stream:
         assert response.answered_through > answered_through
+        assert response.credit_through == response.answered_through + CREDIT_SEQUENCES
         answered_through = response.answered_through
         refused |= {each.ordinal: (each.error, each.message) for each in response.refused}
     assert answered_through == len(requests)
@@ -68,7 +73,9 @@ def test_bad_sequences_are_refused_by_name_and_the_stream_goes_on(
             bad(6, job_id, sequence_id=""),
             bad(7, job_id, sequence_id="x" * 201),
             bad(8, job_id, step=2**60),
-            good(9, job_id, "last"),
+            bad(9, job_id, first_policy_version=4),
+            bad(10, job_id, first_policy_version=4, last_policy_version=3),
+            good(11, job_id, "last"),
         ],
     )
     assert {ordinal: error for ordinal, (error, _) in refused.items()} == {
@@ -79,6 +86,8 @@ def test_bad_sequences_are_refused_by_name_and_the_stream_goes_on(
         6: "InvalidInput",
         7: "InvalidInput",
         8: "InvalidInput",
+        9: "InvalidInput",
+        10: "InvalidInput",
     }
     for ordinal, text in {
         2: "'nobody' is not registered",
@@ -88,6 +97,8 @@ def test_bad_sequences_are_refused_by_name_and_the_stream_goes_on(
         6: "sequence_id",
         7: "sequence_id",
         8: "step",
+        9: "policy_version: expected the first and the last together, rising, got 4 and none",
+        10: "got 4 and 3",
     }.items():
         assert text in refused[ordinal][1]
     client.submit_schedule(job_id, 1, ["first", "last"], Schedule.round_robin(2, 1, CLUSTER))
@@ -113,3 +124,27 @@ def test_ordinals_that_skip_end_the_stream(channel: grpc.Channel, job_id: str) -
     raised = from_rpc_error(caught.value)
     assert isinstance(raised, InvalidInput)
     assert "ordinal: expected 2, got 3" in str(raised)
+
+
+def test_late_sequences_are_refused_by_name(channel: grpc.Channel, client: PlannerClient, job_id: str) -> None:
+    assert answers(channel, [good(1, job_id)]) == {}
+    client.submit_schedule(job_id, 1, ["seq"], Schedule.round_robin(1, 1, CLUSTER))
+    refused = answers(channel, [good(1, job_id), good(2, job_id, "late"), good(3, job_id, "next", step=2)])
+    assert list(refused) == [2]
+    assert refused[2] == (
+        "Conflict",
+        "sequence 'late' is late: step 1 has its schedule; report it for the step that trains on it",
+    )
+
+
+def test_S7_a_sender_that_ignores_its_credit_is_held_back_or_cut_off(channel: grpc.Channel, job_id: str) -> None:
+    num_requests = 20 * CREDIT_SEQUENCES
+    call = open_stream(channel, (good(ordinal, job_id) for ordinal in range(1, num_requests + 1)))
+    answered, cut_off = 0, None
+    try:
+        for response in call:
+            assert response.answered_through - answered <= CREDIT_SEQUENCES
+            answered = response.answered_through
+    except grpc.RpcError as error:
+        cut_off = from_rpc_error(error)
+    assert answered == num_requests if cut_off is None else isinstance(cut_off, LimitExceeded)

@@ -11,6 +11,7 @@ from relibra.errors import Conflict, InvalidInput, RelibraError
 from relibra.rollout.outbox import CountedSequence, Outbox, RoutedSequence
 
 ROUTED = routed_experts(0, 10)
+CREDIT = 1 << 20
 Sent = Iterator[tuple[int, CountedSequence]]
 
 
@@ -22,6 +23,13 @@ def put(box: Outbox, *names: str, routed_TLK: np.ndarray = ROUTED) -> list[bool]
     return [box.put(RoutedSequence(step=1, sequence_id=name, routed_TLK=routed_TLK)) for name in names]
 
 
+def open_stream(box: Outbox) -> Sent:
+    """Open a stream with credit for everything."""
+    sent = box.send()
+    box.grant(CREDIT)
+    return sent
+
+
 def take(sent: Sent, number: int) -> list[tuple[int, str]]:
     return [(ordinal, sequence.sequence_id) for _, (ordinal, sequence) in zip(range(number), sent, strict=False)]
 
@@ -29,7 +37,7 @@ def take(sent: Sent, number: int) -> list[tuple[int, str]]:
 def test_sequences_are_counted_and_numbered_from_one() -> None:
     box = outbox()
     put(box, "a", "b")
-    sent = box.send()
+    sent = open_stream(box)
     ordinal, first = next(sent)
     assert (ordinal, first.sequence_id, first.num_rows) == (1, "a", 10)
     np.testing.assert_array_equal(first.counts_LE, count(ROUTED))
@@ -40,12 +48,12 @@ def test_sequences_are_counted_and_numbered_from_one() -> None:
 def test_L3_only_what_was_not_answered_is_sent_again() -> None:
     box = outbox()
     put(box, "a", "b", "c", "d")
-    first_stream = box.send()
+    first_stream = open_stream(box)
     take(first_stream, 3)
     box.answer(2, {})
     box.end_stream()
     assert take(first_stream, 1) == []
-    second_stream = box.send()
+    second_stream = open_stream(box)
     assert take(second_stream, 2) == [(1, "c"), (2, "d")]
     box.answer(2, {})
     assert box.settle_all(0).num_kept == 4
@@ -54,9 +62,9 @@ def test_L3_only_what_was_not_answered_is_sent_again() -> None:
 def test_a_stream_that_ended_before_its_first_request_sends_nothing() -> None:
     box = outbox()
     put(box, "a")
-    late = box.send()
+    late = open_stream(box)
     box.end_stream()
-    current = box.send()
+    current = open_stream(box)
     assert take(late, 1) == []
     assert take(current, 1) == [(1, "a")]
 
@@ -64,7 +72,7 @@ def test_a_stream_that_ended_before_its_first_request_sends_nothing() -> None:
 def test_S7_what_does_not_fit_is_refused_until_something_is_answered() -> None:
     box = outbox(limit_size_bytes=2 * ROUTED.nbytes)
     assert put(box, "a", "b", "c") == [True, True, False]
-    sent = box.send()
+    sent = open_stream(box)
     take(sent, 2)
     box.answer(2, {})
     assert put(box, "d", "e", "f") == [True, True, False]
@@ -75,7 +83,7 @@ def test_refusals_are_told_once_with_their_reason() -> None:
     put(box, "a", "b", "c")
     put(box, "wild", routed_TLK=ROUTED + np.uint8(MODEL.num_experts))
     put(box, "d")
-    sent = box.send()
+    sent = open_stream(box)
     assert take(sent, 4) == [(1, "a"), (2, "b"), (3, "c"), (4, "d")]
     box.answer(4, {2: Conflict("other counts")})
     settled = box.settle_all(0)
@@ -90,7 +98,7 @@ def test_refusals_are_told_once_with_their_reason() -> None:
 def test_waiting_says_how_many_are_left() -> None:
     box = outbox()
     put(box, "a", "b", "c")
-    take(box.send(), 2)
+    take(open_stream(box), 2)
     box.answer(1, {})
     settled = box.settle_all(0.01)
     assert (settled.num_kept, settled.num_waiting) == (1, 2)
@@ -99,7 +107,7 @@ def test_waiting_says_how_many_are_left() -> None:
 def test_a_closed_outbox_sends_what_it_has_and_takes_nothing() -> None:
     box = outbox()
     put(box, "a")
-    sent = box.send()
+    sent = open_stream(box)
     box.close()
     assert take(sent, 2) == [(1, "a")]
     with pytest.raises(RelibraError, match="closed"):
@@ -110,7 +118,7 @@ def test_a_closed_outbox_sends_what_it_has_and_takes_nothing() -> None:
 def test_a_sender_that_waits_is_woken_by_a_sequence_and_by_the_end() -> None:
     box = outbox()
     got: list[tuple[int, str]] = []
-    sender = threading.Thread(target=lambda sent: got.extend(take(sent, 5)), args=[box.send()])
+    sender = threading.Thread(target=lambda sent: got.extend(take(sent, 5)), args=[open_stream(box)])
     sender.start()
     put(box, "a")
     put(box, "b")
@@ -123,7 +131,7 @@ def test_a_sender_that_waits_is_woken_by_a_sequence_and_by_the_end() -> None:
 @given(st.lists(st.sampled_from(["put", "send", "answer one", "break"]), max_size=60))
 def test_L3_every_sequence_is_answered_exactly_once_whatever_breaks(actions: list[str]) -> None:
     box = outbox()
-    sent, on_the_way, kept, num_put = box.send(), [], [], 0
+    sent, on_the_way, kept, num_put = open_stream(box), [], [], 0
     for action in [*actions, "break", *["send", "answer one"] * len(actions)]:
         match action:
             case "put":
@@ -137,6 +145,22 @@ def test_L3_every_sequence_is_answered_exactly_once_whatever_breaks(actions: lis
                 kept.append(name)
             case "break":
                 box.end_stream()
-                sent, on_the_way = box.send(), []
+                sent, on_the_way = open_stream(box), []
     assert kept == [str(number) for number in range(num_put)]
     assert box.num_unanswered() == 0
+
+
+def test_S7_nothing_is_sent_beyond_the_credit_of_this_stream() -> None:
+    box = outbox()
+    put(box, *"abc")
+    sent, got = box.send(), []
+    box.grant(2)
+    assert take(sent, 2) == [(1, "a"), (2, "b")]
+    sender = threading.Thread(target=lambda: got.extend(take(sent, 1)))
+    sender.start()
+    box.answer(2, {})
+    sender.join(timeout=0.05)
+    assert sender.is_alive()
+    box.grant(3)
+    sender.join(timeout=10)
+    assert got == [(3, "c")]

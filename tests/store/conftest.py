@@ -1,1 +1,10 @@
-from services_harness import redis_server, redis_url, run, store  # noqa: F401
+import pytest
+from services_harness import CLUSTER, MODEL, PARAMS, Loop, redis_server, redis_url, run, store  # noqa: F401
+
+from relibra.store import JobRecord, Store
+
+
+@pytest.fixture
+def job(store: Store, run: Loop) -> JobRecord:  # noqa: F811
+    """A registered job."""
+    return run(store.register_job("job", MODEL, CLUSTER, PARAMS))

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16relibra/v1/array.proto\x12\nrelibra.v1\"F\n\x05\x41rray\x12 \n\x05\x64type\x18\x01 \x01(\x0e\x32\x11.relibra.v1.DType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c*\x8f\x01\n\x05\x44Type\x12\x16\n\x12\x44_TYPE_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x44_TYPE_UINT8\x10\x01\x12\x11\n\rD_TYPE_UINT16\x10\x02\x12\x11\n\rD_TYPE_UINT32\x10\x03\x12\x10\n\x0c\x44_TYPE_INT32\x10\x04\x12\x10\n\x0c\x44_TYPE_INT64\x10\x05\x12\x12\n\x0e\x44_TYPE_FLOAT64\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16relibra/v1/array.proto\x12\nrelibra.v1\"X\n\x05\x41rray\x12 \n\x05\x64type\x18\x01 \x01(\x0e\x32\x11.relibra.v1.DType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x10\n\x08\x64\x65\x66lated\x18\x04 \x01(\x08*\x8f\x01\n\x05\x44Type\x12\x16\n\x12\x44_TYPE_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x44_TYPE_UINT8\x10\x01\x12\x11\n\rD_TYPE_UINT16\x10\x02\x12\x11\n\rD_TYPE_UINT32\x10\x03\x12\x10\n\x0c\x44_TYPE_INT32\x10\x04\x12\x10\n\x0c\x44_TYPE_INT64\x10\x05\x12\x12\n\x0e\x44_TYPE_FLOAT64\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'relibra.v1.array_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DTYPE']._serialized_start=111
-  _globals['_DTYPE']._serialized_end=254
+  _globals['_DTYPE']._serialized_start=129
+  _globals['_DTYPE']._serialized_end=272
   _globals['_ARRAY']._serialized_start=38
-  _globals['_ARRAY']._serialized_end=108
+  _globals['_ARRAY']._serialized_end=126
 # @@protoc_insertion_point(module_scope)

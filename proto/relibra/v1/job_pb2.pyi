@@ -58,16 +58,18 @@ class CostModel(_message.Message):
     def __init__(self, expert_tokens: _Optional[_Iterable[float]] = ..., expert_us: _Optional[_Iterable[float]] = ..., token_size_bytes: _Optional[float] = ..., intra_node_bytes_per_us: _Optional[float] = ..., inter_node_bytes_per_us: _Optional[float] = ..., hidden_transfer_share: _Optional[float] = ...) -> None: ...
 
 class RegisterJobRequest(_message.Message):
-    __slots__ = ("job_id", "model", "cluster", "params")
+    __slots__ = ("job_id", "model", "cluster", "params", "known_epoch")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     model: Model
     cluster: Cluster
     params: PlanParams
-    def __init__(self, job_id: _Optional[str] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., cluster: _Optional[_Union[Cluster, _Mapping]] = ..., params: _Optional[_Union[PlanParams, _Mapping]] = ...) -> None: ...
+    known_epoch: int
+    def __init__(self, job_id: _Optional[str] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., cluster: _Optional[_Union[Cluster, _Mapping]] = ..., params: _Optional[_Union[PlanParams, _Mapping]] = ..., known_epoch: _Optional[int] = ...) -> None: ...
 
 class RegisterJobResponse(_message.Message):
     __slots__ = ("epoch",)

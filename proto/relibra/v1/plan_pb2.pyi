@@ -59,24 +59,28 @@ class FetchPlanResponse(_message.Message):
     def __init__(self, plan: _Optional[_Union[RankPlan, _Mapping]] = ...) -> None: ...
 
 class RankPlan(_message.Message):
-    __slots__ = ("id", "step", "digest", "home_rank", "replica_index", "replica_share", "num_micro_batches", "reason")
+    __slots__ = ("id", "step", "digest", "home_rank", "replica_share", "num_micro_batches", "reason", "replica_count", "replica_expert", "replica_rank")
     ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     HOME_RANK_FIELD_NUMBER: _ClassVar[int]
-    REPLICA_INDEX_FIELD_NUMBER: _ClassVar[int]
     REPLICA_SHARE_FIELD_NUMBER: _ClassVar[int]
     NUM_MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_COUNT_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_EXPERT_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_RANK_FIELD_NUMBER: _ClassVar[int]
     id: PlanId
     step: int
     digest: bytes
     home_rank: _array_pb2.Array
-    replica_index: _array_pb2.Array
     replica_share: _array_pb2.Array
     num_micro_batches: int
     reason: str
-    def __init__(self, id: _Optional[_Union[PlanId, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., home_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_index: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_share: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., num_micro_batches: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    replica_count: _array_pb2.Array
+    replica_expert: _array_pb2.Array
+    replica_rank: _array_pb2.Array
+    def __init__(self, id: _Optional[_Union[PlanId, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., home_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_share: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., num_micro_batches: _Optional[int] = ..., reason: _Optional[str] = ..., replica_count: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_expert: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ...) -> None: ...
 
 class WatchPlansRequest(_message.Message):
     __slots__ = ("job_id",)

@@ -7,28 +7,34 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ReportRoutingRequest(_message.Message):
-    __slots__ = ("ordinal", "job_id", "step", "sequence_id", "num_rows", "counts")
+    __slots__ = ("ordinal", "job_id", "step", "sequence_id", "num_rows", "counts", "first_policy_version", "last_policy_version")
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LAST_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     ordinal: int
     job_id: str
     step: int
     sequence_id: str
     num_rows: int
     counts: _array_pb2.Array
-    def __init__(self, ordinal: _Optional[int] = ..., job_id: _Optional[str] = ..., step: _Optional[int] = ..., sequence_id: _Optional[str] = ..., num_rows: _Optional[int] = ..., counts: _Optional[_Union[_array_pb2.Array, _Mapping]] = ...) -> None: ...
+    first_policy_version: int
+    last_policy_version: int
+    def __init__(self, ordinal: _Optional[int] = ..., job_id: _Optional[str] = ..., step: _Optional[int] = ..., sequence_id: _Optional[str] = ..., num_rows: _Optional[int] = ..., counts: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., first_policy_version: _Optional[int] = ..., last_policy_version: _Optional[int] = ...) -> None: ...
 
 class ReportRoutingResponse(_message.Message):
-    __slots__ = ("answered_through", "refused")
+    __slots__ = ("answered_through", "refused", "credit_through")
     ANSWERED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_THROUGH_FIELD_NUMBER: _ClassVar[int]
     answered_through: int
     refused: _containers.RepeatedCompositeFieldContainer[Refusal]
-    def __init__(self, answered_through: _Optional[int] = ..., refused: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
+    credit_through: int
+    def __init__(self, answered_through: _Optional[int] = ..., refused: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., credit_through: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("ordinal", "error", "message")

@@ -1,6 +1,7 @@
 """numpy arrays as bytes + shape + dtype, checked before anything is allocated (S7)."""
 
 import math
+import zlib
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ _DTYPES: dict[int, np.dtype[np.generic]] = {
     array_pb2.D_TYPE_INT64: np.dtype("<i8"),
     array_pb2.D_TYPE_FLOAT64: np.dtype("<f8"),
 }
+MAX_SIZE_BYTES = 1 << 30
+"""Bounds what a deflated array may grow to."""
 _NAMES = {dtype: number for number, dtype in _DTYPES.items()}
 
 
@@ -27,8 +30,13 @@ def encode(value: NDArray[np.generic]) -> array_pb2.Array:
     return array_pb2.Array(dtype=array_pb2.DType.Name(_NAMES[dtype]), shape=value.shape, data=data)
 
 
+def deflated(dtype: np.dtype[Any], shape: tuple[int, ...], data: bytes) -> array_pb2.Array:
+    """Wrap an array whose little-endian elements are a zlib stream already."""
+    return array_pb2.Array(dtype=array_pb2.DType.Name(_NAMES[dtype]), shape=shape, data=data, deflated=True)
+
+
 def decode(message: array_pb2.Array, field: str, *, kinds: str, shape: tuple[int | None, ...]) -> NDArray[Any]:
-    """Decode an array without copying it; the result is read-only.
+    """Decode an array, without copying it unless it is deflated; the result is read-only.
 
     Args:
         message: the array as it came.
@@ -48,6 +56,17 @@ def decode(message: array_pb2.Array, field: str, *, kinds: str, shape: tuple[int
         wanted = "[" + ", ".join("any" if want is None else str(want) for want in shape) + "]"
         raise InvalidInput.of(f"{field}.shape", expected=wanted, got=list(got))
     size_bytes = math.prod(got) * dtype.itemsize
-    if len(message.data) != size_bytes:
-        raise InvalidInput.of(f"{field}.data", expected=f"{size_bytes} bytes", got=f"{len(message.data)} bytes")
-    return np.frombuffer(message.data, dtype=dtype).reshape(got)
+    data = _inflate(message.data, size_bytes, field) if message.deflated else message.data
+    if len(data) != size_bytes:
+        raise InvalidInput.of(f"{field}.data", expected=f"{size_bytes} bytes", got=f"{len(data)} bytes")
+    return np.frombuffer(data, dtype=dtype).reshape(got)
+
+
+def _inflate(data: bytes, size_bytes: int, field: str) -> bytes:
+    """Inflate to at most one byte more than expected, however much more there is."""
+    if size_bytes > MAX_SIZE_BYTES:
+        raise InvalidInput.of(f"{field}.shape", expected=f"at most {MAX_SIZE_BYTES} bytes", got=f"{size_bytes} bytes")
+    try:
+        return zlib.decompressobj().decompress(data, size_bytes + 1)
+    except zlib.error as error:
+        raise InvalidInput.of(f"{field}.data", expected="a zlib stream", got=error) from error

@@ -19,6 +19,7 @@ from relibra.v1 import (
 )
 from relibra.wire import messages
 from relibra.wire.channel import open_channel
+from relibra.wire.credentials import Credentials
 from relibra.wire.status import from_rpc_error
 
 _Response = TypeVar("_Response")
@@ -28,12 +29,14 @@ class PlannerClient:
     """One channel to the planner. Safe to share between threads; must not be used across a fork.
 
     Every method raises the error the planner raised (see `relibra.errors`), or `Unavailable` after `timeout_s` without
-    an answer. All calls are idempotent: repeating one after `Unavailable` is always right.
+    an answer. All calls are idempotent: repeating one after `Unavailable` is always right, and is done once within the
+    deadline. What it shows the planner comes from the environment, see `Credentials.from_env`, unless it is given.
     """
 
-    def __init__(self, address: str, *, timeout_s: float = 10.0) -> None:
+    def __init__(self, address: str, *, timeout_s: float = 10.0, credentials: Credentials | None = None) -> None:
         self._timeout_s = timeout_s
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, credentials)
+        self._known_epochs: dict[str, int] = {}
         self._jobs = job_pb2_grpc.JobServiceStub(self._channel)
         self._plans = plan_pb2_grpc.PlanServiceStub(self._channel)
         self._executions = execution_pb2_grpc.ExecutionServiceStub(self._channel)
@@ -51,12 +54,18 @@ class PlannerClient:
     def register_job(self, job_id: str, model: Model, cluster: Cluster, params: PlanParams | None = None) -> int:
         """Register a job, or confirm that it is registered with this very content; return its epoch.
 
+        Where the planner has lost its state since this client last registered the job, the new epoch is above the old.
+
         Raises:
             InvalidInput: a field is out of range, or the ranks do not divide the experts.
             Conflict: the job exists with other content.
         """
-        request = messages.encode_registration(job_id, model, cluster, params or PlanParams())
-        return self._call(self._jobs.RegisterJob, request).epoch
+        request = messages.encode_registration(
+            job_id, model, cluster, params or PlanParams(), self._known_epochs.get(job_id, 0)
+        )
+        epoch: int = self._call(self._jobs.RegisterJob, request).epoch
+        self._known_epochs[job_id] = epoch
+        return epoch
 
     def submit_schedule(self, job_id: str, step: int, sequence_ids: Sequence[str], schedule: Schedule) -> None:
         """Hand over the schedule of a step; returns when it is durable, and the plan follows.

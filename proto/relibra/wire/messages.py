@@ -28,7 +28,9 @@ def check_job_id(job_id: str) -> str:
     return job_id
 
 
-def encode_registration(job_id: str, model: Model, cluster: Cluster, params: PlanParams) -> job_pb2.RegisterJobRequest:
+def encode_registration(
+    job_id: str, model: Model, cluster: Cluster, params: PlanParams, known_epoch: int = 0
+) -> job_pb2.RegisterJobRequest:
     """Build the request that registers a job."""
     return job_pb2.RegisterJobRequest(
         job_id=job_id,
@@ -50,6 +52,7 @@ def encode_registration(job_id: str, model: Model, cluster: Cluster, params: Pla
             min_tokens_per_replica=params.min_tokens_per_replica,
             cost=None if params.cost is None else job_pb2.CostModel(**asdict(params.cost)),
         ),
+        known_epoch=known_epoch,
     )
 
 
@@ -137,12 +140,18 @@ def decode_plan_id(message: plan_pb2.PlanId) -> PlanId:
 
 def encode_rank_plan(plan: RankPlan) -> plan_pb2.RankPlan:
     """Build the message of one rank's plan."""
+    num_layers = len(plan.home_rank_LE)
+    cell_Q = plan.replica_index_Q4[:, 0].astype(np.int64) * num_layers + plan.replica_index_Q4[:, 1]
+    num_rows = -(-(int(cell_Q.max(initial=-1)) + 1) // num_layers)
+    count_ML = np.bincount(cell_Q, minlength=num_rows * num_layers).reshape(num_rows, num_layers)
     return plan_pb2.RankPlan(
         id=encode_plan_id(plan.id),
         step=plan.step,
         digest=plan.digest,
         home_rank=array.encode(plan.home_rank_LE),
-        replica_index=array.encode(plan.replica_index_Q4),
+        replica_count=array.encode(count_ML),
+        replica_expert=array.encode(plan.replica_index_Q4[:, 2]),
+        replica_rank=array.encode(plan.replica_index_Q4[:, 3]),
         replica_share=array.encode(plan.replica_share_Q),
         num_micro_batches=plan.num_micro_batches,
         reason=plan.reason,
@@ -153,20 +162,25 @@ def decode_rank_plan(message: plan_pb2.RankPlan, model: Model) -> RankPlan:
     """Read one rank's plan; `check_rank_plan` says whether it may be applied.
 
     Raises:
-        InvalidInput: an array is malformed or not of the model's shape.
+        InvalidInput: an array is malformed or not of the model's shape, or does not fit the others.
     """
-    index_Q4 = array.decode(message.replica_index, "plan.replica_index", kinds="i", shape=(None, 4))
+    shape = (model.num_layers, model.num_experts)
+    home_LE = array.decode(message.home_rank, "plan.home_rank", kinds="iu", shape=shape)
+    count_ML = array.decode(message.replica_count, "plan.replica_count", kinds="iu", shape=(None, model.num_layers))
+    expert_Q = array.decode(message.replica_expert, "plan.replica_expert", kinds="iu", shape=(None,))
+    rank_Q = array.decode(message.replica_rank, "plan.replica_rank", kinds="iu", shape=expert_Q.shape)
+    share_Q = array.decode(message.replica_share, "plan.replica_share", kinds="iu", shape=expert_Q.shape)
+    num_replicas = int(count_ML.sum(dtype=np.int64)) if count_ML.min(initial=0) >= 0 else -1
+    if num_replicas != len(expert_Q):
+        raise InvalidInput.of("plan.replica_count", expected=f"a sum of {len(expert_Q)}", got=num_replicas)
+    row_Q, layer_Q = np.divmod(np.repeat(np.arange(count_ML.size), count_ML.ravel()), model.num_layers)
     return RankPlan(
         id=decode_plan_id(message.id),
         step=message.step,
         digest=message.digest,
-        home_rank_LE=array.decode(
-            message.home_rank, "plan.home_rank", kinds="i", shape=(model.num_layers, model.num_experts)
-        ).astype(np.int32),
-        replica_index_Q4=index_Q4.astype(np.int32),
-        replica_share_Q=array.decode(
-            message.replica_share, "plan.replica_share", kinds="i", shape=(len(index_Q4),)
-        ).astype(np.int32),
+        home_rank_LE=home_LE.astype(np.int32),
+        replica_index_Q4=np.stack([row_Q, layer_Q, expert_Q, rank_Q], axis=1).astype(np.int32),
+        replica_share_Q=share_Q.astype(np.int32),
         num_micro_batches=message.num_micro_batches,
         reason=message.reason,
     )

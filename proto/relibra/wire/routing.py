@@ -21,9 +21,16 @@ MAX_NUM_ROWS = 1 << 22
 
 
 def encode_report(
-    ordinal: int, job_id: str, step: int, sequence_id: str, num_rows: int, counts_LE: NDArray[np.unsignedinteger]
+    ordinal: int,
+    job_id: str,
+    step: int,
+    sequence_id: str,
+    num_rows: int,
+    counts_LE: NDArray[np.unsignedinteger],
+    policy_versions: tuple[int, int] | None = None,
 ) -> routing_pb2.ReportRoutingRequest:
     """Build the message of one sequence, its counts in the narrowest dtype that holds them."""
+    first, last = policy_versions or (None, None)
     narrow_LE = counts_LE.astype(np.min_scalar_type(counts_LE.max(initial=0)))
     return routing_pb2.ReportRoutingRequest(
         ordinal=ordinal,
@@ -32,6 +39,8 @@ def encode_report(
         sequence_id=sequence_id,
         num_rows=num_rows,
         counts=array.encode(narrow_LE),
+        first_policy_version=first,
+        last_policy_version=last,
     )
 
 
@@ -62,6 +71,23 @@ def decode_counts(request: routing_pb2.ReportRoutingRequest, model: Model) -> ND
             got=int(total_L[layer]),
         )
     return counts_LE
+
+
+def decode_policies(request: routing_pb2.ReportRoutingRequest) -> str:
+    """Read the versions of the policy that generated a sequence, as `<first>-<last>`; empty where not told.
+
+    Raises:
+        InvalidInput: one is told without the other, or they fall.
+    """
+    has_first, has_last = request.HasField("first_policy_version"), request.HasField("last_policy_version")
+    first, last = request.first_policy_version, request.last_policy_version
+    if has_first != has_last or first > last:
+        raise InvalidInput.of(
+            "policy_version",
+            expected="the first and the last together, rising",
+            got=f"{first if has_first else 'none'} and {last if has_last else 'none'}",
+        )
+    return f"{first}-{last}" if has_first else ""
 
 
 def open_stream(channel: grpc.Channel, requests: Iterator[routing_pb2.ReportRoutingRequest]) -> Any:

@@ -7,7 +7,10 @@
 | Conflict | ALREADY_EXISTS | no |
 | NotReady | FAILED_PRECONDITION | yes |
 | StaleEpoch | ABORTED | no |
+| LostLease | ABORTED | no |
 | LimitExceeded | RESOURCE_EXHAUSTED | no |
+| Unauthenticated | UNAUTHENTICATED | no |
+| Forbidden | PERMISSION_DENIED | no |
 | Unsupported | UNIMPLEMENTED | no |
 | Unavailable | UNAVAILABLE, DEADLINE_EXCEEDED | yes |
 """

@@ -5,7 +5,7 @@ import sys
 import typer
 from rich.console import Console
 
-from relibra.cli import demo, plan, planner, status, up
+from relibra.cli import advise, calibrate, demo, jobs, plan, planner, record, simulate, status, tokens, trace, up
 from relibra.errors import RelibraError
 
 app = typer.Typer(
@@ -13,8 +13,21 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for verb in (up.up, planner.planner, status.status, plan.plan, demo.demo):
+for verb in (
+    up.up,
+    planner.planner,
+    status.status,
+    plan.plan,
+    simulate.simulate,
+    advise.advise,
+    calibrate.calibrate,
+    record.record,
+    demo.demo,
+):
     app.command()(verb)
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(tokens.app, name="tokens")
+app.add_typer(trace.app, name="trace")
 
 
 def run() -> None:

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import logging
+import os
 import signal
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,8 +26,32 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def start_logging() -> None:
-    """Log to standard error; libraries never do this, services do it once."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    """Log to standard error; libraries never do this, services do it once. RELIBRA_LOG_FORMAT=json is for machines."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        _JsonFormatter()
+        if os.environ.get("RELIBRA_LOG_FORMAT") == "json"
+        else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    )
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+class _JsonFormatter(logging.Formatter):
+    """One object a line, with what the record is about where it says so."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: getattr(record, name) for name in ("job", "step", "version") if hasattr(record, name)}
+        if hasattr(record, "epoch"):
+            line["epoch"] = f"{record.epoch:016x}"
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
 
 
 def write_ready_file(path: Path | None, content: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ import typer
 from relibra.cli.service import STOP_SIGNALS, Host, ReadyFile, start_logging, write_ready_file
 
 _POLL_INTERVAL_S = 0.05
-_STOP_TIMEOUT_S = 20.0
+_STOP_TIMEOUT_S = 30.0
 """More than the planner takes to drain."""
 
 

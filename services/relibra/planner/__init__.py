@@ -5,12 +5,16 @@ Out:  acknowledgements of what is durable, and for every scheduled step one publ
 
     server            wires the services to an address, starts and drains
     job_service, routing_service, plan_service, execution_service   one gRPC service each
-    planning_loop     pending steps -> solver -> publish; supervised, so that a bad step stops nothing else
-    solver, solving   the worker process, and what it does: read, solve, check
-    plan_cache        decoded plans, because every agent of a job fetches the same one
+    call_interceptor  around every call: `access` says who may, errors become statuses, figures are kept
+    planning_loop     pending steps -> lease -> solver -> publish; supervised, so that a bad step stops nothing else
+    turns             whose step is next
+    solver, solving   the worker processes, and what they do: read, solve, check, encode
+    plan_cache, served_plan   what all agents of a job fetch, read once
     bell              wakes who waits for a plan
-    error_interceptor errors to gRPC status codes, for all services
+    limits, pace      what one request may ask for, how fast a job may send
+    read_ahead        turns a stream of requests into batches
+    settings, health, metrics   what it is told, and what it tells
 
-Any number of planners may serve the same store: plans are deterministic and published by compare-and-set, so two that
-solve the same step agree.
+Any number of planners may serve the same store, and any of them serves any job: one of them at a time holds the lease
+on solving for a job, and what is published is compared and set inside Redis.
 """

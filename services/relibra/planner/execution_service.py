@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from relibra.planner.limits import check_step
+from relibra.errors import InvalidInput
+from relibra.planner.limits import MAX_REASON_LENGTH, check_num_cells, check_step
 from relibra.store import Store
 from relibra.v1 import execution_pb2, execution_pb2_grpc
 from relibra.wire.messages import check_job_id, decode_execution
@@ -11,8 +12,9 @@ from relibra.wire.messages import check_job_id, decode_execution
 class ExecutionService(execution_pb2_grpc.ExecutionServiceServicer):
     """Keeps execution reports in the store, for the status service to show."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, max_cells: int) -> None:
         self._store = store
+        self._max_cells = max_cells
 
     async def ReportExecution(
         self, request: execution_pb2.ReportExecutionRequest, context: Any
@@ -20,5 +22,9 @@ class ExecutionService(execution_pb2_grpc.ExecutionServiceServicer):
         """Keep the report of one rank and phase."""
         job = await self._store.get_job(check_job_id(request.job_id))
         check_step(request.step)
-        await self._store.put_report(job.job_id, decode_execution(request, job.model, job.cluster))
+        if len(request.reason) > MAX_REASON_LENGTH:
+            raise InvalidInput.of("reason", expected=f"at most {MAX_REASON_LENGTH} letters", got=len(request.reason))
+        report = decode_execution(request, job.model, job.cluster)
+        check_num_cells(len(report.realised_load_ML), job.model, self._max_cells)
+        await self._store.put_report(job.job_id, report)
         return execution_pb2.ReportExecutionResponse()

@@ -1,63 +1,63 @@
-"""Decoded plans, because every agent of a job fetches the same one at the same time.
-
-L layers, E experts, Q replicas, R EP ranks.
-"""
+"""The last few plans that were fetched, because every agent of a job fetches the same one at the same time."""
 
 import asyncio
+import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+from relibra.planner.served_plan import ServedPlan
+from relibra.store import Store
 
-from relibra.planning import PlanId, RankPlan
-from relibra.planning.plan_file import plan_from_bytes
-from relibra.store import PlanRecord
+FRESH_S = 0.25
+"""How long a job that was re-created elsewhere may go unnoticed; agents refuse what is of an older epoch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedPlan:
-    """A plan cut down to what ranks fetch."""
+@dataclass(frozen=True, slots=True)
+class _Look:
+    looked_at: float
+    task: asyncio.Task[ServedPlan | None]
 
-    first_rank: RankPlan
-    share_RQ: NDArray[np.int32]
-
-    @classmethod
-    def of(cls, file: bytes, record: PlanRecord) -> "ServedPlan":
-        """Decode a plan file. Takes long for large plans: call it beside the event loop."""
-        plan = plan_from_bytes(file)
-        first_rank = RankPlan.of(plan, rank=0, id=record.id, step=record.step)
-        return cls(first_rank=first_rank, share_RQ=np.ascontiguousarray(plan.shares.to_array().T))
-
-    def for_rank(self, rank: int) -> RankPlan:
-        """Return the plan as `rank` executes it; all but its shares is common to all ranks."""
-        return replace(self.first_rank, replica_share_Q=self.share_RQ[rank])
+    @property
+    def is_fresh(self) -> bool:
+        return not self.task.done() or time.monotonic() - self.looked_at < FRESH_S
 
 
 class PlanCache:
-    """The last few plans that were fetched, decoded once however many agents ask at once."""
+    """Reads a plan once, and looks whether it is still there at most every `FRESH_S`, however many agents ask."""
 
-    def __init__(self, *, num_plans: int = 8) -> None:
+    def __init__(self, store: Store, *, num_plans: int = 8) -> None:
+        self._store = store
         self._num_plans = num_plans
-        self._plans: OrderedDict[PlanId, asyncio.Task[ServedPlan]] = OrderedDict()
+        self._looks: OrderedDict[tuple[str, int], _Look] = OrderedDict()
 
-    async def get(self, record: PlanRecord, read: Callable[[], Awaitable[bytes]]) -> ServedPlan:
-        """Return the plan of `record`, calling `read` for its file where it is not cached."""
-        decoding = self._plans.get(record.id)
-        if decoding is None:
-            decoding = asyncio.create_task(_decode(record, read))
-            self._plans[record.id] = decoding
-            if len(self._plans) > self._num_plans:
-                self._plans.popitem(last=False)
-        self._plans.move_to_end(record.id)
+    async def get(self, job_id: str, step: int) -> ServedPlan | None:
+        """Return the plan of a step, or None where there is none.
+
+        Raises:
+            UnknownJob: the job was never registered.
+        """
+        key = job_id, step
+        look = self._looks.get(key)
+        if look is None or not look.is_fresh:
+            known = look.task.result() if look else None
+            look = _Look(time.monotonic(), asyncio.create_task(self._look(job_id, step, known)))
+            self._looks[key] = look
+            if len(self._looks) > self._num_plans:
+                self._looks.popitem(last=False)
+        self._looks.move_to_end(key)
+        found: ServedPlan | None = None
         try:
             # Shielded: one agent that hangs up must not cancel what the others wait for.
-            return await asyncio.shield(decoding)
-        except Exception:
-            self._plans.pop(record.id, None)
-            raise
+            found = await asyncio.shield(look.task)
+        finally:
+            # What is not there, or failed, is looked for anew by the next one who asks.
+            if found is None and look.task.done() and self._looks.get(key) is look:
+                del self._looks[key]
+        return found
 
-
-async def _decode(record: PlanRecord, read: Callable[[], Awaitable[bytes]]) -> ServedPlan:
-    return await asyncio.to_thread(ServedPlan.of, await read(), record)
+    async def _look(self, job_id: str, step: int, known: ServedPlan | None) -> ServedPlan | None:
+        if known is not None and await self._store.get_plan_id(job_id, step) == known.id:
+            return known
+        job = await self._store.get_job(job_id)
+        packed = await self._store.get_packed_plan(job, step)
+        return None if packed is None else ServedPlan.of(job, packed)

@@ -6,11 +6,12 @@ from typing import Any
 
 from relibra.errors import InvalidInput, NotFound, NotReady
 from relibra.planner.bell import Bell, wait_until_set
-from relibra.planner.limits import MAX_FETCH_WAIT_S, check_step
+from relibra.planner.limits import MAX_FETCH_WAIT_S, check_num_cells, check_step
 from relibra.planner.plan_cache import PlanCache
+from relibra.planner.settings import PlannerSettings
 from relibra.store import PlanRecord, StepRecord, StepState, Store
 from relibra.v1 import plan_pb2, plan_pb2_grpc
-from relibra.wire.messages import check_job_id, decode_schedule, encode_plan_id, encode_rank_plan
+from relibra.wire.messages import check_job_id, decode_schedule, encode_plan_id
 
 _LOOK_INTERVAL_S = 0.25
 """How long a plan that another planner published may go unnoticed here."""
@@ -20,11 +21,12 @@ _NUM_NAMED = 3
 class PlanService(plan_pb2_grpc.PlanServiceServicer):
     """Keeps schedules in the store, and hands out the plans that are published there."""
 
-    def __init__(self, store: Store, bell: Bell, on_schedule: Callable[[], None]) -> None:
+    def __init__(self, store: Store, bell: Bell, settings: PlannerSettings, on_schedule: Callable[[], None]) -> None:
         self._store = store
+        self._settings = settings
         self._bell = bell
         self._on_schedule = on_schedule
-        self._cache = PlanCache()
+        self._cache = PlanCache(store)
 
     async def SubmitSchedule(
         self, request: plan_pb2.SubmitScheduleRequest, context: Any
@@ -39,6 +41,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
                 expected=f"below {len(sequence_ids)}, the number of sequences",
                 got=schedule.num_micro_batches - 1,
             )
+        check_num_cells(schedule.num_rows(job.cluster), job.model, self._settings.max_cells)
         reported = await self._store.reported_sequences(job.job_id, step)
         missing = [each for each in sequence_ids if each not in reported]
         if missing:
@@ -47,19 +50,23 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
                 f"{len(missing)} of {len(sequence_ids)} scheduled sequences were never reported for step {step} of job "
                 f"{job.job_id!r}: {named}; report them and submit again"
             )
-        await self._store.put_schedule(job.job_id, step, sequence_ids, schedule)
+        await self._store.put_schedule(job, step, sequence_ids, schedule, self._settings.store_limits)
         self._on_schedule()
         return plan_pb2.SubmitScheduleResponse()
 
     async def FetchPlan(self, request: plan_pb2.FetchPlanRequest, context: Any) -> plan_pb2.FetchPlanResponse:
         """Return one rank's plan of a step, as soon as it is published."""
-        job = await self._store.get_job(check_job_id(request.job_id))
-        step = check_step(request.step)
-        if request.ep_rank >= job.cluster.num_ranks:
-            raise InvalidInput.of("ep_rank", expected=f"0 to {job.cluster.num_ranks - 1}", got=request.ep_rank)
-        record = await self._published(job.job_id, step, min(request.wait_ms / 1000, MAX_FETCH_WAIT_S))
-        plan = await self._cache.get(record, lambda: self._store.get_plan_file(job.job_id, step))
-        return plan_pb2.FetchPlanResponse(plan=encode_rank_plan(plan.for_rank(request.ep_rank)))
+        job_id, step, rank = check_job_id(request.job_id), check_step(request.step), request.ep_rank
+        plan = await self._cache.get(job_id, step)
+        if plan is None:
+            job = await self._store.get_job(job_id)
+            _check_rank(rank, job.cluster.num_ranks)
+            await self._wait_for_plan(job_id, step, min(request.wait_ms / 1000, MAX_FETCH_WAIT_S))
+            plan = await self._cache.get(job_id, step)
+        if plan is None:
+            raise NotReady(f"step {step} has no plan any more: its job was re-created, or newer steps took its place")
+        _check_rank(rank, len(plan.shares))
+        return plan.for_rank(rank)
 
     async def WatchPlans(
         self, request: plan_pb2.WatchPlansRequest, context: Any
@@ -78,19 +85,24 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
                 yield _announce(record)
             await wait_until_set(ring, _LOOK_INTERVAL_S)
 
-    async def _published(self, job_id: str, step: int, wait_s: float) -> PlanRecord:
+    async def _wait_for_plan(self, job_id: str, step: int, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
         while True:
             ring = self._bell.listen(job_id)
             record = await self._store.get_step(job_id, step)
             if record.plan is not None:
-                return record.plan
+                return
             if record.failure is not None:
                 raise InvalidInput(f"step {step} cannot be planned: {record.failure}")
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise NotReady(f"step {step} has no plan yet: {_waiting_for(record)}")
             await wait_until_set(ring, min(left_s, _LOOK_INTERVAL_S))
+
+
+def _check_rank(rank: int, num_ranks: int) -> None:
+    if rank >= num_ranks:
+        raise InvalidInput.of("ep_rank", expected=f"0 to {num_ranks - 1}", got=rank)
 
 
 def _waiting_for(record: StepRecord) -> str:

@@ -1,21 +1,25 @@
-"""Takes pending steps from the store, has them solved, and publishes their plans."""
+"""Takes pending steps from the store under a lease, has them solved, and publishes their plans."""
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections import Counter
 from typing import Protocol
 
-from relibra.errors import Conflict, RelibraError, StaleEpoch, Unavailable
+from relibra.errors import Conflict, LostLease, RelibraError, StaleEpoch, Unavailable
 from relibra.planner.bell import Bell, wait_until_set
+from relibra.planner.metrics import Metrics
+from relibra.planner.settings import PlannerSettings
 from relibra.planner.solving import SolvedStep
-from relibra.store import PendingStep, Store
+from relibra.planner.turns import next_turns
+from relibra.store import Lease, Store
 
 logger = logging.getLogger(__name__)
 
-SCAN_INTERVAL_S = 1.0
-"""How long a step may go unnoticed whose schedule another planner took before it died."""
-_MAX_CRASHES = 3
+SCAN_INTERVAL_S = 0.25
+"""How long a step may go unnoticed that another planner took in, or left behind."""
+MAX_CRASHES = 3
+_RENEWALS_PER_LEASE = 4
 
 
 class _Solver(Protocol):
@@ -23,23 +27,26 @@ class _Solver(Protocol):
 
 
 class PlanningLoop:
-    """One step at a time, longest waiting first. Supervised: whatever a step does, the next one is tried."""
+    """One step a job at a time, jobs in turn. Supervised: whatever a step does, the others are tried."""
 
-    def __init__(self, store: Store, solver: _Solver, bell: Bell, *, scan_interval_s: float = SCAN_INTERVAL_S) -> None:
+    def __init__(self, store: Store, solver: _Solver, bell: Bell, metrics: Metrics, settings: PlannerSettings) -> None:
         self._store = store
         self._solver = solver
         self._bell = bell
-        self._scan_interval_s = scan_interval_s
+        self._metrics = metrics
+        self._settings = settings
         self._news = asyncio.Event()
         self._is_stopping = False
-        self._num_crashes: Counter[tuple[str, int]] = Counter()
+        self._solves: dict[str, asyncio.Task[None]] = {}
+        self._last_turn: dict[str, int] = {}
+        self._num_turns = 0
 
     def wake(self) -> None:
         """Look for pending steps now, not at the next scan."""
         self._news.set()
 
     def stop(self) -> None:
-        """Let `run` return after the step that is being solved."""
+        """Let `run` return after the steps that are being solved."""
         self._is_stopping = True
         self._news.set()
 
@@ -48,50 +55,86 @@ class PlanningLoop:
         while not self._is_stopping:
             self._news.clear()
             try:
-                for pending in await self._store.pending_steps():
-                    if self._is_stopping:
-                        return
-                    await self._plan(pending)
+                await self._start_solves()
             except Unavailable as error:
                 logger.warning("planning waits: %s", error)
             except Exception:
                 logger.exception("looking for pending steps failed")
-            await wait_until_set(self._news, self._scan_interval_s)
+            await wait_until_set(self._news, SCAN_INTERVAL_S)
+        await asyncio.gather(*self._solves.values())
 
-    async def _plan(self, pending: PendingStep) -> None:
-        job_id, step = pending.job_id, pending.step
-        started_at = time.monotonic()
+    async def _start_solves(self) -> None:
+        if len(self._solves) >= self._settings.num_solvers:
+            return
+        pending = await self._store.pending_steps()
+        waiting = {each.job_id for each in pending}
+        self._last_turn = {job_id: turn for job_id, turn in self._last_turn.items() if job_id in waiting}
+        for job_id in next_turns(pending, self._last_turn, self._solves):
+            if self._is_stopping or len(self._solves) >= self._settings.num_solvers:
+                return
+            if lease := await self._store.take_lease(job_id, self._settings.lease_s):
+                self._num_turns += 1
+                self._last_turn[job_id] = self._num_turns
+                self._solves[job_id] = asyncio.create_task(self._plan(lease))
+
+    async def _plan(self, lease: Lease) -> None:
+        outcome = "crashed"
+        told = {"job": lease.job_id, "step": lease.step, "epoch": lease.epoch}
+        name = f"job {lease.job_id} step {lease.step}"
         try:
-            solved = await self._solver.solve(job_id, step)
-            plan_id = await self._store.publish_plan(job_id, step, solved.plan, epoch=solved.epoch)
-            logger.info(
-                "job %s step %d: plan %s in %.2f s: %s",
-                job_id,
-                step,
-                plan_id,
-                time.monotonic() - started_at,
-                solved.plan.reason,
-            )
-        except Unavailable:
-            raise
-        except (Conflict, StaleEpoch) as error:
-            logger.warning("job %s step %d: plan not published: %s", job_id, step, error)
-        except RelibraError as error:
-            logger.warning("job %s step %d cannot be planned: %s", job_id, step, error)
-            await self._store.plan_failed(job_id, step, str(error))
-        except Exception as error:
-            await self._crashed(pending, error)
-        else:
-            self._num_crashes.pop((job_id, step), None)
-        self._bell.ring(job_id)
+            outcome = await self._publish(lease)
+        except (Unavailable, LostLease, StaleEpoch, Conflict) as error:
+            outcome = type(error).__name__
+            logger.warning("%s: plan not published: %s", name, error, extra=told)
+        except Exception:
+            logger.exception("%s: planning failed", name, extra=told)
+        finally:
+            # Does nothing where the lease has ended, as it has after publishing.
+            with contextlib.suppress(Unavailable):
+                await self._store.return_lease(lease)
+            self._metrics.solves.labels(outcome).inc()
+            del self._solves[lease.job_id]
+            self._bell.ring(lease.job_id)
+            self.wake()
 
-    async def _crashed(self, pending: PendingStep, error: Exception) -> None:
-        """A bug or a dead worker: try again at the next scan, but not for ever."""
-        key = (pending.job_id, pending.step)
-        self._num_crashes[key] += 1
-        logger.error("job %s step %d: planning crashed (%d)", *key, self._num_crashes[key], exc_info=error)
-        if self._num_crashes[key] >= _MAX_CRASHES:
-            await self._store.plan_failed(
-                *key, f"planning crashed {_MAX_CRASHES} times, at last with {type(error).__name__}: {error}"
-            )
-            del self._num_crashes[key]
+    async def _publish(self, lease: Lease) -> str:
+        """Solve and publish the leased step, or tell why not; return how it ended."""
+        started_at = time.monotonic()
+        name = f"job {lease.job_id} step {lease.step}"
+        try:
+            solved = await self._solve_under(lease)
+        except (Unavailable, LostLease):
+            raise
+        except RelibraError as error:
+            logger.warning("%s cannot be planned: %s", name, error)
+            await self._store.end_solve(lease, str(error))
+            return "failed"
+        except Exception as error:
+            logger.error("%s: planning crashed", name, exc_info=error)
+            reason = f"planning crashed {MAX_CRASHES} times, at last with {type(error).__name__}: {error}"
+            has_failed = await self._store.end_solve(lease, reason, max_crashes=MAX_CRASHES)
+            return "failed" if has_failed else "crashed"
+        solved_at = time.monotonic()
+        plan_id = await self._store.publish_plan(lease, solved.plan)
+        published_at = time.monotonic()
+        self._metrics.solve_s.observe(solved_at - started_at)
+        self._metrics.publish_s.observe(published_at - solved_at)
+        logger.info(
+            *("%s: plan %s in %.2f s: %s", name, plan_id, published_at - started_at, solved.plan.reason),
+            extra={"job": lease.job_id, "step": lease.step, "epoch": plan_id.epoch, "version": plan_id.version},
+        )
+        await self._store.expire_steps(lease.job_id, self._settings.retained_steps)
+        return "published"
+
+    async def _solve_under(self, lease: Lease) -> SolvedStep:
+        """Solve while the lease holds; who loses it stops, and its worker with it."""
+        solving = asyncio.create_task(self._solver.solve(lease.job_id, lease.step))
+        try:
+            while not solving.done():
+                await asyncio.wait({solving}, timeout=self._settings.lease_s / _RENEWALS_PER_LEASE)
+                # Redis out of reach costs the lease at worst, and `publish_plan` will tell.
+                with contextlib.suppress(Unavailable):
+                    await self._store.renew_lease(lease, self._settings.lease_s)
+            return await solving
+        finally:
+            solving.cancel()

@@ -2,61 +2,78 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from relibra.errors import InvalidInput, RelibraError, Unavailable, UnknownJob
+from relibra.errors import InvalidInput, LimitExceeded, RelibraError, Unavailable, UnknownJob
+from relibra.planner.bell import wait_until_set
 from relibra.planner.limits import check_step
+from relibra.planner.metrics import Metrics
+from relibra.planner.pace import Pace
 from relibra.planner.read_ahead import ReadAhead
-from relibra.store import JobRecord, SequenceCounts, Store
+from relibra.store import JobRecord, SequenceCounts, Store, StoreLimits
 from relibra.v1 import routing_pb2, routing_pb2_grpc
-from relibra.wire.routing import decode_counts
+from relibra.wire.routing import decode_counts, decode_policies
 
 logger = logging.getLogger(__name__)
 
 _READ_AHEAD_SIZE_BYTES = 2 << 20
+CREDIT_SEQUENCES = 512
+"""How far a sender may be ahead of its answers: enough to keep Redis busy for a round trip, little to send again."""
 
 
 class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
     """Keeps counts in the store. What is waiting on a stream goes to Redis in one round trip."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, limits: StoreLimits, pace: Pace, metrics: Metrics) -> None:
         self._store = store
+        self._limits = limits
+        self._pace = pace
+        self._metrics = metrics
         self._streams: set[ReadAhead[routing_pb2.ReportRoutingRequest]] = set()
-        self._is_draining = False
+        self._draining = asyncio.Event()
 
     def drain(self) -> None:
         """Answer what has been received, then end all streams; their senders turn to another planner."""
-        self._is_draining = True
+        self._draining.set()
         for stream in self._streams:
             stream.end()
 
     async def ReportRouting(
         self, request_iterator: AsyncIterator[routing_pb2.ReportRoutingRequest], context: Any
     ) -> AsyncIterator[routing_pb2.ReportRoutingResponse]:
-        """Answer every request of the stream: kept, or refused by name."""
+        """Answer every request of the stream, kept or refused by name, and grant credit for more."""
         stream = ReadAhead(request_iterator, limit_size_bytes=_READ_AHEAD_SIZE_BYTES)
         reader = asyncio.create_task(stream.fill())
         self._streams.add(stream)
-        if self._is_draining:
+        if self._draining.is_set():
             stream.end()
         answered_through = 0
         try:
-            while batch := await stream.take():
-                for position, request in enumerate(batch, start=answered_through + 1):
-                    if request.ordinal != position:
-                        raise InvalidInput.of("ordinal", expected=str(position), got=request.ordinal)
-                refused = await self._keep(batch)
-                answered_through += len(batch)
-                yield routing_pb2.ReportRoutingResponse(answered_through=answered_through, refused=refused)
-            if self._is_draining:
+            with self._metrics.streams.track_inprogress():
+                yield routing_pb2.ReportRoutingResponse(credit_through=CREDIT_SEQUENCES)
+                while batch := await stream.take():
+                    _check_ordinals(batch, answered_through)
+                    refused, pause_s = await self._keep(batch)
+                    answered_through += len(batch)
+                    yield routing_pb2.ReportRoutingResponse(
+                        answered_through=answered_through,
+                        refused=refused,
+                        credit_through=answered_through + CREDIT_SEQUENCES,
+                    )
+                    if pause_s:
+                        # What comes meanwhile stays in the stream, whose flow control stops the sender.
+                        await wait_until_set(self._draining, pause_s)
+            if self._draining.is_set():
                 raise Unavailable("the planner is shutting down; report the rest to another one")
             await reader
         finally:
             self._streams.discard(stream)
             reader.cancel()
 
-    async def _keep(self, batch: list[routing_pb2.ReportRoutingRequest]) -> list[routing_pb2.Refusal]:
+    async def _keep(self, batch: list[routing_pb2.ReportRoutingRequest]) -> tuple[list[routing_pb2.Refusal], float]:
+        """Keep what can be kept; return what cannot, and for how long the sender must pause."""
         jobs = await self._store.get_jobs({request.job_id for request in batch})
         refused: list[routing_pb2.Refusal] = []
         accepted: list[routing_pb2.ReportRoutingRequest] = []
@@ -67,9 +84,24 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                 accepted.append(request)
             except RelibraError as error:
                 refused.append(_refusal(request, error))
-        outcomes = await self._store.put_counts(sequences)
+        outcomes = await self._store.put_counts(sequences, self._limits)
         refused += [_refusal(request, error) for request, error in zip(accepted, outcomes, strict=True) if error]
-        return sorted(refused, key=lambda each: each.ordinal)
+        self._metrics.sequences.labels("refused").inc(len(refused))
+        self._metrics.sequences.labels("kept").inc(len(batch) - len(refused))
+        now, pause_s = time.monotonic(), 0.0
+        for job_id in jobs:
+            size_bytes = sum(request.ByteSize() for request in accepted if request.job_id == job_id)
+            self._metrics.ingested_bytes.inc(size_bytes)
+            pause_s = max(pause_s, self._pace.delay_s(job_id, size_bytes, now))
+        return sorted(refused, key=lambda each: each.ordinal), pause_s
+
+
+def _check_ordinals(batch: list[routing_pb2.ReportRoutingRequest], answered_through: int) -> None:
+    for ordinal, request in enumerate(batch, start=answered_through + 1):
+        if request.ordinal != ordinal:
+            raise InvalidInput.of("ordinal", expected=str(ordinal), got=request.ordinal)
+    if len(batch) > CREDIT_SEQUENCES:
+        raise LimitExceeded(f"{len(batch)} sequences came at once; the credit was {CREDIT_SEQUENCES}")
 
 
 def _decode(request: routing_pb2.ReportRoutingRequest, jobs: dict[str, JobRecord]) -> SequenceCounts:
@@ -81,6 +113,7 @@ def _decode(request: routing_pb2.ReportRoutingRequest, jobs: dict[str, JobRecord
         step=check_step(request.step),
         sequence_id=request.sequence_id,
         counts_LE=decode_counts(request, job.model),
+        policies=decode_policies(request),
     )
 
 

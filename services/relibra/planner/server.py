@@ -1,20 +1,26 @@
 """The planner process: services on an address, the planning loop beside them."""
 
 import asyncio
+import contextlib
 import logging
 
 import grpc
 import grpc.aio
 
-from relibra.errors import Unavailable
+from relibra.errors import InvalidInput, RelibraError, Unavailable
+from relibra.planner.access import Access
 from relibra.planner.bell import Bell
-from relibra.planner.error_interceptor import ErrorInterceptor
+from relibra.planner.call_interceptor import CallInterceptor
 from relibra.planner.execution_service import ExecutionService
+from relibra.planner.health import Health
 from relibra.planner.job_service import JobService
+from relibra.planner.metrics import Metrics
+from relibra.planner.pace import Pace
 from relibra.planner.plan_service import PlanService
 from relibra.planner.planning_loop import PlanningLoop
 from relibra.planner.routing_service import RoutingService
-from relibra.planner.solver import Solver
+from relibra.planner.settings import PlannerSettings
+from relibra.planner.solver import SolverPool
 from relibra.store import Store
 from relibra.v1 import execution_pb2_grpc, job_pb2_grpc, plan_pb2_grpc, routing_pb2_grpc
 from relibra.wire.channel import MAX_MESSAGE_SIZE_BYTES
@@ -22,6 +28,9 @@ from relibra.wire.channel import MAX_MESSAGE_SIZE_BYTES
 logger = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 10.0
+MAX_CONCURRENT_CALLS = 8192
+"""Agents that wait for their plans are calls in flight."""
+SERVICES = tuple(f"relibra.v1.{name}Service" for name in ("Job", "Routing", "Plan", "Execution"))
 
 _OPTIONS = (
     # Two planners on one port would share its connections at random; the second must fail instead.
@@ -30,62 +39,124 @@ _OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_SIZE_BYTES),
     # Clients ping every 30 s on idle streams; by default that counts as abuse below 300 s.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    # A connection that is dead without saying so gives up its memory.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
 )
 
 
 class PlannerServer:
     """One planner on one store."""
 
-    def __init__(self, redis_url: str, *, host: str = "127.0.0.1", port: int = 0) -> None:
-        self._redis_url = redis_url
-        self._host = host
-        self._port = port
+    def __init__(self, settings: PlannerSettings) -> None:
+        self._settings = settings
 
     async def start(self) -> str:
         """Start serving and planning; return the address that is bound.
 
         Raises:
-            Unavailable: Redis does not answer, or the port is in use.
+            Unavailable: Redis does not answer, or a port is in use.
+            Unsupported: Redis holds what this relibra cannot read, or may evict it.
+            InvalidInput: a file of TLS cannot be used.
         """
-        self._store = Store.open(self._redis_url)
+        settings = self._settings
+        self._store = Store.open(settings.redis_url)
+        self._metrics = Metrics()
+        self._bell = Bell()
         try:
-            await self._store.ping()
+            await self._store.check()
+            if settings.metrics_port is not None:
+                port = self._metrics.serve(settings.host, settings.metrics_port)
+                logger.info("metrics on http://%s:%d/metrics", settings.host, port)
             self._server, address = self._bind()
-        except Unavailable:
+        except RelibraError:
             await self._store.close()
             raise
-        self._bell = Bell()
-        self._solver = Solver(self._redis_url)
-        self._loop = PlanningLoop(self._store, self._solver, self._bell)
-        self._routing = RoutingService(self._store)
-        job_pb2_grpc.add_JobServiceServicer_to_server(JobService(self._store), self._server)
-        routing_pb2_grpc.add_RoutingServiceServicer_to_server(self._routing, self._server)
-        plan_pb2_grpc.add_PlanServiceServicer_to_server(
-            PlanService(self._store, self._bell, self._loop.wake), self._server
-        )
-        execution_pb2_grpc.add_ExecutionServiceServicer_to_server(ExecutionService(self._store), self._server)
+        self._solver = SolverPool(settings.redis_url, timeout_s=settings.solve_timeout_s)
+        self._loop = PlanningLoop(self._store, self._solver, self._bell, self._metrics, settings)
+        self._health = Health(self._store, self._metrics, SERVICES)
+        self._add_services()
+        await self._health.look()
         await self._server.start()
         self._planning = asyncio.create_task(self._loop.run())
-        logger.info("planner serves on %s", address)
+        self._watching = [
+            asyncio.create_task(self._health.follow_redis()),
+            asyncio.create_task(self._metrics.watch_event_loop()),
+        ]
+        logger.info("planner serves on %s with %s", address, settings.model_dump_json(exclude_defaults=True))
+        if settings.auth == "none":
+            logger.warning(
+                "no authentication: whoever reaches %s may read and change every job%s",
+                address,
+                "; only this machine does" if settings.is_loopback else ", AND THE WHOLE NETWORK DOES",
+            )
+        elif settings.tls_cert_file is None:
+            logger.warning("no TLS: tokens travel to %s in the clear", address)
         return address
 
+    def _add_services(self) -> None:
+        settings, server = self._settings, self._server
+        self._routing = RoutingService(
+            self._store, settings.store_limits, Pace(settings.max_ingest_bytes_per_s), self._metrics
+        )
+        plans = PlanService(self._store, self._bell, settings, self._loop.wake)
+        job_pb2_grpc.add_JobServiceServicer_to_server(JobService(self._store, max_jobs=settings.max_jobs), server)
+        routing_pb2_grpc.add_RoutingServiceServicer_to_server(self._routing, server)
+        plan_pb2_grpc.add_PlanServiceServicer_to_server(plans, server)
+        execution_pb2_grpc.add_ExecutionServiceServicer_to_server(
+            ExecutionService(self._store, max_cells=settings.max_cells), server
+        )
+        self._health.serve_on(server)
+
     def _bind(self) -> tuple[grpc.aio.Server, str]:
-        server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_OPTIONS)
-        address = f"{self._host}:{self._port}"
+        settings = self._settings
+        access = Access(self._store, is_required=settings.auth == "required", trust_domain=settings.trust_domain)
+        server = grpc.aio.server(
+            interceptors=[CallInterceptor(access, self._metrics)],
+            options=_OPTIONS,
+            maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
+        )
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        address = f"{host}:{settings.port}"
+        credentials = _tls(settings)
         try:
-            port = server.add_insecure_port(address)
+            port = (
+                server.add_insecure_port(address)
+                if credentials is None
+                else server.add_secure_port(address, credentials)
+            )
         except RuntimeError as error:
             raise Unavailable(f"cannot listen on {address}: is another planner running there?") from error
-        return server, f"{self._host}:{port}"
+        return server, f"{host}:{port}"
 
     async def stop(self) -> None:
-        """Drain: answer what was received, finish the step that is being solved, leave the rest to the store (L4)."""
+        """Drain: answer what was received, finish the steps that are being solved, leave the rest to the store (L4)."""
         logger.info("planner drains")
+        await self._health.drain()
         self._routing.drain()
         self._bell.drain()
         self._loop.stop()
         await self._server.stop(DRAIN_TIMEOUT_S)
-        await self._planning
+        try:
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                await self._planning
+        except TimeoutError:
+            logger.warning("a solve did not end in %.0f s; it is left to another planner", DRAIN_TIMEOUT_S)
+        for task in self._watching:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
         await self._solver.close()
         await self._store.close()
         logger.info("planner stopped")
+
+
+def _tls(settings: PlannerSettings) -> grpc.ServerCredentials | None:
+    if settings.tls_cert_file is None or settings.tls_key_file is None:
+        return None
+    try:
+        client_ca = settings.tls_client_ca_file.read_bytes() if settings.tls_client_ca_file else None
+        pair = settings.tls_key_file.read_bytes(), settings.tls_cert_file.read_bytes()
+    except OSError as error:
+        raise InvalidInput.of("TLS file", expected="a file to read", got=error) from error
+    return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)

@@ -1,45 +1,72 @@
-"""The worker process that solves, seen from the event loop."""
+"""The worker processes that solve, seen from the event loop."""
 
 import asyncio
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.process import BaseProcess
 
 from relibra.planner.solving import SolvedStep, prepare_worker, solve_step, warm_up
 
 
-class Solver:
-    """One worker process, replaced when it dies.
+class SolverPool:
+    """Worker processes, as many as steps are solved at once; the first one is started and warm before it is needed.
 
-    A process and not a thread: compiled loops hold the interpreter lock for as long as they run, and the event loop
-    must answer agents meanwhile. Spawned, because gRPC does not survive a fork.
+    Processes and not threads: compiled loops hold the interpreter lock for as long as they run, the event loop must
+    answer agents meanwhile, and what crashes or runs away is killed without harm to other solves.
     """
 
-    def __init__(self, redis_url: str) -> None:
+    def __init__(self, redis_url: str, *, timeout_s: float) -> None:
         self._redis_url = redis_url
-        self._pool = self._start()
-
-    def _start(self) -> ProcessPoolExecutor:
-        pool = ProcessPoolExecutor(
-            max_workers=1, mp_context=multiprocessing.get_context("spawn"), initializer=prepare_worker
-        )
-        pool.submit(warm_up)
-        return pool
+        self._timeout_s = timeout_s
+        self._idle = [_Worker()]
 
     async def solve(self, job_id: str, step: int) -> SolvedStep:
-        """Solve one step.
+        """Solve one step; cancelling this kills the solve.
 
         Raises:
             RelibraError: the step cannot be planned, or Redis does not answer (`Unavailable`).
-            BrokenProcessPool: the worker died of it; the next call has a new one.
+            TimeoutError: it took too long, and was killed.
+            BrokenProcessPool: the worker died of it.
         """
+        worker = self._idle.pop() if self._idle else _Worker()
         try:
-            return await asyncio.wrap_future(self._pool.submit(solve_step, self._redis_url, job_id, step))
-        except BrokenProcessPool:
-            self._pool.shutdown(wait=False)
-            self._pool = self._start()
+            async with asyncio.timeout(self._timeout_s):
+                solved = await worker.solve(self._redis_url, job_id, step)
+        except TimeoutError:
+            worker.kill()
+            worker = _Worker()
+            raise TimeoutError(f"the solve took longer than {self._timeout_s:g} s and was killed") from None
+        except (asyncio.CancelledError, BrokenProcessPool):
+            worker.kill()
+            worker = _Worker()
             raise
+        finally:
+            self._idle.append(worker)
+        return solved
 
     async def close(self) -> None:
-        """Stop the worker, after the step it is solving."""
-        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
+        """End the workers; none is solving any more, but one may still be compiling, which takes half a minute."""
+        for process in [process for worker in self._idle for process in worker.kill()]:
+            await asyncio.to_thread(process.join)
+
+
+class _Worker:
+    """One process. Spawned, because gRPC does not survive a fork."""
+
+    def __init__(self) -> None:
+        self._pool = ProcessPoolExecutor(
+            max_workers=1, mp_context=multiprocessing.get_context("spawn"), initializer=prepare_worker
+        )
+        self._pool.submit(warm_up)
+
+    async def solve(self, redis_url: str, job_id: str, step: int) -> SolvedStep:
+        return await asyncio.wrap_future(self._pool.submit(solve_step, redis_url, job_id, step))
+
+    def kill(self) -> list[BaseProcess]:
+        # `ProcessPoolExecutor.kill_workers` exists from Python 3.14 on.
+        processes: list[BaseProcess] = list((self._pool._processes or {}).values())
+        for process in processes:
+            process.kill()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        return processes

@@ -20,9 +20,8 @@ from relibra.store import EncodedPlan, Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedStep:
-    """A checked plan, and the epoch of what it was made from."""
+    """A checked plan."""
 
-    epoch: int
     plan: EncodedPlan
 
 
@@ -50,7 +49,9 @@ def warm_up() -> None:
     counts_SLE = np.arange(64, dtype=np.uint32).reshape(8, 1, 8)
     schedule = Schedule.round_robin(8, 2, cluster)
     load = StepLoad.of(counts_SLE, schedule, cluster)
-    check_plan(solve(load, schedule, model, cluster, PlanParams()), load.load_MLE)
+    plan = solve(load, schedule, model, cluster, PlanParams())
+    check_plan(plan, load.load_MLE)
+    EncodedPlan.of(plan)
 
 
 def solve_step(redis_url: str, job_id: str, step: int) -> SolvedStep:
@@ -65,18 +66,15 @@ def solve_step(redis_url: str, job_id: str, step: int) -> SolvedStep:
 async def _solve_step(redis_url: str, job_id: str, step: int) -> SolvedStep:
     from relibra.planning.solve import solve
 
-    store = Store.open(redis_url)
-    try:
+    async with Store.open(redis_url) as store:
         job = await store.get_job(job_id)
         sequence_ids, schedule = await store.get_schedule(job_id, step)
         counts_SLE = await store.get_counts(job, step, sequence_ids)
         previous = await store.plan_before(job_id, step)
-        previous_home_LE = (await store.get_plan(job_id, previous.step)).home_rank_LE if previous else None
-    finally:
-        await store.close()
+        previous_home_LE = await store.get_placement(job_id, previous.step) if previous else None
     load = StepLoad.of(counts_SLE, schedule, job.cluster)
     del counts_SLE
     num_cores = len(os.sched_getaffinity(0))
     plan = solve(load, schedule, job.model, job.cluster, job.params, previous_home_LE, num_threads=num_cores)
     check_plan(plan, load.load_MLE)
-    return SolvedStep(epoch=job.epoch, plan=EncodedPlan.of(plan))
+    return SolvedStep(plan=EncodedPlan.of(plan))

@@ -22,6 +22,7 @@ class RoutedSequence:
     step: int
     sequence_id: str
     routed_TLK: NDArray[np.integer]
+    policy_versions: tuple[int, int] | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -37,6 +38,7 @@ class CountedSequence:
     sequence_id: str
     num_rows: int
     counts_LE: NDArray[np.unsignedinteger]
+    policy_versions: tuple[int, int] | None
 
     @property
     def size_bytes(self) -> int:
@@ -66,8 +68,9 @@ class Settled:
 class Outbox:
     """A queue with a window: sequences go from waiting to sent, and out when they are answered.
 
-    One stream is open at a time. Answers come in the order of sending; when a stream ends, what it sent without an
-    answer goes back to the front. Sequences are counted when they are sent, in the thread that sends.
+    One stream is open at a time, and sends no further than the planner gave it credit for. Answers come in the order of
+    sending; when a stream ends, what it sent without an answer goes back to the front. Sequences are counted when they
+    are sent, in the thread that sends.
     """
 
     def __init__(self, *, num_experts: int, limit_size_bytes: int) -> None:
@@ -80,6 +83,7 @@ class Outbox:
         self._stream = 0
         """Number of the open stream; rises when it ends, so that its sender notices."""
         self._answered_through = 0
+        self._credit_through = 0
         self._num_put = 0
         self._num_settled = 0
         self._num_kept = 0
@@ -119,7 +123,9 @@ class Outbox:
     def _send(self, stream: int) -> Iterator[tuple[int, CountedSequence]]:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._stream != stream or self._is_closed)
+                self._changed.wait_for(
+                    lambda: self._stream != stream or (self._may_send() if self._waiting else self._is_closed)
+                )
                 if self._stream != stream or not self._waiting:
                     return
                 sequence = self._waiting[0]
@@ -137,6 +143,15 @@ class Outbox:
                 ordinal = self._answered_through + len(self._sent)
             yield ordinal, counted
 
+    def _may_send(self) -> bool:
+        return self._answered_through + len(self._sent) < self._credit_through
+
+    def grant(self, credit_through: int) -> None:
+        """Let the open stream send up to ordinal `credit_through`."""
+        with self._changed:
+            self._credit_through = max(self._credit_through, credit_through)
+            self._changed.notify_all()
+
     def answer(self, through: int, refused: Mapping[int, RelibraError]) -> None:
         """Settle everything sent up to ordinal `through`, the `refused` ordinals as such."""
         with self._changed:
@@ -153,6 +168,7 @@ class Outbox:
             self._waiting.extendleft(reversed(self._sent))
             self._sent.clear()
             self._answered_through = 0
+            self._credit_through = 0
             self._stream += 1
             self._changed.notify_all()
 
@@ -203,4 +219,5 @@ class Outbox:
             sequence_id=sequence.sequence_id,
             num_rows=len(sequence.routed_TLK),
             counts_LE=counts_LE.astype(np.min_scalar_type(counts_LE.max(initial=0))),
+            policy_versions=sequence.policy_versions,
         )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from relibra.errors import ERRORS, InvalidInput, RelibraError, Unavailable
 from relibra.rollout.outbox import Outbox, RoutedSequence
 from relibra.wire.channel import open_channel
+from relibra.wire.credentials import Credentials
 from relibra.wire.routing import encode_report, open_stream
 from relibra.wire.status import from_rpc_error
 
@@ -53,12 +54,22 @@ class RolloutReporter:
     """
 
     def __init__(
-        self, address: str, job_id: str, *, num_experts: int, buffer_size_bytes: int = BUFFER_SIZE_BYTES
+        self,
+        address: str,
+        job_id: str,
+        *,
+        num_experts: int,
+        buffer_size_bytes: int = BUFFER_SIZE_BYTES,
+        credentials: Credentials | None = None,
     ) -> None:
-        """Prepare to report to the planner at `address`, holding at most `buffer_size_bytes` that are not durable."""
+        """Prepare to report to the planner at `address`, holding at most `buffer_size_bytes` that are not durable.
+
+        What the reporter shows the planner comes from the environment unless `credentials` are given.
+        """
         self._address = address
         self._job_id = job_id
         self._buffer_size_bytes = buffer_size_bytes
+        self._credentials = credentials
         self._outbox = Outbox(num_experts=num_experts, limit_size_bytes=buffer_size_bytes)
         self._starting = threading.Lock()
         self._channel: grpc.Channel | None = None
@@ -81,13 +92,21 @@ class RolloutReporter:
         """Sequences that did not fit the buffer."""
         return self._num_dropped
 
-    def report(self, step: int, sequence_id: str, routed_experts: NDArray[np.integer] | Tensor) -> bool:
+    def report(
+        self,
+        step: int,
+        sequence_id: str,
+        routed_experts: NDArray[np.integer] | Tensor,
+        *,
+        policy_versions: tuple[int, int] | None = None,
+    ) -> bool:
         """Hand over one finished sequence; the array is copied and may be reused at once.
 
         Args:
             step: the RL step the sequence is trained in.
             sequence_id: names the sequence within the step; the same name with the same content may be reported again.
             routed_experts: expert ids `[T, L, K]` of any integer dtype.
+            policy_versions: of the policy that generated its first and its last row; they differ in partial rollouts.
 
         Returns:
             Whether it was taken. False where the buffer is full: the sequence is dropped, and scheduling it will fail.
@@ -104,7 +123,9 @@ class RolloutReporter:
                 expected="integers of shape [rows, layers, top_k]",
                 got=f"{array.dtype} of shape {list(array.shape)}",
             )
-        taken = self._outbox.put(RoutedSequence(step=step, sequence_id=sequence_id, routed_TLK=array.copy()))
+        taken = self._outbox.put(
+            RoutedSequence(step=step, sequence_id=sequence_id, routed_TLK=array.copy(), policy_versions=policy_versions)
+        )
         if taken:
             self._start()
         else:
@@ -154,7 +175,7 @@ class RolloutReporter:
             return
         with self._starting:
             if self._thread is None:
-                self._channel = open_channel(self._address)
+                self._channel = open_channel(self._address, self._credentials)
                 self._thread = threading.Thread(
                     target=self._stream_until_closed, args=(self._channel,), name="relibra-reporter", daemon=True
                 )
@@ -181,7 +202,9 @@ class RolloutReporter:
                         response.answered_through,
                         {each.ordinal: ERRORS.get(each.error, RelibraError)(each.message) for each in response.refused},
                     )
-                    self._trouble, backoff_s = None, _MIN_BACKOFF_S
+                    self._outbox.grant(response.credit_through)
+                    if response.answered_through:
+                        self._trouble, backoff_s = None, _MIN_BACKOFF_S
             except grpc.RpcError as error:
                 self._note(from_rpc_error(error))
             finally:
@@ -193,7 +216,13 @@ class RolloutReporter:
     def _requests(self) -> Iterator[Any]:
         return (
             encode_report(
-                ordinal, self._job_id, sequence.step, sequence.sequence_id, sequence.num_rows, sequence.counts_LE
+                ordinal,
+                self._job_id,
+                sequence.step,
+                sequence.sequence_id,
+                sequence.num_rows,
+                sequence.counts_LE,
+                sequence.policy_versions,
             )
             for ordinal, sequence in self._outbox.send()
         )

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Coroutine
+from importlib import resources
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -24,12 +25,33 @@ _UNAVAILABLE = (
     exceptions.ClusterDownError,
 )
 
+_UNAVAILABLE_CODES = ("OOM ", "READONLY ", "MISCONF ", "LOADING ", "CLUSTERDOWN ")
+
 CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 10.0
 
 
+class Connected:
+    """A part of the store: a concept's questions to Redis, over a connection that all parts share."""
+
+    def __init__(self, redis: Redis) -> None:
+        # redis-py types every answer as a union over all ways to configure a client; ours always answers in bytes.
+        self._redis: Any = redis
+
+    async def _script(self, name: str, keys: list[str], args: list[Any]) -> Any:
+        """Run `<name>.lua`: a write that must look before it writes."""
+        return await self._redis.register_script(_source(name))(keys=keys, args=args)
+
+
+@functools.cache
+def _source(name: str) -> str:
+    return resources.files("relibra.store").joinpath(f"lua/{name}.lua").read_text(encoding="utf-8")
+
+
 def open_redis(url: str) -> Redis:
     """Return a client for `url`; connecting happens with the first command.
+
+    `rediss://user:password@host?ssl_ca_certs=/path` is TLS with an ACL user; the certificate is checked by default.
 
     Raises:
         InvalidInput: the URL is not one of Redis.
@@ -65,5 +87,10 @@ def raises_unavailable(method: Callable[_P, Coroutine[Any, Any, _R]]) -> Callabl
             return await method(*args, **kwargs)
         except _UNAVAILABLE as error:
             raise Unavailable(f"Redis does not serve: {error or type(error).__name__}") from error
+        except exceptions.ResponseError as error:
+            # What a script met inside Redis comes as a plain error with the code in its text.
+            if any(code in str(error) for code in _UNAVAILABLE_CODES):
+                raise Unavailable(f"Redis does not serve: {error}") from error
+            raise
 
     return guarded

@@ -6,6 +6,7 @@ S sequences.
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import lru_cache
 
 import numpy as np
 
@@ -14,26 +15,19 @@ from relibra.planning.plan import Forecast
 from relibra.store.records import JobRecord, PlanRecord
 
 
-def encode_job(job: JobRecord) -> str:
-    """Encode a registration; the epoch is text, since JSON readers round large numbers."""
-    return json.dumps(
-        {
-            "epoch": f"{job.epoch:016x}",
-            "registered_at": job.registered_at,
-            "model": asdict(job.model),
-            "cluster": asdict(job.cluster),
-            "params": asdict(job.params),
-        }
-    )
+def encode_shape(model: Model, cluster: Cluster, params: PlanParams) -> str:
+    """Encode what a job registers."""
+    return json.dumps({"model": asdict(model), "cluster": asdict(cluster), "params": asdict(params)})
 
 
-def decode_job(job_id: str, document: bytes) -> JobRecord:
-    """Decode a registration."""
-    fields = json.loads(document)
+@lru_cache(maxsize=1024)
+def decode_job(job_id: str, epoch: bytes, registered_at: bytes, shape: bytes) -> JobRecord:
+    """Decode a registration; remembered by its content, since every request reads it."""
+    fields = json.loads(shape)
     return JobRecord(
         job_id=job_id,
-        epoch=int(fields["epoch"], 16),
-        registered_at=fields["registered_at"],
+        epoch=int(epoch, 16),
+        registered_at=float(registered_at),
         model=Model(**fields["model"]),
         cluster=Cluster(**fields["cluster"]),
         params=PlanParams(**fields["params"]),
@@ -63,20 +57,21 @@ def decode_schedule(document: bytes) -> tuple[list[str], Schedule]:
     return fields["sequence_ids"], schedule
 
 
-PLAN_FIELDS = ("epoch", "version", "digest", "reason", "forecast", "published_at")
+RECORD_FIELDS = ("epoch", "version", "digest", "published_at", "meta")
 
 
 def decode_plan_record(step: int, values: list[bytes | None]) -> PlanRecord | None:
-    """Decode the fields of a plan's hash in the order of `PLAN_FIELDS`; None where there is no plan."""
-    epoch, version, digest, reason, forecast, published_at = (value or b"" for value in values)
+    """Decode the fields of a plan's hash in the order of `RECORD_FIELDS`; None where there is no plan."""
+    epoch, version, digest, published_at, meta = (value or b"" for value in values)
     if not version:
         return None
+    fields = json.loads(meta)
     return PlanRecord(
         id=PlanId(epoch=int(epoch, 16), version=int(version)),
         step=step,
         digest=bytes.fromhex(digest.decode()),
-        reason=reason.decode(),
-        forecast=Forecast(**json.loads(forecast)),
+        reason=fields["reason"],
+        forecast=Forecast(**fields["forecast"]),
         published_at=float(published_at),
     )
 

@@ -1,27 +1,56 @@
-"""The key schema: every key relibra writes, and what is in it.
+"""The key schema: every key relibra writes, what is in it, how large it gets and how long it stays.
 
-| key | type | content |
-|---|---|---|
-| `relibra:jobs` | set | ids of registered jobs |
-| `relibra:{job}:job` | string | JSON: `epoch` (16 hex digits), `registered_at`, `model`, `cluster`, `params` |
-| `relibra:{job}:steps` | sorted set | every step something is known of, by step |
-| `relibra:{job}:pending` | sorted set | steps with a schedule but no plan or failure, by Unix time of the schedule |
-| `relibra:{job}:version` | string | version of the newest plan |
-| `relibra:{job}:plans` | sorted set | planned steps, by version |
-| `relibra:{job}:step:<step>:counts` | hash | sequence id -> counts `[L, E]`, see `count_codec` |
-| `relibra:{job}:step:<step>:schedule` | string | JSON: `sequence_ids`, `micro_batch`, `source_rank`, `ep_group` |
-| `relibra:{job}:step:<step>:plan` | hash | `epoch`, `version`, `digest`, `reason`, `forecast`, `published_at`, `file` |
-| `relibra:{job}:step:<step>:failure` | string | why the step cannot be planned |
-| `relibra:{job}:step:<step>:reports` | hash | `<phase>/<ep group>/<ep rank>` -> JSON of an execution report |
-| `relibra:{job}:step:<step>:realised` | hash | the same fields -> realised load, int64 `[M, L]` little endian |
+Of all jobs, with the prefix `relibra:`; they stay for ever, but for revoked tokens:
 
-In a plan, `forecast` is JSON and `file` the plan file (`.npz`). The braces are Redis hash tags: all keys of a job live
-in one slot, so scripts and transactions work on a Redis Cluster.
+| key | type | content | size |
+|---|---|---|---|
+| `schema` | string | version of this schema | 1 B |
+| `jobs` | set | ids of registered jobs | 64 B a job |
+| `tokens` | hash | token id -> JSON: hash of its secret, job, role, times | 300 B a token |
+
+Of one job, with the prefix `relibra:{job}:`; they stay until the job is removed, `epoch` and `fence` for ever, so that
+both only rise, and `lease` for as long as it is renewed:
+
+| key | type | content | size |
+|---|---|---|---|
+| `job` | hash | `epoch` (16 hex digits), `registered_at`, `shape` (JSON) | 1 KiB |
+| `epoch` | string | the last epoch given out, decimal | 16 B |
+| `fence` | string | the last fencing token given out | 16 B |
+| `lease` | string | fencing token of who solves now | 16 B |
+| `steps` | sorted set | every step something is known of, by step | 20 B a step |
+| `open` | sorted set | steps that have sequences and no plan yet, by step | 20 B a step |
+| `pending` | sorted set | steps with a schedule and no outcome yet, by Unix time of the schedule | 20 B a step |
+| `plans` | sorted set | planned steps, by version | 20 B a step |
+| `sizes` | hash | step -> bytes of its counts | 20 B a step |
+| `crashes` | hash | step -> how often planning it crashed | 20 B a step |
+| `version` | string | version of the newest plan | 8 B |
+| `floor` | string | steps below it have expired | 8 B |
+
+Of one step, with the prefix `relibra:{job}:step:<step>:`; they stay as long as the step:
+
+| key | type | content | size |
+|---|---|---|---|
+| `counts` | hash | sequence id -> counts `[L, E]`, see `count_codec` | at most `max_step_size_bytes` |
+| `policies` | hash | `<first>-<last>` policy version -> number of sequences | 30 B a pair |
+| `schedule` | string | JSON: `sequence_ids`, `micro_batch`, `source_rank`, `ep_group` | 60 B a sequence |
+| `plan` | hash | what `plan_codec` says; `epoch`, `version`, `digest`, `published_at` | 2 KiB a cell at 64 ranks |
+| `failure` | string | why the step cannot be planned | 1 KiB |
+| `reports` | hash | `<phase>/<ep group>/<ep rank>` -> JSON of an execution report | 500 B a rank and phase |
+| `realised` | hash | the same fields -> realised load, int64 `[M, L]` little endian | 8 B a cell and rank |
+
+A step stays until `retained_steps` newer ones are known and it is not pending (`expire_steps`). So the memory of a job
+is bounded by `retained_steps` times the largest step, and Redis needs no eviction. The braces are Redis hash tags: all
+keys of a job live in one slot, so scripts and transactions work on a Redis Cluster, and no script touches two jobs.
 """
 
 from dataclasses import dataclass
 
+SCHEMA = "relibra:schema"
+SCHEMA_VERSION = 2
 JOBS = "relibra:jobs"
+TOKENS = "relibra:tokens"
+
+STEP_KEYS = ("counts", "policies", "schedule", "plan", "failure", "reports", "realised")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,29 +59,10 @@ class JobKeys:
 
     job_id: str
 
-    def _key(self, name: str) -> str:
+    def of(self, name: str) -> str:
+        """Return a key of the job, for example `pending`."""
         return f"relibra:{{{self.job_id}}}:{name}"
 
-    @property
-    def registration(self) -> str:  # noqa: D102
-        return self._key("job")
-
-    @property
-    def steps(self) -> str:  # noqa: D102
-        return self._key("steps")
-
-    @property
-    def pending(self) -> str:  # noqa: D102
-        return self._key("pending")
-
-    @property
-    def version(self) -> str:  # noqa: D102
-        return self._key("version")
-
-    @property
-    def plans(self) -> str:  # noqa: D102
-        return self._key("plans")
-
     def step(self, step: int, name: str) -> str:
-        """Return the key of one of `counts`, `schedule`, `plan`, `failure`, `reports`, `realised`."""
-        return self._key(f"step:{step}:{name}")
+        """Return one of a step's `STEP_KEYS`."""
+        return self.of(f"step:{step}:{name}")

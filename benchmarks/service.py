@@ -1,0 +1,218 @@
+"""Ingest, publish and fetch of a planner process on this machine, in one run.
+
+    python benchmarks/service.py [FOLDER OF TRACES]
+
+Starts an embedded Redis (append-only file on) and one planner. Ingest: sequences of 48 layers x 128 experts through
+one reporter a process, until all are durable. Plan: one step of 58 layers x 256 experts on 8 x 8 ranks with 32
+micro-batches (1856 cells), whose loads are mixtures of the workloads in `deepseek-v3_counts_dev.npz`; the folder
+defaults to RELIBRA_TRACES, else `../shared/traces`. Fetch: 64 agents with a connection each ask for that plan at the
+same moment, again and again; a fetch ends when its bytes have come, decoding is timed by itself. Clients share the
+machine's cores with the planner.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from relibra.evaluation.workload_mix import mix_workloads
+from relibra.planning import Cluster, Model, Schedule
+from relibra.rollout.outbox import CountedSequence
+from relibra.rollout.reporter import RolloutReporter
+from relibra.store import EmbeddedRedis
+from relibra.v1 import plan_pb2
+from relibra.wire.channel import OPTIONS
+from relibra.wire.client import PlannerClient
+from relibra.wire.messages import decode_rank_plan
+
+_BESIDE = Path(__file__).parents[2] / "shared" / "traces"
+INGEST_MODEL = Model(num_layers=48, num_experts=128, top_k=8)
+INGEST_CLUSTER = Cluster(num_nodes=2, gpus_per_node=8, redundant_slots=2)
+NUM_INGESTED = 8000
+PLAN_MODEL = Model(num_layers=58, num_experts=256, top_k=8)
+PLAN_CLUSTER = Cluster(num_nodes=8, gpus_per_node=8, redundant_slots=2)
+NUM_MICRO_BATCHES = 32
+NUM_PLANNED = 2048
+NUM_AGENTS = 64
+NUM_ROUNDS = 30
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _start_planner(redis_url: str, metrics_port: int, folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    ready_file = folder / "ready.json"
+    command = [sys.executable, "-m", "relibra.cli", "planner", "--redis-url", redis_url, "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--metrics-port", str(metrics_port), "--ready-file", str(ready_file)],
+        stdout=subprocess.DEVNULL,
+        stderr=(folder / "planner.log").open("wb"),
+        env=os.environ | {"RELIBRA_MAX_INGEST_BYTES_PER_S": str(1 << 40)},
+    )
+    while not ready_file.exists():
+        assert process.poll() is None, (folder / "planner.log").read_text()
+        time.sleep(0.05)
+    return process, json.loads(ready_file.read_text())["planner"]
+
+
+def _metric(port: int, name: str) -> float:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        text = response.read().decode()
+    found = re.search(rf"^{name} (\S+)$", text, re.M)
+    assert found, name
+    return float(found[1])
+
+
+def _report(address: str, job_id: str, step: int, counts_SLE: np.ndarray, first: int, queue: Any) -> None:
+    """Report counts that were made before, so that the time is that of the way and not of counting."""
+    reporter = RolloutReporter(address, job_id, num_experts=counts_SLE.shape[-1], buffer_size_bytes=1 << 31)
+    top_k = 8
+    started = time.perf_counter()
+    for index, counts_LE in enumerate(counts_SLE):
+        num_rows = int(counts_LE[0].sum()) // top_k
+        counted = CountedSequence(
+            step=step,
+            sequence_id=f"seq-{first + index}",
+            num_rows=num_rows,
+            counts_LE=counts_LE,
+            policy_versions=None,
+        )
+        reporter._outbox.put(counted)  # type: ignore[arg-type]
+    reporter._start()
+    assert reporter.flush(timeout_s=300) == len(counts_SLE)
+    queue.put(time.perf_counter() - started)
+    reporter.close()
+
+
+def _ingest(address: str, num_processes: int) -> float:
+    job_id = f"ingest-{num_processes}"
+    with PlannerClient(address) as client:
+        client.register_job(job_id, INGEST_MODEL, INGEST_CLUSTER)
+    rng = np.random.default_rng(0)
+    one_LE = np.stack([rng.multinomial(8 * 1024, rng.dirichlet(np.ones(128))) for _ in range(48)]).astype(np.uint16)
+    counts_SLE = np.repeat(one_LE[None], NUM_INGESTED // num_processes, axis=0)
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    processes = [
+        context.Process(target=_report, args=(address, job_id, 1, counts_SLE, index * len(counts_SLE), queue))
+        for index in range(num_processes)
+    ]
+    for process in processes:
+        process.start()
+    slowest_s = max(queue.get() for _ in processes)
+    for process in processes:
+        process.join()
+    return num_processes * len(counts_SLE) / slowest_s
+
+
+def _plan(address: str, folder: Path) -> float:
+    """Have the large step planned; return the seconds from its schedule to its plan."""
+    with np.load(folder / "deepseek-v3_counts_dev.npz") as file:
+        expert_counts_WLE = file["expert_counts"]
+    counts_SLE = mix_workloads(
+        expert_counts_WLE,
+        num_sequences=NUM_PLANNED,
+        tokens_per_sequence=8192 * PLAN_CLUSTER.num_ranks * NUM_MICRO_BATCHES // NUM_PLANNED,
+        top_k=PLAN_MODEL.top_k,
+        seed=0,
+        num_experts=PLAN_MODEL.num_experts,
+        num_layers=PLAN_MODEL.num_layers,
+    )
+    with PlannerClient(address, timeout_s=60) as client:
+        client.register_job("plan", PLAN_MODEL, PLAN_CLUSTER)
+        context = multiprocessing.get_context("spawn")
+        queue = context.Queue()
+        process = context.Process(target=_report, args=(address, "plan", 1, counts_SLE, 0, queue))
+        process.start()
+        queue.get()
+        process.join()
+        index_S = np.arange(NUM_PLANNED, dtype=np.int32)
+        schedule = Schedule(
+            micro_batch_S=index_S % NUM_MICRO_BATCHES,
+            source_rank_S=index_S // NUM_MICRO_BATCHES % PLAN_CLUSTER.num_ranks,
+            ep_group_S=index_S * 0,
+        )
+        started = time.perf_counter()
+        client.submit_schedule("plan", 1, [f"seq-{index}" for index in index_S], schedule)
+        client.fetch_plan("plan", 1, PLAN_MODEL, 0, wait_s=60)
+        return time.perf_counter() - started
+
+
+async def _fetch(address: str) -> tuple[list[float], list[bytes]]:
+    channels = [
+        grpc.aio.insecure_channel(address, options=[*OPTIONS, ("grpc.use_local_subchannel_pool", 1)])
+        for _ in range(NUM_AGENTS)
+    ]
+    calls = [
+        channel.unary_unary(
+            "/relibra.v1.PlanService/FetchPlan", request_serializer=plan_pb2.FetchPlanRequest.SerializeToString
+        )
+        for channel in channels
+    ]
+
+    async def fetch(rank: int) -> tuple[float, bytes]:
+        started = time.perf_counter()
+        answer = await calls[rank](plan_pb2.FetchPlanRequest(job_id="plan", step=1, ep_rank=rank), timeout=30)
+        return time.perf_counter() - started, answer
+
+    times = []
+    for round_ in range(NUM_ROUNDS + 2):
+        answers = await asyncio.gather(*(fetch(rank) for rank in range(NUM_AGENTS)))
+        if round_ >= 2:
+            times += [each for each, _ in answers]
+    for channel in channels:
+        await channel.close()
+    return times, [answer for _, answer in answers]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(os.environ.get("RELIBRA_TRACES", _BESIDE)))
+    arguments = parser.parse_args()
+    table = Table("what", "figure", "target", title=f"one planner on {os.cpu_count()} cores, clients included")
+    with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder) / "redis") as redis:
+        port = _free_port()
+        planner, address = _start_planner(redis.url, port, Path(folder))
+        try:
+            for num_processes in (1, 2):
+                rate = _ingest(address, num_processes)
+                table.add_row(f"ingest, {num_processes} reporter process(es)", f"{rate:.0f} sequences/s", ">= 2000")
+            table.add_row("schedule submitted to plan in hand", f"{_plan(address, arguments.folder):.2f} s", "")
+            for name in ("solve", "publish"):
+                spent_s = _metric(port, f"relibra_planner_{name}_seconds_sum")
+                table.add_row({"solve": "  read, solve, check, encode"}.get(name, "  publish"), f"{spent_s:.3f} s", "")
+            times, answers = asyncio.run(_fetch(address))
+            started = time.perf_counter()
+            for answer in answers:
+                decode_rank_plan(plan_pb2.FetchPlanResponse.FromString(answer).plan, PLAN_MODEL)
+            decode_s = (time.perf_counter() - started) / len(answers)
+            table.add_row(f"fetch, {NUM_AGENTS} agents at once: p50", f"{np.percentile(times, 50) * 1e3:.1f} ms", "")
+            table.add_row("  p99", f"{np.percentile(times, 99) * 1e3:.1f} ms", "<= 50 ms")
+            table.add_row("  size of an answer", f"{np.mean([len(each) for each in answers]) / 1024:.0f} KiB", "")
+            table.add_row("  decoding, at the agent", f"{decode_s * 1e3:.1f} ms", "")
+        finally:
+            planner.terminate()
+            planner.wait()
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

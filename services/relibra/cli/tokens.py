@@ -1,0 +1,62 @@
+"""`relibra tokens`: who may do what for which job."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from relibra.cli.service import RedisUrl
+from relibra.store import ALL_JOBS, Role, Store, TokenRecord
+
+app = typer.Typer(help="Make, list and revoke tokens.", no_args_is_help=True)
+
+
+@app.command()
+def create(
+    redis_url: RedisUrl,
+    role: Annotated[Role, typer.Option(help="What the holder may do.")],
+    job: Annotated[str, typer.Option(help="The job it is for; * for all.")] = ALL_JOBS,
+    days: Annotated[float | None, typer.Option(min=0, help="How long it works; for ever if not given.")] = None,
+) -> None:
+    """Make a token, and print it: this is the only time it is seen."""
+
+    async def make() -> tuple[TokenRecord, str]:
+        async with Store.open(redis_url) as store:
+            return await store.create_token(job, role, lifetime_s=None if days is None else days * 86_400)
+
+    record, token = asyncio.run(make())
+    typer.echo(f"token {record.token_id} for job {job} as {role}; hand it over as RELIBRA_TOKEN:", err=True)
+    typer.echo(token)
+
+
+@app.command("list")
+def list_tokens(redis_url: RedisUrl) -> None:
+    """List all tokens, without their secrets."""
+
+    async def read() -> list[TokenRecord]:
+        async with Store.open(redis_url) as store:
+            return await store.list_tokens()
+
+    table = Table("token", "job", "role", "made", "ends")
+    for each in asyncio.run(read()):
+        table.add_row(each.token_id, each.job_id, each.role, _date(each.created_at), _date(each.expires_at))
+    Console().print(table)
+
+
+@app.command()
+def revoke(token_id: Annotated[str, typer.Argument(help="Id of the token.")], redis_url: RedisUrl) -> None:
+    """Make a token worthless; planners notice within seconds."""
+
+    async def forget() -> None:
+        async with Store.open(redis_url) as store:
+            await store.revoke_token(token_id)
+
+    asyncio.run(forget())
+    typer.echo(f"token {token_id} is revoked")
+
+
+def _date(unix_time_s: float | None) -> str:
+    return "never" if unix_time_s is None else datetime.fromtimestamp(unix_time_s, UTC).strftime("%Y-%m-%d %H:%M")

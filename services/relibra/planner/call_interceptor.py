@@ -1,0 +1,134 @@
+"""What happens around every call of every service: who calls is checked, errors become statuses, figures are kept."""
+
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+
+from relibra.errors import InvalidInput, RelibraError
+from relibra.planner.access import Access, Caller
+from relibra.planner.metrics import Metrics
+from relibra.wire.status import to_status
+
+logger = logging.getLogger(__name__)
+
+_MAX_DETAILS_LENGTH = 2000
+"""Details travel in a header, and headers are limited to 8 KiB."""
+_OURS = "/relibra."
+_tracer = trace.get_tracer("relibra.planner")
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps the handlers of our services; those of others, such as health, are left alone."""
+
+    def __init__(self, access: Access, metrics: Metrics) -> None:
+        self._access = access
+        self._metrics = metrics
+        self._guarded: dict[str, Any] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wrap the handler of one call."""
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith(_OURS):
+            return handler
+        # Once a method: this is asked for every call.
+        guarded = self._guarded.get(handler_call_details.method)
+        if guarded is None:
+            guarded = self._guard_handler(handler, handler_call_details.method.rpartition("/")[2])
+            self._guarded[handler_call_details.method] = guarded
+        return guarded
+
+    def _guard_handler(self, handler: Any, method: str) -> Any:
+        codec = {
+            "request_deserializer": _or_refusal(handler.request_deserializer),
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.unary_unary:
+            return grpc.unary_unary_rpc_method_handler(self._guard_call(handler.unary_unary, method), **codec)
+        if handler.unary_stream:
+            return grpc.unary_stream_rpc_method_handler(self._guard_stream(handler.unary_stream, method), **codec)
+        if handler.stream_stream:
+            return grpc.stream_stream_rpc_method_handler(self._guard_stream(handler.stream_stream, method), **codec)
+        raise AssertionError(f"{method} is of a kind no service of ours has")
+
+    def _guard_call(self, behaviour: Callable[[Any, Any], Awaitable[Any]], method: str) -> Any:
+        async def guarded(request: Any, context: Any) -> Any:
+            started_at = time.perf_counter()
+            with _tracer.start_as_current_span(method, context=_trace_context(context)):
+                async with self._guard(method, context) as caller:
+                    _check(request, caller, method)
+                    response = await behaviour(request, context)
+            self._metrics.call_s.labels(method).observe(time.perf_counter() - started_at)
+            return response
+
+        return guarded
+
+    def _guard_stream(self, behaviour: Callable[[Any, Any], AsyncIterator[Any]], method: str) -> Any:
+        async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
+            async with self._guard(method, context) as caller:
+                if isinstance(request, AsyncIterator):
+                    request = _check_each(request, caller, method)
+                else:
+                    _check(request, caller, method)
+                async for response in behaviour(request, context):
+                    yield response
+
+        return guarded
+
+    @asynccontextmanager
+    async def _guard(self, method: str, context: Any) -> AsyncIterator[Caller]:
+        try:
+            yield await self._access.identify(context)
+        except Exception as error:
+            await self._abort(context, method, error)
+
+    async def _abort(self, context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception) -> NoReturn:
+        if isinstance(error, grpc.aio.AbortError):
+            raise error
+        if not isinstance(error, RelibraError):
+            logger.error("%s failed", method, exc_info=error)
+            error = RelibraError(f"{method} failed inside the planner ({type(error).__name__}); its log says more")
+        code, details, metadata = to_status(error)
+        self._metrics.refused.labels(method, type(error).__name__).inc()
+        level = logging.DEBUG if error.retryable else logging.INFO
+        logger.log(level, "%s refused: %s: %s", method, type(error).__name__, details)
+        await context.abort(code, details[:_MAX_DETAILS_LENGTH], trailing_metadata=metadata)
+
+
+def _trace_context(context: Any) -> Context:
+    return propagate.extract({str(key): str(value) for key, value in context.invocation_metadata() or ()})
+
+
+def _or_refusal(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Let bytes that are not a message through as the error they are: gRPC would answer UNKNOWN and say nothing."""
+
+    def deserialize_or_refuse(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            return InvalidInput.of("message", expected="a protobuf message of this call", got=error)
+
+    return deserialize_or_refuse
+
+
+def _check(request: Any, caller: Caller, method: str) -> None:
+    if isinstance(request, InvalidInput):
+        raise request
+    caller.check(method, request.job_id)
+
+
+async def _check_each(requests: AsyncIterator[Any], caller: Caller, method: str) -> AsyncIterator[Any]:
+    async for request in requests:
+        _check(request, caller, method)
+        yield request

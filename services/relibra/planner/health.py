@@ -1,0 +1,62 @@
+"""gRPC health: ready while Redis answers, not serving once the planner drains."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+
+from relibra.errors import Unavailable
+from relibra.planner.metrics import Metrics
+from relibra.store import Store
+
+logger = logging.getLogger(__name__)
+
+_LOOK_INTERVAL_S = 0.5
+_ANSWER_TIMEOUT_S = 1.0
+_Status = health_pb2.HealthCheckResponse
+
+
+class Health:
+    """The health of every service, and of the server as a whole (the empty name)."""
+
+    def __init__(self, store: Store, metrics: Metrics, services: Sequence[str]) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._services = ("", *services)
+        self._servicer = health_aio.HealthServicer()
+        self._is_ready: bool | None = None
+
+    def serve_on(self, server: grpc.aio.Server) -> None:
+        """Answer health checks on `server`."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+
+    async def follow_redis(self) -> None:
+        """Keep the status up to date, until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+
+    async def look(self) -> None:
+        """Ask Redis once, and set the status."""
+        reason = ""
+        try:
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                await self._store.ping()
+        except TimeoutError:
+            reason = f"Redis did not answer within {_ANSWER_TIMEOUT_S} s"
+        except Unavailable as error:
+            reason = str(error)
+        is_ready = not reason
+        if is_ready != self._is_ready:
+            logger.log(logging.INFO if is_ready else logging.WARNING, "ready" if is_ready else f"not ready: {reason}")
+            self._is_ready = is_ready
+            self._metrics.ready.set(is_ready)
+            for service in self._services:
+                await self._servicer.set(service, _Status.SERVING if is_ready else _Status.NOT_SERVING)
+
+    async def drain(self) -> None:
+        """Say not serving from now on."""
+        await self._servicer.enter_graceful_shutdown()

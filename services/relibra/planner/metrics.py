@@ -1,0 +1,75 @@
+"""What a planner tells Prometheus of itself; what it tells of jobs is on the status service."""
+
+import asyncio
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from relibra.errors import Unavailable
+
+_CALL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 60)
+_SOLVE_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120)
+_LAG_INTERVAL_S = 0.1
+
+
+class Metrics:
+    """The figures of one planner. Labels are few: methods, error classes, outcomes."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        registry = self._registry
+        self.call_s = Histogram(
+            "relibra_planner_call_seconds",
+            "Calls that were answered.",
+            ["method"],
+            buckets=_CALL_BUCKETS_S,
+            registry=registry,
+        )
+        self.refused = Counter(
+            "relibra_planner_refused_total", "Calls that ended in an error.", ["method", "error"], registry=registry
+        )
+        self.sequences = Counter(
+            "relibra_planner_sequences_total",
+            "Sequences reported, by what became of them.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.ingested_bytes = Counter(
+            "relibra_planner_ingested_bytes_total", "Size of sequences reported.", registry=registry
+        )
+        self.streams = Gauge("relibra_planner_ingest_streams", "Open streams of rollout workers.", registry=registry)
+        self.solves = Counter(
+            "relibra_planner_solves_total", "Solves, by how they ended.", ["outcome"], registry=registry
+        )
+        self.solve_s = Histogram(
+            "relibra_planner_solve_seconds", "From lease to plan in hand.", buckets=_SOLVE_BUCKETS_S, registry=registry
+        )
+        self.publish_s = Histogram(
+            "relibra_planner_publish_seconds", "Publishing.", buckets=_CALL_BUCKETS_S, registry=registry
+        )
+        self.lag_s = Histogram(
+            "relibra_planner_event_loop_lag_seconds",
+            "How late the event loop was.",
+            buckets=_CALL_BUCKETS_S,
+            registry=registry,
+        )
+        self.ready = Gauge("relibra_planner_ready", "1 while Redis answers.", registry=registry)
+
+    def serve(self, host: str, port: int) -> int:
+        """Serve `/metrics` from a thread; return the port.
+
+        Raises:
+            Unavailable: the port is in use.
+        """
+        try:
+            server, _ = start_http_server(port, host, self._registry)
+        except OSError as error:
+            raise Unavailable(f"cannot listen on {host}:{port} for metrics: {error.strerror}") from error
+        return int(server.server_port)
+
+    async def watch_event_loop(self) -> None:
+        """Measure how late a timer fires, for as long as the loop runs."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _LAG_INTERVAL_S
+            await asyncio.sleep(_LAG_INTERVAL_S)
+            self.lag_s.observe(max(0.0, loop.time() - due))

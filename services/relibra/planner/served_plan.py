@@ -1,0 +1,46 @@
+"""A plan as agents fetch it: put together from what the solver packed, without a look into any array."""
+
+from dataclasses import dataclass
+
+from relibra.planning import PlanId
+from relibra.store import JobRecord, PackedPlan
+from relibra.store.array_codec import PackedArray
+from relibra.v1 import array_pb2, plan_pb2
+from relibra.wire import array
+from relibra.wire.messages import encode_plan_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPlan:
+    """The part that all ranks share, and each rank's own."""
+
+    id: PlanId
+    common: plan_pb2.RankPlan
+    shares: list[array_pb2.Array]
+
+    @classmethod
+    def of(cls, job: JobRecord, plan: PackedPlan) -> "ServedPlan":
+        """Put the messages of a plan together."""
+        record, arrays = plan.record, plan.common
+        common = plan_pb2.RankPlan(
+            id=encode_plan_id(record.id),
+            step=record.step,
+            digest=record.digest,
+            num_micro_batches=arrays["replica_count"].shape[0] // job.cluster.num_ep_groups,
+            reason=record.reason,
+            home_rank=_message(arrays["home_rank"]),
+            replica_count=_message(arrays["replica_count"]),
+            replica_expert=_message(arrays["replica_expert"]),
+            replica_rank=_message(arrays["replica_rank"]),
+        )
+        return cls(id=record.id, common=common, shares=[_message(share) for share in plan.shares])
+
+    def for_rank(self, rank: int) -> plan_pb2.FetchPlanResponse:
+        """Return the answer to one rank."""
+        response = plan_pb2.FetchPlanResponse(plan=self.common)
+        response.plan.replica_share.CopyFrom(self.shares[rank])
+        return response
+
+
+def _message(packed: PackedArray) -> array_pb2.Array:
+    return array.deflated(packed.dtype, packed.shape, packed.deflated)

@@ -1,0 +1,140 @@
+"""`EngineReporter`: reports what inference engines return, in the process or over HTTP."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from relibra.errors import InvalidInput
+from relibra.rollout.reporter import RolloutReporter
+from relibra.routing.filler import FillerRule, as_trained
+from relibra.routing.formats import decode
+from relibra.routing.model_layers import ModelLayers
+from relibra.routing.responses import decode_response
+from relibra.routing.sequence_routing import SequenceRouting
+
+
+class CompletionOutput(Protocol):
+    """What is used of vLLM's class of this name."""
+
+    token_ids: Sequence[int]
+    routed_experts: Any
+
+
+class RequestOutput(Protocol):
+    """What is used of vLLM's class of this name."""
+
+    request_id: str
+    prompt_token_ids: Sequence[int] | None
+    outputs: Sequence[CompletionOutput]
+
+
+class EngineReporter:
+    """Takes outputs of engines as they are, and hands the MoE layers of known tokens to a `RolloutReporter`.
+
+        engine_reporter = EngineReporter(reporter, read_model_config("config.json"), FILLER_RULES["slime"])
+        for output in llm.generate(prompts, sampling_params):
+            engine_reporter.report_output(step, output)
+
+    Sequences are named by their request, with `/0`, `/1`, ... behind where it has several completions.
+    """
+
+    def __init__(self, reporter: RolloutReporter, layers: ModelLayers, filler_rule: FillerRule | None = None) -> None:
+        """Report through `reporter`.
+
+        Args:
+            reporter: where to; the caller flushes and closes it.
+            layers: the model's.
+            filler_rule: the trainer's, so that last tokens are planned for as it fills them; left out by default.
+        """
+        self._reporter = reporter
+        self._layers = layers
+        self._filler_rule = filler_rule
+
+    def report_output(
+        self, step: int, output: RequestOutput, *, policy_versions: tuple[int, int] | None = None
+    ) -> list[str]:
+        """Report a finished `RequestOutput` of vLLM, and return the names of its sequences that were taken.
+
+        Args:
+            step: the RL step the sequences are trained in.
+            output: vLLM's, or anything with these attributes.
+            policy_versions: of the policy that generated the first and the last row.
+
+        Raises:
+            InvalidInput: no routed experts in it, or malformed ones; nothing of the output is reported.
+            LimitExceeded: larger than a sequence may be.
+        """
+        num_prompt_tokens = None if output.prompt_token_ids is None else len(output.prompt_token_ids)
+        routings = []
+        for index, completion in enumerate(output.outputs):
+            field = f"outputs[{index}].routed_experts"
+            if completion.routed_experts is None:
+                raise InvalidInput.of(field, expected="routed experts (enable_return_routed_experts=True)", got=None)
+            num_tokens = None if num_prompt_tokens is None else num_prompt_tokens + len(completion.token_ids)
+            routings.append(
+                decode(completion.routed_experts, self._layers, format_name="vllm", num_tokens=num_tokens, field=field)
+            )
+        return self._report(step, output.request_id, routings, policy_versions)
+
+    def report_response(
+        self,
+        step: int,
+        sequence_id: str,
+        response: Any,
+        *,
+        format_name: str | None = None,
+        start: int | None = None,
+        policy_versions: tuple[int, int] | None = None,
+    ) -> list[str]:
+        """Report an HTTP response of vLLM, SGLang or kin, and return the names of its sequences that were taken.
+
+        Args:
+            step: the RL step the sequences are trained in.
+            sequence_id: names the request within the step.
+            response: the body, as bytes, text or parsed JSON.
+            format_name: overrides what the response says of itself.
+            start: first token with a row, where the request left out a prefix.
+            policy_versions: of the policy that generated the first and the last row.
+
+        Raises:
+            InvalidInput: not JSON, no routed experts in it, or malformed ones; nothing of the response is reported.
+            LimitExceeded: larger than a sequence may be.
+        """
+        if isinstance(response, str | bytes | bytearray):
+            try:
+                response = json.loads(response)
+            except (ValueError, RecursionError) as error:
+                raise InvalidInput.of("response", expected="JSON", got=error) from error
+        routings = decode_response(response, self._layers, format_name=format_name, start=start)
+        return self._report(step, sequence_id, routings, policy_versions)
+
+    def report_routing(
+        self,
+        step: int,
+        sequence_id: str,
+        routing: SequenceRouting,
+        *,
+        policy_versions: tuple[int, int] | None = None,
+    ) -> bool:
+        """Report a sequence that is already decoded, as one joined from turns; return whether it was taken.
+
+        Raises:
+            InvalidInput: it has a gap that the trainer refuses.
+        """
+        return bool(self._report(step, sequence_id, [routing], policy_versions))
+
+    def _report(
+        self,
+        step: int,
+        request_id: str,
+        routings: list[SequenceRouting],
+        policy_versions: tuple[int, int] | None,
+    ) -> list[str]:
+        if self._filler_rule is not None:
+            routings = [as_trained(each, self._filler_rule) for each in routings]
+        names = [request_id] if len(routings) == 1 else [f"{request_id}/{index}" for index in range(len(routings))]
+        return [
+            name
+            for name, routing in zip(names, routings, strict=True)
+            if self._reporter.report(step, name, routing.narrow(), policy_versions=policy_versions)
+        ]

@@ -1,0 +1,74 @@
+"""Leases: at most one planner solves for a job, and who lost its lease cannot publish (S4)."""
+
+from relibra.errors import LostLease
+from relibra.store.connection import Connected, raises_unavailable
+from relibra.store.keys import JobKeys
+from relibra.store.records import Lease
+
+
+class Leases(Connected):
+    """Who solves what.
+
+    A lease ends by itself when its holder no longer renews it, by the clock of Redis alone. Its fencing token rises
+    with every lease of the job, and `publish_plan` and `end_solve` compare it inside Redis.
+    """
+
+    @raises_unavailable
+    async def take_lease(self, job_id: str, lease_s: float) -> Lease | None:
+        """Take the longest waiting step of a job, unless another planner solves for the job or nothing waits."""
+        keys = JobKeys(job_id)
+        taken = await self._script(
+            "take_lease", [keys.of(name) for name in ("job", "lease", "fence", "pending")], [int(lease_s * 1000)]
+        )
+        if not taken:
+            return None
+        token, step, epoch = taken
+        return Lease(job_id=job_id, step=int(step), epoch=int(epoch, 16), token=token)
+
+    @raises_unavailable
+    async def renew_lease(self, lease: Lease, lease_s: float) -> None:
+        """Hold a lease for another `lease_s` from now.
+
+        Raises:
+            LostLease: it ended meanwhile.
+        """
+        if not await self._keep(lease, lease_s):
+            raise LostLease(f"the lease on step {lease.step} of job {lease.job_id!r} ended before it was renewed")
+
+    @raises_unavailable
+    async def return_lease(self, lease: Lease) -> None:
+        """Give a lease back, so that another planner need not wait for its end."""
+        await self._keep(lease, 0)
+
+    async def _keep(self, lease: Lease, lease_s: float) -> bool:
+        key = JobKeys(lease.job_id).of("lease")
+        return bool(await self._script("keep_lease", [key], [lease.token, int(lease_s * 1000)]))
+
+    @raises_unavailable
+    async def end_solve(self, lease: Lease, reason: str, *, max_crashes: int = 0) -> bool:
+        """Tell that the leased step could not be planned, which ends the lease.
+
+        Args:
+            lease: the lease it was solved under.
+            reason: why, for people.
+            max_crashes: the step fails for good when this happened so often; until then it is tried again.
+
+        Returns:
+            Whether the step failed for good.
+
+        Raises:
+            LostLease: another planner has taken over; nothing was changed.
+        """
+        keys = JobKeys(lease.job_id)
+        outcome = await self._script(
+            "end_solve",
+            [
+                *(keys.of(name) for name in ("job", "lease", "pending", "open")),
+                keys.step(lease.step, "failure"),
+                keys.of("crashes"),
+            ],
+            [lease.token, f"{lease.epoch:016x}", lease.step, reason, max_crashes],
+        )
+        if outcome == b"lost_lease":
+            raise LostLease(f"step {lease.step} of job {lease.job_id!r} is no longer this planner's")
+        return bool(outcome == b"failed")

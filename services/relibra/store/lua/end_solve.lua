@@ -1,0 +1,18 @@
+-- Tell that solving a step went wrong, by the holder of the lease. Ends the lease.
+--
+-- KEYS  1 job   2 lease   3 pending   4 open   5 failure   6 crashes
+-- ARGV  1 fencing token   2 epoch (hex)   3 step   4 reason   5 crashes after which the step fails; 0 fails it now
+-- Returns 'failed', 'again' (it stays pending and will be tried again) or 'lost_lease'.
+
+if redis.call('GET', KEYS[2]) ~= ARGV[1] or redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[2] then
+  return 'lost_lease'
+end
+redis.call('DEL', KEYS[2])
+if redis.call('HINCRBY', KEYS[6], ARGV[3], 1) < tonumber(ARGV[5]) then
+  return 'again'
+end
+redis.call('SET', KEYS[5], ARGV[4])
+redis.call('ZREM', KEYS[3], ARGV[3])
+redis.call('ZREM', KEYS[4], ARGV[3])
+redis.call('HDEL', KEYS[6], ARGV[3])
+return 'failed'

@@ -1,0 +1,34 @@
+-- Publish the plan of a step: compare and set, by the holder of the lease (S3, S4). Ends the lease.
+--
+-- KEYS  1 job   2 lease   3 version   4 plan   5 plans   6 pending   7 open   8 failure   9 crashes
+-- ARGV  1 fencing token   2 epoch (hex)   3 step   4 digest   5 now (Unix time)
+--       6... field, value, for every field of the plan
+-- Returns {'published', version}, {'same', version} where this content was published before,
+--   {'other', version, digest} where different content was, {'stale_epoch', epoch of the job, '' if it is gone},
+--   or {'lost_lease'}.
+
+local epoch = redis.call('HGET', KEYS[1], 'epoch') or ''
+if epoch ~= ARGV[2] then
+  return {'stale_epoch', epoch}
+end
+local existing = redis.call('HMGET', KEYS[4], 'version', 'digest')
+if existing[1] then
+  redis.call('ZREM', KEYS[6], ARGV[3])
+  return {existing[2] == ARGV[4] and 'same' or 'other', tonumber(existing[1]), existing[2]}
+end
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then
+  return {'lost_lease'}
+end
+
+local version = redis.call('INCR', KEYS[3])
+redis.call('HSET', KEYS[4], 'epoch', epoch, 'version', version, 'digest', ARGV[4], 'published_at', ARGV[5])
+for index = 6, #ARGV, 2 do
+  redis.call('HSET', KEYS[4], ARGV[index], ARGV[index + 1])
+end
+redis.call('ZADD', KEYS[5], version, ARGV[3])
+redis.call('ZREM', KEYS[6], ARGV[3])
+-- Earlier steps without a schedule are taken as given up: they no longer count as open.
+redis.call('ZREMRANGEBYSCORE', KEYS[7], '-inf', ARGV[3])
+redis.call('DEL', KEYS[2], KEYS[8])
+redis.call('HDEL', KEYS[9], ARGV[3])
+return {'published', version}

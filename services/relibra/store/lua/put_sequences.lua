@@ -1,0 +1,47 @@
+-- Keep the counts of some sequences of one step, each once.
+--
+-- KEYS  1 job   2 counts   3 schedule   4 steps   5 open   6 floor   7 sizes   8 policies
+-- ARGV  1 step   2 limit on bytes of the step   3 limit on open steps
+--       4... sequence id, counts, policy versions ('' where not told), for every sequence
+-- Returns one word a sequence: 'kept' now, 'same' (these very counts are there), 'other' (different ones are, and stand),
+--   'late' (the step has its schedule), 'expired', 'large' (the step is full), 'busy' (too many open steps), 'unknown'.
+
+local step = ARGV[1]
+local refusal = nil
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  refusal = 'unknown'
+elseif tonumber(step) < tonumber(redis.call('GET', KEYS[6]) or '0') then
+  refusal = 'expired'
+elseif redis.call('EXISTS', KEYS[3]) == 1 then
+  refusal = 'late'
+elseif not redis.call('ZSCORE', KEYS[5], step) and redis.call('ZCARD', KEYS[5]) >= tonumber(ARGV[3]) then
+  refusal = 'busy'
+end
+
+local size = tonumber(redis.call('HGET', KEYS[7], step) or '0')
+local outcomes, added = {}, 0
+for index = 4, #ARGV, 3 do
+  local kept = redis.call('HGET', KEYS[2], ARGV[index])
+  local outcome
+  if kept then
+    outcome = kept == ARGV[index + 1] and 'same' or 'other'
+  elseif refusal then
+    outcome = refusal
+  elseif size + added + #ARGV[index + 1] > tonumber(ARGV[2]) then
+    outcome = 'large'
+  else
+    outcome = 'kept'
+    added = added + #ARGV[index + 1]
+    redis.call('HSET', KEYS[2], ARGV[index], ARGV[index + 1])
+    if ARGV[index + 2] ~= '' then
+      redis.call('HINCRBY', KEYS[8], ARGV[index + 2], 1)
+    end
+  end
+  outcomes[#outcomes + 1] = outcome
+end
+if added > 0 then
+  redis.call('HINCRBY', KEYS[7], step, added)
+  redis.call('ZADD', KEYS[4], step, step)
+  redis.call('ZADD', KEYS[5], step, step)
+end
+return outcomes

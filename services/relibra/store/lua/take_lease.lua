@@ -1,0 +1,16 @@
+-- Take the lease on a job's solving, where nobody holds it and a step waits.
+--
+-- KEYS  1 job   2 lease   3 fence   4 pending
+-- ARGV  1 lease time in ms
+-- Returns {fencing token, step, epoch}, or nothing.
+--
+-- One lease a job and not a step: the plan of a step starts from the placement of the one before.
+
+local waiting = redis.call('ZRANGE', KEYS[4], 0, 0)
+local epoch = redis.call('HGET', KEYS[1], 'epoch')
+if not epoch or #waiting == 0 or redis.call('EXISTS', KEYS[2]) == 1 then
+  return {}
+end
+local token = redis.call('INCR', KEYS[3])
+redis.call('SET', KEYS[2], token, 'PX', ARGV[1])
+return {token, waiting[1], epoch}

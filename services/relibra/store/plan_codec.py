@@ -1,0 +1,94 @@
+"""A plan as the fields of a hash: each array by itself, so that a rank's part is read without the others'.
+
+| field | content |
+|---|---|
+| `meta` | JSON: model, cluster, params, forecast, reason, repacked |
+| `home_rank` | `[L, E]` |
+| `replica_count`, `replica_expert`, `replica_rank` | replicas of every cell `[M, L]`; expert and rank of each `[Y]` |
+| `share/<rank>` | `[Y]`, tokens of every replica that come from that rank |
+| `schedule` | `[3, S]`: micro-batch, source rank, EP group |
+| `quota_count`, `quota_expert`, `quota_rank`, `quota_tokens` | quotas of every cell `[M, L]`, and each `[Q]` |
+| `lower_bound` | `[M, L]` |
+
+M rows, L layers, E experts, R EP ranks, S sequences, Q quotas, Y replicas, B replicas of one row.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, SourceShares
+from relibra.planning.plan import Forecast
+from relibra.store.array_codec import PackedArray
+
+COMMON_FIELDS = ("home_rank", "replica_count", "replica_expert", "replica_rank")
+
+
+def share_field(rank: int) -> str:
+    """Return the field of one rank's shares."""
+    return f"share/{rank}"
+
+
+def encode_plan(plan: Plan) -> dict[str, bytes]:
+    """Encode a plan."""
+    shape = (plan.num_rows, plan.model.num_layers)
+    schedule = plan.schedule
+    replica_index_Y4 = plan.quota_index_Q4[plan.is_replica_Q]
+    arrays: dict[str, NDArray[np.generic]] = {
+        "home_rank": plan.home_rank_LE,
+        "replica_count": _count_cells(replica_index_Y4, shape),
+        "replica_expert": replica_index_Y4[:, 2],
+        "replica_rank": replica_index_Y4[:, 3],
+        "schedule": np.stack([schedule.micro_batch_S, schedule.source_rank_S, schedule.ep_group_S]),
+        "quota_count": _count_cells(plan.quota_index_Q4, shape),
+        "quota_expert": plan.quota_index_Q4[:, 2],
+        "quota_rank": plan.quota_index_Q4[:, 3],
+        "quota_tokens": plan.quota_tokens_Q,
+        "lower_bound": plan.lower_bound_ML,
+    }
+    # Narrowed block by block: wide, the shares of all ranks would be the largest array of all.
+    narrow = np.min_scalar_type(int(plan.quota_tokens_Q.max(initial=0)))
+    blocks = [np.zeros((0, plan.cluster.num_ranks), narrow), *(each.astype(narrow) for each in plan.shares.blocks())]
+    share_RY = np.concatenate(blocks).T
+    arrays |= {share_field(rank): share_Y for rank, share_Y in enumerate(share_RY)}
+    return {"meta": plan.meta.encode()} | {name: PackedArray.of(array).to_bytes() for name, array in arrays.items()}
+
+
+def decode_plan(fields: Mapping[str, bytes]) -> Plan:
+    """Decode a plan; its shares are decoded when they are looked at."""
+    meta = json.loads(fields["meta"])
+    cluster = Cluster(**meta["cluster"])
+
+    def unpack(name: str) -> NDArray[np.generic]:
+        return PackedArray.from_bytes(fields[name]).unpack()
+
+    def blocks() -> Iterator[NDArray[np.int32]]:
+        yield np.stack([unpack(share_field(rank)) for rank in range(cluster.num_ranks)], axis=1).astype(np.int32)
+
+    micro_batch_S, source_rank_S, ep_group_S = unpack("schedule").astype(np.int32)
+    row_Q, layer_Q = np.divmod(_cells(unpack("quota_count")), meta["model"]["num_layers"])
+    return Plan(
+        model=Model(**meta["model"]),
+        cluster=cluster,
+        params=PlanParams(**meta["params"]),
+        schedule=Schedule(micro_batch_S=micro_batch_S, source_rank_S=source_rank_S, ep_group_S=ep_group_S),
+        home_rank_LE=unpack("home_rank").astype(np.int32),
+        quota_index_Q4=np.stack([row_Q, layer_Q, unpack("quota_expert"), unpack("quota_rank")], 1).astype(np.int32),
+        quota_tokens_Q=unpack("quota_tokens").astype(np.int64),
+        shares=SourceShares(num_ranks=cluster.num_ranks, blocks=blocks),
+        lower_bound_ML=unpack("lower_bound").astype(np.float64),
+        forecast=Forecast(**meta["forecast"]),
+        reason=meta["reason"],
+        repacked=meta["repacked"],
+    )
+
+
+def _count_cells(index_Q4: NDArray[np.int32], shape: tuple[int, int]) -> NDArray[np.int64]:
+    cell_Q = index_Q4[:, 0].astype(np.int64) * shape[1] + index_Q4[:, 1]
+    return np.bincount(cell_Q, minlength=shape[0] * shape[1]).reshape(shape)
+
+
+def _cells(count_ML: NDArray[np.generic]) -> NDArray[np.int64]:
+    return np.repeat(np.arange(count_ML.size), count_ML.ravel().astype(np.int64))

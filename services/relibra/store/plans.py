@@ -1,0 +1,142 @@
+"""Published plans.
+
+L layers, E experts.
+"""
+
+import asyncio
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.errors import Conflict, LostLease, NotFound, StaleEpoch
+from relibra.planning import Plan, PlanId
+from relibra.store.array_codec import PackedArray
+from relibra.store.connection import Connected, raises_unavailable
+from relibra.store.documents import RECORD_FIELDS, decode_plan_record
+from relibra.store.keys import JobKeys
+from relibra.store.plan_codec import COMMON_FIELDS, decode_plan, share_field
+from relibra.store.records import EncodedPlan, JobRecord, Lease, PackedPlan, PlanRecord
+
+
+class Plans(Connected):
+    """Plans, each published once and never changed."""
+
+    @raises_unavailable
+    async def publish_plan(self, lease: Lease, plan: EncodedPlan) -> PlanId:
+        """Publish the plan of the leased step under the job's next version; a plan of one digest is published once.
+
+        Args:
+            lease: what the plan was solved under; ends with this.
+            plan: a plan that passed `check_plan`.
+
+        Raises:
+            StaleEpoch: the job was re-created meanwhile; nothing was published.
+            LostLease: the lease ended meanwhile; nothing was published.
+            Conflict: the step has a different plan; it stands.
+        """
+        keys, job_id, step, epoch = JobKeys(lease.job_id), lease.job_id, lease.step, lease.epoch
+        outcome, *details = await self._script(
+            "publish_plan",
+            [
+                *(keys.of(name) for name in ("job", "lease", "version")),
+                keys.step(step, "plan"),
+                *(keys.of(name) for name in ("plans", "pending", "open")),
+                keys.step(step, "failure"),
+                keys.of("crashes"),
+            ],
+            [
+                *(lease.token, f"{epoch:016x}", step, plan.digest.hex(), time.time()),
+                *(part for field in plan.fields.items() for part in field),
+            ],
+        )
+        match outcome:
+            case b"published" | b"same":
+                return PlanId(epoch=epoch, version=details[0])
+            case b"stale_epoch":
+                current = f"is in epoch {details[0].decode()}" if details[0] else "is gone"
+                raise StaleEpoch(f"the plan was made in epoch {epoch:016x}, but job {job_id!r} {current}")
+            case b"lost_lease":
+                raise LostLease(f"step {step} of job {job_id!r} is no longer this planner's; its plan is dropped")
+            case b"other":
+                raise Conflict(
+                    f"step {step} of job {job_id!r} has plan {PlanId(epoch=epoch, version=details[0])} of digest "
+                    f"{details[1].decode()[:12]}, got {plan.digest.hex()[:12]}; the first one stands"
+                )
+        raise AssertionError(f"publish_plan.lua returned {outcome!r}")
+
+    @raises_unavailable
+    async def get_plan(self, job_id: str, step: int) -> Plan:
+        """Return the whole plan of a step, decoded in a thread of its own.
+
+        Raises:
+            NotFound: the step has no plan.
+        """
+        fields = await self._redis.hgetall(JobKeys(job_id).step(step, "plan"))
+        if not fields:
+            raise NotFound(f"step {step} of job {job_id!r} has no plan")
+        return await asyncio.to_thread(decode_plan, {name.decode(): value for name, value in fields.items()})
+
+    @raises_unavailable
+    async def get_plan_id(self, job_id: str, step: int) -> PlanId | None:
+        """Return the id of a step's plan, or None where there is none."""
+        epoch, version = await self._redis.hmget(JobKeys(job_id).step(step, "plan"), "epoch", "version")
+        return None if version is None else PlanId(epoch=int(epoch, 16), version=int(version))
+
+    @raises_unavailable
+    async def get_packed_plan(self, job: JobRecord, step: int) -> PackedPlan | None:
+        """Return what ranks fetch of a step's plan, as it lies in Redis, or None where there is no plan."""
+        fields = [*RECORD_FIELDS, *COMMON_FIELDS, *(share_field(rank) for rank in range(job.cluster.num_ranks))]
+        values = await self._redis.hmget(JobKeys(job.job_id).step(step, "plan"), fields)
+        record = decode_plan_record(step, values[: len(RECORD_FIELDS)])
+        if record is None:
+            return None
+        arrays = [PackedArray.from_bytes(value) for value in values[len(RECORD_FIELDS) :]]
+        return PackedPlan(
+            record=record,
+            common=dict(zip(COMMON_FIELDS, arrays, strict=False)),
+            shares=arrays[len(COMMON_FIELDS) :],
+        )
+
+    @raises_unavailable
+    async def get_placement(self, job_id: str, step: int) -> NDArray[np.int32]:
+        """Return the home ranks `[L, E]` of a planned step.
+
+        Raises:
+            NotFound: the step has no plan.
+        """
+        data = await self._redis.hget(JobKeys(job_id).step(step, "plan"), "home_rank")
+        if data is None:
+            raise NotFound(f"step {step} of job {job_id!r} has no plan")
+        return PackedArray.from_bytes(data).unpack().astype(np.int32)
+
+    @raises_unavailable
+    async def plans_after(self, job_id: str, version: int, *, limit: int = 64) -> list[PlanRecord]:
+        """Return up to `limit` plans with a version above `version`, oldest first."""
+        steps = await self._redis.zrangebyscore(JobKeys(job_id).of("plans"), f"({version}", "+inf", start=0, num=limit)
+        return [each for each in await self._records(job_id, [int(step) for step in steps]) if each]
+
+    @raises_unavailable
+    async def latest_plan(self, job_id: str) -> PlanRecord | None:
+        """Return the newest plan."""
+        steps = await self._redis.zrevrange(JobKeys(job_id).of("plans"), 0, 0)
+        return (await self._records(job_id, [int(steps[0])]))[0] if steps else None
+
+    @raises_unavailable
+    async def plan_before(self, job_id: str, step: int) -> PlanRecord | None:
+        """Return the plan of the last planned step before `step`."""
+        planned = await self._redis.zrange(JobKeys(job_id).of("plans"), 0, -1)
+        earlier = max((each for each in map(int, planned) if each < step), default=None)
+        return None if earlier is None else (await self._records(job_id, [earlier]))[0]
+
+    @raises_unavailable
+    async def num_planned_steps(self, job_id: str) -> int:
+        """Return how many steps were planned in this epoch, those that have expired included."""
+        return int(await self._redis.get(JobKeys(job_id).of("version")) or 0)
+
+    async def _records(self, job_id: str, steps: list[int]) -> list[PlanRecord | None]:
+        pipe = self._redis.pipeline(transaction=False)
+        for step in steps:
+            pipe.hmget(JobKeys(job_id).step(step, "plan"), RECORD_FIELDS)
+        found = await pipe.execute() if steps else []
+        return [decode_plan_record(step, values) for step, values in zip(steps, found, strict=True)]

@@ -1,0 +1,78 @@
+"""Schedules, and the steps that wait for a plan because they have one."""
+
+import time
+from collections.abc import Sequence
+
+from relibra.errors import Conflict, LimitExceeded, NotFound, StaleEpoch
+from relibra.planning import Schedule
+from relibra.store.connection import Connected, raises_unavailable
+from relibra.store.documents import decode_schedule, encode_schedule
+from relibra.store.keys import JOBS, JobKeys
+from relibra.store.records import DEFAULT_LIMITS, JobRecord, PendingStep, StoreLimits
+
+
+class Schedules(Connected):
+    """What trainer drivers submitted."""
+
+    @raises_unavailable
+    async def put_schedule(
+        self,
+        job: JobRecord,
+        step: int,
+        sequence_ids: Sequence[str],
+        schedule: Schedule,
+        limits: StoreLimits = DEFAULT_LIMITS,
+    ) -> None:
+        """Keep the schedule of a step, which makes the step pending; the same schedule again changes nothing.
+
+        Raises:
+            Conflict: the step has another schedule, or has expired.
+            StaleEpoch: the job was re-created meanwhile.
+            LimitExceeded: too many steps of the job are pending.
+        """
+        keys, job_id = JobKeys(job.job_id), job.job_id
+        outcome = await self._script(
+            "put_schedule",
+            [
+                *(keys.of("job"), keys.step(step, "schedule")),
+                *(keys.of(name) for name in ("pending", "steps", "open", "floor")),
+            ],
+            [f"{job.epoch:016x}", encode_schedule(sequence_ids, schedule), step, time.time(), limits.max_open_steps],
+        )
+        match outcome:
+            case b"other":
+                raise Conflict(f"step {step} of job {job_id!r} has another schedule; the first one stands")
+            case b"expired":
+                raise Conflict(f"step {step} of job {job_id!r} has expired: newer steps took its place")
+            case b"stale_epoch":
+                raise StaleEpoch(f"job {job_id!r} was re-created; register it again")
+            case b"full":
+                raise LimitExceeded(
+                    f"{limits.max_open_steps} steps of job {job_id!r} wait for their plans already; fetch them first"
+                )
+
+    @raises_unavailable
+    async def get_schedule(self, job_id: str, step: int) -> tuple[list[str], Schedule]:
+        """Return the sequence ids and the schedule of a step.
+
+        Raises:
+            NotFound: it has none.
+        """
+        document = await self._redis.get(JobKeys(job_id).step(step, "schedule"))
+        if document is None:
+            raise NotFound(f"step {step} of job {job_id!r} has no schedule")
+        return decode_schedule(document)
+
+    @raises_unavailable
+    async def pending_steps(self) -> list[PendingStep]:
+        """Return the steps of all jobs that wait for a plan, longest waiting first."""
+        job_ids = sorted(each.decode() for each in await self._redis.smembers(JOBS))
+        pipe = self._redis.pipeline(transaction=False)
+        for job_id in job_ids:
+            pipe.zrange(JobKeys(job_id).of("pending"), 0, -1, withscores=True)
+        found = [
+            PendingStep(job_id=job_id, step=int(step), submitted_at=submitted_at)
+            for job_id, steps in zip(job_ids, await pipe.execute() if job_ids else [], strict=True)
+            for step, submitted_at in steps
+        ]
+        return sorted(found, key=lambda each: (each.submitted_at, each.job_id, each.step))

@@ -1,0 +1,103 @@
+"""Counts of finished sequences: each kept once.
+
+L layers, E experts, S sequences.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.errors import Conflict, LimitExceeded, NotFound, RelibraError, UnknownJob
+from relibra.store.connection import Connected, raises_unavailable
+from relibra.store.count_codec import decode_counts, encode_counts
+from relibra.store.keys import JobKeys
+from relibra.store.records import DEFAULT_LIMITS, JobRecord, SequenceCounts, StoreLimits
+
+_SEQUENCES_PER_READ = 256
+
+
+class Sequences(Connected):
+    """What rollout workers reported."""
+
+    @raises_unavailable
+    async def put_counts(
+        self, sequences: Sequence[SequenceCounts], limits: StoreLimits = DEFAULT_LIMITS
+    ) -> list[RelibraError | None]:
+        """Keep the counts of many sequences in one round trip; when this returns they are in Redis.
+
+        Returns:
+            One entry a sequence: None where it is kept, now or before; `Conflict` with what is there already, or where
+            the step has its schedule or has expired; `LimitExceeded`; `UnknownJob`.
+        """
+        steps: dict[tuple[str, int], list[int]] = {}
+        for index, each in enumerate(sequences):
+            steps.setdefault((each.job_id, each.step), []).append(index)
+        outcomes: list[RelibraError | None] = [None] * len(sequences)
+        # Steps are of one job as a rule, and of one step: then this is one call.
+        for (job_id, step), indices in steps.items():
+            keys = JobKeys(job_id)
+            arguments: list[object] = [step, limits.max_step_size_bytes, limits.max_open_steps]
+            for index in indices:
+                each = sequences[index]
+                arguments += [each.sequence_id, encode_counts(each.counts_LE), each.policies]
+            words = await self._script(
+                "put_sequences",
+                [
+                    *(keys.of("job"), keys.step(step, "counts"), keys.step(step, "schedule")),
+                    *(keys.of("steps"), keys.of("open"), keys.of("floor"), keys.of("sizes")),
+                    keys.step(step, "policies"),
+                ],
+                arguments,
+            )
+            for index, word in zip(indices, words, strict=True):
+                outcomes[index] = _refusal(word, sequences[index], limits)
+        return outcomes
+
+    @raises_unavailable
+    async def reported_sequences(self, job_id: str, step: int) -> set[str]:
+        """Return the ids of the sequences whose counts are kept."""
+        return {each.decode() for each in await self._redis.hkeys(JobKeys(job_id).step(step, "counts"))}
+
+    @raises_unavailable
+    async def get_counts(self, job: JobRecord, step: int, sequence_ids: Sequence[str]) -> NDArray[np.uint32]:
+        """Return the counts of sequences in the order of `sequence_ids`, uint32 `[S, L, E]`.
+
+        Raises:
+            NotFound: names the first sequence whose counts are not kept.
+        """
+        shape = (job.model.num_layers, job.model.num_experts)
+        counts_SLE = np.empty((len(sequence_ids), *shape), dtype=np.uint32)
+        key = JobKeys(job.job_id).step(step, "counts")
+        for start in range(0, len(sequence_ids), _SEQUENCES_PER_READ):
+            wanted = sequence_ids[start : start + _SEQUENCES_PER_READ]
+            for index, data in enumerate(await self._redis.hmget(key, wanted)):
+                if data is None:
+                    raise NotFound(f"sequence {wanted[index]!r} of step {step} was never reported")
+                counts_SLE[start + index] = decode_counts(data, shape)
+        return counts_SLE
+
+
+def _refusal(word: bytes, sequence: SequenceCounts, limits: StoreLimits) -> RelibraError | None:
+    name, step, job_id = f"sequence {sequence.sequence_id!r}", sequence.step, sequence.job_id
+    match word:
+        case b"kept" | b"same":
+            return None
+        case b"other":
+            return Conflict(f"{name} of step {step} was reported with other counts; they stand")
+        case b"late":
+            return Conflict(f"{name} is late: step {step} has its schedule; report it for the step that trains on it")
+        case b"expired":
+            return Conflict(f"{name} is late: step {step} of job {job_id!r} has expired")
+        case b"unknown":
+            return UnknownJob(f"job {job_id!r} is not registered; register it first")
+        case b"large":
+            return LimitExceeded(
+                f"{name} does not fit: the counts of step {step} may take {limits.max_step_size_bytes} bytes"
+            )
+        case b"busy":
+            return LimitExceeded(
+                f"{name} of step {step} is refused: {limits.max_open_steps} steps of job {job_id!r} have sequences and "
+                "no plan; submit their schedules first"
+            )
+    raise AssertionError(f"put_sequences.lua returned {word!r}")

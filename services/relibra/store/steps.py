@@ -1,0 +1,72 @@
+"""What is known of each step, and when it is forgotten."""
+
+from collections.abc import Iterable
+
+from relibra.store.connection import Connected, raises_unavailable
+from relibra.store.documents import RECORD_FIELDS, decode_plan_record
+from relibra.store.keys import STEP_KEYS, JobKeys
+from relibra.store.records import StepRecord
+
+_ANSWERS_PER_STEP = 5
+
+
+class Steps(Connected):
+    """Steps of a job, from the first sequence to the day they expire."""
+
+    @raises_unavailable
+    async def list_steps(self, job_id: str, *, limit: int = 100, before: int | None = None) -> list[StepRecord]:
+        """Return the last `limit` steps something is known of, newest first; with `before`, of those below it."""
+        highest = "+inf" if before is None else f"({before}"
+        steps = await self._redis.zrevrangebyscore(JobKeys(job_id).of("steps"), highest, "-inf", start=0, num=limit)
+        return await self.get_steps(job_id, map(int, steps))
+
+    async def get_step(self, job_id: str, step: int) -> StepRecord:
+        """Return what is known of one step; a step nobody spoke of is one that has no sequences."""
+        return (await self.get_steps(job_id, [step]))[0]
+
+    @raises_unavailable
+    async def get_steps(self, job_id: str, steps: Iterable[int]) -> list[StepRecord]:
+        """Return what is known of some steps, in one round trip."""
+        keys, numbers = JobKeys(job_id), list(steps)
+        pipe = self._redis.pipeline(transaction=False)
+        for step in numbers:
+            pipe.hlen(keys.step(step, "counts"))
+            pipe.hgetall(keys.step(step, "policies"))
+            pipe.zscore(keys.of("pending"), str(step))
+            pipe.hmget(keys.step(step, "plan"), RECORD_FIELDS)
+            pipe.get(keys.step(step, "failure"))
+        answers = await pipe.execute() if numbers else []
+        records = []
+        for index, step in enumerate(numbers):
+            start = index * _ANSWERS_PER_STEP
+            num_sequences, policies, submitted_at, plan, failure = answers[start : start + _ANSWERS_PER_STEP]
+            records.append(
+                StepRecord(
+                    step=step,
+                    num_sequences=num_sequences,
+                    policies={name.decode(): int(number) for name, number in policies.items()},
+                    submitted_at=submitted_at,
+                    plan=decode_plan_record(step, plan),
+                    failure=None if failure is None else failure.decode(),
+                )
+            )
+        return records
+
+    @raises_unavailable
+    async def expire_steps(self, job_id: str, retained_steps: int) -> None:
+        """Forget all but the `retained_steps` newest steps of a job; steps that wait for their plan stay."""
+        keys = JobKeys(job_id)
+        old = {int(step) for step in await self._redis.zrange(keys.of("steps"), 0, -retained_steps - 1)}
+        old -= {int(step) for step in await self._redis.zrange(keys.of("pending"), 0, -1)}
+        if not old:
+            return
+        pipe = self._redis.pipeline(transaction=True)
+        # The floor first: what is reported for an expired step from now on is refused, not begun anew.
+        pipe.set(keys.of("floor"), max(old) + 1)
+        for name in ("steps", "open", "plans"):
+            pipe.zrem(keys.of(name), *old)
+        for name in ("sizes", "crashes"):
+            pipe.hdel(keys.of(name), *old)
+        for step in old:
+            pipe.unlink(*(keys.step(step, name) for name in STEP_KEYS))
+        await pipe.execute()

@@ -1,0 +1,96 @@
+"""Bearer tokens: who may do what for which job. Redis holds hashes only; a secret is shown once, when it is made."""
+
+import hashlib
+import hmac
+import json
+import secrets
+import time
+from enum import StrEnum
+
+from relibra.errors import NotFound
+from relibra.store.connection import Connected, raises_unavailable
+from relibra.store.keys import TOKENS
+from relibra.store.records import TokenRecord
+
+ALL_JOBS = "*"
+_PREFIX = "relibra"
+
+
+class Role(StrEnum):
+    """What a caller is; `relibra.planner.access` says what each may call."""
+
+    ROLLOUT = "rollout"
+    TRAINER = "trainer"
+    VIEWER = "viewer"
+    ADMIN = "admin"
+
+
+class Tokens(Connected):
+    """Tokens of all jobs.
+
+    A token is `relibra_<id>_<secret>`, the secret 256 random bits: one round of SHA-256 is as good as a slow hash then.
+    """
+
+    @raises_unavailable
+    async def create_token(
+        self, job_id: str, role: Role, *, lifetime_s: float | None = None
+    ) -> tuple[TokenRecord, str]:
+        """Make a token; return what is kept of it, and the token itself."""
+        token_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
+        now = time.time()
+        record = TokenRecord(
+            token_id=token_id,
+            job_id=job_id,
+            role=role,
+            created_at=now,
+            expires_at=None if lifetime_s is None else now + lifetime_s,
+        )
+        document = {
+            "sha256": hashlib.sha256(secret.encode()).hexdigest(),
+            "job_id": job_id,
+            "role": role,
+            "created_at": record.created_at,
+            "expires_at": record.expires_at,
+        }
+        await self._redis.hset(TOKENS, token_id, json.dumps(document))
+        return record, f"{_PREFIX}_{token_id}_{secret}"
+
+    @raises_unavailable
+    async def find_token(self, token: str) -> TokenRecord | None:
+        """Return what a token stands for, or None where it is not known, revoked or expired."""
+        prefix, _, rest = token.partition("_")
+        token_id, _, secret = rest.partition("_")
+        if prefix != _PREFIX or not (document := await self._redis.hget(TOKENS, token_id)):
+            return None
+        expected = json.loads(document)["sha256"]
+        if not hmac.compare_digest(hashlib.sha256(secret.encode()).hexdigest(), expected):
+            return None
+        record = _decode(token_id, document)
+        return None if record.expires_at is not None and record.expires_at < time.time() else record
+
+    @raises_unavailable
+    async def list_tokens(self) -> list[TokenRecord]:
+        """Return all tokens, oldest first."""
+        found = (await self._redis.hgetall(TOKENS)).items()
+        return sorted((_decode(key.decode(), value) for key, value in found), key=lambda each: each.created_at)
+
+    @raises_unavailable
+    async def revoke_token(self, token_id: str) -> None:
+        """Make a token worthless.
+
+        Raises:
+            NotFound: there is no such token.
+        """
+        if not await self._redis.hdel(TOKENS, token_id):
+            raise NotFound(f"there is no token {token_id!r}; list them with: relibra tokens list")
+
+
+def _decode(token_id: str, document: bytes) -> TokenRecord:
+    fields = json.loads(document)
+    return TokenRecord(
+        token_id=token_id,
+        job_id=fields["job_id"],
+        role=Role(fields["role"]),
+        created_at=fields["created_at"],
+        expires_at=fields["expires_at"],
+    )

@@ -1,0 +1,222 @@
+"""Who may do what: tokens on an open port, and SPIFFE ids over mutual TLS."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from certificates import Authority
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from services_harness import CLUSTER, MODEL, PARAMS, Loop, Service, eventually, routed_experts
+
+from relibra.errors import Forbidden, NotReady, RelibraError, Unauthenticated, Unavailable, UnknownJob
+from relibra.planning import Schedule
+from relibra.rollout import RolloutReporter
+from relibra.store import ALL_JOBS, EmbeddedRedis, Role, Store
+from relibra.wire.client import PlannerClient
+from relibra.wire.credentials import Credentials
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def guarded(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A planner that wants a certificate of the authority, and a token or a SPIFFE id."""
+    cert_file, key_file = authority.issue("planner")
+    with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as server:
+        service = Service(
+            "planner",
+            server.url,
+            tmp_path_factory.mktemp("planner"),
+            RELIBRA_AUTH="required",
+            RELIBRA_TLS_CERT_FILE=str(cert_file),
+            RELIBRA_TLS_KEY_FILE=str(key_file),
+            RELIBRA_TLS_CLIENT_CA_FILE=str(authority.file),
+        )
+        yield service
+        service.stop()
+
+
+Connect = Callable[..., PlannerClient]
+
+
+@pytest.fixture
+def connect(guarded: Service, authority: Authority) -> Iterator[Connect]:
+    """Connects with a certificate that says `spiffe_id`, or with a token and a plain one."""
+    clients = []
+
+    def connect(token: str | None = None, spiffe_id: str | None = None, **change: Path) -> PlannerClient:
+        cert_file, key_file = authority.issue("client", spiffe_id=spiffe_id)
+        files = {"ca_file": authority.file, "cert_file": cert_file, "key_file": key_file} | change
+        clients.append(PlannerClient(guarded.address, timeout_s=5, credentials=Credentials(token=token, **files)))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def tokens(guarded: Service, run: Loop) -> Iterator[Callable[[str, Role], str]]:
+    store = Store.open(guarded.redis_url)
+    yield lambda job_id, role: run(store.create_token(job_id, role))[1]
+    run(store.close())
+
+
+def submit(client: PlannerClient, job_id: str) -> None:
+    client.submit_schedule(job_id, 1, ["seq"], Schedule.round_robin(1, 1, CLUSTER))
+
+
+def test_S6_each_role_may_do_its_part_for_its_job_and_no_more(
+    connect: Connect, tokens: Callable[[str, Role], str], guarded: Service, authority: Authority
+) -> None:
+    trainer = connect(tokens("ours", Role.TRAINER))
+    trainer.register_job("ours", MODEL, CLUSTER, PARAMS)
+    with pytest.raises(NotReady):
+        trainer.fetch_plan("ours", 1, MODEL, 0)
+    cert_file, key_file = authority.issue("rollout")
+    worker = Credentials(
+        token=tokens("ours", Role.ROLLOUT), ca_file=authority.file, cert_file=cert_file, key_file=key_file
+    )
+    with RolloutReporter(guarded.address, "ours", num_experts=MODEL.num_experts, credentials=worker) as reporter:
+        reporter.report(1, "seq", routed_experts(0, 5))
+        assert reporter.flush(timeout_s=20) == 1
+    for role in (Role.ROLLOUT, Role.VIEWER):
+        with pytest.raises(Forbidden, match=f"role {role}, which may not call SubmitSchedule"):
+            submit(connect(tokens("ours", role)), "ours")
+    submit(trainer, "ours")
+
+
+def test_S6_another_job_is_refused_whether_it_exists_or_not(
+    connect: Connect, tokens: Callable[[str, Role], str]
+) -> None:
+    admin = connect(tokens(ALL_JOBS, Role.ADMIN))
+    admin.register_job("theirs", MODEL, CLUSTER, PARAMS)
+    ours = connect(tokens("mine", Role.TRAINER))
+    said = []
+    for job_id in ("theirs", "nobodys", "t*", "../theirs", "theirs\x00"):
+        for call in (
+            lambda name=job_id: submit(ours, name),
+            lambda name=job_id: ours.fetch_plan(name, 1, MODEL, 0),
+            lambda name=job_id: ours.register_job(name, MODEL, CLUSTER, PARAMS),
+        ):
+            with pytest.raises(Forbidden) as caught:
+                call()
+            said.append(str(caught.value))
+    assert len(set(said)) == 1
+    with pytest.raises(UnknownJob):
+        submit(admin, "nobodys")
+
+
+def test_S6_a_rollout_worker_cannot_report_for_another_job(
+    connect: Connect, tokens: Callable[[str, Role], str], guarded: Service, authority: Authority
+) -> None:
+    connect(tokens(ALL_JOBS, Role.ADMIN)).register_job("theirs", MODEL, CLUSTER, PARAMS)
+    cert_file, key_file = authority.issue("rollout")
+    worker = Credentials(
+        token=tokens("mine", Role.ROLLOUT), ca_file=authority.file, cert_file=cert_file, key_file=key_file
+    )
+    reporter = RolloutReporter(guarded.address, "theirs", num_experts=MODEL.num_experts, credentials=worker)
+    reporter.report(1, "seq", routed_experts(0, 5))
+    eventually(lambda: reporter._trouble)
+    with pytest.raises(Unavailable, match="may not act for another"):
+        reporter.flush(timeout_s=0.1)
+    reporter.close()
+
+
+def test_S6_a_spiffe_id_is_an_identity(connect: Connect) -> None:
+    connect(spiffe_id="spiffe://relibra/job/by-cert/trainer").register_job("by-cert", MODEL, CLUSTER, PARAMS)
+    with pytest.raises(Forbidden, match=r"spiffe://relibra/job/by-cert/rollout has role rollout"):
+        submit(connect(spiffe_id="spiffe://relibra/job/by-cert/rollout"), "by-cert")
+    with pytest.raises(Forbidden, match="may not act for another"):
+        submit(connect(spiffe_id="spiffe://relibra/job/other/trainer"), "by-cert")
+
+
+@pytest.mark.parametrize(
+    "spiffe_id",
+    [
+        *("spiffe://elsewhere/job/by-cert/trainer", "spiffe://relibra/job/by-cert", "spiffe://relibra/job//trainer"),
+        *("spiffe://relibra/job/by-cert/root", "spiffe://relibra/spiffe://relibra/job/by-cert/trainer", None),
+    ],
+)
+def test_S6_other_certificates_are_nobody(connect: Connect, spiffe_id: str | None) -> None:
+    with pytest.raises(Unauthenticated):
+        submit(connect(spiffe_id=spiffe_id), "by-cert")
+
+
+def test_S6_wrong_and_revoked_tokens_are_refused(connect: Connect, guarded: Service, run: Loop) -> None:
+    with pytest.raises(Unauthenticated, match="not valid"):
+        submit(connect("relibra_00000000_guess"), "ours")
+    store = Store.open(guarded.redis_url)
+    record, token = run(store.create_token("ours", Role.TRAINER))
+    client = connect(token)
+    client.register_job("ours", MODEL, CLUSTER, PARAMS)
+    run(store.revoke_token(record.token_id))
+    run(store.close())
+
+    def is_refused() -> bool:
+        try:
+            client.register_job("ours", MODEL, CLUSTER, PARAMS)
+        except Unauthenticated:
+            return True
+        return False
+
+    eventually(is_refused, within_s=20)
+
+
+def test_S6_strangers_do_not_even_connect(connect: Connect, authority: Authority, tmp_path: Path) -> None:
+    stranger = Authority(tmp_path, "stranger")
+    foreign = stranger.issue("foreign", spiffe_id="spiffe://relibra/job/by-cert/trainer")
+    expired = authority.issue("expired", spiffe_id="spiffe://relibra/job/by-cert/trainer", days=-1)
+    for cert_file, key_file in (foreign, expired):
+        with pytest.raises(Unavailable):
+            submit(connect(cert_file=cert_file, key_file=key_file), "by-cert")
+    with pytest.raises(Unavailable):
+        submit(connect(ca_file=stranger.file), "by-cert")
+
+
+def test_S6_no_certificate_and_plain_text_do_not_connect(guarded: Service, authority: Authority) -> None:
+    for credentials in (Credentials(token="x"), Credentials(token="x", ca_file=authority.file)):
+        with PlannerClient(guarded.address, timeout_s=3, credentials=credentials) as client, pytest.raises(Unavailable):
+            submit(client, "ours")
+
+
+def test_S6_no_secret_is_in_the_log(connect: Connect, tokens: Callable[[str, Role], str], guarded: Service) -> None:
+    token = tokens("ours", Role.VIEWER)
+    with pytest.raises(RelibraError):
+        submit(connect(token), "ours")
+    assert token.split("_", 2)[2] not in guarded.log()
+    assert "may not call SubmitSchedule" in guarded.log()
+
+
+def test_tokens_are_made_listed_and_revoked_from_the_command_line(guarded: Service, connect: Connect) -> None:
+    def relibra(*arguments: str) -> str:
+        command = [sys.executable, "-m", "relibra.cli", "tokens", *arguments, "--redis-url", guarded.redis_url]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    token = relibra("create", "--role", "trainer", "--job", "by-hand").strip()
+    token_id = re.fullmatch(r"relibra_([0-9a-f]{8})_\S+", token)[1]
+    connect(token).register_job("by-hand", MODEL, CLUSTER, PARAMS)
+    listed = relibra("list")
+    assert token_id in listed
+    assert token not in listed
+    assert f"token {token_id} is revoked" in relibra("revoke", token_id)
+
+
+def test_health_needs_no_token(guarded: Service, authority: Authority) -> None:
+    cert_file, key_file = authority.issue("kubelet")
+    credentials = Credentials(ca_file=authority.file, cert_file=cert_file, key_file=key_file).to_grpc()
+    with grpc.secure_channel(guarded.address, credentials) as channel:
+        for service in ("", "relibra.v1.PlanService"):
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=service), timeout=10
+            )
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING

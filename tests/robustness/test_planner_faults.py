@@ -1,0 +1,180 @@
+"""Planners that are killed, paused, doubled and stopped at the worst moments."""
+
+import os
+import re
+import signal
+import threading
+
+import pytest
+from robustness.world import (
+    PATIENT_S,
+    World,
+    fetch,
+    prepare_step,
+    stop_solvers,
+    submit_step,
+    take_step,
+)
+from services_harness import CLUSTER, MODEL, PARAMS, Service, eventually, routed_experts
+
+from relibra.planning import check_rank_plan
+from relibra.rollout import RolloutReporter
+from relibra.wire.client import PlannerClient
+
+pytestmark = [pytest.mark.robustness, pytest.mark.integration]
+
+NUM_SEQUENCES = 3000
+
+
+def report_many(planner: Service) -> RolloutReporter:
+    """Start reporting more than is done in a moment."""
+    with PlannerClient(planner.address, timeout_s=30) as client:
+        client.register_job("job", MODEL, CLUSTER, PARAMS)
+    reporter = RolloutReporter(planner.address, "job", num_experts=MODEL.num_experts)
+    routed_TLK = routed_experts(0, 6)
+    for index in range(NUM_SEQUENCES):
+        assert reporter.report(1, f"seq-{index}", routed_TLK)
+    return reporter
+
+
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM])
+def test_L3_L4_a_planner_that_ends_mid_ingest(world: World, stop: signal.Signals) -> None:
+    # Slow enough to be caught in the act.
+    planner = world.start_planner(RELIBRA_MAX_INGEST_BYTES_PER_S="60000")
+    with (
+        world.fault(f"planner gets {stop.name} mid-ingest", "L2 L3" if stop == signal.SIGKILL else "L2 L3 L4") as clock,
+        world.redis_client() as redis,
+    ):
+        reporter = report_many(planner)
+        eventually(lambda: redis.hlen("relibra:{job}:step:1:counts") > 100)
+        planner.process.send_signal(stop)
+        status = planner.process.wait(PATIENT_S)
+        assert status == (-signal.SIGKILL if stop == signal.SIGKILL else 0)
+        kept = redis.hlen("relibra:{job}:step:1:counts")
+        acknowledged = NUM_SEQUENCES - reporter._outbox.num_unanswered()
+        assert 0 < acknowledged <= kept < NUM_SEQUENCES
+        planner.start()
+        clock.restart()
+        assert reporter.flush(timeout_s=PATIENT_S) == NUM_SEQUENCES
+        clock.stop()
+        reporter.close()
+        assert redis.hlen("relibra:{job}:step:1:counts") == NUM_SEQUENCES
+
+
+def test_L2_S8_a_planner_killed_mid_solve_is_replaced_by_its_neighbour(world: World) -> None:
+    ours, other = world.start_planner(), world.start_planner()
+    expected = take_step(other, 1, "undisturbed")
+    with world.fault("planner gets SIGKILL mid-solve, another one runs", "L2 S3 S8") as clock:
+        prepare_step(ours, 1)
+        stop_solvers(ours)
+        # Only for as long as it takes the lease to come to the one that dies.
+        other.process.send_signal(signal.SIGSTOP)
+        submit_step(ours, 1)
+        with world.redis_client() as redis:
+            eventually(lambda: redis.get("relibra:{job}:lease") == b"1")
+            other.process.send_signal(signal.SIGCONT)
+            ours.kill()
+            clock.restart()
+            plan = fetch(other, 1)
+            clock.stop()
+        assert plan.id.version == 1
+        assert plan.digest == expected.digest
+
+
+def test_S4_a_planner_paused_mid_solve_cannot_publish_when_it_wakes(world: World) -> None:
+    paused = world.start_planner()
+    expected = take_step(paused, 1, "undisturbed")
+    with world.fault("planner gets SIGSTOP mid-solve, is taken over, wakes", "S3 S4 L2") as clock:
+        prepare_step(paused, 1)
+        solvers = stop_solvers(paused)
+        submit_step(paused, 1)
+        with world.redis_client() as redis:
+            eventually(lambda: redis.get("relibra:{job}:lease") == b"1")
+            paused.process.send_signal(signal.SIGSTOP)
+            heir = world.start_planner()
+            clock.restart()
+            plan = fetch(heir, 1)
+            clock.stop()
+            assert redis.get("relibra:{job}:fence") == b"2"
+            for pid in (paused.process.pid, *solvers):
+                os.kill(pid, signal.SIGCONT)
+            eventually(lambda: re.search("job job step 1: plan not published: .*(lease|no longer)", paused.log()))
+        again = fetch(paused, 1)
+        assert (again.id, again.digest) == (plan.id, plan.digest)
+        assert plan.digest == expected.digest
+        assert take_step(paused, 2).id.version == 2
+
+
+def test_L2_S3_a_planner_killed_between_solve_and_publish(world: World) -> None:
+    planner = world.start_planner()
+    expected = take_step(planner, 1, "undisturbed")
+    with world.fault("planner gets SIGKILL between solve and publish", "L2 S3 S8") as clock:
+        prepare_step(planner, 1)
+        solvers = stop_solvers(planner)
+        submit_step(planner, 1)
+        with world.redis_client() as redis:
+            eventually(lambda: redis.get("relibra:{job}:lease") == b"1")
+            # Writes wait from here on, the plan among them; reads do not, so the solver gets its counts.
+            redis.execute_command("CLIENT", "PAUSE", "60000", "WRITE")
+            for pid in solvers:
+                os.kill(pid, signal.SIGCONT)
+            eventually(lambda: redis.info("clients")["blocked_clients"] > 0)
+            planner.kill()
+            redis.execute_command("CLIENT", "UNPAUSE")
+        planner.start()
+        clock.restart()
+        plan = fetch(planner, 1)
+        clock.stop()
+        assert plan.id.version == 1
+        assert plan.digest == expected.digest
+
+
+def test_S4_S8_two_planners_on_one_job_solve_every_step_once(world: World) -> None:
+    planners = [world.start_planner(), world.start_planner()]
+    with world.fault("two planners, both told of every step", "S3 S4 S8") as clock:
+        for step in range(1, 6):
+            prepare_step(planners[0], step)
+            submits = [threading.Thread(target=submit_step, args=(planner, step)) for planner in planners]
+            for each in submits:
+                each.start()
+            for each in submits:
+                each.join()
+            clock.restart()
+            ours, theirs = (fetch(planner, step) for planner in planners)
+            clock.stop()
+            check_rank_plan(ours, MODEL, CLUSTER)
+            assert (ours.id, ours.digest) == (theirs.id, theirs.digest)
+            assert ours.id.version == step
+        solved = [len(re.findall("step [1-5]: plan ", planner.log())) for planner in planners]
+        assert sum(solved) == 5, solved
+
+
+def test_L2_a_killed_solver_is_replaced_and_a_killed_planner_leaves_none(world: World) -> None:
+    planner = world.start_planner()
+    with world.fault("solver gets SIGKILL mid-solve", "L2 S2") as clock:
+        prepare_step(planner, 1)
+        solvers = stop_solvers(planner)
+        submit_step(planner, 1)
+        with world.redis_client() as redis:
+            eventually(lambda: redis.get("relibra:{job}:lease") == b"1")
+            for pid in solvers:
+                os.kill(pid, signal.SIGKILL)
+            clock.restart()
+            check_rank_plan(fetch(planner, 1), MODEL, CLUSTER)
+            clock.stop()
+            assert int(redis.get("relibra:{job}:fence")) >= 2
+        assert "BrokenProcessPool" in planner.log()
+
+
+def test_S7_a_solve_that_runs_away_is_killed_and_the_step_fails_by_name(world: World) -> None:
+    planner = world.start_planner(RELIBRA_SOLVE_TIMEOUT_S="0.01")
+    with world.fault("every solve takes longer than its timeout", "S7 L1") as clock:
+        prepare_step(planner, 1)
+        submit_step(planner, 1)
+        with (
+            PlannerClient(planner.address, timeout_s=30) as client,
+            pytest.raises(Exception, match=r"longer than 0\.01 s"),
+        ):
+            client.fetch_plan("job", 1, MODEL, 0, wait_s=PATIENT_S)
+        clock.stop()
+        assert planner.log().count("planning crashed\n") == 3

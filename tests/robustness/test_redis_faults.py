@@ -1,0 +1,98 @@
+"""Redis that is killed, frozen, full and wiped."""
+
+import os
+import signal
+
+import pytest
+from robustness.world import PATIENT_S, World, fetch, is_serving, prepare_step, submit_step, take_step
+from services_harness import CLUSTER, MODEL, PARAMS, eventually, routed_experts
+
+from relibra.errors import NotReady, Unavailable, UnknownJob
+from relibra.rollout import RolloutReporter
+from relibra.wire.client import PlannerClient
+
+pytestmark = [pytest.mark.robustness, pytest.mark.integration]
+
+
+def test_L2_L3_redis_killed_and_started_on_its_data(world: World) -> None:
+    planner = world.start_planner()
+    before = take_step(planner, 1)
+    with world.fault("Redis gets SIGKILL, starts on its data", "L2 L3 S3 S4") as clock:
+        prepare_step(planner, 2)
+        world.kill_redis()
+        eventually(lambda: not is_serving(planner))
+        with PlannerClient(planner.address, timeout_s=5) as client, pytest.raises(Unavailable):
+            client.fetch_plan("job", 1, MODEL, 0)
+        world.restart_redis()
+        clock.restart()
+        submit_step(planner, 2)
+        after = fetch(planner, 2)
+        clock.stop()
+        eventually(lambda: is_serving(planner))
+        assert (after.id.epoch, after.id.version) == (before.id.epoch, before.id.version + 1)
+        assert fetch(planner, 1).digest == before.digest
+
+
+def test_L1_L2_redis_that_hangs_holds_no_caller_longer_than_its_deadline(world: World) -> None:
+    planner = world.start_planner()
+    take_step(planner, 1)
+    with world.fault("Redis gets SIGSTOP, wakes", "L1 L2") as clock:
+        os.kill(world.redis.pid, signal.SIGSTOP)
+        eventually(lambda: not is_serving(planner))
+        with PlannerClient(planner.address, timeout_s=0.5) as client, pytest.raises(Unavailable, match="DEADLINE"):
+            client.fetch_plan("job", 1, MODEL, 0)
+        os.kill(world.redis.pid, signal.SIGCONT)
+        clock.restart()
+        assert take_step(planner, 2).id.version == 2
+        clock.stop()
+
+
+def test_L1_S7_a_full_redis_refuses_and_recovers(world: World) -> None:
+    planner = world.start_planner()
+    take_step(planner, 1)
+    with (
+        world.fault("Redis is full, then is not", "L1 L2 L3") as clock,
+        world.redis_client() as redis,
+        RolloutReporter(planner.address, "job", num_experts=MODEL.num_experts) as reporter,
+    ):
+        redis.config_set("maxmemory", "1")
+        reporter.report(2, "seq", routed_experts(0, 5))
+        eventually(lambda: reporter._trouble)
+        with pytest.raises(Unavailable, match="maxmemory"):
+            reporter.flush(timeout_s=0.1)
+        assert fetch(planner, 1).id.version == 1
+        redis.config_set("maxmemory", "0")
+        clock.restart()
+        assert reporter.flush(timeout_s=PATIENT_S) == 1
+        clock.stop()
+
+
+def test_S4_a_wiped_redis_begins_a_newer_epoch(world: World) -> None:
+    planner = world.start_planner()
+    before = take_step(planner, 1)
+    with (
+        world.fault("Redis is wiped (FLUSHALL)", "S4 L2") as clock,
+        world.redis_client() as redis,
+        PlannerClient(planner.address) as client,
+    ):
+        assert client.register_job("job", MODEL, CLUSTER, PARAMS) == before.id.epoch
+        redis.flushall()
+
+        def is_unknown() -> bool:
+            try:
+                return client.fetch_plan("job", 1, MODEL, 0).id != before.id
+            except UnknownJob:
+                return True
+
+        # A planner looks at most every quarter of a second whether a plan that it served is still there.
+        eventually(is_unknown)
+        with pytest.raises(UnknownJob):
+            client.fetch_plan("job", 2, MODEL, 0, wait_s=1)
+        clock.restart()
+        assert client.register_job("job", MODEL, CLUSTER, PARAMS) > before.id.epoch
+        with pytest.raises(NotReady):
+            client.fetch_plan("job", 1, MODEL, 0)
+        after = take_step(planner, 1)
+        clock.stop()
+        assert after.id > before.id
+        assert after.digest == before.digest

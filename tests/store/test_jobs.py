@@ -1,0 +1,59 @@
+import pytest
+from redis import Redis
+from services_harness import CLUSTER, MODEL, PARAMS, Loop
+from step_samples import IDS, SCHEDULE, publish, report_all
+
+from relibra.errors import Conflict, StaleEpoch, UnknownJob
+from relibra.planning import Cluster, PlanParams
+from relibra.store import JobRecord, Store
+
+
+def test_S3_a_job_keeps_its_epoch_and_refuses_other_content(store: Store, run: Loop, job: JobRecord) -> None:
+    assert 0 < job.epoch < 2**53
+    assert run(store.register_job("job", MODEL, CLUSTER, PARAMS)) == job
+    with pytest.raises(Conflict, match="another params"):
+        run(store.register_job("job", MODEL, CLUSTER, PlanParams(seed=4)))
+    assert run(store.get_job("job")) == job
+
+
+def test_S4_a_job_made_anew_has_a_larger_epoch(store: Store, run: Loop, job: JobRecord) -> None:
+    run(store._redis.flushall())
+    anew = run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+    assert anew.epoch > job.epoch
+
+
+def test_S4_epochs_rise_by_counting_when_the_clock_of_redis_is_behind(store: Store, run: Loop, job: JobRecord) -> None:
+    ahead = job.epoch + 10**15
+    run(store._redis.set("relibra:{job}:epoch", ahead))
+    run(store.remove_job("job"))
+    assert run(store.register_job("job", MODEL, CLUSTER, PARAMS)).epoch == ahead + 1
+
+
+def test_S4_after_a_wiped_redis_epochs_go_on_above_what_the_caller_knows(
+    store: Store, run: Loop, job: JobRecord
+) -> None:
+    known = job.epoch + 10**15
+    run(store._redis.flushall())
+    assert run(store.register_job("job", MODEL, CLUSTER, PARAMS, known_epoch=known)).epoch == known + 1
+
+
+def test_jobs_are_listed_and_unknown_ones_refused(store: Store, run: Loop, job: JobRecord) -> None:
+    other = run(store.register_job("another", MODEL, Cluster(num_nodes=1, gpus_per_node=4, redundant_slots=0), PARAMS))
+    assert run(store.list_jobs()) == [other, job]
+    assert run(store.num_jobs()) == 2
+    with pytest.raises(UnknownJob, match="'nobody' is not registered"):
+        run(store.get_job("nobody"))
+
+
+def test_S4_a_removed_job_leaves_only_its_counters_behind(
+    store: Store, run: Loop, job: JobRecord, redis_url: str
+) -> None:
+    report_all(store, run)
+    publish(store, run, job, 1)
+    report_all(store, run, 2)
+    run(store.remove_job("job"))
+    with Redis.from_url(redis_url) as client:
+        assert set(client.keys("*")) == {b"relibra:{job}:epoch", b"relibra:{job}:fence"}
+    with pytest.raises(StaleEpoch):
+        run(store.put_schedule(job, 3, IDS, SCHEDULE))
+    assert [type(each) for each in report_all(store, run)] == [UnknownJob] * 8

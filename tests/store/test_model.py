@@ -1,0 +1,166 @@
+"""The store against a small model, under any order of calls: what one planner, another one and their clients may do."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from redis import Redis
+from services_harness import CLUSTER, MODEL, PARAMS, Loop
+from step_samples import IDS, LONG_S, OTHER_PLAN, PLAN, SCHEDULE, sequence
+
+from relibra.errors import Conflict, LostLease, StaleEpoch
+from relibra.planning import PlanId
+from relibra.store import EmbeddedRedis, JobRecord, Lease, Store, StoreLimits
+
+LIMITS = StoreLimits(max_open_steps=1000)
+STEPS = st.integers(1, 3)
+RETAINED = 2
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedRedis]:
+    with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder)) as server:
+        yield server
+
+
+def test_S3_S4_any_order_of_calls_keeps_versions_epochs_and_contents(server: EmbeddedRedis) -> None:
+    class AgainstModel(StoreMachine):
+        url = server.url
+
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        AgainstModel,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=50,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            # Every try to make an example smaller is some hundred round trips: a failure would take minutes.
+            phases=[Phase.generate],
+        ),
+    )
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Leases never end by time here; a rule ends them."""
+
+    url: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        with Redis.from_url(self.url) as client:
+            client.flushall()
+        self.run = Loop()
+        self.store = Store.open(self.url)
+        self.job: JobRecord = self.run(self.store.register_job("job", MODEL, CLUSTER, PARAMS))
+        self.floor = 0
+        self.known: set[int] = set()
+        self.reported: dict[int, set[str]] = {}
+        self.scheduled: list[int] = []
+        self.plans: dict[int, tuple[PlanId, bytes]] = {}
+        self.version = 0
+        self.leases: list[Lease] = []
+        self.holder: Lease | None = None
+        self.seen: dict[PlanId, bytes] = {}
+
+    def teardown(self) -> None:
+        self.run(self.store.close())
+        self.run.__exit__()
+
+    @rule(step=STEPS, name=st.sampled_from("abc"))
+    def report(self, step: int, name: str) -> None:
+        (outcome,) = self.run(self.store.put_counts([sequence(name, step=step)], LIMITS))
+        kept = self.reported.setdefault(step, set())
+        is_scheduled = step in self.scheduled or step in self.plans
+        if name in kept or (step >= self.floor and not is_scheduled):
+            assert outcome is None
+            kept.add(name)
+            self.known.add(step)
+        else:
+            assert isinstance(outcome, Conflict)
+
+    @rule(step=STEPS)
+    def schedule(self, step: int) -> None:
+        try:
+            self.run(self.store.put_schedule(self.job, step, IDS, SCHEDULE, LIMITS))
+        except Conflict:
+            assert step < self.floor
+            return
+        if step not in self.plans and step not in self.scheduled:
+            assert step >= self.floor
+            self.scheduled.append(step)
+        self.known.add(step)
+
+    @rule()
+    def take_lease(self) -> None:
+        lease = self.run(self.store.take_lease("job", LONG_S))
+        if self.holder is not None or not self.scheduled:
+            assert lease is None
+            return
+        assert lease is not None
+        assert lease.step == self.scheduled[0]
+        assert all(lease.token > each.token for each in self.leases)
+        self.holder = lease
+        self.leases.append(lease)
+
+    @rule()
+    def lease_ends(self) -> None:
+        self.run(self.store._redis.delete("relibra:{job}:lease"))
+        self.holder = None
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), plan=st.sampled_from([PLAN, OTHER_PLAN]))
+    def publish(self, data: st.DataObject, plan: object) -> None:
+        lease = data.draw(st.sampled_from(self.leases))
+        existing = self.plans.get(lease.step)
+        try:
+            plan_id = self.run(self.store.publish_plan(lease, plan))
+        except StaleEpoch:
+            assert lease.epoch != self.job.epoch
+        except Conflict:
+            assert existing is not None
+            assert existing[1] != plan.digest
+        except LostLease:
+            assert existing is None
+            assert lease != self.holder
+        else:
+            assert lease.epoch == self.job.epoch
+            if existing is None:
+                assert lease == self.holder
+                self.version += 1
+                self.plans[lease.step] = plan_id, plan.digest
+                self.scheduled.remove(lease.step)
+                self.holder = None
+            assert self.plans[lease.step] == (plan_id, plan.digest)
+            assert plan_id == PlanId(epoch=self.job.epoch, version=self.plans[lease.step][0].version)
+
+    @rule()
+    def expire(self) -> None:
+        self.run(self.store.expire_steps("job", RETAINED))
+        old = set(sorted(self.known)[:-RETAINED]) - set(self.scheduled)
+        if old:
+            self.floor = max(old) + 1
+        for step in old:
+            self.known.discard(step)
+            self.reported.pop(step, None)
+            self.plans.pop(step, None)
+
+    @rule()
+    def re_create(self) -> None:
+        self.run(self.store.remove_job("job"))
+        anew = self.run(self.store.register_job("job", MODEL, CLUSTER, PARAMS))
+        assert anew.epoch > self.job.epoch
+        self.job, self.floor, self.version, self.holder = anew, 0, 0, None
+        self.known, self.reported, self.scheduled, self.plans = set(), {}, [], {}
+
+    @invariant()
+    def the_store_is_the_model(self) -> None:
+        records = self.run(self.store.plans_after("job", 0))
+        assert {each.step: (each.id, each.digest) for each in records} == self.plans
+        assert self.run(self.store.num_planned_steps("job")) == self.version
+        assert [each.step for each in self.run(self.store.list_steps("job"))] == sorted(self.known, reverse=True)
+        for each in records:
+            assert self.seen.setdefault(each.id, each.digest) == each.digest

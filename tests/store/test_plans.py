@@ -1,0 +1,72 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from redis import Redis
+from services_harness import CLUSTER, MODEL, PARAMS, Loop, plain_plan
+from step_samples import COUNTS_SLE, OTHER_PLAN, PLAN, SCHEDULE, lease_of, publish
+
+from relibra.errors import Conflict, NotFound, StaleEpoch
+from relibra.planning import PlanId, check_plan
+from relibra.store import JobRecord, Store
+
+
+def test_S3_versions_rise_and_the_same_digest_is_published_once(store: Store, run: Loop, job: JobRecord) -> None:
+    lease = lease_of(store, run, job, 1)
+    first = run(store.publish_plan(lease, PLAN))
+    assert first == PlanId(epoch=job.epoch, version=1)
+    # The answer may get lost on the way: the lease has ended, and still it is the same plan.
+    assert run(store.publish_plan(lease, PLAN)) == first
+    assert publish(store, run, job, 2) == 2
+    assert run(store.pending_steps()) == []
+    assert [each.id.version for each in run(store.plans_after("job", 0))] == [1, 2]
+    assert [each.step for each in run(store.plans_after("job", 1))] == [2]
+    assert run(store.num_planned_steps("job")) == 2
+
+
+def test_S3_another_digest_for_the_same_step_is_refused(store: Store, run: Loop, job: JobRecord) -> None:
+    lease = lease_of(store, run, job, 1)
+    run(store.publish_plan(lease, PLAN))
+    with pytest.raises(Conflict, match=PLAN.digest.hex()[:12]):
+        run(store.publish_plan(lease, OTHER_PLAN))
+    assert run(store.get_plan("job", 1)).digest == PLAN.digest
+    assert publish(store, run, job, 2, OTHER_PLAN) == 2
+
+
+def test_S4_a_stale_epoch_publishes_nothing(store: Store, run: Loop, job: JobRecord, redis_url: str) -> None:
+    lease = lease_of(store, run, job, 1)
+    with pytest.raises(StaleEpoch, match=f"{job.epoch:016x}"):
+        run(store.publish_plan(dataclasses.replace(lease, epoch=job.epoch - 1), PLAN))
+    with Redis.from_url(redis_url) as client:
+        client.flushall()
+    with pytest.raises(StaleEpoch, match="is gone"):
+        run(store.publish_plan(lease, PLAN))
+    reborn = run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+    with pytest.raises(StaleEpoch, match=f"is in epoch {reborn.epoch:016x}"):
+        run(store.publish_plan(lease, PLAN))
+    assert run(store.latest_plan("job")) is None
+
+
+def test_a_published_plan_is_read_back_whole_and_in_summary(store: Store, run: Loop, job: JobRecord) -> None:
+    publish(store, run, job, 4)
+    record = run(store.latest_plan("job"))
+    assert record is not None
+    assert (record.id.version, record.step, record.digest) == (1, 4, PLAN.digest)
+    whole = plain_plan(COUNTS_SLE, SCHEDULE)
+    assert (record.reason, record.forecast) == (whole.reason, whole.forecast)
+    plan = run(store.get_plan("job", 4))
+    check_plan(plan)
+    assert plan.digest == PLAN.digest
+    np.testing.assert_array_equal(run(store.get_placement("job", 4)), whole.home_rank_LE)
+    assert run(store.plan_before("job", 4)) is None
+    assert run(store.plan_before("job", 9)) == record
+    for missing in (store.get_plan("job", 5), store.get_placement("job", 5)):
+        with pytest.raises(NotFound, match=r"step 5 of job 'job' has no plan"):
+            run(missing)
+    assert run(store.get_packed_plan(job, 5)) is None
+    assert run(store.get_plan_id("job", 5)) is None
+    packed = run(store.get_packed_plan(job, 4))
+    assert packed.record == record
+    assert run(store.get_plan_id("job", 4)) == record.id
+    assert len(packed.shares) == CLUSTER.num_ranks
+    np.testing.assert_array_equal(packed.shares[0].unpack(), whole.shares.of_rank(0))

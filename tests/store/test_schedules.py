@@ -1,0 +1,48 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from services_harness import CLUSTER, MODEL, PARAMS, Loop
+from step_samples import IDS, SCHEDULE, report_all
+
+from relibra.errors import Conflict, LimitExceeded, NotFound, StaleEpoch
+from relibra.planning import Schedule
+from relibra.store import JobRecord, PendingStep, StepState, Store, StoreLimits
+
+
+def test_a_schedule_is_kept_once_and_makes_the_step_pending(store: Store, run: Loop, job: JobRecord) -> None:
+    report_all(store, run)
+    run(store.put_schedule(job, 1, IDS, SCHEDULE))
+    run(store.put_schedule(job, 1, IDS, SCHEDULE))
+    with pytest.raises(Conflict, match="has another schedule"):
+        run(store.put_schedule(job, 1, IDS, Schedule.round_robin(8, 4, CLUSTER)))
+    sequence_ids, schedule = run(store.get_schedule("job", 1))
+    assert sequence_ids == IDS
+    np.testing.assert_array_equal(schedule.row_S, SCHEDULE.row_S)
+    (pending,) = run(store.pending_steps())
+    assert (pending.job_id, pending.step) == ("job", 1)
+    assert run(store.get_step("job", 1)).state is StepState.SOLVING
+    with pytest.raises(NotFound, match="step 2 of job 'job' has no schedule"):
+        run(store.get_schedule("job", 2))
+
+
+def test_pending_steps_of_all_jobs_come_longest_waiting_first(store: Store, run: Loop, job: JobRecord) -> None:
+    another = run(store.register_job("another", MODEL, CLUSTER, PARAMS))
+    for each, step in ((job, 7), (another, 1), (job, 2)):
+        run(store.put_schedule(each, step, IDS, SCHEDULE))
+    found: list[PendingStep] = run(store.pending_steps())
+    assert [(each.job_id, each.step) for each in found] == [("job", 7), ("another", 1), ("job", 2)]
+
+
+def test_S4_a_schedule_of_an_older_epoch_is_refused(store: Store, run: Loop, job: JobRecord) -> None:
+    with pytest.raises(StaleEpoch, match="re-created"):
+        run(store.put_schedule(dataclasses.replace(job, epoch=job.epoch - 1), 1, IDS, SCHEDULE))
+    assert run(store.pending_steps()) == []
+
+
+def test_S7_no_more_steps_wait_than_the_limit(store: Store, run: Loop, job: JobRecord) -> None:
+    limits = StoreLimits(max_open_steps=1)
+    run(store.put_schedule(job, 1, IDS, SCHEDULE, limits))
+    with pytest.raises(LimitExceeded, match="1 steps of job 'job' wait"):
+        run(store.put_schedule(job, 2, IDS, SCHEDULE, limits))
+    run(store.put_schedule(job, 1, IDS, SCHEDULE, limits))

@@ -1,0 +1,83 @@
+import numpy as np
+import pytest
+from services_harness import Loop
+from step_samples import COUNTS_SLE, IDS, PLAN, SCHEDULE, lease_of, report_all, sequence
+
+from relibra.errors import Conflict, LimitExceeded, NotFound, UnknownJob
+from relibra.store import JobRecord, SequenceCounts, Store, StoreLimits
+
+
+def test_L3_counts_come_back_as_they_were_put(store: Store, run: Loop, job: JobRecord) -> None:
+    assert report_all(store, run) == [None] * 8
+    assert run(store.reported_sequences("job", 1)) == set(IDS)
+    order = [5, 0, 7]
+    counts_SLE = run(store.get_counts(job, 1, [IDS[index] for index in order]))
+    np.testing.assert_array_equal(counts_SLE, COUNTS_SLE[order])
+    with pytest.raises(NotFound, match="'nothing' of step 1"):
+        run(store.get_counts(job, 1, [IDS[0], "nothing"]))
+
+
+def test_repeated_counts_are_kept_once_and_conflicting_ones_refused(store: Store, run: Loop, job: JobRecord) -> None:
+    report_all(store, run)
+    wide = COUNTS_SLE[0].astype(np.uint32)
+    other = np.ascontiguousarray(COUNTS_SLE[1][:, ::-1])
+    again = [sequence(IDS[0], wide), sequence(IDS[1], other), sequence("new", other), sequence("new", wide)]
+    outcomes = run(store.put_counts(again))
+    assert [type(each) for each in outcomes] == [type(None), Conflict, type(None), Conflict]
+    np.testing.assert_array_equal(
+        run(store.get_counts(job, 1, [IDS[0], IDS[1], "new"])), [COUNTS_SLE[0], COUNTS_SLE[1], other]
+    )
+
+
+def test_sequences_of_many_steps_and_jobs_get_their_own_answers(store: Store, run: Loop, job: JobRecord) -> None:
+    lost = SequenceCounts(job_id="nobody", step=1, sequence_id="lost", counts_LE=COUNTS_SLE[0])
+    outcomes = run(store.put_counts([sequence("a", step=2), lost, sequence("a"), sequence("a", COUNTS_SLE[1], step=2)]))
+    assert [type(each) for each in outcomes] == [type(None), UnknownJob, type(None), Conflict]
+
+
+def test_late_sequences_are_refused_but_known_ones_confirmed(store: Store, run: Loop, job: JobRecord) -> None:
+    report_all(store, run)
+    run(store.put_schedule(job, 1, IDS, SCHEDULE))
+    known, late = run(store.put_counts([sequence(IDS[0]), sequence("late")]))
+    assert known is None
+    assert isinstance(late, Conflict)
+    assert "is late: step 1 has its schedule" in str(late)
+    assert run(store.reported_sequences("job", 1)) == set(IDS)
+
+
+def test_S7_a_step_holds_no_more_than_its_limit(store: Store, run: Loop, job: JobRecord) -> None:
+    size_bytes = 1 + COUNTS_SLE[0].size
+    outcomes = report_all(store, run, limits=StoreLimits(max_step_size_bytes=3 * size_bytes + 1))
+    assert [type(each) for each in outcomes] == [type(None)] * 3 + [LimitExceeded] * 5
+    assert f"{3 * size_bytes + 1} bytes" in str(outcomes[3])
+    again = report_all(store, run, limits=StoreLimits(max_step_size_bytes=3 * size_bytes + 1))
+    assert [type(each) for each in again] == [type(None)] * 3 + [LimitExceeded] * 5
+
+
+def test_S7_a_job_has_no_more_open_steps_than_its_limit(store: Store, run: Loop, job: JobRecord) -> None:
+    limits = StoreLimits(max_open_steps=2)
+    assert report_all(store, run, 4, limits) == [None] * 8
+    assert report_all(store, run, 5, limits) == [None] * 8
+    (refused, *_) = report_all(store, run, 6, limits)
+    assert isinstance(refused, LimitExceeded)
+    assert "2 steps of job 'job' have sequences and no plan" in str(refused)
+    assert report_all(store, run, 5, limits) == [None] * 8
+    # A plan closes its step, and the earlier ones that were never scheduled.
+    run(store.publish_plan(lease_of(store, run, job, 5), PLAN))
+    assert report_all(store, run, 6, limits) == [None] * 8
+    assert report_all(store, run, 7, limits) == [None] * 8
+
+
+def test_policy_versions_are_counted_once_a_sequence(store: Store, run: Loop, job: JobRecord) -> None:
+    for _ in range(2):
+        run(
+            store.put_counts(
+                [
+                    sequence("a", policies="4-5"),
+                    sequence("b", policies="5-5"),
+                    sequence("c", policies="5-5"),
+                    sequence("d"),
+                ]
+            )
+        )
+    assert run(store.get_step("job", 1)).policies == {"4-5": 1, "5-5": 2}
