@@ -1,10 +1,18 @@
 """What a planner tells Prometheus of itself; what it tells of jobs is on the status service."""
 
 import asyncio
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
 
 from relibra.errors import Unavailable
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 _CALL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 60)
 _SOLVE_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120)
@@ -16,6 +24,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self._show = make_wsgi_app(self._registry)
         registry = self._registry
         self.call_s = Histogram(
             "relibra_planner_call_seconds",
@@ -55,16 +64,27 @@ class Metrics:
         self.ready = Gauge("relibra_planner_ready", "1 while Redis answers.", registry=registry)
 
     def serve(self, host: str, port: int) -> int:
-        """Serve `/metrics` from a thread; return the port.
+        """Serve `/metrics` and `/readyz` from a thread; return the port.
+
+        Readiness is here too, and not on the gRPC port alone, because kubelets do not speak gRPC over TLS.
 
         Raises:
             Unavailable: the port is in use.
         """
         try:
-            server, _ = start_http_server(port, host, self._registry)
+            server = make_server(host, port, self._answer, ThreadingWSGIServer, handler_class=_Silent)
         except OSError as error:
             raise Unavailable(f"cannot listen on {host}:{port} for metrics: {error.strerror}") from error
-        return int(server.server_port)
+        threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+        return server.server_port
+
+    def _answer(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        if environ["PATH_INFO"] != "/readyz":
+            shown: Iterable[bytes] = self._show(environ, start_response)
+            return shown
+        is_ready = bool(self._registry.get_sample_value("relibra_planner_ready"))
+        start_response("200 OK" if is_ready else "503 Service Unavailable", [("Content-Type", "text/plain")])
+        return [b"ready\n" if is_ready else b"Redis does not answer\n"]
 
     async def watch_event_loop(self) -> None:
         """Measure how late a timer fires, for as long as the loop runs."""
@@ -73,3 +93,8 @@ class Metrics:
             due = loop.time() + _LAG_INTERVAL_S
             await asyncio.sleep(_LAG_INTERVAL_S)
             self.lag_s.observe(max(0.0, loop.time() - due))
+
+
+class _Silent(WSGIRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Probes and scrapes are not news."""
