@@ -6,6 +6,7 @@ M rows, L layers, E experts, R EP ranks, Q quotas.
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +16,16 @@ from relibra.planning.load import rank_loads
 from relibra.planning.schedule import Schedule
 from relibra.planning.shares import SourceShares
 from relibra.planning.topology import Cluster, Model, PlanParams
+
+
+class Basis(StrEnum):
+    """What the loads of a plan are based on."""
+
+    REPLAY = "replay"
+    """Known: what was recorded is what will run."""
+    ROLLOUT = "rollout"
+    """The rollout's routing, where the trainer does not replay it."""
+    PREVIOUS_STEPS = "previous steps"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +44,16 @@ class Forecast:
     replica_size_bytes: int
     imbalance_floor: float = 1.0
     """No plan is below it, whatever its placement."""
+    basis: Basis = Basis.REPLAY
+    """Where loads are not known, the imbalances are those of the expected loads."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "basis", Basis(self.basis))  # as from JSON
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON; the basis only where it is not replay."""
+        numbers = asdict(self)
+        return numbers if self.basis is not Basis.REPLAY else {key: numbers[key] for key in numbers if key != "basis"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +110,7 @@ class Plan:
                 "model": asdict(self.model),
                 "cluster": asdict(self.cluster),
                 "params": asdict(self.params),
-                "forecast": asdict(self.forecast),
+                "forecast": self.forecast.to_dict(),
                 "reason": self.reason,
                 "repacked": self.repacked,
             },

@@ -3,7 +3,8 @@
 Keys: `home_rank` int32 [L, E]; `micro_batch`, `source_rank`, `ep_group` int32 [S]; `quota_index` int32 [Q, 4] = (row,
 layer, expert, rank); `quota_tokens` int64 [Q]; `lower_bound` float64 [M, L]; `replica_share` int32 [Y, R], for every
 quota away from its expert's home the tokens by the source rank they come from; `repacked` only where the planner
-packed; `meta` JSON text with model, cluster, params, forecast, reason and the digest in hexadecimal.
+packed; `meta` JSON text with model, cluster, params, forecast, reason and the digest in hexadecimal. The forecast
+says its `basis` where loads were expected and not known.
 """
 
 import io

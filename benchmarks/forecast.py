@@ -1,0 +1,123 @@
+"""What planning without foresight costs: plan from expected loads, execute what really comes.
+
+    python benchmarks/forecast.py
+
+The sequences of a trace make five steps; four are past, the fifth is executed under the rule of the agents. Either
+the steps are shuffled together, or the fifth has other domains than the others. *rollout*: nothing is replayed, and a
+tenth of the fifth step's token copies goes to other experts than its rollout said. *fractions*: as *forecast*, if
+agents sent the same fraction of every source rank's tokens to a replica instead of tokens up to a limit. Writes
+`results/forecast.json`.
+"""
+
+from itertools import product
+
+import numpy as np
+import results
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from relibra.evaluation import eplb, identity, model_of
+from relibra.planning import Cluster, Model, Plan, Schedule, StepLoad, imbalance
+from relibra.planning.forecast import HEADROOM, expected_load, expected_share, realised_loads
+from relibra.planning.load import home_loads
+from relibra.planning.solve import solve
+from relibra.routing import RoutingTrace, count_sequences, read_trace
+
+_TRACES = ("gpt-oss-20b_mmlu", "deepseek-v2-lite_esft")
+_NUM_STEPS = 5
+_NUM_MICRO_BATCHES = 4
+_SEEDS = range(3)
+_FLIPPED = 0.1
+"""Of the routers, about a tenth choose otherwise in training than in the rollout (arXiv 2510.11370)."""
+_COLUMNS = (
+    *("plain", "eplb_history", "eplb_oracle", "last_step", "forecast", "no_headroom", "fractions"),
+    *("rollout", "foresight"),
+)
+
+
+def _order(trace: RoutingTrace, steps: str, rng: np.random.Generator) -> NDArray[np.int64]:
+    order_S = rng.permutation(trace.num_sequences)
+    if steps == "other domains" and trace.domain is not None:
+        order_S = order_S[np.argsort(trace.domain[order_S], kind="stable")]
+    return order_S
+
+
+def _flip(counts_SLE: NDArray[np.integer], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Let some copies go elsewhere, by how much experts are used."""
+    leaving_SLE = rng.binomial(counts_SLE, _FLIPPED)
+    flipped_SLE = counts_SLE - leaving_SLE
+    popularity_LE = counts_SLE.sum(axis=0) / counts_SLE.sum(axis=(0, 2))[:, None]
+    for layer, popularity_E in enumerate(popularity_LE):
+        flipped_SLE[:, layer] += rng.multinomial(leaving_SLE[:, layer].sum(axis=1), popularity_E)
+    return flipped_SLE
+
+
+def _measure(
+    counts_SLE: NDArray[np.integer], length_S: NDArray[np.integer], model: Model, cluster: Cluster, seed: int
+) -> dict[str, float]:
+    per_step = len(counts_SLE) // _NUM_STEPS
+    schedule = Schedule.round_robin(per_step, _NUM_MICRO_BATCHES, cluster)
+    starts = range(0, _NUM_STEPS * per_step, per_step)
+    *past, load = (StepLoad.of(counts_SLE[start : start + per_step], schedule, cluster) for start in starts)
+    previous = [each.load_MLE for each in past]
+    tokens_MR = np.zeros((load.num_rows, load.num_ranks), dtype=np.int64)
+    np.add.at(tokens_MR, (schedule.row_S, schedule.source_rank_S), length_S[starts[-1] : starts[-1] + per_step])
+
+    def forecast(steps: list[NDArray[np.int64]], headroom: float = HEADROOM) -> Plan:
+        expected = expected_load(expected_share(steps), tokens_MR, model.top_k, headroom)
+        return solve(expected, schedule, model, cluster)
+
+    foresight, plan = solve(load, schedule, model, cluster), forecast(previous)
+    flipped = StepLoad.of(_flip(load.counts_SLE, np.random.default_rng(seed)), schedule, cluster)
+    history = eplb(load.load_MLE, model, cluster, seen_MLE=np.concatenate(previous))
+    return {
+        "plain": imbalance(identity(load.load_MLE, model, cluster).rank_loads_MLR(cluster)),
+        "eplb_history": imbalance(history.rank_loads_MLR(cluster)),
+        "eplb_oracle": imbalance(eplb(load.load_MLE, model, cluster).rank_loads_MLR(cluster)),
+        "last_step": imbalance(realised_loads(forecast(previous[-1:]), load)),
+        "forecast": imbalance(realised_loads(plan, load)),
+        "no_headroom": imbalance(realised_loads(forecast(previous, headroom=1.0), load)),
+        "fractions": imbalance(_by_fractions(plan, load)),
+        "rollout": imbalance(realised_loads(foresight, flipped)),
+        "foresight": imbalance(realised_loads(foresight, load)),
+    }
+
+
+def _by_fractions(plan: Plan, load: StepLoad) -> NDArray[np.float64]:
+    row_Q, layer_Q, expert_Q, rank_Q = plan.quota_index_Q4.T
+    planned_MLE = np.zeros(load.load_MLE.shape)
+    np.add.at(planned_MLE, (row_Q, layer_Q, expert_Q), plan.quota_tokens_Q)
+    fraction_Q = plan.quota_tokens_Q / planned_MLE[row_Q, layer_Q, expert_Q]
+    loads_MLR = home_loads(load.load_MLE * (planned_MLE == 0), plan.home_rank_LE, plan.cluster.num_ranks).astype(float)
+    np.add.at(loads_MLR, (row_Q, layer_Q, rank_Q), fraction_Q * load.load_MLE[row_Q, layer_Q, expert_Q])
+    return loads_MLR
+
+
+def main() -> None:
+    """Print means over seeds."""
+    rows: list[dict[str, object]] = []
+    table = Table(title=f"imbalance of the fifth step, 2 redundant slots, {_NUM_MICRO_BATCHES} micro-batches")
+    for heading in ("trace", "fifth step", "nodes", "tokens/rank", *_COLUMNS):
+        table.add_column(heading.replace("_", " "), justify="left" if heading in ("trace", "fifth step") else "right")
+    for name in _TRACES:
+        trace = read_trace(results.TRACES / f"{name}.npz")
+        counts_SLE, length_S, model = count_sequences(trace), np.diff(trace.offsets), model_of(trace)
+        for steps, num_nodes in product(("alike", "other domains"), (1, 2, 4)):
+            cluster = Cluster(num_nodes=num_nodes, gpus_per_node=8, redundant_slots=2)
+            found = []
+            for seed in _SEEDS:
+                order_S = _order(trace, steps, np.random.default_rng(seed))
+                found.append(_measure(counts_SLE[order_S], length_S[order_S], model, cluster, seed))
+            mean = {column: float(np.mean([each[column] for each in found])) for column in _COLUMNS}
+            tokens = length_S.sum() / _NUM_STEPS * model.top_k / cluster.num_ranks / _NUM_MICRO_BATCHES
+            table.add_row(
+                name, steps, f"{num_nodes}x8", f"{tokens:.0f}", *(f"{mean[column]:.4f}" for column in _COLUMNS)
+            )
+            rows.append({"trace": name, "fifth_step": steps, "num_nodes": num_nodes, "tokens_of_a_rank": tokens} | mean)
+    Console(width=180).print(table)
+    results.write("forecast", rows, redundant_slots=2, num_micro_batches=_NUM_MICRO_BATCHES, flipped=_FLIPPED)
+
+
+if __name__ == "__main__":
+    main()

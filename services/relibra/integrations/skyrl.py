@@ -1,0 +1,63 @@
+"""SkyRL: the `TrainingInputBatch` of a Megatron worker, and the micro-batches that it makes of it.
+
+Read at NovaSky-AI/SkyRL a956457 (`skyrl/backends/skyrl_train/workers/worker_utils.py` and `.../megatron/`). Used of
+the batch: `rollout_expert_indices` `[B, S, layers, K]` and `attention_mask` `[B, S]`. With
+`max_tokens_per_microbatch`, micro-batches are those of a `TokenBasedBatchIterator`: its `_microbatches` and
+`num_padding_microbatches`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from relibra.integrations.rank_batch import RankBatch, TrainerLayout
+from relibra.routing.filler import FILLER_RULES
+from relibra.routing.formats.batch import decode_padded
+from relibra.routing.model_layers import ModelLayers
+from relibra.routing.sequence_routing import SequenceRouting
+from relibra.routing.token_layout import Packing, ParallelLayout
+
+
+def trainer_layout(ranks: ParallelLayout, remove_microbatch_padding: bool = True) -> TrainerLayout:
+    """Return how SkyRL deals tokens out; `remove_microbatch_padding` is the `trainer.` setting of this name."""
+    packing = Packing.verl(ranks) if remove_microbatch_padding else Packing.padded(ranks)
+    return TrainerLayout(ranks=ranks, packing=packing, filler_rule=FILLER_RULES["skyrl"])
+
+
+def rank_batch(batch: Mapping[str, Any], layers: ModelLayers, micro_batches: Any) -> RankBatch:
+    """Return what a rank trains on.
+
+    Args:
+        batch: of this data-parallel rank.
+        layers: the model's.
+        micro_batches: `micro_train_batch_size_per_gpu`, or the `TokenBasedBatchIterator` where there is one.
+
+    Raises:
+        InvalidInput: routed experts that do not fit their tokens.
+    """
+    routings = decode_padded(batch["rollout_expert_indices"], batch["attention_mask"], layers)
+    if isinstance(micro_batches, int):
+        places = [
+            list(range(first, min(first + micro_batches, len(routings))))
+            for first in range(0, len(routings), micro_batches)
+        ]
+        return RankBatch(routings=routings, micro_batches=places)
+    places = [[int(place) for place in each] for each in micro_batches._microbatches]
+    places += [[] for _ in range(micro_batches.num_padding_microbatches)]
+    # All micro-batches are made as large as the largest, with dummies of one token, which is a filler.
+    most = max(map(len, places))
+    for of_micro_batch in places:
+        while len(of_micro_batch) < most:
+            of_micro_batch.append(len(routings))
+            routings.append(_dummy(layers))
+    return RankBatch(routings=routings, micro_batches=places)
+
+
+def _dummy(layers: ModelLayers) -> SequenceRouting:
+    return SequenceRouting(
+        layers=layers,
+        routed_TLK=np.zeros((0, layers.num_moe_layers, layers.top_k), dtype=layers.id_dtype),
+        position_T=np.zeros(0, dtype=np.int64),
+        num_tokens=1,
+    )

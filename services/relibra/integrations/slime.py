@@ -1,0 +1,51 @@
+"""slime: the data that `RolloutManager._split_train_data_by_dp` makes for a data-parallel rank.
+
+Read at THUDM/slime 624b824 (`slime/ray/rollout.py`, `slime/backends/megatron_utils/cp_utils.py`). Used of
+`rollout_data`: `tokens` and `rollout_routed_experts`, one a sample; `micro_batch_indices`, lists of samples;
+`num_microbatches`, one a training step.
+"""
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+from relibra.errors import InvalidInput
+from relibra.integrations.rank_batch import RankBatch, TrainerLayout
+from relibra.routing.filler import FILLER_RULES
+from relibra.routing.model_layers import ModelLayers
+from relibra.routing.sequence_routing import sequence_routing
+from relibra.routing.token_layout import Packing, ParallelLayout
+
+
+def trainer_layout(ranks: ParallelLayout, data_pad_size_multiplier: int = 128) -> TrainerLayout:
+    """Return how slime deals tokens out; `data_pad_size_multiplier` is its argument of this name."""
+    return TrainerLayout(
+        ranks=ranks, packing=Packing.slime(ranks, data_pad_size_multiplier), filler_rule=FILLER_RULES["slime"]
+    )
+
+
+def rank_batch(rollout_data: Mapping[str, Any], layers: ModelLayers, training_step: int = 0) -> RankBatch:
+    """Return what a rank trains on in one of the training steps of a rollout.
+
+    Raises:
+        InvalidInput: no such step, or routed experts that do not fit their tokens.
+    """
+    num_micro_batches = rollout_data["num_microbatches"]
+    if not 0 <= training_step < len(num_micro_batches):
+        raise InvalidInput.of("training_step", expected=f"0 to {len(num_micro_batches) - 1}", got=training_step)
+    first = sum(num_micro_batches[:training_step])
+    of_step = rollout_data["micro_batch_indices"][first : first + num_micro_batches[training_step]]
+    samples = list(chain.from_iterable(of_step))
+    place = {sample: index for index, sample in enumerate(samples)}
+    return RankBatch(
+        routings=[
+            sequence_routing(
+                rollout_data["rollout_routed_experts"][sample],
+                layers,
+                num_tokens=len(rollout_data["tokens"][sample]),
+                field=f"rollout_routed_experts[{sample}]",
+            )
+            for sample in samples
+        ],
+        micro_batches=[[place[sample] for sample in of_micro_batch] for of_micro_batch in of_step],
+    )

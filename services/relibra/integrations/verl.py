@@ -1,0 +1,90 @@
+"""verl: the data of `MegatronEngine.forward_backward_batch`, and what `prepare_micro_batches` makes of it.
+
+Read at verl-project/verl 1dda039 (`verl/workers/engine/megatron/transformer_impl.py`, `verl/workers/engine/utils.py`).
+Used of `data`: `input_ids` and `routed_experts`, jagged tensors with a sequence each a sample.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from relibra.errors import InvalidInput
+from relibra.integrations.rank_batch import RankBatch, TrainerLayout
+from relibra.routing.filler import FILLER_RULES, Filler
+from relibra.routing.model_layers import ModelLayers
+from relibra.routing.sequence_routing import SequenceRouting, as_integers, sequence_routing
+from relibra.routing.token_layout import Packing, ParallelLayout
+
+_RULES = {
+    # Tokens behind the last generation have rows of zeros, which are replayed.
+    "R3": replace(FILLER_RULES["verl"], missing=Filler.EXPERT_ZERO),
+    "R2": FILLER_RULES["verl-r2"],
+}
+
+
+def trainer_layout(ranks: ParallelLayout, mode: str = "R3") -> TrainerLayout:
+    """Return how verl deals tokens out with `use_remove_padding`; `mode` is its `router_replay.mode`.
+
+    Raises:
+        InvalidInput: another mode, in which nothing is replayed.
+    """
+    return TrainerLayout(ranks=ranks, packing=Packing.verl(ranks), filler_rule=_RULES[_check(mode)])
+
+
+def rank_batch(
+    data: Mapping[str, Any],
+    micro_batches: Sequence[Any],
+    indices: Sequence[Sequence[int]] | None,
+    layers: ModelLayers,
+    mode: str = "R3",
+) -> RankBatch:
+    """Return what a rank trains on, or with R2 trains on again.
+
+    Args:
+        data: as `forward_backward_batch` has it.
+        micro_batches: the first that `prepare_micro_batches` returns; how many there are.
+        indices: the second; None where micro-batches are runs of equal size.
+        layers: the model's.
+        mode: `router_replay.mode`. R3 rows come from the rollout, which knows no last token; R2 rows from the trainer,
+            which knows all.
+
+    Raises:
+        InvalidInput: routed experts that do not fit their tokens, or another mode.
+    """
+    is_recorded = _check(mode) == "R2"
+    lengths = np.diff(as_integers(data["input_ids"].offsets(), "input_ids.offsets")).tolist()
+    rows_TXK = as_integers(data["routed_experts"].values(), "routed_experts")
+    offsets = as_integers(data["routed_experts"].offsets(), "routed_experts.offsets").tolist()
+    if len(offsets) != len(lengths) + 1:
+        raise InvalidInput.of("routed_experts", expected=f"{len(lengths)} sequences", got=len(offsets) - 1)
+    decode = _recorded if is_recorded else _rolled_out
+    routings = [
+        decode(rows_TXK[first:end], layers, num_tokens, f"routed_experts[{index}]")
+        for index, ((first, end), num_tokens) in enumerate(zip(pairwise(offsets), lengths, strict=True))
+    ]
+    places = np.split(np.arange(len(lengths)), len(micro_batches)) if indices is None else indices
+    return RankBatch(routings=routings, micro_batches=[[int(place) for place in each] for each in places])
+
+
+def _check(mode: str) -> str:
+    if mode not in _RULES:
+        raise InvalidInput.of("router_replay.mode", expected=" or ".join(_RULES), got=mode)
+    return mode
+
+
+def _rolled_out(rows_TXK: Any, layers: ModelLayers, num_tokens: int, field: str) -> SequenceRouting:
+    return sequence_routing(rows_TXK, layers, num_tokens=num_tokens, field=field)
+
+
+def _recorded(rows_TXK: Any, layers: ModelLayers, num_tokens: int, field: str) -> SequenceRouting:
+    if len(rows_TXK) != num_tokens:
+        raise InvalidInput.of(field, expected=f"a row for each of {num_tokens} tokens", got=len(rows_TXK))
+    return SequenceRouting(
+        layers=layers,
+        routed_TLK=layers.select_moe(rows_TXK, field),
+        position_T=np.arange(num_tokens, dtype=np.int64),
+        num_tokens=num_tokens,
+    )

@@ -1,0 +1,143 @@
+"""The blocks of docs/integrations run as they stand, but for the planner's address, the job and the model's file."""
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from engine_payloads import all_layers, areal
+from framework_batches import (
+    LAYERS,
+    LENGTHS,
+    nemo_batch,
+    prime_micro_batches,
+    sequence_rows,
+    skyrl_batch,
+    slime_rollout_data,
+    verl_data,
+)
+from services_harness import Service
+
+from relibra.planning import Cluster, Model, Schedule
+from relibra.planning.plan import Basis
+from relibra.routing import read_trace
+from relibra.wire.client import PlannerClient
+
+pytestmark = pytest.mark.integration
+
+PAGES = Path(__file__).parents[2] / "docs" / "integrations"
+CONFIG = {"num_hidden_layers": 3, "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 2}
+MODEL = Model(num_layers=2, num_experts=8, top_k=2)
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def run_page(page: str, names: dict[str, Any], address: str, folder: Path) -> dict[str, Any]:
+    """Run the blocks of a page in one namespace, and return it."""
+    config = folder / "config.json"
+    config.write_text(json.dumps(CONFIG))
+    for block in re.findall(r"```python\n(.*?)```", (PAGES / f"{page}.md").read_text(encoding="utf-8"), re.S):
+        for stands, runs in (("planner:7420", address), ("my-job", f"page-{page}"), ("config.json", str(config))):
+            block = block.replace(stands, runs)
+        exec(block, names)
+    return names
+
+
+def check_plan_of(page: str, address: str, step: int) -> None:
+    with PlannerClient(address) as client:
+        plan = client.fetch_plan(f"page-{page}", step, MODEL, 3, wait_s=60)
+    assert plan.home_rank_LE.shape == (2, 8)
+    assert len(plan.replica_index_Q4)
+
+
+def test_slime(shared_planner: Service, tmp_path: Path) -> None:
+    names = {"rollout_id": 5, "rollout_data_of_ranks": [slime_rollout_data(0), slime_rollout_data(1)]}
+    run_page("slime", names, shared_planner.address, tmp_path)
+    for step in (10, 11):
+        check_plan_of("slime", shared_planner.address, step)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_verl(shared_planner: Service, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = {"step": 7, "data": verl_data(0), "micro_batches": [None] * 2, "indices": [[2], [0, 3, 1]]}
+    names = run_page("verl", names, shared_planner.address, tmp_path)
+    check_plan_of("verl", shared_planner.address, 7)
+    # What verl would not take stops neither the ranks that wait for each other nor the training.
+    with caplog.at_level(logging.WARNING):
+        names["plan_step"](8, 0, True, verl_data(0), [None] * 2, [[2], [0, 3]])
+    assert "step 8 has no plan: micro_batches: expected each of sequences 0 to 3 once" in caplog.text
+
+
+def test_nemo_rl(shared_planner: Service, tmp_path: Path) -> None:
+    run_page("nemo-rl", {"step": 0, "batches": [nemo_batch(0), nemo_batch(1)]}, shared_planner.address, tmp_path)
+    check_plan_of("nemo-rl", shared_planner.address, 0)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_skyrl(shared_planner: Service, tmp_path: Path) -> None:
+    run_page("skyrl", {"step": 2, "batch": skyrl_batch(0)}, shared_planner.address, tmp_path)
+    check_plan_of("skyrl", shared_planner.address, 2)
+
+
+def test_plain_megatron(shared_planner: Service, tmp_path: Path) -> None:
+    payloads = [all_layers(rows, LAYERS, "int32") for rows in sequence_rows(0)]
+    run_page("plain-megatron", {"step": 1, "payloads": payloads}, shared_planner.address, tmp_path)
+    check_plan_of("plain-megatron", shared_planner.address, 1)
+
+
+def test_areal(shared_planner: Service, tmp_path: Path) -> None:
+    responses = [
+        (
+            f"sequence-{place}",
+            SimpleNamespace(
+                input_tokens=[0] * 3, output_tokens=[0] * (len(rows) - 2), routed_experts=areal(rows, LAYERS)
+            ),
+        )
+        for place, rows in enumerate(sequence_rows(0))
+    ]
+    cluster = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
+    with PlannerClient(shared_planner.address) as client:
+        client.register_job("page-areal", MODEL, cluster)
+        run_page("areal", {"step": 4, "responses": responses}, shared_planner.address, tmp_path)
+        client.submit_schedule("page-areal", 4, [name for name, _ in responses], Schedule.round_robin(4, 2, cluster))
+    check_plan_of("areal", shared_planner.address, 4)
+
+
+def test_prime_rl(tmp_path: Path) -> None:
+    first, second = prime_micro_batches()
+    run_page("prime-rl", {"micro_batches_of_ranks": [[first], [second]], "folder": tmp_path}, "", tmp_path)
+    trace = read_trace(tmp_path / "rank-1.npz")
+    assert trace.schedule is not None
+    assert set(trace.source_rank.tolist()) == {1}
+    assert len(trace.routed_experts) == sum(LENGTHS[1])
+
+
+def test_forecast(tmp_path: Path) -> None:
+    cluster = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
+    rng = np.random.default_rng(0)
+    names = {
+        "model": MODEL,
+        "cluster": cluster,
+        "schedule": Schedule.round_robin(16, 2, cluster),
+        "home_rank": cluster.identity_placement(MODEL),
+        "previous_loads": [rng.integers(0, 50, (3, 2, 8)) * np.arange(8) for _ in range(4)],
+        "tokens": rng.integers(100, 200, (2, 4)),
+        "layers": LAYERS,
+        "lengths": LENGTHS[0],
+        "micro_batches": [[0, 1], [2, 3]],
+    }
+    names = run_page("forecast", names, "", tmp_path)
+    assert names["plan"].forecast.basis is Basis.PREVIOUS_STEPS
+    assert [each.num_tokens for each in names["batch"].routings] == LENGTHS[0]

@@ -1,0 +1,46 @@
+import numpy as np
+import pytest
+from framework_batches import (
+    LAYERS,
+    LENGTHS,
+    RANKS,
+    Replayed,
+    counted_on,
+    sequence_rows,
+    slime_rollout_data,
+    trained_counts,
+    with_last,
+)
+
+from relibra.errors import InvalidInput
+from relibra.integrations.slime import rank_batch, trainer_layout
+
+
+@pytest.mark.parametrize(("training_step", "micro_batches"), [(0, [[0, 2], [1]]), (1, [[3]])])
+def test_what_is_planned_is_what_slime_replays(training_step: int, micro_batches: list[list[int]]) -> None:
+    trainer = trainer_layout(RANKS, data_pad_size_multiplier=4)
+    replayed, planned_MRLE = Replayed(), 0
+    for data_rank in range(2):
+        # prepare_routed_experts_for_routing_replay: the last token, context parallelism, then padding of the rank.
+        rows = [with_last(each, counted_on(1)) for each in sequence_rows(data_rank)]
+        for index, samples in enumerate(micro_batches):
+            replayed.add_packed(
+                data_rank, index, [rows[each] for each in samples], counted_on, sequence_multiple=4, rank_multiple=8
+            )
+        batch = rank_batch(slime_rollout_data(data_rank), LAYERS, training_step)
+        planned_MRLE = planned_MRLE + trained_counts(batch, data_rank, trainer)
+    np.testing.assert_array_equal(planned_MRLE, replayed.counts_MRLE)
+
+
+def test_a_training_step_has_its_own_samples_only() -> None:
+    batch = rank_batch(slime_rollout_data(0), LAYERS, training_step=1)
+    assert [each.num_tokens for each in batch.routings] == [LENGTHS[0][3]]
+    with pytest.raises(InvalidInput, match="training_step: expected 0 to 1, got 2"):
+        rank_batch(slime_rollout_data(0), LAYERS, training_step=2)
+
+
+def test_a_sample_with_other_rows_than_tokens_is_refused_by_name() -> None:
+    data = slime_rollout_data(0)
+    data["rollout_routed_experts"][2] = data["rollout_routed_experts"][2][:-3]
+    with pytest.raises(InvalidInput, match="no row for 3 tokens, the first is 0"):
+        trained_counts(rank_batch(data, LAYERS), 0, trainer_layout(RANKS, 4))

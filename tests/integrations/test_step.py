@@ -1,0 +1,88 @@
+"""Framework-shaped batches to a real planner, and its plan beside what the frameworks really replay."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from framework_batches import LAYERS, RANKS, nemo_batch, skyrl_batch, slime_rollout_data, trained_counts, verl_data
+from services_harness import Service
+
+from relibra.errors import InvalidInput, LimitExceeded
+from relibra.integrations import RankBatch, TrainerLayout, nemo_rl, report_rank, skyrl, slime, submit_step, verl
+from relibra.planning import Cluster, Model, StepLoad, check_rank_plan, imbalance
+from relibra.planning.load import home_loads
+from relibra.rollout import RolloutReporter
+from relibra.wire.client import PlannerClient
+
+pytestmark = pytest.mark.integration
+
+MODEL = Model(num_layers=2, num_experts=8, top_k=2)
+CLUSTER = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1, num_ep_groups=RANKS.num_ep_groups)
+INDICES = ([[2], [0, 3, 1]], [[1, 0], [3, 2]])
+FRAMEWORKS: dict[str, tuple[TrainerLayout, Callable[[int], RankBatch]]] = {
+    "slime": (slime.trainer_layout(RANKS, 4), lambda rank: slime.rank_batch(slime_rollout_data(rank), LAYERS)),
+    "verl": (
+        verl.trainer_layout(RANKS),
+        lambda rank: verl.rank_batch(verl_data(rank), [None] * 2, INDICES[rank], LAYERS),
+    ),
+    "nemo-rl": (nemo_rl.trainer_layout(RANKS, 16), lambda rank: nemo_rl.rank_batch(nemo_batch(rank), LAYERS)),
+    "skyrl": (skyrl.trainer_layout(RANKS), lambda rank: skyrl.rank_batch(skyrl_batch(rank), LAYERS, 2)),
+}
+
+
+@pytest.fixture
+def planner_client(shared_planner: Service) -> Iterator[PlannerClient]:
+    with PlannerClient(shared_planner.address) as client:
+        yield client
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_plan_holds_for_what_the_framework_replays(
+    shared_planner: Service, planner_client: PlannerClient, framework: str
+) -> None:
+    trainer, batch_of = FRAMEWORKS[framework]
+    job_id = f"integration-{framework}"
+    planner_client.register_job(job_id, MODEL, CLUSTER)
+    with RolloutReporter(shared_planner.address, job_id, num_experts=8) as reporter:
+        ranks = [report_rank(reporter, 3, batch_of(rank), rank, trainer) for rank in range(2)]
+    submit_step(planner_client, job_id, 3, ranks)
+    plans = [planner_client.fetch_plan(job_id, 3, MODEL, rank, wait_s=60) for rank in range(4)]
+    # Tested against the frameworks' own rows by the test of each adapter.
+    source_MRLE = sum(trained_counts(batch_of(rank), rank, trainer) for rank in range(2))
+    load = StepLoad.of_sources(np.ascontiguousarray(source_MRLE.swapaxes(1, 2)))
+    loads_MLR = home_loads(load.load_MLE, plans[0].home_rank_LE, 4)
+    for rank, plan in enumerate(plans):
+        check_rank_plan(plan, MODEL, CLUSTER)
+        row_Q, layer_Q, expert_Q, rank_Q = plan.replica_index_Q4.T
+        sent_MLE = np.zeros_like(load.load_MLE)
+        np.add.at(sent_MLE, (row_Q, layer_Q, expert_Q), plan.replica_share_Q)
+        assert (sent_MLE <= source_MRLE[:, rank]).all(), "a share of tokens that the rank does not have"
+        np.add.at(loads_MLR, (row_Q, layer_Q, rank_Q), plan.replica_share_Q)
+        np.add.at(loads_MLR, (row_Q, layer_Q, plan.home_rank_LE[layer_Q, expert_Q]), -plan.replica_share_Q)
+    before = imbalance(home_loads(load.load_MLE, CLUSTER.identity_placement(MODEL), 4))
+    assert f"imbalance falls from {before:.3f} to {imbalance(loads_MLR):.3f}" in plans[0].reason
+    assert len(plans[0].replica_index_Q4)
+
+
+def test_reporting_a_rank_again_changes_nothing(shared_planner: Service, planner_client: PlannerClient) -> None:
+    trainer, batch_of = FRAMEWORKS["slime"]
+    planner_client.register_job("integration-again", MODEL, CLUSTER)
+    with RolloutReporter(shared_planner.address, "integration-again", num_experts=8) as reporter:
+        first, again = (report_rank(reporter, 0, batch_of(0), 0, trainer) for _ in range(2))
+    assert first.sequence_ids == again.sequence_ids
+    with pytest.raises(InvalidInput, match="ranks: expected what at least one data-parallel rank reported"):
+        submit_step(planner_client, "integration-again", 0, [])
+    with pytest.raises(InvalidInput, match="twice"):
+        submit_step(planner_client, "integration-again", 0, [first, again])
+
+
+def test_S7_a_micro_batch_larger_than_the_buffer_is_refused(
+    shared_planner: Service, planner_client: PlannerClient
+) -> None:
+    trainer, batch_of = FRAMEWORKS["slime"]
+    planner_client.register_job("integration-buffer", MODEL, CLUSTER)
+    with (
+        RolloutReporter(shared_planner.address, "integration-buffer", num_experts=8, buffer_size_bytes=40) as reporter,
+        pytest.raises(LimitExceeded, match="micro-batch 0 does not fit the reporter: raise its buffer_size_bytes"),
+    ):
+        report_rank(reporter, 0, batch_of(0), 0, trainer)
