@@ -1,1 +1,53 @@
-from services_harness import redis_server, redis_url, run, store  # noqa: F401
+"""The status service on a real Redis, and a job at every stage."""
+
+from collections.abc import Iterator
+
+import pytest
+from fastapi.testclient import TestClient
+from services_harness import (  # noqa: F401
+    CLUSTER,
+    MODEL,
+    Loop,
+    redis_server,
+    redis_url,
+    run,
+    store,
+)
+from watched_job import WatchedJob
+
+from relibra.planning import Phase
+from relibra.status import create_app
+from relibra.status.settings import StatusSettings
+from relibra.store import Store
+
+
+def open_app(redis_url: str, **settings: object) -> TestClient:  # noqa: F811
+    app = create_app(Store.open(redis_url), StatusSettings(redis_url=redis_url, **settings))
+    return TestClient(app, raise_server_exceptions=False)
+
+
+@pytest.fixture
+def http(redis_url: str) -> Iterator[TestClient]:  # noqa: F811
+    with open_app(redis_url) as http:
+        yield http
+
+
+@pytest.fixture
+def job(store: Store, run: Loop) -> WatchedJob:  # noqa: F811
+    """Steps: 1 executed as planned, 2 fallen back, 3 failed, 4 being solved, 5 being collected."""
+    job = WatchedJob(store, "job", model=MODEL, cluster=CLUSTER, num_micro_batches=2)
+
+    async def fill() -> None:
+        await job.register()
+        first = await job.plan(1)
+        await job.report(1, first, phase=Phase.RECOMPUTE)
+        await job.report(1, first, phase=Phase.UPDATE)
+        await job.plan(2)
+        await job.report(2, None)
+        await job.fail(3, "the load is empty")
+        await job.collect(4)
+        await store.put_schedule(job.record, 4, job.ids, job.schedule)
+        await job.collect(5)
+
+    run(fill())
+    return job

@@ -1,66 +1,20 @@
-"""The status service on a real Redis."""
+"""The application as a whole: health, errors, its own description, and that it only reads."""
 
-from collections.abc import Iterator
+from collections import Counter
+from pathlib import Path
 
-import numpy as np
 import pytest
+import schemathesis
 from fastapi.testclient import TestClient
-from services_harness import CLUSTER, MODEL, PARAMS, count, plain_plan, routed_experts
+from hypothesis import HealthCheck, given, settings
+from services_harness import Loop, Service
+from watched_job import WatchedJob
 
-from relibra.planning import ExecutionReport, Phase, PlanId, Schedule
 from relibra.status import create_app
-from relibra.store import EncodedPlan, JobRecord, SequenceCounts, Store
+from relibra.status.settings import StatusSettings
+from relibra.store import ALL_JOBS, Role, Store
 
-IDS = [f"seq-{index}" for index in range(8)]
-COUNTS_SLE = np.stack([count(routed_experts(index, 6)) for index in range(8)])
-SCHEDULE = Schedule.round_robin(8, 2, CLUSTER)
-PLAN = plain_plan(COUNTS_SLE, SCHEDULE)
-
-
-@pytest.fixture
-def http(redis_url: str) -> Iterator[TestClient]:
-    with TestClient(create_app(Store.open(redis_url)), raise_server_exceptions=False) as http:
-        yield http
-
-
-@pytest.fixture
-def job(http: TestClient, redis_url: str) -> JobRecord:
-    """A job with a planned step 1, a failed step 2, a scheduled step 3, and a step 4 that is being collected."""
-
-    async def fill() -> JobRecord:
-        store = Store.open(redis_url)
-        job = await store.register_job("job", MODEL, CLUSTER, PARAMS)
-        for step in (1, 2, 3, 4):
-            await store.put_counts(
-                [
-                    SequenceCounts(job_id="job", step=step, sequence_id=name, counts_LE=counts_LE)
-                    for name, counts_LE in zip(IDS, COUNTS_SLE, strict=True)
-                ]
-            )
-            if step < 4:
-                await store.put_schedule("job", step, IDS, SCHEDULE)
-        await store.publish_plan("job", 1, EncodedPlan.of(PLAN), epoch=job.epoch)
-        await store.plan_failed("job", 2, "the load is empty")
-        await store.put_report(
-            "job",
-            ExecutionReport(
-                step=1,
-                phase=Phase.UPDATE,
-                ep_group=0,
-                ep_rank=2,
-                applied=PlanId(epoch=job.epoch, version=1),
-                reason="as planned",
-                realised_load_ML=np.array([[1, 2, 3], [4, 5, 6]], dtype=np.int64),
-                reorder_sent_bytes=10,
-                replica_sent_bytes=20,
-                plan_wait_s=0.5,
-            ),
-        )
-        await store.close()
-        return job
-
-    assert http.portal is not None
-    return http.portal.call(fill)
+NOWHERE = "unix:///nowhere/redis.sock"
 
 
 def test_health_and_readiness(http: TestClient) -> None:
@@ -69,60 +23,18 @@ def test_health_and_readiness(http: TestClient) -> None:
 
 
 def test_without_redis_it_is_alive_and_not_ready_and_says_why() -> None:
-    with TestClient(create_app(Store.open("unix:///nowhere/redis.sock"))) as http:
+    app = create_app(Store.open(NOWHERE), StatusSettings(redis_url=NOWHERE))
+    with TestClient(app) as http:
         assert http.get("/healthz").status_code == 200
         for path in ("/readyz", "/metrics", "/v1/jobs"):
             response = http.get(path)
             assert response.status_code == 503
-            assert response.headers["content-type"] == "application/problem+json"
-            problem = response.json()
-            assert (problem["title"], problem["retryable"]) == ("Unavailable", True)
-            assert "/nowhere/redis.sock" in problem["detail"]
-
-
-def test_jobs_are_shown_as_registered(http: TestClient, job: JobRecord) -> None:
-    (shown,) = http.get("/v1/jobs").json()
-    assert shown["job_id"] == "job"
-    assert shown["epoch"] == f"{job.epoch:016x}"
-    assert shown["model"]["num_experts"] == 8
-    assert shown["cluster"]["gpus_per_node"] == 2
-    assert http.get("/v1/jobs/job").json() == shown
-
-
-def test_steps_are_shown_newest_first_with_their_state(http: TestClient, job: JobRecord) -> None:
-    steps = http.get("/v1/jobs/job/steps").json()
-    assert [(each["step"], each["state"]) for each in steps] == [
-        (4, "collecting"),
-        (3, "solving"),
-        (2, "failed"),
-        (1, "planned"),
-    ]
-    assert steps[2]["failure"] == "the load is empty"
-    assert steps[3]["plan"]["id"] == f"{job.epoch:016x}.1"
-    assert all(each["num_sequences"] == 8 for each in steps)
-    assert [each["step"] for each in http.get("/v1/jobs/job/steps?limit=2").json()] == [4, 3]
-
-
-def test_a_plan_is_shown_with_its_cells(http: TestClient, job: JobRecord) -> None:
-    shown = http.get("/v1/jobs/job/steps/1/plan").json()
-    assert shown["id"] == f"{job.epoch:016x}.1"
-    assert shown["digest"] == PLAN.digest.hex()
-    assert shown["reason"] == PLAN.reason
-    assert shown["forecast"]["imbalance_after"] == pytest.approx(PLAN.forecast.imbalance_after)
-    assert shown["home_rank"] == PLAN.home_rank_LE.tolist()
-    assert shown["num_micro_batches"] == 2
-    cells = shown["cells"]
-    np.testing.assert_array_equal(cells["slowest_rank_tokens"], PLAN.rank_loads_MLR.max(axis=-1))
-    np.testing.assert_array_equal(cells["num_replicas"], np.zeros((2, 3)))
-    np.testing.assert_allclose(cells["mean_rank_tokens"], PLAN.rank_loads_MLR.mean(axis=-1), atol=0.05)
-    assert np.shape(cells["lower_bound_tokens"]) == (2, 3)
-
-
-def test_reports_are_shown(http: TestClient, job: JobRecord) -> None:
-    (shown,) = http.get("/v1/jobs/job/steps/1/reports").json()
-    assert (shown["phase"], shown["ep_rank"], shown["applied"]) == ("update", 2, f"{job.epoch:016x}.1")
-    assert shown["realised_tokens"] == [[1, 2, 3], [4, 5, 6]]
-    assert http.get("/v1/jobs/job/steps/3/reports").json() == []
+            assert "Redis" in response.json()["detail"]
+            assert response.json()["retryable"]
+        page = http.get("/", headers={"Accept": "text/html"})
+        assert page.status_code == 503
+        assert "Redis does not serve" in page.text
+        assert 'data-events="/v1/events"' in page.text, "the page recovers by itself"
 
 
 @pytest.mark.parametrize(
@@ -130,19 +42,26 @@ def test_reports_are_shown(http: TestClient, job: JobRecord) -> None:
     [
         ("/v1/jobs/nobody", 404, "UnknownJob", "'nobody' is not registered"),
         ("/v1/jobs/nobody/steps", 404, "UnknownJob", "'nobody'"),
-        ("/v1/jobs/job/steps/2/plan", 404, "NotFound", "the load is empty"),
-        ("/v1/jobs/job/steps/3/plan", 404, "NotFound", "solving"),
+        ("/v1/jobs/job/steps/3/plan", 404, "NotFound", "the load is empty"),
+        ("/v1/jobs/job/steps/4/plan", 404, "NotFound", "solving"),
         ("/v1/jobs/job/steps/9/plan", 404, "NotFound", "collecting"),
+        ("/v1/jobs/job/steps/1/cells/2/0", 404, "NotFound", "no row 2; there are 0 to 1"),
+        ("/v1/jobs/job/steps/1/cells/0/3", 404, "NotFound", "no layer 3"),
+        ("/v1/jobs/job/steps/1/heatmap?row=7", 404, "NotFound", "no row 7"),
+        ("/v1/jobs/job/steps/1/diff", 404, "NotFound", "no step before 1"),
+        ("/v1/jobs/job/history/ranks/4", 404, "NotFound", "no rank 4"),
+        ("/v1/jobs/job/history/layers/0/experts/-1", 404, "NotFound", "no expert -1"),
         ("/v1/jobs/job/steps/-1/plan", 422, "InvalidInput", "path.step"),
         ("/v1/jobs/job/steps/one/plan", 422, "InvalidInput", "'one'"),
         ("/v1/jobs/job/steps?limit=0", 422, "InvalidInput", "query.limit"),
+        ("/v1/jobs/job/steps?state=lost", 422, "InvalidInput", "query.state"),
         ("/v1/nothing", 404, "HttpError", "/v1/nothing"),
     ],
 )
 def test_errors_are_problem_documents(
-    http: TestClient, job: JobRecord, path: str, status: int, title: str, words: str
+    http: TestClient, job: WatchedJob, path: str, status: int, title: str, words: str
 ) -> None:
-    response = http.get(path)
+    response = http.get(path, headers={"Accept": "text/html"})
     assert response.status_code == status
     assert response.headers["content-type"] == "application/problem+json"
     problem = response.json()
@@ -150,31 +69,68 @@ def test_errors_are_problem_documents(
     assert words in problem["detail"]
 
 
-def test_nothing_can_be_written(http: TestClient, job: JobRecord) -> None:
-    for method in ("POST", "PUT", "DELETE", "PATCH"):
-        assert http.request(method, "/v1/jobs/job").status_code == 405
+def test_nothing_can_be_written(http: TestClient, job: WatchedJob) -> None:
+    for path in ("/v1/jobs/job", "/jobs/job", "/"):
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            response = http.request(method, path)
+            assert response.status_code == 405
+            assert response.headers["allow"]
 
 
-def test_metrics_tell_of_every_job(http: TestClient, job: JobRecord) -> None:
-    text = http.get("/metrics").text
-    assert "relibra_jobs 1.0" in text
-    assert 'relibra_steps_planned_total{job_id="job"} 1.0' in text
-    assert 'relibra_steps_pending{job_id="job"} 1.0' in text
-    after = PLAN.forecast.imbalance_after
-    assert f'relibra_plan_imbalance_ratio{{job_id="job",when="after"}} {after}' in text
-
-
-def test_a_bug_is_a_problem_document_too(http: TestClient, job: JobRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_a_problem_document_too(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "list_jobs", None)
     response = http.get("/v1/jobs")
     assert response.status_code == 500
     assert response.json()["title"] == "InternalError"
 
 
+def test_nothing_is_loaded_from_elsewhere(http: TestClient, job: WatchedJob) -> None:
+    for path in ("/", "/jobs/job", "/jobs/job/steps/1", "/jobs/job/steps/1/cells/0/0", "/docs"):
+        page = http.get(path)
+        assert page.status_code == 200
+        assert "default-src 'self'" in page.headers["content-security-policy"]
+        for attribute in ('src="', 'href="', 'data-plotly="'):
+            starts = [rest[:2] for rest in page.text.split(attribute)[1:]]
+            assert all(start[0] in "/#" and start != "//" for start in starts)
+
+
 def test_the_api_describes_itself_with_examples(http: TestClient) -> None:
     api = http.get("/openapi.json").json()
-    assert {"/v1/jobs/{job_id}/steps/{step}/plan", "/readyz"} <= api["paths"].keys()
+    assert {"/v1/jobs/{job_id}/steps/{step}/plan", "/v1/events", "/readyz"} <= api["paths"].keys()
     plan = api["components"]["schemas"]["PlanView"]["properties"]
     assert plan["id"]["examples"]
     assert plan["home_rank"]["description"]
-    assert http.get("/docs").status_code == 200
+    described = http.get("/docs").text
+    assert all(path in described for path in api["paths"])
+
+
+@pytest.mark.integration
+def test_every_answer_is_as_described(
+    http: TestClient, job: WatchedJob, store: Store, run: Loop, redis_url: str, tmp_path: Path
+) -> None:
+    _, token = run(store.create_token(ALL_JOBS, Role.VIEWER))
+    api = http.get("/openapi.json").json()
+    del api["paths"]["/v1/events"]  # it never ends
+    num_good: Counter[str] = Counter()
+    service = Service("status", redis_url, tmp_path, RELIBRA_AUTH="required")
+    try:
+        for operation in schemathesis.openapi.from_dict(api).get_all_operations():
+            _check(operation.ok(), service.address, token, num_good)
+    finally:
+        service.stop()
+    assert num_good.keys() == api["paths"].keys(), "each answers something that exists"
+
+
+def _check(operation: schemathesis.APIOperation, address: str, token: str, num_good: Counter[str]) -> None:
+    @given(case=operation.as_strategy())
+    @settings(max_examples=10, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    def check(case: schemathesis.Case) -> None:
+        bounds = {"step": 3, "row": 2, "layer": 3, "expert": 9, "rank": 4}
+        for name in case.path_parameters:
+            # Numbers anywhere hit nothing; those near what is there hit both sides.
+            case.path_parameters[name] = case.path_parameters[name] % bounds[name] if name in bounds else "job"
+        response = case.call(base_url=address, headers={"Authorization": f"Bearer {token}"})
+        case.validate_response(response)
+        num_good[operation.path] += response.status_code == 200
+
+    check()

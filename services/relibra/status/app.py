@@ -1,79 +1,114 @@
-"""The endpoints."""
+"""The application: its parts put together."""
 
-import asyncio
-from typing import Annotated
+import logging
+from typing import Any
 
-from fastapi import FastAPI, Path, Query, Response
+from fastapi import FastAPI, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from relibra.errors import NotFound
-from relibra.planning.plan_file import plan_from_bytes
 from relibra.status import metrics
-from relibra.status.models import Health, JobView, PlanView, ReportView, StepView
+from relibra.status.access import Access
+from relibra.status.answer import Answers
+from relibra.status.api import api
+from relibra.status.context import App, Context, Looker
+from relibra.status.live import Live
+from relibra.status.models import Health
+from relibra.status.pages import STATIC, pages, plotly, show_problem
+from relibra.status.plan_api import plan_api
 from relibra.status.problems import PROBLEM_RESPONSES, install_problem_handlers
+from relibra.status.reader import Reader
+from relibra.status.settings import StatusSettings
 from relibra.store import Store
 
-_JobId = Annotated[str, Path(description="The id the job was registered with.", examples=["qwen3-rl"], max_length=64)]
-_Step = Annotated[int, Path(description="Number of the RL step.", examples=[12], ge=0, le=1 << 53)]
-_Limit = Annotated[int, Query(description="How many steps at most.", ge=1, le=1000)]
+logger = logging.getLogger(__name__)
 
-MAX_NUM_STEPS = 100
+_TAGS = [
+    {"name": "jobs", "description": "What is registered, and whether it is well."},
+    {"name": "steps", "description": "How far each step has come, and why it is what it is."},
+    {"name": "plans", "description": "Published plans; they never change."},
+    {"name": "execution", "description": "What trainer ranks did."},
+    {"name": "history", "description": "Jobs, experts and ranks over steps."},
+    {"name": "live", "description": "News as they happen."},
+    {"name": "health", "description": "For orchestrators and Prometheus."},
+]
+_HEADERS = {
+    # Plotly writes style attributes and draws images from data; nothing comes from anywhere else.
+    "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+}
 
 
-def create_app(store: Store) -> FastAPI:
+def create_app(store: Store, settings: StatusSettings) -> FastAPI:
     """Return the application that shows what is in `store`; it never writes."""
     app = FastAPI(
         title="relibra",
         summary="What the balancing control plane plans, and why.",
-        responses=PROBLEM_RESPONSES,
+        openapi_tags=_TAGS,
+        docs_url=None,
+        redoc_url=None,
     )
-    install_problem_handlers(app)
+    reader = Reader(store, num_plans=settings.num_cached_plans)
+    app.state.context = Context(
+        store=store,
+        reader=reader,
+        answers=Answers(reader),
+        access=Access(store, is_required=settings.auth == "required"),
+        live=Live(store, poll_interval_s=settings.poll_interval_s, max_viewers=settings.max_viewers),
+    )
+    if settings.auth == "none":
+        logger.warning("no authentication: whoever reaches this service sees every job")
+    install_problem_handlers(app, show_problem)
+    app.add_middleware(_Headers)
+    app.include_router(api)
+    app.include_router(plan_api)
+    app.include_router(pages)
+    app.add_api_route("/static/plotly.min.js", plotly, include_in_schema=False)
+    app.mount("/static", StaticFiles(directory=STATIC))
 
     @app.get("/healthz", tags=["health"])
     async def healthz() -> Health:
         """Whether the process answers; says nothing of Redis."""
         return Health()
 
-    @app.get("/readyz", tags=["health"])
-    async def readyz() -> Health:
+    @app.get("/readyz", tags=["health"], responses={503: PROBLEM_RESPONSES[503]})
+    async def readyz(context: App) -> Health:
         """Whether Redis answers; 503 with the reason where it does not."""
-        await store.ping()
+        await context.store.ping()
         return Health()
 
-    @app.get("/metrics", tags=["health"], response_class=Response)
-    async def prometheus() -> Response:
-        """Metrics in the Prometheus text format."""
-        return Response(metrics.render(await metrics.read_figures(store)), media_type=metrics.CONTENT_TYPE)
-
-    @app.get("/v1/jobs", tags=["jobs"])
-    async def list_jobs() -> list[JobView]:
-        """All registered jobs, by id."""
-        return [JobView.of(job) for job in await store.list_jobs()]
-
-    @app.get("/v1/jobs/{job_id}", tags=["jobs"])
-    async def get_job(job_id: _JobId) -> JobView:
-        """One job."""
-        return JobView.of(await store.get_job(job_id))
-
-    @app.get("/v1/jobs/{job_id}/steps", tags=["steps"])
-    async def list_steps(job_id: _JobId, limit: _Limit = MAX_NUM_STEPS) -> list[StepView]:
-        """The last steps of a job, newest first."""
-        job = await store.get_job(job_id)
-        return [StepView.of(step) for step in await store.list_steps(job.job_id, limit=limit)]
-
-    @app.get("/v1/jobs/{job_id}/steps/{step}/plan", tags=["steps"])
-    async def get_plan(job_id: _JobId, step: _Step) -> PlanView:
-        """The plan of a step: where experts live, how balanced every cell is, and why."""
-        job = await store.get_job(job_id)
-        record = await store.get_step(job.job_id, step)
-        if record.plan is None:
-            raise NotFound(f"step {step} of job {job_id!r} has no plan; it is {record.failure or record.state}")
-        plan = await asyncio.to_thread(plan_from_bytes, await store.get_plan_file(job.job_id, step))
-        return PlanView.show(record.plan, plan)
-
-    @app.get("/v1/jobs/{job_id}/steps/{step}/reports", tags=["steps"])
-    async def list_reports(job_id: _JobId, step: _Step) -> list[ReportView]:
-        """What the ranks did in a step, by phase, EP group and rank."""
-        job = await store.get_job(job_id)
-        return [ReportView.of(report) for report in await store.get_reports(job.job_id, step)]
+    @app.get(
+        "/metrics",
+        tags=["health"],
+        response_class=Response,
+        responses={
+            200: {"content": {"text/plain": {}}, "description": "The Prometheus text format."},
+            **{status: PROBLEM_RESPONSES[status] for status in (401, 403, 503)},
+        },
+    )
+    async def prometheus(context: App, viewer: Looker) -> Response:
+        """Metrics of the jobs the caller may see, in the Prometheus text format."""
+        jobs = [job for job in await context.store.list_jobs() if viewer.may_see(job.job_id)]
+        figures = await metrics.read_figures(context.reader, jobs)
+        own = metrics.OwnFigures(num_viewers=context.live.num_viewers, num_cached_plans=context.reader.num_cached_plans)
+        return Response(metrics.render(figures, own), media_type=metrics.CONTENT_TYPE)
 
     return app
+
+
+class _Headers:
+    """Adds what every response carries."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added: Any = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+                message["headers"] = [*message["headers"], *added]
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)

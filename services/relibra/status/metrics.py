@@ -1,5 +1,6 @@
-"""Prometheus metrics, computed from the store at each scrape: any replica of the service shows the same."""
+"""Prometheus metrics, computed from the store at each scrape: any replica of the service shows the same of jobs."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -7,7 +8,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from relibra.store import PlanRecord, Store
+from relibra.status.execution import Cause
+from relibra.status.reader import JobGlance, Reader
+from relibra.store import JobRecord, PlanRecord
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -16,52 +19,103 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 class JobFigures:
     """What one job contributes."""
 
-    job_id: str
+    glance: JobGlance
     num_planned_steps: int
     num_pending_steps: int
     latest_plan: PlanRecord | None
 
 
-async def read_figures(store: Store) -> list[JobFigures]:
-    """Read the figures of all jobs."""
-    pending = [each.job_id for each in await store.pending_steps()]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnFigures:
+    """What the service tells of itself."""
+
+    num_viewers: int
+    num_cached_plans: int
+
+
+async def read_figures(reader: Reader, jobs: Iterable[JobRecord]) -> list[JobFigures]:
+    """Read the figures of some jobs."""
+    store = reader.store
+    pending = Counter(each.job_id for each in await store.pending_steps())
     return [
         JobFigures(
-            job_id=job.job_id,
+            glance=await reader.glance(job),
             num_planned_steps=await store.num_planned_steps(job.job_id),
-            num_pending_steps=pending.count(job.job_id),
+            num_pending_steps=pending[job.job_id],
             latest_plan=await store.latest_plan(job.job_id),
         )
-        for job in await store.list_jobs()
+        for job in jobs
     ]
 
 
-def render(figures: Iterable[JobFigures]) -> bytes:
+def render(figures: Iterable[JobFigures], own: OwnFigures) -> bytes:
     """Return the figures in the Prometheus text format."""
     registry = CollectorRegistry()
-    registry.register(_Collector(list(figures)))
+    registry.register(_Collector(list(figures), own))
     return generate_latest(registry)
 
 
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"relibra_{name}", text, labels=labels)
+
+
 class _Collector:
-    def __init__(self, figures: list[JobFigures]) -> None:
+    def __init__(self, figures: list[JobFigures], own: OwnFigures) -> None:
         self._figures = figures
+        self._own = own
 
     def collect(self) -> Iterator[Metric]:
-        jobs = GaugeMetricFamily("relibra_jobs", "Registered jobs.", value=len(self._figures))
-        planned = CounterMetricFamily("relibra_steps_planned", "Steps with a published plan.", labels=["job_id"])
-        pending = GaugeMetricFamily("relibra_steps_pending", "Steps that wait for their plan.", labels=["job_id"])
-        imbalance = GaugeMetricFamily(
-            "relibra_plan_imbalance_ratio",
-            "Slowest rank over mean rank in the newest plan: before (no balancing), after, and the bound of this plan.",
-            labels=["job_id", "when"],
+        yield GaugeMetricFamily("relibra_jobs", "Registered jobs.", value=len(self._figures))
+        yield GaugeMetricFamily("relibra_status_viewers", "Open pages.", value=self._own.num_viewers)
+        yield GaugeMetricFamily(
+            "relibra_status_cached_plans", "Decoded plans in memory.", value=self._own.num_cached_plans
         )
+        yield from self._plans()
+        yield from self._executions()
+
+    def _plans(self) -> Iterator[Metric]:
+        planned = CounterMetricFamily("relibra_steps_planned", "Steps with a published plan.", labels=["job_id"])
+        pending = _gauge("steps_pending", "Steps that wait for their plan.", "job_id")
+        published = _gauge("plan_published_timestamp_seconds", "When the newest plan was published.", "job_id")
+        imbalance = _gauge(
+            "plan_imbalance_ratio",
+            "Slowest rank over mean rank in the newest plan: before (no balancing), after, the bound of its placement, "
+            "and the floor of any placement.",
+            *("job_id", "when"),
+        )
+        size = _gauge("plan_transfer_bytes", "What the newest plan moves.", "job_id", "kind")
         for each in self._figures:
-            planned.add_metric([each.job_id], each.num_planned_steps)
-            pending.add_metric([each.job_id], each.num_pending_steps)
-            if each.latest_plan:
-                forecast = each.latest_plan.forecast
-                imbalance.add_metric([each.job_id, "before"], forecast.imbalance_before)
-                imbalance.add_metric([each.job_id, "after"], forecast.imbalance_after)
-                imbalance.add_metric([each.job_id, "bound"], forecast.imbalance_bound)
-        yield from (jobs, planned, pending, imbalance)
+            job_id = each.glance.job.job_id
+            planned.add_metric([job_id], each.num_planned_steps)
+            pending.add_metric([job_id], each.num_pending_steps)
+            if plan := each.latest_plan:
+                published.add_metric([job_id], plan.published_at)
+                for when in ("before", "after", "bound", "floor"):
+                    imbalance.add_metric([job_id, when], getattr(plan.forecast, f"imbalance_{when}"))
+                for kind in ("reorder", "replica"):
+                    size.add_metric([job_id, kind], getattr(plan.forecast, f"{kind}_size_bytes"))
+        yield from (planned, pending, published, imbalance, size)
+
+    def _executions(self) -> Iterator[Metric]:
+        labels = ("job_id", "phase")
+        step = _gauge("executed_step", "The newest step that has reports; those below are of it.", "job_id")
+        imbalance = _gauge("realised_imbalance_ratio", "Slowest rank over mean rank, once all ranks reported.", *labels)
+        missing = _gauge("missing_reports", "Ranks that have not reported.", *labels)
+        fallbacks = _gauge("fallback_ranks", "Ranks that kept the previous placement.", *labels, "cause")
+        wait = _gauge("plan_wait_seconds", "How long the slowest rank waited for the plan.", *labels)
+        sent = _gauge("sent_bytes", "What ranks sent, all together.", *labels, "kind")
+        for each in self._figures:
+            job_id = each.glance.job.job_id
+            if each.glance.executed_step is not None:
+                step.add_metric([job_id], each.glance.executed_step.step)
+            for execution in each.glance.executed:
+                names = [job_id, execution.phase]
+                if execution.imbalance is not None:
+                    imbalance.add_metric(names, execution.imbalance)
+                missing.add_metric(names, len(execution.missing))
+                for cause in Cause:
+                    fallbacks.add_metric([*names, cause], execution.fallbacks.get(cause, 0))
+                wait.add_metric(names, execution.plan_wait_s)
+                sent.add_metric([*names, "reorder"], execution.reorder_sent_bytes)
+                sent.add_metric([*names, "replica"], execution.replica_sent_bytes)
+        yield from (step, imbalance, missing, fallbacks, wait, sent)

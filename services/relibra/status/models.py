@@ -7,25 +7,29 @@ M rows (EP groups x micro-batches), L MoE layers, E experts, R EP ranks.
 from datetime import UTC, datetime
 from typing import Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from relibra.planning import Cluster, ExecutionReport, Model, Phase, Plan, PlanParams
+from relibra.planning import Cluster, ExecutionReport, Model, Phase, PlanParams
 from relibra.planning.plan import Forecast
+from relibra.status.execution import Cause, Execution
+from relibra.status.figures import PlanFigures
+from relibra.status.health import JobHealth
 from relibra.store import JobRecord, PlanRecord, StepRecord, StepState
 
 
-class _Shown(BaseModel):
+class Shown(BaseModel):
+    """Something the service shows."""
+
     model_config = ConfigDict(frozen=True)
 
 
-class Health(_Shown):
+class Health(Shown):
     """That the process answers."""
 
     status: Literal["ok"] = "ok"
 
 
-class JobView(_Shown):
+class JobView(Shown):
     """A registered job."""
 
     job_id: str = Field(examples=["qwen3-rl"])
@@ -48,7 +52,18 @@ class JobView(_Shown):
         )
 
 
-class PlanSummary(_Shown):
+class JobHealthView(JobView):
+    """A registered job, and whether it is well."""
+
+    health: JobHealth
+
+    @classmethod
+    def show(cls, job: JobRecord, health: JobHealth) -> "JobHealthView":
+        """Show a job with its health."""
+        return cls(**dict(JobView.of(job)), health=health)
+
+
+class PlanSummary(Shown):
     """A published plan without its arrays."""
 
     id: str = Field(examples=["5f3c0a9be1d24c77.12"])
@@ -71,12 +86,16 @@ class PlanSummary(_Shown):
         )
 
 
-class StepView(_Shown):
+class StepView(Shown):
     """How far a step has come."""
 
     step: int = Field(examples=[12])
     state: StepState = Field(examples=["planned"])
     num_sequences: int = Field(description="Sequences reported so far.", examples=[512])
+    policies: dict[str, int] = Field(
+        description="`<first>-<last>` policy version -> sequences those versions generated, where reporters told.",
+        examples=[{"11-11": 500, "10-11": 12}],
+    )
     scheduled_at: datetime | None = Field(description="When the schedule came, while the step is being solved.")
     failure: str | None = Field(description="Why the step cannot be planned.", examples=[None])
     plan: PlanSummary | None
@@ -88,13 +107,14 @@ class StepView(_Shown):
             step=step.step,
             state=step.state,
             num_sequences=step.num_sequences,
+            policies=step.policies,
             scheduled_at=None if step.submitted_at is None else _time(step.submitted_at),
             failure=step.failure,
             plan=None if step.plan is None else PlanSummary.of(step.plan),
         )
 
 
-class CellsView(_Shown):
+class CellsView(Shown):
     """One number a cell, as `[row][layer]`; row = ep_group * num_micro_batches + micro_batch."""
 
     slowest_rank_tokens: list[list[int]] = Field(examples=[[[1031, 1040]]])
@@ -116,27 +136,22 @@ class PlanView(PlanSummary):
     cells: CellsView
 
     @classmethod
-    def show(cls, record: PlanRecord, plan: Plan) -> "PlanView":
+    def show(cls, record: PlanRecord, figures: PlanFigures) -> "PlanView":
         """Show a plan with its cells."""
-        shape_ML = (plan.num_rows, plan.model.num_layers)
-        num_replicas_ML = np.zeros(shape_ML, dtype=np.int64)
-        row_Q, layer_Q = plan.quota_index_Q4[plan.is_replica_Q, :2].T
-        np.add.at(num_replicas_ML, (row_Q, layer_Q), 1)
-        loads_MLR = plan.rank_loads_MLR
         return cls(
             **dict(PlanSummary.of(record)),
-            num_micro_batches=plan.schedule.num_micro_batches,
-            home_rank=plan.home_rank_LE.tolist(),
+            num_micro_batches=figures.plan.schedule.num_micro_batches,
+            home_rank=figures.plan.home_rank_LE.tolist(),
             cells=CellsView(
-                slowest_rank_tokens=loads_MLR.max(axis=-1).tolist(),
-                mean_rank_tokens=loads_MLR.mean(axis=-1).round(1).tolist(),
-                lower_bound_tokens=plan.lower_bound_ML.round(1).tolist(),
-                num_replicas=num_replicas_ML.tolist(),
+                slowest_rank_tokens=figures.after_MLR.max(axis=-1).tolist(),
+                mean_rank_tokens=figures.after_MLR.mean(axis=-1).round(1).tolist(),
+                lower_bound_tokens=figures.plan.lower_bound_ML.round(1).tolist(),
+                num_replicas=figures.num_replicas_ML.tolist(),
             ),
         )
 
 
-class ReportView(_Shown):
+class ReportView(Shown):
     """What one rank did in one phase of a step."""
 
     phase: Phase
@@ -147,15 +162,16 @@ class ReportView(_Shown):
         examples=["5f3c0a9be1d24c77.12"],
     )
     reason: str = Field(description="Why this plan, or why none.")
-    realised_tokens: list[list[int]] = Field(
-        description="`[micro_batch][layer]`: token copies this rank computed.", examples=[[[1029, 1033]]]
+    realised_tokens: list[list[int]] | None = Field(
+        description="`[micro_batch][layer]`: token copies this rank computed; null unless `realised` asks for them.",
+        examples=[[[1029, 1033]]],
     )
     reorder_sent_bytes: int
     replica_sent_bytes: int
     plan_wait_s: float
 
     @classmethod
-    def of(cls, report: ExecutionReport) -> "ReportView":
+    def of(cls, report: ExecutionReport, *, with_realised: bool) -> "ReportView":
         """Show a report."""
         return cls(
             phase=report.phase,
@@ -163,10 +179,43 @@ class ReportView(_Shown):
             ep_rank=report.ep_rank,
             applied=None if report.applied is None else str(report.applied),
             reason=report.reason,
-            realised_tokens=report.realised_load_ML.tolist(),
+            realised_tokens=report.realised_load_ML.tolist() if with_realised else None,
             reorder_sent_bytes=report.reorder_sent_bytes,
             replica_sent_bytes=report.replica_sent_bytes,
             plan_wait_s=report.plan_wait_s,
+        )
+
+
+class ExecutionView(Shown):
+    """What all ranks did in one phase of a step."""
+
+    phase: Phase
+    num_expected: int = Field(description="Ranks of all EP groups.", examples=[64])
+    num_reports: int = Field(examples=[64])
+    missing: list[tuple[int, int]] = Field(description="(EP group, rank) without a report.", examples=[[[0, 17]]])
+    num_applied: int = Field(description="Ranks that executed the plan.", examples=[64])
+    fallbacks: dict[Cause, int] = Field(description="Ranks that kept the previous placement.", examples=[{"late": 2}])
+    reasons: list[str] = Field(description="What those ranks say; the first few.")
+    imbalance: float | None = Field(description="Realised; null until all ranks have reported.", examples=[1.012])
+    reorder_sent_bytes: int
+    replica_sent_bytes: int
+    plan_wait_s: float = Field(description="Of the rank that waited longest for the plan.")
+
+    @classmethod
+    def of(cls, execution: Execution) -> "ExecutionView":
+        """Show what ranks did."""
+        return cls(
+            phase=execution.phase,
+            num_expected=execution.num_expected,
+            num_reports=execution.num_reports,
+            missing=list(execution.missing),
+            num_applied=execution.num_applied,
+            fallbacks=execution.fallbacks,
+            reasons=list(execution.reasons),
+            imbalance=execution.imbalance,
+            reorder_sent_bytes=execution.reorder_sent_bytes,
+            replica_sent_bytes=execution.replica_sent_bytes,
+            plan_wait_s=execution.plan_wait_s,
         )
 
 

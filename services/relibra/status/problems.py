@@ -1,9 +1,11 @@
-"""Errors as `application/problem+json` (RFC 9457), by the one table in `relibra.errors`."""
+"""Errors as `application/problem+json` (RFC 9457), by the one table in `relibra.errors`; for people, as a page."""
 
 import logging
+from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
@@ -41,33 +43,55 @@ class Problem(BaseModel):
 
 
 PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": description, "content": {MEDIA_TYPE: {}}}
-    for status, description in ((404, "There is no such thing."), (503, "Redis does not serve; ask again."))
+    status: {"description": description, "content": {MEDIA_TYPE: {"schema": Problem.model_json_schema()}}}
+    for status, description in (
+        (401, "No valid token came with the request."),
+        (403, "The token is of another job, or of a role that may not look."),
+        (404, "There is no such thing."),
+        (422, "The request is malformed."),
+        (429, "A configured bound was reached."),
+        (503, "Redis does not serve; ask again."),
+    )
 }
 
+Show = Callable[[Request, Problem], Response]
+"""Makes the page of a problem."""
 
-def install_problem_handlers(app: FastAPI) -> None:
-    """Let every error of `app` leave as a problem document."""
+
+def install_problem_handlers(app: FastAPI, show: Show) -> None:
+    """Let every error of `app` leave as a problem document, or as what `show` makes where a browser asks for a page."""
+
+    def respond(request: Request, error: str, status: int, detail: str, *, retryable: bool = False) -> Response:
+        kind = f"urn:relibra:error:{error}"
+        problem = Problem(type=kind, title=error, status=status, detail=detail, retryable=retryable)
+        if "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/v1/"):
+            response = show(request, problem)
+        else:
+            response = JSONResponse(problem.model_dump(), status_code=status, media_type=MEDIA_TYPE)
+        if status == HTTPStatus.UNAUTHORIZED:
+            # One header each: browsers look for Basic at the start of one.
+            response.headers.append("WWW-Authenticate", 'Basic realm="relibra"')
+            response.headers.append("WWW-Authenticate", "Bearer")
+        return response
 
     @app.exception_handler(RelibraError)
-    async def relibra_error(request: Request, error: RelibraError) -> JSONResponse:
-        return _response(type(error).__name__, error.http_status, str(error), retryable=error.retryable)
+    async def relibra_error(request: Request, error: RelibraError) -> Response:
+        return respond(request, type(error).__name__, error.http_status, str(error), retryable=error.retryable)
 
     @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
-        return _response("HttpError", error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        said = f"{request.method} {request.url.path}: {error.detail}"
+        response = respond(request, "HttpError", error.status_code, said)
+        response.headers.update({name: value for name, value in (error.headers or {}).items() if name == "Allow"})
+        return response
 
     @app.exception_handler(RequestValidationError)
-    async def invalid_request(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid_request(request: Request, error: RequestValidationError) -> Response:
         faults = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}, got {each['input']!r}" for each in error.errors())
-        return _response("InvalidInput", 422, "; ".join(faults))
+        return respond(request, "InvalidInput", HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(faults))
 
     @app.exception_handler(Exception)
-    async def bug(request: Request, error: Exception) -> JSONResponse:
+    async def bug(request: Request, error: Exception) -> Response:
         logger.error("%s failed", request.url.path, exc_info=error)
-        return _response("InternalError", 500, f"{type(error).__name__} inside the status service; its log says more")
-
-
-def _response(name: str, status: int, detail: str, *, retryable: bool = False) -> JSONResponse:
-    problem = Problem(type=f"urn:relibra:error:{name}", title=name, status=status, detail=detail, retryable=retryable)
-    return JSONResponse(problem.model_dump(), status_code=status, media_type=MEDIA_TYPE)
+        said = f"{type(error).__name__} inside the status service; its log says more"
+        return respond(request, "InternalError", HTTPStatus.INTERNAL_SERVER_ERROR, said)

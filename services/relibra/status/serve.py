@@ -8,6 +8,8 @@ import uvicorn
 
 from relibra.errors import Unavailable
 from relibra.status.app import create_app
+from relibra.status.context import Context
+from relibra.status.settings import StatusSettings
 from relibra.store import Store
 
 DRAIN_TIMEOUT_S = 5
@@ -16,14 +18,16 @@ DRAIN_TIMEOUT_S = 5
 class StatusServer:
     """The app of one store on one socket."""
 
-    def __init__(self, redis_url: str, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, settings: StatusSettings) -> None:
         """Bind the socket.
 
         Raises:
             Unavailable: the port is in use.
         """
+        host, port = settings.host, settings.port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        # With the protocol named, asyncio turns Nagle's algorithm off: it would hold back small answers for 40 ms.
+        self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind((host, port))
@@ -31,7 +35,7 @@ class StatusServer:
             self._socket.close()
             raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from error
         self.url = f"http://{f'[{host}]' if family == socket.AF_INET6 else host}:{self._socket.getsockname()[1]}"
-        self._redis_url = redis_url
+        self._settings = settings
 
     async def start(self) -> None:
         """Check that Redis answers, and listen.
@@ -39,7 +43,7 @@ class StatusServer:
         Raises:
             Unavailable: it does not.
         """
-        self._store = Store.open(self._redis_url)
+        self._store = Store.open(self._settings.redis_url)
         try:
             await self._store.ping()
         except Unavailable:
@@ -47,8 +51,10 @@ class StatusServer:
             self._socket.close()
             raise
         self._socket.listen()
+        app = create_app(self._store, self._settings)
+        self._context: Context = app.state.context
         config = uvicorn.Config(
-            create_app(self._store),
+            app,
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -66,6 +72,8 @@ class StatusServer:
     def stop(self) -> None:
         """Let `run` return when the requests in flight are answered."""
         self._server.should_exit = True
+        # Streams of news never end by themselves.
+        self._context.live.close()
 
 
 class _Server(uvicorn.Server):

@@ -1,0 +1,80 @@
+"""Who looks, and at which job (S6)."""
+
+import time
+from dataclasses import dataclass
+
+from relibra.errors import Forbidden, Unauthenticated
+from relibra.store import ALL_JOBS, Role, Store
+
+_MAY_LOOK = frozenset({Role.VIEWER, Role.TRAINER, Role.ADMIN})
+_REMEMBERED_S = 2.0
+"""How long a revoked token may still work."""
+_MAX_REMEMBERED = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Viewer:
+    """Somebody who has shown who they are."""
+
+    name: str
+    job_id: str
+    """`*` for all jobs."""
+
+    def may_see(self, job_id: str) -> bool:
+        """Whether this job is shown to them."""
+        return self.job_id in (ALL_JOBS, job_id)
+
+    def check(self, job_id: str) -> None:
+        """Return if they may see a job, whether such a job exists or not.
+
+        Raises:
+            Forbidden: they may see another one only.
+        """
+        if not self.may_see(job_id):
+            raise Forbidden(f"{self.name} is of job {self.job_id!r} and may not see another")
+
+
+ANYBODY = Viewer(name="anybody on this machine", job_id=ALL_JOBS)
+
+
+class Access:
+    """Finds out who a token stands for. Programs send it as a bearer, browsers as the password of HTTP Basic."""
+
+    def __init__(self, store: Store, *, is_required: bool) -> None:
+        self._store = store
+        self.is_required = is_required
+        self._remembered: dict[str, tuple[float, Viewer]] = {}
+
+    async def identify(self, token: str | None) -> Viewer:
+        """Return who shows `token`.
+
+        Raises:
+            Unauthenticated: there is none, or it is not valid.
+            Forbidden: its role may not look.
+            Unavailable: it cannot be looked up.
+        """
+        if not self.is_required:
+            return ANYBODY
+        if token is None:
+            raise Unauthenticated(
+                "no token came with the request; make one with `relibra tokens create` and send it as a bearer, or as "
+                "the password where a browser asks for one"
+            )
+        now = time.monotonic()
+        found = self._remembered.get(token)
+        if found is not None and now - found[0] < _REMEMBERED_S:
+            return found[1]
+        self._remembered.pop(token, None)
+        viewer = await self._look_up(token)
+        if len(self._remembered) >= _MAX_REMEMBERED:
+            self._remembered.clear()
+        self._remembered[token] = now, viewer
+        return viewer
+
+    async def _look_up(self, token: str) -> Viewer:
+        record = await self._store.find_token(token)
+        if record is None:
+            raise Unauthenticated("the token is not valid: it is unknown, revoked or expired")
+        if record.role not in _MAY_LOOK:
+            raise Forbidden(f"token {record.token_id} has role {record.role}, which may not look")
+        return Viewer(name=f"token {record.token_id}", job_id=record.job_id)

@@ -1,0 +1,156 @@
+"""The JSON endpoints of jobs, steps, what ranks did, history and news."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from relibra.planning import Phase
+from relibra.status.context import MAX_INDEX, V1_RESPONSES, App, Before, Job, Limit, Looker, Step
+from relibra.status.explain import Explanation, explain
+from relibra.status.figures import check_index
+from relibra.status.history_models import ExpertPoint, HistoryPoint, RankPoint
+from relibra.status.models import ExecutionView, JobHealthView, JobView, ReportView, StepView
+from relibra.store import PlanRecord, StepState
+
+api = APIRouter(prefix="/v1", responses=V1_RESPONSES)
+
+_MAX_SCANNED = 1000
+"""Steps looked at where only some states are wanted."""
+_NUM_HISTORY = 20
+
+
+@api.get("/jobs", tags=["jobs"], response_model=list[JobView])
+async def list_jobs(app: App, viewer: Looker, request: Request) -> Response:
+    """All registered jobs the caller may see, by id; there are at most `max_jobs` of them."""
+    jobs = [job for job in await app.store.list_jobs() if viewer.may_see(job.job_id)]
+    return await app.answers.json(request, lambda: [JobView.of(job) for job in jobs])
+
+
+@api.get("/jobs/{job_id}", tags=["jobs"], response_model=JobHealthView)
+async def get_job(app: App, job: Job, request: Request) -> Response:
+    """One job, and whether it is well."""
+    glance = await app.reader.glance(job)
+    return await app.answers.json(request, lambda: JobHealthView.show(job, glance.health))
+
+
+@api.get("/jobs/{job_id}/steps", tags=["steps"], response_model=list[StepView])
+async def list_steps(
+    app: App,
+    job: Job,
+    request: Request,
+    limit: Limit = 100,
+    before: Before = None,
+    state: Annotated[StepState | None, Query(description="Only steps in this state.")] = None,
+) -> Response:
+    """The last steps of a job, newest first."""
+    steps = await app.store.list_steps(job.job_id, limit=limit if state is None else _MAX_SCANNED, before=before)
+    wanted = [step for step in steps if state in (None, step.state)][:limit]
+    return await app.answers.json(request, lambda: [StepView.of(step) for step in wanted])
+
+
+@api.get("/jobs/{job_id}/steps/{step}", tags=["steps"], response_model=StepView)
+async def get_step(app: App, job: Job, request: Request, step: Step) -> Response:
+    """How far a step has come; one nobody spoke of has no sequences."""
+    record = await app.store.get_step(job.job_id, step)
+    return await app.answers.json(request, lambda: StepView.of(record))
+
+
+@api.get("/jobs/{job_id}/steps/{step}/explain", tags=["steps"], response_model=Explanation)
+async def explain_step(app: App, job: Job, request: Request, step: Step) -> Response:
+    """Why this placement, why these replicas, why a fallback: in sentences."""
+    record = await app.store.get_step(job.job_id, step)
+    executed = await app.reader.fresh_executions(job, step)
+    return await app.answers.json(request, lambda: explain(record, job.cluster, executed))
+
+
+@api.get("/jobs/{job_id}/steps/{step}/execution", tags=["execution"], response_model=list[ExecutionView])
+async def get_execution(app: App, job: Job, request: Request, step: Step) -> Response:
+    """What the ranks did in a step, summed up by phase: who is missing, who fell back and why, realised imbalance."""
+    executed = await app.reader.fresh_executions(job, step)
+    return await app.answers.json(request, lambda: [ExecutionView.of(each) for each in executed])
+
+
+@api.get("/jobs/{job_id}/steps/{step}/reports", tags=["execution"], response_model=list[ReportView])
+async def list_reports(
+    app: App,
+    job: Job,
+    request: Request,
+    step: Step,
+    phase: Annotated[Phase | None, Query(description="Only this phase.")] = None,
+    ep_rank: Annotated[int | None, Query(description="Only this rank.", ge=0, le=MAX_INDEX)] = None,
+    realised: Annotated[bool, Query(description="With the tokens of every cell.")] = False,
+) -> Response:
+    """What each rank reported of a step, by phase, EP group and rank."""
+    reports = [
+        report
+        for report in await app.store.get_reports(job.job_id, step)
+        if phase in (None, report.phase) and ep_rank in (None, report.ep_rank)
+    ]
+    return await app.answers.json(request, lambda: [ReportView.of(each, with_realised=realised) for each in reports])
+
+
+@api.get("/jobs/{job_id}/history", tags=["history"], response_model=list[HistoryPoint])
+async def get_history(app: App, job: Job, request: Request, limit: Limit = 100, before: Before = None) -> Response:
+    """Imbalance planned and realised, waits and fallbacks over the last steps, oldest first."""
+    steps = (await app.store.list_steps(job.job_id, limit=limit, before=before))[::-1]
+    executed = await app.reader.executions(job, [step.step for step in steps])
+    return await app.answers.json(
+        request, lambda: [HistoryPoint.of(step, each) for step, each in zip(steps, executed, strict=True)]
+    )
+
+
+@api.get("/jobs/{job_id}/history/layers/{layer}/experts/{expert}", tags=["history"], response_model=list[ExpertPoint])
+async def get_expert_history(
+    app: App, job: Job, request: Request, layer: int, expert: int, limit: Limit = _NUM_HISTORY, before: Before = None
+) -> Response:
+    """Where one expert lived, how loaded and how replicated it was, over the last planned steps, oldest first."""
+    check_index("layer", layer, job.model.num_layers)
+    check_index("expert", expert, job.model.num_experts)
+    plans = await _plans(app, job, limit, before)
+    totals = [await app.reader.totals(job, plan) for plan in plans]
+    return await app.answers.json(
+        request,
+        lambda: [ExpertPoint.of(plan.step, each, layer, expert) for plan, each in zip(plans, totals, strict=True)],
+    )
+
+
+@api.get("/jobs/{job_id}/history/ranks/{rank}", tags=["history"], response_model=list[RankPoint])
+async def get_rank_history(
+    app: App, job: Job, request: Request, rank: int, limit: Limit = _NUM_HISTORY, before: Before = None
+) -> Response:
+    """What one rank computed over the last planned steps, oldest first: without balancing, planned, realised."""
+    check_index("rank", rank, job.cluster.num_ranks)
+    plans = await _plans(app, job, limit, before)
+    totals = [await app.reader.totals(job, plan) for plan in plans]
+    executed = await app.reader.executions(job, [plan.step for plan in plans])
+    return await app.answers.json(
+        request,
+        lambda: [
+            RankPoint.of(plan.step, each, rank, did) for plan, each, did in zip(plans, totals, executed, strict=True)
+        ],
+    )
+
+
+@api.get(
+    "/events",
+    tags=["live"],
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {}}, "description": "Server-sent events."}},
+)
+async def watch(
+    app: App,
+    viewer: Looker,
+    job_id: Annotated[str | None, Query(description="Only this job.", max_length=64)] = None,
+) -> StreamingResponse:
+    """Events until the caller leaves: `change` names jobs with news, `store` says whether Redis answers."""
+    if job_id is not None:
+        viewer.check(job_id)
+    app.live.check_room()
+    events = app.live.watch(viewer, job_id)
+    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+async def _plans(app: App, job: Job, limit: int, before: int | None) -> list[PlanRecord]:
+    steps = await app.store.list_steps(job.job_id, limit=limit, before=before)
+    return [step.plan for step in reversed(steps) if step.plan is not None]

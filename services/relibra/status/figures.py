@@ -1,0 +1,133 @@
+"""The numbers of a plan that people look at.
+
+*Before* is the identity placement without replicas, *after* is the plan. The *floor* of a cell is what the fullest node
+has a rank: replicas cannot leave a node.
+
+M rows, L layers, E experts, R EP ranks, N nodes, G ranks per node, Q quotas, C cells.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.errors import NotFound
+from relibra.planning import Cluster, Plan
+from relibra.planning.load import rank_loads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFigures:
+    """A plan, and the loads it makes."""
+
+    plan: Plan
+    before_MLR: NDArray[np.int64]
+    after_MLR: NDArray[np.int64]
+    first_quota_C: NDArray[np.int64]
+    """Where the quotas of each cell begin, and at last where they end; int64 `[M * L + 1]`."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> "PlanFigures":
+        """Sum the quotas of a plan."""
+        shape = (plan.num_rows, plan.model.num_layers, plan.cluster.num_ranks)
+        identity_Q4 = plan.quota_index_Q4.copy()
+        identity_Q4[:, 3] = identity_Q4[:, 2] // plan.cluster.experts_per_rank(plan.model)
+        cell_Q = plan.quota_index_Q4[:, 0].astype(np.int64) * shape[1] + plan.quota_index_Q4[:, 1]
+        return cls(
+            plan=plan,
+            before_MLR=rank_loads(identity_Q4, plan.quota_tokens_Q, *shape),
+            after_MLR=plan.rank_loads_MLR,
+            first_quota_C=np.searchsorted(cell_Q, np.arange(shape[0] * shape[1] + 1)),
+        )
+
+    @property
+    def num_replicas_ML(self) -> NDArray[np.int64]:
+        """Replicas of every cell."""
+        running_Q = np.concatenate([[0], np.cumsum(self.plan.is_replica_Q)])
+        num_replicas_ML: NDArray[np.int64] = np.diff(running_Q[self.first_quota_C]).reshape(self.after_MLR.shape[:2])
+        return num_replicas_ML
+
+    @property
+    def floor_ML(self) -> NDArray[np.float64]:
+        """Tokens a rank of the fullest node has on average, under the plan's placement."""
+        fullest_ML = node_loads(self.after_MLR, self.plan.cluster).max(axis=-1)
+        floor_ML: NDArray[np.float64] = fullest_ML / self.plan.cluster.gpus_per_node
+        return floor_ML
+
+    def worst_cells(self, limit: int) -> list[tuple[int, int, float, float, float]]:
+        """Return row and layer of the cells that lose most tokens to waiting, most first.
+
+        Then the slowest rank before and after, and its bound, over the mean rank.
+        """
+        mean_ML, slowest_ML = self.after_MLR.mean(axis=-1), self.after_MLR.max(axis=-1)
+        order_C = np.argsort((mean_ML - slowest_ML).ravel(), kind="stable")[:limit]
+        worst = []
+        for row, layer in zip(*np.unravel_index(order_C, mean_ML.shape), strict=True):
+            mean = float(mean_ML[row, layer]) or 1.0
+            loads = (self.before_MLR[row, layer].max(), slowest_ML[row, layer], self.plan.lower_bound_ML[row, layer])
+            before, after, bound = (float(each) / mean for each in loads)
+            worst.append((int(row), int(layer), before, after, bound))
+        return worst
+
+    def quotas_of(self, row: int, layer: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return expert and rank `[Q, 2]`, and tokens `[Q]`, of one cell.
+
+        Raises:
+            NotFound: the plan has no such cell.
+        """
+        check_index("row", row, self.plan.num_rows)
+        check_index("layer", layer, self.plan.model.num_layers)
+        cell = row * self.plan.model.num_layers + layer
+        quotas = slice(self.first_quota_C[cell], self.first_quota_C[cell + 1])
+        return self.plan.quota_index_Q4[quotas, 2:], self.plan.quota_tokens_Q[quotas]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTotals:
+    """A plan summed over its rows: small enough to keep of many steps."""
+
+    home_rank_LE: NDArray[np.uint16]
+    load_LE: NDArray[np.uint32]
+    num_replicas_LE: NDArray[np.uint32]
+    before_LR: NDArray[np.uint32]
+    after_LR: NDArray[np.uint32]
+
+    @classmethod
+    def of(cls, figures: PlanFigures) -> "StepTotals":
+        """Sum a plan."""
+        plan = figures.plan
+        shape_LE = plan.home_rank_LE.shape
+        expert_Q = plan.quota_index_Q4[:, 1].astype(np.int64) * shape_LE[1] + plan.quota_index_Q4[:, 2]
+        num_experts = plan.home_rank_LE.size
+        load = np.bincount(expert_Q, weights=plan.quota_tokens_Q, minlength=num_experts)
+        num_replicas = np.bincount(expert_Q[plan.is_replica_Q], minlength=num_experts)
+        return cls(
+            home_rank_LE=plan.home_rank_LE.astype(np.uint16),
+            load_LE=load.reshape(shape_LE).astype(np.uint32),
+            num_replicas_LE=num_replicas.reshape(shape_LE).astype(np.uint32),
+            before_LR=figures.before_MLR.sum(axis=0).astype(np.uint32),
+            after_LR=figures.after_MLR.sum(axis=0).astype(np.uint32),
+        )
+
+    def most_replicated(self, limit: int) -> list[tuple[int, int]]:
+        """Return (layer, expert) with the most replicas, most first."""
+        order = np.argsort(-self.num_replicas_LE.ravel().astype(np.int64), kind="stable")[:limit]
+        num_experts = self.num_replicas_LE.shape[1]
+        return [divmod(int(each), num_experts) for each in order if self.num_replicas_LE.flat[each]]
+
+
+def node_loads(loads_xR: NDArray[np.integer], cluster: Cluster) -> NDArray[np.int64]:
+    """Sum the last axis over the ranks of each node, `[..., N]`."""
+    shape = (*loads_xR.shape[:-1], cluster.num_nodes, cluster.gpus_per_node)
+    loads_xN: NDArray[np.int64] = loads_xR.reshape(shape).sum(axis=-1, dtype=np.int64)
+    return loads_xN
+
+
+def check_index(name: str, index: int, count: int) -> None:
+    """Refuse an index that is out of range.
+
+    Raises:
+        NotFound: names the range.
+    """
+    if not 0 <= index < count:
+        raise NotFound(f"there is no {name} {index}; there are 0 to {count - 1}")

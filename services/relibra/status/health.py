@@ -1,0 +1,107 @@
+"""Whether a job is well, at a glance: a pure decision with its reason."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from relibra.status.execution import Execution
+from relibra.store import StepRecord, StepState
+
+_SLOW_SOLVE_S = 30.0
+_REALISED_TOLERANCE = 1.05
+_MAX_NAMED_RANKS = 8
+
+
+class Verdict(StrEnum):
+    """How well, the worst first."""
+
+    FAILING = "failing"
+    """A step has no plan and will not get one by itself."""
+    ATTENTION = "attention"
+    """Training goes on, slower than it could."""
+    WAITING = "waiting"
+    """Nothing is wrong, and nothing has happened yet."""
+    WELL = "well"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobHealth:
+    """A verdict and why."""
+
+    verdict: Verdict
+    reason: str
+
+
+def job_health(
+    steps: Sequence[StepRecord], executed_step: StepRecord | None, executed: Sequence[Execution], now: float
+) -> JobHealth:
+    """Judge a job.
+
+    Args:
+        steps: its newest steps, newest first.
+        executed_step: the newest step that has reports, if any has.
+        executed: what ranks did in it.
+        now: Unix time in seconds.
+    """
+    if not steps:
+        return JobHealth(verdict=Verdict.WAITING, reason="registered; no sequence has been reported yet")
+    for step in steps:
+        if step.failure is not None and step.plan is None:
+            return JobHealth(verdict=Verdict.FAILING, reason=f"step {step.step} cannot be planned: {step.failure}")
+        if step.state is StepState.SOLVING and step.submitted_at is not None:
+            waited_s = now - step.submitted_at
+            if waited_s > _SLOW_SOLVE_S:
+                reason = f"step {step.step} has waited {waited_s:.0f} s for its plan: is a planner running?"
+                return JobHealth(verdict=Verdict.FAILING, reason=reason)
+        if step.plan is not None:
+            break
+    if executed_step is not None:
+        for execution in executed:
+            if trouble := fallback(execution) or absence(execution) or excess(execution, executed_step):
+                return JobHealth(verdict=Verdict.ATTENTION, reason=f"step {executed_step.step}: {trouble}")
+    newest = steps[0]
+    if newest.plan is not None:
+        forecast = newest.plan.forecast
+        change = f"imbalance {forecast.imbalance_before:.3f} to {forecast.imbalance_after:.3f}"
+        return JobHealth(verdict=Verdict.WELL, reason=f"step {newest.step} is planned, {change}")
+    reason = f"step {newest.step} is {newest.state}, {newest.num_sequences} sequences so far"
+    is_planning = any(step.plan is not None for step in steps)
+    return JobHealth(verdict=Verdict.WELL if is_planning else Verdict.WAITING, reason=reason)
+
+
+def fallback(execution: Execution) -> str | None:
+    """Say who fell back, if anybody did."""
+    if not execution.num_fallbacks:
+        return None
+    causes = ", ".join(f"{number} {cause}" for cause, number in execution.fallbacks.items())
+    return (
+        f"{execution.num_fallbacks} of {execution.num_expected} ranks kept the previous placement in phase "
+        f"{execution.phase} ({causes})"
+    )
+
+
+def absence(execution: Execution) -> str | None:
+    """Say who has not reported, if somebody else has."""
+    if not execution.missing:
+        return None
+    named = ", ".join(_name(each, execution.num_ep_groups) for each in execution.missing[:_MAX_NAMED_RANKS])
+    rest = ", ..." if len(execution.missing) > _MAX_NAMED_RANKS else ""
+    return (
+        f"{execution.num_reports} of {execution.num_expected} ranks reported phase {execution.phase}; "
+        f"missing: {named}{rest}"
+    )
+
+
+def excess(execution: Execution, step: StepRecord) -> str | None:
+    """Say that the realised imbalance is worse than planned, if it is."""
+    if step.plan is None or execution.imbalance is None:
+        return None
+    planned = step.plan.forecast.imbalance_after
+    if execution.imbalance <= planned * _REALISED_TOLERANCE:
+        return None
+    return f"imbalance was {execution.imbalance:.3f} in phase {execution.phase}, {planned:.3f} was planned"
+
+
+def _name(group_and_rank: tuple[int, int], num_ep_groups: int) -> str:
+    group, rank = group_and_rank
+    return f"rank {rank} of group {group}" if num_ep_groups > 1 else f"rank {rank}"

@@ -1,0 +1,90 @@
+"""The JSON of how a job, an expert or a rank changed over steps, oldest first."""
+
+from datetime import UTC, datetime
+
+from pydantic import Field
+
+from relibra.planning import Phase
+from relibra.status.execution import Execution
+from relibra.status.figures import StepTotals
+from relibra.status.models import Shown
+from relibra.store import StepRecord, StepState
+
+_OF_FORECAST = (
+    *("imbalance_before", "imbalance_after", "imbalance_bound", "imbalance_floor"),
+    *("num_replicas", "num_moved_experts"),
+)
+
+
+class HistoryPoint(Shown):
+    """One step of a job. Imbalance is slowest rank over mean rank, 1 is ideal; null where it is not known."""
+
+    step: int = Field(examples=[12])
+    state: StepState = Field(examples=["planned"])
+    imbalance_before: float | None = Field(None, description="Without balancing.", examples=[1.83])
+    imbalance_after: float | None = Field(None, description="As planned.", examples=[1.012])
+    imbalance_bound: float | None = Field(None, description="Under the plan's placement.", examples=[1.01])
+    imbalance_floor: float | None = Field(None, description="Under any placement.", examples=[1.002])
+    imbalance_realised: float | None = Field(description="Of the last phase all ranks reported.", examples=[1.013])
+    published_at: datetime | None
+    plan_wait_s: float | None = Field(description="Of the rank that waited longest in any phase.", examples=[0.02])
+    num_fallbacks: int = Field(description="Ranks that kept the previous placement, worst phase.", examples=[0])
+    num_replicas: int | None = Field(None, examples=[4100])
+    num_moved_experts: int | None = Field(None, examples=[24])
+
+    @classmethod
+    def of(cls, step: StepRecord, executed: list[Execution]) -> "HistoryPoint":
+        """Show one step."""
+        realised = [each.imbalance for each in executed if each.imbalance is not None]
+        return cls(
+            step=step.step,
+            state=step.state,
+            imbalance_realised=realised[-1] if realised else None,
+            published_at=None if step.plan is None else datetime.fromtimestamp(step.plan.published_at, tz=UTC),
+            plan_wait_s=max((each.plan_wait_s for each in executed), default=None),
+            num_fallbacks=max((each.num_fallbacks for each in executed), default=0),
+            **({} if step.plan is None else {name: getattr(step.plan.forecast, name) for name in _OF_FORECAST}),
+        )
+
+
+class ExpertPoint(Shown):
+    """One expert of one layer in one step, summed over micro-batches."""
+
+    step: int = Field(examples=[12])
+    home_rank: int = Field(examples=[3])
+    load_tokens: int = Field(examples=[16_384])
+    load_ratio: float = Field(description="To the mean expert of the layer.", examples=[3.2])
+    num_replicas: int = Field(examples=[40])
+
+    @classmethod
+    def of(cls, step: int, totals: StepTotals, layer: int, expert: int) -> "ExpertPoint":
+        """Show one step."""
+        load, mean = int(totals.load_LE[layer, expert]), float(totals.load_LE[layer].mean())
+        return cls(
+            step=step,
+            home_rank=int(totals.home_rank_LE[layer, expert]),
+            load_tokens=load,
+            load_ratio=load / mean if mean else 0.0,
+            num_replicas=int(totals.num_replicas_LE[layer, expert]),
+        )
+
+
+class RankPoint(Shown):
+    """One EP rank in one step, summed over micro-batches and layers."""
+
+    step: int = Field(examples=[12])
+    mean_tokens: float = Field(description="Of all ranks, the ideal.", examples=[98_304.0])
+    before_tokens: int = Field(description="Without balancing.", examples=[180_000])
+    after_tokens: int = Field(description="As planned.", examples=[99_000])
+    realised_tokens: dict[Phase, int | None] = Field(description="As reported.", examples=[{"update": 99_010}])
+
+    @classmethod
+    def of(cls, step: int, totals: StepTotals, rank: int, executed: list[Execution]) -> "RankPoint":
+        """Show one step."""
+        return cls(
+            step=step,
+            mean_tokens=float(totals.after_LR.sum(dtype=int)) / totals.after_LR.shape[1],
+            before_tokens=int(totals.before_LR[:, rank].sum()),
+            after_tokens=int(totals.after_LR[:, rank].sum()),
+            realised_tokens={each.phase: each.rank_tokens[rank] for each in executed},
+        )

@@ -1,0 +1,120 @@
+"""News for open pages: one poll of Redis for all viewers, and only while there are any.
+
+Viewers are told which jobs changed, nothing else, and then ask for what they show. What a viewer has not been told yet
+is a number, not a queue: a slow one costs no memory, and hears of several changes at once.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+
+from relibra.errors import LimitExceeded, Unavailable
+from relibra.status.access import Viewer
+from relibra.store import Store
+
+_HEARTBEAT_S = 15.0
+_MAX_STREAM_S = 600.0
+"""A viewer then comes back by itself, with a token that is looked at again."""
+_NUM_STEPS = 3
+
+
+class Live:
+    """Server-sent events: `change` with the ids of jobs, `store` with whether Redis answers."""
+
+    def __init__(self, store: Store, *, poll_interval_s: float, max_viewers: int) -> None:
+        self._store = store
+        self._poll_interval_s = poll_interval_s
+        self._max_viewers = max_viewers
+        self.num_viewers = 0
+        self._polling: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self._time = 0
+        """Counts news."""
+        self._marks: dict[str, tuple[object, int]] = {}
+        """What each job looked like, and when that was new."""
+        self._outage: str | None = None
+        self._outage_time = 0
+        self._news = asyncio.Event()
+
+    def check_room(self) -> None:
+        """Return if one more viewer may `watch`.
+
+        Raises:
+            LimitExceeded: there are too many.
+        """
+        if self.num_viewers >= self._max_viewers:
+            raise LimitExceeded(f"{self._max_viewers} viewers are watching already (max_viewers)")
+
+    def close(self) -> None:
+        """End all streams."""
+        self._is_closed = True
+        self._tell()
+
+    async def watch(self, viewer: Viewer, job_id: str | None) -> AsyncIterator[str]:
+        """Yield events about one job, or all that `viewer` may see, until closed or too old."""
+        self.num_viewers += 1
+        if self._polling is None:
+            self._polling = asyncio.create_task(self._poll())
+        try:
+            ends_at = time.monotonic() + _MAX_STREAM_S
+            seen, is_new = self._time, True
+            while not self._is_closed and time.monotonic() < ends_at:
+                news, now = self._news, self._time
+                for event in self._events(viewer, job_id, seen, is_new=is_new):
+                    yield event
+                seen, is_new = now, False
+                try:
+                    async with asyncio.timeout(_HEARTBEAT_S):
+                        await news.wait()
+                except TimeoutError:
+                    yield ": still here\n\n"
+        finally:
+            self.num_viewers -= 1
+            if not self.num_viewers:
+                self._polling.cancel()
+                self._polling = None
+                self._marks.clear()
+
+    def _events(self, viewer: Viewer, job_id: str | None, seen: int, *, is_new: bool) -> Iterator[str]:
+        if is_new or self._outage_time > seen:
+            yield _event("store", {"is_reachable": self._outage is None, "detail": self._outage})
+        changed = [each for each, (_, changed_at) in self._marks.items() if changed_at > seen]
+        shown = sorted(each for each in changed if viewer.may_see(each) and job_id in (None, each))
+        if shown:
+            yield _event("change", {"job_ids": shown})
+
+    async def _poll(self) -> None:
+        while True:
+            before, outage = dict(self._marks), None
+            try:
+                await self._look()
+            except Unavailable as error:
+                outage = str(error)
+            has_turned = (outage is None) != (self._outage is None)
+            if has_turned:
+                self._outage, self._outage_time = outage, self._time + 1
+            if has_turned or before != self._marks:
+                self._tell()
+            await asyncio.sleep(self._poll_interval_s)
+
+    async def _look(self) -> None:
+        jobs = await self._store.list_jobs()
+        gone = self._marks.keys() - {job.job_id for job in jobs}
+        marks: dict[str, object] = dict.fromkeys(gone)
+        for job in jobs:
+            steps = await self._store.list_steps(job.job_id, limit=_NUM_STEPS)
+            reports = await self._store.num_reports(job.job_id, [step.step for step in steps])
+            marks[job.job_id] = (job.epoch, steps, reports)
+        for job_id, mark in marks.items():
+            if self._marks.get(job_id, (None, 0))[0] != mark:
+                self._marks[job_id] = mark, self._time + 1
+
+    def _tell(self) -> None:
+        self._time += 1
+        told, self._news = self._news, asyncio.Event()
+        told.set()
+
+
+def _event(name: str, data: dict[str, object]) -> str:
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n"

@@ -1,0 +1,192 @@
+"""The JSON of loads: heat maps, cells and what changed between two placements.
+
+L MoE layers, E experts, R EP ranks, Q quotas, X moved experts.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from relibra.planning import Cluster
+from relibra.status.figures import PlanFigures, check_index, node_loads
+from relibra.status.models import Shown
+
+
+class HeatMapView(Shown):
+    """Token copies of every rank and layer, in one row or summed over all."""
+
+    row: int | None = Field(description="ep_group * num_micro_batches + micro_batch; null for all.", examples=[3])
+    num_rows: int = Field(examples=[32])
+    gpus_per_node: int = Field(examples=[8])
+    mean_tokens: list[float] = Field(description="`[layer]`: of a rank, the ideal.", examples=[[1024.0]])
+    floor_tokens: list[float] = Field(
+        description="`[layer]`: a rank of the fullest node has so many on average; replicas cannot leave a node.",
+        examples=[[1030.5]],
+    )
+    before_tokens: list[list[int]] = Field(description="`[layer][rank]` without balancing.", examples=[[[900, 1148]]])
+    after_tokens: list[list[int]] = Field(description="`[layer][rank]` as planned.", examples=[[[1020, 1028]]])
+
+    @classmethod
+    def of(cls, figures: PlanFigures, row: int | None) -> "HeatMapView":
+        """Show one row, or the sum of all.
+
+        Raises:
+            NotFound: there is no such row.
+        """
+        if row is not None:
+            check_index("row", row, figures.plan.num_rows)
+        rows = slice(None) if row is None else slice(row, row + 1)
+        after_LR = figures.after_MLR[rows].sum(axis=0)
+        return cls(
+            row=row,
+            num_rows=figures.plan.num_rows,
+            gpus_per_node=figures.plan.cluster.gpus_per_node,
+            mean_tokens=after_LR.mean(axis=-1).round(1).tolist(),
+            floor_tokens=figures.floor_ML[rows].sum(axis=0).round(1).tolist(),
+            before_tokens=figures.before_MLR[rows].sum(axis=0).tolist(),
+            after_tokens=after_LR.tolist(),
+        )
+
+
+class RankLoad(Shown):
+    """One rank in a cell."""
+
+    rank: int = Field(examples=[3])
+    node: int = Field(examples=[0])
+    before_tokens: int = Field(description="Without balancing.", examples=[1400])
+    after_tokens: int = Field(description="As planned: the home share and the replica share.", examples=[1031])
+    home_tokens: int = Field(description="Of experts that live here.", examples=[900])
+    replica_tokens: int = Field(description="Of experts that live elsewhere in the node.", examples=[131])
+
+
+class ReplicaQuota(Shown):
+    """What a replica computes."""
+
+    rank: int = Field(examples=[5])
+    tokens: int = Field(examples=[131])
+
+
+class ExpertLoad(Shown):
+    """One expert in a cell."""
+
+    expert: int = Field(examples=[17])
+    home_rank: int = Field(examples=[3])
+    load_tokens: int = Field(examples=[531])
+    home_tokens: int = Field(description="Quota of the home.", examples=[400])
+    replicas: list[ReplicaQuota]
+
+
+class CellView(Shown):
+    """One micro-batch and layer of one EP group in full."""
+
+    row: int = Field(examples=[3])
+    ep_group: int = Field(examples=[0])
+    micro_batch: int = Field(examples=[3])
+    layer: int = Field(examples=[12])
+    mean_tokens: float = Field(description="Of a rank, the ideal.", examples=[1024.0])
+    floor_tokens: float = Field(description="Mean of the fullest node under this placement.", examples=[1030.5])
+    slowest_before_tokens: int = Field(description="Of the slowest rank without balancing.", examples=[1400])
+    slowest_after_tokens: int = Field(description="Of the slowest rank as planned.", examples=[1031])
+    lower_bound_tokens: float = Field(
+        description="No plan with this placement and these slots is below it.", examples=[1031]
+    )
+    gap: float = Field(description="Of the slowest rank to the lower bound, as a ratio.", examples=[0.0005])
+    ranks: list[RankLoad]
+    experts: list[ExpertLoad] = Field(description="Those with load, by load, largest first.")
+
+    @classmethod
+    def of(cls, figures: PlanFigures, row: int, layer: int) -> "CellView":
+        """Show a cell.
+
+        Raises:
+            NotFound: the plan has no such cell.
+        """
+        plan, cluster = figures.plan, figures.plan.cluster
+        index_Q2, tokens_Q = figures.quotas_of(row, layer)
+        home_Q = plan.home_rank_LE[layer, index_Q2[:, 0]]
+        is_home_Q = home_Q == index_Q2[:, 1]
+        before_R, after_R = figures.before_MLR[row, layer], figures.after_MLR[row, layer]
+        home_R = np.bincount(index_Q2[is_home_Q, 1], weights=tokens_Q[is_home_Q], minlength=cluster.num_ranks)
+        group, micro_batch = divmod(row, plan.schedule.num_micro_batches)
+        slowest, bound = int(after_R.max()), float(plan.lower_bound_ML[row, layer])
+        return cls(
+            row=row,
+            ep_group=group,
+            micro_batch=micro_batch,
+            layer=layer,
+            mean_tokens=round(float(after_R.mean()), 1),
+            floor_tokens=round(float(node_loads(after_R, cluster).max()) / cluster.gpus_per_node, 1),
+            slowest_before_tokens=int(before_R.max()),
+            slowest_after_tokens=slowest,
+            lower_bound_tokens=round(bound, 1),
+            gap=slowest / bound - 1 if bound else 0.0,
+            ranks=[
+                RankLoad(
+                    rank=rank,
+                    node=rank // cluster.gpus_per_node,
+                    before_tokens=int(before_R[rank]),
+                    after_tokens=int(after_R[rank]),
+                    home_tokens=int(home_R[rank]),
+                    replica_tokens=int(after_R[rank] - home_R[rank]),
+                )
+                for rank in range(cluster.num_ranks)
+            ],
+            experts=_experts(index_Q2, tokens_Q, is_home_Q, plan.home_rank_LE[layer]),
+        )
+
+
+def _experts(
+    index_Q2: NDArray[np.int32], tokens_Q: NDArray[np.int64], is_home_Q: NDArray[np.bool_], home_E: NDArray[np.int32]
+) -> list[ExpertLoad]:
+    quotas: dict[int, list[tuple[int, int, bool]]] = {}
+    for (expert, rank), tokens, is_home in zip(index_Q2.tolist(), tokens_Q.tolist(), is_home_Q.tolist(), strict=True):
+        quotas.setdefault(expert, []).append((rank, tokens, is_home))
+    experts = [
+        ExpertLoad(
+            expert=expert,
+            home_rank=int(home_E[expert]),
+            load_tokens=sum(tokens for _, tokens, _ in of_expert),
+            home_tokens=sum(tokens for _, tokens, is_home in of_expert if is_home),
+            replicas=[ReplicaQuota(rank=rank, tokens=tokens) for rank, tokens, is_home in of_expert if not is_home],
+        )
+        for expert, of_expert in quotas.items()
+    ]
+    return sorted(experts, key=lambda each: -each.load_tokens)
+
+
+class Move(Shown):
+    """An expert whose home differs."""
+
+    layer: int = Field(examples=[12])
+    expert: int = Field(examples=[17])
+    from_rank: int = Field(examples=[3])
+    to_rank: int = Field(examples=[12])
+
+
+class DiffView(Shown):
+    """What changed from one step's placement to another's."""
+
+    from_step: int = Field(examples=[11])
+    to_step: int = Field(examples=[12])
+    num_moved: int = Field(description="Experts with another home, over all layers.", examples=[24])
+    num_crossing: int = Field(description="Those whose new home is on another node.", examples=[20])
+    moves: list[Move]
+
+    @classmethod
+    def of(
+        cls, steps: tuple[int, int], from_LE: NDArray[np.int32], to_LE: NDArray[np.int32], cluster: Cluster
+    ) -> "DiffView":
+        """Compare two placements."""
+        layer_X, expert_X = np.nonzero(from_LE != to_LE)
+        from_X, to_X = from_LE[layer_X, expert_X], to_LE[layer_X, expert_X]
+        columns = (each.tolist() for each in (layer_X, expert_X, from_X, to_X))
+        return cls(
+            from_step=steps[0],
+            to_step=steps[1],
+            num_moved=len(layer_X),
+            num_crossing=int((from_X // cluster.gpus_per_node != to_X // cluster.gpus_per_node).sum()),
+            moves=[
+                Move(layer=layer, expert=expert, from_rank=one, to_rank=other)
+                for layer, expert, one, other in zip(*columns, strict=True)
+            ],
+        )

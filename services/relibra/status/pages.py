@@ -1,0 +1,146 @@
+"""The pages: made here, complete without scripts; `static/pages.js` adds charts and news."""
+
+import functools
+import gzip
+import hashlib
+from datetime import UTC, datetime
+from importlib import resources
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from relibra.status.context import MAX_INDEX, App, Before, Job, Layer, Looker, Row, Step
+from relibra.status.explain import explain, size_text
+from relibra.status.figures import StepTotals
+from relibra.status.health import Verdict
+from relibra.status.load_models import CellView
+from relibra.status.problems import Problem
+from relibra.status.sparkline import sparkline
+
+STATIC = Path(__file__).parent / "static"
+pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+_STEPS_PER_PAGE = 50
+_NUM_NAMED = 10
+"""Rows of tables that name the worst or the most."""
+_YEAR_S = 31_536_000
+
+
+@pages.get("/")
+async def overview(app: App, viewer: Looker, request: Request) -> Response:
+    """All jobs, those in trouble first."""
+    jobs = [job for job in await app.store.list_jobs() if viewer.may_see(job.job_id)]
+    glances = [await app.reader.glance(job) for job in jobs]
+    worst_first = list(Verdict)
+    glances.sort(key=lambda each: worst_first.index(each.health.verdict))
+    return _page(request, "jobs.html", glances=glances)
+
+
+@pages.get("/jobs/{job_id}")
+async def show_job(app: App, job: Job, request: Request, before: Before = None) -> Response:
+    """One job over its steps."""
+    steps = await app.store.list_steps(job.job_id, limit=_STEPS_PER_PAGE + 1, before=before)
+    executed = await app.reader.executions(job, [step.step for step in steps])
+    rows = list(zip(steps, executed, strict=True))[:_STEPS_PER_PAGE]
+    has_older = len(steps) > _STEPS_PER_PAGE
+    glance = await app.reader.glance(job)
+    return _page(request, "job.html", job=job, glance=glance, rows=rows, before=before, has_older=has_older)
+
+
+@pages.get("/jobs/{job_id}/steps/{step}")
+async def show_step(app: App, job: Job, request: Request, step: Step) -> Response:
+    """One step: its plan, why, and what ranks did with it."""
+    record = await app.store.get_step(job.job_id, step)
+    executed = await app.reader.fresh_executions(job, step)
+    shown: dict[str, Any] = {"job": job, "step": record, "executed": executed}
+    shown["explanation"] = explain(record, job.cluster, executed)
+    if record.plan is not None:
+        figures = await app.reader.figures(job, record.plan)
+        totals = await app.reader.off_loop(StepTotals.of, figures)
+        shown |= {"num_rows": figures.plan.num_rows, "num_micro_batches": figures.plan.schedule.num_micro_batches}
+        shown |= {"worst": figures.worst_cells(_NUM_NAMED), "replicated": totals.most_replicated(_NUM_NAMED)}
+        shown["totals"] = totals
+    return _page(request, "step.html", **shown)
+
+
+@pages.get("/jobs/{job_id}/steps/{step}/cells")
+async def find_cell(
+    job: Job,
+    step: Step,
+    row: Annotated[int, Query(ge=0, le=MAX_INDEX)] = 0,
+    layer: Annotated[int, Query(ge=0, le=MAX_INDEX)] = 0,
+) -> Response:
+    """Go to a cell by number."""
+    return RedirectResponse(f"/jobs/{job.job_id}/steps/{step}/cells/{row}/{layer}")
+
+
+@pages.get("/jobs/{job_id}/steps/{step}/cells/{row}/{layer}")
+async def show_cell(app: App, job: Job, request: Request, step: Step, row: Row, layer: Layer) -> Response:
+    """One micro-batch and layer: every rank's load, and where it comes from."""
+    figures = await app.reader.figures(job, await app.reader.planned(job, step))
+    cell = await app.reader.off_loop(CellView.of, figures, row, layer)
+    return _page(request, "cell.html", job=job, step=step, cell=cell, num_rows=figures.plan.num_rows)
+
+
+@pages.get("/docs")
+async def describe(request: Request) -> Response:
+    """The JSON API, from its own description; made here because the usual page loads scripts from far away."""
+    return _page(request, "docs.html", api=request.app.openapi())
+
+
+async def plotly(request: Request) -> Response:
+    """The charting library, from the installed package; compressed once."""
+    content, tag = _plotly()
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers={"ETag": tag})
+    headers = {"ETag": tag, "Cache-Control": f"public, max-age={_YEAR_S}, immutable", "Content-Encoding": "gzip"}
+    return Response(content, headers=headers, media_type="text/javascript")
+
+
+def show_problem(request: Request, problem: Problem) -> Response:
+    """Return the page of an error."""
+    return _page(request, "problem.html", status=problem.status, problem=problem)
+
+
+@functools.cache
+def _plotly() -> tuple[bytes, str]:
+    content = gzip.compress(resources.files("plotly").joinpath("package_data/plotly.min.js").read_bytes(), mtime=0)
+    return content, f'"{hashlib.blake2b(content, digest_size=12).hexdigest()}"'
+
+
+def _page(request: Request, template: str, *, status: int = 200, **shown: Any) -> Response:
+    access = request.app.state.context.access
+    text = _templates().get_template(template).render(is_open=not access.is_required, **shown)
+    return HTMLResponse(text, status, {"Cache-Control": "private, no-store", "Vary": "Authorization"})
+
+
+@functools.cache
+def _templates() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("relibra.status"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= {"plotly_version": version("plotly"), "sparkline": sparkline}
+    environment.filters |= {"ratio": _ratio, "size": size_text, "when": _when, "count": _count}
+    return environment
+
+
+def _ratio(value: float | None) -> str:
+    return "\N{EN DASH}" if value is None else f"{value:.3f}"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def _when(unix_time_s: float) -> Markup:
+    moment = datetime.fromtimestamp(unix_time_s, tz=UTC)
+    return Markup('<time datetime="{}">{}</time>').format(moment.isoformat(), f"{moment:%Y-%m-%d %H:%M:%S} UTC")

@@ -1,0 +1,98 @@
+"""The JSON endpoints of one step's plan; plans never change, so their answers are named by the plan's id and digest."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from relibra.errors import NotFound
+from relibra.planning.plan_file import plan_to_bytes
+from relibra.status.context import MAX_INDEX, MAX_STEP, V1_RESPONSES, App, Job, Layer, Row, Step
+from relibra.status.load_models import CellView, DiffView, HeatMapView
+from relibra.status.models import PlanSummary, PlanView
+from relibra.store import PlanRecord
+
+plan_api = APIRouter(prefix="/v1/jobs/{job_id}/steps/{step}", tags=["plans"], responses=V1_RESPONSES)
+
+
+@plan_api.get("/plan", response_model=PlanView)
+async def get_plan(app: App, job: Job, request: Request, step: Step) -> Response:
+    """The plan of a step: where experts live, how balanced every cell is, and why."""
+    record = await app.reader.planned(job, step)
+    figures = await app.reader.figures(job, record)
+    return await app.answers.json(request, lambda: PlanView.show(record, figures), tag=_tag(record))
+
+
+@plan_api.get("/plan/summary", response_model=PlanSummary)
+async def get_plan_summary(app: App, job: Job, request: Request, step: Step) -> Response:
+    """The plan of a step without its arrays."""
+    record = await app.reader.planned(job, step)
+    return await app.answers.json(request, lambda: PlanSummary.of(record), tag=_tag(record))
+
+
+@plan_api.get(
+    "/plan.npz",
+    response_class=Response,
+    responses={200: {"content": {"application/octet-stream": {}}, "description": "The plan file."}},
+)
+async def download_plan(app: App, job: Job, request: Request, step: Step) -> Response:
+    """The plan as the file that `relibra plan` writes (docs/formats.md)."""
+    record = await app.reader.planned(job, step)
+    plan = (await app.reader.figures(job, record)).plan
+    return await app.answers.content(
+        request,
+        lambda: plan_to_bytes(plan),
+        "application/octet-stream",
+        tag=_tag(record),
+        file_name=f"{job.job_id}-step-{step}.npz",
+    )
+
+
+@plan_api.get("/heatmap", response_model=HeatMapView)
+async def get_heat_map(
+    app: App,
+    job: Job,
+    request: Request,
+    step: Step,
+    row: Annotated[int | None, Query(description="One row; without it the sum of all.", ge=0, le=MAX_INDEX)] = None,
+) -> Response:
+    """Loads of ranks x layers, before and after balancing."""
+    record = await app.reader.planned(job, step)
+    figures = await app.reader.figures(job, record)
+    return await app.answers.json(request, lambda: HeatMapView.of(figures, row), tag=_tag(record))
+
+
+@plan_api.get("/cells/{row}/{layer}", response_model=CellView)
+async def get_cell(app: App, job: Job, request: Request, step: Step, row: Row, layer: Layer) -> Response:
+    """One cell in full: every rank before and after, every expert's home and replicas, bound and gap."""
+    record = await app.reader.planned(job, step)
+    figures = await app.reader.figures(job, record)
+    return await app.answers.json(request, lambda: CellView.of(figures, row, layer), tag=_tag(record))
+
+
+@plan_api.get("/diff", response_model=DiffView)
+async def get_diff(
+    app: App,
+    job: Job,
+    request: Request,
+    step: Step,
+    against: Annotated[
+        int | None, Query(description="Another step; without it the last planned one before.", ge=0, le=MAX_STEP)
+    ] = None,
+) -> Response:
+    """Which experts have another home than in another step."""
+    record = await app.reader.planned(job, step)
+    earlier = await app.store.plan_before(job.job_id, step) if against is None else None
+    if against is None and earlier is None:
+        raise NotFound(f"no step before {step} of job {job.job_id!r} has a plan; name another with `against`")
+    other = earlier or await app.reader.planned(job, against or 0)
+    from_LE = await app.store.get_placement(job.job_id, other.step)
+    to_LE = await app.store.get_placement(job.job_id, step)
+    return await app.answers.json(
+        request,
+        lambda: DiffView.of((other.step, step), from_LE, to_LE, job.cluster),
+        tag=f"{_tag(other)}-{_tag(record)}",
+    )
+
+
+def _tag(record: PlanRecord) -> str:
+    return f"{record.id}-{record.digest.hex()[:12]}"

@@ -1,0 +1,297 @@
+// What pages do beyond showing what the service made: draw charts, and stay up to date.
+"use strict";
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const script = document.currentScript;
+
+// ---- charts -------------------------------------------------------------------------------------------------------
+
+let library = null;
+function plotly() {
+  library ??= new Promise((resolve, reject) => {
+    const element = document.createElement("script");
+    element.src = script.dataset.plotly;
+    element.onload = () => resolve(window.Plotly);
+    element.onerror = () => { library = null; reject(new Error("the charting library could not be loaded")); };
+    document.head.append(element);
+  });
+  return library;
+}
+
+function line(name, x, y, shade, extra = {}) {
+  const shape = { color: colour(shade), width: 2, ...extra };
+  return { type: "scatter", mode: x.length > 40 ? "lines" : "lines+markers", name, x, y, line: shape, marker: { size: 5 } };
+}
+
+const axis = (title, extra = {}) => ({ title: { text: title }, gridcolor: colour("line"), zeroline: false, ...extra });
+const steps = { dtick: null, tickformat: "d" };
+
+function stepAddress(event) {
+  return `${location.pathname}/steps/${event.points[0].x}`;
+}
+
+const CHARTS = {
+  imbalance(points) {
+    const x = points.map((each) => each.step);
+    const of = (field) => points.map((each) => each[field]);
+    return {
+      traces: [
+        line("without balancing", x, of("imbalance_before"), "before"),
+        line("realised", x, of("imbalance_realised"), "realised", { width: 4 }),
+        line("planned", x, of("imbalance_after"), "after"),
+        line("bound", x, of("imbalance_bound"), "bound", { dash: "dot" }),
+      ],
+      layout: { xaxis: axis("step", steps), yaxis: axis("slowest / mean rank") },
+      choose: stepAddress,
+    };
+  },
+
+  waits(points) {
+    const x = points.map((each) => each.step);
+    const bars = (name, field, shade, extra) => (
+      { type: "bar", name, x, y: points.map((each) => each[field]), marker: { color: colour(shade) }, ...extra }
+    );
+    return {
+      traces: [
+        bars("longest wait of a rank", "plan_wait_s", "after", { offsetgroup: "wait" }),
+        bars("ranks that fell back", "num_fallbacks", "hot", { offsetgroup: "fallback", yaxis: "y2" }),
+      ],
+      layout: {
+        barmode: "group",
+        xaxis: axis("step", steps),
+        yaxis: axis("wait, s", { rangemode: "tozero" }),
+        yaxis2: axis("ranks", { overlaying: "y", side: "right", rangemode: "tozero", showgrid: false, tickformat: "d" }),
+      },
+      choose: stepAddress,
+    };
+  },
+
+  heat(data) {
+    const over = (tokens) => tokens.map((row, layer) => row.map((each) => each / (data.mean_tokens[layer] || 1)));
+    const before = over(data.before_tokens);
+    const highest = Math.min(3, Math.max(1.5, ...before.flat()));
+    const map = (name, z, place) => ({
+      type: "heatmap", z, ...place, zmin: 0, zmax: highest,
+      colorscale: [[0, colour("cold")], [1 / highest, colour("ideal")], [1, colour("hot")]],
+      colorbar: { outlinewidth: 0, thickness: 12, title: { text: "load / mean" } },
+      showscale: place.xaxis === "x2",
+      hovertemplate: `rank %{x}, layer %{y}<br>${name} %{z:.3f} of the mean<extra></extra>`,
+    });
+    const note = (text, x) => ({ text, x, y: 1.06, xref: "paper", yref: "paper", xanchor: "center", showarrow: false });
+    const layers = axis("layer", { autorange: "reversed", showgrid: false, tickformat: "d" });
+    return {
+      traces: [
+        map("without balancing", before, { xaxis: "x", yaxis: "y" }),
+        map("planned", over(data.after_tokens), { xaxis: "x2", yaxis: "y2" }),
+      ],
+      layout: {
+        xaxis: axis("rank", { domain: [0, 0.48], showgrid: false, tickformat: "d" }),
+        xaxis2: axis("rank", { domain: [0.52, 1], showgrid: false, tickformat: "d" }),
+        yaxis: layers,
+        yaxis2: { ...layers, title: {}, anchor: "x2", matches: "y", showticklabels: false },
+        annotations: [note("without balancing", 0.24), note("planned", 0.76)],
+      },
+      choose: (event) => data.row === null ? null : `${location.pathname}/cells/${data.row}/${event.points[0].y}`,
+    };
+  },
+
+  layers(data) {
+    const x = data.mean_tokens.map((_, layer) => layer);
+    const slowest = (tokens) => tokens.map((row, layer) => Math.max(...row) / (data.mean_tokens[layer] || 1));
+    return {
+      traces: [
+        line("without balancing", x, slowest(data.before_tokens), "before"),
+        line("planned", x, slowest(data.after_tokens), "after"),
+        line("floor of the fullest node", x, data.floor_tokens.map((each, layer) => each / (data.mean_tokens[layer] || 1)),
+          "bound", { dash: "dot" }),
+      ],
+      layout: { xaxis: axis("layer", steps), yaxis: axis("slowest / mean rank") },
+      choose: (event) => data.row === null ? null : `${location.pathname}/cells/${data.row}/${event.points[0].x}`,
+    };
+  },
+
+  cell(data) {
+    const x = data.ranks.map((each) => each.rank);
+    const of = (field) => data.ranks.map((each) => each[field]);
+    const level = (tokens, shade, dash) => ({
+      type: "line", xref: "paper", x0: 0, x1: 1, y0: tokens, y1: tokens, line: { color: colour(shade), width: 1.5, dash },
+    });
+    const node = data.ranks.filter((each, index) => index && each.node !== data.ranks[index - 1].node);
+    const borders = node.map((each) => ({
+      type: "line", yref: "paper", y0: 0, y1: 1, x0: each.rank - 0.5, x1: each.rank - 0.5,
+      line: { color: colour("line"), width: 1 },
+    }));
+    return {
+      traces: [
+        { type: "bar", name: "experts at home", x, y: of("home_tokens"), marker: { color: colour("after") } },
+        { type: "bar", name: "replicas", x, y: of("replica_tokens"), marker: { color: colour("replica") } },
+        { type: "scatter", mode: "markers", name: "without balancing", x, y: of("before_tokens"),
+          marker: { color: colour("text"), symbol: "line-ew-open", size: 14, line: { width: 2.5 } } },
+      ],
+      layout: {
+        barmode: "stack",
+        legend: { orientation: "h", y: 1.02, yanchor: "bottom", traceorder: "normal" },
+        xaxis: axis("rank", { tickformat: "d", showgrid: false }),
+        yaxis: axis("tokens", { rangemode: "tozero" }),
+        shapes: [...borders, level(data.mean_tokens, "quiet", "dash"), level(data.lower_bound_tokens, "bound", "dot")],
+      },
+      choose: () => null,
+    };
+  },
+};
+
+function sourceOf(figure) {
+  const slider = document.getElementById("row");
+  const isByRow = figure.dataset.chart === "heat" || figure.dataset.chart === "layers";
+  return isByRow && slider.value !== "-1" ? `${figure.dataset.source}?row=${slider.value}` : figure.dataset.source;
+}
+
+const drawn = new WeakMap();
+
+async function draw(figure) {
+  const state = figure.querySelector(".state");
+  const turn = drawn.get(figure) ?? { source: null, data: null };
+  drawn.set(figure, turn);
+  const source = turn.source = sourceOf(figure);
+  figure.setAttribute("aria-busy", "true");
+  try {
+    const [Plotly, response] = await Promise.all([plotly(), fetch(source)]);
+    const data = await response.json();
+    if (turn.source !== source) return;  // the slider has moved on
+    if (!response.ok) throw new Error(data.detail);
+    if (Array.isArray(data) && !data.some((each) => each.imbalance_after !== null)) {
+      state.textContent = "No step is planned yet.";
+      return;
+    }
+    turn.data = data;
+    await paint(Plotly, figure, data);
+    state.textContent = "";
+  } catch (error) {
+    if (!turn.data) state.textContent = `This chart cannot be drawn now: ${error.message}`;
+  } finally {
+    figure.removeAttribute("aria-busy");
+  }
+}
+
+async function paint(Plotly, figure, data) {
+  const plot = figure.querySelector(".plot");
+  const { traces, layout, choose } = CHARTS[figure.dataset.chart](data);
+  const common = {
+    margin: { t: 30, r: 50, b: 45, l: 60 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
+    font: { color: colour("text"), family: "system-ui, DejaVu Sans, sans-serif", size: 13 }, showlegend: true,
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, hovermode: "closest",
+    height: figure.clientHeight,
+  };
+  await Plotly.react(plot, traces, { ...common, ...layout }, { displayModeBar: false, responsive: true });
+  plot.removeAllListeners("plotly_click");
+  plot.on("plotly_click", (event) => {
+    const address = choose(event);
+    if (address) location.assign(address);
+  });
+}
+
+const figures = () => [...document.querySelectorAll("[data-chart]")];
+const drawAll = () => figures().map(draw);
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", async () => {
+  const Plotly = await plotly();
+  for (const figure of figures()) if (drawn.get(figure)?.data) paint(Plotly, figure, drawn.get(figure).data);
+});
+
+const slider = document.getElementById("row");
+if (slider) {
+  const name = document.getElementById("row-name");
+  const { microBatches, groups } = slider.dataset;
+  slider.addEventListener("input", () => {
+    const row = Number(slider.value);
+    const group = Number(groups) > 1 ? ` of group ${Math.floor(row / microBatches)}` : "";
+    name.textContent = row < 0 ? "all" : `${row % microBatches}${group}`;
+    slider.setAttribute("aria-valuetext", name.textContent);
+    drawAll();
+  });
+}
+
+// ---- news ---------------------------------------------------------------------------------------------------------
+
+const asMade = new WeakMap();
+for (const part of document.querySelectorAll("[data-live]")) asMade.set(part, part.innerHTML);
+
+let isRefreshing = false;
+let isStale = false;
+
+async function refresh() {
+  isStale = true;
+  if (isRefreshing) return;
+  isRefreshing = true;
+  try {
+    while (isStale) {
+      isStale = false;
+      await replaceParts();
+    }
+  } catch {
+    // The stream of news says what is wrong, and when it is over.
+  } finally {
+    isRefreshing = false;
+  }
+}
+
+async function replaceParts() {
+  const response = await fetch(location.href, { headers: { Accept: "text/html" } });
+  if (!response.ok) return;
+  const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+  if (fresh.querySelector("main").dataset.page !== document.querySelector("main").dataset.page) {
+    location.reload();
+    return;
+  }
+  const focused = document.activeElement?.getAttribute("href");
+  for (const part of document.querySelectorAll("[data-live]")) {
+    const other = fresh.getElementById(part.id);
+    if (!other || other.innerHTML === asMade.get(part)) continue;
+    asMade.set(part, other.innerHTML);
+    part.replaceChildren(...other.childNodes);
+    if (focused) part.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
+  }
+  tellAges();
+  drawAll();
+}
+
+function tell(isReachable, text) {
+  const outage = document.getElementById("outage");
+  if (!isReachable && outage.hidden) text += ` This page shows what was known at ${new Date().toLocaleTimeString()}.`;
+  if (isReachable || outage.hidden) outage.textContent = text;
+  outage.hidden = isReachable;
+  document.getElementById("live").textContent = isReachable ? "● live" : "○ waiting";
+}
+
+const RECONNECT_MS = 3000;
+
+function listen(address) {
+  const source = new EventSource(address);
+  source.addEventListener("store", (event) => {
+    const { is_reachable: isReachable, detail } = JSON.parse(event.data);
+    tell(isReachable, isReachable ? "" : `${detail}. Training goes on; news come back by themselves.`);
+    if (isReachable) refresh();
+  });
+  source.addEventListener("change", refresh);
+  source.addEventListener("error", () => {
+    tell(false, "The status service does not answer. Training goes on; news come back by themselves.");
+    // A refusal ends an event source for good; a broken connection it mends by itself.
+    if (source.readyState === EventSource.CLOSED) setTimeout(listen, RECONNECT_MS, address);
+  });
+}
+
+const AGES = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+
+function tellAges() {
+  for (const element of document.querySelectorAll("time")) {
+    const seconds = Math.max(0, (Date.now() - Date.parse(element.dateTime)) / 1000);
+    const [size, unit] = AGES.find(([each]) => seconds >= each) ?? [1, "s"];
+    element.title = element.dateTime;
+    element.textContent = `${Math.floor(seconds / size)} ${unit} ago`;
+  }
+}
+
+drawAll();
+tellAges();
+setInterval(tellAges, 10000);
+if (document.body.dataset.events) listen(document.body.dataset.events);

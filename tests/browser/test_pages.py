@@ -1,0 +1,160 @@
+"""The pages, as a person finds them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from services_harness import CLUSTER, MODEL, Service, eventually
+from watched_job import WatchedJob
+
+from relibra.store import EmbeddedRedis, Role, Store
+
+expect.set_options(timeout=20_000)
+
+PAGES = (
+    *("/", "/jobs/job", "/jobs/job/steps/1", "/jobs/job/steps/2", "/jobs/job/steps/3", "/jobs/job/steps/1/cells/1/2"),
+    "/docs",
+)
+
+
+def wait_for_charts(page: Page) -> None:
+    for state in page.locator("[data-chart] .state").all():
+        expect(state).to_have_text("")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_loads_without_a_complaint(page: Page, job: WatchedJob, errors: list[str], scheme) -> None:
+    page.emulate_media(color_scheme=scheme)
+    for path in PAGES:
+        page.goto(path)
+        if path != "/docs":
+            expect(page.locator("#live")).to_have_text("● live")
+        wait_for_charts(page)
+        assert page.locator("h1").count() == 1
+    assert errors == []
+
+
+@pytest.mark.integration
+def test_a_page_is_complete_without_scripts(browser: Browser, service: Service, job: WatchedJob) -> None:
+    context = browser.new_context(base_url=service.address, java_script_enabled=False)
+    page = context.new_page()
+    page.goto("/jobs/job/steps/1")
+    expect(page.locator("main")).to_contain_text(job.plans[1].reason)
+    page.get_by_role("button", name="Show cell").click()
+    expect(page.locator("h1")).to_have_text("Micro-batch 0, layer 0")
+    context.close()
+
+
+@pytest.mark.integration
+def test_the_slider_shows_one_micro_batch(page: Page, job: WatchedJob, errors: list[str]) -> None:
+    page.goto("/jobs/job/steps/1")
+    wait_for_charts(page)
+
+    def shown(trace: int) -> np.ndarray:
+        return np.array(page.evaluate(f"document.querySelector('.heat .plot').data[{trace}].z"))
+
+    loads_MLR = job.plans[1].rank_loads_MLR
+    total_LR = loads_MLR.sum(axis=0)
+    np.testing.assert_allclose(shown(1), total_LR / total_LR.mean(axis=1, keepdims=True), rtol=1e-3)
+    page.get_by_label("Micro-batch").focus()
+    for row in range(2):
+        page.keyboard.press("ArrowRight")
+        expect(page.locator("#row-name")).to_have_text(str(row))
+        expected_LR = loads_MLR[row] / loads_MLR[row].mean(axis=1, keepdims=True)
+        eventually(lambda expected_LR=expected_LR: np.allclose(shown(1), expected_LR, rtol=1e-3))
+    assert errors == []
+
+
+@pytest.mark.integration
+def test_news_arrive_while_pages_are_open(page: Page, job: WatchedJob, run, store: Store, errors: list[str]) -> None:
+    page.goto("/")
+    expect(page.locator("#jobs")).to_contain_text("step 2 cannot be planned")
+    run(WatchedJob(store, "another", model=MODEL, cluster=CLUSTER).register())
+    expect(page.get_by_role("link", name="another")).to_be_visible()
+
+    page.goto("/jobs/job/steps/4")
+    expect(page.locator("main")).to_contain_text("There is no plan to show")
+    plan_id = run(job.plan(4))
+    expect(page.locator("main")).to_contain_text(job.plans[4].reason)
+    expect(page.locator("#execution")).to_contain_text("No rank has reported yet")
+    run(job.report(4, plan_id, ranks=[0, 1, 3]))
+    expect(page.locator("#execution")).to_contain_text("missing: rank 2")
+
+    page.goto("/jobs/job")
+    wait_for_charts(page)
+    run(job.report(4, plan_id))
+    run(job.plan(5))
+    expect(page.locator("#steps tbody tr").first).to_contain_text("5")
+    last = "document.querySelector('.imbalance .plot').data[0].x.at(-1)"
+    eventually(lambda: page.evaluate(last) == 5)
+    assert errors == []
+
+
+@pytest.mark.integration
+def test_S6_a_plan_is_not_shown_to_the_token_of_another_job(
+    browser: Browser, redis: EmbeddedRedis, job: WatchedJob, run, store: Store, tmp_path: Path
+) -> None:
+    run(WatchedJob(store, "theirs", model=MODEL, cluster=CLUSTER).register())
+    guarded = Service("status", redis.url, tmp_path, RELIBRA_AUTH="required", RELIBRA_POLL_INTERVAL_S="0.1")
+    try:
+        for job_id, is_mine in (("job", True), ("theirs", False)):
+            _, token = run(store.create_token(job_id, Role.VIEWER))
+            context = browser.new_context(
+                base_url=guarded.address, http_credentials={"username": "me", "password": token}
+            )
+            page = context.new_page()
+            page.goto("/")
+            expect(page.locator("#live")).to_have_text("● live")
+            expect(page.locator("#jobs tbody tr")).to_have_count(1)
+            for path in PAGES[1:-1]:
+                answer = page.goto(path)
+                assert answer is not None
+                assert answer.status == (200 if is_mine else 403)
+                assert (job.plans[1].reason in page.content()) <= is_mine
+                if is_mine:
+                    wait_for_charts(page)
+            context.close()
+    finally:
+        guarded.stop()
+
+
+@pytest.mark.integration
+def test_redis_may_go_and_come_back_under_an_open_page(
+    page: Page, redis: EmbeddedRedis, job: WatchedJob, run, errors: list[str]
+) -> None:
+    page.goto("/jobs/job")
+    expect(page.locator("#live")).to_have_text("● live")
+    outage = page.locator("#outage")
+    redis.stop()
+    try:
+        expect(outage).to_contain_text("Redis does not serve")
+        expect(outage).to_contain_text("what was known at")
+        expect(page.locator("#steps tbody tr")).to_have_count(3)
+        assert errors == [], "an outage is no error of the page"
+        page.reload()
+        expect(page.locator("h1")).to_have_text("Not now")
+        expect(outage).to_contain_text("Redis does not serve")
+    finally:
+        redis.start()
+    expect(page.locator("h1")).to_have_text("job")
+    expect(outage).to_be_hidden()
+    run(job.plan(4))
+    expect(page.locator("#steps tbody tr")).to_have_count(4)
+
+
+@pytest.mark.integration
+def test_the_service_may_go_and_come_back_under_an_open_page(
+    page: Page, service: Service, job: WatchedJob, run
+) -> None:
+    page.goto("/jobs/job")
+    expect(page.locator("#live")).to_have_text("● live")
+    service.kill()
+    try:
+        expect(page.locator("#outage")).to_contain_text("The status service does not answer")
+    finally:
+        service.start()
+    run(job.plan(4))
+    expect(page.locator("#steps tbody tr")).to_have_count(4)
+    expect(page.locator("#outage")).to_be_hidden()

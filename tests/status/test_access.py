@@ -1,0 +1,77 @@
+"""Who may see what (S6)."""
+
+from collections.abc import Iterator
+
+import pytest
+from fastapi.testclient import TestClient
+from services_harness import CLUSTER, MODEL, Loop
+from watched_job import WatchedJob
+
+from relibra.errors import Unauthenticated
+from relibra.status import create_app
+from relibra.status.access import Access
+from relibra.status.settings import StatusSettings
+from relibra.store import ALL_JOBS, Role, Store
+
+HIDDEN = (
+    *("/v1/jobs/job", "/v1/jobs/job/steps", "/v1/jobs/job/steps/1", "/v1/jobs/job/steps/1/plan"),
+    *("/v1/jobs/job/steps/1/plan.npz", "/v1/jobs/job/steps/1/cells/0/0", "/v1/jobs/job/history"),
+    *("/v1/events?job_id=job", "/jobs/job", "/jobs/job/steps/1", "/jobs/job/steps/1/cells/0/0", "/v1/jobs/nobody"),
+)
+
+
+@pytest.fixture
+def guarded(redis_url: str, job: WatchedJob) -> Iterator[TestClient]:
+    app = create_app(Store.open(redis_url), StatusSettings(redis_url=redis_url, auth="required"))
+    with TestClient(app) as http:
+        yield http
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def test_S6_without_a_token_nothing_is_shown(guarded: TestClient) -> None:
+    for path in ("/", "/v1/jobs", "/metrics", *HIDDEN):
+        answer = guarded.get(path)
+        assert answer.status_code == 401
+        assert "Basic" in answer.headers["www-authenticate"]
+        assert guarded.get(path, headers=bearer("relibra_0_0")).status_code == 401
+    assert guarded.get("/healthz").status_code == 200
+    assert guarded.get("/readyz").status_code == 200
+
+
+def test_S6_a_token_shows_its_job_and_no_other(guarded: TestClient, store: Store, run: Loop) -> None:
+    other = WatchedJob(store, "other", model=MODEL, cluster=CLUSTER)
+    run(other.register())
+    _, mine = run(store.create_token("job", Role.VIEWER))
+    _, theirs = run(store.create_token("other", Role.TRAINER))
+    for path in HIDDEN:
+        assert guarded.get(path, headers=bearer(theirs)).status_code == 403, path
+    assert guarded.get("/v1/jobs/job/steps/1/plan", headers=bearer(mine)).status_code == 200
+    for token, job_id in ((mine, "job"), (theirs, "other")):
+        assert [each["job_id"] for each in guarded.get("/v1/jobs", headers=bearer(token)).json()] == [job_id]
+        assert f"/jobs/{job_id}" in guarded.get("/", headers=bearer(token)).text
+    metrics = guarded.get("/metrics", headers=bearer(theirs)).text
+    assert 'job_id="other"' in metrics
+    assert 'job_id="job"' not in metrics
+    assert "/jobs/job" not in guarded.get("/", headers=bearer(theirs)).text
+
+
+def test_roles_from_viewer_up_may_look_and_browsers_show_the_token_as_password(
+    guarded: TestClient, store: Store, run: Loop
+) -> None:
+    for role, status in ((Role.ROLLOUT, 403), (Role.VIEWER, 200), (Role.TRAINER, 200), (Role.ADMIN, 200)):
+        _, token = run(store.create_token(ALL_JOBS, role))
+        assert guarded.get("/v1/jobs/job", headers=bearer(token)).status_code == status
+        assert guarded.get("/jobs/job", auth=("anything", token)).status_code == status
+
+
+def test_a_revoked_token_ends(store: Store, run: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relibra.status.access._REMEMBERED_S", 0.0)
+    access = Access(store, is_required=True)
+    record, token = run(store.create_token("job", Role.VIEWER))
+    assert run(access.identify(token)).job_id == "job"
+    run(store.revoke_token(record.token_id))
+    with pytest.raises(Unauthenticated, match="revoked"):
+        run(access.identify(token))

@@ -1,0 +1,121 @@
+"""JSON of jobs, steps, executions and history."""
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from services_harness import CLUSTER, MODEL
+from watched_job import WatchedJob
+
+
+def test_jobs_are_shown_with_their_health(http: TestClient, job: WatchedJob) -> None:
+    (shown,) = http.get("/v1/jobs").json()
+    assert shown["job_id"] == "job"
+    assert shown["epoch"] == f"{job.record.epoch:016x}"
+    assert shown["model"]["num_experts"] == MODEL.num_experts
+    assert shown["cluster"]["redundant_slots"] == CLUSTER.redundant_slots
+    health = http.get("/v1/jobs/job").json()["health"]
+    assert health == {"verdict": "failing", "reason": "step 3 cannot be planned: the load is empty"}
+
+
+def test_steps_are_shown_newest_first_in_pages_and_by_state(http: TestClient, job: WatchedJob) -> None:
+    def numbers(query: str) -> list[int]:
+        return [each["step"] for each in http.get(f"/v1/jobs/job/steps{query}").json()]
+
+    steps = http.get("/v1/jobs/job/steps").json()
+    assert [(each["step"], each["state"]) for each in steps] == [
+        (5, "collecting"),
+        (4, "solving"),
+        (3, "failed"),
+        (2, "planned"),
+        (1, "planned"),
+    ]
+    assert steps[2]["failure"] == "the load is empty"
+    assert steps[4]["plan"]["id"] == f"{job.record.epoch:016x}.1"
+    assert all(each["num_sequences"] == len(job.ids) for each in steps)
+    assert numbers("?limit=2") == [5, 4]
+    assert numbers("?limit=2&before=4") == [3, 2]
+    assert numbers("?state=planned") == [2, 1]
+    assert numbers("?state=planned&limit=1&before=2") == [1]
+    assert http.get("/v1/jobs/job/steps/4").json() == steps[1]
+
+
+def test_an_execution_sums_up_what_ranks_reported(http: TestClient, job: WatchedJob) -> None:
+    recompute, update = http.get("/v1/jobs/job/steps/1/execution").json()
+    assert (recompute["phase"], update["phase"]) == ("recompute", "update")
+    assert (update["num_applied"], update["num_expected"], update["missing"]) == (4, 4, [])
+    assert update["imbalance"] == pytest.approx(job.plans[1].forecast.imbalance_after)
+    (fallen,) = http.get("/v1/jobs/job/steps/2/execution").json()
+    assert (fallen["num_applied"], fallen["fallbacks"]) == (0, {"late": 4})
+    assert fallen["reasons"] == ["rank 3 without a plan in time"]
+    assert http.get("/v1/jobs/job/steps/4/execution").json() == []
+
+
+def test_reports_are_shown_and_filtered(http: TestClient, job: WatchedJob) -> None:
+    assert len(http.get("/v1/jobs/job/steps/1/reports").json()) == 8
+    (shown,) = http.get("/v1/jobs/job/steps/1/reports?phase=update&ep_rank=2&realised=true").json()
+    assert (shown["phase"], shown["ep_rank"]) == ("update", 2)
+    assert shown["applied"] == f"{job.record.epoch:016x}.1"
+    np.testing.assert_array_equal(shown["realised_tokens"], job.plans[1].rank_loads_MLR[:, :, 2])
+    assert http.get("/v1/jobs/job/steps/1/reports?ep_rank=2").json()[0]["realised_tokens"] is None
+
+
+def test_a_step_explains_itself(http: TestClient, job: WatchedJob) -> None:
+    executed = http.get("/v1/jobs/job/steps/1/explain").json()
+    assert executed["headline"] == job.plans[1].reason
+    assert "All 4 ranks applied it in phase update" in executed["execution"][1]
+    fallen = " ".join(http.get("/v1/jobs/job/steps/2/explain").json()["execution"])
+    assert "4 of 4 ranks kept the previous placement in phase update (4 late)" in fallen
+    assert "plan_timeout" in fallen
+    assert "the load is empty" in http.get("/v1/jobs/job/steps/3/explain").json()["headline"]
+
+
+def test_the_history_of_a_job_is_oldest_first(http: TestClient, job: WatchedJob) -> None:
+    points = http.get("/v1/jobs/job/history").json()
+    assert [each["step"] for each in points] == [1, 2, 3, 4, 5]
+    first, second = points[:2]
+    forecast = job.plans[1].forecast
+    assert first["imbalance_before"] == pytest.approx(forecast.imbalance_before)
+    assert first["imbalance_realised"] == pytest.approx(forecast.imbalance_after)
+    assert first["plan_wait_s"] == pytest.approx(0.023)
+    assert (first["num_fallbacks"], second["num_fallbacks"]) == (0, 4)
+    assert points[2]["imbalance_after"] is None
+
+
+def test_the_history_of_an_expert_and_of_a_rank(http: TestClient, job: WatchedJob) -> None:
+    points = http.get("/v1/jobs/job/history/layers/1/experts/5").json()
+    assert [each["step"] for each in points] == [1, 2]
+    for point in points:
+        plan = job.plans[point["step"]]
+        mine_Q = (plan.quota_index_Q4[:, 1] == 1) & (plan.quota_index_Q4[:, 2] == 5)
+        assert point["load_tokens"] == plan.quota_tokens_Q[mine_Q].sum()
+        assert point["home_rank"] == plan.home_rank_LE[1, 5]
+        assert point["num_replicas"] == (plan.quota_index_Q4[mine_Q, 3] != plan.home_rank_LE[1, 5]).sum()
+    points = http.get("/v1/jobs/job/history/ranks/2").json()
+    for point in points:
+        loads_MLR = job.plans[point["step"]].rank_loads_MLR
+        assert point["after_tokens"] == loads_MLR[:, :, 2].sum()
+        assert point["mean_tokens"] == loads_MLR.sum() / 4
+    assert points[0]["realised_tokens"] == dict.fromkeys(("recompute", "update"), points[0]["after_tokens"])
+
+
+def test_a_report_that_comes_later_is_seen_in_the_history(http: TestClient, job: WatchedJob, run, store) -> None:
+    assert http.get("/v1/jobs/job/history").json()[1]["num_fallbacks"] == 4
+    plan_id = run(store.get_plan_id("job", 2))
+    from relibra.planning import Phase
+
+    run(job.report(2, plan_id, phase=Phase.RECOMPUTE))
+    assert [each["phase"] for each in http.get("/v1/jobs/job/steps/2/execution").json()] == ["recompute", "update"]
+    assert http.get("/v1/jobs/job/history").json()[1]["plan_wait_s"] == pytest.approx(0.033)
+
+
+def test_who_has_the_newest_is_told_so(http: TestClient, job: WatchedJob, run) -> None:
+    for path in ("/v1/jobs", "/v1/jobs/job/steps", "/v1/jobs/job/steps/1/plan", "/v1/jobs/job/steps/1/heatmap?row=0"):
+        answer = http.get(path)
+        assert answer.status_code == 200
+        tag = answer.headers["etag"]
+        again = http.get(path, headers={"If-None-Match": f'"other", W/{tag}'})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+        assert http.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
+    tag = http.get("/v1/jobs/job/steps").headers["etag"]
+    run(job.collect(6))
+    assert http.get("/v1/jobs/job/steps", headers={"If-None-Match": tag}).status_code == 200

@@ -1,0 +1,87 @@
+"""Sentences about steps."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from services_harness import CLUSTER
+
+from relibra.planning import Cluster, Phase, PlanId
+from relibra.planning.plan import Forecast
+from relibra.status.execution import Cause, Execution
+from relibra.status.explain import explain, size_text
+from relibra.store import PlanRecord, StepRecord
+
+FORECAST = Forecast(
+    imbalance_before=1.8,
+    imbalance_after=1.2,
+    imbalance_bound=1.0,
+    num_moved_experts=3,
+    num_replicas=4,
+    reorder_size_bytes=5 << 30,
+    replica_size_bytes=6 << 20,
+)
+STEP = StepRecord(step=8, num_sequences=12, policies={}, submitted_at=None, plan=None, failure=None)
+
+
+def planned(**changes: float) -> StepRecord:
+    forecast = replace(FORECAST, **changes)
+    record = PlanRecord(
+        id=PlanId(epoch=1, version=1), step=8, digest=b"", reason="because", forecast=forecast, published_at=0
+    )
+    return replace(STEP, plan=record)
+
+
+def test_a_plan_is_explained_by_its_forecast() -> None:
+    told = explain(planned(), CLUSTER, [])
+    assert told.headline == "because"
+    assert "3 experts move to another home, 5 GiB" in told.placement[1]
+    assert "4 replicas" in told.replicas[0]
+    assert "6 MiB" in told.replicas[0]
+    assert "cost more than they save" in told.replicas[1]
+    assert told.execution == ["No rank has reported yet: ranks report when a phase ends."]
+    assert "No expert moves" in explain(planned(num_moved_experts=0), CLUSTER, []).placement[1]
+    assert "There are no replicas: none saves" in explain(planned(num_replicas=0), CLUSTER, []).replicas[0]
+    without_slots = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=0)
+    assert "no redundant slots" in explain(planned(num_replicas=0), without_slots, []).replicas[0]
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (STEP, "12 sequences are reported"),
+        (replace(STEP, submitted_at=1.0), "is being solved"),
+        (replace(STEP, failure="no load"), "there is no plan: no load"),
+    ],
+)
+def test_a_step_without_a_plan_says_what_it_waits_for(step: StepRecord, words: str) -> None:
+    told = explain(step, CLUSTER, [])
+    assert words in told.headline
+    assert told.placement == told.replicas == told.execution == []
+
+
+@pytest.mark.parametrize("cause", list(Cause))
+def test_every_cause_of_a_fallback_comes_with_advice(cause: Cause) -> None:
+    execution = Execution(
+        phase=Phase.UPDATE,
+        num_expected=4,
+        num_ep_groups=1,
+        missing=(),
+        num_applied=0,
+        fallbacks={cause: 4},
+        reasons=("said",),
+        imbalance=1.8,
+        rank_tokens=(1, 1, 1, 1),
+        reorder_sent_bytes=0,
+        replica_sent_bytes=0,
+        plan_wait_s=0.0,
+    )
+    told = explain(planned(), CLUSTER, [execution]).execution
+    assert f"(4 {cause})" in told[0]
+    assert told[1].startswith(f"{cause}: ")
+
+
+@given(st.integers(0, 1 << 60))
+def test_sizes_are_short(size_bytes: int) -> None:
+    assert len(size_text(size_bytes)) <= 12

@@ -1,0 +1,70 @@
+"""Verdicts on jobs."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from relibra.planning import Phase, PlanId
+from relibra.planning.plan import Forecast
+from relibra.status.execution import Cause, Execution
+from relibra.status.health import Verdict, job_health
+from relibra.store import PlanRecord, StepRecord
+
+NOW = 1000.0
+FORECAST = Forecast(
+    imbalance_before=1.8,
+    imbalance_after=1.02,
+    imbalance_bound=1.01,
+    num_moved_experts=3,
+    num_replicas=4,
+    reorder_size_bytes=5,
+    replica_size_bytes=6,
+)
+PLAN = PlanRecord(id=PlanId(epoch=1, version=1), step=7, digest=b"", reason="", forecast=FORECAST, published_at=NOW)
+COLLECTING = StepRecord(step=8, num_sequences=12, policies={}, submitted_at=None, plan=None, failure=None)
+PLANNED = replace(COLLECTING, step=7, plan=PLAN)
+EXECUTION = Execution(
+    phase=Phase.UPDATE,
+    num_expected=4,
+    num_ep_groups=1,
+    missing=(),
+    num_applied=4,
+    fallbacks={},
+    reasons=(),
+    imbalance=1.02,
+    rank_tokens=(1, 1, 1, 1),
+    reorder_sent_bytes=0,
+    replica_sent_bytes=0,
+    plan_wait_s=0.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("steps", "executed", "verdict", "words"),
+    [
+        ([], [], Verdict.WAITING, "no sequence"),
+        ([COLLECTING], [], Verdict.WAITING, "12 sequences"),
+        ([COLLECTING, PLANNED], [EXECUTION], Verdict.WELL, "step 8 is collecting"),
+        ([PLANNED], [EXECUTION], Verdict.WELL, "1.800 to 1.020"),
+        ([replace(COLLECTING, failure="no load"), PLANNED], [], Verdict.FAILING, "step 8 cannot be planned: no load"),
+        ([replace(COLLECTING, submitted_at=NOW - 31), PLANNED], [], Verdict.FAILING, "is a planner running"),
+        ([replace(COLLECTING, submitted_at=NOW - 1), PLANNED], [], Verdict.WELL, "solving"),
+        ([PLANNED, replace(COLLECTING, step=3, failure="old")], [], Verdict.WELL, "step 7"),
+        ([PLANNED], [replace(EXECUTION, fallbacks={Cause.LATE: 2})], Verdict.ATTENTION, r"2 of 4 ranks .*\(2 late\)"),
+        ([PLANNED], [replace(EXECUTION, missing=((0, 2),))], Verdict.ATTENTION, "missing: rank 2$"),
+        (
+            [PLANNED],
+            [replace(EXECUTION, missing=((1, 2),), num_ep_groups=2)],
+            Verdict.ATTENTION,
+            "missing: rank 2 of group 1",
+        ),
+        ([PLANNED], [replace(EXECUTION, imbalance=1.3)], Verdict.ATTENTION, "1.300 .* 1.020 was planned"),
+    ],
+)
+def test_a_verdict_has_its_reason(
+    steps: list[StepRecord], executed: list[Execution], verdict: Verdict, words: str
+) -> None:
+    health = job_health(steps, PLANNED if executed else None, executed, NOW)
+    assert health.verdict is verdict
+    assert re.search(words, health.reason), health.reason

@@ -1,0 +1,66 @@
+"""News: one poll for all, bounded, and only what a viewer may see."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+from services_harness import CLUSTER, MODEL, Loop
+from watched_job import WatchedJob
+
+from relibra.errors import LimitExceeded
+from relibra.status.access import ANYBODY, Viewer
+from relibra.status.live import Live
+from relibra.store import Store
+
+
+async def next_event(stream: AsyncIterator[str]) -> tuple[str, dict[str, object]]:
+    async with asyncio.timeout(20):
+        name, data = (await anext(stream)).strip().split("\n")
+    return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+def test_each_viewer_hears_of_the_jobs_they_may_see(store: Store, run: Loop) -> None:
+    async def watch() -> None:
+        mine, theirs = (WatchedJob(store, name, model=MODEL, cluster=CLUSTER) for name in ("mine", "theirs"))
+        await mine.register()
+        await theirs.register()
+        live = Live(store, poll_interval_s=0.01, max_viewers=3)
+        streams = {
+            "all": live.watch(ANYBODY, None),
+            "one": live.watch(ANYBODY, "mine"),
+            "token": live.watch(Viewer(name="token", job_id="theirs"), None),
+        }
+        for stream in streams.values():
+            assert await next_event(stream) == ("store", {"is_reachable": True, "detail": None})
+        assert live.num_viewers == 3
+        with pytest.raises(LimitExceeded, match="3 viewers"):
+            live.check_room()
+        for name, expected in (("all", ["mine", "theirs"]), ("one", ["mine"]), ("token", ["theirs"])):
+            assert await next_event(streams[name]) == ("change", {"job_ids": expected})
+        await mine.collect(1)
+        assert await next_event(streams["one"]) == ("change", {"job_ids": ["mine"]})
+        await theirs.collect(1)
+        assert await next_event(streams["token"]) == ("change", {"job_ids": ["theirs"]})
+        for stream in streams.values():
+            await stream.aclose()
+        assert live.num_viewers == 0
+
+    run(watch())
+
+
+def test_an_outage_is_told_and_its_end_too(store: Store, run: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def watch() -> None:
+        gone = Store.open("unix:///nowhere/redis.sock")
+        live = Live(gone, poll_interval_s=0.01, max_viewers=1)
+        stream = live.watch(ANYBODY, None)
+        assert (await next_event(stream))[1]["is_reachable"]
+        name, told = await next_event(stream)
+        assert (name, told["is_reachable"]) == ("store", False)
+        assert "Redis does not serve" in str(told["detail"])
+        monkeypatch.setattr(live, "_store", store)
+        assert await next_event(stream) == ("store", {"is_reachable": True, "detail": None})
+        live.close()
+        assert [event async for event in stream] == [], "closing ends the stream"
+
+    run(watch())

@@ -1,0 +1,100 @@
+"""JSON of plans, compared with the plan that was published."""
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from services_harness import CLUSTER, MODEL
+from watched_job import WatchedJob
+
+from relibra.planning.plan_file import plan_from_bytes
+
+PLAN = "/v1/jobs/job/steps/2/plan"
+
+
+def test_a_plan_is_shown_with_its_cells(http: TestClient, job: WatchedJob) -> None:
+    plan, shown = job.plans[2], http.get(PLAN).json()
+    assert shown["id"] == f"{job.record.epoch:016x}.2"
+    assert shown["digest"] == plan.digest.hex()
+    assert shown["reason"] == plan.reason
+    assert shown["home_rank"] == plan.home_rank_LE.tolist()
+    assert shown["num_micro_batches"] == 2
+    cells = shown["cells"]
+    num_replicas_ML = np.zeros((2, MODEL.num_layers), dtype=int)
+    for row, layer, expert, rank in plan.quota_index_Q4:
+        num_replicas_ML[row, layer] += plan.home_rank_LE[layer, expert] != rank
+    assert num_replicas_ML.sum() > 0
+    np.testing.assert_array_equal(cells["num_replicas"], num_replicas_ML)
+    np.testing.assert_array_equal(cells["slowest_rank_tokens"], plan.rank_loads_MLR.max(axis=-1))
+    np.testing.assert_allclose(cells["mean_rank_tokens"], plan.rank_loads_MLR.mean(axis=-1), atol=0.05)
+    assert http.get(f"{PLAN}/summary").json().items() <= shown.items()
+
+
+def test_a_plan_is_downloaded_as_its_file(http: TestClient, job: WatchedJob) -> None:
+    answer = http.get(f"{PLAN}.npz")
+    assert "job-step-2.npz" in answer.headers["content-disposition"]
+    assert plan_from_bytes(answer.content).digest == job.plans[2].digest
+
+
+def test_a_heat_map_has_loads_before_and_after(http: TestClient, job: WatchedJob) -> None:
+    plan = job.plans[2]
+    before_MLR = np.zeros_like(plan.rank_loads_MLR)
+    for (row, layer, expert, _), tokens in zip(plan.quota_index_Q4, plan.quota_tokens_Q, strict=True):
+        before_MLR[row, layer, expert // 2] += tokens
+    for query, rows in (("", slice(None)), ("?row=0", slice(0, 1)), ("?row=1", slice(1, 2))):
+        shown = http.get(f"/v1/jobs/job/steps/2/heatmap{query}").json()
+        np.testing.assert_array_equal(shown["before_tokens"], before_MLR[rows].sum(axis=0))
+        np.testing.assert_array_equal(shown["after_tokens"], plan.rank_loads_MLR[rows].sum(axis=0))
+        assert shown["num_rows"] == 2
+        for layer in range(MODEL.num_layers):
+            assert shown["mean_tokens"][layer] <= shown["floor_tokens"][layer] + 0.1
+            assert shown["floor_tokens"][layer] <= plan.rank_loads_MLR[rows, layer].max(axis=-1).sum() + 0.1
+
+
+def test_a_cell_is_shown_in_full(http: TestClient, job: WatchedJob) -> None:
+    plan = job.plans[2]
+    for row in range(2):
+        for layer in range(MODEL.num_layers):
+            cell = http.get(f"/v1/jobs/job/steps/2/cells/{row}/{layer}").json()
+            after_R = plan.rank_loads_MLR[row, layer]
+            assert [each["after_tokens"] for each in cell["ranks"]] == after_R.tolist()
+            assert [each["node"] for each in cell["ranks"]] == [0, 0, 1, 1]
+            assert all(each["home_tokens"] + each["replica_tokens"] == each["after_tokens"] for each in cell["ranks"])
+            assert cell["gap"] == pytest.approx(after_R.max() / plan.lower_bound_ML[row, layer] - 1)
+            assert cell["gap"] >= 0
+            by_rank = np.zeros(4, dtype=int)
+            for expert in cell["experts"]:
+                by_rank[expert["home_rank"]] += expert["home_tokens"]
+                for replica in expert["replicas"]:
+                    by_rank[replica["rank"]] += replica["tokens"]
+                replicas = sum(each["tokens"] for each in expert["replicas"])
+                assert expert["load_tokens"] == expert["home_tokens"] + replicas
+            np.testing.assert_array_equal(by_rank, after_R)
+
+
+def test_two_placements_are_compared(http: TestClient, job: WatchedJob) -> None:
+    one_LE, other_LE = job.plans[1].home_rank_LE, job.plans[2].home_rank_LE
+    diff = http.get("/v1/jobs/job/steps/2/diff").json()
+    assert (diff["from_step"], diff["to_step"]) == (1, 2)
+    assert diff["num_moved"] == (one_LE != other_LE).sum() == len(diff["moves"])
+    moved_LE = one_LE.copy()
+    for move in diff["moves"]:
+        assert moved_LE[move["layer"], move["expert"]] == move["from_rank"]
+        moved_LE[move["layer"], move["expert"]] = move["to_rank"]
+    np.testing.assert_array_equal(moved_LE, other_LE)
+    per_node = CLUSTER.gpus_per_node
+    assert diff["num_crossing"] == (one_LE // per_node != other_LE // per_node).sum()
+    back = http.get("/v1/jobs/job/steps/1/diff?against=2").json()
+    assert back["num_moved"] == diff["num_moved"]
+    assert http.get("/v1/jobs/job/steps/2/diff?against=2").json()["moves"] == []
+
+
+def test_a_job_registered_anew_shows_its_own_plans(http: TestClient, job: WatchedJob, run, store) -> None:
+    path = "/v1/jobs/job/steps/1/plan"
+    old = http.get(path)
+    run(store.remove_job("job"))
+    anew = WatchedJob(store, "job", model=MODEL, cluster=CLUSTER, num_micro_batches=2, tokens_per_sequence=300)
+    run(anew.register())
+    run(anew.plan(1))
+    new = http.get(path, headers={"If-None-Match": old.headers["etag"]})
+    assert new.status_code == 200
+    assert new.json()["digest"] == anew.plans[1].digest.hex() != old.json()["digest"]

@@ -1,0 +1,118 @@
+"""A job as viewers find it: planned for real, reported by its ranks, and written straight into a store."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.planning import (
+    Cluster,
+    ExecutionReport,
+    Model,
+    Phase,
+    Plan,
+    PlanId,
+    PlanParams,
+    Schedule,
+    StepLoad,
+)
+from relibra.planning.solve import solve
+from relibra.store import EncodedPlan, JobRecord, SequenceCounts, Store
+
+LEASE_S = 60.0
+
+
+class WatchedJob:
+    """A job whose steps the caller takes along, one call each."""
+
+    def __init__(
+        self,
+        store: Store,
+        job_id: str,
+        *,
+        model: Model,
+        cluster: Cluster,
+        num_micro_batches: int = 4,
+        tokens_per_sequence: int = 256,
+    ) -> None:
+        self.store, self.job_id, self.model, self.cluster = store, job_id, model, cluster
+        self._num_micro_batches = num_micro_batches
+        self._tokens_per_sequence = tokens_per_sequence
+        self._home_LE = cluster.identity_placement(model)
+        self.schedule = Schedule.round_robin(num_micro_batches * cluster.num_ranks, num_micro_batches, cluster)
+        self.ids = [f"sequence-{index}" for index in range(self.schedule.num_sequences)]
+        self.plans: dict[int, Plan] = {}
+        self.record: JobRecord
+
+    async def register(self) -> JobRecord:
+        self.record = await self.store.register_job(self.job_id, self.model, self.cluster, PlanParams())
+        return self.record
+
+    async def collect(self, step: int) -> NDArray[np.uint32]:
+        """Report the sequences of a step; return their counts."""
+        counts_SLE = self._counts(step)
+        await self.store.put_counts(
+            [
+                SequenceCounts(job_id=self.job_id, step=step, sequence_id=name, counts_LE=counts_LE)
+                for name, counts_LE in zip(self.ids, counts_SLE, strict=True)
+            ]
+        )
+        return counts_SLE
+
+    async def plan(self, step: int) -> PlanId:
+        """Take a step from its sequences to its plan."""
+        counts_SLE = await self.collect(step)
+        await self.store.put_schedule(self.record, step, self.ids, self.schedule)
+        lease = await self.store.take_lease(self.job_id, LEASE_S)
+        assert lease is not None
+        load = StepLoad.of(counts_SLE, self.schedule, self.cluster)
+        plan = solve(load, self.schedule, self.model, self.cluster, PlanParams(), self._home_LE)
+        self._home_LE = plan.home_rank_LE
+        self.plans[step] = plan
+        return await self.store.publish_plan(lease, EncodedPlan.of(plan))
+
+    async def fail(self, step: int, reason: str) -> None:
+        """Take a step to where it cannot be planned."""
+        await self.collect(step)
+        await self.store.put_schedule(self.record, step, self.ids, self.schedule)
+        lease = await self.store.take_lease(self.job_id, LEASE_S)
+        assert lease is not None
+        await self.store.end_solve(lease, reason)
+
+    async def report(
+        self, step: int, plan_id: PlanId | None, *, phase: Phase = Phase.UPDATE, ranks: Sequence[int] | None = None
+    ) -> None:
+        """Let ranks report that they executed a plan as it is, or, without one, that it came too late."""
+        plan = self.plans[step]
+        loads_MLR = plan.rank_loads_MLR
+        per_group = plan.num_rows // self.cluster.num_ep_groups
+        for group in range(self.cluster.num_ep_groups):
+            for rank in range(self.cluster.num_ranks) if ranks is None else ranks:
+                rows = slice(group * per_group, (group + 1) * per_group)
+                await self.store.put_report(
+                    self.job_id,
+                    ExecutionReport(
+                        step=step,
+                        phase=phase,
+                        ep_group=group,
+                        ep_rank=rank,
+                        applied=plan_id,
+                        reason="all ranks hold it" if plan_id else "rank 3 without a plan in time",
+                        realised_load_ML=loads_MLR[rows, :, rank],
+                        reorder_sent_bytes=1 << 20,
+                        replica_sent_bytes=1 << 18,
+                        plan_wait_s=0.01 * (1 + step % 5) + 0.001 * rank,
+                    ),
+                )
+
+    def _counts(self, step: int) -> NDArray[np.uint32]:
+        """Skewed counts that drift from step to step, so that the same experts are hot for a while."""
+        rng = np.random.default_rng(step)
+        drift = np.random.default_rng(step // 4)
+        weight_LE = np.exp(drift.normal(0, 0.9, (self.model.num_layers, self.model.num_experts)))
+        counts = []
+        for _ in self.ids:
+            noisy_LE = weight_LE * np.exp(rng.normal(0, 0.6, weight_LE.shape))
+            share_LE = noisy_LE / noisy_LE.sum(axis=1, keepdims=True)
+            counts.append(rng.multinomial(self._tokens_per_sequence * self.model.top_k, share_LE))
+        return np.stack(counts).astype(np.uint32)
