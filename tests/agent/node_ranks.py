@@ -1,34 +1,46 @@
 """`python node_ranks.py FOLDER`: fork the four ranks of a node, run all scenarios, write `FOLDER/rank<r>.json`.
 
-The last scenario kills a rank.
+Those of transports run in two pairs first, as `pair/<name>`. The last scenario kills a rank.
 """
 
 import json
 import os
 import sys
 import traceback
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 sys.path += [str(Path(__file__).parents[1] / "distributed")]
-from node_scenarios import SCENARIOS, WORLD
+import node_scenarios
+import transport_scenarios
 
-TIMEOUT_S = 5.0
+WORLD = node_scenarios.WORLD
+TIMEOUT_S = 20.0
+Scenarios = Mapping[str, Callable[[dist.ProcessGroup], dict[str, Any]]]
 
 
 def run_rank(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD)
-    group = dist.new_group(list(range(WORLD)), timeout=timedelta(seconds=TIMEOUT_S))
+    timeout = timedelta(seconds=TIMEOUT_S)
+    pairs = [dist.new_group([first, first + 1], timeout=timeout) for first in (0, 2)]
+    node = dist.new_group(list(range(WORLD)), timeout=timeout)
     results: dict[str, object] = {}
-    for name, scenario in SCENARIOS.items():
-        try:
-            results[name] = scenario(group)
-        except Exception:
-            results[name] = {"error": traceback.format_exc()}
-        Path(folder, f"rank{rank}.json").write_text(json.dumps(results))
+
+    def run(scenarios: Scenarios, group: dist.ProcessGroup, prefix: str = "") -> None:
+        for name, scenario in scenarios.items():
+            try:
+                results[prefix + name] = scenario(group)
+            except Exception:
+                results[prefix + name] = {"error": traceback.format_exc()}
+            Path(folder, f"rank{rank}.json").write_text(json.dumps(results))
+
+    run(transport_scenarios.SCENARIOS, pairs[rank // 2], "pair/")
+    run(transport_scenarios.SCENARIOS | node_scenarios.SCENARIOS | transport_scenarios.LAST, node)
     os._exit(0)
 
 

@@ -1,8 +1,5 @@
 """What the four ranks of a node do with each other; each scenario returns what its tests assert on, as JSON."""
 
-import gc
-import os
-import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -18,85 +15,13 @@ from relibra.agent.fetch import Fetcher
 from relibra.agent.gradient_return import GradientReturn
 from relibra.agent.placement import Placement
 from relibra.agent.slots import NUM_SIDES, Slots
-from relibra.agent.transport import ExpertTransport, Parcel, ProcessGroupTransport
+from relibra.agent.transport import ProcessGroupTransport
 from relibra.agent.uses import Moment, Use, next_use
-from relibra.errors import RelibraError
 from relibra.planning import Cluster, Model
 
 WORLD = 4
 Result = dict[str, Any]
-Make = Callable[[dist.ProcessGroup], ExpertTransport]
-TRANSPORTS: dict[str, Make] = {"process_group": ProcessGroupTransport}
 CPU = torch.device("cpu")
-DTYPES = [torch.uint8, torch.bfloat16, torch.float32]
-
-
-def arrival(group: dist.ProcessGroup, make: Make) -> Result:
-    """Random parcels in several calls under way at once, waited for in another order on every rank."""
-    rank, rng, own = dist.get_rank(group), np.random.default_rng(5), np.random.default_rng(dist.get_rank(group))
-    transport, calls, sent_bytes = make(group), [], 0
-    for call in range(12):
-        sends, receives = list[Parcel](), list[Parcel]()
-        expected = []
-        for k in range(int(rng.integers(0, 9))):
-            source, destination = (int(each) for each in rng.permutation(WORLD)[:2])
-            shape, dtype = tuple(rng.integers(0, 40, 2).tolist()), DTYPES[int(rng.integers(len(DTYPES)))]
-            values = torch.full(shape, (7 * call + k) % 200).to(dtype)
-            if source == rank:
-                sends.append(Parcel(destination, values))
-                sent_bytes += values.nbytes
-            if destination == rank:
-                receives.append(Parcel(source, torch.zeros(shape, dtype=dtype)))
-                expected.append(values)
-        calls.append((transport.start(sends, receives), receives, expected))
-    for i in own.permutation(len(calls)):
-        calls[i][0].wait()
-        calls[i][0].wait()
-    wrong = [
-        call
-        for call, (_, receives, expected) in enumerate(calls)
-        if not all(torch.equal(parcel.tensor, want) for parcel, want in zip(receives, expected, strict=True))
-    ]
-    return {"wrong": wrong, "counted": transport.sent_bytes == sent_bytes, "num": sum(len(e) for _, _, e in calls)}
-
-
-def ownership(group: dist.ProcessGroup, make: Make) -> Result:
-    """`start` returns before the peer takes part, the handle keeps tensors alive, and nobody does after `wait`."""
-    rank, transport, store = dist.get_rank(group), make(group), dist.distributed_c10d._get_default_store()
-    peer = rank ^ 1
-    if rank % 2:
-        store.wait([f"{type(transport)}/started/{peer}"])
-    sent = torch.full((1 << 20,), float(rank))
-    received = torch.empty(1 << 20)
-    handle = transport.start([Parcel(peer, sent)], [Parcel(peer, received)])
-    store.set(f"{type(transport)}/started/{rank}", "")
-    alive = weakref.ref(sent)
-    del sent
-    gc.collect()
-    is_held = alive() is not None
-    handle.wait()
-    gc.collect()
-    return {"is_held": is_held, "is_let_go": alive() is None, "is_right": bool((received == peer).all())}
-
-
-def refusal(group: dist.ProcessGroup, make: Make) -> Result:
-    try:
-        make(group).start([Parcel((dist.get_rank(group) + 1) % WORLD, torch.zeros(4, 4).t()[1:])], [])
-    except ValueError as error:
-        return {"message": str(error)}
-    return {"message": "not refused"}
-
-
-def dead_peer(group: dist.ProcessGroup, make: Make) -> Result:
-    """Rank 3 dies with messages to and from it under way."""
-    rank, transport = dist.get_rank(group), make(group)
-    if rank == 3:
-        os._exit(0)
-    try:
-        transport.start([Parcel(3, torch.zeros(1 << 20))], [Parcel(3, torch.zeros(1 << 20))]).wait()
-    except RelibraError as error:
-        return {"message": str(error)}
-    return {"message": "not noticed"}
 
 
 MODEL = Model(num_layers=5, num_experts=12, top_k=1)
@@ -188,13 +113,4 @@ def gradients(group: dist.ProcessGroup) -> Result:
     return {"main_grad_and_rest": results}
 
 
-SCENARIOS: dict[str, Callable[[dist.ProcessGroup], Result]] = {
-    **{
-        f"{name}/{scenario.__name__}": lambda group, scenario=scenario, make=make: scenario(group, make)
-        for name, make in TRANSPORTS.items()
-        for scenario in (arrival, ownership, refusal)
-    },
-    "random_uses": random_uses,
-    "gradients": gradients,
-    **{f"{name}/dead_peer": lambda group, make=make: dead_peer(group, make) for name, make in TRANSPORTS.items()},
-}
+SCENARIOS: dict[str, Callable[[dist.ProcessGroup], Result]] = {"random_uses": random_uses, "gradients": gradients}

@@ -19,3 +19,14 @@ def test_a_config_that_cannot_work_is_refused_by_name(num_experts: int, plan_tim
             cluster=CLUSTER,
             plan_timeout_s=plan_timeout_s,
         )
+
+
+def test_an_unknown_transport_is_refused_by_name() -> None:
+    with pytest.raises(InvalidInput, match="transport: expected process_group or peer, got pigeons"):
+        AgentConfig(
+            planner_address="127.0.0.1:1",
+            job_id="job",
+            model=Model(num_layers=1, num_experts=3, top_k=1),
+            cluster=CLUSTER,
+            transport="pigeons",  # type: ignore[arg-type]
+        )

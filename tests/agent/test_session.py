@@ -161,6 +161,54 @@ def test_L1_a_planner_that_hangs_does_not_hold_the_step(planner: ScriptedPlanner
     assert not planner.hold.is_set()
 
 
+def test_L1_a_planner_that_dies_while_it_is_asked_does_not_hold_the_step(
+    planner: ScriptedPlanner, session: Session, plan: RankPlan
+) -> None:
+    planner.plans = {0: plan, 1: plan}
+    planner.hold.clear()
+    session.prefetch(0)
+    until(lambda: planner.asked)
+    planner.stop()
+    got, reason = session.wait(0, 0.3)
+    assert got is None
+    assert "did not answer" in reason
+    planner.hold.set()
+    planner.start()
+    assert session.wait(1, PATIENT_S)[0] is not None
+
+
+def test_S1_a_plan_that_comes_too_late_is_not_taken_for_that_of_the_next_step(
+    planner: ScriptedPlanner, session: Session, plan: RankPlan
+) -> None:
+    planner.plans[0] = plan
+    planner.hold.clear()
+    assert session.wait(0, 0.1)[0] is None
+    until(lambda: planner.asked)
+    session.prefetch(1)
+    planner.hold.set()
+    until(lambda: ("job", 1, 1) in planner.asked)
+    got, reason = session.wait(1, 0.1)
+    assert got is None
+    assert "the schedule is not there yet" in reason
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(Model(num_layers=3, num_experts=4, top_k=1), id="more-layers"),
+        pytest.param(Model(num_layers=2, num_experts=8, top_k=1), id="more-experts"),
+    ],
+)
+def test_S2_a_plan_for_another_model_is_refused_and_the_next_one_taken(
+    planner: ScriptedPlanner, session: Session, plan: RankPlan, some: SimpleNamespace, other: Model
+) -> None:
+    planner.plans = {0: some.plan(np.random.default_rng(1), other, CLUSTER, 2)[0], 1: plan}
+    got, reason = session.wait(0, PATIENT_S)
+    assert got is None
+    assert "home_rank" in reason
+    assert session.wait(1, PATIENT_S)[0] is not None
+
+
 def test_a_step_the_planner_refuses_for_good_is_not_waited_for(planner: ScriptedPlanner, session: Session) -> None:
     planner.errors[0] = InvalidInput("the schedule is wrong")
     began = time.monotonic()

@@ -1,6 +1,5 @@
-"""What attaching to a model means: what is refused, what is left of it after detaching, and what goes without DDP."""
+"""What attaching means: what is left of it after detaching, which forwards are refused, and what goes without DDP."""
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,8 @@ from plans import ScriptedPlans, random_plans
 from scenarios import Differences, M, attached, plan_by_step
 
 from relibra.agent import AgentConfig, Phase, attach
-from relibra.errors import InvalidInput, RelibraError, Unsupported
-from relibra.planning import Cluster, Model
+from relibra.errors import RelibraError
+from relibra.planning import Cluster
 
 Result = dict[str, Any]
 
@@ -115,49 +114,3 @@ def detachment(cluster: Cluster) -> Result:
         ),
         "checkpoint_restored": tensor_parallel.checkpoint.__module__.startswith("megatron."),
     }
-
-
-def refusals(cluster: Cluster) -> Result:
-    """Attach to models that cannot be executed; the message of each refusal."""
-    config = AgentConfig(planner_address="none:0", job_id="test", model=MODEL, cluster=cluster)
-
-    def refused(trained: Trained, agent_config: AgentConfig = config) -> str:
-        try:
-            attach(trained.ddp, trained.optimizer, agent_config, plans=ScriptedPlans({}))
-        except (Unsupported, InvalidInput) as error:
-            return f"{type(error).__name__}: {error}"
-        return "not refused"
-
-    messages = {
-        "allgather": refused(Trained(cluster, moe_token_dispatcher_type="allgather")),
-        "num_layers": refused(
-            Trained(cluster),
-            AgentConfig(
-                planner_address="none:0",
-                job_id="test",
-                model=Model(num_layers=3, num_experts=MODEL.num_experts, top_k=MODEL.top_k),
-                cluster=cluster,
-            ),
-        ),
-    }
-    shape = {"num_nodes": 1, "gpus_per_node": 2, "redundant_slots": 2}
-    small = AgentConfig(planner_address="none:0", job_id="test", model=MODEL, cluster=Cluster(**shape))
-    messages["ranks"] = refused(Trained(cluster), small)
-    for option, value in (
-        ("moe_router_fusion", True),
-        ("overlap_moe_expert_parallel_comm", True),
-        ("delay_wgrad_compute", True),
-        ("moe_shared_expert_overlap", True),
-        ("moe_apply_probs_on_input", True),
-        ("moe_expert_capacity_factor", 1.0),
-        ("fp8", "hybrid"),
-        ("cuda_graph_impl", "local"),
-    ):
-        # Set on the built layer: megatron itself refuses some of them on a machine without CUDA.
-        trained = Trained(cluster)
-        changed = copy.copy(trained.config)
-        setattr(changed, option, value)
-        for layer in trained.network.moe:
-            layer.config = changed
-        messages[option] = refused(trained)
-    return {"messages": messages}

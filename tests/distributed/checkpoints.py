@@ -11,6 +11,7 @@ import torch.distributed as dist
 from gpt_job import GptJob
 from matrix import balanced_job, num_micro_batches
 from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch import Tensor
 
@@ -21,24 +22,37 @@ from relibra.planning import Cluster
 
 Result = dict[str, Any]
 METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
+"""To be copied: megatron writes the present data-parallel group into what it is given."""
 FOUR_RANKS = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=2)
 TWO_GROUPS = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2, num_ep_groups=2)
+TWO_STAGES = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
 
 
-def arrange(cluster: Cluster) -> None:
+def arrange(cluster: Cluster, num_chunks: int | None) -> None:
+    """All four ranks in stages as large as the cluster."""
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(
-        expert_model_parallel_size=cluster.num_ranks, expert_tensor_parallel_size=1, distributed_timeout_minutes=1
+        pipeline_model_parallel_size=dist.get_world_size() // (cluster.num_ranks * cluster.num_ep_groups),
+        virtual_pipeline_model_parallel_size=num_chunks,
+        expert_model_parallel_size=cluster.num_ranks,
+        expert_tensor_parallel_size=1,
+        distributed_timeout_minutes=1,
     )
     model_parallel_cuda_manual_seed(1)
 
 
 def sharded(job: GptJob, *, is_loading: bool) -> dict[str, Any]:
-    model = job.models[0].sharded_state_dict(metadata=METADATA)
-    return {
-        "model": model,
-        "optimizer": job.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=METADATA),
+    """As megatron's own training loop lays them out: `model`, or `model<i>` of several chunks."""
+    chunks = {name: model.sharded_state_dict(metadata=dict(METADATA)) for name, model in named(job)}
+    of_all = chunks if len(chunks) > 1 else chunks["model"]
+    return chunks | {
+        "optimizer": job.optimizer.sharded_state_dict(of_all, is_loading=is_loading, metadata=dict(METADATA))
     }
+
+
+def named(job: GptJob) -> list[tuple[str, GPTModel]]:
+    several = len(job.models) > 1
+    return [(f"model{index}" if several else "model", model) for index, model in enumerate(job.models)]
 
 
 def save(job: GptJob, folder: Path) -> None:
@@ -50,7 +64,8 @@ def save(job: GptJob, folder: Path) -> None:
 
 def load(job: GptJob, folder: Path) -> None:
     loaded = dist_checkpointing.load(sharded(job, is_loading=True), str(folder))
-    job.models[0].load_state_dict(loaded["model"])
+    for name, model in named(job):
+        model.load_state_dict(loaded[name])
     job.optimizer.load_state_dict(loaded["optimizer"])
 
 
@@ -77,7 +92,13 @@ def same(got: dict[str, dict[str, Tensor]], want: dict[str, dict[str, Tensor]]) 
 
 
 def round_trip(
-    _: Cluster, *, saved_with: Cluster, loaded_with: Cluster, num_experts: int = 12, **options: Any
+    _: Cluster,
+    *,
+    saved_with: Cluster,
+    loaded_with: Cluster,
+    num_chunks: int | None = None,
+    num_experts: int = 12,
+    **options: Any,
 ) -> Result:
     """Save in one placement; load without relibra, and in another placement, perhaps with other numbers of ranks."""
     # dist_checkpointing spawns a helper, which would import this run's main module, and megatron with it.
@@ -85,12 +106,12 @@ def round_trip(
     shared: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(shared)
     folder = Path(shared[0], "checkpoint")
-    arrange(saved_with)
-    job = moved(saved_with, num_experts=num_experts, steps=2, **options)
+    arrange(saved_with, num_chunks)
+    job = moved(saved_with, num_experts=num_experts, steps=1, **options)
     want = job.state()
     save(job, folder)
     untouched = same(job.state(), want)
-    arrange(loaded_with)
+    arrange(loaded_with, num_chunks)
     plain = GptJob(loaded_with, num_experts=num_experts, **options)
     if options.get("sharded"):
         # Without Transformer Engine, megatron's distributed optimizer can only load into one that has stepped.
@@ -118,7 +139,7 @@ def refused(cluster: Cluster) -> Result:
     """What would store experts by place."""
     job, _ = balanced_job(cluster, sharded=True)
     assert job.agent is not None
-    model = job.models[0].sharded_state_dict(metadata=METADATA)
+    model = job.models[0].sharded_state_dict(metadata=dict(METADATA))
     messages = {}
     for sharding_type in ("dp_reshardable", "fully_sharded_model_space", "dp_zero_gather_scatter", None):
         metadata = {} if sharding_type is None else {"distrib_optim_sharding_type": sharding_type}

@@ -21,17 +21,17 @@ class Run:
     """What every rank of one layout returned, by scenario."""
 
     def __init__(self, by_rank: list[dict[str, Any]], log: str) -> None:
-        self._by_rank, self._log = by_rank, log
+        self.by_rank, self._log = by_rank, log
 
     def of(self, scenario: str) -> list[dict[str, Any]]:
         """One result a rank; fails the test where a rank raised or never got there."""
-        failures = [rank[scenario]["error"] for rank in self._by_rank if "error" in rank.get(scenario, {})]
+        failures = [rank[scenario]["error"] for rank in self.by_rank if "error" in rank.get(scenario, {})]
         if failures:
             pytest.fail(f"{scenario} raised on {len(failures)} ranks, first:\n{failures[0]}")
-        missing = [index for index, rank in enumerate(self._by_rank) if scenario not in rank]
+        missing = [index for index, rank in enumerate(self.by_rank) if scenario not in rank]
         if missing:
             pytest.fail(f"{scenario} did not finish on ranks {missing}; end of the log:\n{self._log[-3000:]}")
-        return [rank[scenario] for rank in self._by_rank]
+        return [rank[scenario] for rank in self.by_rank]
 
     def worst(self, scenario: str) -> dict[str, float]:
         """The largest relative difference of each kind, over the ranks that have it."""

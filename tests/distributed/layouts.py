@@ -7,9 +7,11 @@ from typing import Any
 
 import attachments
 import checkpoints
+import deaths
 import faults
 import matrix
 import mutations
+import refusals
 import replicas
 import torch
 from scenarios import (
@@ -37,6 +39,8 @@ class Layout:
     num_stages: int = 1
     num_chunks: int | None = None
     """Virtual pipeline stages of a stage."""
+    is_fatal: bool = False
+    """Not all ranks see the end of the last scenario."""
 
 
 EP4 = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=2)
@@ -45,8 +49,18 @@ EP2 = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
 SHARDED: dict[str, Any] = {"use_distributed_optimizer": True}
 OVERLAPPED: dict[str, Any] = SHARDED | {"overlap_grad_reduce": True, "overlap_param_gather": True}
 BF16: dict[str, Any] = {"bf16": True, "params_dtype": torch.bfloat16}
+PIPELINE_ROUND_TRIPS: dict[str, dict[str, Any]] = {
+    "pipeline": {"saved_with": checkpoints.TWO_STAGES, "loaded_with": checkpoints.TWO_STAGES, "num_experts": 6},
+    "pipeline_of_chunks_sharded": {
+        "saved_with": checkpoints.TWO_STAGES,
+        "loaded_with": checkpoints.TWO_STAGES,
+        "num_experts": 6,
+        "num_chunks": 2,
+        "sharded": True,
+    },
+}
 ROUND_TRIPS: dict[str, dict[str, Any]] = {
-    "ep4_to_ep4": {"saved_with": checkpoints.FOUR_RANKS, "loaded_with": checkpoints.FOUR_RANKS},
+    "ep4_to_ep2": {"saved_with": checkpoints.FOUR_RANKS, "loaded_with": checkpoints.TWO_GROUPS},
     "ep4_to_ep2_sharded_bf16": {
         "saved_with": checkpoints.FOUR_RANKS,
         "loaded_with": checkpoints.TWO_GROUPS,
@@ -69,6 +83,7 @@ LAYOUTS = {
         cluster=EP4,
         scenarios={
             "sgd": functools.partial(neutrality, optimizer="sgd"),
+            "sgd_peer": functools.partial(neutrality, optimizer="sgd", transport="peer"),
             "reorder_only": functools.partial(neutrality, plan={"replicate": False}, clip_grad=0.0),
             "reorder_only_bf16": functools.partial(neutrality, plan={"replicate": False}, clip_grad=0.0, **BF16),
             "no_gradient_return": functools.partial(mutated, mutation=no_gradient_return),
@@ -78,7 +93,7 @@ LAYOUTS = {
             "guard": attachments.guard,
             "without_ddp": attachments.without_ddp,
             "detachment": attachments.detachment,
-            "refusals": attachments.refusals,
+            "refusals": refusals.refusals,
             "reorder_undone": faults.undone,
             "cannot_be_undone": faults.cannot_be_undone,
         },
@@ -113,8 +128,22 @@ LAYOUTS = {
             **{name: functools.partial(checkpoints.round_trip, **options) for name, options in ROUND_TRIPS.items()},
         },
     ),
+    "pipeline_checkpoints": Layout(
+        cluster=EP2,
+        scenarios={
+            name: functools.partial(checkpoints.round_trip, **options) for name, options in PIPELINE_ROUND_TRIPS.items()
+        },
+    ),
     "gpt_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios=matrix.SCENARIOS),
-    "gpt_experts": Layout(cluster=EP2_EDP2, scenarios=matrix.EXPERTS_SCENARIOS),
+    "gpt_experts": Layout(cluster=EP2_EDP2, scenarios=matrix.EXPERTS_SCENARIOS | mutations.EXPERTS_SCENARIOS),
     "gpt_ep2_pp2": Layout(cluster=EP2, scenarios=matrix.SCENARIOS, num_stages=2),
     "gpt_ep2_vpp": Layout(cluster=EP2, scenarios=matrix.SCENARIOS, num_stages=2, num_chunks=2),
+    **{
+        f"death_{scenario}": Layout(cluster=EP4, scenarios={scenario: each}, is_fatal=True)
+        for scenario, each in deaths.SCENARIOS.items()
+    },
+    **{
+        f"death_{scenario}": Layout(cluster=EP2, scenarios={scenario: each}, num_stages=2, is_fatal=True)
+        for scenario, each in deaths.PIPELINE_SCENARIOS.items()
+    },
 }

@@ -23,7 +23,7 @@ def num_micro_batches() -> int:
 
 
 def balanced_job(
-    cluster: Cluster, *, plan: dict[str, Any] | None = None, **options: Any
+    cluster: Cluster, *, plan: dict[str, Any] | None = None, collective_timeout_s: float = 600.0, **options: Any
 ) -> tuple[GptJob, ScriptedPlans]:
     job = GptJob(cluster, **options)
     ep_rank = parallel_state.get_expert_model_parallel_rank()
@@ -32,7 +32,14 @@ def balanced_job(
         for step in range(STEPS)
     }
     plans = ScriptedPlans(by_step)
-    config = AgentConfig(planner_address="none:0", job_id="test", model=job.model, cluster=cluster, plan_timeout_s=1.0)
+    config = AgentConfig(
+        planner_address="none:0",
+        job_id="test",
+        model=job.model,
+        cluster=cluster,
+        plan_timeout_s=1.0,
+        collective_timeout_s=collective_timeout_s,
+    )
     job.agent = attach(job.chunks, job.optimizer, config, plans=plans)
     return job, plans
 

@@ -1,15 +1,17 @@
 """A part of the agent is taken out: the comparison with plain training must notice."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 from gpt_job import RECOMPUTE
-from matrix import compare
+from matrix import EXPERTS, compare
+from torch import Tensor, nn
 
 from relibra.agent import Agent
+from relibra.agent.gradient_return import GradientReturn
 from relibra.agent.megatron import hooks
 from relibra.agent.micro_batch import current_of_any, running
 from relibra.agent.replicate import Visit
@@ -62,6 +64,24 @@ def stale_slots(cluster: Cluster) -> Result:
         return compare(cluster, **WAY)
 
 
+def fused_through_autograd(cluster: Cluster) -> Result:
+    """Gradients of replicas return to parameters whose own gradients kernels add to `main_grad`."""
+    plain = GradientReturn.add_up
+
+    def add_up(self: GradientReturn, parameters: Sequence[nn.Parameter]) -> list[Tensor | None]:
+        held = [parameter.main_grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.main_grad = None
+        rest = plain(self, parameters)
+        for parameter, main_grad in zip(parameters, held, strict=True):
+            parameter.main_grad = main_grad
+        return rest
+
+    with mock.patch.object(GradientReturn, "add_up", add_up):
+        return compare(cluster, **WAY, experts=EXPERTS["fused"])
+
+
 SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
     each.__name__: each for each in (no_replay, confused_checkpoints, stale_slots, forgetful_checkpoints)
 }
+EXPERTS_SCENARIOS = {"fused_through_autograd": fused_through_autograd}

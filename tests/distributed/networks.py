@@ -1,5 +1,6 @@
 """Small MoE networks with forced routing, and the same network's tensors under logical names."""
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -63,7 +64,9 @@ class Network(torch.nn.Module):
             torch.nn.LayerNorm(HIDDEN, dtype=config.params_dtype) for _ in range(config.num_layers)
         )
         self.moe = torch.nn.ModuleList(
-            build_module(spec, config=config, pg_collection=groups) for _ in range(config.num_layers)
+            # From 0.18 on, a spec is what builds.
+            (spec if callable(spec) else functools.partial(build_module, spec))(config=config, pg_collection=groups)
+            for _ in range(config.num_layers)
         )
         for number, layer in enumerate(self.moe, 1):
             layer.set_layer_number(number)

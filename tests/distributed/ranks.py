@@ -63,6 +63,8 @@ def run_rank(rank: int, layout: str, folder: str) -> None:
         Path(folder, f"rank{rank}.json").write_text(json.dumps(results))
         if failed:
             os._exit(1)
+    if arrangement.is_fatal:
+        os._exit(0)
     dist.barrier()
     dist.destroy_process_group()
 

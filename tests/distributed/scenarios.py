@@ -1,6 +1,7 @@
 """What the ranks of a layout do; each scenario returns what its tests assert on, as JSON."""
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from plans import ScriptedPlans, random_plans
 from torch import Tensor
 
 from relibra.agent import AgentConfig, Phase, attach
+from relibra.agent.config import Transport
 from relibra.agent.gradient_return import GradientReturn
 from relibra.agent.optimizer_state import OptimizerState
 from relibra.planning import Cluster, PlanId, RankPlan
@@ -23,9 +25,24 @@ STEPS = 3
 Result = dict[str, Any]
 
 
-def attached(cluster: Cluster, answers: dict[int, RankPlan | None], **options: Any) -> tuple[Trained, ScriptedPlans]:
+def attached(
+    cluster: Cluster,
+    answers: dict[int, RankPlan | None],
+    *,
+    collective_timeout_s: float = 600.0,
+    transport: Transport = "process_group",
+    **options: Any,
+) -> tuple[Trained, ScriptedPlans]:
     trained, plans = Trained(cluster, **options), ScriptedPlans(answers)
-    config = AgentConfig(planner_address="none:0", job_id="test", model=MODEL, cluster=cluster, plan_timeout_s=1.0)
+    config = AgentConfig(
+        planner_address="none:0",
+        job_id="test",
+        model=MODEL,
+        cluster=cluster,
+        plan_timeout_s=1.0,
+        collective_timeout_s=collective_timeout_s,
+        transport=transport,
+    )
     trained.agent = attach(trained.ddp, trained.optimizer, config, plans=plans)
     return trained, plans
 
@@ -65,12 +82,18 @@ def plan_by_step(cluster: Cluster, ep_rank: int, steps: range, **options: Any) -
 
 
 def neutrality(
-    cluster: Cluster, *, plan: dict[str, Any] | None = None, in_flight: bool = True, **options: Any
+    cluster: Cluster,
+    *,
+    plan: dict[str, Any] | None = None,
+    in_flight: bool = True,
+    transport: Transport = "process_group",
+    **options: Any,
 ) -> Result:
     """Plain and balanced training side by side, another random plan in every step."""
     ep_rank = dist.get_rank() % cluster.num_ranks
     plain = Trained(cluster, **options)
-    balanced, plans = attached(cluster, plan_by_step(cluster, ep_rank, range(STEPS), **(plan or {})), **options)
+    answers = plan_by_step(cluster, ep_rank, range(STEPS), **(plan or {}))
+    balanced, plans = attached(cluster, answers, transport=transport, **options)
     assert balanced.agent is not None
     differences, outcomes, conserved = Differences(), [], True
     for step in range(STEPS):
@@ -128,9 +151,9 @@ def mutated(cluster: Cluster, mutation: Callable[[], Any], **options: Any) -> Re
 
 
 def fallbacks(cluster: Cluster) -> Result:
-    """Every way in which a step cannot have a plan, training compared throughout."""
-    rank = dist.get_rank()
-    good = [random_plans(5 + step, step, MODEL, cluster, M)[rank] for step in range(6)]
+    """Every way in which a step cannot have a plan, between two steps that have one; training compared in some."""
+    rank, trained_steps = dist.get_rank(), (0, 1, 4, 8)
+    good = [random_plans(5 + step, step, MODEL, cluster, M)[rank] for step in range(9)]
     answers: dict[int, RankPlan | None] = dict(enumerate(good))
     if rank == 1:
         answers[1] = None
@@ -141,12 +164,17 @@ def fallbacks(cluster: Cluster) -> Result:
         broken = copy.deepcopy(good[4])
         broken.home_rank_LE[0, :] = 0
         answers[4] = broken
+    answers[5] = good[4]
+    answers[6] = random_plans(9, 6, dataclasses.replace(MODEL, num_experts=8), cluster, M)[rank]
+    one_node = Cluster(num_nodes=1, gpus_per_node=4, redundant_slots=2)
+    answers[7] = random_plans(10, 7, MODEL, one_node, M)[rank]
     plain, (balanced, plans) = Trained(cluster, "sgd"), attached(cluster, answers, optimizer="sgd")
     assert balanced.agent is not None
     differences, outcomes, placements = Differences(), [], []
-    for step in range(6):
+    for step in range(9):
         outcomes.append(balanced.agent.begin_step(step, Phase.UPDATE))
-        differences.note_step(plain, balanced, step)
+        if step in trained_steps:
+            differences.note_step(plain, balanced, step)
         placements.append(balanced.agent.home_rank_LE.tolist())
         balanced.agent.end_step()
     balanced.agent.detach()

@@ -5,9 +5,19 @@ import pytest
 pytestmark = pytest.mark.distributed
 
 
-@pytest.mark.parametrize("case", ["ep4_to_ep4", "ep4_to_ep2_sharded_bf16", "ep2_to_ep4_sharded", "grouped"])
-def test_S5_a_checkpoint_round_trip_is_bitwise(layout_run, case):
-    for result in layout_run("checkpoints").of(case):
+@pytest.mark.parametrize(
+    ("layout", "case"),
+    [
+        ("checkpoints", "ep4_to_ep2"),
+        ("checkpoints", "ep4_to_ep2_sharded_bf16"),
+        ("checkpoints", "ep2_to_ep4_sharded"),
+        ("checkpoints", "grouped"),
+        ("pipeline_checkpoints", "pipeline"),
+        ("pipeline_checkpoints", "pipeline_of_chunks_sharded"),
+    ],
+)
+def test_S5_a_checkpoint_round_trip_is_bitwise(layout_run, layout, case):
+    for result in layout_run(layout).of(case):
         assert result["num_compared"] > 100
         assert {"exp_avg", "exp_avg_sq", "weight"} <= set(result["kinds"])
         assert result["untouched"] == []

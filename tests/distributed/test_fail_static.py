@@ -4,7 +4,7 @@ import pytest
 
 pytestmark = pytest.mark.distributed
 
-NO_PLAN, OTHER_ID, OLDER_EPOCH, INVALID = 1, 2, 3, 4
+NO_PLAN, OTHER_ID, OLDER_EPOCH, INVALID, LATE, OTHER_MODEL, OTHER_CLUSTER, LAST = range(1, 9)
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def results(two_nodes):
 
 
 def test_S1_all_ranks_execute_the_same_plan(results):
-    for step in range(6):
+    for step in range(LAST + 1):
         assert len({result["applied"][step] for result in results}) == 1
         assert len({str(result["placement"][step]) for result in results}) == 1
 
@@ -25,6 +25,9 @@ def test_S1_all_ranks_execute_the_same_plan(results):
         pytest.param(OTHER_ID, "ranks hold different plans: ranks 0, 1, 3 plan", id="S1-one-rank-with-another-plan"),
         pytest.param(OLDER_EPOCH, "ranks 0, 1, 2, 3 offered an older epoch", id="S4-an-older-epoch"),
         pytest.param(INVALID, "rank 3 offered an invalid plan", id="S2-one-rank-with-an-invalid-plan"),
+        pytest.param(LATE, "ranks 0, 1, 2, 3 offered an invalid plan", id="S1-the-plan-of-the-step-before"),
+        pytest.param(OTHER_MODEL, "ranks 0, 1, 2, 3 offered an invalid plan", id="S2-a-plan-for-another-model"),
+        pytest.param(OTHER_CLUSTER, "ranks 0, 1, 2, 3 offered an invalid plan", id="S2-a-plan-for-another-cluster"),
     ],
 )
 def test_the_step_falls_back_and_says_why(results, step, reason):
@@ -39,13 +42,17 @@ def test_L1_the_rank_at_fault_knows_the_details(results):
     assert results[1]["reason"][NO_PLAN].endswith("(this rank: the script has none)")
     assert "is home to 16 experts, expected 4" in results[3]["reason"][INVALID]
     assert "this rank" not in results[0]["reason"][INVALID]
+    for result in results:
+        assert "plan.step: expected 5, got 4" in result["reason"][LATE]
+        assert "(2, 8)" in result["reason"][OTHER_MODEL]
+        assert "node" in result["reason"][OTHER_CLUSTER]
 
 
 def test_L2_the_next_common_plan_is_applied(results):
     for result in results:
         assert result["applied"][0] is not None
-        assert result["applied"][5] is not None
-        assert result["placement"][5] != result["placement"][0]
+        assert result["applied"][LAST] is not None
+        assert result["placement"][LAST] != result["placement"][0]
 
 
 def test_S5_training_does_not_notice(two_nodes):

@@ -19,3 +19,8 @@ def test_S5_recomputation_without_its_micro_batch_is_refused(layout_run):
     """Its losses would be right and its gradients wrong."""
     for result in layout_run("gpt_ep4").of("forgetful_checkpoints"):
         assert "outside `agent.micro_batch(i)` while the step has replicas" in result["message"]
+
+
+def test_S5_the_comparison_sees_replica_gradients_that_ddp_ignores(layout_run):
+    """Kernels add to `main_grad`, and DDP takes nothing else then; the first step's loss is right."""
+    assert layout_run("gpt_experts").worst("fused_through_autograd")["grad"] > 0.1

@@ -22,9 +22,10 @@ def assert_active(results, *, replicas=True):
         assert (results[0]["replicas"][step] > 0) == replicas
 
 
-def test_S5_all_micro_batches_in_flight_train_as_plain_megatron(two_nodes):
-    assert_active(two_nodes.of("sgd"))
-    worst = two_nodes.worst("sgd")
+@pytest.mark.parametrize("scenario", ["sgd", "sgd_peer"])
+def test_S5_all_micro_batches_in_flight_train_as_plain_megatron(two_nodes, scenario):
+    assert_active(two_nodes.of(scenario))
+    worst = two_nodes.worst(scenario)
     assert worst.keys() == {"loss", "output", "dx", "grad", "moments", "weights"}
     assert max(worst.values()) <= TOLERANCE, worst
 

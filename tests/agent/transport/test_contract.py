@@ -1,33 +1,54 @@
-"""One suite for all transports: four ranks in processes of their own."""
+"""One suite for all transports: four ranks in processes of their own, and two pairs of them."""
 
 import pytest
 
 pytestmark = pytest.mark.distributed
 
 
-@pytest.fixture(params=["process_group"])
+@pytest.fixture(params=["process_group", "peer"])
 def transport(request):
     return request.param
 
 
-def test_everything_arrives_whatever_the_order_of_waiting(node_run, transport):
-    for result in node_run(f"{transport}/arrival"):
+@pytest.fixture(params=["", "pair/"], ids=["four_ranks", "two_ranks"])
+def ranks(request):
+    return request.param
+
+
+def test_everything_arrives_whatever_the_order_of_waiting(node_run, ranks, transport):
+    for result in node_run(f"{ranks}{transport}/arrival"):
         assert result["wrong"] == []
         assert result["counted"]
         assert result["num"] > 5
 
 
-def test_start_does_not_wait_for_peers_and_handles_own_what_they_need(node_run, transport):
-    for result in node_run(f"{transport}/ownership"):
+def test_start_does_not_wait_for_peers_and_handles_own_what_they_need(node_run, ranks, transport):
+    for result in node_run(f"{ranks}{transport}/ownership"):
         assert result == {"is_held": True, "is_let_go": True, "is_right": True}
 
 
-def test_a_tensor_with_holes_is_refused(node_run, transport):
-    for result in node_run(f"{transport}/refusal"):
-        assert result["message"].startswith("a parcel must be contiguous, got strides")
+def test_a_tensor_with_holes_is_refused(node_run, ranks, transport):
+    for result in node_run(f"{ranks}{transport}/refusal"):
+        assert result["message"].startswith("ValueError: a parcel must be contiguous, got strides")
 
 
-def test_a_dead_peer_is_noticed(node_run, transport):
-    for result in node_run(f"{transport}/dead_peer")[:3]:
-        assert result["message"].startswith("ranks [3] of the group did not send or take experts in time")
-        assert result["message"].endswith("restart from the last checkpoint")
+def test_S5_a_slot_that_is_being_filled_is_refused_to_others(node_run, ranks, transport):
+    for result in node_run(f"{ranks}{transport}/reuse"):
+        assert len(result["messages"]) == 3
+        for message in result["messages"]:
+            assert message.startswith("InvalidInput: parcel.tensor: expected memory that no transfer under way fills")
+        assert result["is_right"]
+
+
+def test_a_peer_that_dies_is_named(node_run, transport):
+    for result in node_run("lost")[:3]:
+        message = result[f"dead/{transport}"]
+        assert message.startswith("RelibraError: ranks [3] of the group did not send or take experts in time")
+        assert message.endswith("restart from the last checkpoint")
+        assert result["in_time"]
+
+
+def test_a_peer_that_hangs_is_named_after_the_timeout(node_run, transport):
+    for result in node_run("lost")[:3]:
+        message = result[f"hung/{transport}"]
+        assert message.startswith("RelibraError: ranks [3] of the group did not send or take experts in time")

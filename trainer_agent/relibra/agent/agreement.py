@@ -8,6 +8,7 @@ from enum import IntEnum
 import torch
 import torch.distributed as dist
 
+from relibra.agent.peers import noticing_death
 from relibra.planning import PlanId
 
 log = logging.getLogger(__name__)
@@ -91,17 +92,21 @@ def decide(offers: Sequence[Offer]) -> tuple[PlanId | None, str]:
 
 
 def exchange(offer: Offer, group: dist.ProcessGroup, device: torch.device) -> list[Offer]:
-    """Collective: return the offers of all ranks of `group`, by rank."""
-    mine = offer.to_tensor(device)
-    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, mine, group=group)
-    return [Offer.from_tensor(each) for each in gathered]
+    """Collective: return the offers of all ranks of `group`, by rank.
+
+    Raises:
+        RelibraError: a rank is gone.
+    """
+    return [Offer.from_tensor(each) for each in _gathered(offer.to_tensor(device), "agreeing on a plan", group)]
 
 
 def together(action: Callable[[], None], what: str, group: dist.ProcessGroup, device: torch.device) -> str | None:
     """Collective: run `action` on every rank; return None where it succeeded on all, else who failed and why.
 
     What an action raises stays on its rank, so that every rank gets here; the text names the error of this rank only.
+
+    Raises:
+        RelibraError: a rank is gone.
     """
     own = ""
     try:
@@ -110,10 +115,15 @@ def together(action: Callable[[], None], what: str, group: dist.ProcessGroup, de
         log.exception("%s failed", what)
         own = f" (this rank: {type(error).__name__}: {error})"
     mine = torch.tensor([bool(own)], dtype=torch.int64, device=device)
-    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, mine, group=group)
-    failed = [rank for rank, verdict in enumerate(gathered) if verdict.item()]
+    failed = [rank for rank, verdict in enumerate(_gathered(mine, f"{what}{own}", group)) if verdict.item()]
     return f"{what} failed on {_ranks(failed)}{own}" if failed else None
+
+
+def _gathered(mine: torch.Tensor, what: str, group: dist.ProcessGroup) -> list[torch.Tensor]:
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    with noticing_death(what):
+        dist.all_gather(gathered, mine, group=group)
+    return gathered
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -15,12 +15,12 @@ from relibra.agent.homes import Homes
 from relibra.agent.optimizer_state import OptimizerState
 from relibra.agent.placement import Placement
 from relibra.agent.plan_source import PlanSource
-from relibra.agent.refusals import replay_obstacle
+from relibra.agent.refusals import check_version, replay_obstacle
 from relibra.agent.replicate import Node
 from relibra.agent.session import Session
 from relibra.agent.slots import Slots
-from relibra.agent.transport import ProcessGroupTransport
-from relibra.errors import RelibraError
+from relibra.agent.transport import ExpertTransport, PeerTransport, ProcessGroupTransport
+from relibra.errors import InvalidInput, RelibraError
 
 
 def attach(
@@ -40,7 +40,7 @@ def attach(
         plans: where plans come from; the planner named in `config` by default.
 
     Raises:
-        InvalidInput: `config` does not describe this model.
+        InvalidInput: `config` does not describe this model, or is another one on another rank.
         Unsupported: the model or optimizer is configured in a way the agent cannot execute. What one rank refuses is
             raised on all of them.
     """
@@ -51,6 +51,7 @@ def attach(
     found, held = list[tuple[Any, nn.Module]](), list[Experts]()
     member, state, models = Member((), (), ()), OptimizerState([]), list[nn.Module]()
     try:
+        check_version(megatron.version)
         models = [megatron.unwrap(chunk) for chunk in chunks]
         found = megatron.find_layers(chunks)
         for layer, _ in found:
@@ -62,7 +63,7 @@ def attach(
         member = Member(tuple(ep_ranks), tuple(edp_ranks), tuple(layer.layer_number for layer in layers))
     except RelibraError as error:
         refusal = error
-    topology = Topology.of(_exchange(member, refusal), config)
+    topology = Topology.of(_exchange(member, config, refusal), config)
     groups = Groups.create(topology, config)
     indices = topology.stage_layers[groups.stage_index]
     by_index = dict(zip(indices, found, strict=True))
@@ -76,7 +77,11 @@ def attach(
         device,
         gather_parameters=lambda: megatron.gather_parameters(chunks),
     )
-    transport = ProcessGroupTransport(groups.node)
+    transport: ExpertTransport = (
+        PeerTransport(groups.node, device, config.collective_timeout_s)
+        if config.transport == "peer"
+        else ProcessGroupTransport(groups.node)
+    )
     is_fused = any(layer.config.gradient_accumulation_fusion for layer, _ in found)
     slots = Slots(experts, config.cluster.redundant_slots, device, with_gradients=is_fused)
     gathered = {index: megatron.gathering(chunk, layer.experts) for index, (layer, chunk) in by_index.items()}
@@ -107,13 +112,21 @@ def attach(
     return agent
 
 
-def _exchange(member: Member, refusal: RelibraError | None) -> list[Member]:
-    """Collective over all ranks: return what each told, unless one refuses."""
-    told: list[tuple[Member, RelibraError | None]] = [(member, refusal)] * dist.get_world_size()
-    dist.all_gather_object(told, (member, refusal))
+def _exchange(member: Member, config: AgentConfig, refusal: RelibraError | None) -> list[Member]:
+    """Collective over all ranks: return what each told, unless one refuses or means another job."""
+    told = [(member, config, refusal)] * dist.get_world_size()
+    dist.all_gather_object(told, (member, config, refusal))
     if refusal is not None:
         raise refusal
-    for rank, (_, of_other) in enumerate(told):
+    for rank, (_, _, of_other) in enumerate(told):
         if of_other is not None:
             raise type(of_other)(f"{of_other} (on rank {rank})")
-    return [each for each, _ in told]
+    first = told[0][1]
+    for rank, (_, other, _) in enumerate(told):
+        for field in ("job_id", "model", "cluster", "transport"):
+            expected, got = getattr(first, field), getattr(other, field)
+            if expected != got:
+                raise InvalidInput.of(
+                    field, expected=f"{expected} on all ranks, as on rank 0", got=f"{got} on rank {rank}"
+                )
+    return [each for each, _, _ in told]

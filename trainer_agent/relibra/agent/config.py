@@ -1,9 +1,12 @@
 """What a training process tells its agent: where the planner is, and what was registered there."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from relibra.errors import InvalidInput
 from relibra.planning import Cluster, Model
+
+Transport = Literal["process_group", "peer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,7 +14,7 @@ class AgentConfig:
     """Settings of one agent; equal on all ranks of a job.
 
     Raises:
-        InvalidInput: a time is not positive, or the ranks do not divide the experts.
+        InvalidInput: a time is not positive, a name is unknown, or the ranks do not divide the experts.
     """
 
     planner_address: str
@@ -23,9 +26,13 @@ class AgentConfig:
     """The longest a training step waits for its plan (L1)."""
     collective_timeout_s: float = 600.0
     """After this long without its peers a rank gives up: a peer has died."""
+    transport: Transport = "process_group"
+    """How replicas travel inside a node: as messages of a process group, or through memory that its ranks share."""
 
     def __post_init__(self) -> None:
         for field in ("plan_timeout_s", "collective_timeout_s"):
             if getattr(self, field) <= 0:
                 raise InvalidInput.of(field, expected="more than 0", got=getattr(self, field))
+        if self.transport not in get_args(Transport):
+            raise InvalidInput.of("transport", expected=" or ".join(get_args(Transport)), got=self.transport)
         self.cluster.experts_per_rank(self.model)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from relibra.agent.cells import Copy
 from relibra.agent.transport import ExpertTransport, Parcel
+from relibra.kernels import grad_accumulate
 
 
 class GradientReturn:
@@ -50,11 +51,13 @@ class GradientReturn:
         rest: list[Tensor | None] = []
         for parameter in parameters:
             first, *others = self._arrivals[parameter]
-            total = first.float()
-            for other in others:
-                total += other
+            total = first.float() if others else first
+            if others:
+                grad_accumulate([total], [others])
             main_grad = getattr(parameter, "main_grad", None)
-            if main_grad is not None:
+            if main_grad is not None and main_grad.dtype == torch.float32:
+                grad_accumulate([main_grad], [[total]])
+            elif main_grad is not None:
                 main_grad.add_(total)
             rest.append(None if main_grad is not None else total.to(parameter.dtype))
         return rest

@@ -11,6 +11,7 @@ from relibra.agent.pieces import Pieces
 from relibra.agent.placement import Placement
 from relibra.agent.reorder import reorder, waves_of
 from relibra.agent.transport import ProcessGroupTransport
+from relibra.errors import RelibraError
 
 
 class Homes:
@@ -34,10 +35,24 @@ class Homes:
         device: torch.device,
         gather_parameters: Callable[[], None],
     ) -> None:
-        self.placement = placement
+        self._placement: Placement | None = placement
         self._groups, self._device, self._gather_parameters = groups, device, gather_parameters
         self._transport = ProcessGroupTransport(groups.stage)
         self._pieces = Pieces.exchange(experts, state, groups.stage, groups.stage_seats)
+
+    @property
+    def placement(self) -> Placement:
+        """Where every expert lives.
+
+        Raises:
+            RelibraError: a move was broken off: a rank died in it, or putting back failed.
+        """
+        if self._placement is None:
+            raise RelibraError(
+                "a reorder was broken off, and experts may be between two placements: weights in memory must not be "
+                "used or saved; restart from the last checkpoint"
+            )
+        return self._placement
 
     def logical_experts(self, layer: int) -> Sequence[int]:
         """Return the logical expert in every home slot of this rank."""
@@ -53,11 +68,12 @@ class Homes:
         Raises:
             RelibraError: the experts are neither here nor there.
         """
-        topology = self._groups.topology
-        moves = self.placement.moves_to(target)
+        topology, here = self._groups.topology, self.placement
+        moves = here.moves_to(target)
         if not moves:
             return 0, None
         self._gather_parameters()
+        self._placement = None
         sent_bytes, failure = reorder(
             waves_of(moves, topology.stage_layers, self._groups.stage_index),
             self._pieces,
@@ -65,6 +81,5 @@ class Homes:
             everyone=self._groups.everyone,
             device=self._device,
         )
-        if failure is None:
-            self.placement = target
+        self._placement = target if failure is None else here
         return sent_bytes, failure

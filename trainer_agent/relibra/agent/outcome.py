@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from relibra.agent.micro_batch import RealisedLoad
+from relibra.agent.peers import noticing_death
 from relibra.planning import ExecutionReport, Phase, PlanId
 
 
@@ -45,14 +46,19 @@ class PhaseRecord:
     reorder_sent_bytes: int = 0
 
     def add_up(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        """Collective: sum over the ranks of `group`, stages of a pipeline, what each counted."""
+        """Collective: sum over the ranks of `group`, stages of a pipeline, what each counted.
+
+        Raises:
+            RelibraError: a stage is gone.
+        """
         num_micro_batches = torch.tensor(len(self.realised.load_ML), device=device)
-        dist.all_reduce(num_micro_batches, dist.ReduceOp.MAX, group=group)
-        self.realised.grow(int(num_micro_batches.item()))
-        load_ML = torch.from_numpy(self.realised.load_ML).to(device)
-        sent_bytes = torch.tensor([self.reorder_sent_bytes, self.replica_sent_bytes], device=device)
-        for each in (load_ML, sent_bytes):
-            dist.all_reduce(each, group=group)
+        with noticing_death("adding up the reports of pipeline stages"):
+            dist.all_reduce(num_micro_batches, dist.ReduceOp.MAX, group=group)
+            self.realised.grow(int(num_micro_batches.item()))
+            load_ML = torch.from_numpy(self.realised.load_ML).to(device)
+            sent_bytes = torch.tensor([self.reorder_sent_bytes, self.replica_sent_bytes], device=device)
+            for each in (load_ML, sent_bytes):
+                dist.all_reduce(each, group=group)
         self.realised = RealisedLoad.of(load_ML.cpu().numpy())
         self.reorder_sent_bytes, self.replica_sent_bytes = sent_bytes.tolist()
 

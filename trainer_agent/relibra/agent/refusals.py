@@ -4,6 +4,24 @@ from typing import Any
 
 from relibra.errors import Unsupported
 
+TESTED_VERSIONS = ("0.16", "0.17", "0.18", "0.19")
+"""Of megatron-core. The suite runs on the oldest; the newest was tried with the same scenarios."""
+
+
+def check_version(version: str) -> None:
+    """Check the version of megatron-core.
+
+    The agent hooks into parts that megatron may change without a word; what it would do then shows in gradients only.
+
+    Raises:
+        Unsupported: it is not one that was tested.
+    """
+    if ".".join(version.split(".")[:2]) not in TESTED_VERSIONS:
+        raise unsupported(
+            f"megatron-core {version}, with which it was not tested",
+            f"megatron-core {TESTED_VERSIONS[0]} to {TESTED_VERSIONS[-1]}",
+        )
+
 
 def check_config(config: Any, *, expert_tensor_parallel_size: int) -> None:
     """Check the TransformerConfig of a built MoE layer.
@@ -11,7 +29,9 @@ def check_config(config: Any, *, expert_tensor_parallel_size: int) -> None:
     Raises:
         Unsupported: names what is refused, and what to use instead.
     """
-    scopes = {str(getattr(scope, "name", scope)) for scope in config.cuda_graph_scope or ("full layer",)}
+    # From 0.18 on the scopes are called modules, and the old name is None.
+    graphed = getattr(config, "cuda_graph_modules", None) or config.cuda_graph_scope or ("full layer",)
+    scopes = {str(getattr(scope, "name", scope)) for scope in graphed}
     refusals = (
         (
             bool(config.moe_router_fusion and config.moe_enable_routing_replay),
@@ -36,6 +56,11 @@ def check_config(config: Any, *, expert_tensor_parallel_size: int) -> None:
             config.moe_expert_capacity_factor is not None,
             "dropping tokens (moe_expert_capacity_factor)",
             "moe_expert_capacity_factor=None",
+        ),
+        (
+            getattr(config, "moe_expert_rank_capacity_factor", None) is not None,  # from 0.18 on
+            "dropping tokens (moe_expert_rank_capacity_factor)",
+            "moe_expert_rank_capacity_factor=None",
         ),
         (
             bool(config.moe_router_padding_for_quantization or config.fp8 or config.fp4),

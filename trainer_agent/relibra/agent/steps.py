@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Steps:
-    """The cells of the present step, and how one becomes the next.
+    """How one step becomes the next.
 
     Args:
         config: of the agent.
@@ -37,7 +37,17 @@ class Steps:
         self._config, self._groups, self._plans, self._homes = config, groups, plans, homes
         self._device = device
         self._accepted_epoch = 0
-        self.cells = self._cells_of(None)
+        self._cells = self._cells_of(None)
+
+    @property
+    def cells(self) -> StepCells:
+        """Of the open step, or of none.
+
+        Raises:
+            RelibraError: the experts are between two placements.
+        """
+        _ = self._homes.placement  # raises
+        return self._cells
 
     def open(self, step: int) -> StepOutcome:
         """Collective over all ranks: wait for the plan of `step`, agree on it, and move experts to their new homes."""
@@ -58,7 +68,7 @@ class Steps:
             log.error("step %d keeps its placement, without replicas: %s", step, reason)
             return StepOutcome(step=step, applied=None, reason=reason, plan_wait_s=plan_wait_s)
         self._accepted_epoch = plan_id.epoch
-        self.cells = self._cells_of(plan)
+        self._cells = self._cells_of(plan)
         return StepOutcome(
             step=step,
             applied=plan_id,
@@ -71,7 +81,7 @@ class Steps:
 
     def close(self) -> None:
         """End the step: the placement stays, its replicas do not."""
-        self.cells = self._cells_of(None)
+        self._cells = self._cells_of(None)
 
     def move_back(self) -> None:
         """Collective over all ranks: bring every expert to where the plain model has it.
@@ -100,7 +110,7 @@ class Steps:
 
     def _move_to(self, target: Placement) -> tuple[int, str | None]:
         sent_bytes, failure = self._homes.move_to(target)
-        self.cells = self._cells_of(None)
+        self._cells = self._cells_of(None)
         return sent_bytes, failure
 
     def _cells_of(self, plan: RankPlan | None) -> StepCells:

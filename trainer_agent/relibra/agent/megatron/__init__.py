@@ -7,6 +7,8 @@ Hooks sit on built layer objects, because frameworks build their layers from spe
 objects and names, so that DDP, optimizer and converters see an ordinary model.
 """
 
+from megatron.core import __version__ as version
+
 from relibra.agent.megatron.hooks import install
 from relibra.agent.megatron.layers import (
     check_layer,
@@ -28,4 +30,5 @@ __all__ = [
     "install",
     "optimizer_state",
     "unwrap",
+    "version",
 ]

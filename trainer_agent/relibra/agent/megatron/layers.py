@@ -45,6 +45,11 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
         raise unsupported(f"moe_token_dispatcher_type={config.moe_token_dispatcher_type!r}", "'alltoall'")
     if not isinstance(layer.experts, SequentialMLP | TEGroupedMLP):
         raise unsupported(f"experts of type {type(layer.experts).__name__}", "SequentialMLP or TEGroupedMLP")
+    if getattr(layer.experts, "_with_fused_impl", False):  # from 0.18 on
+        raise unsupported(
+            "use_transformer_engine_op_fuser=True, which takes all experts of a rank for one tensor",
+            "use_transformer_engine_op_fuser=False",
+        )
     check_config(config, expert_tensor_parallel_size=layer.token_dispatcher.tp_size)
     if not isinstance(layer.layer_number, int):
         raise unsupported("a MoE layer without a number", "layer.set_layer_number(number in the model, from 1)")

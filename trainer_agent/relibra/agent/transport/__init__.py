@@ -3,10 +3,27 @@
 In:   tensors to send and to fill, by peer.
 Out:  a handle to wait on.
 
-`contract` says what every transport promises; `process_group` moves messages over `torch.distributed`.
+`contract` says what every transport promises; `process_group` moves messages over `torch.distributed`, `peer` moves
+bytes through memory that the ranks of a node share. `host` keeps frozen weights where every rank of the node can take
+them. `schedule` says in which order copies of experts best travel, and by which way.
 """
 
 from relibra.agent.transport.contract import ExpertTransport, Handle, Parcel
+from relibra.agent.transport.host import HostWeights, Pull
+from relibra.agent.transport.peer import PeerTransport
 from relibra.agent.transport.process_group import ProcessGroupTransport
+from relibra.agent.transport.schedule import Hop, Links, TransferSchedule, transfer_schedule
 
-__all__ = ["ExpertTransport", "Handle", "Parcel", "ProcessGroupTransport"]
+__all__ = [
+    "ExpertTransport",
+    "Handle",
+    "Hop",
+    "HostWeights",
+    "Links",
+    "Parcel",
+    "PeerTransport",
+    "ProcessGroupTransport",
+    "Pull",
+    "TransferSchedule",
+    "transfer_schedule",
+]

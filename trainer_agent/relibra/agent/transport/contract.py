@@ -4,7 +4,8 @@
   call, the k-th parcel that a rank sends to a peer fills the k-th one the peer receives from it. Both ends agree on
   shape and dtype. Several calls may be under way; they may be waited for in any order.
 - **Ownership.** The caller owns all tensors. From `start` to the end of `wait` it neither writes what is sent nor reads
-  or writes what is received. The handle keeps them alive; a transport keeps nothing after `wait`.
+  or writes what is received. The handle keeps them alive; a transport keeps nothing after `wait`. Memory that a
+  transfer under way fills is refused to all others.
 - **Streams.** On a GPU, `start` comes after everything queued on the current stream, and what is queued after `wait`
   comes after the transfer. The transfer itself need not run on the current stream.
 - **Abandoning.** A transfer cannot be cancelled: also what nobody wants any more is waited for before its memory is
@@ -59,5 +60,6 @@ class ExpertTransport(Protocol):
 
         Raises:
             RelibraError: a peer is gone.
+            InvalidInput: a transfer under way fills this memory.
             ValueError: a tensor is not contiguous.
         """

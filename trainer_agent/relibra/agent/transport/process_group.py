@@ -5,8 +5,9 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
+from relibra.agent.transport.claims import Claims
 from relibra.agent.transport.contract import Parcel
-from relibra.errors import RelibraError
+from relibra.agent.transport.failure import missing
 
 
 class ProcessGroupTransport:
@@ -14,7 +15,7 @@ class ProcessGroupTransport:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
-        self._sent_bytes = 0
+        self._sent_bytes, self._claims = 0, Claims()
         # NCCL connects all ranks in the first call of a group, in which not all of them may have parcels.
         dist.barrier(group)
 
@@ -35,16 +36,16 @@ class ProcessGroupTransport:
 
     def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> "_Messages":
         """Begin to send and to receive."""
-        for parcel in (*sends, *receives):
-            if not parcel.tensor.is_contiguous():
-                raise ValueError(f"a parcel must be contiguous, got strides {parcel.tensor.stride()}")
         self._sent_bytes += sum(parcel.tensor.nbytes for parcel in sends)
-        return _Messages(self._group, sends, receives)
+        return _Messages(self._group, sends, receives, self._claims)
 
 
 class _Messages:
-    def __init__(self, group: dist.ProcessGroup, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
-        self._parcels = (sends, receives)
+    def __init__(
+        self, group: dist.ProcessGroup, sends: Sequence[Parcel], receives: Sequence[Parcel], claims: Claims
+    ) -> None:
+        self._parcels, self._claims = (sends, receives), claims
+        self._claim = claims.take([each.tensor for each in sends], [each.tensor for each in receives])
         operations = [
             dist.P2POp(operation, parcel.tensor, group=group, group_peer=parcel.peer)
             for operation, parcels in ((dist.irecv, receives), (dist.isend, sends))
@@ -58,15 +59,13 @@ class _Messages:
         with self._noticing_death():
             for request in self._requests:
                 request.wait()
-        self._requests, self._parcels = [], ((), ())
+        self._claims.release(self._claim)
+        self._requests, self._parcels, self._claim = [], ((), ()), ()
 
     @contextmanager
     def _noticing_death(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
-            peers = sorted({parcel.peer for parcels in self._parcels for parcel in parcels})
-            raise RelibraError(
-                f"ranks {peers} of the group did not send or take experts in time: {error}; look for the one that "
-                "died, and restart from the last checkpoint"
-            ) from error
+            peers = [parcel.peer for parcels in self._parcels for parcel in parcels]
+            raise missing(peers, str(error)) from error

@@ -1,0 +1,172 @@
+"""One layer's fetch of replicas and return of their gradients over each transport, beside an all-to-all of the bytes.
+
+    python benchmarks/transport.py [--turns 30] [--expert-mib 4]
+
+Four ranks of a node on CPU, two redundant slots each. In a round each way of moving has its turn, in another order
+every time. Figures are medians over rounds of the slowest rank's time from a barrier on. The all-to-all moves
+contiguous buffers and so needs neither slots nor plans: it is the bar, not a choice. What is fetched from the host copy
+returns no gradients.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from results import write
+from torch import Tensor
+
+from relibra.agent.cells import Copy
+from relibra.agent.transport import (
+    ExpertTransport,
+    HostWeights,
+    Links,
+    Parcel,
+    PeerTransport,
+    ProcessGroupTransport,
+    Pull,
+    transfer_schedule,
+)
+
+WORLD, TIMEOUT_S = 4, 60.0
+CELLS = {
+    # Two hot experts, each on every other rank, and two that are less so.
+    "skewed": [Copy(0, 0, r, 0) for r in (1, 2, 3)] + [Copy(1, 0, r, s) for r, s in ((0, 0), (2, 1), (3, 1))],
+    # Every rank sends two experts and receives two.
+    "even": [Copy(r, s, (r + 1 + s) % WORLD, s) for r in range(WORLD) for s in range(2)],
+}
+
+
+class Layer:
+    """What one rank holds: home experts, slots, and room for gradients that return."""
+
+    def __init__(self, copies: Sequence[Copy], rank: int, expert_bytes: int) -> None:
+        def expert() -> Tensor:
+            return torch.ones(expert_bytes // 2, dtype=torch.bfloat16)
+
+        self.copies, self.rank, self.home = copies, rank, [expert() for _ in range(2)]
+        self.slots = [expert() for _ in range(2)]
+        self.out = [copy for copy in copies if copy.source_rank == rank]
+        self.into = [copy for copy in copies if copy.destination_rank == rank]
+        self.returned = [expert() for _ in self.out]
+
+    def fetch(self, transport: ExpertTransport) -> None:
+        """All copies at once, as the agent does."""
+        sends = [Parcel(copy.destination_rank, self.home[copy.source_slot]) for copy in self.out]
+        receives = [Parcel(copy.source_rank, self.slots[copy.destination_slot]) for copy in self.into]
+        transport.start(sends, receives).wait()
+
+    def fetch_in_waves(self, transport: ExpertTransport) -> None:
+        """By the schedule, with relays."""
+        plan = transfer_schedule(self.copies, Links(peer_bytes_per_s=1.0, relay_from_replicas=3), 1)
+        for wave in plan.waves:
+            sends, receives = list[Parcel](), list[Parcel]()
+            for hop in wave:
+                copy = self.copies[hop.copy]
+                if hop.sender == self.rank:
+                    at_home = hop.sent_copy is None
+                    passed_on = self.copies[hop.sent_copy or 0].destination_slot
+                    tensor = self.home[copy.source_slot] if at_home else self.slots[passed_on]
+                    sends.append(Parcel(copy.destination_rank, tensor))
+                if copy.destination_rank == self.rank:
+                    receives.append(Parcel(hop.sender, self.slots[copy.destination_slot]))
+            transport.start(sends, receives).wait()
+
+    def give_back(self, transport: ExpertTransport) -> None:
+        """Gradients of all replicas go home."""
+        sends = [Parcel(copy.source_rank, self.slots[copy.destination_slot]) for copy in self.into]
+        receives = [Parcel(copy.destination_rank, each) for copy, each in zip(self.out, self.returned, strict=True)]
+        transport.start(sends, receives).wait()
+
+    def pull(self, host: HostWeights) -> None:
+        """The same fetch from host memory."""
+        pulls = [Pull(c.source_rank, c.source_slot, [self.slots[c.destination_slot]]) for c in self.into]
+        host.start(pulls).wait()
+
+
+class AllToAll:
+    """The bytes of a fetch, and then those of a return, in one collective each."""
+
+    def __init__(self, layer: Layer) -> None:
+        size = layer.home[0].numel()
+        self._out = [size * sum(c.destination_rank == peer for c in layer.out) for peer in range(WORLD)]
+        self._into = [size * sum(c.source_rank == peer for c in layer.into) for peer in range(WORLD)]
+        self._sent, self._received = (torch.ones(sum(sizes), dtype=torch.bfloat16) for sizes in (self._out, self._into))
+
+    def fetch(self) -> None:
+        """There."""
+        dist.all_to_all_single(self._received, self._sent, self._into, self._out)
+
+    def give_back(self) -> None:
+        """And back."""
+        dist.all_to_all_single(self._sent, self._received, self._out, self._into)
+
+
+def run_rank(rank: int, folder: str, num_turns: int, expert_bytes: int) -> None:
+    """Take all turns; rank 0 prints and writes."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD)
+    everyone = dist.group.WORLD
+    assert everyone is not None
+    messages, shared = ProcessGroupTransport(everyone), PeerTransport(everyone, torch.device("cpu"), TIMEOUT_S)
+    rows: list[dict[str, object]] = []
+    for cell, copies in CELLS.items():
+        layer = Layer(copies, rank, expert_bytes)
+        collective, host = AllToAll(layer), HostWeights(everyone, [[each] for each in layer.home])
+        host.refresh()
+        ways: dict[tuple[str, str], Callable[[], None]] = {
+            ("all-to-all", "fetch"): collective.fetch,
+            ("all-to-all", "return"): collective.give_back,
+            ("process_group", "fetch"): lambda layer=layer: layer.fetch(messages),
+            ("process_group", "return"): lambda layer=layer: layer.give_back(messages),
+            ("peer", "fetch"): lambda layer=layer: layer.fetch(shared),
+            ("peer", "fetch in waves"): lambda layer=layer: layer.fetch_in_waves(shared),
+            ("peer", "return"): lambda layer=layer: layer.give_back(shared),
+            ("host", "fetch"): lambda layer=layer, host=host: layer.pull(host),
+        }
+        times_s: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
+        for turn in range(num_turns + 1):
+            names = list(ways)[turn % len(ways) :] + list(ways)[: turn % len(ways)]
+            for way in names:
+                elapsed_s = torch.tensor(_timed(ways[way]))
+                dist.all_reduce(elapsed_s, dist.ReduceOp.MAX)
+                if turn:  # the first one touches memory
+                    times_s[way].append(elapsed_s.item())
+        for (transport, what), each in times_s.items():
+            bar = median(times_s["all-to-all", "return" if what == "return" else "fetch"])
+            rows.append(
+                {
+                    "cell": cell,
+                    "transport": transport,
+                    "what": what,
+                    "moved_mib": len(copies) * expert_bytes / 2**20,
+                    "median_ms": round(median(each) * 1e3, 2),
+                    "of_all_to_all": round(median(each) / bar, 2),
+                }
+            )
+    if rank == 0:
+        for row in rows:
+            print(*(f"{value!s:>14}" for value in row.values()))
+        write("transport", rows, turns=num_turns, expert_bytes=expert_bytes, ranks=WORLD)
+
+
+def _timed(way: Callable[[], None]) -> float:
+    dist.barrier()
+    began_s = time.perf_counter()
+    way()
+    return time.perf_counter() - began_s
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=30, help="rounds to measure")
+    parser.add_argument("--expert-mib", type=int, default=4, help="size of an expert")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (str(Path(folder)), given.turns, given.expert_mib << 20)
+        mp.start_processes(run_rank, args=arguments, nprocs=WORLD, start_method="fork")

@@ -1,0 +1,151 @@
+"""A rank dies or hangs at a named point of a step: what the others are left with."""
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from faults import Faults, snapshot
+from matrix import balanced_job, num_micro_batches
+from scenarios import M, attached, plan_by_step
+
+from relibra.agent import Agent, Phase, agreement
+from relibra.agent.fetch import Fetcher
+from relibra.agent.layer import LayerExecution
+from relibra.agent.outcome import PhaseRecord
+from relibra.agent.reorder import Transfer
+from relibra.agent.replicate import Visit
+from relibra.errors import RelibraError
+from relibra.planning import Cluster
+
+Result = dict[str, Any]
+VICTIM, WORLD = 1, 4
+TIMEOUT_S = 3.0
+"""A rank that is gone is noticed when its sockets close; one that hangs, after this."""
+
+
+class Point(NamedTuple):
+    """Where a rank dies: in which call of which method, before or after it does its work."""
+
+    owner: Any
+    method: str
+    call: int = 1
+    after: bool = False
+
+
+POINTS = {
+    "agreeing": Point(agreement, "exchange"),
+    "staging": Point(Transfer, "stage"),
+    "exchanging": Point(Transfer, "exchange"),
+    "written": Point(Transfer, "commit", after=True),
+    "between_waves": Point(Transfer, "stage", call=2),
+    "fetching": Point(Fetcher, "_fill"),
+    "fetching_again": Point(Visit, "fetch_again"),
+    "sending_gradients": Point(Visit, "send_gradients"),
+}
+PIPELINE_POINTS = {
+    "in_a_stage": Point(LayerExecution, "compute", call=2),
+    "adding_up_stages": Point(PhaseRecord, "add_up"),
+}
+
+
+@contextmanager
+def striking(point: Point, strike: Callable[[], None]) -> Iterator[None]:
+    plain, faults = getattr(point.owner, point.method), Faults(VICTIM, point.call)
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        due = faults.due()
+        if due and not point.after:
+            strike()
+        result = plain(*args, **kwargs)
+        if due:
+            strike()
+        return result
+
+    with mock.patch.object(point.owner, point.method, method):
+        yield
+
+
+def die() -> None:
+    """As SIGKILL does: nothing is said to anybody, the system closes the sockets."""
+    os._exit(0)
+
+
+def hang() -> None:
+    """Until the others have given up."""
+    dist.distributed_c10d._get_default_store().wait([f"gave up/{rank}" for rank in range(WORLD) if rank != VICTIM])
+    os._exit(0)
+
+
+def left(agent: Agent, steps: Callable[[], None]) -> Result:
+    """What a survivor gets: `raised` from the step, `told` by whatever it asks the agent for afterwards."""
+    raised, told = "", set()
+    try:
+        steps()
+    except Exception as error:
+        raised = f"{type(error).__name__}: {error}"
+    asked: tuple[Callable[[], Any], ...] = (
+        lambda: agent.home_rank_LE,
+        lambda: list(agent.logical_named_parameters()),
+        lambda: agent.micro_batch(0),
+    )
+    for ask in asked:
+        try:
+            ask()
+        except RelibraError as error:
+            told.add(str(error))
+    dist.distributed_c10d._get_default_store().set(f"gave up/{dist.get_rank()}", "")
+    return {"raised": raised, "told": sorted(told)}
+
+
+def in_a_step(cluster: Cluster, *, point: Point, strike: Callable[[], None] = die) -> Result:
+    """The second of two steps that both move experts and make replicas."""
+    plans = plan_by_step(cluster, dist.get_rank(), range(2))
+    balanced, _ = attached(cluster, plans, collective_timeout_s=TIMEOUT_S)
+    agent = balanced.agent
+    assert agent is not None
+    agent.begin_step(0, Phase.UPDATE)
+    balanced.step(0, M)
+    agent.end_step()
+    before, placement = snapshot(balanced), agent.home_rank_LE
+
+    def steps() -> None:
+        agent.begin_step(1, Phase.UPDATE)
+        balanced.step(1, M)
+
+    with striking(point, strike):
+        result = left(agent, steps)
+    is_whole = not result["told"]
+    return result | {
+        "same_bits": all(map(torch.equal, before, snapshot(balanced))),
+        "same_placement": is_whole and bool((agent.home_rank_LE == placement).all()),
+    }
+
+
+def in_a_pipeline(cluster: Cluster, *, point: Point) -> Result:
+    """As many stages as are needed to be somewhere between two of them."""
+    job, _ = balanced_job(cluster, collective_timeout_s=TIMEOUT_S)
+    agent = job.agent
+    assert agent is not None
+
+    def steps() -> None:
+        for step in range(2):
+            agent.begin_step(step, Phase.UPDATE)
+            job.step(step, num_micro_batches())
+            agent.end_step()
+
+    with striking(point, die):
+        return left(agent, steps)
+
+
+SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
+    name: functools.partial(in_a_step, point=point) for name, point in POINTS.items()
+}
+SCENARIOS["hanging"] = functools.partial(in_a_step, point=POINTS["agreeing"], strike=hang)
+PIPELINE_SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
+    name: functools.partial(in_a_pipeline, point=point) for name, point in PIPELINE_POINTS.items()
+}

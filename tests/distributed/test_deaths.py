@@ -1,0 +1,84 @@
+"""A rank dies or hangs: the others end with an error that says so, and no half-moved weights can be used or saved."""
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+SURVIVORS = (0, 2, 3)
+BROKEN_OFF = "a reorder was broken off, and experts may be between two placements"
+
+
+@pytest.fixture
+def survivors(layout_run):
+    """What they were left with; fails where one of them hangs. The victim has nothing to say."""
+
+    def of(point):
+        by_rank = layout_run(f"death_{point}").by_rank
+        assert [point in rank for rank in by_rank] == [rank in SURVIVORS for rank in range(4)]
+        return [rank[point] for rank in by_rank if point in rank]
+
+    return of
+
+
+def test_L1_a_death_in_the_agreement_leaves_every_expert_where_it_was(survivors):
+    for result in survivors("agreeing"):
+        assert result["raised"].startswith("RelibraError: agreeing on a plan: not all ranks took part in time")
+        assert result["raised"].endswith("restart from the last checkpoint")
+        assert result["told"] == []
+        assert result["same_bits"]
+        assert result["same_placement"]
+
+
+def test_L1_a_rank_that_hangs_is_given_up_after_the_collective_timeout(survivors):
+    results = survivors("hanging")
+    for result in results:
+        assert result["raised"].startswith("RelibraError: agreeing on a plan: not all ranks took part in time")
+        assert result["same_bits"]
+    assert any("Timed out waiting 3000ms" in result["raised"] for result in results)
+
+
+@pytest.mark.parametrize(
+    ("point", "doing", "is_untouched"),
+    [
+        ("staging", "staging experts", True),
+        ("exchanging", "exchanging experts", True),
+        ("written", "writing experts", False),
+        ("between_waves", "staging experts", False),
+    ],
+)
+def test_S1_after_a_death_in_a_reorder_nothing_goes_on(survivors, point, doing, is_untouched):
+    """Who has written cannot be known any more: the agent says no word of where experts are, and runs no forward."""
+    results = survivors(point)
+    for result in results:
+        assert result["raised"].startswith(f"RelibraError: {doing}")
+        assert "not all ranks took part in time" in result["raised"]
+        assert result["raised"].endswith("restart from the last checkpoint")
+        (told,) = result["told"]
+        assert told.startswith(BROKEN_OFF)
+        assert told.endswith("must not be used or saved; restart from the last checkpoint")
+    assert all(result["same_bits"] for result in results) == is_untouched
+
+
+@pytest.mark.parametrize("point", ["fetching", "fetching_again", "sending_gradients"])
+def test_S5_a_death_between_forward_and_backward_ends_the_step(survivors, point):
+    """Before the optimizer steps. Who waits in a collective of megatron's gets the error of torch."""
+    results = survivors(point)
+    assert all(result["raised"] for result in results)
+    assert all(result["told"] == [] for result in results)
+
+
+def test_L1_a_peer_that_waits_for_replicas_names_who_is_gone(survivors):
+    (peer, _, _) = survivors("fetching_again")
+    assert peer["raised"].startswith("RelibraError: ranks [1] of the group did not send or take experts in time")
+
+
+def test_L1_a_death_in_a_pipeline_stage_ends_all_stages(survivors):
+    assert all(result["raised"] for result in survivors("in_a_stage"))
+
+
+def test_L1_a_death_between_two_stages_ends_all_stages(survivors):
+    """Its own seat in the other stage waits for it at the end of the step, the others when the next one begins."""
+    raised = [result["raised"] for result in survivors("adding_up_stages")]
+    assert all(text.startswith("RelibraError: ") for text in raised)
+    assert sum(text.startswith("RelibraError: adding up the reports of pipeline stages") for text in raised) >= 1
+    assert all("not all ranks took part in time" in text for text in raised)

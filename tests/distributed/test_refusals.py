@@ -1,0 +1,81 @@
+"""What would go wrong silently, or not at all, is refused by name when the agent is attached, on all ranks."""
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.mark.parametrize(
+    ("case", "message", "alternative"),
+    [
+        ("allgather", "moe_token_dispatcher_type='allgather'", "'alltoall'"),
+        ("flex", "moe_token_dispatcher_type='flex'", "'alltoall'"),
+        ("legacy grouped gemm", "experts of type", "SequentialMLP or TEGroupedMLP"),
+        ("op fuser", "use_transformer_engine_op_fuser=True", "use_transformer_engine_op_fuser=False"),
+        ("expert_tensor_parallel_size", "expert tensor parallelism", "expert_tensor_parallel_size=1"),
+        ("moe_router_fusion", "ignores routing replay", "moe_router_fusion=False"),
+        ("overlap_moe_expert_parallel_comm", "=True", "overlap_moe_expert_parallel_comm=False"),
+        ("delay_wgrad_compute", "=True", "delay_wgrad_compute=False"),
+        ("moe_shared_expert_overlap", "=True", "moe_shared_expert_overlap=False"),
+        ("moe_apply_probs_on_input", "=True", "moe_apply_probs_on_input=False"),
+        ("moe_expert_capacity_factor", "dropping tokens", "moe_expert_capacity_factor=None"),
+        ("moe_expert_rank_capacity_factor", "dropping tokens", "moe_expert_rank_capacity_factor=None"),
+        ("fp8", "fp8 and fp4 experts", "bf16 or fp32"),
+        ("fp4", "fp8 and fp4 experts", "bf16 or fp32"),
+        ("moe_router_padding_for_quantization", "fp8 and fp4 experts", "bf16 or fp32"),
+        ("mtp_num_layers", "multi-token prediction", "mtp_num_layers=None"),
+        ("graph of a layer", "CUDA graph over MoE layers (cuda_graph_scope full layer)", "cuda_graph_scope='attn'"),
+        ("graph of moe", "CUDA graph over MoE layers (cuda_graph_scope attn, moe)", "cuda_graph_scope='attn'"),
+        ("graph of moe_router", "(cuda_graph_scope moe_router)", "cuda_graph_scope='attn'"),
+        ("graph of moe_preprocess", "(cuda_graph_scope moe_preprocess)", "cuda_graph_scope='attn'"),
+        ("graph of full_iteration", "(cuda_graph_scope full_iteration)", "cuda_graph_scope='attn'"),
+        ("graph by the newer name", "(cuda_graph_scope moe)", "cuda_graph_scope='attn'"),
+        ("use_precision_aware_optimizer", "copies of its state", "use_precision_aware_optimizer=False"),
+        ("several instances", "num_distributed_optimizer_instances > 1", "num_distributed_optimizer_instances=1"),
+        ("optimizer_cpu_offload", "HybridDeviceOptimizer", "optimizer_cpu_offload=False"),
+        ("layer-wise optimizer", "LayerWiseDistributedOptimizer", "megatron's Adam or SGD"),
+        ("use_megatron_fsdp", "use_megatron_fsdp=True", "megatron's DistributedDataParallel"),
+        ("megatron fsdp", "FullyShardedDataParallel shards expert weights", "megatron's DistributedDataParallel"),
+        ("torch fsdp", "TorchFullyShardedDataParallel shards", "megatron's DistributedDataParallel"),
+        ("older megatron", "megatron-core 0.15.3", "megatron-core 0.16 to 0.19"),
+        ("newer megatron", "megatron-core 0.20.0", "megatron-core 0.16 to 0.19"),
+        ("replay into a fused router", "ignores routing given", "moe_router_fusion=False"),
+        ("replay into sinkhorn", "ignores routing given", "another load balancing type"),
+    ],
+)
+def test_S5_what_cannot_be_executed_is_refused_with_the_alternative(two_nodes, case, message, alternative):
+    for result in two_nodes.of("refusals"):
+        text = result["messages"][case]
+        assert text.startswith("Unsupported: ")
+        assert message in text
+        assert alternative in text.split("; use ")[-1]
+
+
+@pytest.mark.parametrize(
+    ("case", "field"),
+    [
+        ("num_layers", "model.num_layers"),
+        ("num_experts", "model.num_experts"),
+        ("top_k", "model.top_k"),
+        ("num_ranks", "cluster (num_nodes"),
+        ("num_ep_groups", "cluster.num_ep_groups"),
+    ],
+)
+def test_a_config_that_describes_another_model_is_refused(two_nodes, case, field):
+    for result in two_nodes.of("refusals"):
+        assert result["messages"][case].startswith(f"InvalidInput: {field}")
+
+
+def test_S1_what_one_rank_refuses_is_refused_on_all(two_nodes):
+    messages = [result["messages"]["on one rank"] for result in two_nodes.of("refusals")]
+    assert all(text.startswith("Unsupported: relibra's agent does not support fp8") for text in messages)
+    assert [text.endswith("(on rank 2)") for text in messages] == [True, True, False, True]
+
+
+@pytest.mark.parametrize(("case", "field"), [("another job", "job_id"), ("another cluster", "cluster")])
+def test_S1_ranks_with_different_configs_are_refused(two_nodes, case, field):
+    for result in two_nodes.of("refusals"):
+        text = result["messages"][case]
+        assert text.startswith(f"InvalidInput: {field}: expected ")
+        assert "on all ranks, as on rank 0" in text
+        assert text.endswith("on rank 2")

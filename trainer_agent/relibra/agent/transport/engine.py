@@ -1,0 +1,114 @@
+"""The thread that moves parcels through lanes while its rank does something else."""
+
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from relibra.agent.transport.lanes import Item, Kind, Lane, Pipes, Record
+
+
+class Mover:
+    """Copies as far as `device` needs it: on CUDA with its copy engines, on a stream of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def ready(self) -> torch.cuda.Event | None:
+        """Mark what is queued on the current stream: no copy of these parcels comes before it."""
+        return torch.cuda.current_stream(self._stream.device).record_event() if self._stream is not None else None
+
+    def copy(self, into: Tensor, source: Tensor, ready: object) -> None:
+        """Return when all bytes are there."""
+        if self._stream is None:
+            into.copy_(source)
+            return
+        assert isinstance(ready, torch.cuda.Event)
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(ready)
+            into.copy_(source, non_blocking=True)
+        self._stream.synchronize()
+
+
+class Engine(threading.Thread):
+    """Runs until it reads a record to stop; lanes by rank, None for the own one.
+
+    Other threads may append to `outgoing` and `expected` of a lane, and then wake it.
+    """
+
+    def __init__(self, lanes: Sequence[Lane | None], pipes: Pipes, mover: Mover) -> None:
+        super().__init__(name="relibra-peer-transport", daemon=True)
+        self._lanes = {peer: lane for peer, lane in enumerate(lanes) if lane is not None}
+        self._pipes, self._mover = pipes, mover
+
+    def run(self) -> None:
+        """Move what can be moved, and sleep until something can be."""
+        has_more = False
+        while self._read(block=not has_more):
+            moved = [self._move(peer, lane) for peer, lane in self._lanes.items()]
+            has_more = any(moved)
+        self._pipes.close()
+
+    def _read(self, *, block: bool) -> bool:
+        for peer, record in self._pipes.read(block=block):
+            if record is None:
+                self._lanes[peer].lost = "its process has ended"
+            elif record.kind is Kind.FILLED:
+                self._lanes[peer].filled.append(record)
+            elif record.kind is Kind.TAKEN:
+                self._lanes[peer].num_free += 1
+            elif record.kind is Kind.STOP:
+                return False
+        return True
+
+    def _move(self, peer: int, lane: Lane) -> bool:
+        """Move a chunk each way; return whether any did."""
+        is_moving = False
+        try:
+            if lane.outgoing and lane.num_free and lane.lost is None:
+                self._fill(peer, lane, lane.outgoing[0])
+                is_moving = True
+            if lane.expected and lane.filled:
+                self._take(peer, lane, lane.expected[0])
+                is_moving = True
+        except Exception as error:
+            lane.lost = f"this rank could not copy: {type(error).__name__}: {error}"
+        if lane.lost is not None and not is_moving:
+            for items in (lane.outgoing, lane.expected):
+                while items:
+                    items.popleft().receipt.failed(peer, lane.lost)
+        return is_moving
+
+    def _fill(self, peer: int, lane: Lane, item: Item) -> None:
+        chunk = lane.to_peer[lane.num_filled % len(lane.to_peer)]
+        part = item.next_part(len(chunk))
+        self._mover.copy(chunk[: len(part)], part, item.ready)
+        if not self._pipes.send(peer, Record(Kind.FILLED, lane.num_filled, len(item.data))):
+            return  # what the peer sent before it ended is read first; then its lane is lost
+        lane.num_filled += 1
+        lane.num_free -= 1
+        if item.is_through:
+            lane.outgoing.popleft()
+            item.receipt.done(peer)
+
+    def _take(self, peer: int, lane: Lane, item: Item) -> None:
+        record = lane.filled[0]
+        if (record.sequence, record.size_bytes) != (lane.num_taken, len(item.data)):
+            lane.filled.clear()
+            lane.lost = (
+                f"expected chunk {lane.num_taken} of a parcel of {len(item.data)} bytes, got chunk {record.sequence} "
+                f"of one of {record.size_bytes} bytes"
+            )
+            return
+        lane.filled.popleft()
+        chunk = lane.from_peer[lane.num_taken % len(lane.from_peer)]
+        part = item.next_part(len(chunk))
+        self._mover.copy(part, chunk[: len(part)], item.ready)
+        self._pipes.send(peer, Record(Kind.TAKEN, lane.num_taken))
+        lane.num_taken += 1
+        if item.is_through:
+            lane.expected.popleft()
+            item.receipt.done(peer)

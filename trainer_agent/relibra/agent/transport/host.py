@@ -1,0 +1,137 @@
+"""A copy of the node's expert weights in host memory, from which every rank takes what it wants without asking.
+
+Worth it in RECOMPUTE, where weights stay as they are for a whole phase: it uses the way between host and GPU, which is
+idle then, and no peer takes part. Memory is shared and, beside GPUs, pinned.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from relibra.agent.transport.claims import Claim, Claims
+from relibra.agent.transport.failure import missing
+from relibra.agent.transport.shared_memory import shared_blocks
+from relibra.errors import InvalidInput, RelibraError
+from relibra.kernels.packed import packed_offsets, packed_size_bytes
+
+
+class Pull(NamedTuple):
+    """One expert wanted."""
+
+    peer: int
+    """Rank within the group that is its home; may be the own one."""
+    expert: int
+    """Index among the experts of that rank."""
+    into: Sequence[Tensor]
+    """Contiguous; its tensors, in order."""
+
+
+class HostWeights:
+    """One rank's view of the copy. Collective over `group`, ranks of one node; empty until it was refreshed.
+
+    Args:
+        group: the ranks.
+        experts: of this rank, of all layers; each a list of tensors. All ranks have the same shapes and dtypes in the
+            same order, and keep the tensors.
+
+    Raises:
+        OSError: there is not so much host memory.
+        RelibraError: a peer is gone.
+        Unsupported: the ranks cannot open each other's memory.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, experts: Sequence[Sequence[Tensor]]) -> None:
+        self._group, self._experts, self._claims = group, experts, Claims()
+        self._is_filled, self._num_under_way = False, 0
+        flat = [tensor for expert in experts for tensor in expert]
+        is_cuda = any(tensor.is_cuda for tensor in flat)
+        self._stream = torch.cuda.Stream() if is_cuda else None  # type: ignore[no-untyped-call]
+        blocks = shared_blocks(packed_size_bytes(flat), group)
+        if is_cuda:
+            for block in blocks:
+                runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+                torch.cuda.check_error(runtime.cudaHostRegister(block.data_ptr(), block.nbytes, 0))
+        self._copies = [_carved(block, experts) for block in blocks]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Collective: copy this rank's experts, as they are now; return when all ranks have.
+
+        Raises:
+            RelibraError: a peer is gone, or a pull was not waited for.
+        """
+        if self._num_under_way:
+            raise RelibraError(f"{self._num_under_way} pulls are under way: wait for them before weights change")
+        self._meet()
+        for copies, tensors in zip(self._copies[dist.get_rank(self._group)], self._experts, strict=True):
+            for copy, tensor in zip(copies, tensors, strict=True):
+                copy.copy_(tensor)
+        self._meet()
+        self._is_filled = True
+
+    def start(self, pulls: Sequence[Pull]) -> "_Pulled":
+        """Begin to fill `into`; on a CPU it is filled on return.
+
+        Raises:
+            InvalidInput: a tensor has another shape or dtype than the expert's, or a pull under way fills its memory.
+            RelibraError: the copy is empty.
+            ValueError: a tensor is not contiguous.
+        """
+        if not self._is_filled:
+            raise RelibraError("the host copy of the weights is empty: call refresh on all ranks first")
+        pairs = list[tuple[Tensor, Tensor]]()
+        for pull in pulls:
+            source = self._copies[pull.peer][pull.expert]
+            want, got = ([(tuple(each.shape), each.dtype) for each in tensors] for tensors in (source, pull.into))
+            if want != got:
+                raise InvalidInput.of("pull.into", expected=f"tensors of {want}", got=got)
+            pairs += zip(pull.into, source, strict=True)
+        claim = self._claims.take([], [into for into, _ in pairs])
+        self._num_under_way += 1
+        return _Pulled(self, claim, pairs)
+
+    def _meet(self) -> None:
+        try:
+            dist.barrier(self._group)
+        except RuntimeError as error:
+            others = set(range(dist.get_world_size(self._group))) - {dist.get_rank(self._group)}
+            raise missing(others, str(error)) from error
+
+
+class _Pulled:
+    def __init__(self, host: HostWeights, claim: Claim, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self._host: HostWeights | None = host
+        self._claim, self._pairs, self._done = claim, pairs, None
+        if host._stream is None:
+            for into, source in pairs:
+                into.data.copy_(source)
+            return
+        host._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(host._stream):
+            for into, source in pairs:
+                into.data.copy_(source, non_blocking=True)
+            self._done = host._stream.record_event()
+
+    def wait(self) -> None:
+        """Return when what is queued next comes after the transfer; at once, when called again."""
+        host, self._host = self._host, None
+        if host is None:
+            return
+        if self._done is not None:
+            # The pinned memory may be written again after `refresh`, which does not look at streams.
+            self._done.synchronize()
+        host._claims.release(self._claim)
+        host._num_under_way -= 1
+        self._pairs = ()
+
+
+def _carved(block: Tensor, experts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+    flat = [tensor for expert in experts for tensor in expert]
+    places = iter(
+        block[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for tensor, offset in zip(flat, packed_offsets(flat), strict=True)
+    )
+    return [[next(places) for _ in expert] for expert in experts]

@@ -1,0 +1,144 @@
+"""Transport between ranks of one node through memory that both map: POSIX memory on CPU, CUDA IPC on GPUs.
+
+Memory is mapped once, when the transport is made. A parcel is pushed into the receiver's inbox beside the computation,
+and copied from there into its tensor. Nothing has a name in a file system, and nothing is left behind by who is killed.
+"""
+
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from relibra.agent.transport.claims import Claim, Claims
+from relibra.agent.transport.contract import Parcel
+from relibra.agent.transport.engine import Engine, Mover
+from relibra.agent.transport.failure import missing
+from relibra.agent.transport.lanes import CHUNKS_PER_LANE, Item, Kind, Lane, Pipes
+from relibra.agent.transport.shared_memory import exchange_descriptors, shared_blocks
+
+# Small enough for a chunk to stay in the cache between its two copies; on a GPU, large beside the cost of a copy.
+_CHUNK_BYTES = {"cpu": 256 << 10, "cuda": 4 << 20}
+
+
+class PeerTransport:
+    """See `contract`. Collective over `group`, ranks of one node.
+
+    A transfer to a peer is done when it is in the peer's inbox. On a GPU, `wait` blocks the calling thread until the
+    transfer is done.
+
+    Args:
+        group: the ranks.
+        device: of the tensors.
+        timeout_s: the longest that `wait` waits.
+
+    Raises:
+        Unsupported: the ranks cannot open each other's memory.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, timeout_s: float) -> None:
+        self._rank, self._num_ranks = dist.get_rank(group), dist.get_world_size(group)
+        self._timeout_s, self._sent_bytes, self._claims = timeout_s, 0, Claims()
+        lane_shape = (self._num_ranks, CHUNKS_PER_LANE, _CHUNK_BYTES[device.type])
+        inboxes = _inboxes(lane_shape, device, group)
+        self._lanes = [
+            Lane(to_peer=inboxes[peer][self._rank], from_peer=inboxes[self._rank][peer])
+            for peer in range(self._num_ranks)
+        ]
+        self._pipes = _connected(group)
+        self._mover = Mover(device)
+        others = [lane if peer != self._rank else None for peer, lane in enumerate(self._lanes)]
+        Engine(others, self._pipes, self._mover).start()
+        weakref.finalize(self, self._pipes.wake, Kind.STOP)
+
+    @property
+    def rank(self) -> int:
+        """This rank within the group."""
+        return self._rank
+
+    @property
+    def num_ranks(self) -> int:
+        """Of the group."""
+        return self._num_ranks
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank sent so far."""
+        return self._sent_bytes
+
+    def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> "_Transfer":
+        """Begin to send and to receive."""
+        claim = self._claims.take([each.tensor for each in sends], [each.tensor for each in receives])
+        self._sent_bytes += sum(parcel.tensor.nbytes for parcel in sends)
+        transfer = _Transfer(self, claim, (*sends, *receives))
+        ready = self._mover.ready()
+        for parcel in sends:
+            self._lanes[parcel.peer].outgoing.append(Item(transfer, _bytes(parcel.tensor), ready))
+        for parcel in receives:
+            self._lanes[parcel.peer].expected.append(Item(transfer, _bytes(parcel.tensor), ready))
+        self._pipes.wake(Kind.WAKE)
+        return transfer
+
+
+class _Transfer:
+    """Handle of one `start`, and what the engine tells when a parcel is through."""
+
+    def __init__(self, transport: PeerTransport, claim: Claim, parcels: Sequence[Parcel]) -> None:
+        self._transport, self._claim, self._parcels = transport, claim, parcels
+        self._open = [parcel.peer for parcel in parcels]
+        self._why: str | None = None
+        self._is_over = threading.Event()
+        if not parcels:
+            self._is_over.set()
+
+    def done(self, peer: int) -> None:
+        self._open.remove(peer)
+        if not self._open:
+            self._is_over.set()
+
+    def failed(self, peer: int, why: str) -> None:
+        self._open, self._why = [peer], why
+        self._is_over.set()
+
+    def wait(self) -> None:
+        """Return when everything was sent and received."""
+        timeout_s = self._transport._timeout_s
+        if not self._is_over.wait(timeout_s):
+            raise missing(self._open, f"no word from them for {timeout_s} s")
+        if self._why is not None:
+            raise missing(self._open, self._why)
+        self._transport._claims.release(self._claim)
+        self._claim, self._parcels = (), ()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    # Unknown to autograd and its version counters, as what arrives by any other transport.
+    return tensor.data.view(-1).view(torch.uint8)
+
+
+def _inboxes(shape: tuple[int, int, int], device: torch.device, group: dist.ProcessGroup) -> list[Tensor]:
+    """Collective: return everybody's inbox, uint8 `[peer, chunk, bytes]`, by rank."""
+    if device.type != "cuda":
+        num_ranks, num_chunks, chunk_bytes = shape
+        return [block.view(shape) for block in shared_blocks(num_ranks * num_chunks * chunk_bytes, group)]
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    rank, own = dist.get_rank(group), torch.zeros(shape, dtype=torch.uint8, device=device)
+    told: list[tuple[Any, Any]] = [(None, None)] * dist.get_world_size(group)
+    dist.all_gather_object(told, reduce_tensor(own), group=group)  # type: ignore[no-untyped-call]
+    return [own if peer == rank else rebuild(*args) for peer, (rebuild, args) in enumerate(told)]
+
+
+def _connected(group: dist.ProcessGroup) -> Pipes:
+    """Collective: return the pipes between all ranks."""
+    pairs = [os.pipe() for _ in range(dist.get_world_size(group))]
+    try:
+        writable = exchange_descriptors([write for _, write in pairs], os.O_WRONLY, group)
+    finally:
+        for _, write in pairs:
+            os.close(write)
+    return Pipes(dist.get_rank(group), [read for read, _ in pairs], writable)
