@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test test-robustness lint proto proto-check gpu-check bench clean
+.PHONY: demo test test-robustness lint proto proto-check gpu-check bench evaluation clean
 
 demo: $(READY)  ## one real MoE RL job, plain and balanced, on this machine
 	$(BIN)/relibra demo
@@ -32,6 +32,9 @@ gpu-check:  ## all tests and benchmarks that need a CUDA device
 
 bench: $(READY)  ## figures of docs/benchmarks.md; about five minutes, needs RELIBRA_TRACES
 	for each in imbalance scale gap pack crossing figures; do $(BIN)/python benchmarks/$$each.py || exit 1; done
+
+evaluation: $(READY)  ## figures and tables of docs/evaluation.md; about ten minutes on two cores, needs RELIBRA_TRACES
+	for each in evaluation evaluation_tables evaluation_figures; do $(BIN)/python benchmarks/$$each.py || exit 1; done
 
 clean:
 	rm -rf .venv .venv-proto

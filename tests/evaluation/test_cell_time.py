@@ -15,34 +15,27 @@ def test_experts_wait_for_the_slowest_rank():
     assert cells.experts_ML.item() == 10 + 280
 
 
-def test_dispatch_waits_for_the_slowest_adapter():
-    # Of 40 tokens of each expert 20 come from its own node and 20 from the other one.
-    cells = cells_of(at_home(EVEN.load_MLE, HOME_LE), EVEN, TRAINING)
-    assert cells.dispatch_ML.item() == 20 * 400 / 40
-    one_node = replace(TRAINING, cluster=Cluster(num_nodes=1, gpus_per_node=4, redundant_slots=1))
-    assert cells_of(at_home(EVEN.load_MLE, HOME_LE), EVEN, one_node).dispatch_ML.item() == 40 * 0.75 * 400 / 400
+def test_what_hides_transfers_is_the_layer_and_not_the_output_head():
+    training = replace(TRAINING, model=replace(TRAINING.model, vocabulary_size=1000))
+    plain, headed = (cells_of(at_home(EVEN.load_MLE, HOME_LE), EVEN, each) for each in (TRAINING, training))
+    assert headed.attention_ML == plain.attention_ML
+    assert (headed.other_ML - plain.other_ML).item() == pytest.approx(20 * 2 * 100 * 1000 / 6000)
 
 
-def test_a_token_sent_once_a_node_takes_less_of_the_network():
-    once = replace(TRAINING, sends_once_per_node=True)
-    assert once.distinct_share == pytest.approx(0.75)  # 1 - (1/2)**2 messages for 2 x 1/2 copies
-    cells = cells_of(at_home(EVEN.load_MLE, HOME_LE), EVEN, once)
-    assert cells.dispatch_ML.item() == pytest.approx(0.75 * 20 * 400 / 40)
+def test_planning_is_told_what_one_more_copy_adds_to_the_network():
+    copy_size_bytes = TRAINING.planning_cost.token_size_bytes
+    assert copy_size_bytes == TRAINING.model.token_size_bytes
+    once = replace(TRAINING, sends_once_per_node=True).planning_cost.token_size_bytes
+    # Misses (1 - p)(1 - p / 0.75) of the tokens at p = 1/2: one more copy of two saves half of (1/3 + 1/2 / 0.75).
+    assert once == pytest.approx(copy_size_bytes / 2, rel=1e-3)
 
 
-def test_tokens_that_stay_on_their_node_do_not_use_the_network():
-    source_load_MLRE = np.zeros((1, 1, 4, 4), dtype=np.int64)
-    source_load_MLRE[0, 0, :2, :2] = source_load_MLRE[0, 0, 2:, 2:] = 20
-    load = StepLoad.of_sources(source_load_MLRE)
-    cells = cells_of(at_home(load.load_MLE, HOME_LE), load, TRAINING)
-    assert cells.dispatch_ML.item() == 40 / 2 * 400 / 400
-
-
-@pytest.mark.parametrize(("to_rank", "bytes_per_us"), [(1, 400), (2, 40)])
-def test_replicas_travel_over_the_link_between_their_ranks(to_rank, bytes_per_us):
+@pytest.mark.parametrize(("to_rank", "inside_us", "across_us"), [(1, 6000 / 400, 0), (2, 0, 6000 / 40)])
+def test_replicas_travel_over_the_link_between_their_ranks(to_rank, inside_us, across_us):
     index_X4 = np.array([[0, 0, 0, 0], [0, 0, 0, to_rank], [0, 0, 1, 1], [0, 0, 2, 2], [0, 0, 3, 3]])
     assignment = from_pieces(index_X4, np.array([20, 20, 40, 40, 40]), HOME_LE, 1)
-    assert cells_of(assignment, EVEN, TRAINING).fetch_ML.item() == 6000 / bytes_per_us
+    cells = cells_of(assignment, EVEN, TRAINING)
+    assert (cells.fetch_inside_ML.item(), cells.fetch_across_ML.item()) == (inside_us, across_us)
 
 
 def test_a_home_sends_its_replicas_one_after_the_other():
@@ -51,12 +44,12 @@ def test_a_home_sends_its_replicas_one_after_the_other():
     )
     assignment = from_pieces(index_X4, np.array([10, 10, 10, 10, 40, 40, 40]), HOME_LE, 1)
     one_node = replace(TRAINING, cluster=Cluster(num_nodes=1, gpus_per_node=4, redundant_slots=1))
-    assert cells_of(assignment, EVEN, one_node).fetch_ML.item() == 3 * 6000 / 400
+    assert cells_of(assignment, EVEN, one_node).fetch_inside_ML.item() == 3 * 6000 / 400
 
 
 @pytest.mark.parametrize("once", [False, True])
 def test_an_even_load_costs_what_balance_costs(once):
     training = replace(TRAINING, sends_once_per_node=once)
     even, ideal = cells_of(at_home(EVEN.load_MLE, HOME_LE), EVEN, training), balanced_cells(EVEN, training)
-    for part in ("attention_ML", "experts_ML", "dispatch_ML", "fetch_ML"):
+    for part in ("attention_ML", "experts_ML", "dispatch_ML", "fetch_inside_ML", "fetch_across_ML"):
         np.testing.assert_allclose(getattr(even, part), getattr(ideal, part))

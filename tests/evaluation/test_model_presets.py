@@ -33,6 +33,12 @@ def test_flop_of_a_token_are_two_a_parameter_and_scores():
     assert model.layer_flop(3, 100) - 3 * without_scores == 3 * 2 * 100 * model.attention_width
 
 
+def test_layers_that_look_back_a_window_have_no_scores_to_speak_of():
+    model = MODELS["gpt-oss-20b"]
+    # Twelve of 24 layers attend to all 8192 tokens, half of them on average, with 64 heads of 64.
+    assert 24 * (model.layer_flop(1, 8192) - model.layer_flop(1, 0)) == 12 * 2 * 8192 * 64 * 64
+
+
 def test_an_unknown_model_is_refused_with_those_there_are():
     with pytest.raises(InvalidInput, match=r"model: expected one of qwen3-30b-a3b, .*, got gpt-5"):
         model_preset("gpt-5")

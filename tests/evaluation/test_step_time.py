@@ -10,8 +10,8 @@ from relibra.evaluation.step_time import balanced_step_time, step_time
 from relibra.planning import Cluster, StepLoad
 
 
-def _replicated(known=Known.AHEAD, decision_us=0.0):
-    index_X4 = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 2, 2], [0, 0, 3, 3]])
+def _replicated(known=Known.AHEAD, decision_us=0.0, to_rank=1):
+    index_X4 = np.array([[0, 0, 0, 0], [0, 0, 0, to_rank], [0, 0, 1, 1], [0, 0, 2, 2], [0, 0, 3, 3]])
     return from_pieces(index_X4, np.array([20, 20, 40, 40, 40]), HOME_LE, 1, known, decision_us)
 
 
@@ -25,14 +25,43 @@ def test_a_step_is_a_recompute_and_an_update():
     assert step.total_s == pytest.approx(sum(getattr(step, each.name) for each in fields(step)))
 
 
-def test_what_is_known_ahead_hides_behind_attention_and_what_is_not_does_not():
+def _slow(share):
+    """Weights of the one replica take this part of attention's time."""
     attention_us = cells_of(_replicated(), EVEN, TRAINING).attention_ML.item()
-    slow = replace(TRAINING, hardware=replace(TRAINING.hardware, intra_node_bytes_per_us=6000 / (attention_us / 2)))
-    # Weights take half of attention's time; with fp32 gradients in the backward, 1.5 of the 2 there.
-    assert step_time(_replicated(), EVEN, slow).transfer_s == 0
-    late = step_time(_replicated(Known.ROUTED, decision_us=7.0), EVEN, slow)
-    assert late.transfer_s == pytest.approx(2 * attention_us / 2 / 1e6)
-    assert late.decision_s == pytest.approx(2 * 7 / 1e6)
+    hardware = replace(TRAINING.hardware, intra_node_bytes_per_us=6000 / (attention_us * share))
+    return replace(TRAINING, hardware=hardware), attention_us
+
+
+def test_what_is_known_ahead_hides_behind_attention_but_gradients_take_multiprocessors_from_it():
+    slow, attention_us = _slow(0.1)
+    assert step_time(_replicated(), EVEN, slow).transfer_s == pytest.approx(42 / 132 * 8 * 0.1 * attention_us / 1e6)
+
+
+def test_what_takes_longer_than_attention_is_waited_for():
+    slow, attention_us = _slow(1.5)
+    # Weights in two forwards; in the backward weights and gradients less twice attention, which they slow all along.
+    expected = 2 * 0.5 + (1.5 + 8 * 1.5 - 2) + 42 / 132 * 2
+    assert step_time(_replicated(), EVEN, slow).transfer_s == pytest.approx(expected * attention_us / 1e6)
+
+
+def test_gradients_that_cross_nodes_take_twice_the_time_of_weights_and_no_multiprocessors():
+    attention_us = cells_of(_replicated(), EVEN, TRAINING).attention_ML.item()
+    network = replace(TRAINING.hardware, inter_node_bytes_per_us=6000 / attention_us)
+    step = step_time(_replicated(to_rank=2), EVEN, replace(TRAINING, hardware=network))
+    assert step.transfer_s == pytest.approx((1 + 2 - 2) * attention_us / 1e6)
+
+
+def test_what_is_known_late_hides_behind_dispatch():
+    slow, attention_us = _slow(0.5)
+    ahead, late = (step_time(_replicated(known, 7.0), EVEN, slow) for known in Known)
+    dispatch_us = cells_of(_replicated(), EVEN, slow).dispatch_ML.item() / 2
+    shown_us = max(0.5 * attention_us - dispatch_us, 0)
+    assert late.transfer_s - ahead.transfer_s == pytest.approx(2 * shown_us / 1e6)
+
+
+def test_every_layer_waits_for_decisions_and_for_mapping_tokens_to_copies():
+    assert step_time(_replicated(Known.ROUTED, 7.0), EVEN, TRAINING).decision_s == pytest.approx(2 * (7 + 37) / 1e6)
+    assert step_time(at_home(EVEN.load_MLE, HOME_LE), EVEN, TRAINING).decision_s == 0
 
 
 def test_experts_that_move_are_waited_for():

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -17,6 +18,7 @@ from rich.table import Table
 from relibra.cli.question import (
     GpusOption,
     HardwareOption,
+    LengthOption,
     MicroBatchesOption,
     ModelOption,
     NodesOption,
@@ -38,12 +40,13 @@ def advise(
     gpus_per_node: GpusOption = 8,
     micro_batches: MicroBatchesOption = 32,
     tokens_per_gpu: TokensOption = 8192,
+    sequence_length: LengthOption = 8192,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Say whether balancing will pay for a model on its recorded routing, and what to set."""
     from relibra.evaluation.advice import advise as run  # loads numba
 
-    question = ask(trace, model, hardware, nodes, gpus_per_node, 2, micro_batches, tokens_per_gpu)
+    question = ask(trace, model, hardware, nodes, gpus_per_node, 0, micro_batches, tokens_per_gpu, sequence_length)
     progress = Progress(
         SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True)
     )
@@ -60,23 +63,33 @@ def advise(
         )
         console.print(Panel(text, expand=False))
         console.print(_table(advice))
-        console.print(f"Throughput is {advice.of_balanced:.1%} of perfect balance; the rest is {advice.limit}.")
+        memory = f"Memory of {_count(advice.redundant_slots)}: {advice.slot_size_bytes / 1e9:.2f} GB a GPU."
+        balance = f"Throughput is {advice.of_balanced:.1%} of perfect balance; the rest is {advice.limit}."
+        console.print(f"{memory} {balance}", highlight=False)
         console.print(f"{provenance(question)}. Times are simulated, for {question.hardware.source}.", highlight=False)
     if advice.answer is not Answer.TURN_ON:
         raise typer.Exit(1)
 
 
 def _table(advice: Advice) -> Table:
-    table = Table(show_header=False)
+    table = Table(title="throughput over plain expert parallelism", box=box.SIMPLE, show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    for slots, gain in advice.gain_by_slots.items():
-        style = "bold" if slots == advice.redundant_slots else None
-        table.add_row(f"{slots} redundant slots", str(gain), style=style)
+    table.add_row("relibra", str(advice.gain), style="bold")
+    for name, gain in advice.gain_of_others.items():
+        table.add_row(name, str(gain))
     table.add_section()
-    for part, gain in advice.gain_by_part.items():
-        table.add_row(part.replace("-", " "), str(gain))
+    for slots, number in advice.gain_by_slots.items():
+        style = "bold" if slots == advice.redundant_slots else None
+        table.add_row(f"relibra, {_count(slots)}", f"{number:+.1%}", style=style)
+    table.add_section()
+    for part, number in advice.gain_by_part.items():
+        table.add_row(part, f"{number:+.1%}")
     return table
+
+
+def _count(slots: int) -> str:
+    return f"{slots} redundant slot{'' if slots == 1 else 's'}"
 
 
 def _capital(text: str) -> str:

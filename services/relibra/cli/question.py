@@ -14,10 +14,11 @@ from relibra.routing import read_trace
 TraceOption = Annotated[Path, typer.Argument(help="Routing trace (.npz).", show_default=False)]
 ModelOption = Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.", show_default=False)]
 HardwareOption = Annotated[str, typer.Option(help=f"Nodes of one of {', '.join(HARDWARE)}.")]
-NodesOption = Annotated[int, typer.Option(help="Nodes of the expert-parallel group.")]
-GpusOption = Annotated[int, typer.Option(help="GPUs of each node.")]
-MicroBatchesOption = Annotated[int, typer.Option(help="Micro-batches of a step.")]
-TokensOption = Annotated[int, typer.Option(help="Tokens of a GPU in a micro-batch.")]
+NodesOption = Annotated[int, typer.Option(min=1, help="Nodes of the expert-parallel group.")]
+GpusOption = Annotated[int, typer.Option(min=1, help="GPUs of each node.")]
+MicroBatchesOption = Annotated[int, typer.Option(min=1, help="Micro-batches of a step.")]
+TokensOption = Annotated[int, typer.Option(min=1, help="Tokens of a GPU in a micro-batch.")]
+LengthOption = Annotated[int, typer.Option(min=1, help="Tokens of a typical sequence, for the time of attention.")]
 
 
 def ask(
@@ -29,6 +30,7 @@ def ask(
     redundant_slots: int,
     micro_batches: int,
     tokens_per_gpu: int,
+    sequence_length: int,
 ) -> Question:
     """Build the question from options.
 
@@ -43,6 +45,7 @@ def ask(
         cluster=Cluster(num_nodes=nodes, gpus_per_node=gpus_per_node, redundant_slots=redundant_slots),
         num_micro_batches=micro_batches,
         tokens_per_rank=tokens_per_gpu,
+        sequence_length=sequence_length,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -17,6 +18,7 @@ from rich.table import Table
 from relibra.cli.question import (
     GpusOption,
     HardwareOption,
+    LengthOption,
     MicroBatchesOption,
     ModelOption,
     NodesOption,
@@ -35,9 +37,12 @@ def simulate(
     hardware: HardwareOption = "h100",
     nodes: NodesOption = 1,
     gpus_per_node: GpusOption = 8,
-    redundant_slots: Annotated[int, typer.Option(help="Spare expert slots of each GPU, the same for all.")] = 2,
+    redundant_slots: Annotated[
+        int, typer.Option(min=0, help="Spare expert slots of each GPU, the same for all policies.")
+    ] = 2,
     micro_batches: MicroBatchesOption = 32,
     tokens_per_gpu: TokensOption = 8192,
+    sequence_length: LengthOption = 8192,
     policies: Annotated[
         str | None, typer.Option(help="Names to compare, with commas between. All of them by default.")
     ] = None,
@@ -53,8 +58,14 @@ def simulate(
 
     if report is not None and not report.parent.is_dir():
         raise InvalidInput.of("--report", expected="a file in a folder that exists", got=report)
-    question = ask(trace, model, hardware, nodes, gpus_per_node, redundant_slots, micro_batches, tokens_per_gpu)
-    chosen = list(POLICIES) if policies is None else policies.split(",")
+    chosen = list(POLICIES) if policies is None else [name.strip() for name in policies.split(",")]
+    if unknown := [name for name in chosen if name not in POLICIES]:
+        raise InvalidInput.of(
+            "--policies", expected=f"some of {', '.join(POLICIES)}", got=unknown[0] or "an empty name"
+        )
+    question = ask(
+        trace, model, hardware, nodes, gpus_per_node, redundant_slots, micro_batches, tokens_per_gpu, sequence_length
+    )
     progress = Progress(
         SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True)
     )
@@ -75,17 +86,20 @@ def simulate(
     console = Console()
     console.print(_table(outcomes, f"{model} on {nodes} x {gpus_per_node} {hardware.upper()}, simulated"))
     console.print(
-        "Moved: experts, all layers. Waits: for weights, late decisions and experts that move.", highlight=False
+        "Of balance: throughput, as a part of that under a perfectly even router. Moved: experts since the step "
+        "before, in all layers. Waits: for replicas, decisions and experts that move.",
+        highlight=False,
     )
-    console.print(f"{provenance(question)}.", highlight=False)
+    console.print(f"{provenance(question)}. Times are simulated, for {question.hardware.source}.", highlight=False)
     if report is not None:
         console.print(f"Written to {report}", highlight=False)
 
 
 def _table(outcomes: list[Outcome], title: str) -> Table:
-    table = Table(title=title)
+    """Fits 80 columns."""
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("policy", no_wrap=True)
-    for heading in ("step s", "of\nplain", "of\nbalanced", "imbalance", "replicas\na cell", "moved", "waits s"):
+    for heading in ("step s", "over\nplain", "of\nbalance", "imbal-\nance", "copies\na cell", "moved", "waits\ns"):
         table.add_column(heading, justify="right", no_wrap=True)
     plain = next((each for each in outcomes if each.policy == "plain"), None)
     best = max(outcomes, key=lambda each: each.of_balanced)
@@ -96,7 +110,7 @@ def _table(outcomes: list[Outcome], title: str) -> Table:
             f"{step.total_s:.2f}",
             f"{plain.step.total_s / step.total_s:.2f}x" if plain else "",
             f"{each.of_balanced:.1%}",
-            f"{each.imbalance:.4f}",
+            f"{each.imbalance:.3f}",
             f"{each.replicas_per_cell:.1f}",
             f"{each.num_moved_experts}",
             f"{step.transfer_s + step.decision_s + step.reorder_s:.2f}",

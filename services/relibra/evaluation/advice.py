@@ -1,22 +1,26 @@
 """Should I turn it on? An answer with its reasons, from simulations of the user's own routing."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import mean, stdev
 
 from relibra.evaluation.question import Question
 from relibra.evaluation.simulation import Outcome, simulate
+from relibra.evaluation.workload import Workload
 
 MIN_GAIN = 0.02
 """Gains below this are not worth a change of one's training stack."""
 MIN_SEQUENCES = 32
 """With fewer recorded sequences, steps drawn from them are more alike than real ones."""
+OTHERS = ("eplb-history", "eplb-oracle", "ultraep")
+"""What it must not be slower than: replicas for the last step, for this one, and for every cell as it comes."""
 _SLOTS = (0, 1, 2, 4)
 _ENOUGH = 0.005
 """Fewer slots are better where they cost at most this much throughput."""
 _SEEDS = (0, 1, 2)
-_PARTS = ("plain", "reorder-only", "replicate-only", "relibra", "relibra-packed")
+_T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
+"""Student's t: standard errors either side that hold the mean in 95 % of all cases, by the number of values."""
 
 
 class Answer(Enum):
@@ -29,18 +33,19 @@ class Answer(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """Throughput over plain expert parallelism, less 1: mean and standard error over seeds."""
+    """Throughput over plain expert parallelism, less 1: the mean over seeds, and what it is certain to."""
 
     mean: float
-    error: float
+    margin: float
+    """Half of a 95 % interval."""
 
     @classmethod
     def of(cls, gains: Sequence[float]) -> "Gain":
-        """From one gain a seed."""
-        return cls(mean=mean(gains), error=stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else float("inf"))
+        """From one gain a seed; two to five of them."""
+        return cls(mean=mean(gains), margin=_T_95[len(gains)] * stdev(gains) / len(gains) ** 0.5)
 
     def __str__(self) -> str:
-        return f"{self.mean:+.1%} ± {2 * self.error:.1%}"
+        return f"{self.mean:+.1%} ± {self.margin:.1%}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,61 +55,89 @@ class Advice:
     answer: Answer
     reason: str
     gain: Gain
-    """With the best number of slots."""
     redundant_slots: int
-    gain_by_slots: dict[int, Gain]
-    gain_by_part: dict[str, Gain]
-    """Of reordering, replicating, both, and packing too, with the best number of slots."""
+    """The fewest that gain about as much as the best."""
+    slot_size_bytes: int
+    """Memory that the slots of a GPU take: weights and fp32 gradients, shared by all layers."""
+    gain_of_others: dict[str, Gain]
+    """Of published ways of balancing, each with the number of slots that suits it."""
+    gain_by_slots: dict[int, float]
+    """With the first seed, as are the parts."""
+    gain_by_part: dict[str, float]
+    """Of reordering without slots, of replicating with the number that suits it, and of packing sequences too."""
     of_balanced: float
     limit: str
     """What keeps it from the throughput of perfect balance."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    gain: float
+    outcome: Outcome
+
+
 def advise(question: Question, on_run: Callable[[str], None] = lambda name: None) -> Advice:
     """Simulate the question with several seeds and numbers of slots; `on_run` hears of each before it starts."""
-    by_slots: dict[int, Gain] = {}
+    on_run("two steps")
+    first, swept = question.steps(_SEEDS[0]), dict[int, dict[str, _Run]]()
     for slots in _SLOTS:
         on_run(f"{slots} redundant slots")
-        by_slots[slots] = Gain.of([_gains(outcomes)["relibra"] for outcomes in _runs(question.with_slots(slots))])
-    slots = fewest_slots(by_slots)
-    on_run(f"its parts, with {slots} slots")
-    runs = _runs(question.with_slots(slots), _PARTS)
-    by_part = {part: Gain.of([_gains(outcomes)[part] for outcomes in runs]) for part in _PARTS[1:]}
-    answer, reason = decide(by_slots[slots], question.trace.num_sequences)
-    ours = [outcomes["relibra"] for outcomes in runs]
+        swept[slots] = _run(question.with_slots(slots), first, ("relibra", *OTHERS, "replicate-only"))
+    gains = {name: {slots: swept[slots][name].gain for slots in _SLOTS} for name in swept[0]}
+    slots_of = {name: fewest_slots(gains[name]) for name in ("relibra", *OTHERS)}
+    runs = [{name: swept[slots][name] for name, slots in slots_of.items()}]
+    for seed in _SEEDS[1:]:
+        on_run(f"other sequences, {seed} of {len(_SEEDS) - 1}")
+        steps = question.steps(seed)
+        runs.append({name: _run(question.with_slots(slots), steps, (name,))[name] for name, slots in slots_of.items()})
+    on_run("packing")
+    chosen = question.with_slots(slots_of["relibra"])
+    packed = _run(chosen, first, ("relibra-packed",))["relibra-packed"].gain
+    gain = {name: Gain.of([run[name].gain for run in runs]) for name in slots_of}
+    ours, others = [run["relibra"].outcome for run in runs], {name: gain[name] for name in OTHERS}
+    answer, reason = decide(gain["relibra"], others, question.trace.num_sequences)
     return Advice(
         answer=answer,
         reason=reason,
-        gain=by_slots[slots],
-        redundant_slots=slots,
-        gain_by_slots=by_slots,
-        gain_by_part=by_part,
+        gain=gain["relibra"],
+        redundant_slots=chosen.cluster.redundant_slots,
+        slot_size_bytes=chosen.cluster.redundant_slots * chosen.model.slot_size_bytes,
+        gain_of_others=others,
+        gain_by_slots=gains["relibra"],
+        gain_by_part={
+            "reorder-only": gains["relibra"][0],
+            "replicate-only": max(gains["replicate-only"].values()),
+            "relibra-packed": packed,
+        },
         of_balanced=mean(each.of_balanced for each in ours),
         limit=limit_of(ours),
     )
 
 
-def decide(gain: Gain, num_sequences: int) -> tuple[Answer, str]:
+def decide(gain: Gain, others: dict[str, Gain], num_sequences: int) -> tuple[Answer, str]:
     """Return the answer and why."""
+    best = max(others, key=lambda name: others[name].mean)
     if num_sequences < MIN_SEQUENCES:
         return Answer.NOT_ENOUGH_DATA, f"record at least {MIN_SEQUENCES} sequences; there are {num_sequences}"
-    if gain.mean - 2 * gain.error >= MIN_GAIN:
-        return Answer.TURN_ON, f"throughput rises by {gain}, more than the {MIN_GAIN:.0%} that a change should bring"
-    if gain.mean + 2 * gain.error < MIN_GAIN:
+    if gain.mean + gain.margin < MIN_GAIN:
         return (
             Answer.WILL_NOT_PAY,
             f"throughput changes by {gain}, less than the {MIN_GAIN:.0%} that a change should bring",
         )
+    if gain.mean <= others[best].mean:
+        return Answer.WILL_NOT_PAY, f"throughput changes by {gain}, and {best} does as well with {others[best]}"
+    if gain.mean - gain.margin >= MIN_GAIN:
+        return Answer.TURN_ON, f"throughput rises by {gain}; the best of the others, {best}, is at {others[best]}"
     return (
         Answer.NOT_ENOUGH_DATA,
         f"throughput changes by {gain}, and {MIN_GAIN:.0%} lies in between: record more sequences",
     )
 
 
-def fewest_slots(by_slots: dict[int, Gain]) -> int:
+def fewest_slots(by_slots: dict[int, float]) -> int:
     """Return the smallest number of slots that gains nearly as much as the best."""
-    best = max(gain.mean for gain in by_slots.values())
-    return min(slots for slots, gain in by_slots.items() if gain.mean >= best - _ENOUGH)
+    best = max(by_slots.values())
+    return min(slots for slots, gain in by_slots.items() if gain >= best - _ENOUGH)
 
 
 def limit_of(outcomes: Sequence[Outcome]) -> str:
@@ -112,29 +145,25 @@ def limit_of(outcomes: Sequence[Outcome]) -> str:
     lost = 1 - mean(each.of_balanced for each in outcomes)
     if lost < _ENOUGH:
         return "nothing: this is the throughput of perfect balance"
+
+    def share(seconds: Callable[[Outcome], float]) -> float:
+        return mean(seconds(each) / each.step.total_s for each in outcomes)
+
     causes = {
-        "imbalance that replicas inside nodes cannot remove": mean(
-            each.step.experts_s * (1 - 1 / each.imbalance) / each.step.total_s for each in outcomes
+        "imbalance that replicas inside nodes do not remove": share(
+            lambda each: each.step.experts_s * (1 - 1 / each.imbalance)
         ),
-        "experts that move between steps": mean(each.step.reorder_s / each.step.total_s for each in outcomes),
-        "replica weights that attention does not hide": mean(
-            each.step.transfer_s / each.step.total_s for each in outcomes
-        ),
+        "experts that move between steps": share(lambda each: each.step.reorder_s),
+        "weights and gradients of replicas": share(lambda each: each.step.transfer_s),
+        "mapping tokens to copies": share(lambda each: each.step.decision_s),
     }
-    cause, share = max(causes.items(), key=lambda item: item[1])
-    if share < lost / 4:
+    cause, part = max(causes.items(), key=lambda item: item[1])
+    if part < lost / 4:
         return f"dispatch and combine, which wait for the busiest adapter ({lost:.1%} of the step lost)"
-    return f"{cause} ({share:.1%} of the step)"
+    return f"first of all {cause} ({part:.1%} of the step)"
 
 
-def _runs(question: Question, policies: Sequence[str] = ("plain", "relibra")) -> list[dict[str, Outcome]]:
-    runs = []
-    for seed in _SEEDS:
-        before, now = question.steps(seed)
-        runs.append({each.policy: each for each in simulate(now, before, question.training, policies)})
-    return runs
-
-
-def _gains(outcomes: dict[str, Outcome]) -> dict[str, float]:
-    plain_s = outcomes["plain"].step.total_s
-    return {name: plain_s / each.step.total_s - 1 for name, each in outcomes.items()}
+def _run(question: Question, steps: tuple[Workload, Workload], policies: Sequence[str]) -> dict[str, _Run]:
+    before, now = (replace(each, cluster=question.cluster) for each in steps)
+    plain, *others = simulate(now, before, question.training, ("plain", *policies))
+    return {each.policy: _Run(gain=plain.step.total_s / each.step.total_s - 1, outcome=each) for each in others}

@@ -20,7 +20,7 @@ class Known(Enum):
     AHEAD = "ahead"
     """Before the layer runs: what travels can hide behind attention."""
     ROUTED = "routed"
-    """When the router of the layer has run: what travels is waited for."""
+    """When the router of the layer has run: what travels inside nodes can hide behind dispatch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,14 @@ M rows, L layers, E experts.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relibra.evaluation import baselines
-from relibra.evaluation.assignment import Assignment, at_home
+from relibra.evaluation.assignment import Assignment
+from relibra.evaluation.renaming import renamed
 from relibra.evaluation.workload import Workload
 from relibra.planning.economy import price_replicas
 from relibra.planning.load import StepLoad
@@ -29,6 +30,7 @@ class Situation:
     """The step before, which those see who do not look ahead."""
     model: Model
     params: PlanParams
+    _previous_home_LE: dict[int, NDArray[np.int32]] = field(default_factory=dict)
 
     @property
     def cluster(self) -> Cluster:
@@ -39,6 +41,14 @@ class Situation:
     def load_MLE(self) -> NDArray[np.int64]:
         """Token copies of every cell."""
         return self.workload.load.load_MLE
+
+    def previous_home_LE(self, redundant_slots: int) -> NDArray[np.int32]:
+        """Where relibra had experts in the step before, with this number of slots."""
+        if redundant_slots not in self._previous_home_LE:
+            before, cluster = self.previous, replace(self.cluster, redundant_slots=redundant_slots)
+            plan = solve(before.load, before.schedule, self.model, cluster, self.params)
+            self._previous_home_LE[redundant_slots] = plan.home_rank_LE
+        return self._previous_home_LE[redundant_slots]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +67,12 @@ Policy = Callable[[Situation], Decision]
 
 def _baseline(function: Callable[[NDArray[np.int64], Model, Cluster], Assignment]) -> Policy:
     def decide(situation: Situation) -> Decision:
-        before = function(situation.previous.load.load_MLE, situation.model, situation.cluster)
+        model, cluster = situation.model, situation.cluster
+        previous_LE = function(situation.previous.load.load_MLE, model, cluster).home_LE
         return Decision(
-            assignment=function(situation.load_MLE, situation.model, situation.cluster),
+            assignment=renamed(function(situation.load_MLE, model, cluster), previous_LE, cluster),
             load=situation.workload.load,
-            previous_home_LE=before.home_LE,
+            previous_home_LE=previous_LE,
         )
 
     return decide
@@ -74,33 +85,31 @@ def _eplb_history(situation: Situation) -> Decision:
     return Decision(assignment=assignment, load=situation.workload.load, previous_home_LE=assignment.home_LE)
 
 
-def _previous_home_LE(situation: Situation) -> NDArray[np.int32]:
-    before, model, cluster = situation.previous, situation.model, situation.cluster
-    return solve(before.load, before.schedule, model, cluster, situation.params).home_rank_LE
-
-
-def _relibra(situation: Situation) -> Decision:
-    previous_LE = _previous_home_LE(situation)
+def _planned(situation: Situation, cluster: Cluster) -> Decision:
+    previous_LE = situation.previous_home_LE(cluster.redundant_slots)
     load, schedule = situation.workload.load, situation.workload.schedule
-    plan = solve(load, schedule, situation.model, situation.cluster, situation.params, previous_LE)
+    plan = solve(load, schedule, situation.model, cluster, situation.params, previous_LE)
     return Decision(assignment=Assignment.of_plan(plan), load=load, previous_home_LE=previous_LE)
 
 
+def _relibra(situation: Situation) -> Decision:
+    return _planned(situation, situation.cluster)
+
+
+def _reorder_only(situation: Situation) -> Decision:
+    """Without slots, planning balances ranks instead of nodes."""
+    return _planned(situation, replace(situation.cluster, redundant_slots=0))
+
+
 def _relibra_packed(situation: Situation) -> Decision:
-    previous_LE, workload = _previous_home_LE(situation), situation.workload
-    model, cluster, params = situation.model, situation.cluster, situation.params
+    workload, model, cluster, params = situation.workload, situation.model, situation.cluster, situation.params
+    previous_LE = situation.previous_home_LE(cluster.redundant_slots)
     packing, _ = pack(
         workload.counts_SLE, workload.length_S, workload.schedule, model, cluster, None, params, previous_LE
     )
     load = workload.load_under(packing.schedule)
     plan = solve(load, packing.schedule, model, cluster, params, previous_LE, packing)
     return Decision(assignment=Assignment.of_plan(plan), load=load, previous_home_LE=previous_LE)
-
-
-def _reorder_only(situation: Situation) -> Decision:
-    decision = _relibra(situation)
-    assignment = at_home(situation.load_MLE, decision.assignment.home_LE)
-    return Decision(assignment=assignment, load=decision.load, previous_home_LE=decision.previous_home_LE)
 
 
 def _replicate_only(situation: Situation) -> Decision:

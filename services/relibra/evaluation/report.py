@@ -13,19 +13,22 @@ _PARTS = {
     "attention_s": ("attention and dense layers", "#7a8794"),
     "experts_s": ("slowest rank's experts", "#2a7f62"),
     "dispatch_s": ("dispatch and combine", "#4060a0"),
-    "transfer_s": ("replica weights not hidden", "#e0a030"),
-    "decision_s": ("late decisions", "#c05050"),
+    "transfer_s": ("replicas: weights and gradients", "#e0a030"),
+    "decision_s": ("decisions, mapping of tokens", "#c05050"),
     "reorder_s": ("experts moving", "#8050a0"),
     "bubble_s": ("pipeline bubble", "#c0c0c0"),
 }
 _STYLE = """
+:root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
-body { color: #1c2024; background: #fff }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
-th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #ddd }
+th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #8884 }
 th:first-child, td:first-child { text-align: left }
-tr.best { font-weight: 600; background: #e8f3ee }
+tr.best { font-weight: 600; background: #2a7f6230 }
 """
+_CLEAR = "rgba(0, 0, 0, 0)"
+_INK = "#808890"
+"""Readable on white and on black: figures do not know which it is."""
 
 
 def write_report(path: Path, question: Question, outcomes: Sequence[Outcome]) -> None:
@@ -52,8 +55,8 @@ def report_html(question: Question, outcomes: Sequence[Outcome]) -> str:
         _figure(_step_times(outcomes), "What a step waits for, in seconds", first=False),
     ]
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1><p>{html.escape(setting)}</p>"
+        '<!doctype html><html lang="en"><meta charset="utf-8"><link rel="icon" href="data:,">'
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1><p>{html.escape(setting)}</p>"
         f"{''.join(figures)}{_table(outcomes)}</html>"
     )
 
@@ -68,7 +71,7 @@ def _throughput(outcomes: Sequence[Outcome]) -> go.Figure:
             marker_color=["#2a7f62" if each.policy.startswith("relibra") else "#9aa5b1" for each in outcomes],
         )
     )
-    figure.add_vline(x=1, line_dash="dot")
+    figure.add_vline(x=1, line_dash="dot", line_color=_INK)
     figure.update_xaxes(tickformat=".0%", rangemode="tozero")
     return figure
 
@@ -85,9 +88,17 @@ def _step_times(outcomes: Sequence[Outcome]) -> go.Figure:
 
 
 def _figure(figure: go.Figure, title: str, *, first: bool) -> str:
-    figure.update_yaxes(autorange="reversed")
-    figure.update_layout(template="simple_white", height=460, margin={"l": 160, "r": 20, "t": 10, "b": 40})
-    drawing = figure.to_html(full_html=False, include_plotlyjs=first, config={"displaylogo": False})
+    figure.update_yaxes(autorange="reversed", color=_INK)
+    figure.update_xaxes(color=_INK, gridcolor="#8883", zeroline=False)
+    figure.update_layout(
+        template="none",
+        font={"color": _INK, "family": "system-ui, sans-serif"},
+        paper_bgcolor=_CLEAR,
+        plot_bgcolor=_CLEAR,
+        height=460,
+        margin={"l": 160, "r": 20, "t": 10, "b": 40},
+    )
+    drawing = figure.to_html(full_html=False, include_plotlyjs=first, config={"displayModeBar": False})
     return f"<h2>{html.escape(title)}</h2>{drawing}"
 
 

@@ -94,5 +94,8 @@ def _limited(share_LE: NDArray[np.float64], top_k: int) -> NDArray[np.float64]:
         rest_LE = np.where(is_full_LE, 0.0, share_LE)
         left_L1 = 1 - is_full_LE.sum(axis=-1, keepdims=True) / top_k
         share_LE = np.where(is_full_LE, 1 / top_k, rest_LE * left_L1 / rest_LE.sum(axis=-1, keepdims=True))
-        is_full_LE = share_LE >= 1 / top_k
+        has_too_much_LE = share_LE >= 1 / top_k
+        if (has_too_much_LE == is_full_LE).all():
+            break
+        is_full_LE = has_too_much_LE
     return share_LE

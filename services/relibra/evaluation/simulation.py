@@ -46,12 +46,11 @@ def simulate(
     for name in names:
         if name not in POLICIES:
             raise InvalidInput.of("policy", expected=f"one of {', '.join(POLICIES)}", got=name)
-    cost = training.hardware.cost_of(training.model)
     situation = Situation(
         workload=workload,
         previous=previous,
         model=training.model.model(),
-        params=params or PlanParams(cost=cost),
+        params=params or PlanParams(cost=training.planning_cost),
     )
     ideal_s = balanced_step_time(workload.load, training).total_s
     outcomes = []

@@ -6,8 +6,13 @@ A layer waits for its slowest rank, so the time of a micro-batch is a sum over l
 
 A step is a recompute phase (forward of all micro-batches, no gradients) and an update phase (forward and backward); the
 backward computes twice the forward, sends token gradients the same ways, and fetches weights again, as slots are shared
-by all layers, while gradients of replicas return in fp32. At its beginning experts move to their new homes, and nothing
-hides that.
+by all layers, while gradients of replicas return in fp32 and are added to those of the home. Weights known ahead travel
+during the layer's attention; those known when the router has run, during dispatch, if they stay in their node. At the
+beginning of a step experts move to their new homes, and nothing hides that.
+
+What is the same for all and left out: the optimizer, gradients of data parallelism, latencies of collectives and
+launches. They would bring all figures closer together. Left out too is what experts of unequal sizes cost in matrix
+multiplications besides their weights, to which UltraEP puts down most of its 5 % to balance.
 
 M rows (EP groups x micro-batches), L layers, E experts, R EP ranks, N nodes, G ranks per node, Q quotas.
 """
@@ -22,7 +27,7 @@ from relibra.evaluation.cell_time import Cells, Training, balanced_cells, cells_
 from relibra.planning.load import StepLoad
 
 _GRADIENT_BYTES_PER_WEIGHT_BYTE = 2
-"""fp32 gradients of bf16 weights."""
+"""fp32 gradients of bf16 weights, over the network between nodes."""
 
 _BACKWARD = 2
 """Times the compute of a forward pass."""
@@ -37,7 +42,7 @@ class StepTime:
     experts_s: float
     dispatch_s: float
     transfer_s: float
-    """Replica weights and gradients that attention does not hide."""
+    """Replica weights and gradients that nothing hides, and what those that attention hides take from it."""
     decision_s: float
     reorder_s: float
     bubble_s: float
@@ -92,18 +97,25 @@ def _reorder_s(home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32], train
 
 def _add_up(cells: Cells, known: Known, decision_us: float, training: Training, reorder_s: float) -> StepTime:
     num_forwards = 3 if training.recompute_activations else 2
-    window_ML, fetch_ML = cells.attention_ML, cells.fetch_ML
-    shown_ML = np.maximum(fetch_ML - window_ML, 0.0) if known is Known.AHEAD else fetch_ML
-    # The backward knows its replicas whoever decided, and returns gradients beside fetching weights.
-    returned_ML = (1 + _GRADIENT_BYTES_PER_WEIGHT_BYTE) * fetch_ML
-    shown_backward_ML = np.maximum(returned_ML - _BACKWARD * window_ML, 0.0)
+    window_ML = training.hiding_share * cells.attention_ML
+    fetch_ML = np.maximum(cells.fetch_inside_ML, cells.fetch_across_ML)
+    if known is Known.AHEAD:
+        shown_ML = np.maximum(fetch_ML - window_ML, 0.0)
+    else:  # dispatch, half of what it and combine take, has the network between nodes to itself
+        shown_ML = np.maximum(cells.fetch_inside_ML - cells.dispatch_ML / 2, cells.fetch_across_ML)
+    # The backward knows its replicas whoever decided.
+    return_ML = training.gradient_fetches * cells.fetch_inside_ML
+    across_ML = (1 + _GRADIENT_BYTES_PER_WEIGHT_BYTE) * cells.fetch_across_ML
+    both_ways_ML = np.maximum(cells.fetch_inside_ML + return_ML, across_ML)
+    shown_backward_ML = np.maximum(both_ways_ML - _BACKWARD * window_ML, 0.0)
+    taken_ML = training.gradient_sm_share * np.minimum(return_ML, _BACKWARD * window_ML)
     parts_XML = np.stack(
         [
-            (num_forwards + _BACKWARD) * window_ML,
+            (num_forwards + _BACKWARD) * (cells.attention_ML + cells.other_ML),
             (num_forwards + _BACKWARD) * cells.experts_ML,
             (num_forwards + 1) * cells.dispatch_ML,
-            num_forwards * shown_ML + shown_backward_ML,
-            np.full_like(window_ML, num_forwards * decision_us),
+            num_forwards * shown_ML + shown_backward_ML + taken_ML,
+            num_forwards * (decision_us + training.reroute_us * (fetch_ML > 0)),
         ]
     )
     stages = np.array_split(parts_XML, training.num_pipeline_stages, axis=2)

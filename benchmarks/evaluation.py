@@ -1,0 +1,128 @@
+"""Every table of docs/evaluation.md, from the traces: simulated training steps under ways of balancing.
+
+    python benchmarks/evaluation.py [part ...]
+
+Writes `results/evaluation-<part>.json`; `evaluation_figures.py` and `evaluation_tables.py` show them. Parts are cut
+into cases that run on all cores, one thread each.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import results
+from evaluation_cases import DEEPSEEK_LITE, GPT_OSS, MAIN_POLICIES, of_domain, question, rows_of, rows_on, trace
+from evaluation_mismatch import mismatch
+from evaluation_sensitivity import sensitivity
+
+from relibra.evaluation.model_presets import MODELS
+from relibra.evaluation.policies import POLICIES
+
+Rows = list[dict[str, object]]
+Case = Callable[[], Rows]
+
+_EP = (8, 16, 32, 64)
+_ABLATION = ("plain", "reorder-only", "replicate-only", "relibra", "relibra-packed")
+
+
+def _presets() -> Iterator[Case]:
+    """All models on H100; the largest first, so that cores end together."""
+    cases = [(model, ep) for model in MODELS.values() for ep in _EP if model.num_experts % ep == 0]
+    for model, ep in sorted(cases, key=lambda case: -case[0].num_layers * case[0].num_experts * case[1]):
+        yield partial(_rows, model.name, ep)
+
+
+def _hardware() -> Iterator[Case]:
+    for hardware in ("h200", "h800", "a100"):
+        for ep in (16, 32):
+            yield partial(_rows, "qwen3-30b-a3b", ep, hardware)
+
+
+def _rows(model: str, ep: int, hardware: str = "h100") -> Rows:
+    return rows_of(question(model, ep, hardware), MAIN_POLICIES, model=model, ep=ep, hardware=hardware)
+
+
+def _baselines() -> Iterator[Case]:
+    """Everything there is on one model; the linear program is slow to solve."""
+    for ep in (8, 16, 32):
+        yield partial(_all_policies, ep)
+
+
+def _all_policies(ep: int) -> Rows:
+    names = [name for name in POLICIES if ep < 32 or name != "lplb"]
+    return rows_of(question("qwen3-30b-a3b", ep), names, model="qwen3-30b-a3b", ep=ep)
+
+
+def _ablation() -> Iterator[Case]:
+    for model in ("qwen3-235b-a22b", "gpt-oss-20b"):
+        yield partial(_ablate, model)
+
+
+def _ablate(model: str) -> Rows:
+    return rows_of(question(model, 32), _ABLATION, model=model, ep=32)
+
+
+def _slots() -> Iterator[Case]:
+    for model, ep in (("qwen3-30b-a3b", 16), ("gpt-oss-20b", 32), ("qwen3-30b-a3b", 32)):
+        yield partial(_sweep_slots, model, ep)
+
+
+def _sweep_slots(model: str, ep: int) -> Rows:
+    asked = question(model, ep)
+    steps, found = asked.steps(seed=0), []
+    for slots in (0, 1, 2, 4, 8):
+        training = asked.with_slots(slots).training
+        found += rows_on(
+            steps, training, ("plain", "eplb-oracle", "ultraep", "relibra"), model=model, ep=ep, slots=slots
+        )
+    return found
+
+
+def _domains() -> Iterator[Case]:
+    """Steps of one domain, and of all of a trace."""
+    for name, domain in ((DEEPSEEK_LITE, "intent"), (DEEPSEEK_LITE, "translation"), (DEEPSEEK_LITE, None)):
+        yield partial(_domain, name, domain)
+
+
+def _domain(name: str, domain: str | None) -> Rows:
+    recorded, found = trace(name), []
+    if domain is not None:
+        recorded = of_domain(recorded, domain)
+    for model in ("moonlight-16b", "qwen3-30b-a3b"):
+        asked = replace(question(model, 16), trace=recorded)
+        found += rows_of(asked, MAIN_POLICIES, model=model, ep=16, domain=domain or "mixed")
+    return found
+
+
+PARTS: dict[str, Callable[[], Iterator[Case]]] = {
+    "presets": _presets,
+    "hardware": _hardware,
+    "baselines": _baselines,
+    "ablation": _ablation,
+    "slots": _slots,
+    "domains": _domains,
+    "sensitivity": sensitivity,
+    "mismatch": mismatch,
+}
+
+
+def _run(case: Case) -> Rows:
+    return case()
+
+
+def main() -> None:
+    """Run the parts that are named, or all."""
+    with ProcessPoolExecutor() as pool:
+        running = {part: [pool.submit(_run, case) for case in PARTS[part]()] for part in sys.argv[1:] or PARTS}
+        started = time.monotonic()
+        for part, futures in running.items():
+            rows = [row for future in futures for row in future.result()]
+            path = results.write(f"evaluation-{part}", rows, trace=GPT_OSS, micro_batches=32, tokens_per_gpu=8192)
+            print(f"{path}  {time.monotonic() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

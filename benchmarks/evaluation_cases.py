@@ -1,0 +1,85 @@
+"""Simulated steps for docs/evaluation.md: questions by name, and a row of figures for every policy."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import results
+
+from relibra.evaluation.cell_time import Training
+from relibra.evaluation.hardware import hardware_of
+from relibra.evaluation.model_presets import model_preset
+from relibra.evaluation.question import Question
+from relibra.evaluation.simulation import Outcome, simulate
+from relibra.evaluation.workload import Workload
+from relibra.planning import Cluster
+from relibra.routing import RoutingTrace, read_trace
+
+GPT_OSS, DEEPSEEK_LITE = "gpt-oss-20b_mmlu", "deepseek-v2-lite_esft"
+GPUS_PER_NODE = 8
+MAIN_POLICIES = ("plain", "longest-first", "eplb-history", "eplb-oracle", "ultraep", "reorder-only", "relibra")
+
+
+@cache
+def trace(name: str = GPT_OSS) -> RoutingTrace:
+    """A recorded trace."""
+    return read_trace(results.TRACES / f"{name}.npz")
+
+
+def of_domain(recorded: RoutingTrace, domain: str) -> RoutingTrace:
+    """Only the sequences of one domain."""
+    chosen_S = np.flatnonzero(recorded.domain == domain) if recorded.domain is not None else np.arange(0)
+    rows = [recorded.routed_experts[recorded.offsets[each] : recorded.offsets[each + 1]] for each in chosen_S]
+    offsets = np.concatenate([[0], np.cumsum([len(each) for each in rows])])
+    return RoutingTrace(routed_experts=np.concatenate(rows), offsets=offsets, num_experts=recorded.num_experts)
+
+
+def question(
+    model: str, ep: int, hardware: str = "h100", slots: int = 2, trace_name: str | None = None, **others: float
+) -> Question:
+    """The model on `ep` GPUs; moonlight has the shape of DeepSeek-V2-Lite, and so its routing."""
+    trace_name = trace_name or (DEEPSEEK_LITE if model == "moonlight-16b" else GPT_OSS)
+    return Question(
+        trace=trace(trace_name),
+        model=model_preset(model),
+        hardware=hardware_of(hardware),
+        cluster=Cluster(num_nodes=ep // GPUS_PER_NODE, gpus_per_node=GPUS_PER_NODE, redundant_slots=slots),
+        **others,  # type: ignore[arg-type]
+    )
+
+
+def row(outcome: Outcome, outcomes: Sequence[Outcome], **where: object) -> dict[str, object]:
+    """What is kept of an outcome."""
+    plain_s = next(each.step.total_s for each in outcomes if each.policy == "plain")
+    step = outcome.step
+    return {
+        **where,
+        "policy": outcome.policy,
+        "over_plain": plain_s / step.total_s,
+        "of_balanced": outcome.of_balanced,
+        "imbalance": outcome.imbalance,
+        "step_s": step.total_s,
+        "experts_share": step.experts_s / step.total_s,
+        "dispatch_share": step.dispatch_s / step.total_s,
+        "transfer_share": step.transfer_s / step.total_s,
+        "decision_share": step.decision_s / step.total_s,
+        "reorder_share": step.reorder_s / step.total_s,
+        "replicas_per_cell": outcome.replicas_per_cell,
+        "num_moved_experts": outcome.num_moved_experts,
+        "decide_time_s": outcome.decide_time_s,
+    }
+
+
+def rows_of(asked: Question, policies: Sequence[str], seed: int = 0, **where: object) -> list[dict[str, object]]:
+    """Draw two steps in a row and compare policies on the second."""
+    return rows_on(asked.steps(seed), asked.training, policies, **where)
+
+
+def rows_on(
+    steps: tuple[Workload, Workload], training: Training, policies: Sequence[str], **where: object
+) -> list[dict[str, object]]:
+    """Compare policies on two steps in a row, perhaps with another number of slots than they were drawn for."""
+    before, now = (replace(each, cluster=training.cluster) for each in steps)
+    outcomes = simulate(now, before, training, policies)
+    return [row(outcome, outcomes, **where) for outcome in outcomes]

@@ -1,0 +1,120 @@
+"""Draw the figures of docs/evaluation.md from the results on disk.
+
+python benchmarks/evaluation_figures.py
+"""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import results
+from evaluation_tables import cases
+from matplotlib.axes import Axes
+
+_IMAGES = Path(__file__).parents[1] / "docs" / "images"
+_STYLE = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "font.size": 9,
+    "svg.hashsalt": "relibra",
+    "svg.fonttype": "none",
+}
+_POLICIES = {
+    "plain": ("plain expert parallelism", "#b0b0b0", "o"),
+    "eplb-oracle": ("EPLB, oracle loads", "#e0a030", "s"),
+    "ultraep": ("UltraEP, reactive", "#4060a0", "^"),
+    "relibra": ("relibra", "#2a7f62", "D"),
+}
+
+
+def presets(axes: list[Axes]) -> None:
+    """Part of the throughput of balance, by model and size."""
+    found = cases("presets", "model", "ep")
+    for axis, ep in zip(axes, (8, 16, 32, 64), strict=True):
+        of_size = sorted((case["model"], of) for case, of in found if case["ep"] == ep)
+        for name, (label, colour, marker) in _POLICIES.items():
+            values = [100 * of[name]["of_balanced"] for _, of in of_size]
+            axis.plot(values, [model for model, _ in of_size], marker, color=colour, label=label, markersize=5)
+        axis.axvline(97 if ep < 64 else 95, color="#808080", linestyle=":", linewidth=1)
+        axis.set_title(f"EP {ep}")
+        axis.set_xlabel("% of balance")
+    axes[0].invert_yaxis()
+
+
+def tornado(axes: list[Axes]) -> None:
+    """What every coefficient does to the gain, and to the part of balance."""
+    found = [(case, of["relibra"]) for case, of in cases("sensitivity", "coefficient", "value")]
+    base = next(row for case, row in found if case["coefficient"] == "base")
+    names = list(dict.fromkeys(case["coefficient"] for case, _ in found if case["coefficient"] != "base"))
+
+    def span(name: str, what: str) -> float:
+        values = [row[what] for case, row in found if case["coefficient"] == name] + [base[what]]
+        return float(max(values) - min(values))
+
+    names.sort(key=lambda name: -span(name, "over_plain"))
+    for axis, what, title in (
+        (axes[0], "over_plain", "throughput over plain, x"),
+        (axes[1], "of_balanced", "part of balance, %"),
+    ):
+        scale = 1 if what == "over_plain" else 100
+        for name in names:
+            for place, (case, row) in enumerate(one for one in found if one[0]["coefficient"] == name):
+                value = scale * (row[what] - base[what])
+                colour = ("#4060a0", "#2a7f62")[place]
+                axis.barh(name, value, left=scale * base[what], color=colour, height=0.6, alpha=0.85)
+                axis.annotate(
+                    case["value"],
+                    (scale * row[what], name),
+                    xytext=(3 if value >= 0 else -3, 0),
+                    textcoords="offset points",
+                    ha="left" if value >= 0 else "right",
+                    va="center",
+                    fontsize=7,
+                )
+        axis.axvline(scale * base[what], color="black", linewidth=0.8)
+        axis.margins(x=0.15)
+        axis.set_xlabel(title)
+        axis.grid(axis="y", visible=False)
+    axes[0].invert_yaxis()
+
+
+def mismatch(axes: list[Axes]) -> None:
+    """Realised imbalance when some of the routing is not the planned one."""
+    rows: list[dict[str, Any]] = results.read("evaluation-mismatch")
+    for axis, trace in zip(axes, dict.fromkeys(row["trace"] for row in rows), strict=True):
+        for ep, colour in ((8, "#e0a030"), (16, "#4060a0"), (32, "#2a7f62")):
+            for to, line in (("as others", "o-"), ("any expert", "s--")):
+                of = [row for row in rows if (row["trace"], row["ep"], row["to"]) == (trace, ep, to)]
+                label = f"EP {ep}, {to}"
+                shares = [100 * row["share"] for row in of]
+                axis.plot(shares, [row["realised"] for row in of], line, color=colour, label=label, markersize=4)
+        axis.set_title(str(trace).split("_")[0])
+        axis.set_xlabel("% of token copies routed elsewhere than planned")
+    axes[0].set_ylabel("realised imbalance")
+
+
+_FIGURES = {"presets": (presets, 4, (11, 3.2)), "tornado": (tornado, 2, (11, 5.5)), "mismatch": (mismatch, 2, (9, 3.4))}
+
+
+def main() -> None:
+    """Write the figures as SVG."""
+    mpl.use("svg")
+    _IMAGES.mkdir(exist_ok=True)
+    for name, (draw, panels, size) in _FIGURES.items():
+        with plt.rc_context(_STYLE):
+            figure, axes = plt.subplots(1, panels, figsize=size, sharey=True, layout="constrained")
+            draw(list(axes))
+            handles, labels = axes[0].get_legend_handles_labels()
+            if labels:
+                figure.legend(handles, labels, loc="outside upper center", ncols=4 if panels == 4 else 3, frameon=False)
+            path = _IMAGES / f"evaluation-{name}.svg"
+            figure.savefig(path, metadata={"Date": None})
+            plt.close(figure)
+            print(path)
+
+
+if __name__ == "__main__":
+    main()

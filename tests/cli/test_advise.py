@@ -1,0 +1,71 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from relibra.cli.advise import advise
+from relibra.errors import InvalidInput
+from relibra.routing import RoutingTrace, write_trace
+
+_app = typer.Typer()
+_app.command()(advise)
+_SMALL = ("--model", "gpt-oss-20b", "--gpus-per-node", 4, "--micro-batches", 2, "--tokens-per-gpu", 8192)
+
+
+def _trace(path: Path, num_sequences: int, variance: float) -> Path:
+    """Sequences of 60 tokens, each with favourites of its own."""
+    rng = np.random.default_rng(0)
+    shape = (num_sequences, 2, 16)
+    weight_SLE = rng.gamma(1 / variance, variance, shape) if variance else np.ones(shape)
+    share_SLE = weight_SLE / weight_SLE.sum(axis=-1, keepdims=True)
+    routed = [np.stack([rng.choice(16, (60, 1), p=share_E) for share_E in share_LE], axis=1) for share_LE in share_SLE]
+    write_trace(
+        path,
+        RoutingTrace(
+            routed_experts=np.concatenate(routed).astype(np.uint8),
+            offsets=np.arange(0, 60 * num_sequences + 1, 60),
+            num_experts=16,
+        ),
+    )
+    return path
+
+
+def _run(*args: object, status: int) -> str:
+    result = CliRunner().invoke(_app, [str(arg) for arg in args], env={"COLUMNS": "80"})
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == status, result.output
+    return result.stdout
+
+
+def test_routing_that_differs_by_sequence_says_turn_it_on(tmp_path):
+    trace = _trace(tmp_path / "trace.npz", 80, variance=2.0)
+    said = json.loads(_run(trace, *_SMALL, "--json", status=0))
+    assert said["answer"] == "turn it on"
+    assert said["gain"]["mean"] - said["gain"]["margin"] >= 0.02
+    assert said["gain"]["mean"] > max(each["mean"] for each in said["gain_of_others"].values())
+    assert set(said["gain_by_slots"]) == {"0", "1", "2", "4"}
+    assert said["slot_size_bytes"] == said["redundant_slots"] * 3 * 2 * 3 * 2880 * 2880
+
+
+def test_even_routing_says_that_it_will_not_pay(tmp_path):
+    printed = _run(_trace(tmp_path / "trace.npz", 80, variance=0), *_SMALL, status=1)
+    assert "It will not pay." in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    for label in ("relibra, 1 redundant slot ", "eplb-oracle", "reorder-only", "Memory of", "simulated"):
+        assert label in printed
+
+
+def test_few_sequences_are_not_enough(tmp_path):
+    printed = _run(_trace(tmp_path / "trace.npz", 20, variance=2.0), *_SMALL, status=1)
+    assert "Not enough data." in printed
+    assert "at least 32 sequences; there are 20" in printed
+
+
+def test_ranks_that_do_not_divide_the_experts_are_refused(tmp_path):
+    trace = _trace(tmp_path / "trace.npz", 20, variance=2.0)
+    with pytest.raises(InvalidInput, match="expected a multiple of the 12 EP ranks"):
+        _run(trace, *_SMALL, "--nodes", 3, status=2)

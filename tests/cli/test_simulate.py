@@ -1,0 +1,100 @@
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from relibra.cli.simulate import simulate
+from relibra.errors import InvalidInput, InvalidTrace
+from relibra.routing import RoutingTrace, write_trace
+
+_app = typer.Typer()
+_app.command()(simulate)
+_SMALL = ("--model", "gpt-oss-20b", "--gpus-per-node", 4, "--micro-batches", 2, "--tokens-per-gpu", 256)
+
+
+def _run(*args: object) -> str:
+    result = CliRunner().invoke(_app, [str(arg) for arg in args], env={"COLUMNS": "80"})
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Routing of another model than any preset."""
+    rng = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("trace") / "trace.npz"
+    routed = np.minimum(rng.geometric(0.2, (800, 2, 2)) - 1, 15).astype(np.uint8)
+    write_trace(path, RoutingTrace(routed_experts=routed, offsets=np.arange(0, 801, 20), num_experts=16))
+    return path
+
+
+def test_json_has_every_policy_and_where_its_time_goes(trace):
+    said = json.loads(_run(trace, *_SMALL, "--policies", "plain, relibra", "--json"))
+    assert said["is_of_this_model"] is False
+    assert [each["policy"] for each in said["policies"]] == ["plain", "relibra"]
+    plain, ours = said["policies"]
+    assert plain["imbalance"] > ours["imbalance"] >= 1
+    assert plain["total_s"] == pytest.approx(sum(plain["step"].values()))
+    assert plain["replicas_per_cell"] == 0
+
+
+def test_equal_seeds_say_the_same_and_others_do_not(trace):
+    one, same, other = (
+        json.loads(_run(trace, *_SMALL, "--policies", "plain", "--seed", seed, "--json"))["policies"][0]["imbalance"]
+        for seed in (1, 1, 2)
+    )
+    assert one == same != other
+
+
+def test_the_table_fits_80_columns_and_names_every_policy(trace):
+    printed = _run(trace, *_SMALL, "--nodes", 2)
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "…" not in printed
+    for policy in ("plain", "eplb-per-micro-batch", "relibra-packed"):
+        assert re.search(rf"^ *{policy} ", printed, re.MULTILINE)
+    assert "another model" in printed
+
+
+def test_longer_sequences_spend_more_on_attention(trace):
+    short, long = (
+        json.loads(_run(trace, *_SMALL, "--policies", "plain", "--sequence-length", length, "--json"))["policies"][0]
+        for length in (100, 100_000)
+    )
+    assert long["step"]["attention_s"] > 2 * short["step"]["attention_s"]
+    assert long["step"]["experts_s"] == short["step"]["experts_s"]
+
+
+def test_the_page_stands_alone(trace, tmp_path):
+    path = tmp_path / "page.html"
+    assert "page.html" in _run(trace, *_SMALL, "--policies", "plain,relibra", "--report", path).replace("\n", "")
+    page = path.read_text(encoding="utf-8")
+    assert "gpt-oss-20b on 1 x 4 H100" in page
+    assert not re.search(r'(?:src|href)="(?!data:)', page.split("</script>")[-1] + page.split("<script")[0])
+    assert page.count("<tr") == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (("--policies", "plain,magic"), "--policies: expected some of plain, .*, got magic"),
+        (("--model", "gpt-5"), "model: expected one of .*gpt-oss-20b.*, got gpt-5"),
+        (("--hardware", "tpu"), "hardware: expected one of h100, .*, got tpu"),
+        (("--nodes", 5), r"model.num_experts: expected a multiple of the 20 EP ranks \(5 nodes x 4\), got 32"),
+        (("--report", "/no/such/folder/page.html"), "--report: expected a file in a folder that exists"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_can(trace, args, expected):
+    with pytest.raises(InvalidInput, match=expected):
+        _run(trace, *_SMALL, *args)
+
+
+def test_a_file_that_is_no_trace_is_refused(tmp_path):
+    (tmp_path / "trace.npz").write_text("nothing")
+    with pytest.raises(InvalidTrace):
+        _run(tmp_path / "trace.npz", *_SMALL)

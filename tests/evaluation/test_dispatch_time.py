@@ -1,0 +1,67 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from small_training import CLUSTER, EVEN, HARDWARE, HOME_LE, MODEL
+
+from relibra.evaluation.assignment import at_home
+from relibra.evaluation.dispatch_time import copies_of, dispatch_us_ML, even_copies, reached
+from relibra.planning import Cluster, StepLoad
+from relibra.routing import read_trace
+
+_COST = HARDWARE.cost_of(MODEL)
+_ONE_NODE = Cluster(num_nodes=1, gpus_per_node=4, redundant_slots=1)
+
+
+def _us(load, cluster=CLUSTER, once_to=None):
+    return dispatch_us_ML(copies_of(at_home(load.load_MLE, HOME_LE), load, cluster), _COST, cluster, once_to).item()
+
+
+def test_it_waits_for_the_slowest_adapter():
+    # Of 40 tokens of each expert 20 come from its own node and 20 from the other one.
+    assert _us(EVEN) == 20 * 400 / 40
+    assert _us(EVEN, _ONE_NODE) == 40 * 0.75 * 400 / 400
+
+
+def test_tokens_that_stay_on_their_node_do_not_use_the_network():
+    source_load_MLRE = np.zeros((1, 1, 4, 4), dtype=np.int64)
+    source_load_MLRE[0, 0, :2, :2] = source_load_MLRE[0, 0, 2:, 2:] = 20
+    assert _us(StepLoad.of_sources(source_load_MLRE)) == 40 / 2 * 400 / 400
+
+
+def test_a_token_that_wants_two_experts_of_a_node_goes_there_once():
+    # Two of four experts: a node of two has none of them in 1/2 x 1/3 of all cases. 40 tokens a node, two adapters.
+    assert _us(EVEN, once_to=MODEL) == pytest.approx(40 * (1 - 1 / 6) / 2 * 400 / 40)
+
+
+def test_the_rank_that_tokens_crowd_to_is_waited_for_inside_a_node_too():
+    hot = StepLoad.of_sources(np.array([[[[19, 7, 7, 7]]]]).repeat(4, axis=2))
+    alone = 80 * reached(np.array(19 / 40), MODEL).item()
+    assert _us(hot, _ONE_NODE, once_to=MODEL) == pytest.approx(alone * 0.75 * 400 / 400)
+
+
+def test_a_crowded_node_is_less_of_a_bottleneck_than_its_copies():
+    hot = StepLoad.of_sources(np.array([[[[16, 14, 5, 5]]]]).repeat(4, axis=2))
+    assert _us(hot) / _us(EVEN) == pytest.approx(1.6)
+    assert _us(hot, once_to=MODEL) / _us(EVEN, once_to=MODEL) == pytest.approx(1.2)  # all tokens instead of 5 in 6
+
+
+def test_shares_of_nobody_and_of_all_reach_no_token_and_every_token():
+    np.testing.assert_allclose(reached(np.array([0.0, 0.25, 0.5, 1.0]), MODEL), [0, 0.5, 5 / 6, 1])
+
+
+@pytest.mark.parametrize("once_to", [None, MODEL])
+def test_even_copies_are_those_of_an_even_load(once_to):
+    np.testing.assert_allclose(even_copies(EVEN, CLUSTER), copies_of(at_home(EVEN.load_MLE, HOME_LE), EVEN, CLUSTER))
+
+
+@pytest.mark.traces
+@pytest.mark.parametrize(("name", "num_nodes"), [("gpt-oss-20b_mmlu", 2), ("deepseek-v2-lite_esft", 8)])
+def test_real_tokens_reach_about_as_many_nodes(traces_dir, name, num_nodes):
+    trace = read_trace(traces_dir / f"{name}.npz")
+    model = replace(MODEL, num_experts=trace.num_experts, top_k=trace.top_k)
+    node_TLK = trace.routed_experts.astype(int) * num_nodes // trace.num_experts
+    for node in range(num_nodes):
+        is_there_TLK = node_TLK == node
+        predicted_L = reached(is_there_TLK.mean(axis=(0, 2)), model)
+        assert predicted_L.mean() == pytest.approx(is_there_TLK.any(axis=-1).mean(), rel=0.12)
