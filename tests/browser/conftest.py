@@ -20,7 +20,8 @@ Run = Callable[[Awaitable[T]], T]
 TIMEOUT_MS = 20_000.0
 
 
-@pytest.fixture(scope="session")
+# Not of the session: while the driver runs, its event loop does, and tests after these have their own.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium")
     if chromium is None:
@@ -32,13 +33,13 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
     with EmbeddedRedis(tmp_path_factory.mktemp("watched-redis")) as server:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def service(redis: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("watched-status")
     service = Service("status", redis.url, folder, RELIBRA_POLL_INTERVAL_S="0.1")
