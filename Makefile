@@ -33,7 +33,7 @@ gpu-check:  ## all tests and benchmarks that need a CUDA device
 bench: $(READY)  ## figures of docs/benchmarks.md; about five minutes, needs RELIBRA_TRACES
 	for each in imbalance scale gap pack crossing figures; do $(BIN)/python benchmarks/$$each.py || exit 1; done
 
-evaluation: $(READY)  ## figures and tables of docs/evaluation.md; about ten minutes on two cores, needs RELIBRA_TRACES
+evaluation: $(READY)  ## figures and tables of docs/evaluation.md; ten to fifteen minutes on two cores; needs RELIBRA_TRACES
 	for each in evaluation evaluation_tables evaluation_figures; do $(BIN)/python benchmarks/$$each.py || exit 1; done
 
 clean:
