@@ -80,6 +80,20 @@ def test_L4_an_ended_stream_still_gives_what_was_read() -> None:
     asyncio.run(scenario())
 
 
+def test_L4_what_comes_after_the_end_is_not_taken_in() -> None:
+    async def scenario() -> None:
+        stream = ReadAhead(Source(100).__aiter__(), limit_size_bytes=30)
+        reader = asyncio.create_task(stream.fill())
+        await settle()
+        stream.end()
+        assert [each.number for each in await stream.take()] == [0, 1, 2]
+        await settle()  # there is room again, but nobody will answer
+        assert await stream.take() == []
+        await reader
+
+    asyncio.run(scenario())
+
+
 def test_an_error_of_the_stream_ends_it_and_is_kept() -> None:
     async def scenario() -> None:
         stream = ReadAhead(Source(2, ConnectionResetError("gone")).__aiter__(), limit_size_bytes=1000)

@@ -28,6 +28,8 @@ class ReadAhead(Generic[_Request]):
         """Read until the stream ends; run this as a task beside the consumer."""
         try:
             async for request in self._requests:
+                if self._has_ended:
+                    return  # it is not answered, so its sender keeps it
                 self._waiting.append(request)
                 self._size_bytes += request.ByteSize()
                 self._news.set()
@@ -48,6 +50,6 @@ class ReadAhead(Generic[_Request]):
         return taken
 
     def end(self) -> None:
-        """Let the consumer take what is waiting and then see the end."""
+        """Let the consumer take what is waiting and then see the end; what comes from now on is not taken in."""
         self._has_ended = True
         self._news.set()
