@@ -6,6 +6,7 @@ weights added to `main_grad` where `gradient_accumulation_fusion` is on, through
 experts numbered by expert-parallel rank in checkpoints.
 """
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 import torch
 from megatron.core.dist_checkpointing.utils import replace_prefix_for_sharding
 from megatron.core.transformer.mlp import MLPSubmodules
+from megatron.core.transformer.moe import experts
 from megatron.core.transformer.moe.experts import TEGroupedMLP
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
@@ -35,6 +38,7 @@ class GroupedLinear(torch.nn.Module):
         is_expert: bool,
         tp_comm_buffer_name: str,
         pg_collection: Any,
+        **_: Any,
     ) -> None:
         super().__init__()
         self.num_gemms, self.config, self._pg_collection = num_gemms, config, pg_collection
@@ -119,6 +123,13 @@ class _GroupedProduct(torch.autograd.Function):
         return to_tokens, None, None, *to_weights
 
 
-def grouped_experts() -> ModuleSpec:
-    """The spec of an experts module."""
-    return ModuleSpec(module=TEGroupedMLP, submodules=MLPSubmodules(linear_fc1=GroupedLinear, linear_fc2=GroupedLinear))
+def use_grouped_experts(layer_spec: ModuleSpec) -> None:
+    """Put grouped experts into the spec of a transformer layer, where that has experts."""
+    mlp = layer_spec.submodules.mlp
+    if isinstance(mlp, functools.partial):  # from megatron-core 0.18 on, a spec is what builds
+        products = experts.GroupedMLPSubmodules(linear_fc1=GroupedLinear, linear_fc2=GroupedLinear)
+        if mlp.func is MoELayer:
+            mlp.keywords["submodules"].experts = functools.partial(TEGroupedMLP, submodules=products)
+    elif mlp.module is MoELayer:
+        products = MLPSubmodules(linear_fc1=GroupedLinear, linear_fc2=GroupedLinear)
+        mlp.submodules.experts = ModuleSpec(module=TEGroupedMLP, submodules=products)

@@ -1,4 +1,4 @@
-"""Which scenarios run on which arrangement of four ranks."""
+"""Which scenarios run on which arrangement of ranks."""
 
 import functools
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import attachments
 import checkpoints
 import deaths
 import faults
+import integration_page
 import matrix
 import mutations
 import refusals
@@ -32,10 +33,13 @@ from relibra.planning import Cluster
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How four ranks are arranged, and what they do one after the other."""
+    """How ranks are arranged, and what they do one after the other."""
 
     cluster: Cluster
     scenarios: dict[str, Callable[[Cluster], Result]]
+    num_ranks: int = 4
+    tensor_parallel_size: int = 1
+    context_parallel_size: int = 1
     num_stages: int = 1
     num_chunks: int | None = None
     """Virtual pipeline stages of a stage."""
@@ -46,10 +50,11 @@ class Layout:
 EP4 = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=2)
 EP2_EDP2 = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=3, num_ep_groups=2)
 EP2 = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
+EP1 = Cluster(num_nodes=1, gpus_per_node=1, redundant_slots=2)
 SHARDED: dict[str, Any] = {"use_distributed_optimizer": True}
 OVERLAPPED: dict[str, Any] = SHARDED | {"overlap_grad_reduce": True, "overlap_param_gather": True}
 BF16: dict[str, Any] = {"bf16": True, "params_dtype": torch.bfloat16}
-PIPELINE_ROUND_TRIPS: dict[str, dict[str, Any]] = {
+ROUND_TRIPS: dict[str, dict[str, Any]] = {
     "pipeline": {"saved_with": checkpoints.TWO_STAGES, "loaded_with": checkpoints.TWO_STAGES, "num_experts": 6},
     "pipeline_of_chunks_sharded": {
         "saved_with": checkpoints.TWO_STAGES,
@@ -58,8 +63,6 @@ PIPELINE_ROUND_TRIPS: dict[str, dict[str, Any]] = {
         "num_chunks": 2,
         "sharded": True,
     },
-}
-ROUND_TRIPS: dict[str, dict[str, Any]] = {
     "ep4_to_ep2": {"saved_with": checkpoints.FOUR_RANKS, "loaded_with": checkpoints.TWO_GROUPS},
     "ep4_to_ep2_sharded_bf16": {
         "saved_with": checkpoints.FOUR_RANKS,
@@ -116,10 +119,8 @@ LAYOUTS = {
             "sharded_reorder_undone": functools.partial(faults.undone, ddp=OVERLAPPED),
         },
     ),
-    "gpt_ep4": Layout(
-        cluster=EP4,
-        scenarios=matrix.SCENARIOS | replicas.SCENARIOS | mutations.SCENARIOS,
-    ),
+    "gpt_ep4": Layout(cluster=EP4, scenarios=matrix.SCENARIOS),
+    "gpt_replicas": Layout(cluster=EP4, scenarios=replicas.SCENARIOS | mutations.SCENARIOS),
     "checkpoints": Layout(
         cluster=EP4,
         scenarios={
@@ -128,14 +129,15 @@ LAYOUTS = {
             **{name: functools.partial(checkpoints.round_trip, **options) for name, options in ROUND_TRIPS.items()},
         },
     ),
-    "pipeline_checkpoints": Layout(
-        cluster=EP2,
-        scenarios={
-            name: functools.partial(checkpoints.round_trip, **options) for name, options in PIPELINE_ROUND_TRIPS.items()
-        },
-    ),
+    "one_rank": Layout(cluster=EP1, scenarios={"integration_page": integration_page.integration_page}, num_ranks=1),
     "gpt_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios=matrix.SCENARIOS),
     "gpt_experts": Layout(cluster=EP2_EDP2, scenarios=matrix.EXPERTS_SCENARIOS | mutations.EXPERTS_SCENARIOS),
+    "gpt_tp2_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios=matrix.TENSOR_SCENARIOS, tensor_parallel_size=2),
+    "cp2_ep2_edp2": Layout(
+        cluster=EP2_EDP2,
+        scenarios={"sgd": functools.partial(neutrality, optimizer="sgd", context_parallel_size=2)},
+        context_parallel_size=2,
+    ),
     "gpt_ep2_pp2": Layout(cluster=EP2, scenarios=matrix.SCENARIOS, num_stages=2),
     "gpt_ep2_vpp": Layout(cluster=EP2, scenarios=matrix.SCENARIOS, num_stages=2, num_chunks=2),
     **{

@@ -5,7 +5,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from gpt_job import RECOMPUTE, GptJob
+from gpt_job import GptJob
+from gpt_model import RECOMPUTE
 from megatron.core import parallel_state
 from plans import ScriptedPlans, random_plans
 from scenarios import Differences
@@ -45,9 +46,7 @@ def balanced_job(
 
 
 @functools.cache
-def reference(
-    *, sharded: bool, bf16: bool, split: bool = False, **options: Any
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def reference(*, sharded: bool, bf16: bool, split: bool, **options: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Plain training without recomputation, which changes nothing: every step, and the state after the last."""
     plain = GptJob(*_cluster, sharded=sharded, bf16=bf16, **options)
     plain.replay_without_agent()
@@ -62,7 +61,7 @@ def compare(
 ) -> Result:
     """Balanced training, another random plan in every step, beside plain training with the same kind of experts."""
     _cluster[:] = [cluster]
-    steps, final = reference(sharded=sharded, bf16=bf16, **(experts or {}))
+    steps, final = reference(sharded=sharded, bf16=bf16, split=False, **(experts or {}))
     balanced, plans = balanced_job(cluster, sharded=sharded, bf16=bf16, **(experts or {}), **options)
     agent = balanced.agent
     assert agent is not None
@@ -110,6 +109,7 @@ SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
     name: functools.partial(case, name=name)
     for name in map("-".join, itertools.product(RECOMPUTE, ("plain", "sharded"), ("fp32", "bf16")))
 }
+TENSOR_SCENARIOS = {name: SCENARIOS[name] for name in ("none-plain-fp32", "full-sharded-fp32")}
 SCENARIOS["rounding"] = rounding
 GROUPED: dict[str, Any] = {"grouped": True}
 FUSED: dict[str, Any] = {"gradient_accumulation_fusion": True}

@@ -6,7 +6,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from gpt_job import RECOMPUTE
+from gpt_model import RECOMPUTE
 from matrix import EXPERTS, compare
 from torch import Tensor, nn
 

@@ -1,10 +1,11 @@
-"""`python ranks.py`: import torch and megatron once; for each line `LAYOUT FOLDER` of input, fork four ranks.
+"""`python ranks.py`: import torch and megatron once; for each line `LAYOUT FOLDER` of input, fork its ranks.
 
 They run the layout's scenarios one after the other; `done` in the output says that all have ended.
 Every rank writes what it measured to `FOLDER/rank<r>.json` after each scenario. A scenario that raises ends its rank,
 and with it the run: the others would wait for it in vain.
 """
 
+import gc
 import json
 import logging
 import os
@@ -27,7 +28,6 @@ import layouts  # noqa: E402  (builds on megatron, shims first)
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 
-WORLD = 4
 COLLECTIVE_TIMEOUT_S = 30.0
 
 
@@ -39,10 +39,12 @@ def run_rank(rank: int, layout: str, folder: str) -> None:
         "gloo",
         init_method=f"file://{folder}/rendezvous",
         rank=rank,
-        world_size=WORLD,
+        world_size=arrangement.num_ranks,
         timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
     )
     parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=arrangement.tensor_parallel_size,
+        context_parallel_size=arrangement.context_parallel_size,
         pipeline_model_parallel_size=arrangement.num_stages,
         virtual_pipeline_model_parallel_size=arrangement.num_chunks,
         expert_model_parallel_size=arrangement.cluster.num_ranks,
@@ -70,9 +72,14 @@ def run_rank(rank: int, layout: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # megatron collects garbage in every checkpoint, and would look at all that was imported
     for line in sys.stdin:
+        layout, folder = line.split()
+        num_ranks = layouts.LAYOUTS[layout].num_ranks
+        for rank in range(num_ranks):
+            Path(folder, f"rank{rank}.json").write_text("{}")
         try:
-            mp.start_processes(run_rank, args=tuple(line.split()), nprocs=WORLD, start_method="fork")
+            mp.start_processes(run_rank, args=(layout, folder), nprocs=num_ranks, start_method="fork")
         except ProcessExitedException as error:
             print(error, flush=True)
         print("done", flush=True)

@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from gpt_job import RECOMPUTE
+from gpt_model import RECOMPUTE
 from matrix import balanced_job, num_micro_batches
 
 from relibra.agent import Phase

@@ -6,18 +6,18 @@ pytestmark = pytest.mark.distributed
 
 
 @pytest.mark.parametrize(
-    ("layout", "case"),
+    "case",
     [
-        ("checkpoints", "ep4_to_ep2"),
-        ("checkpoints", "ep4_to_ep2_sharded_bf16"),
-        ("checkpoints", "ep2_to_ep4_sharded"),
-        ("checkpoints", "grouped"),
-        ("pipeline_checkpoints", "pipeline"),
-        ("pipeline_checkpoints", "pipeline_of_chunks_sharded"),
+        "ep4_to_ep2",
+        "ep4_to_ep2_sharded_bf16",
+        "ep2_to_ep4_sharded",
+        "grouped",
+        "pipeline",
+        "pipeline_of_chunks_sharded",
     ],
 )
-def test_S5_a_checkpoint_round_trip_is_bitwise(layout_run, layout, case):
-    for result in layout_run(layout).of(case):
+def test_S5_a_checkpoint_round_trip_is_bitwise(layout_run, case):
+    for result in layout_run("checkpoints").of(case):
         assert result["num_compared"] > 100
         assert {"exp_avg", "exp_avg_sq", "weight"} <= set(result["kinds"])
         assert result["untouched"] == []

@@ -58,12 +58,21 @@ def test_S5_any_kind_of_experts_trains_as_plain_megatron(layout_run, experts, wa
     assert max(worst.values()) <= TOLERANCE, worst
 
 
+@pytest.mark.parametrize("way", ["none-plain", "full-sharded"])
+def test_S5_with_tensor_parallel_attention_experts_train_as_plain_megatron(layout_run, way):
+    """A rank routes its part of the sequence; experts are whole on every rank."""
+    run = layout_run("gpt_tp2_ep2_edp2")
+    assert_active(run.of(f"{way}-fp32"), tokens_per_rank=8)
+    worst = run.worst(f"{way}-fp32")
+    assert max(worst.values()) <= TOLERANCE, worst
+
+
 def test_shards_are_cut_within_a_parameter_of_an_expert(layout_run):
     results = layout_run("gpt_ep2_edp2").of("none-sharded-fp32")
     assert any(result["is_shared_within_a_parameter"] for result in results)
 
 
-def assert_active(results):
+def assert_active(results, *, tokens_per_rank=16):
     """Every step applied its plan everywhere, moved experts, and sent replicas; reports cover the whole model."""
     for result in results:
         assert len(result["applied"]) == 2
@@ -80,5 +89,5 @@ def assert_active(results):
         for micro_batch in zip(*loads, strict=True):
             per_layer = [sum(layer) for layer in zip(*micro_batch, strict=True)]
             assert len(per_layer) == 3
-            # Every rank with an embedding sends 16 tokens to 2 experts each; in a pipeline two of four do.
-            assert set(per_layer) == {32 * len(reports)}
+            # Every rank of a stage sends its tokens to 2 experts each, and only the first of two stages reports.
+            assert set(per_layer) == {2 * tokens_per_rank * len(reports)}

@@ -7,17 +7,17 @@ pytestmark = pytest.mark.distributed
 
 @pytest.mark.parametrize("mutation", ["no_replay", "stale_slots"])
 def test_S5_the_comparison_sees(layout_run, mutation):
-    assert layout_run("gpt_ep4").worst(mutation)["grad"] > 0.1
+    assert layout_run("gpt_replicas").worst(mutation)["grad"] > 0.1
 
 
 def test_S5_the_comparison_sees_recomputation_of_another_micro_batch(layout_run):
     """Losses of the first step are right: they do not tell."""
-    assert layout_run("gpt_ep4").worst("confused_checkpoints")["grad"] > 0.1
+    assert layout_run("gpt_replicas").worst("confused_checkpoints")["grad"] > 0.1
 
 
 def test_S5_recomputation_without_its_micro_batch_is_refused(layout_run):
     """Its losses would be right and its gradients wrong."""
-    for result in layout_run("gpt_ep4").of("forgetful_checkpoints"):
+    for result in layout_run("gpt_replicas").of("forgetful_checkpoints"):
         assert "outside `agent.micro_batch(i)` while the step has replicas" in result["message"]
 
 

@@ -36,6 +36,14 @@ def test_S5_two_expert_parallel_groups_train_as_plain_megatron(two_groups):
     assert max(worst.values()) <= TOLERANCE, worst
 
 
+def test_S5_under_context_parallelism_layers_train_as_plain_megatron(layout_run):
+    """MoE layers alone: attention over a cut sequence needs Transformer Engine."""
+    run = layout_run("cp2_ep2_edp2")
+    assert_active(run.of("sgd"))
+    worst = run.worst("sgd")
+    assert max(worst.values()) <= TOLERANCE, worst
+
+
 def test_S5_without_ddp_gradients_end_in_grad(two_nodes):
     assert sum(result["sent_bytes"] for result in two_nodes.of("without_ddp")) > 0
     assert two_nodes.worst("without_ddp")["grad"] <= TOLERANCE

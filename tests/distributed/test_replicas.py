@@ -6,26 +6,26 @@ pytestmark = pytest.mark.distributed
 
 
 def test_S7_slots_take_the_memory_that_the_agent_says(layout_run):
-    for result in layout_run("gpt_ep4").of("memory"):
+    for result in layout_run("gpt_replicas").of("memory"):
         assert result["reported"] == result["computed"] == result["allocated"] > 0
 
 
 def test_S7_forwards_without_a_backward_leave_nothing_behind(layout_run):
-    for result in layout_run("gpt_ep4").of("abandoned"):
+    for result in layout_run("gpt_replicas").of("abandoned"):
         assert result["failures"] == 1
         assert result["before"] == result["after"]
 
 
 def test_weights_are_on_their_way_before_they_are_wanted(layout_run):
     """One micro-batch after the other, whatever is recomputed."""
-    for result in layout_run("gpt_ep4").of("in_time"):
+    for result in layout_run("gpt_replicas").of("in_time"):
         for uses in result.values():
             assert uses["begun"] > 0
             assert "late" not in uses
 
 
 def test_gradients_travel_during_the_backward_of_attention(layout_run):
-    for result in layout_run("gpt_ep4").of("beside_attention"):
+    for result in layout_run("gpt_replicas").of("beside_attention"):
         events = result["events"]
         departures = [i for i, event in enumerate(events) if event == "set out"]
         assert departures
