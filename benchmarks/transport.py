@@ -11,7 +11,7 @@ returns no gradients.
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -25,27 +25,26 @@ from relibra.agent.cells import Copy
 from relibra.agent.transport import (
     ExpertTransport,
     HostWeights,
-    Links,
-    Parcel,
     PeerTransport,
     ProcessGroupTransport,
     Pull,
-    transfer_schedule,
+    fetch_copies,
+    return_gradients,
 )
 
 WORLD, TIMEOUT_S = 4, 60.0
 CELLS = {
     # Two hot experts, each on every other rank, and two that are less so.
-    "skewed": [Copy(0, 0, r, 0) for r in (1, 2, 3)] + [Copy(1, 0, r, s) for r, s in ((0, 0), (2, 1), (3, 1))],
+    "skewed": (*(Copy(0, 0, r, 0) for r in (1, 2, 3)), *(Copy(1, 0, r, s) for r, s in ((0, 0), (2, 1), (3, 1)))),
     # Every rank sends two experts and receives two.
-    "even": [Copy(r, s, (r + 1 + s) % WORLD, s) for r in range(WORLD) for s in range(2)],
+    "even": tuple(Copy(r, s, (r + 1 + s) % WORLD, s) for r in range(WORLD) for s in range(2)),
 }
 
 
 class Layer:
     """What one rank holds: home experts, slots, and room for gradients that return."""
 
-    def __init__(self, copies: Sequence[Copy], rank: int, expert_bytes: int) -> None:
+    def __init__(self, copies: tuple[Copy, ...], rank: int, expert_bytes: int) -> None:
         def expert() -> Tensor:
             return torch.ones(expert_bytes // 2, dtype=torch.bfloat16)
 
@@ -53,35 +52,19 @@ class Layer:
         self.slots = [expert() for _ in range(2)]
         self.out = [copy for copy in copies if copy.source_rank == rank]
         self.into = [copy for copy in copies if copy.destination_rank == rank]
-        self.returned = [expert() for _ in self.out]
+        self.returned = {copies.index(copy): expert() for copy in self.out}
 
     def fetch(self, transport: ExpertTransport) -> None:
-        """All copies at once, as the agent does."""
-        sends = [Parcel(copy.destination_rank, self.home[copy.source_slot]) for copy in self.out]
-        receives = [Parcel(copy.source_rank, self.slots[copy.destination_slot]) for copy in self.into]
-        transport.start(sends, receives).wait()
-
-    def fetch_in_waves(self, transport: ExpertTransport) -> None:
-        """By the schedule, with relays."""
-        plan = transfer_schedule(self.copies, Links(peer_bytes_per_s=1.0, relay_from_replicas=3), 1)
-        for wave in plan.waves:
-            sends, receives = list[Parcel](), list[Parcel]()
-            for hop in wave:
-                copy = self.copies[hop.copy]
-                if hop.sender == self.rank:
-                    at_home = hop.sent_copy is None
-                    passed_on = self.copies[hop.sent_copy or 0].destination_slot
-                    tensor = self.home[copy.source_slot] if at_home else self.slots[passed_on]
-                    sends.append(Parcel(copy.destination_rank, tensor))
-                if copy.destination_rank == self.rank:
-                    receives.append(Parcel(hop.sender, self.slots[copy.destination_slot]))
-            transport.start(sends, receives).wait()
+        """As the agent does."""
+        handles = fetch_copies(transport, self.copies, lambda slot: [self.home[slot]], lambda slot: [self.slots[slot]])
+        for handle in handles:
+            handle.wait()
 
     def give_back(self, transport: ExpertTransport) -> None:
         """Gradients of all replicas go home."""
-        sends = [Parcel(copy.source_rank, self.slots[copy.destination_slot]) for copy in self.into]
-        receives = [Parcel(copy.destination_rank, each) for copy, each in zip(self.out, self.returned, strict=True)]
-        transport.start(sends, receives).wait()
+        return_gradients(
+            transport, self.copies, lambda slot: [self.slots[slot]], lambda copy: [self.returned[copy]]
+        ).wait()
 
     def pull(self, host: HostWeights) -> None:
         """The same fetch from host memory."""
@@ -125,7 +108,6 @@ def run_rank(rank: int, folder: str, num_turns: int, expert_bytes: int) -> None:
             ("process_group", "fetch"): lambda layer=layer: layer.fetch(messages),
             ("process_group", "return"): lambda layer=layer: layer.give_back(messages),
             ("peer", "fetch"): lambda layer=layer: layer.fetch(shared),
-            ("peer", "fetch in waves"): lambda layer=layer: layer.fetch_in_waves(shared),
             ("peer", "return"): lambda layer=layer: layer.give_back(shared),
             ("host", "fetch"): lambda layer=layer, host=host: layer.pull(host),
         }

@@ -78,7 +78,7 @@ def node_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[d
     folder = tmp_path_factory.mktemp("node")
     command = [sys.executable, str(Path(__file__).with_name("node_ranks.py")), str(folder)]
     log = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        command, capture_output=True, text=True, timeout=120, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
     ).stderr
     by_rank = [json.loads(file.read_text()) for file in sorted(folder.glob("rank*.json"))]
 

@@ -15,12 +15,15 @@ from typing import Any
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-sys.path += [str(Path(__file__).parents[1] / "distributed")]
+sys.path += [str(Path(__file__).parents[1] / "distributed"), str(Path(__file__).with_name("transport"))]
+import contract_scenarios
+import host_scenarios
 import node_scenarios
-import transport_scenarios
+import peer_scenarios
 
 WORLD = node_scenarios.WORLD
 TIMEOUT_S = 20.0
+TRANSPORTS = contract_scenarios.SCENARIOS | peer_scenarios.SCENARIOS | host_scenarios.SCENARIOS
 Scenarios = Mapping[str, Callable[[dist.ProcessGroup], dict[str, Any]]]
 
 
@@ -39,8 +42,8 @@ def run_rank(rank: int, folder: str) -> None:
                 results[prefix + name] = {"error": traceback.format_exc()}
             Path(folder, f"rank{rank}.json").write_text(json.dumps(results))
 
-    run(transport_scenarios.SCENARIOS, pairs[rank // 2], "pair/")
-    run(transport_scenarios.SCENARIOS | node_scenarios.SCENARIOS | transport_scenarios.LAST, node)
+    run(TRANSPORTS, pairs[rank // 2], "pair/")
+    run(TRANSPORTS | node_scenarios.SCENARIOS | contract_scenarios.LAST, node)
     os._exit(0)
 
 

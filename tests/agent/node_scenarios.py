@@ -95,7 +95,7 @@ def random_uses(group: dist.ProcessGroup) -> Result:
 def gradients(group: dist.ProcessGroup) -> Result:
     """Expert 0 of rank 0 has replicas on the three others, whose gradients cancel in one order only."""
     rank = dist.get_rank(group)
-    copies = [Copy(0, 0, peer, 0) for peer in (1, 2, 3)] + [Copy(1, 0, 2, 1)]
+    copies = (*(Copy(0, 0, peer, 0) for peer in (1, 2, 3)), Copy(1, 0, 2, 1))
     home = [[torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))]]
     mine = {1: [1e8], 2: [1.0, 5.0], 3: [-1e8]}.get(rank, [])
     own = [[torch.full((4,), each, dtype=torch.bfloat16)] for each in mine]

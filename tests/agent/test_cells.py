@@ -1,14 +1,17 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relibra.agent.cells import Copy, StepCells, redundant_slots
 from relibra.agent.placement import Placement
-from relibra.kernels import EMPTY, REST
-from relibra.planning import Cluster, Model, PlanId, RankPlan
+from relibra.kernels import EMPTY, REST, quota_remap
+from relibra.planning import Cluster, Model, PlanId, RankPlan, check_rank_plan
+from relibra.planning.fractions import WHOLE
+from relibra.planning.plan import Basis
 
 SEEDS = st.integers(0, 2**32 - 1)
 CPU = torch.device("cpu")
@@ -105,6 +108,39 @@ def test_without_a_plan_or_a_planned_micro_batch_there_are_no_replicas() -> None
     )
     assert planned(placement, cluster).replicated(1, [0]) == [0]
     assert planned(placement, cluster).replicated(0, [0]) == []
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 7, 1000])
+@pytest.mark.parametrize("ep_rank", [0, 1, 2])
+def test_S5_a_forecast_plan_divides_whatever_comes_by_fractions(num_tokens: int, ep_rank: int) -> None:
+    cluster = Cluster(num_nodes=1, gpus_per_node=3, redundant_slots=1)
+    model = Model(num_layers=1, num_experts=3, top_k=1)
+    quarter, half = WHOLE // 4, WHOLE // 2
+    plan = RankPlan(
+        id=PlanId(epoch=1, version=1),
+        step=0,
+        digest=b"",
+        home_rank_LE=cluster.identity_placement(model),
+        replica_index_Q4=np.array([[0, 0, 1, 0], [0, 0, 1, 2], [0, 0, 2, 1]], dtype=np.int32),
+        replica_share_Q=np.array([half, quarter, WHOLE], dtype=np.int32),
+        num_micro_batches=1,
+        reason="",
+        basis=Basis.PREVIOUS_STEPS,
+    )
+    check_rank_plan(plan, model, cluster)
+    cells = cells_of(Placement.identity(model, cluster), cluster, 0, ep_rank, plan)
+    table = cells.table(0, 0)
+    assert table is not None
+    assert table.slot_expert_P.tolist() == [0, 1, 1, 2, 2, 1]
+    routing_map_TE = torch.zeros((num_tokens + 9, 3), dtype=torch.bool)
+    routing_map_TE[:num_tokens, 1] = True
+    routing_map_TE[num_tokens : num_tokens + 6, 2] = True
+    tokens_P = table.tokens(routing_map_TE)
+    first, second = (int(num_tokens * part / WHOLE + ep_rank / 3) for part in (half, half + quarter))
+    assert tokens_P.tolist() == [REST, first, REST, 6, REST, second - first]
+    _, routing_map_TP = quota_remap(routing_map_TE.float(), routing_map_TE, table.slot_expert_P, tokens_P)
+    assert routing_map_TP.sum(dim=0).tolist() == [0, first, num_tokens - second, 6, 0, second - first]
+    assert (routing_map_TP.sum(dim=1) == routing_map_TE.sum(dim=1)).all()
 
 
 def planned(placement: Placement, cluster: Cluster) -> StepCells:

@@ -6,8 +6,8 @@ pytestmark = pytest.mark.distributed
 
 
 def test_S5_gradients_are_added_in_fp32_in_ascending_order_of_rank(node_run):
-    """(1e8 + 1) - 1e8 is 0 in fp32, and 1 in every order that adds 1 last."""
-    with_main_grad, without = [0.25, None], [None, 0.0]
+    """0.25 + 1e8 + 1 - 1e8 is 0 in fp32, and something else in every other order."""
+    with_main_grad, without = [0.0, None], [None, 0.0]
     home, other_home, *_ = node_run("gradients")
     assert home["main_grad_and_rest"] == [with_main_grad, without] * 2
     assert other_home["main_grad_and_rest"] == [[5.25, None], [None, 5.0]] * 2

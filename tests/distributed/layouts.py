@@ -93,6 +93,8 @@ LAYOUTS = {
             "no_moments_moved": functools.partial(mutated, mutation=no_moments_moved),
             "fallbacks": fallbacks,
             "both_phases": both_phases,
+            "both_phases_host_copy": functools.partial(both_phases, host_copy=True),
+            "both_phases_peer_host_copy": functools.partial(both_phases, transport="peer", host_copy=True),
             "guard": attachments.guard,
             "without_ddp": attachments.without_ddp,
             "detachment": attachments.detachment,

@@ -41,6 +41,8 @@ SET: dict[str, dict[str, Any]] = {
     "moe_router_fusion": {"moe_router_fusion": True},
     "overlap_moe_expert_parallel_comm": {"overlap_moe_expert_parallel_comm": True},
     "delay_wgrad_compute": {"delay_wgrad_compute": True},
+    "overlap_dispatch_backward_with_experts_wgrad": {"overlap_dispatch_backward_with_experts_wgrad": True},
+    "moe_paged_stash": {"moe_paged_stash": True},
     "moe_shared_expert_overlap": {"moe_shared_expert_overlap": True},
     "moe_expert_rank_capacity_factor": {"moe_expert_rank_capacity_factor": 1.5},
     "fp8": {"fp8": "hybrid"},

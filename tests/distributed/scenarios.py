@@ -31,6 +31,7 @@ def attached(
     *,
     collective_timeout_s: float = 600.0,
     transport: Transport = "process_group",
+    host_copy: bool = False,
     **options: Any,
 ) -> tuple[Trained, ScriptedPlans]:
     trained, plans = Trained(cluster, **options), ScriptedPlans(answers)
@@ -42,6 +43,7 @@ def attached(
         plan_timeout_s=1.0,
         collective_timeout_s=collective_timeout_s,
         transport=transport,
+        host_copy=host_copy,
     )
     trained.agent = attach(trained.ddp, trained.optimizer, config, plans=plans)
     return trained, plans
@@ -187,10 +189,10 @@ def fallbacks(cluster: Cluster) -> Result:
     }
 
 
-def both_phases(cluster: Cluster) -> Result:
+def both_phases(cluster: Cluster, **attachment: Any) -> Result:
     """RECOMPUTE without gradients, then UPDATE, under one plan."""
     answers = plan_by_step(cluster, dist.get_rank(), range(2))
-    plain, (balanced, plans) = Trained(cluster), attached(cluster, answers)
+    plain, (balanced, plans) = Trained(cluster), attached(cluster, answers, **attachment)
     agent = balanced.agent
     assert agent is not None
     differences = Differences()

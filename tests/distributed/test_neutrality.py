@@ -81,8 +81,9 @@ def test_realised_load_is_what_the_plans_made_it(two_nodes):
     assert [r["realised_load"] for r in balanced] != [r["realised_load"] for r in plain]
 
 
-def test_both_phases_of_a_step_execute_one_plan(two_nodes):
-    for result in two_nodes.of("both_phases"):
+@pytest.mark.parametrize("name", ["both_phases", "both_phases_host_copy", "both_phases_peer_host_copy"])
+def test_S5_both_phases_of_a_step_execute_one_plan(two_nodes, name):
+    for result in two_nodes.of(name):
         assert result["same_plan"]
         assert result["prefetched"] == [0]
         assert result["phases"] == ["recompute", "update"]
@@ -93,7 +94,7 @@ def test_both_phases_of_a_step_execute_one_plan(two_nodes):
         # Forward alone sends weights, forward and backward also gradients.
         assert result["replica_sent_bytes"][1] >= result["replica_sent_bytes"][0]
         assert result["closed"]
-    worst = two_nodes.worst("both_phases")
+    worst = two_nodes.worst(name)
     assert max(worst.values()) <= TOLERANCE, worst
 
 

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.distributed
         ("overlap_moe_expert_parallel_comm", "=True", "overlap_moe_expert_parallel_comm=False"),
         ("delay_wgrad_compute", "=True", "delay_wgrad_compute=False"),
         ("moe_shared_expert_overlap", "=True", "moe_shared_expert_overlap=False"),
+        ("overlap_dispatch_backward_with_experts_wgrad", "too late for replicas", "experts_wgrad=False"),
+        ("moe_paged_stash", "=True", "moe_paged_stash=False"),
         ("moe_apply_probs_on_input", "=True", "moe_apply_probs_on_input=False"),
         ("moe_expert_capacity_factor", "dropping tokens", "moe_expert_capacity_factor=None"),
         ("moe_expert_rank_capacity_factor", "dropping tokens", "moe_expert_rank_capacity_factor=None"),

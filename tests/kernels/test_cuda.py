@@ -156,6 +156,7 @@ def test_sums_of_more_targets_and_gradients_than_a_table_holds_keep_their_order(
     into = [torch.zeros(3) for _ in range(MAX_TARGETS + 6)]
     gradients = [[torch.randn(3) for _ in range(i % 7)] for i in range(len(into))]
     gradients[5] = [torch.randn(3) for _ in range(2 * MAX_GRADIENTS + 1)]
+    gradients[6:9] = [[torch.randn(3, dtype=torch.bfloat16)], [], [torch.randn(3, dtype=torch.float16)]]
     want = [target.clone() for target in into]
     reference.grad_accumulate(want, gradients)
     cuda.grad_accumulate(run, into, gradients)

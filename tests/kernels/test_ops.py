@@ -126,7 +126,10 @@ _REFUSED: Sequence[tuple[str, Callable[[], object]]] = [
         r"gradients\[0\]\[1\]: expected torch",
         lambda: grad_accumulate([torch.zeros(2)], [[torch.ones(2), torch.ones(3)]]),
     ),
-    (r"gradients: .* got torch.float64", lambda: grad_accumulate([torch.zeros(2)], [[torch.zeros(2).double()]])),
+    (
+        r"gradients\[0\]\[0\]: .* got torch.float64",
+        lambda: grad_accumulate([torch.zeros(2)], [[torch.zeros(2).double()]]),
+    ),
     (r"gradients: expected 1 lists", lambda: grad_accumulate([torch.zeros(2)], [])),
     (r"routed_experts_TLK: expected \[T, L, K\]", lambda: route_count(torch.zeros(3, 2, dtype=torch.uint8), 4)),
     (r"routed_experts_TLK: .* got torch.float32", lambda: route_count(torch.zeros(3, 2, 1), 4)),

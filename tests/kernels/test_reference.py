@@ -13,7 +13,6 @@ from relibra.kernels import (
     ALIGNMENT_BYTES,
     EMPTY,
     REST,
-    expert_accumulate,
     expert_checksum,
     expert_pack,
     expert_push,
@@ -110,14 +109,6 @@ def test_packing_reads_and_fills_tensors_that_are_not_contiguous() -> None:
     into = torch.zeros(3, 4).t()
     expert_unpack(expert_pack([matrix.t()], torch.device("cpu")), [into])
     assert torch.equal(into, matrix.t())
-
-
-def test_accumulating_adds_in_order() -> None:
-    parts = [torch.rand(3, 5), torch.rand(7)]
-    into = [torch.rand(3, 5), torch.rand(7)]
-    want = [a + b for a, b in zip(into, parts, strict=True)]
-    expert_accumulate(expert_pack(parts, torch.device("cpu")), into)
-    assert all(map(torch.equal, into, want))
 
 
 @given(st.integers(0, 9), st.integers(0, 5), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]), st.data())

@@ -1,4 +1,4 @@
-"""Run unmodified megatron-core 0.16 and 0.17 on CPU and gloo: its MoE layers, DDP, optimizers and GPTModel.
+"""Run unmodified megatron-core 0.16 to 0.19 on CPU and gloo: its MoE layers, DDP, optimizers and GPTModel.
 
 megatron-core is written for CUDA, yet little of it *needs* CUDA: most of what breaks are device names, streams and the
 CUDA random generator. `install()` stands the CPU in for them. No shim touches a number: the same operators run on the

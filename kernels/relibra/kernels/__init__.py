@@ -19,13 +19,12 @@ from relibra.kernels.ops import (
     route_count,
 )
 from relibra.kernels.packed import ALIGNMENT_BYTES, packed_size_bytes
-from relibra.kernels.reference import EMPTY, REST, expert_accumulate, expert_checksum
+from relibra.kernels.reference import EMPTY, REST, expert_checksum
 
 __all__ = [
     "ALIGNMENT_BYTES",
     "EMPTY",
     "REST",
-    "expert_accumulate",
     "expert_checksum",
     "expert_pack",
     "expert_push",

@@ -69,15 +69,15 @@ def flag_of_peer(flag: Tensor, timeout_s: float = 0.0) -> None:
 
 
 def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
-    """Targets of fp32, and for each a list of gradients of its shape; all gradients of one dtype."""
+    """Targets of fp32, and for each a list of gradients of its shape and of one dtype."""
     if len(gradients) != len(into):
         raise InvalidInput.of("gradients", expected=f"{len(into)} lists, one for each target", got=len(gradients))
-    dtype = next((gradient.dtype for added in gradients for gradient in added), torch.float32)
-    if dtype not in _GRADIENT_DTYPES:
-        raise InvalidInput.of("gradients", expected=" or ".join(map(str, _GRADIENT_DTYPES)), got=dtype)
     for i, (target, added) in enumerate(zip(into, gradients, strict=True)):
         if target.dtype != torch.float32:
             raise InvalidInput.of(f"into[{i}]", expected="torch.float32", got=target.dtype)
+        dtype = added[0].dtype if added else torch.float32
+        if dtype not in _GRADIENT_DTYPES:
+            raise InvalidInput.of(f"gradients[{i}][0]", expected=" or ".join(map(str, _GRADIENT_DTYPES)), got=dtype)
         for j, gradient in enumerate(added):
             if gradient.dtype != dtype or gradient.shape != target.shape:
                 expected = f"{dtype} {list(target.shape)}"

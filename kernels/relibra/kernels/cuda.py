@@ -80,7 +80,7 @@ def flag_wait(run: Run, flag: Tensor, value: int, timeout_cycles: int) -> Tensor
 
 
 def grad_accumulate(run: Run, into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
-    """`reference.grad_accumulate`; all gradients have one dtype."""
+    """`reference.grad_accumulate`; all gradients of a target have one dtype."""
     for targets in _groups(into, gradients):
         table, num_tiles, num_gradients = Gradients(num_targets=len(targets)), 0, 0
         for i, (target, added) in enumerate(targets):
@@ -205,7 +205,8 @@ def _groups(
     for target, added in zip(into, gradients, strict=True):
         for first in range(0, len(added) if target.numel() else 0, MAX_GRADIENTS):
             some = added[first : first + MAX_GRADIENTS]
-            if len(group) == MAX_TARGETS or num_gradients + len(some) > MAX_GRADIENTS:
+            is_full = len(group) == MAX_TARGETS or num_gradients + len(some) > MAX_GRADIENTS
+            if group and (is_full or some[0].dtype != group[0][1][0].dtype):
                 yield group
                 group, num_gradients = [], 0
             group.append((target, some))

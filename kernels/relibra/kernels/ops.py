@@ -197,7 +197,7 @@ def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]
 
     Args:
         into: fp32 main gradients; none overlaps another, or a gradient.
-        gradients: for each of `into`, tensors of its shape; all of them fp32, or bf16, or fp16.
+        gradients: for each of `into`, tensors of its shape, all fp32, or bf16, or fp16.
 
     Raises:
         InvalidInput: shapes, dtypes or devices do not fit.

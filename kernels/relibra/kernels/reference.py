@@ -84,12 +84,6 @@ def expert_unpack(buffer: Tensor, into: Sequence[Tensor]) -> None:
         tensor.detach().copy_(place)
 
 
-def expert_accumulate(buffer: Tensor, into: Sequence[Tensor]) -> None:
-    """Add the tensors of a packed buffer to `into`, one after the other, in order."""
-    for tensor, place in _places(buffer, into):
-        tensor.detach().add_(place)
-
-
 def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor, value: int) -> None:
     """Write each tensor to its slot, memory that another process reads, then `value` to `flag`.
 

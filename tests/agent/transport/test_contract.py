@@ -40,6 +40,21 @@ def test_S5_a_slot_that_is_being_filled_is_refused_to_others(node_run, ranks, tr
         assert result["is_right"]
 
 
+def test_what_arrives_is_sent_on_where_the_transport_says_so_and_refused_elsewhere(node_run, ranks, transport):
+    for result in node_run(f"{ranks}{transport}/relays"):
+        if transport == "peer":
+            assert result == {"is_right": True}
+        else:
+            assert result["message"].startswith("InvalidInput: parcel.tensor")
+
+
+def test_S5_thousands_of_random_schedules_deliver_every_copy_and_end(node_run, ranks, transport):
+    """There and back, several under way, with relays where there are any, waited for in any order."""
+    for result in node_run(f"{ranks}{transport}/schedules"):
+        assert result["wrong"] == 0
+        assert result["copies"] > 500
+
+
 def test_a_peer_that_dies_is_named(node_run, transport):
     for result in node_run("lost")[:3]:
         message = result[f"dead/{transport}"]

@@ -16,13 +16,6 @@ def test_S7_a_dropped_transport_gives_back_descriptors_and_memory(node_run):
         assert result["after"] == result["before"]
 
 
-def test_random_schedules_with_relays_deliver_every_copy(node_run):
-    for result in node_run("peer/scheduled"):
-        assert result["wrong"] == 0
-        assert result["relayed"] > 100
-        assert result["copies"] > 1000
-
-
 def test_ranks_that_cannot_share_memory_are_told_so_on_all_of_them(node_run):
     results = node_run("peer/unreachable")
     assert len({result["message"] for result in results}) == 1

@@ -97,7 +97,7 @@ class Agent:
 
         The first phase of a step waits for the plan (at most `plan_timeout_s`), agrees on it with all ranks, and moves
         experts to their new homes. A later phase of the same step executes what was agreed. Where the ranks do not all
-        hold the same plan, the step keeps the placement it has and makes no replicas.
+        hold the same plan, the step keeps the placement it has and makes no replicas. In RECOMPUTE no optimizer steps.
         """
         is_first = self._outcome is None or self._outcome.step != step
         if is_first:
@@ -105,6 +105,9 @@ class Agent:
             self._outcome = self._steps.open(step)
         assert self._outcome is not None
         self._close_phase()
+        self._node.fetcher.drain()
+        if phase is Phase.RECOMPUTE and self._steps.cells.has_replicas:
+            self._node.fetcher.freeze()
         self._records.append(
             PhaseRecord(
                 phase=phase,

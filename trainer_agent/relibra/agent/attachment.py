@@ -12,6 +12,7 @@ from relibra.agent.experts import Experts, experts_of
 from relibra.agent.fetch import Fetcher
 from relibra.agent.groups import Groups, Member, Topology
 from relibra.agent.homes import Homes
+from relibra.agent.host_copy import HostCopy
 from relibra.agent.optimizer_state import OptimizerState
 from relibra.agent.placement import Placement
 from relibra.agent.plan_source import PlanSource
@@ -85,6 +86,7 @@ def attach(
     is_fused = any(layer.config.gradient_accumulation_fusion for layer, _ in found)
     slots = Slots(experts, config.cluster.redundant_slots, device, with_gradients=is_fused)
     gathered = {index: megatron.gathering(chunk, layer.experts) for index, (layer, chunk) in by_index.items()}
+    host_copy = HostCopy(groups.node, transport, experts) if config.host_copy else None
     agent = Agent(
         config=config,
         models=models,
@@ -99,7 +101,7 @@ def attach(
         node=Node(
             transport=transport,
             slots=slots,
-            fetcher=Fetcher(transport, slots, experts, gathered),
+            fetcher=Fetcher(transport, slots, experts, gathered, host_copy),
         ),
         replay_obstacle=next(filter(None, (replay_obstacle(layer.config) for layer, _ in found)), None),
         device=device,
@@ -123,7 +125,7 @@ def _exchange(member: Member, config: AgentConfig, refusal: RelibraError | None)
             raise type(of_other)(f"{of_other} (on rank {rank})")
     first = told[0][1]
     for rank, (_, other, _) in enumerate(told):
-        for field in ("job_id", "model", "cluster", "transport"):
+        for field in ("job_id", "model", "cluster", "transport", "host_copy"):
             expected, got = getattr(first, field), getattr(other, field)
             if expected != got:
                 raise InvalidInput.of(

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from relibra.agent.placement import Placement
 from relibra.kernels import EMPTY, REST
 from relibra.planning import Cluster, RankPlan
+from relibra.planning.fractions import begins, tokens_of
+from relibra.planning.plan import Basis
 
 
 class Copy(NamedTuple):
@@ -37,6 +39,26 @@ class SlotTable:
 
     slot_expert_P: torch.Tensor
     share_P: torch.Tensor
+
+    def tokens(self, routing_map_TE: torch.Tensor) -> torch.Tensor:
+        """Return the tokens of this rank that each slot takes at most, `REST` for a home slot."""
+        return self.share_P
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastTable(SlotTable):
+    """One cell of a forecast plan: shares are fractions of the tokens that come."""
+
+    begin_P: torch.Tensor
+    """Fractions of the slots before it that hold the same expert."""
+    ep_rank: int
+    num_ranks: int
+
+    def tokens(self, routing_map_TE: torch.Tensor) -> torch.Tensor:
+        """Divide the tokens of every expert; without a look at the device's memory from the host."""
+        tokens_P = routing_map_TE.sum(dim=0).index_select(0, self.slot_expert_P.clamp(min=0))
+        taken_P = tokens_of(tokens_P, self.begin_P, self.share_P, self.ep_rank, self.num_ranks)
+        return taken_P.masked_fill(self.share_P == REST, REST)
 
 
 class StepCells:
@@ -74,13 +96,14 @@ class StepCells:
             index_Q4 = plan.replica_index_Q4[own_Q] - np.array([first_row, 0, 0, 0], np.int32)
             share_Q = plan.replica_share_Q[own_Q]
         self.has_replicas = bool(len(index_Q4))
+        self._is_forecast = plan is not None and plan.basis is not Basis.REPLAY
         self._index_Q4 = index_Q4
         self._redundant_slot_Q = redundant_slots(index_Q4)
         num_layers = len(home_LE)
         self._cell_start: list[int] = np.searchsorted(
             index_Q4[:, 0] * num_layers + index_Q4[:, 1], np.arange(self.num_micro_batches * num_layers + 1)
         ).tolist()
-        self._copies: dict[tuple[int, int], Sequence[Copy]] = {}
+        self._copies: dict[tuple[int, int], tuple[Copy, ...]] = {}
         if self.has_replicas:
             slot_expert_LP, share_LP = _home_table(placement, cluster, num_redundant=cluster.redundant_slots)
             shape = (self.num_micro_batches, 1, 1)
@@ -92,6 +115,10 @@ class StepCells:
             share_MLP[micro_batch_Q, layer_Q, slot_Q] = share_Q
             self._slot_expert_MLP = torch.from_numpy(slot_expert_MLP).to(device)
             self._share_MLP = torch.from_numpy(share_MLP).to(device)
+            if self._is_forecast:
+                begin_MLP = np.zeros(share_MLP.shape, dtype=np.int64)
+                begin_MLP[micro_batch_Q, layer_Q, slot_Q] = begins(index_Q4, share_Q)
+                self._begin_MLP = torch.from_numpy(begin_MLP).to(device)
 
     @property
     def num_replicas(self) -> int:
@@ -104,8 +131,15 @@ class StepCells:
         A micro-batch that was not planned, or None, has no replicas. Equal on all ranks of the EP group, shares apart.
         """
         if micro_batch is not None and self._replicas_of(micro_batch, layer):
-            return SlotTable(
-                slot_expert_P=self._slot_expert_MLP[micro_batch, layer], share_P=self._share_MLP[micro_batch, layer]
+            slot_expert_P, share_P = self._slot_expert_MLP[micro_batch, layer], self._share_MLP[micro_batch, layer]
+            if not self._is_forecast:
+                return SlotTable(slot_expert_P=slot_expert_P, share_P=share_P)
+            return ForecastTable(
+                slot_expert_P=slot_expert_P,
+                share_P=share_P,
+                begin_P=self._begin_MLP[micro_batch, layer],
+                ep_rank=self._ep_rank,
+                num_ranks=self._cluster.num_ranks,
             )
         if self._is_identity_L[layer]:
             return None
@@ -115,7 +149,7 @@ class StepCells:
         """Return those of `layers` that have replicas in this node."""
         return [layer for layer in layers if self.copies(micro_batch, layer)]
 
-    def copies(self, micro_batch: int, layer: int) -> Sequence[Copy]:
+    def copies(self, micro_batch: int, layer: int) -> tuple[Copy, ...]:
         """Return all replicas on ranks of this node, in order of expert and then rank; the same on all of them."""
         cell = micro_batch, layer
         if cell not in self._copies:
@@ -129,7 +163,7 @@ class StepCells:
         cell = micro_batch * len(self._home_LE) + layer
         return range(self._cell_start[cell], self._cell_start[cell + 1])
 
-    def _copies_in(self, rows: range) -> Sequence[Copy]:
+    def _copies_in(self, rows: range) -> tuple[Copy, ...]:
         of_cell = slice(rows.start, rows.stop)
         size = self._cluster.gpus_per_node
         first_rank = self._ep_rank // size * size

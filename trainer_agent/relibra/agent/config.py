@@ -28,6 +28,9 @@ class AgentConfig:
     """After this long without its peers a rank gives up: a peer has died."""
     transport: Transport = "process_group"
     """How replicas travel inside a node: as messages of a process group, or through memory that its ranks share."""
+    host_copy: bool = False
+    """Keep the weights of a node's experts in its host memory, too, pinned where there are GPUs. In RECOMPUTE, replicas
+    come from there as far as that is faster. The ranks of a node must run in one container."""
 
     def __post_init__(self) -> None:
         for field in ("plan_timeout_s", "collective_timeout_s"):

@@ -7,10 +7,12 @@ same micro-batches; the exchange of tokens forces it.
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
+from torch.profiler import record_function
 
 from relibra.agent.experts import Experts
+from relibra.agent.host_copy import HostCopy
 from relibra.agent.slots import NUM_SIDES, Slots
-from relibra.agent.transport import ExpertTransport, Handle, Parcel
+from relibra.agent.transport import ExpertTransport, Handle, fetch_copies
 from relibra.agent.uses import Use
 
 
@@ -22,6 +24,7 @@ class Fetcher:
         slots: to be filled.
         experts: of this rank, by layer.
         gathered: by layer, returns once the parameters of its experts are complete.
+        host_copy: of the node's experts, if there is one.
     """
 
     def __init__(
@@ -30,8 +33,10 @@ class Fetcher:
         slots: Slots,
         experts: Mapping[int, Experts],
         gathered: Mapping[int, Callable[[], None]],
+        host_copy: HostCopy | None = None,
     ) -> None:
         self._transport, self._slots, self._experts, self._gathered = transport, slots, experts, gathered
+        self._host_copy, self._is_frozen = host_copy, False
         self._pending: list[list[Handle]] = [[] for _ in range(NUM_SIDES)]
         self._expected: Use | None = None
 
@@ -44,7 +49,8 @@ class Fetcher:
     def take(self, use: Use, side: int, following: Use | None) -> None:
         """Return when the weights of `use` are in their slots, and begin to fetch the following ones."""
         self.prefetch(use, side)
-        self._settle(side)
+        with record_function(f"relibra::fetched layer {use.layer}"):
+            self._settle(side)
         self._expected = following
         if following is not None and following.layer != use.layer:
             self._fill(following, 1 - side)
@@ -57,20 +63,34 @@ class Fetcher:
         """Wait for everything under way, and forget what is in the slots: weights are about to change."""
         for side in range(NUM_SIDES):
             self._settle(side)
-        self._expected = None
+        self._expected, self._is_frozen = None, False
+
+    def freeze(self) -> None:
+        """Collective, after `drain`: weights stay as they are until the next `drain`.
+
+        Raises:
+            RelibraError: a peer is gone.
+        """
+        if self._host_copy is None:
+            return
+        for gathered in self._gathered.values():
+            gathered()
+        self._host_copy.refresh()
+        self._is_frozen = True
 
     def _fill(self, use: Use, side: int) -> None:
         self._settle(side)
         self._gathered[use.layer]()
-        sends, receives = list[Parcel](), list[Parcel]()
-        for copy in use.copies:
-            if copy.source_rank == self._transport.rank:
-                home: Sequence[Tensor] = self._experts[use.layer].parameters[copy.source_slot]
-                sends += [Parcel(copy.destination_rank, tensor.detach()) for tensor in home]
-            if copy.destination_rank == self._transport.rank:
-                slot = self._slots.weights(side, copy.destination_slot, use.layer)
-                receives += [Parcel(copy.source_rank, tensor) for tensor in slot]
-        self._pending[side].append(self._transport.start(sends, receives))
+        frozen = self._host_copy.of(use.layer) if self._host_copy is not None and self._is_frozen else None
+
+        def home(slot: int) -> Sequence[Tensor]:
+            return [parameter.detach() for parameter in self._experts[use.layer].parameters[slot]]
+
+        def redundant(slot: int) -> Sequence[Tensor]:
+            return self._slots.weights(side, slot, use.layer)
+
+        with record_function(f"relibra::fetch layer {use.layer}"):
+            self._pending[side] += fetch_copies(self._transport, use.copies, home, redundant, frozen)
 
     def _settle(self, side: int) -> None:
         for handle in self._pending[side]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from relibra.agent.cells import Copy
-from relibra.agent.transport import ExpertTransport, Parcel
+from relibra.agent.transport import ExpertTransport, return_gradients
 from relibra.kernels import grad_accumulate
 
 
@@ -28,38 +28,39 @@ class GradientReturn:
     def __init__(
         self,
         transport: ExpertTransport,
-        copies: Sequence[Copy],
+        copies: tuple[Copy, ...],
         own: Sequence[Sequence[Tensor]],
         home: Sequence[Sequence[nn.Parameter]],
         dtype: torch.dtype | None,
     ) -> None:
-        rank, sends, receives = transport.rank, list[Parcel](), list[Parcel]()
         self._arrivals: dict[nn.Parameter, list[Tensor]] = {}
-        for copy in copies:
-            if copy.destination_rank == rank:
-                sends += [Parcel(copy.source_rank, each.contiguous()) for each in own[copy.destination_slot]]
-            if copy.source_rank == rank:
-                for parameter in trained(home[copy.source_slot]):
-                    arrival = torch.empty_like(parameter, dtype=dtype, memory_format=torch.contiguous_format)
+        arrival_of_copy: dict[int, list[Tensor]] = {}
+        for i, copy in enumerate(copies):
+            if copy.source_rank == transport.rank:
+                parameters = trained(home[copy.source_slot])
+                arrival_of_copy[i] = [_room(each, dtype) for each in parameters]
+                for parameter, arrival in zip(parameters, arrival_of_copy[i], strict=True):
                     self._arrivals.setdefault(parameter, []).append(arrival)
-                    receives.append(Parcel(copy.destination_rank, arrival))
-        self.handle = transport.start(sends, receives)
+
+        def redundant(slot: int) -> Sequence[Tensor]:
+            return [gradient.contiguous() for gradient in own[slot]]
+
+        self.handle = return_gradients(transport, copies, redundant, arrival_of_copy.__getitem__)
 
     def add_up(self, parameters: Sequence[nn.Parameter]) -> list[Tensor | None]:
         """Wait, and add what arrived to `main_grad`; return it for those of `parameters` that have none."""
         self.handle.wait()
+        main_grads = [getattr(parameter, "main_grad", None) for parameter in parameters]
+        sums = [
+            main_grad if main_grad is not None and main_grad.dtype == torch.float32 else _zeros(parameter)
+            for parameter, main_grad in zip(parameters, main_grads, strict=True)
+        ]
+        grad_accumulate(sums, [self._arrivals[parameter] for parameter in parameters])
         rest: list[Tensor | None] = []
-        for parameter in parameters:
-            first, *others = self._arrivals[parameter]
-            total = first.float() if others else first
-            if others:
-                grad_accumulate([total], [others])
-            main_grad = getattr(parameter, "main_grad", None)
-            if main_grad is not None and main_grad.dtype == torch.float32:
-                grad_accumulate([main_grad], [[total]])
-            elif main_grad is not None:
+        for parameter, main_grad, total in zip(parameters, main_grads, sums, strict=True):
+            if main_grad is not None and main_grad is not total:
                 main_grad.add_(total)
-            rest.append(None if main_grad is not None else total.to(parameter.dtype))
+            rest.append(total.to(parameter.dtype) if main_grad is None else None)
         return rest
 
 
@@ -72,3 +73,11 @@ def returning(rank: int, copies: Sequence[Copy], home: Sequence[Sequence[nn.Para
 def trained(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     """Return those that want gradients."""
     return [parameter for parameter in parameters if parameter.requires_grad]
+
+
+def _room(parameter: nn.Parameter, dtype: torch.dtype | None) -> Tensor:
+    return torch.empty_like(parameter, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def _zeros(parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter, dtype=torch.float32, memory_format=torch.contiguous_format)

@@ -64,7 +64,8 @@ class LayerExecution:
         table = self._table(training)
         if table is None:
             return probs_TE, routing_map_TE
-        physical: tuple[Tensor, Tensor] = quota_remap(probs_TE, routing_map_TE, table.slot_expert_P, table.share_P)
+        share_P = table.tokens(routing_map_TE)
+        physical: tuple[Tensor, Tensor] = quota_remap(probs_TE, routing_map_TE, table.slot_expert_P, share_P)
         return physical
 
     def compute(

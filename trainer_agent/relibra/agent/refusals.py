@@ -5,7 +5,7 @@ from typing import Any
 from relibra.errors import Unsupported
 
 TESTED_VERSIONS = ("0.16", "0.17", "0.18", "0.19")
-"""Of megatron-core. The suite runs on the oldest; the newest was tried with the same scenarios."""
+"""Of megatron-core. The suite runs on the oldest; the others were tried with its layouts by hand."""
 
 
 def check_version(version: str) -> None:
@@ -29,6 +29,12 @@ def check_config(config: Any, *, expert_tensor_parallel_size: int) -> None:
     Raises:
         Unsupported: names what is refused, and what to use instead.
     """
+    for refusal in config_refusals(config, expert_tensor_parallel_size=expert_tensor_parallel_size):
+        raise refusal
+
+
+def config_refusals(config: Any, *, expert_tensor_parallel_size: int) -> list[Unsupported]:
+    """Return everything that is refused in a TransformerConfig, or in what has its fields."""
     # From 0.18 on the scopes are called modules, and the old name is None.
     graphed = getattr(config, "cuda_graph_modules", None) or config.cuda_graph_scope or ("full layer",)
     scopes = {str(getattr(scope, "name", scope)) for scope in graphed}
@@ -50,6 +56,16 @@ def check_config(config: Any, *, expert_tensor_parallel_size: int) -> None:
             "overlap_moe_expert_parallel_comm=False",
         ),
         (bool(config.delay_wgrad_compute), "delay_wgrad_compute=True", "delay_wgrad_compute=False"),
+        (
+            bool(getattr(config, "overlap_dispatch_backward_with_experts_wgrad", False)),  # from 0.18 on
+            "overlap_dispatch_backward_with_experts_wgrad=True, whose gradients come too late for replicas",
+            "overlap_dispatch_backward_with_experts_wgrad=False",
+        ),
+        (
+            bool(getattr(config, "moe_paged_stash", False)),  # from 0.18 on
+            "moe_paged_stash=True",
+            "moe_paged_stash=False",
+        ),
         (bool(config.moe_shared_expert_overlap), "moe_shared_expert_overlap=True", "moe_shared_expert_overlap=False"),
         (bool(config.moe_apply_probs_on_input), "moe_apply_probs_on_input=True", "moe_apply_probs_on_input=False"),
         (
@@ -73,9 +89,7 @@ def check_config(config: Any, *, expert_tensor_parallel_size: int) -> None:
             "mtp_num_layers=None",
         ),
     )
-    for refused, what, alternative in refusals:
-        if refused:
-            raise unsupported(what, alternative)
+    return [unsupported(what, alternative) for refused, what, alternative in refusals if refused]
 
 
 def unsupported(what: str, alternative: str) -> Unsupported:

@@ -19,7 +19,7 @@ from torch import Tensor
 from relibra.agent.agreement import together
 from relibra.agent.pieces import Pieces
 from relibra.agent.placement import Move
-from relibra.agent.transport import ExpertTransport, Parcel
+from relibra.agent.transport import ExpertTransport, Parcel, rounds
 from relibra.errors import RelibraError
 from relibra.kernels import expert_checksum, expert_pack, expert_unpack, packed_size_bytes
 
@@ -146,15 +146,15 @@ class Transfer:
         self.sent_bytes = 0
 
     def stage(self) -> None:
-        """Pack all that leaves, and make room for all that arrives."""
+        """Pack all that leaves, and make room for all that arrives; in the order in which it travels."""
         rank = self._transport.rank
-        for peer in range(self._transport.num_ranks):
-            leaving = self._pieces.outgoing(self._wave, rank, peer)
+        for ahead, behind in [(rank, rank), *rounds(rank, self._transport.num_ranks)]:
+            leaving = self._pieces.outgoing(self._wave, rank, ahead)
             if leaving:
-                self._sends[peer] = self._pack(leaving, rank, peer)
-            arriving = self._pieces.outgoing(self._wave, peer, rank)
+                self._sends[ahead] = self._pack(leaving, rank, ahead)
+            arriving = self._pieces.outgoing(self._wave, behind, rank)
             if arriving:
-                self._receives[peer] = self._make_room(arriving, peer, rank)
+                self._receives[behind] = self._make_room(arriving, behind, rank)
 
     def exchange(self) -> None:
         """Send and receive, and compare what arrived with its checksums.

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.profiler import record_function
 
 from relibra.agent.experts import Experts
 from relibra.agent.fetch import Fetcher
@@ -37,8 +38,9 @@ class Node:
 
 @dataclass(slots=True, kw_only=True)
 class _Home:
-    """Parameters to which gradients return, and the return once it is under way."""
+    """Parameters of a layer to which gradients return, and the return once it is under way."""
 
+    layer: int
     parameters: Sequence[nn.Parameter]
     arriving: list[GradientReturn] = field(default_factory=list)
 
@@ -60,7 +62,7 @@ class Visit:
         self._side = layers.index(use.layer) % NUM_SIDES
         rank = node.transport.rank
         self._num_own = sum(copy.destination_rank == rank for copy in use.copies)
-        self._home = _Home(parameters=returning(rank, use.copies, experts.parameters))
+        self._home = _Home(layer=use.layer, parameters=returning(rank, use.copies, experts.parameters))
         # A graph on all ranks of the node alike, also where this one has nothing to return or to accept.
         anchor = experts.parameters[0][0].new_empty(0).requires_grad_()
         self._anchor: Tensor = _Accept.apply(self._home, anchor, *self._home.parameters)  # type: ignore[no-untyped-call]
@@ -99,13 +101,14 @@ class Visit:
         of_tensors = zip([*one] * self._num_own, gradients, self._gradients(), strict=True)
         produced = [_produced(like, gradient, into) for like, gradient, into in of_tensors if like.requires_grad]
         size = len(trained(one))
-        under_way = GradientReturn(
-            self._node.transport,
-            self.use.copies,
-            own=[produced[slot * size : (slot + 1) * size] for slot in range(self._num_own)],
-            home=self._experts.parameters,
-            dtype=torch.float32 if self._node.slots.has_gradients else None,
-        )
+        with record_function(f"relibra::return layer {self.use.layer}"):
+            under_way = GradientReturn(
+                self._node.transport,
+                self.use.copies,
+                own=[produced[slot * size : (slot + 1) * size] for slot in range(self._num_own)],
+                home=self._experts.parameters,
+                dtype=torch.float32 if self._node.slots.has_gradients else None,
+            )
         self._node.fetcher.hold(self._side, under_way.handle)
         self._home.arriving.append(under_way)
 
@@ -135,7 +138,8 @@ class _Accept(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
         home: _Home = ctx.home
-        gradients = home.arriving.pop().add_up(home.parameters)
+        with record_function(f"relibra::returned layer {home.layer}"):
+            gradients = home.arriving.pop().add_up(home.parameters)
         return None, None, *gradients
 
 

@@ -31,7 +31,7 @@ class Use(NamedTuple):
     in_backward: bool
 
     @property
-    def copies(self) -> Sequence[Copy]:
+    def copies(self) -> tuple[Copy, ...]:
         """What travels for it."""
         return self.cells.copies(self.micro_batch, self.layer)
 

@@ -5,25 +5,29 @@ Out:  a handle to wait on.
 
 `contract` says what every transport promises; `process_group` moves messages over `torch.distributed`, `peer` moves
 bytes through memory that the ranks of a node share. `host` keeps frozen weights where every rank of the node can take
-them. `schedule` says in which order copies of experts best travel, and by which way.
+them. `schedule` says in which order copies of experts best travel, and by which way; `delivery` has them do so.
 """
 
 from relibra.agent.transport.contract import ExpertTransport, Handle, Parcel
+from relibra.agent.transport.delivery import FrozenLayer, fetch_copies, return_gradients
 from relibra.agent.transport.host import HostWeights, Pull
 from relibra.agent.transport.peer import PeerTransport
 from relibra.agent.transport.process_group import ProcessGroupTransport
-from relibra.agent.transport.schedule import Hop, Links, TransferSchedule, transfer_schedule
+from relibra.agent.transport.schedule import Hop, TransferSchedule, rounds, transfer_schedule
 
 __all__ = [
     "ExpertTransport",
+    "FrozenLayer",
     "Handle",
     "Hop",
     "HostWeights",
-    "Links",
     "Parcel",
     "PeerTransport",
     "ProcessGroupTransport",
     "Pull",
     "TransferSchedule",
+    "fetch_copies",
+    "return_gradients",
+    "rounds",
     "transfer_schedule",
 ]

@@ -2,7 +2,10 @@
 
 - **Order.** All ranks of the group call `start` equally often and in the same order, also with nothing to move. Of one
   call, the k-th parcel that a rank sends to a peer fills the k-th one the peer receives from it. Both ends agree on
-  shape and dtype. Several calls may be under way; they may be waited for in any order.
+  shape and dtype. Several calls may be under way; they may be waited for in any order. What comes first in `sends`
+  leaves first, as far as the transport has a choice.
+- **Relays.** Where `relays`, a call may also send the very tensors that it receives; they are sent on as they arrive.
+  Parcels that wait for each other in a circle would wait forever: see `schedule`.
 - **Ownership.** The caller owns all tensors. From `start` to the end of `wait` it neither writes what is sent nor reads
   or writes what is received. The handle keeps them alive; a transport keeps nothing after `wait`. Memory that a
   transfer under way fills is refused to all others.
@@ -50,6 +53,10 @@ class ExpertTransport(Protocol):
     @property
     def num_ranks(self) -> int:
         """Of the group."""
+
+    @property
+    def relays(self) -> bool:
+        """Whether a call may send what it receives."""
 
     @property
     def sent_bytes(self) -> int:

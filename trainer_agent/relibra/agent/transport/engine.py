@@ -1,12 +1,17 @@
-"""The thread that moves parcels through lanes while its rank does something else."""
+"""The thread that moves parcels through lanes while its rank does something else.
+
+It fills one chunk at a time, of the parcel that comes first among those that can move: a rank that has much to send
+sends to one peer after the other at full speed, in the order of the schedule, but waits for none that is busy.
+"""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
-from relibra.agent.transport.lanes import Item, Kind, Lane, Pipes, Record
+from relibra.agent.transport.lanes import Kind, Lane, Pipes, Record
 
 
 class Mover:
@@ -46,11 +51,17 @@ class Engine(threading.Thread):
 
     def run(self) -> None:
         """Move what can be moved, and sleep until something can be."""
-        has_more = False
-        while self._read(block=not has_more):
-            moved = [self._move(peer, lane) for peer, lane in self._lanes.items()]
-            has_more = any(moved)
+        while self._read(block=True) and self._move_all():
+            self._give_up()
         self._pipes.close()
+
+    def _move_all(self) -> bool:
+        """Move until nothing can be moved; return False when told to stop."""
+        with record_function("relibra::move"):
+            while self._send() | self._receive():
+                if not self._read(block=False):
+                    return False
+        return True
 
     def _read(self, *, block: bool) -> bool:
         for peer, record in self._pipes.read(block=block):
@@ -64,38 +75,50 @@ class Engine(threading.Thread):
                 return False
         return True
 
-    def _move(self, peer: int, lane: Lane) -> bool:
-        """Move a chunk each way; return whether any did."""
-        is_moving = False
+    def _send(self) -> bool:
+        """Fill a chunk, if one can be filled."""
+        turns = [(turn, peer) for peer, lane in self._lanes.items() if (turn := lane.next_turn) is not None]
+        if turns:
+            self._try(self._fill, min(turns)[1])
+        return bool(turns)
+
+    def _receive(self) -> bool:
+        """Take a chunk from every peer that has filled one."""
+        peers = [peer for peer, lane in self._lanes.items() if lane.expected and lane.filled]
+        for peer in peers:
+            self._try(self._take, peer)
+        return bool(peers)
+
+    def _try(self, move: Callable[[int, Lane], None], peer: int) -> None:
+        lane = self._lanes[peer]
         try:
-            if lane.outgoing and lane.num_free and lane.lost is None:
-                self._fill(peer, lane, lane.outgoing[0])
-                is_moving = True
-            if lane.expected and lane.filled:
-                self._take(peer, lane, lane.expected[0])
-                is_moving = True
+            move(peer, lane)
         except Exception as error:
             lane.lost = f"this rank could not copy: {type(error).__name__}: {error}"
-        if lane.lost is not None and not is_moving:
-            for items in (lane.outgoing, lane.expected):
-                while items:
-                    items.popleft().receipt.failed(peer, lane.lost)
-        return is_moving
 
-    def _fill(self, peer: int, lane: Lane, item: Item) -> None:
-        chunk = lane.to_peer[lane.num_filled % len(lane.to_peer)]
+    def _give_up(self) -> None:
+        """Tell who waits for peers that are lost, once what they sent before has been read."""
+        for peer, lane in self._lanes.items():
+            if lane.lost is not None and not (lane.expected and lane.filled):
+                for items in (lane.outgoing, lane.expected):
+                    while items:
+                        items.popleft().receipt.failed(peer, lane.lost)
+
+    def _fill(self, peer: int, lane: Lane) -> None:
+        item, chunk = lane.outgoing[0], lane.to_peer[lane.num_filled % len(lane.to_peer)]
         part = item.next_part(len(chunk))
         self._mover.copy(chunk[: len(part)], part, item.ready)
         if not self._pipes.send(peer, Record(Kind.FILLED, lane.num_filled, len(item.data))):
             return  # what the peer sent before it ended is read first; then its lane is lost
         lane.num_filled += 1
         lane.num_free -= 1
+        item.offset += len(chunk)
         if item.is_through:
             lane.outgoing.popleft()
             item.receipt.done(peer)
 
-    def _take(self, peer: int, lane: Lane, item: Item) -> None:
-        record = lane.filled[0]
+    def _take(self, peer: int, lane: Lane) -> None:
+        item, record = lane.expected[0], lane.filled[0]
         if (record.sequence, record.size_bytes) != (lane.num_taken, len(item.data)):
             lane.filled.clear()
             lane.lost = (
@@ -109,6 +132,7 @@ class Engine(threading.Thread):
         self._mover.copy(part, chunk[: len(part)], item.ready)
         self._pipes.send(peer, Record(Kind.TAKEN, lane.num_taken))
         lane.num_taken += 1
+        item.offset += len(chunk)
         if item.is_through:
             lane.expected.popleft()
             item.receipt.done(peer)

@@ -4,6 +4,7 @@ Worth it in RECOMPUTE, where weights stay as they are for a whole phase: it uses
 idle then, and no peer takes part. Memory is shared and, beside GPUs, pinned.
 """
 
+import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from relibra.agent.peers import noticing_death
 from relibra.agent.transport.claims import Claim, Claims
-from relibra.agent.transport.failure import missing
 from relibra.agent.transport.shared_memory import shared_blocks
 from relibra.errors import InvalidInput, RelibraError
 from relibra.kernels.packed import packed_offsets, packed_size_bytes
@@ -51,9 +52,10 @@ class HostWeights:
         self._stream = torch.cuda.Stream() if is_cuda else None  # type: ignore[no-untyped-call]
         blocks = shared_blocks(packed_size_bytes(flat), group)
         if is_cuda:
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             for block in blocks:
-                runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
                 torch.cuda.check_error(runtime.cudaHostRegister(block.data_ptr(), block.nbytes, 0))
+                weakref.finalize(self, runtime.cudaHostUnregister, block.data_ptr())
         self._copies = [_carved(block, experts) for block in blocks]
 
     @torch.no_grad()
@@ -94,11 +96,8 @@ class HostWeights:
         return _Pulled(self, claim, pairs)
 
     def _meet(self) -> None:
-        try:
+        with noticing_death("the host copy of weights"):
             dist.barrier(self._group)
-        except RuntimeError as error:
-            others = set(range(dist.get_world_size(self._group))) - {dist.get_rank(self._group)}
-            raise missing(others, str(error)) from error
 
 
 class _Pulled:

@@ -107,13 +107,20 @@ class Item:
     """Uint8 `[bytes]`."""
     ready: object
     """Of the mover."""
+    turn: int = 0
+    """Among all that the rank sends: who comes first leaves first."""
+    source: "Item | None" = None
+    """What brings the same bytes, of an item that is relayed."""
     offset: int = 0
+    """What is before it has been moved."""
 
     def next_part(self, chunk_bytes: int) -> Tensor:
-        """Return the bytes that come next, and go on."""
-        part = self.data[self.offset : self.offset + chunk_bytes]
-        self.offset += chunk_bytes
-        return part
+        """Return the bytes that come next; whoever has moved them says so in `offset`."""
+        return self.data[self.offset : self.offset + chunk_bytes]
+
+    def has_part(self, chunk_bytes: int) -> bool:
+        """Return whether the bytes that come next are there."""
+        return self.source is None or self.source.offset >= min(self.offset + chunk_bytes, len(self.data))
 
     @property
     def is_through(self) -> bool:
@@ -137,3 +144,11 @@ class Lane:
     filled: deque[Record] = field(default_factory=deque)
     lost: str | None = None
     """Why the peer is out of reach."""
+
+    @property
+    def next_turn(self) -> int | None:
+        """Of the item that can be filled into a chunk now, if there is one."""
+        if not self.outgoing or not self.num_free or self.lost is not None:
+            return None
+        item = self.outgoing[0]
+        return item.turn if item.has_part(self.to_peer.shape[1]) else None

@@ -4,6 +4,7 @@ Memory is mapped once, when the transport is made. A parcel is pushed into the r
 and copied from there into its tensor. Nothing has a name in a file system, and nothing is left behind by who is killed.
 """
 
+import itertools
 import os
 import threading
 import weakref
@@ -14,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from relibra.agent.peers import missing
 from relibra.agent.transport.claims import Claim, Claims
 from relibra.agent.transport.contract import Parcel
 from relibra.agent.transport.engine import Engine, Mover
-from relibra.agent.transport.failure import missing
 from relibra.agent.transport.lanes import CHUNKS_PER_LANE, Item, Kind, Lane, Pipes
 from relibra.agent.transport.shared_memory import exchange_descriptors, shared_blocks
 
@@ -43,6 +44,7 @@ class PeerTransport:
     def __init__(self, group: dist.ProcessGroup, device: torch.device, timeout_s: float) -> None:
         self._rank, self._num_ranks = dist.get_rank(group), dist.get_world_size(group)
         self._timeout_s, self._sent_bytes, self._claims = timeout_s, 0, Claims()
+        self._turns = itertools.count()
         lane_shape = (self._num_ranks, CHUNKS_PER_LANE, _CHUNK_BYTES[device.type])
         inboxes = _inboxes(lane_shape, device, group)
         self._lanes = [
@@ -66,20 +68,30 @@ class PeerTransport:
         return self._num_ranks
 
     @property
+    def relays(self) -> bool:
+        """Chunk by chunk."""
+        return True
+
+    @property
     def sent_bytes(self) -> int:
         """What this rank sent so far."""
         return self._sent_bytes
 
     def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> "_Transfer":
         """Begin to send and to receive."""
-        claim = self._claims.take([each.tensor for each in sends], [each.tensor for each in receives])
+        arriving = {_place(parcel.tensor) for parcel in receives}
+        own = [parcel.tensor for parcel in sends if _place(parcel.tensor) not in arriving]
+        claim = self._claims.take(own, [parcel.tensor for parcel in receives])
         self._sent_bytes += sum(parcel.tensor.nbytes for parcel in sends)
         transfer = _Transfer(self, claim, (*sends, *receives))
-        ready = self._mover.ready()
-        for parcel in sends:
-            self._lanes[parcel.peer].outgoing.append(Item(transfer, _bytes(parcel.tensor), ready))
+        ready, sources = self._mover.ready(), dict[tuple[int, int], Item]()
         for parcel in receives:
-            self._lanes[parcel.peer].expected.append(Item(transfer, _bytes(parcel.tensor), ready))
+            item = sources[_place(parcel.tensor)] = Item(transfer, _bytes(parcel.tensor), ready)
+            self._lanes[parcel.peer].expected.append(item)
+        for parcel in sends:
+            source = sources.get(_place(parcel.tensor))
+            item = Item(transfer, _bytes(parcel.tensor), ready, turn=next(self._turns), source=source)
+            self._lanes[parcel.peer].outgoing.append(item)
         self._pipes.wake(Kind.WAKE)
         return transfer
 
@@ -113,6 +125,10 @@ class _Transfer:
             raise missing(self._open, self._why)
         self._transport._claims.release(self._claim)
         self._claim, self._parcels = (), ()
+
+
+def _place(tensor: Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.nbytes
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
+from relibra.agent.peers import missing
 from relibra.agent.transport.claims import Claims
 from relibra.agent.transport.contract import Parcel
-from relibra.agent.transport.failure import missing
 
 
 class ProcessGroupTransport:
@@ -28,6 +28,11 @@ class ProcessGroupTransport:
     def num_ranks(self) -> int:
         """Of the group."""
         return dist.get_world_size(self._group)
+
+    @property
+    def relays(self) -> bool:
+        """Messages of a call know nothing of each other."""
+        return False
 
     @property
     def sent_bytes(self) -> int:

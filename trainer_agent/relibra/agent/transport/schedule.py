@@ -2,43 +2,18 @@
 
 Waves keep ranks out of each other's way: in a wave a rank sends to one peer and receives from one, so that every link
 carries one expert at full speed. Who received an expert may send it on in later waves (relay), as a tree, so that one
-home with many replicas is not the bottleneck (UltraEP relays from 4 replicas on; arXiv 2606.04101). Where weights are
-also in host memory, some copies come from there instead, so many that both ways end together (ForeMoE, arXiv
-2606.11867, has the two ways).
+home with many replicas is not the bottleneck (UltraEP relays, too; arXiv 2606.04101). Where weights are also in host
+memory, some copies come from there instead, so many that both ways end together (ForeMoE, arXiv 2606.11867, has the
+two ways).
 """
 
-import math
+import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from relibra.agent.cells import Copy
-from relibra.errors import InvalidInput
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
-    """What a rank can use.
-
-    Raises:
-        InvalidInput: a bandwidth is not positive, or there are less than 2 replicas to relay.
-    """
-
-    peer_bytes_per_s: float
-    """Each way between a rank and the others together."""
-    host_bytes_per_s: float | None = None
-    """From host memory to a rank; None where the weights are not there."""
-    relay_from_replicas: int = 4
-    """An expert with so many replicas is relayed."""
-
-    def __post_init__(self) -> None:
-        for field in ("peer_bytes_per_s", "host_bytes_per_s"):
-            value = getattr(self, field)
-            if value is not None and not value > 0:
-                raise InvalidInput.of(field, expected="more than 0", got=value)
-        if self.relay_from_replicas < 2:
-            raise InvalidInput.of("relay_from_replicas", expected="at least 2", got=self.relay_from_replicas)
 
 
 class Hop(NamedTuple):
@@ -61,8 +36,14 @@ class TransferSchedule:
     from_host: tuple[int, ...]
     """Indices of copies, ascending."""
 
+    @property
+    def hops(self) -> Iterator[Hop]:
+        """All of them, wave by wave."""
+        return (hop for wave in self.waves for hop in wave)
 
-def transfer_schedule(copies: Sequence[Copy], links: Links, expert_bytes: int) -> TransferSchedule:
+
+@functools.lru_cache(maxsize=4096)  # a cell is fetched up to three times, and its gradients return
+def transfer_schedule(copies: tuple[Copy, ...], *, relays: bool, host_speed: float = 0.0) -> TransferSchedule:
     """Choose a way for each copy, and an order.
 
     Takes the fewest copies from the host with which the slower of the two ways ends first: all waves, or the rank that
@@ -70,22 +51,26 @@ def transfer_schedule(copies: Sequence[Copy], links: Links, expert_bytes: int) -
 
     Args:
         copies: of one cell in one node, in the plan's order; at most one of an expert on a rank.
-        links: of every rank.
-        expert_bytes: size of an expert.
+        relays: whether ranks may send on what they receive.
+        host_speed: experts that a rank gets from the host while a wave passes; 0 where they are not there.
     """
-    if links.host_bytes_per_s is None:
-        return TransferSchedule(waves=_waves(copies, range(len(copies)), links), from_host=())
-    most = max(Counter(copy.destination_rank for copy in copies).values(), default=0)
-    best, best_s = TransferSchedule(waves=(), from_host=()), math.inf
+    most = max(Counter(copy.destination_rank for copy in copies).values(), default=0) if host_speed > 0 else 0
+    found = list[tuple[float, TransferSchedule]]()
     for num_host in range(most + 1):
         from_host = _from_host(copies, num_host)
-        waves = _waves(copies, [i for i in range(len(copies)) if i not in from_host], links)
+        waves = _waves(copies, [i for i in range(len(copies)) if i not in from_host], relays=relays)
         most_from_host = max(Counter(copies[i].destination_rank for i in from_host).values(), default=0)
-        peer_s = len(waves) * expert_bytes / links.peer_bytes_per_s
-        host_s = most_from_host * expert_bytes / links.host_bytes_per_s
-        if max(peer_s, host_s) < best_s:
-            best, best_s = TransferSchedule(waves=waves, from_host=tuple(sorted(from_host))), max(peer_s, host_s)
-    return best
+        lasts = max(len(waves), most_from_host / host_speed if most_from_host else 0.0)
+        found.append((lasts, TransferSchedule(waves=waves, from_host=tuple(sorted(from_host)))))
+    return min(found, key=lambda each: each[0])[1]
+
+
+def rounds(rank: int, num_ranks: int) -> list[tuple[int, int]]:
+    """Return whom `rank` sends to and receives from, round by round, where everyone may have something for everyone.
+
+    In a round all ranks send as far ahead as each other, so that no two of them send to the same one.
+    """
+    return [((rank + ahead) % num_ranks, (rank - ahead) % num_ranks) for ahead in range(1, num_ranks)]
 
 
 def _from_host(copies: Sequence[Copy], num_per_rank: int) -> set[int]:
@@ -103,11 +88,9 @@ def _from_host(copies: Sequence[Copy], num_per_rank: int) -> set[int]:
         taken[copies[best].destination_rank] += 1
 
 
-def _waves(copies: Sequence[Copy], indices: Sequence[int], links: Links) -> tuple[tuple[Hop, ...], ...]:
+def _waves(copies: Sequence[Copy], indices: Sequence[int], *, relays: bool) -> tuple[tuple[Hop, ...], ...]:
     """Cut into waves, each as large as a greedy matching makes it: who has most to do goes first."""
-    replicas = Counter((copies[i].source_rank, copies[i].source_slot) for i in indices)
-    relayed = {expert for expert, number in replicas.items() if number >= links.relay_from_replicas}
-    delivered: dict[tuple[int, int], list[int]] = {expert: [] for expert in replicas}
+    delivered: dict[tuple[int, int], list[int]] = {(copy.source_rank, copy.source_slot): [] for copy in copies}
     pending, waves = list(indices), list[tuple[Hop, ...]]()
     while pending:
         to_send = Counter(copies[i].source_rank for i in pending)
@@ -116,10 +99,9 @@ def _waves(copies: Sequence[Copy], indices: Sequence[int], links: Links) -> tupl
         load = {i: to_send[copies[i].source_rank] + to_receive[copies[i].destination_rank] for i in pending}
         for i in sorted(pending, key=lambda i: (-load[i], i)):
             copy = copies[i]
-            expert = copy.source_rank, copy.source_slot
             holders: list[tuple[int, int | None]] = [(copy.source_rank, None)]
-            if expert in relayed:
-                holders += [(copies[j].destination_rank, j) for j in delivered[expert]]
+            if relays:
+                holders += [(copies[j].destination_rank, j) for j in delivered[copy.source_rank, copy.source_slot]]
             free = [holder for holder in holders if holder[0] not in senders]
             if copy.destination_rank in receivers or not free:
                 continue

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from relibra.agent.transport.failure import missing
+from relibra.agent.peers import noticing_death
 from relibra.errors import Unsupported
 
 
@@ -56,7 +56,7 @@ def exchange_descriptors(own: Sequence[int], flags: int, group: dist.ProcessGrou
     offers: list[list[_Offer]] = [[]] * size
     refusals: list[str | None] = [None] * size
     opened, refusal = list[int](), None
-    try:
+    with noticing_death("sharing memory"):
         dist.all_gather_object(offers, [_offer(each) for each in own], group=group)
         for peer, of_peer in enumerate(offers):
             try:
@@ -64,8 +64,6 @@ def exchange_descriptors(own: Sequence[int], flags: int, group: dist.ProcessGrou
             except OSError as error:
                 refusal = refusal or f"rank {rank} cannot open the memory of rank {peer} ({error})"
         dist.all_gather_object(refusals, refusal, group=group)
-    except RuntimeError as error:
-        raise missing([peer for peer in range(size) if peer != rank], str(error)) from error
     for text in filter(None, refusals):
         for descriptor in opened:
             os.close(descriptor)

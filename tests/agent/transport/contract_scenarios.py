@@ -1,0 +1,232 @@
+"""What ranks do with every transport; each scenario returns JSON for its tests."""
+
+import gc
+import os
+import time
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from relibra.agent.cells import Copy
+from relibra.agent.transport import (
+    ExpertTransport,
+    Handle,
+    HostWeights,
+    Parcel,
+    PeerTransport,
+    ProcessGroupTransport,
+    Pull,
+    fetch_copies,
+    return_gradients,
+)
+from relibra.errors import RelibraError
+
+TIMEOUT_S = 20.0
+SHORT_S = 0.3
+DTYPES = [torch.uint8, torch.bfloat16, torch.float32]
+Result = dict[str, Any]
+Make = Callable[[dist.ProcessGroup, float], ExpertTransport]
+NUM_CELLS = 500
+
+
+def process_group(group: dist.ProcessGroup, timeout_s: float) -> ExpertTransport:
+    ranks = dist.get_process_group_ranks(group)
+    own = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), use_local_synchronization=True)
+    return ProcessGroupTransport(own)
+
+
+def peer(group: dist.ProcessGroup, timeout_s: float) -> ExpertTransport:
+    return PeerTransport(group, torch.device("cpu"), timeout_s)
+
+
+TRANSPORTS: dict[str, Make] = {"process_group": process_group, "peer": peer}
+
+
+def message_of(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except (RelibraError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def arrival(make: Make, group: dist.ProcessGroup) -> Result:
+    """Random parcels in several calls under way at once, waited for in another order on every rank."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    rng, own = np.random.default_rng(5), np.random.default_rng(rank)
+    transport, calls, sent_bytes = make(group, TIMEOUT_S), [], 0
+    for call in range(12):
+        sends, receives = list[Parcel](), list[Parcel]()
+        expected = []
+        for k in range(int(rng.integers(0, 9))):
+            source, destination = (int(each) for each in rng.permutation(world)[:2])
+            # Now and then larger than all that is under way at a time.
+            shape = (int(rng.integers(1, 4)) << 20,) if rng.random() < 0.1 else tuple(rng.integers(0, 40, 2).tolist())
+            values = torch.full(shape, (7 * call + k) % 200).to(DTYPES[int(rng.integers(len(DTYPES)))])
+            if source == rank:
+                sends.append(Parcel(destination, values))
+                sent_bytes += values.nbytes
+            if destination == rank:
+                receives.append(Parcel(source, torch.zeros_like(values)))
+                expected.append(values)
+        calls.append((transport.start(sends, receives), receives, expected))
+    for i in own.permutation(len(calls)):
+        calls[i][0].wait()
+        calls[i][0].wait()
+    wrong = [
+        call
+        for call, (_, receives, expected) in enumerate(calls)
+        if not all(torch.equal(parcel.tensor, want) for parcel, want in zip(receives, expected, strict=True))
+    ]
+    return {"wrong": wrong, "counted": transport.sent_bytes == sent_bytes, "num": sum(len(e) for _, _, e in calls)}
+
+
+def ownership(make: Make, group: dist.ProcessGroup) -> Result:
+    """`start` returns before the peer takes part, the handle keeps tensors alive, and nobody does after `wait`."""
+    rank, transport, store = dist.get_rank(group), make(group, TIMEOUT_S), dist.distributed_c10d._get_default_store()
+    peer, name = rank ^ 1, f"{make}/{dist.get_process_group_ranks(group)}"
+    if rank % 2:
+        store.wait([f"{name}/{peer}"])
+    sent = torch.full((1 << 20,), float(rank))
+    received = torch.empty(1 << 20)
+    handle = transport.start([Parcel(peer, sent)], [Parcel(peer, received)])
+    store.set(f"{name}/{rank}", "")
+    alive = weakref.ref(sent)
+    del sent
+    gc.collect()
+    is_held = alive() is not None
+    handle.wait()
+    gc.collect()
+    return {"is_held": is_held, "is_let_go": alive() is None, "is_right": bool((received == peer).all())}
+
+
+def refusal(make: Make, group: dist.ProcessGroup) -> Result:
+    transport, peer = make(group, TIMEOUT_S), (dist.get_rank(group) + 1) % dist.get_world_size(group)
+    return {"message": message_of(lambda: transport.start([Parcel(peer, torch.zeros(4, 4).t()[1:])], []))}
+
+
+def reuse(make: Make, group: dist.ProcessGroup) -> Result:
+    """A slot that is being filled is refused to everything else, and free again after the wait."""
+    transport, peer = make(group, TIMEOUT_S), dist.get_rank(group) ^ 1
+    slot, other = torch.zeros(16), torch.zeros(4)
+    first = transport.start([Parcel(peer, torch.ones(16))], [Parcel(peer, slot)])
+    messages = [
+        message_of(lambda: transport.start([], [Parcel(peer, slot[4:8])])),
+        message_of(lambda: transport.start([Parcel(peer, slot[4:8])], [])),
+        message_of(lambda: transport.start([], [Parcel(peer, other), Parcel(peer, other)])),
+    ]
+    first.wait()
+    transport.start([Parcel(peer, torch.full((16,), 2.0))], [Parcel(peer, slot)]).wait()
+    return {"messages": messages, "is_right": bool((slot == 2).all())}
+
+
+def relays(make: Make, group: dist.ProcessGroup) -> Result:
+    """A chain through all ranks in one call, larger than all that is under way at a time; or a refusal."""
+    rank, world, transport = dist.get_rank(group), dist.get_world_size(group), make(group, TIMEOUT_S)
+    tensor = torch.zeros(3 << 20) if rank else torch.arange(3.0 * (1 << 20))
+    if not transport.relays:
+        own = [Parcel(rank ^ 1, tensor)]
+        return {"message": message_of(lambda: transport.start(own, own))}
+    ahead = [Parcel(rank + 1, tensor)] if rank + 1 < world else []
+    behind = [Parcel(rank - 1, tensor)] if rank else []
+    transport.start(ahead, behind).wait()
+    return {"is_right": torch.equal(tensor, torch.arange(3.0 * (1 << 20)))}
+
+
+def random_cell(rng: np.random.Generator, world: int) -> tuple[Copy, ...]:
+    """Homes of two experts, each on any number of other ranks."""
+    copies, slots = list[Copy](), [0] * world
+    for home, slot in np.ndindex(world, 2):
+        others = [rank for rank in range(world) if rank != home]
+        for destination in rng.permutation(others)[: int(rng.integers(0, world))].tolist():
+            copies.append(Copy(home, slot, destination, slots[destination]))
+            slots[destination] += 1
+    return tuple(copies)
+
+
+class Cell:
+    """Experts of one random cell on their way here, and what returns; every value says where it is from."""
+
+    def __init__(self, transport: ExpertTransport, copies: tuple[Copy, ...], turn: int, size: int) -> None:
+        self._copies, self._rank, self._turn = copies, transport.rank, turn
+        self._homes = [torch.full((size,), self._value(transport.rank, slot)) for slot in range(2)]
+        self._slots = [torch.zeros(size) for copy in copies if copy.destination_rank == transport.rank]
+        self._sent = [torch.full((size,), self._value(transport.rank, -1 - slot)) for slot in range(len(self._slots))]
+        self._arrivals = [torch.zeros(size) for _ in copies]
+        self.handles: list[Handle] = fetch_copies(
+            transport, copies, lambda slot: [self._homes[slot]], lambda slot: [self._slots[slot]]
+        )
+        arrivals = self._arrivals
+        self.handles.append(
+            return_gradients(transport, copies, lambda slot: [self._sent[slot]], lambda copy: [arrivals[copy]])
+        )
+
+    def num_wrong(self) -> int:
+        for handle in self.handles:
+            handle.wait()
+        wrong = 0
+        for copy, arrival in zip(self._copies, self._arrivals, strict=True):
+            if copy.destination_rank == self._rank:
+                want = self._value(copy.source_rank, copy.source_slot)
+                wrong += not bool((self._slots[copy.destination_slot] == want).all())
+            if copy.source_rank == self._rank:
+                want = self._value(copy.destination_rank, -1 - copy.destination_slot)
+                wrong += not bool((arrival == want).all())
+        return wrong
+
+    def _value(self, rank: int, slot: int) -> float:
+        return self._turn * 1000.0 + rank * 100.0 + slot
+
+
+def schedules(make: Make, group: dist.ProcessGroup) -> Result:
+    """Random cells there and back, some under way at once, waited for in another order on every rank."""
+    rng, own = np.random.default_rng(3), np.random.default_rng(dist.get_rank(group))
+    transport, under_way, num_wrong, num_copies = make(group, TIMEOUT_S), list[Cell](), 0, 0
+    for turn in range(NUM_CELLS):
+        copies = random_cell(rng, transport.num_ranks)
+        num_copies += len(copies)
+        # Now and then larger than all that is under way at a time.
+        under_way.append(Cell(transport, copies, turn, size=3 << 18 if turn % 100 == 0 else 5))
+        while len(under_way) > int(own.integers(0, 4)):
+            num_wrong += under_way.pop(int(own.integers(len(under_way)))).num_wrong()
+    return {"wrong": num_wrong + sum(cell.num_wrong() for cell in under_way), "copies": num_copies}
+
+
+def hung_and_dead_peer(group: dist.ProcessGroup) -> Result:
+    """The last rank does not take part for a while, and then dies with messages to and from it under way."""
+    rank, last = dist.get_rank(group), dist.get_world_size(group) - 1
+    store = dist.distributed_c10d._get_default_store()
+    hung = {name: make(group, SHORT_S) for name, make in TRANSPORTS.items()}
+    dead = {name: make(group, TIMEOUT_S) for name, make in TRANSPORTS.items()}
+    host = HostWeights(group, [[torch.full((4,), float(rank))]])
+    host.refresh()
+    key = f"dead/{dist.get_process_group_ranks(group)}"
+
+    def exchange(transport: ExpertTransport) -> None:
+        transport.start([Parcel(last, torch.zeros(1 << 20))], [Parcel(last, torch.zeros(1 << 20))]).wait()
+
+    if rank == last:
+        store.wait([f"{key}/{each}" for each in range(last)])
+        os._exit(0)
+    result: Result = {f"hung/{name}": message_of(partial(exchange, each)) for name, each in hung.items()}
+    store.set(f"{key}/{rank}", "")
+    began = time.monotonic()
+    result |= {f"dead/{name}": message_of(partial(exchange, each)) for name, each in dead.items()}
+    result["in_time"] = time.monotonic() - began < TIMEOUT_S / 2
+    pulled = torch.zeros(4)
+    host.start([Pull(last, 0, [pulled])]).wait()
+    return result | {"pulled": pulled.tolist(), "dead/host": message_of(host.refresh)}
+
+
+SCENARIOS: dict[str, Callable[[dist.ProcessGroup], Result]] = {
+    f"{name}/{scenario.__name__}": partial(scenario, make)
+    for name, make in TRANSPORTS.items()
+    for scenario in (arrival, ownership, refusal, reuse, relays, schedules)
+}
+LAST = {"lost": hung_and_dead_peer}
