@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from relibra.routing import ModelLayers, decode
+from relibra.routing import ModelLayers, SequenceRouting, decode
 from relibra.routing.encoded_array import array_to_base64, base64_to_bytes
+from relibra.routing.formats.batch import decode_padded
+from relibra.routing.formats.megatron import decode_replay
 
 NUM_ROWS = 16384
 LAYERS = ModelLayers.uniform(num_layers=48, num_experts=128, top_k=8)
@@ -40,12 +42,32 @@ def payloads(ids_TLK: NDArray[np.integer]) -> dict[str, tuple[str, Any]]:
         "NeMo-RL, nrlre1, int8": ("nemo-rl", f"nrlre1:int8:{'x'.join(map(str, shape))}:{text['int8']}"),
         "SkyRL, object, uint8": ("skyrl", {"data": text["uint8"], "shape": shape, "dtype": "uint8"}),
         "SkyRL, object, int16": ("skyrl", {"data": text["int16"], "shape": shape, "dtype": "int16"}),
+        "AReaL, int32, 2-D": ("areal", ids_TLK.astype(np.int32).reshape(NUM_ROWS, -1)),
+        "prime-rl, object, bytes of uint8": (
+            "prime-rl",
+            {"data": ids_TLK.astype(np.uint8).tobytes(), "shape": shape, "dtype": "uint8", "start": 0},
+        ),
+        "NeMo-RL before, nested lists": ("nemo-rl", ids_TLK.tolist()),
         "array, uint8": ("array", ids_TLK.astype(np.uint8)),
+    }
+
+
+def batches(ids_TLK: NDArray[np.integer]) -> dict[str, Callable[[], list[SequenceRouting]]]:
+    """The same routing as trainers hold it, each with the call that decodes it."""
+    padded, mask = ids_TLK.astype(np.int16)[None], np.ones((1, NUM_ROWS), dtype=np.int64)
+    routers = [ids_TLK[:, layer].astype(np.int64) for layer in range(LAYERS.num_layers)]
+    return {
+        "verl, padded batch, int16": lambda: decode_padded(padded, mask, LAYERS),
+        "Megatron RouterReplay, int64 a router": lambda: [decode_replay([routers], LAYERS)],
     }
 
 
 def _count(payload: Any, format_name: str) -> NDArray[np.uint32]:
     return decode(payload, LAYERS, format_name=format_name).counts()
+
+
+def _count_all(decode_batch: Callable[[], list[SequenceRouting]]) -> list[NDArray[np.uint32]]:
+    return [routing.counts() for routing in decode_batch()]
 
 
 def rows_per_s(call: Callable[[], object], repeats: int = 5) -> float:
@@ -79,6 +101,9 @@ def main() -> None:
             f"{alone / 1e6:.1f}" if alone else "",
             f"{len(json.dumps(payload)) / 2**20:.1f} MiB" if is_text else "",
         )
+    for title, decode_batch in batches(ids_TLK).items():
+        counted = rows_per_s(partial(_count_all, decode_batch))
+        table.add_row(title, f"{counted / 1e6:.1f}", "", "")
     Console().print(table)
 
 

@@ -4,11 +4,12 @@
 
 The sequences of a trace make five steps; four are past, the fifth is executed under the rule of the agents. Either
 the steps are shuffled together, or the fifth has other domains than the others. *rollout*: nothing is replayed, and a
-tenth of the fifth step's token copies goes to other experts than its rollout said. *fractions*: as *forecast*, if
-agents sent the same fraction of every source rank's tokens to a replica instead of tokens up to a limit. Writes
+tenth of the fifth step's token copies goes to other experts than its rollout said. *not hedged*: as *forecast*, with as
+few replicas as balance the expected loads. *by tokens*: these, and shares are tokens and not fractions. Writes
 `results/forecast.json`.
 """
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -18,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from relibra.evaluation import eplb, identity, model_of
-from relibra.planning import Cluster, Model, Plan, Schedule, StepLoad, imbalance
-from relibra.planning.forecast import HEADROOM, expected_load, expected_share, realised_loads
-from relibra.planning.load import home_loads
+from relibra.planning import Cluster, Model, Schedule, StepLoad, imbalance
+from relibra.planning.forecast import expected_load, expected_share, realised_loads
+from relibra.planning.plan import Basis
 from relibra.planning.solve import solve
 from relibra.routing import RoutingTrace, count_sequences, read_trace
 
@@ -31,8 +32,8 @@ _SEEDS = range(3)
 _FLIPPED = 0.1
 """Of the routers, about a tenth choose otherwise in training than in the rollout (arXiv 2510.11370)."""
 _COLUMNS = (
-    *("plain", "eplb_history", "eplb_oracle", "last_step", "forecast", "no_headroom", "fractions"),
-    *("rollout", "foresight"),
+    *("plain", "eplb_history", "forecast", "last_step", "not_hedged", "by_tokens"),
+    *("eplb_oracle", "rollout", "rollout_by_tokens", "foresight"),
 )
 
 
@@ -64,34 +65,29 @@ def _measure(
     tokens_MR = np.zeros((load.num_rows, load.num_ranks), dtype=np.int64)
     np.add.at(tokens_MR, (schedule.row_S, schedule.source_rank_S), length_S[starts[-1] : starts[-1] + per_step])
 
-    def forecast(steps: list[NDArray[np.int64]], headroom: float = HEADROOM) -> Plan:
-        expected = expected_load(expected_share(steps), tokens_MR, model.top_k, headroom)
-        return solve(expected, schedule, model, cluster)
+    def forecast(steps: list[NDArray[np.int64]], basis: Basis = Basis.PREVIOUS_STEPS) -> float:
+        plan = solve(
+            expected_load(expected_share(steps), tokens_MR, model.top_k), schedule, model, cluster, basis=basis
+        )
+        return imbalance(realised_loads(plan, load))
 
-    foresight, plan = solve(load, schedule, model, cluster), forecast(previous)
-    flipped = StepLoad.of(_flip(load.counts_SLE, np.random.default_rng(seed)), schedule, cluster)
+    def foresight(seen: StepLoad, basis: Basis) -> float:
+        return imbalance(realised_loads(solve(seen, schedule, model, cluster, basis=basis), load))
+
+    rollout = replace(load, counts_SLE=_flip(load.counts_SLE, np.random.default_rng(seed)))
     history = eplb(load.load_MLE, model, cluster, seen_MLE=np.concatenate(previous))
     return {
         "plain": imbalance(identity(load.load_MLE, model, cluster).rank_loads_MLR(cluster)),
         "eplb_history": imbalance(history.rank_loads_MLR(cluster)),
+        "forecast": forecast(previous),
+        "last_step": forecast(previous[-1:]),
+        "not_hedged": forecast(previous, Basis.ROLLOUT),
+        "by_tokens": forecast(previous, Basis.REPLAY),
         "eplb_oracle": imbalance(eplb(load.load_MLE, model, cluster).rank_loads_MLR(cluster)),
-        "last_step": imbalance(realised_loads(forecast(previous[-1:]), load)),
-        "forecast": imbalance(realised_loads(plan, load)),
-        "no_headroom": imbalance(realised_loads(forecast(previous, headroom=1.0), load)),
-        "fractions": imbalance(_by_fractions(plan, load)),
-        "rollout": imbalance(realised_loads(foresight, flipped)),
-        "foresight": imbalance(realised_loads(foresight, load)),
+        "rollout": foresight(rollout, Basis.ROLLOUT),
+        "rollout_by_tokens": foresight(rollout, Basis.REPLAY),
+        "foresight": foresight(load, Basis.REPLAY),
     }
-
-
-def _by_fractions(plan: Plan, load: StepLoad) -> NDArray[np.float64]:
-    row_Q, layer_Q, expert_Q, rank_Q = plan.quota_index_Q4.T
-    planned_MLE = np.zeros(load.load_MLE.shape)
-    np.add.at(planned_MLE, (row_Q, layer_Q, expert_Q), plan.quota_tokens_Q)
-    fraction_Q = plan.quota_tokens_Q / planned_MLE[row_Q, layer_Q, expert_Q]
-    loads_MLR = home_loads(load.load_MLE * (planned_MLE == 0), plan.home_rank_LE, plan.cluster.num_ranks).astype(float)
-    np.add.at(loads_MLR, (row_Q, layer_Q, rank_Q), fraction_Q * load.load_MLE[row_Q, layer_Q, expert_Q])
-    return loads_MLR
 
 
 def main() -> None:

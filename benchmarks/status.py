@@ -112,7 +112,7 @@ async def fill(url: str, num_steps: int, console: Console) -> None:
                         replica_sent_bytes=1,
                         plan_wait_s=0.01,
                     )
-                    await store.put_report("large", report)
+                    await store.put_report(job, report)
 
 
 def start(url: str, folder: Path) -> tuple[subprocess.Popen[bytes], str]:

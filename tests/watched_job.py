@@ -90,7 +90,7 @@ class WatchedJob:
             for rank in range(self.cluster.num_ranks) if ranks is None else ranks:
                 rows = slice(group * per_group, (group + 1) * per_group)
                 await self.store.put_report(
-                    self.job_id,
+                    self.record,
                     ExecutionReport(
                         step=step,
                         phase=phase,

@@ -1,6 +1,6 @@
 # The demo's training job: torch on the CPU and megatron-core. Build from the repository root:
 #   docker build -f deploy/docker/demo.Dockerfile -t relibra/demo .
-FROM python:3.11-slim AS build
+FROM python:3.11.11-slim-bookworm AS build
 WORKDIR /src
 RUN python -m venv /opt/relibra \
     && /opt/relibra/bin/pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
@@ -11,7 +11,7 @@ COPY trainer_agent trainer_agent
 COPY kernels kernels
 RUN /opt/relibra/bin/pip install --no-cache-dir -c constraints.txt '.[all]'
 
-FROM python:3.11-slim
+FROM python:3.11.11-slim-bookworm
 RUN useradd --system --uid 10001 relibra
 COPY --from=build /opt/relibra /opt/relibra
 ENV PATH=/opt/relibra/bin:$PATH NUMBA_CACHE_DIR=/tmp/numba HOME=/tmp

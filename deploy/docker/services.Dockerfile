@@ -1,6 +1,6 @@
 # Planner and status service; no torch. Build from the repository root:
 #   docker build -f deploy/docker/services.Dockerfile -t relibra/services .
-FROM python:3.11-slim AS build
+FROM python:3.11.11-slim-bookworm AS build
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md ./
 COPY proto proto
@@ -9,7 +9,7 @@ COPY trainer_agent trainer_agent
 COPY kernels kernels
 RUN python -m venv /opt/relibra && /opt/relibra/bin/pip install --no-cache-dir -c constraints.txt '.[planner]'
 
-FROM python:3.11-slim
+FROM python:3.11.11-slim-bookworm
 RUN useradd --system --uid 10001 relibra
 COPY --from=build /opt/relibra /opt/relibra
 # Compiled planning code goes where a read-only container may write.

@@ -1,21 +1,21 @@
-import subprocess
-import sys
+import json
 
 import pytest
-from services_harness import CLUSTER, MODEL, PARAMS, Loop, redis_server, redis_url, run, store  # noqa: F401
+from services_harness import CLUSTER, MODEL, PARAMS, Loop
 
 from relibra.errors import UnknownJob
 from relibra.store import Store
 
 
-def test_jobs_are_listed_and_removed(store: Store, run: Loop, redis_url: str) -> None:  # noqa: F811
-    def relibra(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "relibra.cli", "jobs", *arguments, "--redis-url", redis_url]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def test_jobs_are_listed_as_the_status_service_shows_them(relibra, watched):
+    assert f"{watched.job.record.epoch:016x}" in relibra("jobs", "list")
+    assert [job["job_id"] for job in json.loads(relibra("jobs", "list", "--json"))] == ["job"]
 
-    job = run(store.register_job("job", MODEL, CLUSTER, PARAMS))
-    assert f"{job.epoch:016x}" in relibra("list").stdout
-    assert relibra("remove", "job").stdout == "job job is removed\n"
+
+def test_a_job_is_removed_from_redis(relibra, store: Store, run: Loop, redis_url: str):
+    run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+    assert relibra("jobs", "remove", "job", "--redis-url", redis_url) == "job job is removed\n"
     with pytest.raises(UnknownJob):
         run(store.get_job("job"))
-    assert relibra("remove", "job").returncode == 2
+    with pytest.raises(UnknownJob):
+        relibra("jobs", "remove", "job", "--redis-url", redis_url)

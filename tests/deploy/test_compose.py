@@ -1,5 +1,6 @@
 """The Compose file as its real parser reads it."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,7 +20,10 @@ def services():
     if docker_compose is None:
         pytest.skip("docker-compose is not installed: it parses the file")
     parsed = subprocess.run(
-        [docker_compose, "-f", _REPOSITORY / "docker-compose.yml", "config"], capture_output=True, text=True, check=True
+        [docker_compose, "--profile", "*", "-f", _REPOSITORY / "docker-compose.yml", "config"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return yaml.safe_load(parsed.stdout)["services"]
 
@@ -43,20 +47,43 @@ def test_what_is_acknowledged_is_kept(services):
 def test_containers_may_do_nothing_but_their_work(services):
     for name, each in services.items():
         assert each["mem_limit"], name
-        assert not each["image"].endswith("latest"), name
+        assert re.search(r":v?\d+\.\d+\.\d+", each["image"]), name
         if name != "redis":
             assert each["read_only"], name
             assert each["cap_drop"] == ["ALL"], name
+        if "build" in each:
             assert (_REPOSITORY / each["build"]["dockerfile"]).is_file()
+
+
+@pytest.mark.parametrize("path", sorted((_REPOSITORY / "deploy" / "docker").glob("*.Dockerfile")), ids=lambda p: p.stem)
+def test_images_build_on_a_base_of_an_exact_version_and_run_as_nobody_special(path):
+    text = path.read_text()
+    assert all(re.search(r":\d+\.\d+\.\d+-", base) for base in re.findall(r"^FROM (\S+)", text, re.M))
+    assert re.search(r"^USER relibra$", text, re.M)
 
 
 def test_commands_are_understood(services):
     for name, each in services.items():
-        if name != "redis":
+        if "build" in each:
             verb = ["demo"] if name.startswith("demo") else []
             result = CliRunner().invoke(app, [*verb, *each["command"], "--help"])
             assert result.exit_code == 0, (name, result.output)
 
 
-def test_demos_run_only_when_asked_for(services):
-    assert [name for name, each in services.items() if each.get("profiles") == ["demo"]] == ["demo-a", "demo-b"]
+def test_demos_and_monitoring_run_only_when_asked_for(services):
+    asked = {name: each["profiles"] for name, each in services.items() if "profiles" in each}
+    assert asked == {
+        "demo-a": ["demo"],
+        "demo-b": ["demo"],
+        "prometheus": ["monitoring"],
+        "grafana": ["monitoring"],
+    }
+
+
+def test_what_is_mounted_is_there(services):
+    for name, each in services.items():
+        for mount in each.get("volumes", ()):
+            if isinstance(mount, str) and mount.startswith("/"):
+                assert Path(mount.partition(":")[0]).exists(), name
+            elif isinstance(mount, dict) and mount["type"] == "bind":
+                assert Path(mount["source"]).exists(), name

@@ -1,5 +1,6 @@
 """Manifests as kustomize renders them: valid for the API, hardened, and started with options the services have."""
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,7 +16,7 @@ from relibra.planner.settings import PlannerSettings
 
 _ROOT = Path(__file__).parents[2] / "deploy" / "kubernetes"
 _VERSION = "1.31"
-_CUSTOM = {"ServiceMonitor", "JobSet", "PyTorchJob"}
+_CUSTOM = {"ServiceMonitor", "PrometheusRule", "JobSet", "PyTorchJob"}
 """Kinds of operators, whose schemas are not those of Kubernetes."""
 
 
@@ -87,7 +88,7 @@ def test_services_and_policies_select_pods_that_exist(objects):
 
 def test_settings_exist_and_commands_are_understood(objects):
     for each in objects:
-        if each["kind"] == "ConfigMap":
+        if each["metadata"]["name"].startswith("relibra-settings"):
             names = {key.removeprefix("RELIBRA_").lower() for key in each["data"]} - {"log_format"}
             assert names <= set(PlannerSettings.model_fields)
     for name, pod in _pods(objects).items():
@@ -99,10 +100,38 @@ def test_settings_exist_and_commands_are_understood(objects):
 
 def test_production_asks_for_tokens_over_tls_and_trying_out_does_not():
     settings = {
-        overlay: next(each["data"] for each in _render(overlay) if each["kind"] == "ConfigMap")
+        overlay: next(
+            each["data"] for each in _render(overlay) if each["metadata"]["name"].startswith("relibra-settings")
+        )
         for overlay in ("dev", "prod")
     }
     assert settings["prod"]["RELIBRA_AUTH"] == "required"
     assert settings["prod"]["RELIBRA_TLS_CERT_FILE"]
     assert "RELIBRA_INSECURE" not in settings["prod"]
     assert settings["dev"]["RELIBRA_INSECURE"] == "true"
+
+
+def test_prometheus_scrapes_ports_that_services_have_and_policies_open_to_it():
+    objects = _render("prod")
+    of_kind = {kind: [each for each in objects if each["kind"] == kind] for kind in ("Service", "NetworkPolicy")}
+    (monitor,) = [each for each in objects if each["kind"] == "ServiceMonitor"]
+    (wanted,) = monitor["spec"]["selector"]["matchExpressions"]
+    assert wanted["key"] == "app.kubernetes.io/name"
+    ports = {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]}
+    for name in wanted["values"]:
+        (service,) = [each for each in of_kind["Service"] if each["metadata"]["labels"].get(wanted["key"]) == name]
+        assert ports <= {port["name"] for port in service["spec"]["ports"]}, name
+        pod = _pods(objects)[name]
+        arguments = pod["spec"]["containers"][0]["args"]
+        by_name = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
+        assert arguments[arguments.index("--metrics-port") + 1] == str(by_name["metrics"]), name
+        (policy,) = [each for each in of_kind["NetworkPolicy"] if each["metadata"]["name"] == name]
+        (rule,) = [each for each in policy["spec"]["ingress"] if {"port": "metrics"} in each["ports"]]
+        assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+
+
+def test_production_brings_alerts_and_dashboard():
+    objects = _render("prod")
+    assert any(each["kind"] == "PrometheusRule" for each in objects)
+    (dashboard,) = [each for each in objects if "grafana_dashboard" in each["metadata"].get("labels", {})]
+    assert json.loads(dashboard["data"]["relibra.json"])["title"] == "relibra"

@@ -71,7 +71,7 @@ def test_everything_starts_answers_and_stops(tmp_path: Path, stop_signal: signal
         assert ready["pids"].keys() == {"redis", "planner", "status"}
         log = (tmp_path / "up.log").read_text()
         assert ready["planner"] in log
-        assert f"{ready['status']}/docs" in log
+        assert f"  status   {ready['status']}\n" in log
         process.send_signal(stop_signal)
         assert process.wait(timeout=30) == 0
         assert not any(is_alive(pid) for pid in ready["pids"].values())

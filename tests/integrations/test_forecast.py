@@ -1,16 +1,110 @@
+"""A trainer that replays nothing: plans of a real planner from the loads of earlier steps, over real gRPC."""
+
+import asyncio
+import json
+from urllib.request import urlopen
+
 import numpy as np
-from framework_batches import LAYERS, RANKS, trained_counts
+import pytest
+from services_harness import CLUSTER, MODEL, PARAMS, Service, routed_experts
 
-from relibra.integrations import RankBatch, expected_routing
-from relibra.integrations.verl import trainer_layout
-from relibra.planning.forecast import expected_share
+from relibra.errors import NotReady
+from relibra.integrations import submit_forecast
+from relibra.planning import Plan, Schedule, StepLoad, check_plan, check_rank_plan, imbalance
+from relibra.planning.forecast import realised_loads
+from relibra.planning.load import home_loads
+from relibra.planning.plan import Basis
+from relibra.planning.plan_file import plan_from_bytes, plan_to_bytes
+from relibra.rollout import RolloutReporter
+from relibra.store import Store
+from relibra.wire.client import PlannerClient
+
+pytestmark = pytest.mark.integration
 
 
-def test_every_source_rank_has_the_expected_shares_of_its_tokens() -> None:
-    share_LE = expected_share([np.array([[[9, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 9]]])])
-    lengths = [4000, 6000, 2400]
-    batch = RankBatch(routings=expected_routing(share_LE, lengths, LAYERS), micro_batches=[[0, 2], [1]])
-    counts_MRLE = trained_counts(batch, 1, trainer_layout(RANKS))[2:]
-    np.testing.assert_array_equal(counts_MRLE.sum(axis=(1, 3)), [[6400 * 2] * 2, [6000 * 2] * 2])
-    found_MRLE = counts_MRLE / counts_MRLE.sum(axis=-1, keepdims=True)
-    assert np.abs(found_MRLE - share_LE).max() < 2e-3
+def plan_of(service: Service, job_id: str, step: int) -> Plan:
+    async def read() -> Plan:
+        async with Store.open(service.redis_url) as store:
+            return await store.get_plan(job_id, step)
+
+    return asyncio.run(read())
+
+
+def report(service: Service, job_id: str, step: int) -> None:
+    """Report what a step routed, under names of its own."""
+    with RolloutReporter(service.address, job_id, num_experts=MODEL.num_experts) as reporter:
+        for place in range(12):
+            assert reporter.report(step, f"routed-{place}", routed_experts(100 * step + place, 400))
+
+
+def test_a_step_is_planned_before_its_routing_is_known(
+    shared_planner: Service, client: PlannerClient, job_id: str
+) -> None:
+    submit_forecast(client, job_id, 0, 2, CLUSTER)
+    first = client.fetch_plan(job_id, 0, MODEL, 0, wait_s=60)
+    assert first.basis is Basis.PREVIOUS_STEPS
+    assert not len(first.replica_index_Q4), "nothing is known yet"
+    report(shared_planner, job_id, 0)  # after its plan, for the steps that follow
+    submit_forecast(client, job_id, 1, 2, CLUSTER)
+    ranks = [client.fetch_plan(job_id, 1, MODEL, rank, wait_s=60) for rank in range(CLUSTER.num_ranks)]
+    for rank_plan in ranks:
+        check_rank_plan(rank_plan, MODEL, CLUSTER)
+        assert rank_plan.basis is Basis.PREVIOUS_STEPS
+        assert rank_plan.reason.startswith("forecast from the previous steps: ")
+        np.testing.assert_array_equal(rank_plan.replica_share_Q, ranks[0].replica_share_Q)
+    plan = plan_of(shared_planner, job_id, 1)
+    check_plan(plan)
+    assert plan.digest == ranks[0].digest
+    again = plan_from_bytes(plan_to_bytes(plan))
+    assert (again.digest, again.forecast.basis) == (plan.digest, Basis.PREVIOUS_STEPS)
+    counts_SLE = np.stack([count_of(routed_experts(1000 + place, 300)) for place in range(16)])
+    load = StepLoad.of(counts_SLE, Schedule.round_robin(16, 2, CLUSTER), CLUSTER)
+    plain = imbalance(home_loads(load.load_MLE, CLUSTER.identity_placement(MODEL), CLUSTER.num_ranks))
+    assert imbalance(realised_loads(plan, load)) - 1 < 0.3 * (plain - 1)
+
+
+def count_of(routed_TLK: np.ndarray) -> np.ndarray:
+    return (routed_TLK[..., None] == np.arange(MODEL.num_experts)).sum(axis=(0, 2))
+
+
+def test_only_the_last_steps_count_and_only_earlier_ones(
+    shared_planner: Service, client: PlannerClient, job_id: str
+) -> None:
+    for step in (0, 7):
+        report(shared_planner, job_id, step)
+    submit_forecast(client, job_id, 5, 1, CLUSTER)
+    with_later = client.fetch_plan(job_id, 5, MODEL, 0, wait_s=60)
+    alone = f"{job_id[:50]}-alone"
+    client.register_job(alone, MODEL, CLUSTER, PARAMS)
+    report(shared_planner, alone, 0)
+    submit_forecast(client, alone, 5, 1, CLUSTER)
+    assert client.fetch_plan(alone, 5, MODEL, 0, wait_s=60).digest == with_later.digest
+
+
+def test_the_rollout_of_a_step_is_waited_for(shared_planner: Service, client: PlannerClient, job_id: str) -> None:
+    report(shared_planner, job_id, 1)
+    ids = [f"routed-{place}" for place in range(12)]
+    client.submit_schedule(job_id, 1, ids, Schedule.round_robin(12, 2, CLUSTER), Basis.ROLLOUT)
+    plan = client.fetch_plan(job_id, 1, MODEL, 2, wait_s=60)
+    assert plan.basis is Basis.ROLLOUT
+    assert plan.reason.startswith("forecast from the rollout: ")
+    with pytest.raises(NotReady):
+        client.fetch_plan(job_id, 2, MODEL, 0)
+
+
+def test_the_status_service_says_that_it_is_a_forecast(
+    shared_planner: Service, client: PlannerClient, job_id: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    report(shared_planner, job_id, 0)
+    submit_forecast(client, job_id, 1, 2, CLUSTER)
+    client.fetch_plan(job_id, 1, MODEL, 0, wait_s=60)
+    status = Service("status", shared_planner.redis_url, tmp_path_factory.mktemp("status"))
+    try:
+        with urlopen(f"{status.address}/v1/jobs/{job_id}/steps/1", timeout=30) as answer:
+            step = json.load(answer)
+        with urlopen(f"{status.address}/jobs/{job_id}/steps/1", timeout=30) as answer:
+            page = answer.read().decode()
+    finally:
+        status.stop()
+    assert step["plan"]["forecast"]["basis"] == "previous steps"
+    assert '<span class="badge attention">forecast</span>' in page

@@ -24,7 +24,7 @@ from framework_batches import (
 )
 from services_harness import Service
 
-from relibra.planning import Cluster, Model, Schedule
+from relibra.planning import Cluster, Model, Schedule, StepLoad
 from relibra.planning.plan import Basis
 from relibra.routing import read_trace
 from relibra.wire.client import PlannerClient
@@ -110,8 +110,15 @@ def test_areal(shared_planner: Service, tmp_path: Path) -> None:
     cluster = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
     with PlannerClient(shared_planner.address) as client:
         client.register_job("page-areal", MODEL, cluster)
-        run_page("areal", {"step": 4, "responses": responses}, shared_planner.address, tmp_path)
-        client.submit_schedule("page-areal", 4, [name for name, _ in responses], Schedule.round_robin(4, 2, cluster))
+        names = {
+            "step": 4,
+            "responses": responses,
+            "planner": client,
+            "sequence_ids": [name for name, _ in responses],
+            "schedule": Schedule.round_robin(4, 2, cluster),
+        }
+        run_page("areal", names, shared_planner.address, tmp_path)
+        assert client.fetch_plan("page-areal", 4, MODEL, 0, wait_s=60).basis is Basis.ROLLOUT
     check_plan_of("areal", shared_planner.address, 4)
 
 
@@ -124,20 +131,24 @@ def test_prime_rl(tmp_path: Path) -> None:
     assert len(trace.routed_experts) == sum(LENGTHS[1])
 
 
-def test_forecast(tmp_path: Path) -> None:
+def test_forecast(shared_planner: Service, tmp_path: Path) -> None:
     cluster = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
-    rng = np.random.default_rng(0)
+    load_LE = np.random.default_rng(0).integers(100, 200, (2, 8)) * np.arange(1, 9)
+    routed_TLK = np.stack([np.repeat(np.arange(8), 2 * load_E // load_E.min()) for load_E in [np.arange(1, 9)] * 2], 1)
+    trained: list[int] = []
     names = {
-        "model": MODEL,
-        "cluster": cluster,
-        "schedule": Schedule.round_robin(16, 2, cluster),
+        "step": 0,
+        "num_micro_batches": 2,
+        "train": trained.append,
+        "routed_in": lambda step: [("all", np.stack([routed_TLK, (routed_TLK + 1) % 8], axis=-1))],
+        "num_sequences": 16,
         "home_rank": cluster.identity_placement(MODEL),
-        "previous_loads": [rng.integers(0, 50, (3, 2, 8)) * np.arange(8) for _ in range(4)],
-        "tokens": rng.integers(100, 200, (2, 4)),
-        "layers": LAYERS,
-        "lengths": LENGTHS[0],
-        "micro_batches": [[0, 1], [2, 3]],
+        "previous_loads": [load_LE],
+        "actual_load": StepLoad.of(np.broadcast_to(load_LE, (16, 2, 8)), Schedule.round_robin(16, 2, cluster), cluster),
     }
-    names = run_page("forecast", names, "", tmp_path)
+    names = run_page("forecast", names, shared_planner.address, tmp_path)
+    assert trained == [0]
     assert names["plan"].forecast.basis is Basis.PREVIOUS_STEPS
-    assert [each.num_tokens for each in names["batch"].routings] == LENGTHS[0]
+    assert names["loads"].sum() == 16 * load_LE.sum()
+    names["submit_forecast"](names["planner"], "page-forecast", 1, 2, cluster)
+    check_plan_of("forecast", shared_planner.address, 1)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from relibra.errors import InvalidPlan
 from relibra.planning import check_plan
-from relibra.planning.plan_file import plan_from_bytes, plan_to_bytes
+from relibra.planning.plan_file import plan_chunks, plan_from_bytes, plan_to_bytes
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,14 @@ def test_the_file_has_the_keys_and_types_others_read(content, plan):
         "lower_bound": ("float64", (plan.num_rows, 2)),
     }
     assert plan.digest.hex() in str(arrays["meta"])
+
+
+def test_the_file_comes_in_pieces_and_says_the_digest_it_was_told(content, plan):
+    pieces = list(plan_chunks(plan, plan.digest))
+    assert b"".join(pieces) == content
+    assert sum(map(bool, pieces)) > 3
+    with pytest.raises(InvalidPlan, match="expected content of digest 00"):
+        plan_from_bytes(b"".join(plan_chunks(plan, bytes(32))))
 
 
 def test_a_repacked_plan_says_so(plan):

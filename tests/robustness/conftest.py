@@ -1,14 +1,27 @@
+import json
 import os
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from history import violations
+from redis_deployments import Deployment, Failover, OneServer, ThreePrimaries
 from rich.console import Console
 from rich.table import Table
 from robustness.world import Verdict, World
 
 ROUNDS = int(os.environ.get("RELIBRA_ROBUSTNESS_ROUNDS", "1"))
+DEPLOYMENTS = os.environ.get("RELIBRA_ROBUSTNESS_REDIS", "server").split(",")
 VERDICTS = pytest.StashKey[list[Verdict]]()
+
+# A Sentinel that takes a frozen primary for a dead one would end the fault before its row is through with it.
+START: dict[str, Callable[[Path], Deployment]] = {
+    "server": OneServer,
+    "cluster": ThreePrimaries,
+    "sentinel": lambda folder: Failover(folder, down_after_ms=4000),
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -16,24 +29,31 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "round_number" in metafunc.fixturenames:
-        metafunc.parametrize("round_number", range(ROUNDS))
+    if "world" in metafunc.fixturenames:
+        each = [(name, number) for name in DEPLOYMENTS for number in range(ROUNDS if name == "server" else 1)]
+        metafunc.parametrize(("deployment", "round_number"), each)
 
 
 @pytest.fixture
-def world(tmp_path: Path, round_number: int, request: pytest.FixtureRequest) -> Iterator[World]:
-    """A Redis without planners."""
-    with World(tmp_path, request.config.stash[VERDICTS]) as world:
+def world(tmp_path: Path, deployment: str, round_number: int, request: pytest.FixtureRequest) -> Iterator[World]:
+    """A Redis without planners; whatever is done to it, what clients saw fits the model."""
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    with World(tmp_path, START[deployment](folder), request.config.stash[VERDICTS]) as world:
         yield world
+    assert violations(world.history.read()) == []
 
 
 def pytest_terminal_summary(config: pytest.Config) -> None:
     if "robustness" not in config.option.markexpr:
         return
-    table = Table("fault", "promises that held", "times", "slowest recovery")
-    by_fault: dict[tuple[str, str], list[float]] = {}
+    by_fault: dict[tuple[str, str, str], list[Verdict]] = defaultdict(list)
     for each in config.stash[VERDICTS]:
-        by_fault.setdefault((each.fault, each.promises), []).append(each.recovery_s)
-    for (fault, promises), recoveries_s in by_fault.items():
-        table.add_row(fault, promises, str(len(recoveries_s)), f"{max(recoveries_s):.1f} s")
-    Console(width=120).print(table)
+        by_fault[each.redis, each.fault, each.promises].append(each)
+    table = Table("Redis", "fault", "promises that held", "times", "slowest recovery", "figures")
+    for (redis, fault, promises), verdicts in by_fault.items():
+        slowest_s = max(each.recovery_s for each in verdicts)
+        table.add_row(redis, fault, promises, str(len(verdicts)), f"{slowest_s:.1f} s", verdicts[-1].figures)
+    Console(width=160).print(table)
+    if path := os.environ.get("RELIBRA_ROBUSTNESS_RESULTS"):
+        Path(path).write_text(json.dumps([asdict(each) for each in config.stash[VERDICTS]], indent=1) + "\n")

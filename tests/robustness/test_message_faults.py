@@ -8,11 +8,11 @@ from random import Random
 
 import grpc
 import pytest
-from robustness.world import PATIENT_S, World, take_step
-from services_harness import CLUSTER, MODEL, PARAMS, Service, count, eventually, routed_experts
+from robustness.world import PATIENT_S, World, resident_kib, take_step
+from services_harness import CLUSTER, MODEL, PARAMS, count, eventually, routed_experts
 
 from relibra.errors import NotReady, RelibraError
-from relibra.rollout import RolloutReporter
+from relibra.store.address import MAX_CONNECTIONS
 from relibra.v1 import routing_pb2
 from relibra.wire.channel import open_channel
 from relibra.wire.client import PlannerClient
@@ -26,11 +26,6 @@ METHODS = (
     "ExecutionService/ReportExecution",
 )
 MAX_GROWTH_KIB = 64 << 10
-
-
-def resident_kib(planner: Service) -> int:
-    status = Path(f"/proc/{planner.process.pid}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0])
 
 
 def call_raw(channel: grpc.Channel, method: str, data: bytes) -> grpc.StatusCode:
@@ -60,12 +55,12 @@ def test_S7_random_truncated_and_oversize_messages_are_refused(world: World, rou
             *(grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND),
             grpc.StatusCode.FAILED_PRECONDITION,
         }, codes
-        before_kib = resident_kib(planner)
+        before_kib = resident_kib(planner.process.pid)
         stream = channel.stream_stream("/relibra.v1.RoutingService/ReportRouting")
         with pytest.raises(grpc.RpcError) as caught:
             list(stream(iter([bytes(65 << 20)]), timeout=30))
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert resident_kib(planner) - before_kib < MAX_GROWTH_KIB
+        assert resident_kib(planner.process.pid) - before_kib < MAX_GROWTH_KIB
         clock.restart()
         assert take_step(planner, 1).digest == expected.digest
         clock.stop()
@@ -113,31 +108,16 @@ def test_S6_S7_a_client_that_never_reads_its_answers_is_held_back(world: World) 
                 request.ordinal = num_sent
                 yield request
 
-        before_kib = resident_kib(planner)
+        before_kib = resident_kib(planner.process.pid)
         call = open_stream(channel, flood())
         eventually(lambda: num_sent > 2000)
         assert take_step(planner, 1).digest == expected.digest
-        assert resident_kib(planner) - before_kib < MAX_GROWTH_KIB
+        assert resident_kib(planner.process.pid) - before_kib < MAX_GROWTH_KIB
         stop.set()
         call.cancel()
         clock.restart()
         take_step(planner, 2)
         clock.stop()
-
-
-def test_S6_a_flood_of_one_job_changes_nothing_of_another(world: World) -> None:
-    planner = world.start_planner(RELIBRA_MAX_INGEST_BYTES_PER_S="500000")
-    expected = take_step(planner, 1, "undisturbed")
-    with world.fault("one job floods ingest", "S6 S8") as clock, PlannerClient(planner.address) as client:
-        client.register_job("flood", MODEL, CLUSTER, PARAMS)
-        reporter = RolloutReporter(planner.address, "flood", num_experts=MODEL.num_experts)
-        routed_TLK = routed_experts(0, 6)
-        for index in range(50_000):
-            assert reporter.report(1, f"seq-{index}", routed_TLK)
-        assert take_step(planner, 1).digest == expected.digest
-        clock.stop()
-        assert reporter._outbox.num_unanswered() > 0
-        reporter.close()
 
 
 def test_L1_L2_a_planner_out_of_file_descriptors_recovers(world: World) -> None:
@@ -164,30 +144,34 @@ def test_L1_L2_a_planner_out_of_file_descriptors_recovers(world: World) -> None:
 def test_S7_dead_clients_leave_nothing_behind(world: World) -> None:
     planner = world.start_planner()
     take_step(planner, 1)
-    with world.fault("200 waiting agents hang up", "S7 L2") as clock:
-        connections = Path(f"/proc/{planner.process.pid}/fd")
+    with world.fault("200 waiting agents hang up", "S7 L2") as clock, world.redis.client() as redis:
+
+        def num_connections() -> int:
+            """Of planner, Sentinels and this test to Redis."""
+            return len(redis.client_list(_type="normal"))
 
         def wait(client: PlannerClient) -> None:
             with pytest.raises((RelibraError, ValueError)) as caught:
                 client.fetch_plan("job", 9, MODEL, 0, wait_s=PATIENT_S)
             assert not isinstance(caught.value, NotReady)
 
-        def hang_up() -> int:
+        files = Path(f"/proc/{planner.process.pid}/fd")
+        num_files, num_others = len(list(files.iterdir())), num_connections()
+        for _ in range(3):
             clients = [PlannerClient(planner.address, timeout_s=PATIENT_S) for _ in range(20)]
             waiting = [threading.Thread(target=wait, args=(client,)) for client in clients for _ in range(10)]
             for each in waiting:
                 each.start()
+            # All look again and again, and share what the planner may have of connections.
+            num_looks = redis.info("commandstats")["cmdstat_hlen"]["calls"] + len(waiting)
+            eventually(lambda at=num_looks: redis.info("commandstats")["cmdstat_hlen"]["calls"] >= at)
+            assert num_connections() <= num_others + MAX_CONNECTIONS
             for client in clients:
                 client.close()
             for each in waiting:
                 each.join(timeout=PATIENT_S)
-            return len(list(connections.iterdir()))
-
-        hang_up()
         clock.restart()
         assert take_step(planner, 2).id.version == 2
         clock.stop()
-        # The first time leaves the planner a larger pool of connections to Redis; again and again leaves no more.
-        most = max(hang_up() for _ in range(2))
-        hang_up()
-        eventually(lambda: len(list(connections.iterdir())) <= most + 10)
+        eventually(lambda: len(list(files.iterdir())) <= num_files + MAX_CONNECTIONS)
+        clock.figures = f"{num_connections() - num_others} more connections to Redis, {MAX_CONNECTIONS} allowed"

@@ -8,6 +8,7 @@ import threading
 import pytest
 from robustness.world import (
     PATIENT_S,
+    Planner,
     World,
     fetch,
     prepare_step,
@@ -15,7 +16,7 @@ from robustness.world import (
     submit_step,
     take_step,
 )
-from services_harness import CLUSTER, MODEL, PARAMS, Service, eventually, routed_experts
+from services_harness import CLUSTER, MODEL, PARAMS, eventually, routed_experts
 
 from relibra.planning import check_rank_plan
 from relibra.rollout import RolloutReporter
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.robustness, pytest.mark.integration]
 NUM_SEQUENCES = 3000
 
 
-def report_many(planner: Service) -> RolloutReporter:
+def report_many(planner: Planner) -> RolloutReporter:
     """Start reporting more than is done in a moment."""
     with PlannerClient(planner.address, timeout_s=30) as client:
         client.register_job("job", MODEL, CLUSTER, PARAMS)
@@ -43,7 +44,7 @@ def test_L3_L4_a_planner_that_ends_mid_ingest(world: World, stop: signal.Signals
     planner = world.start_planner(RELIBRA_MAX_INGEST_BYTES_PER_S="60000")
     with (
         world.fault(f"planner gets {stop.name} mid-ingest", "L2 L3" if stop == signal.SIGKILL else "L2 L3 L4") as clock,
-        world.redis_client() as redis,
+        world.redis.client() as redis,
     ):
         reporter = report_many(planner)
         eventually(lambda: redis.hlen("relibra:{job}:step:1:counts") > 100)
@@ -70,7 +71,7 @@ def test_L2_S8_a_planner_killed_mid_solve_is_replaced_by_its_neighbour(world: Wo
         # Only for as long as it takes the lease to come to the one that dies.
         other.process.send_signal(signal.SIGSTOP)
         submit_step(ours, 1)
-        with world.redis_client() as redis:
+        with world.redis.client() as redis:
             eventually(lambda: redis.get("relibra:{job}:lease") == b"1")
             other.process.send_signal(signal.SIGCONT)
             ours.kill()
@@ -88,7 +89,7 @@ def test_S4_a_planner_paused_mid_solve_cannot_publish_when_it_wakes(world: World
         prepare_step(paused, 1)
         solvers = stop_solvers(paused)
         submit_step(paused, 1)
-        with world.redis_client() as redis:
+        with world.redis.client() as redis:
             eventually(lambda: redis.get("relibra:{job}:lease") == b"1")
             paused.process.send_signal(signal.SIGSTOP)
             heir = world.start_planner()
@@ -112,7 +113,7 @@ def test_L2_S3_a_planner_killed_between_solve_and_publish(world: World) -> None:
         prepare_step(planner, 1)
         solvers = stop_solvers(planner)
         submit_step(planner, 1)
-        with world.redis_client() as redis:
+        with world.redis.client() as redis:
             eventually(lambda: redis.get("relibra:{job}:lease") == b"1")
             # Writes wait from here on, the plan among them; reads do not, so the solver gets its counts.
             redis.execute_command("CLIENT", "PAUSE", "60000", "WRITE")
@@ -155,7 +156,7 @@ def test_L2_a_killed_solver_is_replaced_and_a_killed_planner_leaves_none(world: 
         prepare_step(planner, 1)
         solvers = stop_solvers(planner)
         submit_step(planner, 1)
-        with world.redis_client() as redis:
+        with world.redis.client() as redis:
             eventually(lambda: redis.get("relibra:{job}:lease") == b"1")
             for pid in solvers:
                 os.kill(pid, signal.SIGKILL)

@@ -19,11 +19,11 @@ def test_L2_L3_redis_killed_and_started_on_its_data(world: World) -> None:
     before = take_step(planner, 1)
     with world.fault("Redis gets SIGKILL, starts on its data", "L2 L3 S3 S4") as clock:
         prepare_step(planner, 2)
-        world.kill_redis()
+        world.redis.kill()
         eventually(lambda: not is_serving(planner))
         with PlannerClient(planner.address, timeout_s=5) as client, pytest.raises(Unavailable):
             client.fetch_plan("job", 1, MODEL, 0)
-        world.restart_redis()
+        world.redis.recover()
         clock.restart()
         submit_step(planner, 2)
         after = fetch(planner, 2)
@@ -52,7 +52,7 @@ def test_L1_S7_a_full_redis_refuses_and_recovers(world: World) -> None:
     take_step(planner, 1)
     with (
         world.fault("Redis is full, then is not", "L1 L2 L3") as clock,
-        world.redis_client() as redis,
+        world.redis.client() as redis,
         RolloutReporter(planner.address, "job", num_experts=MODEL.num_experts) as reporter,
     ):
         redis.config_set("maxmemory", "1")
@@ -72,7 +72,7 @@ def test_S4_a_wiped_redis_begins_a_newer_epoch(world: World) -> None:
     before = take_step(planner, 1)
     with (
         world.fault("Redis is wiped (FLUSHALL)", "S4 L2") as clock,
-        world.redis_client() as redis,
+        world.redis.client() as redis,
         PlannerClient(planner.address) as client,
     ):
         assert client.register_job("job", MODEL, CLUSTER, PARAMS) == before.id.epoch

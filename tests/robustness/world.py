@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from redis import Redis
+from history import Event, History
+from redis_deployments import Deployment
 from services_harness import CLUSTER, MODEL, PARAMS, Service, eventually, report_sequences
 
-from relibra.errors import RelibraError, Unavailable
+from relibra.errors import RelibraError
 from relibra.planning import RankPlan, Schedule
-from relibra.store import EmbeddedRedis
 from relibra.wire.client import PlannerClient
+
+T = TypeVar("T")
 
 SCHEDULE = Schedule.round_robin(8, 2, CLUSTER)
 PATIENT_S = 60.0
@@ -27,9 +29,11 @@ PATIENT_S = 60.0
 class Verdict:
     """A line of the table."""
 
+    redis: str
     fault: str
     promises: str
     recovery_s: float
+    figures: str
 
 
 @dataclass
@@ -38,6 +42,8 @@ class Clock:
 
     started_at: float = field(default_factory=time.monotonic)
     recovery_s: float = float("nan")
+    figures: str = ""
+    """What else was measured."""
 
     def restart(self) -> None:
         """Count from now: the fault is over, or another part may take over."""
@@ -48,15 +54,21 @@ class Clock:
         self.recovery_s = time.monotonic() - self.started_at
 
 
+class Planner(Service):
+    """A planner process, and what its clients saw."""
+
+    history: History
+
+
 class World:
     """A Redis and any number of planners, all stopped at the end whatever happened to them."""
 
-    def __init__(self, folder: Path, verdicts: list[Verdict]) -> None:
+    def __init__(self, folder: Path, redis: Deployment, verdicts: list[Verdict]) -> None:
         self._folder = folder
         self._verdicts = verdicts
-        self.redis = EmbeddedRedis(folder / "redis")
-        self.redis.start()
-        self._planners: list[Service] = []
+        self.redis = redis
+        self.history = History(folder / "history.jsonl")
+        self._planners: list[Planner] = []
 
     def __enter__(self) -> Self:
         return self
@@ -67,16 +79,16 @@ class World:
                 if planner.process.poll() is None:
                     planner.process.send_signal(signal_)
             planner.process.wait()
-        if self.redis.poll() is None:
-            os.kill(self.redis.pid, signal.SIGCONT)
         self.redis.stop()
 
-    def start_planner(self, **environment: str) -> Service:
+    def start_planner(self, **environment: str) -> Planner:
         """Start one more planner."""
         folder = self._folder / f"planner-{len(self._planners)}"
         folder.mkdir()
-        self._planners.append(Service("planner", self.redis.url, folder, **environment))
-        return self._planners[-1]
+        planner = Planner("planner", self.redis.url, folder, **environment)
+        planner.history = self.history
+        self._planners.append(planner)
+        return planner
 
     @contextmanager
     def fault(self, fault: str, promises: str) -> Iterator[Clock]:
@@ -86,68 +98,96 @@ class World:
             yield clock
         except AssertionError as error:
             raise AssertionError(f"broke {promises} - {fault}: {error}") from error
-        self._verdicts.append(Verdict(fault=fault, promises=promises, recovery_s=clock.recovery_s))
-
-    def redis_client(self) -> "Redis":
-        """Redis as a person with redis-cli sees it."""
-        return Redis(unix_socket_path=str(self.redis.socket_path), socket_timeout=PATIENT_S)
-
-    def kill_redis(self) -> None:
-        """SIGKILL Redis, and see it dead."""
-        os.kill(self.redis.pid, signal.SIGKILL)
-        assert eventually(self.redis.poll) == -signal.SIGKILL
-
-    def restart_redis(self) -> None:
-        """Start Redis again on what it wrote."""
-        self.redis = EmbeddedRedis(self.redis.data_dir)
-        self.redis.start()
+        self._verdicts.append(
+            Verdict(
+                redis=type(self.redis).__name__,
+                fault=fault,
+                promises=promises,
+                recovery_s=clock.recovery_s,
+                figures=clock.figures,
+            )
+        )
 
 
-def take_step(planner: Service, step: int, job_id: str = "job") -> RankPlan:
-    """Take a step of a job all the way, trying again as clients do; return its plan."""
+def take_step(planner: Planner, step: int, job_id: str = "job") -> RankPlan:
+    """Take a step of a job all the way; return its plan. Here and below, what may help is tried again."""
 
-    def attempt() -> RankPlan | None:
+    def attempt() -> RankPlan:
+        _prepare(planner, step, job_id)
+        _submit(planner, step, job_id)
+        return _fetch(planner, step, job_id)
+
+    return _again(attempt)
+
+
+def prepare_step(planner: Planner, step: int, job_id: str = "job") -> None:
+    """Register the job and report the sequences of a step, all but its schedule."""
+    _again(lambda: _prepare(planner, step, job_id))
+
+
+def submit_step(planner: Planner, step: int, job_id: str = "job") -> None:
+    """Submit the schedule of a prepared step."""
+    _again(lambda: _submit(planner, step, job_id))
+
+
+def fetch(planner: Planner, step: int, job_id: str = "job") -> RankPlan:
+    """Fetch a plan that will come."""
+    return _again(lambda: _fetch(planner, step, job_id))
+
+
+def _prepare(planner: Planner, step: int, job_id: str) -> None:
+    epoch = register(planner, job_id)
+    asked_after = len(planner.history)
+    ids = report_sequences(planner.address, job_id, step)
+    planner.history.tell(
+        Event(kind="acknowledged", asked_after=asked_after, job_id=job_id, epoch=epoch, step=step, sequence_ids=ids)
+    )
+
+
+def register(planner: Planner, job_id: str) -> int:
+    """Register a job; return its epoch."""
+    asked_after = len(planner.history)
+    with PlannerClient(planner.address) as client:
+        epoch = client.register_job(job_id, MODEL, CLUSTER, PARAMS)
+    planner.history.tell(Event(kind="registered", asked_after=asked_after, job_id=job_id, epoch=epoch))
+    return epoch
+
+
+def _submit(planner: Planner, step: int, job_id: str) -> None:
+    epoch, asked_after = register(planner, job_id), len(planner.history)
+    with PlannerClient(planner.address, timeout_s=30) as client:
+        client.submit_schedule(job_id, step, [f"seq-{index}" for index in range(8)], SCHEDULE)
+    planner.history.tell(Event(kind="submitted", asked_after=asked_after, job_id=job_id, epoch=epoch, step=step))
+
+
+def _fetch(planner: Planner, step: int, job_id: str) -> RankPlan:
+    asked_after = len(planner.history)
+    with PlannerClient(planner.address) as client:
+        plan = client.fetch_plan(job_id, step, MODEL, 0, wait_s=10)
+    planner.history.tell(
+        Event(
+            kind="planned",
+            asked_after=asked_after,
+            job_id=job_id,
+            epoch=plan.id.epoch,
+            step=step,
+            version=plan.id.version,
+            digest=plan.digest.hex(),
+        )
+    )
+    return plan
+
+
+def _again(call: Callable[[], T]) -> T:
+    def attempt() -> tuple[T] | None:
         try:
-            with PlannerClient(planner.address, timeout_s=10) as client:
-                client.register_job(job_id, MODEL, CLUSTER, PARAMS)
-                ids = report_sequences(planner.address, job_id, step)
-                client.submit_schedule(job_id, step, ids, SCHEDULE)
-                return client.fetch_plan(job_id, step, MODEL, 0, wait_s=10)
+            return (call(),)
         except RelibraError as error:
             if not error.retryable:
                 raise
             return None
 
-    return eventually(attempt, within_s=PATIENT_S)
-
-
-def prepare_step(planner: Service, step: int) -> None:
-    """Register the job and report the sequences of a step, all but its schedule."""
-    with PlannerClient(planner.address, timeout_s=30) as client:
-        client.register_job("job", MODEL, CLUSTER, PARAMS)
-    report_sequences(planner.address, "job", step)
-
-
-def submit_step(planner: Service, step: int) -> None:
-    """Submit the schedule of a prepared step."""
-    with PlannerClient(planner.address, timeout_s=30) as client:
-        client.submit_schedule("job", step, [f"seq-{index}" for index in range(8)], SCHEDULE)
-
-
-def fetch(planner: Service, step: int, job_id: str = "job") -> RankPlan:
-    """Fetch a plan that will come."""
-    with PlannerClient(planner.address, timeout_s=10) as client:
-        return eventually(
-            lambda: _unless_unavailable(lambda: client.fetch_plan(job_id, step, MODEL, 0, wait_s=10)),
-            within_s=PATIENT_S,
-        )
-
-
-def _unless_unavailable(call: Callable[[], RankPlan]) -> RankPlan | None:
-    try:
-        return call()
-    except Unavailable:
-        return None
+    return eventually(attempt, within_s=PATIENT_S)[0]
 
 
 def is_serving(planner: Service) -> bool:
@@ -161,6 +201,11 @@ def solvers_of(planner: Service) -> list[int]:
     """Pids of the solver processes of a planner."""
     children = Path(f"/proc/{planner.process.pid}/task/{planner.process.pid}/children").read_text().split()
     return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def resident_kib(pid: int) -> int:
+    """Memory of a process."""
+    return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
 
 
 def stop_solvers(planner: Service) -> list[int]:

@@ -79,6 +79,11 @@ def test_the_history_of_a_job_is_oldest_first(http: TestClient, job: WatchedJob)
     assert first["plan_wait_s"] == pytest.approx(0.023)
     assert (first["num_fallbacks"], second["num_fallbacks"]) == (0, 4)
     assert points[2]["imbalance_after"] is None
+    assert first["speedup_planned"] == pytest.approx(forecast.imbalance_before / forecast.imbalance_after)
+    assert first["speedup_realised"] == pytest.approx(first["speedup_planned"])
+    assert points[2]["speedup_realised"] is points[2]["plan_latency_s"] is None
+    plan = http.get("/v1/jobs/job/steps/1").json()["plan"]
+    assert first["plan_latency_s"] == plan["latency_s"] > 0
 
 
 def test_the_history_of_an_expert_and_of_a_rank(http: TestClient, job: WatchedJob) -> None:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from services_harness import CLUSTER
 
 from relibra.planning import Cluster, Phase, PlanId
+from relibra.planning.execution_sum import Cause, Execution
 from relibra.planning.plan import Forecast
-from relibra.status.execution import Cause, Execution
 from relibra.status.explain import explain, size_text
 from relibra.store import PlanRecord, StepRecord
 
@@ -28,7 +28,13 @@ STEP = StepRecord(step=8, num_sequences=12, policies={}, submitted_at=None, plan
 def planned(**changes: float) -> StepRecord:
     forecast = replace(FORECAST, **changes)
     record = PlanRecord(
-        id=PlanId(epoch=1, version=1), step=8, digest=b"", reason="because", forecast=forecast, published_at=0
+        id=PlanId(epoch=1, version=1),
+        step=8,
+        digest=b"",
+        reason="because",
+        forecast=forecast,
+        submitted_at=None,
+        published_at=0,
     )
     return replace(STEP, plan=record)
 
@@ -61,9 +67,8 @@ def test_a_step_without_a_plan_says_what_it_waits_for(step: StepRecord, words: s
     assert told.placement == told.replicas == told.execution == []
 
 
-@pytest.mark.parametrize("cause", list(Cause))
-def test_every_cause_of_a_fallback_comes_with_advice(cause: Cause) -> None:
-    execution = Execution(
+def fallen_back(cause: Cause) -> Execution:
+    return Execution(
         phase=Phase.UPDATE,
         num_expected=4,
         num_ep_groups=1,
@@ -75,11 +80,23 @@ def test_every_cause_of_a_fallback_comes_with_advice(cause: Cause) -> None:
         rank_tokens=(1, 1, 1, 1),
         reorder_sent_bytes=0,
         replica_sent_bytes=0,
-        plan_wait_s=0.0,
+        plan_wait_s=30.0,
     )
-    told = explain(planned(), CLUSTER, [execution]).execution
+
+
+@pytest.mark.parametrize("cause", list(Cause))
+def test_every_cause_of_a_fallback_comes_with_advice(cause: Cause) -> None:
+    told = explain(planned(), CLUSTER, [fallen_back(cause)]).execution
     assert f"(4 {cause})" in told[0]
     assert told[1].startswith(f"{cause}: ")
+
+
+def test_who_waited_in_vain_is_told_how_long_the_plan_took() -> None:
+    step = planned()
+    assert step.plan is not None
+    late = replace(step, plan=replace(step.plan, submitted_at=100.0, published_at=142.5))
+    told = explain(late, CLUSTER, [fallen_back(Cause.LATE)]).execution
+    assert "The plan was there 42.5 s after its schedule; the rank that waited longest waited 30.0 s." in told
 
 
 @given(st.integers(0, 1 << 60))

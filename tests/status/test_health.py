@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from relibra.planning import Phase, PlanId
+from relibra.planning.execution_sum import Cause, Execution
 from relibra.planning.plan import Forecast
-from relibra.status.execution import Cause, Execution
-from relibra.status.health import Verdict, job_health
+from relibra.status.health import Verdict, duration, job_health
 from relibra.store import PlanRecord, StepRecord
 
 NOW = 1000.0
@@ -21,7 +21,15 @@ FORECAST = Forecast(
     reorder_size_bytes=5,
     replica_size_bytes=6,
 )
-PLAN = PlanRecord(id=PlanId(epoch=1, version=1), step=7, digest=b"", reason="", forecast=FORECAST, published_at=NOW)
+PLAN = PlanRecord(
+    id=PlanId(epoch=1, version=1),
+    step=7,
+    digest=b"",
+    reason="",
+    forecast=FORECAST,
+    submitted_at=NOW - 1,
+    published_at=NOW,
+)
 COLLECTING = StepRecord(step=8, num_sequences=12, policies={}, submitted_at=None, plan=None, failure=None)
 PLANNED = replace(COLLECTING, step=7, plan=PLAN)
 EXECUTION = Execution(
@@ -68,3 +76,49 @@ def test_a_verdict_has_its_reason(
     health = job_health(steps, PLANNED if executed else None, executed, NOW)
     assert health.verdict is verdict
     assert re.search(words, health.reason), health.reason
+
+
+def planned(step: int, published_at: float) -> StepRecord:
+    return replace(PLANNED, step=step, plan=replace(PLAN, step=step, published_at=published_at))
+
+
+EVERY_40_S = [planned(step, NOW - 900 - 40 * (7 - step)) for step in (7, 6, 5, 4)]
+
+
+@pytest.mark.parametrize(
+    ("newest", "executed_step", "executed", "words"),
+    [
+        ([COLLECTING], 7, [EXECUTION], "step 8 has 12 sequences and no schedule"),
+        ([], 6, [EXECUTION], "step 7 is planned and no rank has reported"),
+        ([], 7, [replace(EXECUTION, missing=((0, 2),))], "step 7: .* missing: rank 2; look at their logs"),
+        ([], 7, [EXECUTION], "all ranks reported step 7, .*has the job ended"),
+    ],
+)
+def test_a_job_that_stands_still_says_where(
+    newest: list[StepRecord], executed_step: int, executed: list[Execution], words: str
+) -> None:
+    steps = [*newest, *EVERY_40_S]
+    health = job_health(steps, planned(executed_step, 0), executed, NOW)
+    assert health.verdict is Verdict.STALLED
+    assert health.reason.startswith("no plan for 15 min, where one came every 40 s: ")
+    assert re.search(words, health.reason), health.reason
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [
+        (EVERY_40_S[:2], "too few steps to tell what is usual"),
+        ([planned(step, NOW - 300 - 100 * (7 - step)) for step in (7, 6, 5)], "three times as long as usual"),
+        ([planned(step, NOW - 100 - (7 - step)) for step in (7, 6, 5)], "a hundred times, and not long"),
+        ([replace(COLLECTING, submitted_at=NOW - 60), *EVERY_40_S], "a planner is missing, which is worse"),
+    ],
+)
+def test_a_job_is_not_said_to_stand_still_too_early(steps: list[StepRecord], why: str) -> None:
+    assert job_health(steps, None, [], NOW).verdict is not Verdict.STALLED, why
+
+
+@pytest.mark.parametrize(
+    ("time_s", "text"), [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (1e6, "12 d")]
+)
+def test_durations_are_short(time_s: float, text: str) -> None:
+    assert duration(time_s) == text

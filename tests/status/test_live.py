@@ -9,7 +9,7 @@ from services_harness import CLUSTER, MODEL, Loop
 from watched_job import WatchedJob
 
 from relibra.errors import LimitExceeded
-from relibra.status.access import ANYBODY, Viewer
+from relibra.status.access import EVERYTHING, Viewer
 from relibra.status.live import Live
 from relibra.store import Store
 
@@ -27,8 +27,8 @@ def test_each_viewer_hears_of_the_jobs_they_may_see(store: Store, run: Loop) -> 
         await theirs.register()
         live = Live(store, poll_interval_s=0.01, max_viewers=3)
         streams = {
-            "all": live.watch(ANYBODY, None),
-            "one": live.watch(ANYBODY, "mine"),
+            "all": live.watch(EVERYTHING, None),
+            "one": live.watch(EVERYTHING, "mine"),
             "token": live.watch(Viewer(name="token", job_id="theirs"), None),
         }
         for stream in streams.values():
@@ -53,7 +53,7 @@ def test_an_outage_is_told_and_its_end_too(store: Store, run: Loop, monkeypatch:
     async def watch() -> None:
         gone = Store.open("unix:///nowhere/redis.sock")
         live = Live(gone, poll_interval_s=0.01, max_viewers=1)
-        stream = live.watch(ANYBODY, None)
+        stream = live.watch(EVERYTHING, None)
         assert (await next_event(stream))[1]["is_reachable"]
         name, told = await next_event(stream)
         assert (name, told["is_reachable"]) == ("store", False)

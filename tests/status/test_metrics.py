@@ -1,10 +1,19 @@
 """What Prometheus is told, and that docs/status.md lists all of it."""
 
 import re
+import socket
+import urllib.request
 from pathlib import Path
+from urllib.error import HTTPError
 
+import pytest
 from fastapi.testclient import TestClient
+from services_harness import Service
 from watched_job import WatchedJob
+
+from relibra.errors import Unavailable
+from relibra.status.serve import StatusServer
+from relibra.status.settings import StatusSettings
 
 DOCS = Path(__file__).parents[2] / "docs/status.md"
 
@@ -12,6 +21,10 @@ DOCS = Path(__file__).parents[2] / "docs/status.md"
 def test_metrics_tell_of_every_job(http: TestClient, job: WatchedJob) -> None:
     lines = http.get("/metrics").text.splitlines()
     assert "relibra_jobs 1.0" in lines
+    assert 'relibra_job_health{job_id="job",verdict="failing"} 1.0' in lines
+    assert 'relibra_job_health{job_id="job",verdict="well"} 0.0' in lines
+    plan = http.get("/v1/jobs/job/steps/2").json()["plan"]
+    assert f'relibra_plan_latency_seconds{{job_id="job"}} {plan["latency_s"]}' in lines
     assert 'relibra_steps_planned_total{job_id="job"} 2.0' in lines
     assert 'relibra_steps_pending{job_id="job"} 1.0' in lines
     after = job.plans[2].forecast.imbalance_after
@@ -20,6 +33,29 @@ def test_metrics_tell_of_every_job(http: TestClient, job: WatchedJob) -> None:
     assert 'relibra_fallback_ranks{cause="late",job_id="job",phase="update"} 4.0' in lines
     assert 'relibra_fallback_ranks{cause="stale",job_id="job",phase="update"} 0.0' in lines
     assert 'relibra_missing_reports{job_id="job",phase="update"} 0.0' in lines
+
+
+def test_the_port_for_prometheus_wants_no_token_and_shows_nothing_else(
+    redis_url: str, job: WatchedJob, tmp_path: Path
+) -> None:
+    service = Service("status", redis_url, tmp_path, RELIBRA_AUTH="required", RELIBRA_METRICS_PORT="0")
+    try:
+        (address,) = re.findall(r"metrics on (\S+)/metrics", service.log())
+        with urllib.request.urlopen(f"{address}/metrics", timeout=10) as answer:
+            assert 'relibra_steps_planned_total{job_id="job"} 2.0' in answer.read().decode()
+        for url in (f"{address}/v1/jobs", f"{address}/", f"{service.address}/metrics"):
+            with pytest.raises(HTTPError) as refused:
+                urllib.request.urlopen(url, timeout=10)
+            assert refused.value.code == (401 if service.address in url else 404)
+    finally:
+        assert service.stop() == 0
+
+
+def test_a_port_that_is_taken_is_named(redis_url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Unavailable, match=f"cannot listen on 127.0.0.1:{port}"):
+            StatusServer(StatusSettings(redis_url=redis_url, port=0, metrics_port=port))
 
 
 def test_all_metrics_are_documented(http: TestClient, job: WatchedJob) -> None:

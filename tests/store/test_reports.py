@@ -1,8 +1,11 @@
+import dataclasses
+
 import numpy as np
 from services_harness import Loop
 from step_samples import report_all
 
 from relibra.planning import ExecutionReport, Phase, PlanId
+from relibra.planning.execution_sum import Cause, executions
 from relibra.store import JobRecord, Store
 
 
@@ -25,7 +28,7 @@ def test_reports_are_kept_by_phase_and_rank(store: Store, run: Loop, job: JobRec
     report_all(store, run)
     reports = [report(job, phase, rank) for phase in Phase for rank in (1, 0)]
     for each in [*reports, reports[0]]:
-        run(store.put_report("job", each))
+        run(store.put_report(job, each))
     found = run(store.get_reports("job", 1))
     assert [(each.phase, each.ep_rank) for each in found] == [
         (phase, rank) for phase in (Phase.RECOMPUTE, Phase.UPDATE) for rank in (0, 1)
@@ -36,5 +39,41 @@ def test_reports_are_kept_by_phase_and_rank(store: Store, run: Loop, job: JobRec
 
 
 def test_S7_a_report_of_a_step_that_is_not_there_is_dropped(store: Store, run: Loop, job: JobRecord) -> None:
-    run(store.put_report("job", report(job, Phase.UPDATE, 0, step=9)))
+    run(store.put_report(job, report(job, Phase.UPDATE, 0, step=9)))
     assert run(store.get_reports("job", 9)) == []
+
+
+def test_the_report_that_completes_a_phase_makes_its_sum(store: Store, run: Loop, job: JobRecord) -> None:
+    report_all(store, run)
+    ranks = range(job.cluster.num_ranks)
+    for rank in ranks:
+        assert run(store.get_executions("job", [1, 2])) == [[], []]
+        run(store.put_report(job, report(job, Phase.UPDATE, rank)))
+        run(store.put_report(job, report(job, Phase.RECOMPUTE, rank)) if rank else store.ping())
+    ((update,), none) = run(store.get_executions("job", [1, 2]))
+    assert none == []
+    assert [update] == executions([report(job, Phase.UPDATE, rank) for rank in ranks], job.cluster)
+    assert update.fallbacks == {Cause.OTHER: 1}
+    assert update.rank_tokens == ((1 << 40) + 5,) * len(ranks)
+    run(store.put_report(job, report(job, Phase.RECOMPUTE, 0)))
+    ((recompute, _),) = run(store.get_executions("job", [1]))
+    assert recompute.phase is Phase.RECOMPUTE
+
+
+def test_a_report_that_replaces_another_changes_the_sum(store: Store, run: Loop, job: JobRecord) -> None:
+    report_all(store, run)
+    reports = [report(job, Phase.UPDATE, rank) for rank in range(job.cluster.num_ranks)]
+    for each in [*reports, dataclasses.replace(reports[0], applied=reports[1].applied, reason="as planned")]:
+        run(store.put_report(job, each))
+    ((update,),) = run(store.get_executions("job", [1]))
+    assert (update.num_fallbacks, update.num_applied) == (0, job.cluster.num_ranks)
+
+
+def test_S7_sums_expire_with_their_step(store: Store, run: Loop, job: JobRecord) -> None:
+    report_all(store, run)
+    for rank in range(job.cluster.num_ranks):
+        run(store.put_report(job, report(job, Phase.UPDATE, rank)))
+    report_all(store, run, step=2)
+    report_all(store, run, step=3)
+    run(store.expire_steps("job", 2))
+    assert run(store.get_executions("job", [1])) == [[]]

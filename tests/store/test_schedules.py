@@ -7,6 +7,7 @@ from step_samples import IDS, SCHEDULE, report_all
 
 from relibra.errors import Conflict, LimitExceeded, NotFound, StaleEpoch
 from relibra.planning import Schedule
+from relibra.planning.plan import Basis
 from relibra.store import JobRecord, PendingStep, StepState, Store, StoreLimits
 
 
@@ -16,14 +17,21 @@ def test_a_schedule_is_kept_once_and_makes_the_step_pending(store: Store, run: L
     run(store.put_schedule(job, 1, IDS, SCHEDULE))
     with pytest.raises(Conflict, match="has another schedule"):
         run(store.put_schedule(job, 1, IDS, Schedule.round_robin(8, 4, CLUSTER)))
-    sequence_ids, schedule = run(store.get_schedule("job", 1))
-    assert sequence_ids == IDS
+    sequence_ids, schedule, basis = run(store.get_schedule("job", 1))
+    assert (sequence_ids, basis) == (IDS, Basis.REPLAY)
     np.testing.assert_array_equal(schedule.row_S, SCHEDULE.row_S)
     (pending,) = run(store.pending_steps())
     assert (pending.job_id, pending.step) == ("job", 1)
     assert run(store.get_step("job", 1)).state is StepState.SOLVING
     with pytest.raises(NotFound, match="step 2 of job 'job' has no schedule"):
         run(store.get_schedule("job", 2))
+
+
+def test_a_schedule_keeps_what_its_plan_is_based_on(store: Store, run: Loop, job: JobRecord) -> None:
+    run(store.put_schedule(job, 1, IDS, SCHEDULE, basis=Basis.PREVIOUS_STEPS))
+    with pytest.raises(Conflict, match="has another schedule"):
+        run(store.put_schedule(job, 1, IDS, SCHEDULE))
+    assert run(store.get_schedule("job", 1))[2] is Basis.PREVIOUS_STEPS
 
 
 def test_pending_steps_of_all_jobs_come_longest_waiting_first(store: Store, run: Loop, job: JobRecord) -> None:

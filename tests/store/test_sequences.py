@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 from services_harness import Loop
-from step_samples import COUNTS_SLE, IDS, PLAN, SCHEDULE, lease_of, report_all, sequence
+from step_samples import COUNTS_SLE, IDS, LONG_S, PLAN, SCHEDULE, lease_of, report_all, sequence
 
 from relibra.errors import Conflict, LimitExceeded, NotFound, UnknownJob
+from relibra.planning.plan import Basis
 from relibra.store import JobRecord, SequenceCounts, Store, StoreLimits
 
 
@@ -43,6 +44,21 @@ def test_late_sequences_are_refused_but_known_ones_confirmed(store: Store, run: 
     assert isinstance(late, Conflict)
     assert "is late: step 1 has its schedule" in str(late)
     assert run(store.reported_sequences("job", 1)) == set(IDS)
+
+
+def test_a_step_that_is_forecast_takes_reports_after_its_schedule_and_does_not_open_again(
+    store: Store, run: Loop, job: JobRecord
+) -> None:
+    run(store.put_schedule(job, 1, IDS, SCHEDULE, basis=Basis.PREVIOUS_STEPS))
+    lease = run(store.take_lease("job", LONG_S))
+    run(store.publish_plan(lease, PLAN))
+    assert report_all(store, run) == [None] * 8
+    np.testing.assert_array_equal(run(store.get_total(job, 1)), COUNTS_SLE.sum(axis=0))
+    assert not run(store.get_total(job, 2)).any()
+    assert report_all(store, run, 2, StoreLimits(max_open_steps=1)) == [None] * 8
+    run(store.put_schedule(job, 3, IDS, SCHEDULE, basis=Basis.ROLLOUT))
+    (late,) = run(store.put_counts([sequence("late", step=3)]))
+    assert isinstance(late, Conflict)
 
 
 def test_S7_a_step_holds_no_more_than_its_limit(store: Store, run: Loop, job: JobRecord) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from relibra.errors import InvalidInput
 from relibra.planning import Cluster, CostModel, ExecutionReport, Model, Phase, PlanId, PlanParams, RankPlan, Schedule
+from relibra.planning.plan import Basis
 from relibra.v1 import execution_pb2, job_pb2, plan_pb2
 from relibra.wire import array, messages
 
@@ -104,7 +105,8 @@ def test_a_sequence_scheduled_twice_is_named() -> None:
         messages.decode_schedule(message, CLUSTER)
 
 
-def test_rank_plans_survive_the_wire() -> None:
+@pytest.mark.parametrize("basis", list(Basis))
+def test_rank_plans_survive_the_wire(basis: Basis) -> None:
     plan = RankPlan(
         id=PlanId(epoch=2**63 - 1, version=7),
         step=5,
@@ -114,11 +116,17 @@ def test_rank_plans_survive_the_wire() -> None:
         replica_share_Q=np.array([4, 0], dtype=np.int32),
         num_micro_batches=2,
         reason="two replicas",
+        basis=basis,
     )
     data = messages.encode_rank_plan(plan).SerializeToString()
     assert same(messages.decode_rank_plan(plan_pb2.RankPlan.FromString(data), MODEL), plan)
     with pytest.raises(InvalidInput, match=r"plan.home_rank.shape"):
         messages.decode_rank_plan(plan_pb2.RankPlan.FromString(data), dataclasses.replace(MODEL, num_layers=2))
+
+
+def test_a_basis_nobody_knows_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"basis: expected replay, rollout or previous steps \(0 to 2\), got 3"):
+        messages.decode_basis(3)
 
 
 @pytest.mark.parametrize("applied", [None, PlanId(epoch=2**63 - 1, version=1)])
@@ -157,3 +165,14 @@ def test_bad_execution_reports_are_refused_by_name(change: dict[str, int], fault
     )
     with pytest.raises(InvalidInput, match=fault):
         messages.decode_execution(request, MODEL, CLUSTER)
+
+
+def test_S7_replica_counts_whose_sum_wraps_around_are_refused() -> None:
+    half = np.iinfo(np.int64).max
+    message = plan_pb2.RankPlan(
+        home_rank=array.encode(CLUSTER.identity_placement(MODEL)),
+        replica_count=array.encode(np.array([[half, half, 2]])),
+        **{name: array.encode(np.zeros(0, np.int32)) for name in ("replica_expert", "replica_rank", "replica_share")},
+    )
+    with pytest.raises(InvalidInput, match=r"plan.replica_count: expected a sum of 0"):
+        messages.decode_rank_plan(message, MODEL)

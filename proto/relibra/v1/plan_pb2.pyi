@@ -1,10 +1,20 @@
 from relibra.v1 import array_pb2 as _array_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Basis(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BASIS_REPLAY: _ClassVar[Basis]
+    BASIS_ROLLOUT: _ClassVar[Basis]
+    BASIS_PREVIOUS_STEPS: _ClassVar[Basis]
+BASIS_REPLAY: Basis
+BASIS_ROLLOUT: Basis
+BASIS_PREVIOUS_STEPS: Basis
 
 class PlanId(_message.Message):
     __slots__ = ("epoch", "version")
@@ -27,14 +37,16 @@ class Schedule(_message.Message):
     def __init__(self, sequence_ids: _Optional[_Iterable[str]] = ..., micro_batch: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., source_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., ep_group: _Optional[_Union[_array_pb2.Array, _Mapping]] = ...) -> None: ...
 
 class SubmitScheduleRequest(_message.Message):
-    __slots__ = ("job_id", "step", "schedule")
+    __slots__ = ("job_id", "step", "schedule", "basis")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    BASIS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     step: int
     schedule: Schedule
-    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, _Mapping]] = ...) -> None: ...
+    basis: Basis
+    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, _Mapping]] = ..., basis: _Optional[_Union[Basis, str]] = ...) -> None: ...
 
 class SubmitScheduleResponse(_message.Message):
     __slots__ = ()
@@ -59,7 +71,7 @@ class FetchPlanResponse(_message.Message):
     def __init__(self, plan: _Optional[_Union[RankPlan, _Mapping]] = ...) -> None: ...
 
 class RankPlan(_message.Message):
-    __slots__ = ("id", "step", "digest", "home_rank", "replica_share", "num_micro_batches", "reason", "replica_count", "replica_expert", "replica_rank")
+    __slots__ = ("id", "step", "digest", "home_rank", "replica_share", "num_micro_batches", "reason", "replica_count", "replica_expert", "replica_rank", "basis")
     ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +82,7 @@ class RankPlan(_message.Message):
     REPLICA_COUNT_FIELD_NUMBER: _ClassVar[int]
     REPLICA_EXPERT_FIELD_NUMBER: _ClassVar[int]
     REPLICA_RANK_FIELD_NUMBER: _ClassVar[int]
+    BASIS_FIELD_NUMBER: _ClassVar[int]
     id: PlanId
     step: int
     digest: bytes
@@ -80,7 +93,8 @@ class RankPlan(_message.Message):
     replica_count: _array_pb2.Array
     replica_expert: _array_pb2.Array
     replica_rank: _array_pb2.Array
-    def __init__(self, id: _Optional[_Union[PlanId, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., home_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_share: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., num_micro_batches: _Optional[int] = ..., reason: _Optional[str] = ..., replica_count: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_expert: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ...) -> None: ...
+    basis: Basis
+    def __init__(self, id: _Optional[_Union[PlanId, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., home_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_share: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., num_micro_batches: _Optional[int] = ..., reason: _Optional[str] = ..., replica_count: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_expert: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., basis: _Optional[_Union[Basis, str]] = ...) -> None: ...
 
 class WatchPlansRequest(_message.Message):
     __slots__ = ("job_id",)

@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import Message
 
 from relibra.planning import Cluster, ExecutionReport, Model, PlanParams, RankPlan, Schedule
+from relibra.planning.plan import Basis
 from relibra.v1 import (
     execution_pb2_grpc,
     job_pb2_grpc,
@@ -67,17 +68,30 @@ class PlannerClient:
         self._known_epochs[job_id] = epoch
         return epoch
 
-    def submit_schedule(self, job_id: str, step: int, sequence_ids: Sequence[str], schedule: Schedule) -> None:
+    def submit_schedule(
+        self,
+        job_id: str,
+        step: int,
+        sequence_ids: Sequence[str],
+        schedule: Schedule,
+        basis: Basis = Basis.REPLAY,
+    ) -> None:
         """Hand over the schedule of a step; returns when it is durable, and the plan follows.
+
+        `basis` says what the plan can go by. With `PREVIOUS_STEPS` nothing of this step needs to be reported before:
+        what is reported for it later counts for the steps after it.
 
         Raises:
             UnknownJob: register first.
             InvalidInput: a rank, group or array is wrong, or a sequence is scheduled twice.
             NotFound: a scheduled sequence was never reported; the text names the first ones.
-            Conflict: the step already has another schedule.
+            Conflict: the step already has another schedule, or this one on another basis.
         """
         request = plan_pb2.SubmitScheduleRequest(
-            job_id=job_id, step=step, schedule=messages.encode_schedule(list(sequence_ids), schedule)
+            job_id=job_id,
+            step=step,
+            schedule=messages.encode_schedule(list(sequence_ids), schedule),
+            basis=messages.encode_basis(basis),
         )
         self._call(self._plans.SubmitSchedule, request)
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from relibra.errors import InvalidInput
 from relibra.planning import Cluster, CostModel, ExecutionReport, Model, Phase, PlanId, PlanParams, RankPlan, Schedule
+from relibra.planning.plan import Basis
 from relibra.v1 import execution_pb2, job_pb2, plan_pb2
 from relibra.wire import array
 
@@ -128,6 +129,30 @@ def decode_schedule(message: plan_pb2.Schedule, cluster: Cluster) -> tuple[list[
     return sequence_ids, schedule
 
 
+_BASES = {
+    Basis.REPLAY: plan_pb2.BASIS_REPLAY,
+    Basis.ROLLOUT: plan_pb2.BASIS_ROLLOUT,
+    Basis.PREVIOUS_STEPS: plan_pb2.BASIS_PREVIOUS_STEPS,
+}
+
+
+def encode_basis(basis: Basis) -> plan_pb2.Basis:
+    """Return the number of a basis."""
+    return _BASES[basis]
+
+
+def decode_basis(number: int) -> Basis:
+    """Read a basis.
+
+    Raises:
+        InvalidInput: this version knows none of that number.
+    """
+    basis = next((each for each, of_basis in _BASES.items() if of_basis == number), None)
+    if basis is None:
+        raise InvalidInput.of("basis", expected="replay, rollout or previous steps (0 to 2)", got=number)
+    return basis
+
+
 def encode_plan_id(plan_id: PlanId) -> plan_pb2.PlanId:
     """Build the message of a plan id."""
     return plan_pb2.PlanId(epoch=plan_id.epoch, version=plan_id.version)
@@ -155,6 +180,7 @@ def encode_rank_plan(plan: RankPlan) -> plan_pb2.RankPlan:
         replica_share=array.encode(plan.replica_share_Q),
         num_micro_batches=plan.num_micro_batches,
         reason=plan.reason,
+        basis=encode_basis(plan.basis),
     )
 
 
@@ -170,8 +196,10 @@ def decode_rank_plan(message: plan_pb2.RankPlan, model: Model) -> RankPlan:
     expert_Q = array.decode(message.replica_expert, "plan.replica_expert", kinds="iu", shape=(None,))
     rank_Q = array.decode(message.replica_rank, "plan.replica_rank", kinds="iu", shape=expert_Q.shape)
     share_Q = array.decode(message.replica_share, "plan.replica_share", kinds="iu", shape=expert_Q.shape)
-    num_replicas = int(count_ML.sum(dtype=np.int64)) if count_ML.min(initial=0) >= 0 else -1
-    if num_replicas != len(expert_Q):
+    # Each by itself first: a sum may wrap around.
+    is_possible = count_ML.min(initial=0) >= 0 and count_ML.max(initial=0) <= len(expert_Q)
+    num_replicas = int(count_ML.sum(dtype=np.int64))
+    if not is_possible or num_replicas != len(expert_Q):
         raise InvalidInput.of("plan.replica_count", expected=f"a sum of {len(expert_Q)}", got=num_replicas)
     row_Q, layer_Q = np.divmod(np.repeat(np.arange(count_ML.size), count_ML.ravel()), model.num_layers)
     return RankPlan(
@@ -183,6 +211,7 @@ def decode_rank_plan(message: plan_pb2.RankPlan, model: Model) -> RankPlan:
         replica_share_Q=share_Q.astype(np.int32),
         num_micro_batches=message.num_micro_batches,
         reason=message.reason,
+        basis=decode_basis(message.basis),
     )
 
 

@@ -4,57 +4,33 @@ In:   a routing trace file, a model and nodes by name.
 Out:  an answer with its reasons; exit status 0 for "turn it on", 1 for anything else.
 """
 
-import json
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.panel import Panel
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from relibra.cli.question import (
-    GpusOption,
-    HardwareOption,
-    LengthOption,
-    MicroBatchesOption,
-    ModelOption,
-    NodesOption,
-    TokensOption,
-    TraceOption,
-    ask,
-    provenance,
-)
+from relibra.cli.output import AsJson, print_json, working
+from relibra.cli.question import asking, provenance
 from relibra.evaluation.advice import Advice, Answer
+from relibra.evaluation.question import Question
 
 _COLOURS = {Answer.TURN_ON: "green", Answer.WILL_NOT_PAY: "yellow", Answer.NOT_ENOUGH_DATA: "blue"}
 
 
-def advise(
-    trace: TraceOption,
-    model: ModelOption,
-    hardware: HardwareOption = "h100",
-    nodes: NodesOption = 1,
-    gpus_per_node: GpusOption = 8,
-    micro_batches: MicroBatchesOption = 32,
-    tokens_per_gpu: TokensOption = 8192,
-    sequence_length: LengthOption = 8192,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
+@asking
+def advise(ask: Callable[[], Question], as_json: AsJson = False) -> None:
     """Say whether balancing will pay for a model on its recorded routing, and what to set."""
     from relibra.evaluation.advice import advise as run  # loads numba
 
-    question = ask(trace, model, hardware, nodes, gpus_per_node, 0, micro_batches, tokens_per_gpu, sequence_length)
-    progress = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True)
-    )
-    with progress:
-        task = progress.add_task("reading")
-        advice = run(question, lambda name: progress.update(task, description=f"simulating {name}"))
+    with working(on="reading") as now:
+        question = ask()
+        advice = run(question, lambda name: now(f"simulating {name}"))
     if as_json:
-        typer.echo(json.dumps(asdict(advice) | {"answer": advice.answer.value}, indent=2))
+        print_json(asdict(advice) | {"answer": advice.answer.value})
     else:
         console = Console()
         colour = _COLOURS[advice.answer]

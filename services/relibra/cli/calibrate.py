@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from relibra.cli.output import AsJson, print_json
 from relibra.errors import InvalidInput
 from relibra.evaluation import calibration
 from relibra.evaluation.calibration import Measurement, read_measurements
@@ -43,6 +44,7 @@ def calibrate(
     hidden_share: Annotated[
         float | None, typer.Option(help="Part of replicas' transfers that hides. 0.9 by default.", min=0, max=1)
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Turn measurements of a GPU into a cost model."""
     found = read_measurements(measurements)
@@ -57,6 +59,9 @@ def calibrate(
         write_atomically(output, (json.dumps(cost.to_dict(), indent=2) + "\n").encode())
     except OSError as error:
         raise InvalidInput.of("--output", expected="a file that can be written", got=error) from error
+    if as_json:
+        print_json({"output": str(output), "model": chosen.preset, "device": chosen.device, "cost": cost.to_dict()})
+        return
     console = Console()
     console.print(_table(chosen, cost))
     console.print(f"Written to {output}", highlight=False)

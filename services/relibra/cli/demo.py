@@ -4,6 +4,7 @@ import importlib.util
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from relibra.cli.output import AsJson, print_json
 from relibra.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ def demo(
     status_url: Annotated[str | None, typer.Option(help="Status service of that planner (http://host:port).")] = None,
     job_id: Annotated[str, typer.Option(help="Name of the job at the planner.")] = "demo",
     keep: Annotated[bool, typer.Option("--keep", help="Leave the services up until Ctrl-C.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run one real MoE RL job twice, plain and balanced, and prove that balancing works and changes nothing.
 
@@ -44,7 +47,7 @@ def demo(
     from relibra.demo.shape import Registration
     from relibra.demo.verdict import compare, judge
 
-    console = Console()
+    console = Console(stderr=as_json)
     with ExitStack() as stack:
         folder = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relibra-demo-")))
         if planner is not None and status_url is not None:
@@ -53,7 +56,7 @@ def demo(
             services = stack.enter_context(OwnServices(folder))
         registration = Registration(services.planner_address, job_id)
         register(registration)
-        console.print(f"planner  {services.planner_address}\nstatus   {services.status_url}/docs\n")
+        console.print(f"planner  {services.planner_address}\nstatus   {services.status_url}\n")
         runs: dict[str, list[StepRecord]] = {"plain": [], "balanced": []}
         with Progress(
             SpinnerColumn(),
@@ -86,9 +89,12 @@ def demo(
             forecast = services.get(f"{shown}/plan")["forecast"]
             comparisons.append(compare(step, plain, balanced, forecast, services.get(f"{shown}/reports")))
         verdict = judge(comparisons)
-        _show(console, verdict)
+        if as_json:
+            print_json(asdict(verdict))
+        else:
+            _show(console, verdict)
         if keep:
-            console.print(f"\nthe services are up, look at {services.status_url}/docs; Ctrl-C stops them")
+            console.print(f"\nthe services are up, look at {services.status_url}; Ctrl-C stops them")
             _wait_for_interrupt()
     raise typer.Exit(0 if verdict.passed else 1)
 

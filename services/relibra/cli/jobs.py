@@ -1,4 +1,7 @@
-"""`relibra jobs`: what is registered, and how to be rid of it."""
+"""`relibra jobs`: what is registered, and how to be rid of it.
+
+Looking asks the status service, as all verbs that look do. Removing writes, and only who holds Redis may.
+"""
 
 import asyncio
 from typing import Annotated
@@ -7,24 +10,31 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from relibra.cli.output import AsJson, print_json
 from relibra.cli.service import RedisUrl
-from relibra.store import JobRecord, Store
+from relibra.cli.status_client import DEFAULT_URL, StatusClient, StatusUrl
+from relibra.store import Store
 
 app = typer.Typer(help="List and remove jobs.", no_args_is_help=True)
 
 
 @app.command("list")
-def list_jobs(redis_url: RedisUrl) -> None:
-    """List all registered jobs."""
-
-    async def read() -> list[tuple[JobRecord, int]]:
-        async with Store.open(redis_url) as store:
-            return [(job, await store.num_planned_steps(job.job_id)) for job in await store.list_jobs()]
-
-    table = Table("job", "epoch", "layers x experts", "ranks", "planned steps")
-    for job, num_planned in asyncio.run(read()):
-        shape = f"{job.model.num_layers} x {job.model.num_experts}"
-        table.add_row(job.job_id, f"{job.epoch:016x}", shape, str(job.cluster.num_ranks), str(num_planned))
+def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """List the registered jobs; `relibra show JOB` says whether one is well."""
+    found = StatusClient(url).get("v1", "jobs")
+    if as_json:
+        print_json(found)
+        return
+    table = Table("job", "epoch", "layers x experts", "nodes x GPUs", "registered")
+    for job in found:
+        model, cluster = job["model"], job["cluster"]
+        table.add_row(
+            job["job_id"],
+            job["epoch"],
+            f"{model['num_layers']} x {model['num_experts']}",
+            f"{cluster['num_nodes']} x {cluster['gpus_per_node']}",
+            f"{job['registered_at'][:19]}Z",
+        )
     Console().print(table)
 
 

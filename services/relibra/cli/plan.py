@@ -4,7 +4,6 @@ In:   a routing trace file.
 Out:  a plan file; a table for people or JSON for programs.
 """
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -13,8 +12,8 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from relibra.cli.output import AsJson, print_json, working
 from relibra.cli.plan_report import PackReport, PlanReport
 from relibra.errors import InvalidInput
 from relibra.evaluation import (
@@ -77,7 +76,7 @@ def plan(
         bool, typer.Option("--exact", help="Compare with the exact optimum (needs scipy; up to 10 s for a hard cell).")
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the search; equal seeds give equal plans.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Plan a routing trace and show what balancing it gains."""
     if not output.parent.is_dir():
@@ -87,34 +86,28 @@ def plan(
     from relibra.planning.solve import solve  # loads numba: only who plans waits for it
 
     params = PlanParams(seed=seed, cost=read_cost(cost) if cost else None)
-    progress = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True)
-    )
-    with progress:
-        task = progress.add_task(f"reading {trace}")
+    with working(on=f"reading {trace}") as now:
         routing = read_trace(trace)
         cluster = _cluster(routing, nodes, gpus_per_node, redundant_slots)
         model = model_of(routing, expert_bytes, expert_state_bytes)
         counts_SLE, length_S = count_sequences(routing), np.diff(routing.offsets)
         packed = None
         if pack:
-            progress.update(task, description=f"packing {routing.num_sequences} sequences")
+            now(f"packing {routing.num_sequences} sequences")
             packed = _pack(routing, counts_SLE, model, cluster, params, micro_batches, token_budget)
         schedule = packed.packing.schedule if packed else schedule_of(routing, cluster, micro_batches)
         load = StepLoad.of(counts_SLE, schedule, cluster)
-        progress.update(
-            task, description=f"planning {routing.num_layers} layers x {schedule.num_rows(cluster)} micro-batches"
-        )
+        now(f"planning {routing.num_layers} layers x {schedule.num_rows(cluster)} micro-batches")
         started = time.perf_counter()
         step_plan = solve(load, schedule, model, cluster, params, packing=packed.packing if packed else None)
         plan_time_s = time.perf_counter() - started
-        progress.update(task, description="checking and comparing")
+        now("checking and comparing")
         check_plan(step_plan, load.load_MLE)
         score = score_schedule(step_plan, counts_SLE, length_S)
         if packed:
             packed.schedules["packed"] = score
         if exact:
-            progress.update(task, description=f"solving {step_plan.lower_bound_ML.size} cells exactly")
+            now(f"solving {step_plan.lower_bound_ML.size} cells exactly")
         report = PlanReport(
             plan=step_plan,
             imbalance=compare(load.load_MLE, step_plan),
@@ -125,7 +118,7 @@ def plan(
         )
         _write(output, step_plan)
     if as_json:
-        typer.echo(json.dumps({"trace": str(trace), "output": str(output)} | report.to_dict(), indent=2))
+        print_json({"trace": str(trace), "output": str(output)} | report.to_dict())
     else:
         report.print(Console(), output)
 

@@ -1,7 +1,10 @@
-"""The options of commands that ask about a trace."""
+"""The options of verbs that ask about a trace, and the question they make."""
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,28 +14,20 @@ from relibra.evaluation.question import Question
 from relibra.planning import Cluster
 from relibra.routing import read_trace
 
-TraceOption = Annotated[Path, typer.Argument(help="Routing trace (.npz).", show_default=False)]
-ModelOption = Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.", show_default=False)]
-HardwareOption = Annotated[str, typer.Option(help=f"Nodes of one of {', '.join(HARDWARE)}.")]
-NodesOption = Annotated[int, typer.Option(min=1, help="Nodes of the expert-parallel group.")]
-GpusOption = Annotated[int, typer.Option(min=1, help="GPUs of each node.")]
-MicroBatchesOption = Annotated[int, typer.Option(min=1, help="Micro-batches of a step.")]
-TokensOption = Annotated[int, typer.Option(min=1, help="Tokens of a GPU in a micro-batch.")]
-LengthOption = Annotated[int, typer.Option(min=1, help="Tokens of a typical sequence, for the time of attention.")]
-
 
 def ask(
-    trace: Path,
-    model: str,
-    hardware: str,
-    nodes: int,
-    gpus_per_node: int,
-    redundant_slots: int,
-    micro_batches: int,
-    tokens_per_gpu: int,
-    sequence_length: int,
+    trace: Annotated[Path, typer.Argument(help="Routing trace (.npz).", show_default=False)],
+    model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.", show_default=False)],
+    hardware: Annotated[str, typer.Option(help=f"Nodes of one of {', '.join(HARDWARE)}.")] = "h100",
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the expert-parallel group.")] = 1,
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each node.")] = 8,
+    micro_batches: Annotated[int, typer.Option(min=1, help="Micro-batches of a step.")] = 32,
+    tokens_per_gpu: Annotated[int, typer.Option(min=1, help="Tokens of a GPU in a micro-batch.")] = 8192,
+    sequence_length: Annotated[
+        int, typer.Option(min=1, help="Tokens of a typical sequence, for the time of attention.")
+    ] = 8192,
 ) -> Question:
-    """Build the question from options.
+    """Build the question from options; GPUs have no redundant slots in it.
 
     Raises:
         InvalidInput: a preset that does not exist, or ranks that do not divide the experts.
@@ -42,11 +37,26 @@ def ask(
         trace=read_trace(trace),
         model=model_preset(model),
         hardware=hardware_of(hardware),
-        cluster=Cluster(num_nodes=nodes, gpus_per_node=gpus_per_node, redundant_slots=redundant_slots),
+        cluster=Cluster(num_nodes=nodes, gpus_per_node=gpus_per_node, redundant_slots=0),
         num_micro_batches=micro_batches,
         tokens_per_rank=tokens_per_gpu,
         sequence_length=sequence_length,
     )
+
+
+def asking(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb the options of `ask` before its own, and call it with the function that asks."""
+    shared = inspect.signature(ask).parameters
+    own = list(inspect.signature(verb).parameters.values())[1:]
+
+    @functools.wraps(verb)
+    def run(**options: Any) -> None:
+        asked = {name: options.pop(name) for name in shared}
+        verb(functools.partial(ask, **asked), **options)
+
+    named = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*shared.values(), *own)]
+    run.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    return run
 
 
 def provenance(question: Question) -> str:

@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from relibra.cli.trace_report import print_trace
+from relibra.cli.output import AsJson, print_json
+from relibra.cli.trace_report import describe_trace, print_trace
 from relibra.errors import InvalidInput, RelibraError
 from relibra.routing import FILLER_RULES, ModelLayers, RoutingTrace, SequenceRouting, as_trained, read_model_config
 from relibra.routing.formats import FORMATS
@@ -63,6 +64,7 @@ def record(
     ep_ranks: Annotated[
         int | None, typer.Option(help="For router traces: ranks of an EP group. All of a stage by default.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Record rollouts to a routing trace, for `relibra plan` and `relibra trace`."""
     if not output.parent.is_dir():
@@ -89,8 +91,12 @@ def record(
             trace = trace_of_sequences(routings, model, domains if len(sources) > 1 else None)
             num_unknown = sum(each.num_missing for each in routings)
         _write(output, trace)
+    said = describe_trace(trace)
+    if as_json:
+        print_json({"trace": str(output), "num_unknown_tokens": num_unknown} | said)
+        return
     console = Console()
-    print_trace(console, trace, str(output))
+    print_trace(console, said, str(output))
     if num_unknown:
         console.print(f"{num_unknown} tokens have no recorded route and are left out, a last one in every sequence.")
 

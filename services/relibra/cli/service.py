@@ -46,7 +46,7 @@ class _JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {name: getattr(record, name) for name in ("job", "step", "version") if hasattr(record, name)}
+        line |= {name: getattr(record, name) for name in ("job", "step", "version", "trace") if hasattr(record, name)}
         if hasattr(record, "epoch"):
             line["epoch"] = f"{record.epoch:016x}"
         if record.exc_info:

@@ -4,7 +4,7 @@ In:   a routing trace file, a model and nodes by name.
 Out:  a table for people or JSON for programs, and a page with figures if asked for.
 """
 
-import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,37 +12,21 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from relibra.cli.question import (
-    GpusOption,
-    HardwareOption,
-    LengthOption,
-    MicroBatchesOption,
-    ModelOption,
-    NodesOption,
-    TokensOption,
-    TraceOption,
-    ask,
-    provenance,
-)
+from relibra.cli.output import AsJson, print_json, working
+from relibra.cli.question import asking, provenance
 from relibra.errors import InvalidInput
+from relibra.evaluation.question import Question
 from relibra.evaluation.simulation import Outcome
 
 
+@asking
 def simulate(
-    trace: TraceOption,
-    model: ModelOption,
-    hardware: HardwareOption = "h100",
-    nodes: NodesOption = 1,
-    gpus_per_node: GpusOption = 8,
+    ask: Callable[[], Question],
     redundant_slots: Annotated[
         int, typer.Option(min=0, help="Spare expert slots of each GPU, the same for all policies.")
     ] = 2,
-    micro_batches: MicroBatchesOption = 32,
-    tokens_per_gpu: TokensOption = 8192,
-    sequence_length: LengthOption = 8192,
     policies: Annotated[
         str | None, typer.Option(help="Names to compare, with commas between. All of them by default.")
     ] = None,
@@ -50,7 +34,7 @@ def simulate(
         Path | None, typer.Option(help="Page to write (.html), with figures and nothing to load.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sequences drawn.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare ways of balancing on a routing trace, in simulated training time."""
     from relibra.evaluation.policies import POLICIES  # loads numba
@@ -63,28 +47,21 @@ def simulate(
         raise InvalidInput.of(
             "--policies", expected=f"some of {', '.join(POLICIES)}", got=unknown[0] or "an empty name"
         )
-    question = ask(
-        trace, model, hardware, nodes, gpus_per_node, redundant_slots, micro_batches, tokens_per_gpu, sequence_length
-    )
-    progress = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True)
-    )
-    with progress:
-        task = progress.add_task("drawing two steps")
-        before, now = question.steps(seed)
-        outcomes = run(
-            now, before, question.training, chosen, on_policy=lambda name: progress.update(task, description=name)
-        )
+    with working(on="reading") as now:
+        question = ask().with_slots(redundant_slots)
+        now("drawing two steps")
+        before, step = question.steps(seed)
+        outcomes = run(step, before, question.training, chosen, on_policy=now)
     if report is not None:
         from relibra.evaluation.report import write_report  # loads plotly
 
         write_report(report, question, outcomes)
     if as_json:
         said = [asdict(each) | {"total_s": each.step.total_s} for each in outcomes]
-        typer.echo(json.dumps({"is_of_this_model": question.is_of_this_model, "policies": said}, indent=2))
+        print_json({"is_of_this_model": question.is_of_this_model, "policies": said})
         return
     console = Console()
-    console.print(_table(outcomes, f"{model} on {nodes} x {gpus_per_node} {hardware.upper()}, simulated"))
+    console.print(_table(outcomes, _title(question)))
     console.print(
         "Of balance: throughput, as a part of that under a perfectly even router. Moved: experts since the step "
         "before, in all layers. Waits: for replicas, decisions and experts that move.",
@@ -93,6 +70,12 @@ def simulate(
     console.print(f"{provenance(question)}. Times are simulated, for {question.hardware.source}.", highlight=False)
     if report is not None:
         console.print(f"Written to {report}", highlight=False)
+
+
+def _title(question: Question) -> str:
+    cluster = question.cluster
+    nodes = f"{cluster.num_nodes} x {cluster.gpus_per_node} {question.hardware.name.upper()}"
+    return f"{question.model.name} on {nodes}, simulated"
 
 
 def _table(outcomes: list[Outcome], title: str) -> Table:

@@ -19,6 +19,10 @@ def status(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port of the HTTP service: 7421; 0 takes a free one.")
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Another port for Prometheus, of all jobs and without a token."),
+    ] = None,
     auth: Annotated[str | None, typer.Option(help="none, or required: viewers show a token.")] = None,
     insecure: Annotated[
         bool | None, typer.Option("--insecure", help="Serve the network without authentication.")
@@ -33,7 +37,9 @@ def status(
     from relibra.status.settings import StatusSettings
 
     start_logging()
-    settings = StatusSettings.load(redis_url=redis_url, host=host, port=port, auth=auth, insecure=insecure)
+    settings = StatusSettings.load(
+        redis_url=redis_url, host=host, port=port, metrics_port=metrics_port, auth=auth, insecure=insecure
+    )
     asyncio.run(_serve(settings, ready_file))
 
 

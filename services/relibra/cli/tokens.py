@@ -1,6 +1,7 @@
 """`relibra tokens`: who may do what for which job."""
 
 import asyncio
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from relibra.cli.output import AsJson, print_json
 from relibra.cli.service import RedisUrl
 from relibra.store import ALL_JOBS, Role, Store, TokenRecord
 
@@ -20,6 +22,7 @@ def create(
     role: Annotated[Role, typer.Option(help="What the holder may do.")],
     job: Annotated[str, typer.Option(help="The job it is for; * for all.")] = ALL_JOBS,
     days: Annotated[float | None, typer.Option(min=0, help="How long it works; for ever if not given.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Make a token, and print it: this is the only time it is seen."""
 
@@ -28,20 +31,27 @@ def create(
             return await store.create_token(job, role, lifetime_s=None if days is None else days * 86_400)
 
     record, token = asyncio.run(make())
+    if as_json:
+        print_json(asdict(record) | {"token": token})
+        return
     typer.echo(f"token {record.token_id} for job {job} as {role}; hand it over as RELIBRA_TOKEN:", err=True)
     typer.echo(token)
 
 
 @app.command("list")
-def list_tokens(redis_url: RedisUrl) -> None:
+def list_tokens(redis_url: RedisUrl, as_json: AsJson = False) -> None:
     """List all tokens, without their secrets."""
 
     async def read() -> list[TokenRecord]:
         async with Store.open(redis_url) as store:
             return await store.list_tokens()
 
+    found = asyncio.run(read())
+    if as_json:
+        print_json([asdict(each) for each in found])
+        return
     table = Table("token", "job", "role", "made", "ends")
-    for each in asyncio.run(read()):
+    for each in found:
         table.add_row(each.token_id, each.job_id, each.role, _date(each.created_at), _date(each.expires_at))
     Console().print(table)
 

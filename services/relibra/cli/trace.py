@@ -1,6 +1,5 @@
 """`relibra trace`: look into routing traces, check, merge and split them."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +7,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from relibra.cli.output import AsJson, print_json, working
 from relibra.cli.trace_report import describe_trace, print_trace
 from relibra.errors import InvalidInput
 from relibra.routing import RoutingTrace, read_trace, write_trace
@@ -19,30 +19,38 @@ _Source = Annotated[Path, typer.Argument(help="Routing trace (.npz).", show_defa
 
 
 @app.command()
-def info(source: _Source, as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False) -> None:
+def info(source: _Source, as_json: AsJson = False) -> None:
     """Show what is in a trace, and how unbalanced plain expert parallelism would be on it."""
-    found = read_trace(source)
+    with working(on=f"reading {source}"):
+        found = read_trace(source)
+        said = describe_trace(found)
     if as_json:
-        typer.echo(json.dumps({"trace": str(source)} | describe_trace(found), indent=2))
+        print_json({"trace": str(source)} | said)
     else:
-        print_trace(Console(), found, str(source))
+        print_trace(Console(), said, str(source))
 
 
 @app.command()
-def validate(source: _Source) -> None:
+def validate(source: _Source, as_json: AsJson = False) -> None:
     """Check a trace: its keys and types, and that every token has different experts. Exits 1 if not."""
-    found = read_trace(source)
-    sorted_TLK = np.sort(found.routed_experts, axis=-1)
-    twice_TL = (sorted_TLK[..., 1:] == sorted_TLK[..., :-1]).any(axis=-1)
-    if twice_TL.any():
+    with working(on=f"reading {source}"):
+        found = read_trace(source)
+        sorted_TLK = np.sort(found.routed_experts, axis=-1)
+        twice_TL = (sorted_TLK[..., 1:] == sorted_TLK[..., :-1]).any(axis=-1)
+    is_valid = not twice_TL.any()
+    if as_json:
+        print_json({"trace": str(source), "is_valid": is_valid, "num_rows_with_an_expert_twice": int(twice_TL.sum())})
+    elif is_valid:
+        typer.echo(f"{source}: valid, {found.num_sequences} sequences, {len(found.routed_experts)} tokens")
+    else:
         row, layer = np.argwhere(twice_TL)[0]
         typer.echo(
             f"{source}: {int(twice_TL.sum())} of {twice_TL.size} (token, layer) rows name an expert twice, the first "
             f"is row {row}, layer {layer}: {found.routed_experts[row, layer].tolist()}; fillers of padding, or another "
             "number of layers or top-k than the model has"
         )
+    if not is_valid:
         raise typer.Exit(1)
-    typer.echo(f"{source}: valid, {found.num_sequences} sequences, {len(found.routed_experts)} tokens")
 
 
 @app.command()

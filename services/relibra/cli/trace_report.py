@@ -1,5 +1,6 @@
 """What a routing trace holds, at a glance."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -38,9 +39,8 @@ def describe_trace(trace: RoutingTrace) -> dict[str, Any]:
     }
 
 
-def print_trace(console: Console, trace: RoutingTrace, title: str) -> None:
-    """Show what is in a trace, for people."""
-    said = describe_trace(trace)
+def print_trace(console: Console, said: Mapping[str, Any], title: str) -> None:
+    """Show what `describe_trace` says, for people."""
     lengths, schedule = said["tokens_per_sequence"], said["num_micro_batches"]
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column()

@@ -65,7 +65,7 @@ def up(
             if addresses is None:
                 return
             ready = {**ready, **addresses, "pids": ready["pids"] | addresses["pids"]}
-        typer.echo(f"relibra is up\n  planner  {ready['planner']}\n  status   {ready['status']}/docs")
+        typer.echo(f"relibra is up\n  planner  {ready['planner']}\n  status   {ready['status']}")
         if redis is not None:
             typer.echo(f"  redis    {redis.url}")
         write_ready_file(ready_file, ready)
@@ -126,7 +126,7 @@ class _Service:
         if status is None or self._was_mourned:
             return
         self._was_mourned = True
-        from relibra.store.connection import without_password
+        from relibra.store.address import without_password
 
         command = " ".join([self._verb, "--redis-url", without_password(self._redis_url), *self._options])
         typer.echo(

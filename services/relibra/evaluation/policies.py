@@ -3,6 +3,7 @@
 M rows, L layers, E experts.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +20,9 @@ from relibra.planning.pack import pack
 from relibra.planning.replicate import replicate
 from relibra.planning.solve import solve
 from relibra.planning.topology import Cluster, Model, PlanParams
+
+_NUM_THREADS = os.cpu_count() or 1
+"""Of planning: plans are the same for any number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +50,7 @@ class Situation:
         """Where relibra had experts in the step before, with this number of slots."""
         if redundant_slots not in self._previous_home_LE:
             before, cluster = self.previous, replace(self.cluster, redundant_slots=redundant_slots)
-            plan = solve(before.load, before.schedule, self.model, cluster, self.params)
+            plan = solve(before.load, before.schedule, self.model, cluster, self.params, num_threads=_NUM_THREADS)
             self._previous_home_LE[redundant_slots] = plan.home_rank_LE
         return self._previous_home_LE[redundant_slots]
 
@@ -88,7 +92,7 @@ def _eplb_history(situation: Situation) -> Decision:
 def _planned(situation: Situation, cluster: Cluster) -> Decision:
     previous_LE = situation.previous_home_LE(cluster.redundant_slots)
     load, schedule = situation.workload.load, situation.workload.schedule
-    plan = solve(load, schedule, situation.model, cluster, situation.params, previous_LE)
+    plan = solve(load, schedule, situation.model, cluster, situation.params, previous_LE, num_threads=_NUM_THREADS)
     return Decision(assignment=Assignment.of_plan(plan), load=load, previous_home_LE=previous_LE)
 
 
@@ -108,14 +112,14 @@ def _relibra_packed(situation: Situation) -> Decision:
         workload.counts_SLE, workload.length_S, workload.schedule, model, cluster, None, params, previous_LE
     )
     load = workload.load_under(packing.schedule)
-    plan = solve(load, packing.schedule, model, cluster, params, previous_LE, packing)
+    plan = solve(load, packing.schedule, model, cluster, params, previous_LE, packing, _NUM_THREADS)
     return Decision(assignment=Assignment.of_plan(plan), load=load, previous_home_LE=previous_LE)
 
 
 def _replicate_only(situation: Situation) -> Decision:
     home_LE = situation.cluster.identity_placement(situation.model)
     priced = price_replicas(situation.params, situation.load_MLE, situation.model, situation.cluster)
-    quotas, _ = replicate(situation.load_MLE, home_LE, situation.cluster, priced)
+    quotas, _ = replicate(situation.load_MLE, home_LE, situation.cluster, priced, _NUM_THREADS)
     assignment = Assignment(
         home_LE=home_LE, index_Q4=quotas.index_Q4, tokens_Q=quotas.tokens_Q, num_rows=len(situation.load_MLE)
     )

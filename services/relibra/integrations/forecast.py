@@ -1,39 +1,32 @@
-"""Routing that is expected: stands where a framework has none to replay, so that a step can be planned all the same.
+"""A step of which nobody knows the routing before: planned from the routing of earlier steps."""
 
-L layers, E experts, K top-k.
-"""
-
-from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
-from relibra.planning.forecast import expected_rows
-from relibra.routing.model_layers import ModelLayers
-from relibra.routing.sequence_routing import SequenceRouting
-
-_NUM_ROWS = 4096
-"""Of the table that all sequences share; beyond, it repeats."""
+from relibra.planning import Cluster, Schedule
+from relibra.planning.plan import Basis
+from relibra.wire.client import PlannerClient
 
 
-def expected_routing(
-    share_LE: NDArray[np.float64], lengths: Sequence[int], layers: ModelLayers
-) -> list[SequenceRouting]:
-    """Return a routing for every sequence of so many tokens, whose rows have the given shares.
+def submit_forecast(planner: PlannerClient, job_id: str, step: int, num_micro_batches: int, cluster: Cluster) -> None:
+    """Submit a step that is planned from what was reported for earlier ones; the plan follows at once.
+
+    Such a plan holds for any tokens, so its schedule names none: every micro-batch has as many on every source rank.
+    What the step routes may be reported when it is known, under its number, and counts for the steps after it.
 
     Args:
-        share_LE: share of every expert in its layer, as `relibra.planning.forecast.expected_share` says.
-        lengths: tokens of the sequences, at least one each.
-        layers: the model's.
+        planner: where the job is registered.
+        job_id: the job.
+        step: number of the optimizer step.
+        num_micro_batches: of each EP group.
+        cluster: as it was registered.
+
+    Raises:
+        RelibraError: as `PlannerClient.submit_schedule`.
     """
-    table_TLK = expected_rows(share_LE, _NUM_ROWS, layers.top_k).astype(layers.id_dtype)
-    start, routings = 0, []
-    for num_tokens in lengths:
-        position_T = np.arange(num_tokens, dtype=np.int64)
-        # Every sequence goes on where the one before ended: what rounding takes from one, the next has.
-        rows_TLK = table_TLK[(start + position_T) % _NUM_ROWS]
-        routings.append(
-            SequenceRouting(layers=layers, routed_TLK=rows_TLK, position_T=position_T, num_tokens=num_tokens)
-        )
-        start += num_tokens
-    return routings
+    groups, micro_batches, ranks = range(cluster.num_ep_groups), range(num_micro_batches), range(cluster.num_ranks)
+    place_S3 = np.array(list(product(groups, micro_batches, ranks)), dtype=np.int32)
+    schedule = Schedule(micro_batch_S=place_S3[:, 1], source_rank_S=place_S3[:, 2], ep_group_S=place_S3[:, 0])
+    names = [f"group-{group}/micro-batch-{micro_batch}/rank-{rank}" for group, micro_batch, rank in place_S3.tolist()]
+    planner.submit_schedule(job_id, step, names, schedule, Basis.PREVIOUS_STEPS)

@@ -10,6 +10,7 @@ from relibra.errors import InvalidInput, LimitExceeded
 from relibra.integrations.parts import rank_parts
 from relibra.integrations.rank_batch import RankBatch, TrainerLayout
 from relibra.planning import Schedule
+from relibra.planning.plan import Basis
 from relibra.rollout import RolloutReporter
 from relibra.wire.client import PlannerClient
 
@@ -54,8 +55,12 @@ def report_rank(
     return RankSchedule(sequence_ids=sequence_ids, schedule=schedule)
 
 
-def submit_step(planner: PlannerClient, job_id: str, step: int, ranks: Sequence[RankSchedule]) -> None:
+def submit_step(
+    planner: PlannerClient, job_id: str, step: int, ranks: Sequence[RankSchedule], basis: Basis = Basis.REPLAY
+) -> None:
     """Submit the schedule of a step from what its data-parallel ranks reported; the plan follows.
+
+    `basis` is `ROLLOUT` where the trainer routes anew what was reported.
 
     Raises:
         InvalidInput: no ranks, or one of them twice; else as `PlannerClient.submit_schedule`.
@@ -71,4 +76,5 @@ def submit_step(planner: PlannerClient, job_id: str, step: int, ranks: Sequence[
         step,
         [sequence_id for each in ranks for sequence_id in each.sequence_ids],
         Schedule(micro_batch_S=micro_batch_S, source_rank_S=source_rank_S, ep_group_S=ep_group_S),
+        basis,
     )

@@ -13,6 +13,7 @@ Out:  acknowledgements of what is durable, and for every scheduled step one publ
     bell              wakes who waits for a plan
     limits, pace      what one request may ask for, how fast a job may send
     read_ahead        turns a stream of requests into batches
+    certificates      its own, read anew when the files change
     settings, health, metrics   what it is told, and what it tells
 
 Any number of planners may serve the same store, and any of them serves any job: one of them at a time holds the lease

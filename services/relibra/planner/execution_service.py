@@ -24,7 +24,8 @@ class ExecutionService(execution_pb2_grpc.ExecutionServiceServicer):
         check_step(request.step)
         if len(request.reason) > MAX_REASON_LENGTH:
             raise InvalidInput.of("reason", expected=f"at most {MAX_REASON_LENGTH} letters", got=len(request.reason))
+        # Before it is decoded: a deflated load is as large as it says.
+        check_num_cells(max(request.realised_load.shape, default=0), job.model, self._max_cells)
         report = decode_execution(request, job.model, job.cluster)
-        check_num_cells(len(report.realised_load_ML), job.model, self._max_cells)
-        await self._store.put_report(job.job_id, report)
+        await self._store.put_report(job, report)
         return execution_pb2.ReportExecutionResponse()

@@ -4,14 +4,17 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from opentelemetry import propagate
+
 from relibra.errors import InvalidInput, NotFound, NotReady
 from relibra.planner.bell import Bell, wait_until_set
 from relibra.planner.limits import MAX_FETCH_WAIT_S, check_num_cells, check_step
 from relibra.planner.plan_cache import PlanCache
 from relibra.planner.settings import PlannerSettings
+from relibra.planning.plan import Basis
 from relibra.store import PlanRecord, StepRecord, StepState, Store
 from relibra.v1 import plan_pb2, plan_pb2_grpc
-from relibra.wire.messages import check_job_id, decode_schedule, encode_plan_id
+from relibra.wire.messages import check_job_id, decode_basis, decode_schedule, encode_plan_id
 
 _LOOK_INTERVAL_S = 0.25
 """How long a plan that another planner published may go unnoticed here."""
@@ -31,10 +34,11 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     async def SubmitSchedule(
         self, request: plan_pb2.SubmitScheduleRequest, context: Any
     ) -> plan_pb2.SubmitScheduleResponse:
-        """Keep the schedule of a step, all of whose sequences have been reported."""
+        """Keep the schedule of a step, all of whose sequences have been reported, unless it is planned without them."""
         job = await self._store.get_job(check_job_id(request.job_id))
         step = check_step(request.step)
         sequence_ids, schedule = decode_schedule(request.schedule, job.cluster)
+        basis = decode_basis(request.basis)
         if schedule.num_micro_batches > len(sequence_ids):
             raise InvalidInput.of(
                 "schedule.micro_batch",
@@ -42,15 +46,11 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
                 got=schedule.num_micro_batches - 1,
             )
         check_num_cells(schedule.num_rows(job.cluster), job.model, self._settings.max_cells)
-        reported = await self._store.reported_sequences(job.job_id, step)
-        missing = [each for each in sequence_ids if each not in reported]
-        if missing:
-            named = ", ".join(map(repr, missing[:_NUM_NAMED])) + (", ..." if len(missing) > _NUM_NAMED else "")
-            raise NotFound(
-                f"{len(missing)} of {len(sequence_ids)} scheduled sequences were never reported for step {step} of job "
-                f"{job.job_id!r}: {named}; report them and submit again"
-            )
-        await self._store.put_schedule(job, step, sequence_ids, schedule, self._settings.store_limits)
+        if basis is not Basis.PREVIOUS_STEPS:
+            await self._check_reported(job.job_id, step, sequence_ids)
+        await self._store.put_schedule(
+            *(job, step, sequence_ids, schedule, self._settings.store_limits, basis), traceparent=_traceparent()
+        )
         self._on_schedule()
         return plan_pb2.SubmitScheduleResponse()
 
@@ -85,6 +85,16 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
                 yield _announce(record)
             await wait_until_set(ring, _LOOK_INTERVAL_S)
 
+    async def _check_reported(self, job_id: str, step: int, sequence_ids: list[str]) -> None:
+        reported = await self._store.reported_sequences(job_id, step)
+        missing = [each for each in sequence_ids if each not in reported]
+        if missing:
+            named = ", ".join(map(repr, missing[:_NUM_NAMED])) + (", ..." if len(missing) > _NUM_NAMED else "")
+            raise NotFound(
+                f"{len(missing)} of {len(sequence_ids)} scheduled sequences were never reported for step {step} of job "
+                f"{job_id!r}: {named}; report them and submit again"
+            )
+
     async def _wait_for_plan(self, job_id: str, step: int, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
         while True:
@@ -98,6 +108,13 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             if left_s <= 0:
                 raise NotReady(f"step {step} has no plan yet: {_waiting_for(record)}")
             await wait_until_set(ring, min(left_s, _LOOK_INTERVAL_S))
+
+
+def _traceparent() -> str:
+    """Trace context of this call, for the solve that follows in its time and perhaps elsewhere."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return carrier.get("traceparent", "")
 
 
 def _check_rank(rank: int, num_ranks: int) -> None:

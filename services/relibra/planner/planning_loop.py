@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import Protocol
+from typing import Any, Protocol
+
+from opentelemetry import propagate, trace
 
 from relibra.errors import Conflict, LostLease, RelibraError, StaleEpoch, Unavailable
 from relibra.planner.bell import Bell, wait_until_set
@@ -15,6 +17,7 @@ from relibra.planner.turns import next_turns
 from relibra.store import Lease, Store
 
 logger = logging.getLogger(__name__)
+_tracer = trace.get_tracer("relibra.planner")
 
 SCAN_INTERVAL_S = 0.25
 """How long a step may go unnoticed that another planner took in, or left behind."""
@@ -75,11 +78,16 @@ class PlanningLoop:
             if lease := await self._store.take_lease(job_id, self._settings.lease_s):
                 self._num_turns += 1
                 self._last_turn[job_id] = self._num_turns
-                self._solves[job_id] = asyncio.create_task(self._plan(lease))
+                self._solves[job_id] = asyncio.create_task(self._plan_traced(lease))
+
+    async def _plan_traced(self, lease: Lease) -> None:
+        caller = propagate.extract({"traceparent": lease.traceparent})
+        with _tracer.start_as_current_span("PlanStep", context=caller):
+            await self._plan(lease)
 
     async def _plan(self, lease: Lease) -> None:
         outcome = "crashed"
-        told = {"job": lease.job_id, "step": lease.step, "epoch": lease.epoch}
+        told = _about(lease)
         name = f"job {lease.job_id} step {lease.step}"
         try:
             outcome = await self._publish(lease)
@@ -106,11 +114,11 @@ class PlanningLoop:
         except (Unavailable, LostLease):
             raise
         except RelibraError as error:
-            logger.warning("%s cannot be planned: %s", name, error)
+            logger.warning("%s cannot be planned: %s", name, error, extra=_about(lease))
             await self._store.end_solve(lease, str(error))
             return "failed"
         except Exception as error:
-            logger.error("%s: planning crashed", name, exc_info=error)
+            logger.error("%s: planning crashed", name, exc_info=error, extra=_about(lease))
             reason = f"planning crashed {MAX_CRASHES} times, at last with {type(error).__name__}: {error}"
             has_failed = await self._store.end_solve(lease, reason, max_crashes=MAX_CRASHES)
             return "failed" if has_failed else "crashed"
@@ -121,7 +129,7 @@ class PlanningLoop:
         self._metrics.publish_s.observe(published_at - solved_at)
         logger.info(
             *("%s: plan %s in %.2f s: %s", name, plan_id, published_at - started_at, solved.plan.reason),
-            extra={"job": lease.job_id, "step": lease.step, "epoch": plan_id.epoch, "version": plan_id.version},
+            extra=_about(lease) | {"version": plan_id.version},
         )
         await self._store.expire_steps(lease.job_id, self._settings.retained_steps)
         return "published"
@@ -138,3 +146,10 @@ class PlanningLoop:
             return await solving
         finally:
             solving.cancel()
+
+
+def _about(lease: Lease) -> dict[str, Any]:
+    """What a log record says it is about."""
+    about = {"job": lease.job_id, "step": lease.step, "epoch": lease.epoch}
+    context = trace.get_current_span().get_span_context()
+    return about | {"trace": trace.format_trace_id(context.trace_id)} if context.is_valid else about

@@ -7,10 +7,11 @@ import logging
 import grpc
 import grpc.aio
 
-from relibra.errors import InvalidInput, RelibraError, Unavailable
+from relibra.errors import RelibraError, Unavailable
 from relibra.planner.access import Access
 from relibra.planner.bell import Bell
 from relibra.planner.call_interceptor import CallInterceptor
+from relibra.planner.certificates import CertificateFiles
 from relibra.planner.execution_service import ExecutionService
 from relibra.planner.health import Health
 from relibra.planner.job_service import JobService
@@ -154,9 +155,4 @@ class PlannerServer:
 def _tls(settings: PlannerSettings) -> grpc.ServerCredentials | None:
     if settings.tls_cert_file is None or settings.tls_key_file is None:
         return None
-    try:
-        client_ca = settings.tls_client_ca_file.read_bytes() if settings.tls_client_ca_file else None
-        pair = settings.tls_key_file.read_bytes(), settings.tls_cert_file.read_bytes()
-    except OSError as error:
-        raise InvalidInput.of("TLS file", expected="a file to read", got=error) from error
-    return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
+    return CertificateFiles(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file).to_grpc()

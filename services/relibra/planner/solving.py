@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad, check_plan
+from relibra.planning.forecast import WINDOW, expected_step
+from relibra.planning.plan import Basis
 from relibra.store import EncodedPlan, Store
 
 
@@ -49,9 +51,10 @@ def warm_up() -> None:
     counts_SLE = np.arange(64, dtype=np.uint32).reshape(8, 1, 8)
     schedule = Schedule.round_robin(8, 2, cluster)
     load = StepLoad.of(counts_SLE, schedule, cluster)
-    plan = solve(load, schedule, model, cluster, PlanParams())
-    check_plan(plan, load.load_MLE)
-    EncodedPlan.of(plan)
+    for basis in Basis:
+        plan = solve(load, schedule, model, cluster, PlanParams(), basis=basis)
+        check_plan(plan, load.load_MLE)
+        EncodedPlan.of(plan)
 
 
 def solve_step(redis_url: str, job_id: str, step: int) -> SolvedStep:
@@ -68,13 +71,18 @@ async def _solve_step(redis_url: str, job_id: str, step: int) -> SolvedStep:
 
     async with Store.open(redis_url) as store:
         job = await store.get_job(job_id)
-        sequence_ids, schedule = await store.get_schedule(job_id, step)
-        counts_SLE = await store.get_counts(job, step, sequence_ids)
+        sequence_ids, schedule, basis = await store.get_schedule(job_id, step)
+        if basis is Basis.PREVIOUS_STEPS:
+            earlier = [each.step for each in await store.list_steps(job_id, before=step) if each.num_sequences]
+            totals = [await store.get_total(job, each) for each in reversed(earlier[:WINDOW])]
+            load = expected_step(totals, schedule, job.model, job.cluster)
+        else:
+            load = StepLoad.of(await store.get_counts(job, step, sequence_ids), schedule, job.cluster)
         previous = await store.plan_before(job_id, step)
         previous_home_LE = await store.get_placement(job_id, previous.step) if previous else None
-    load = StepLoad.of(counts_SLE, schedule, job.cluster)
-    del counts_SLE
     num_cores = len(os.sched_getaffinity(0))
-    plan = solve(load, schedule, job.model, job.cluster, job.params, previous_home_LE, num_threads=num_cores)
+    plan = solve(
+        *(load, schedule, job.model, job.cluster, job.params, previous_home_LE), num_threads=num_cores, basis=basis
+    )
     check_plan(plan, load.load_MLE)
     return SolvedStep(plan=EncodedPlan.of(plan))

@@ -7,6 +7,9 @@ Out:  a `Plan` that passes `check_plan`, with its lower bound and a sentence of 
     load -> economy -> reorder -> replicate -> bound -> summary -> plan      solve.py runs them in this order
                                                   split makes source shares when the plan is read
 
+    forecast                       before solve: what to expect where loads are not known
+    hedge, fractions               in solve, for such loads: in place of replicate's choice, and of split
+
     pack, length_balance           optional, before solve: which sequences share a micro-batch
     replan                         after solve: a late change reuses what still holds
     step_bound, exact, validate    how good and how valid a plan is

@@ -7,18 +7,19 @@ M rows, L layers, E experts, R EP ranks, K top-k, T tokens, S (row, source rank)
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
+from relibra.planning.fractions import begins, tokens_of
 from relibra.planning.load import StepLoad, home_loads
 from relibra.planning.plan import Basis, Plan
+from relibra.planning.schedule import Schedule
+from relibra.planning.topology import Cluster, Model
 
-HEADROOM = 1.5
-"""The share of a replica is a limit: what comes above goes to the home, what stays below is missing. With expected
-loads as they are, homes get too much; half as much again is about the best on real routing."""
+WINDOW = 4
+"""Earlier steps that are looked at: with the default decay, the one before them would weigh 3 %."""
 
 
 def expected_share(previous: Sequence[NDArray[np.integer]], decay: float = 0.5) -> NDArray[np.float64]:
@@ -53,24 +54,21 @@ def expected_share(previous: Sequence[NDArray[np.integer]], decay: float = 0.5) 
     return expected_LE
 
 
-def expected_load(
-    share_LE: NDArray[np.float64], tokens_MR: NDArray[np.integer], top_k: int, headroom: float = HEADROOM
-) -> StepLoad:
+def expected_load(share_LE: NDArray[np.float64], tokens_MR: NDArray[np.integer], top_k: int) -> StepLoad:
     """Return the load of a step that has so many tokens in every row on every source rank.
 
-    Copies are whole, and those of a (row, source rank) sum to tokens x headroom x top-k in every layer.
+    Copies are whole, and those of a (row, source rank) sum to tokens x top-k in every layer.
 
     Args:
         share_LE: what `expected_share` says.
         tokens_MR: tokens of the schedule.
         top_k: experts a token.
-        headroom: how many tokens to plan for, for each that is expected.
     """
     num_rows, num_ranks = tokens_MR.shape
-    copies_S = np.rint(tokens_MR.ravel() * headroom).astype(np.int64) * top_k
-    counts_SLE = np.empty((len(copies_S), *share_LE.shape), dtype=np.uint32)
-    for pair, copies in enumerate(copies_S):
-        counts_SLE[pair] = _whole(share_LE, int(copies))
+    tokens_S = tokens_MR.ravel().astype(np.int64)
+    counts_SLE = np.empty((len(tokens_S), *share_LE.shape), dtype=np.uint32)
+    for pair, tokens in enumerate(tokens_S):
+        counts_SLE[pair] = _whole(share_LE, int(tokens) * top_k)
     return StepLoad(
         counts_SLE=counts_SLE,
         row_S=np.repeat(np.arange(num_rows, dtype=np.int32), num_ranks),
@@ -80,33 +78,35 @@ def expected_load(
     )
 
 
-def expected_rows(share_LE: NDArray[np.float64], num_tokens: int, top_k: int) -> NDArray[np.uint16]:
-    """Return routed experts `[T, L, K]` with these shares, for whoever takes rows and not loads.
+def expected_step(
+    previous: Sequence[NDArray[np.integer]], schedule: Schedule, model: Model, cluster: Cluster
+) -> StepLoad:
+    """Return the load to expect of a schedule of which nothing is routed yet.
 
-    The copies of an expert are spread evenly, so any run of rows has about the same shares. A row may name an expert
-    twice: these rows are for counting, not for replay.
+    As many tokens as earlier steps had in the mean, as many for every sequence; nothing where no step is known.
+
+    Args:
+        previous: loads `[L, E]` of earlier steps, each summed over its rows, oldest first.
+        schedule: of the step.
+        model: the MoE layers.
+        cluster: the EP groups.
     """
-    num_layers, num_experts = share_LE.shape
-    rows_TLK = np.empty((num_tokens, num_layers, top_k), dtype=np.uint16)
-    for layer, count_E in enumerate(_whole(share_LE, num_tokens * top_k)):
-        expert_C = np.repeat(np.arange(num_experts), count_E)
-        turn_C = np.arange(len(expert_C)) - np.repeat(np.cumsum(count_E) - count_E, count_E)
-        order_C = np.argsort((turn_C + 0.5) / count_E[expert_C], kind="stable")
-        rows_TLK[:, layer] = expert_C[order_C].reshape(num_tokens, top_k)
-    return rows_TLK
-
-
-def marked(plan: Plan, basis: Basis) -> Plan:
-    """Return the plan with a forecast and a reason that say what its loads are based on."""
-    numbers = replace(plan.forecast, basis=basis)
-    return replace(plan, forecast=numbers, reason=f"forecast from the {basis}: {plan.reason}")
+    sequences_MR = np.zeros((schedule.num_rows(cluster), cluster.num_ranks), dtype=np.int64)
+    np.add.at(sequences_MR, (schedule.row_S, schedule.source_rank_S), 1)
+    if not previous:
+        nothing_LE = np.zeros((model.num_layers, model.num_experts))
+        return expected_load(nothing_LE, 0 * sequences_MR, model.top_k)
+    copies = sum(int(total_LE.sum()) for total_LE in previous) / len(previous)
+    tokens = copies / (model.num_layers * model.top_k * schedule.num_sequences)
+    share_LE = expected_share([total_LE[None] for total_LE in previous])
+    return expected_load(share_LE, np.rint(sequences_MR * tokens).astype(np.int64), model.top_k)
 
 
 def realised_loads(plan: Plan, load: StepLoad) -> NDArray[np.int64]:
     """Return what every rank computes where a step routes `load` under a plan made for another, int64 `[M, L, R]`.
 
     Each source rank sends its tokens of an expert to the replicas in their order, to each up to its share, and the rest
-    to the home: what agents do.
+    to the home: what agents do. In a forecast plan shares are fractions of what the source rank has.
 
     Raises:
         InvalidInput: the load has other rows or ranks than the plan.
@@ -122,14 +122,14 @@ def realised_loads(plan: Plan, load: StepLoad) -> NDArray[np.int64]:
     for row, (first, end) in enumerate(zip([0, *end_M[:-1]], end_M, strict=True)):
         _, layer_Y, expert_Y, rank_Y = index_Y4[first:end].T
         share = share_YR[first:end].astype(np.int64)
-        if not len(share):
-            continue
-        is_first_Y = np.ones(len(share), dtype=np.bool_)
-        is_first_Y[1:] = (np.diff(layer_Y) != 0) | (np.diff(expert_Y) != 0)
-        before = np.cumsum(share, axis=0) - share
-        before -= before[np.maximum.accumulate(np.where(is_first_Y, np.arange(len(share)), 0))]
+        before = begins(index_Y4[first:end], share)
         has_YR = load.source_load_RLE(row)[:, layer_Y, expert_Y].T
-        sent_Y = np.clip(has_YR - before, 0, share).sum(axis=1)
+        if plan.forecast.basis is Basis.REPLAY:
+            sent_YR = np.clip(has_YR - before, 0, share)
+        else:
+            source_R = np.arange(load.num_ranks)
+            sent_YR = tokens_of(has_YR, before, share, source_R, load.num_ranks)
+        sent_Y = sent_YR.sum(axis=1)
         np.add.at(loads_MLR, (row, layer_Y, rank_Y), sent_Y)
         np.add.at(loads_MLR, (row, layer_Y, home_LE[layer_Y, expert_Y]), -sent_Y)
     return loads_MLR

@@ -72,7 +72,7 @@ class Plan:
     quota_index_Q4: NDArray[np.int32]
     quota_tokens_Q: NDArray[np.int64]
     shares: SourceShares
-    """From which source ranks the tokens of replicas come."""
+    """From which source ranks the tokens of replicas come; in a forecast, the fraction they take from each."""
     lower_bound_ML: NDArray[np.float64]
     """Tokens of the slowest rank that no plan with this placement and these slots can go below."""
     forecast: Forecast

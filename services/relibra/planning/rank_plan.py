@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.plan import Plan
+from relibra.planning.plan import Basis, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -33,9 +33,10 @@ class RankPlan:
     replica_index_Q4: NDArray[np.int32]
     """(row, layer, expert, rank) of every replica of the step, sorted."""
     replica_share_Q: NDArray[np.int32]
-    """Tokens of that replica which come from this rank."""
+    """Tokens of that replica which come from this rank; fractions of its tokens (see `fractions`) in a forecast."""
     num_micro_batches: int
     reason: str
+    basis: Basis = Basis.REPLAY
 
     @classmethod
     def of(cls, plan: Plan, *, rank: int, id: PlanId, step: int) -> "RankPlan":
@@ -50,4 +51,5 @@ class RankPlan:
             replica_share_Q=plan.shares.of_rank(rank),
             num_micro_batches=plan.schedule.num_micro_batches,
             reason=plan.reason,
+            basis=plan.forecast.basis,
         )

@@ -3,6 +3,7 @@
 M rows, L layers, E experts, R EP ranks, N nodes, X experts of a node (rank by rank), Y replicas of a layer, Q quotas.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,21 +38,28 @@ class LayerReplicas:
     tokens_Y: NDArray[np.int64]
 
 
+ChooseReplicas = Callable[[NDArray[np.int64], NDArray[np.int32], Cluster, PlanParams], LayerReplicas]
+"""Chooses the replicas of one layer from its loads `[M, E]` and home ranks `[E]`."""
+
+
 def replicate(
     load_MLE: NDArray[np.int64],
     home_LE: NDArray[np.int32],
     cluster: Cluster,
     params: PlanParams,
     num_threads: int = 1,
+    choose: ChooseReplicas | None = None,
 ) -> tuple[Quotas, str]:
     """Choose replicas and quotas under a placement; return them and why.
 
-    In every cell the slowest rank is at most the one without replicas. Nodes below the slowest one get no more replicas
-    than it takes to stay below it. The result is the same for any number of threads.
+    The result is the same for any number of threads. `choose` is `replicate_layer` by default: in every cell the
+    slowest rank is at most the one without replicas, and nodes below the slowest one get no more replicas than it takes
+    to stay below it.
     """
+    choose = choose or replicate_layer
 
     def replicate_one(layer: int) -> LayerReplicas:
-        return replicate_layer(load_MLE[:, layer], home_LE[layer], cluster, params)
+        return choose(load_MLE[:, layer], home_LE[layer], cluster, params)
 
     layers = for_each_layer(replicate_one, len(home_LE), num_threads)
     index_Q4, tokens_Q = _merge(

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 class SourceShares:
     """Tokens of every replica by the rank they come from, int32 `[Y, R]`, as consecutive blocks `[B, R]`.
 
-    Replicas are in the order of the plan's quotas. What no replica takes of a rank's tokens goes to their home.
+    Replicas are in the order of the plan's quotas. What no replica takes of a rank's tokens goes to their home. A
+    forecast plan has fractions in place of tokens, see `fractions`.
     """
 
     num_ranks: int

@@ -10,11 +10,13 @@ from relibra.errors import InvalidInput
 from relibra.planning.bound import lower_bound_ML
 from relibra.planning.crossing import price_crossing
 from relibra.planning.economy import price_moves, price_replicas
+from relibra.planning.fractions import fraction_shares
+from relibra.planning.hedge import hedge_layer
 from relibra.planning.load import StepLoad
 from relibra.planning.packing import Packing
-from relibra.planning.plan import Plan
+from relibra.planning.plan import Basis, Plan
 from relibra.planning.reorder import reorder
-from relibra.planning.replicate import replicate
+from relibra.planning.replicate import replicate, replicate_layer
 from relibra.planning.schedule import Schedule
 from relibra.planning.split import split
 from relibra.planning.summary import forecast, sentence
@@ -31,6 +33,7 @@ def solve(
     previous_home_LE: NDArray[np.integer] | None = None,
     packing: Packing | None = None,
     num_threads: int = 1,
+    basis: Basis = Basis.REPLAY,
 ) -> Plan:
     """Plan all cells of a step.
 
@@ -43,10 +46,12 @@ def solve(
         previous_home_LE: the placement experts are in now; defaults to the identity placement.
         packing: where `pack` chose the schedule; the search starts from the placement it was made for.
         num_threads: threads to plan layers on; the plan is the same for any number.
+        basis: what the load is based on. A load that is only expected is split by fractions, and one that previous
+            steps let expect is hedged: some balance of that load is given for balance of those that may come.
 
     Returns:
-        A plan that passes `check_plan` with this load, is at most as imbalanced as the identity plan, and is the same
-        for the same arguments on any host.
+        A plan that passes `check_plan` with this load, is at most as imbalanced as the identity plan unless it is
+        hedged, and is the same for the same arguments on any host.
 
     Raises:
         InvalidInput: the arguments contradict each other, or the ranks do not divide the experts.
@@ -69,9 +74,14 @@ def solve(
     )
     if packing is not None:
         why_reordered = f"sequences are packed for a placement that moves {(home_LE != previous_LE).sum()} experts"
-    quotas, why_replicated = replicate(load_MLE, home_LE, cluster, priced, num_threads)
+    choose = hedge_layer if basis is Basis.PREVIOUS_STEPS else replicate_layer
+    quotas, why_replicated = replicate(load_MLE, home_LE, cluster, priced, num_threads, choose)
+    if basis is Basis.REPLAY:
+        shares = split(load, quotas, home_LE)
+    else:
+        shares = fraction_shares(quotas.index_Q4, quotas.tokens_Q, home_LE, cluster.num_ranks)
     bound_ML = lower_bound_ML(load_MLE, home_LE, cluster)
-    numbers = forecast(load_MLE, home_LE, previous_LE, quotas, bound_ML, model, cluster)
+    numbers = forecast(load_MLE, home_LE, previous_LE, quotas, bound_ML, model, cluster, basis)
 
     return Plan(
         model=model,
@@ -81,7 +91,7 @@ def solve(
         home_rank_LE=home_LE,
         quota_index_Q4=quotas.index_Q4,
         quota_tokens_Q=quotas.tokens_Q,
-        shares=split(load, quotas, home_LE),
+        shares=shares,
         lower_bound_ML=bound_ML,
         forecast=numbers,
         reason=sentence(numbers, [why_reordered, why_replicated]),

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning.load import home_loads, imbalance, rank_loads
-from relibra.planning.plan import Forecast
+from relibra.planning.plan import Basis, Forecast
 from relibra.planning.replicate import Quotas
 from relibra.planning.step_bound import step_bound_L
 from relibra.planning.topology import Cluster, Model
@@ -21,6 +21,7 @@ def forecast(
     bound_ML: NDArray[np.float64],
     model: Model,
     cluster: Cluster,
+    basis: Basis = Basis.REPLAY,
 ) -> Forecast:
     """Count what the plan does; bytes are over all EP groups and 0 where the model gives no sizes."""
     num_rows, num_layers, _ = load_MLE.shape
@@ -39,6 +40,7 @@ def forecast(
         reorder_size_bytes=num_moved * cluster.num_ep_groups * model.expert_state_size_bytes,
         replica_size_bytes=num_replicas * model.expert_weight_size_bytes,
         imbalance_floor=int(step_bound_L(load_MLE, cluster).sum()) * cluster.num_ranks / total if total else 1.0,
+        basis=basis,
     )
 
 
@@ -48,4 +50,5 @@ def sentence(numbers: Forecast, parts: list[str]) -> str:
     change = f"falls from {before:.3f} to" if after < before else "stays at"
     gap = "the bound" if after <= bound else f"{after / bound - 1:.2%} above the bound"
     floor = f"no placement is below {numbers.imbalance_floor:.3f}"
-    return f"imbalance {change} {after:.3f}, {gap}; {floor}: {'; '.join(parts)}"
+    said = f"imbalance {change} {after:.3f}, {gap}; {floor}: {'; '.join(parts)}"
+    return said if numbers.basis is Basis.REPLAY else f"forecast from the {numbers.basis}: {said}"

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidPlan
-from relibra.planning.plan import Plan
+from relibra.planning.fractions import WHOLE, begins, fractions
+from relibra.planning.plan import Basis, Plan
 from relibra.planning.rank_plan import RankPlan
 from relibra.planning.topology import Cluster, Model
 
@@ -46,6 +47,10 @@ def check_rank_plan(plan: RankPlan, model: Model, cluster: Cluster) -> None:
                 faults.append(f"{plan.replica_share_Q.shape} shares for {len(plan.replica_index_Q4)} replicas")
             elif (plan.replica_share_Q < 0).any():
                 faults.append("a share of a replica is negative")
+            elif plan.basis is not Basis.REPLAY:
+                end_Q = begins(plan.replica_index_Q4, plan.replica_share_Q) + plan.replica_share_Q
+                if (end_Q > WHOLE).any():
+                    faults.append(f"the fractions of an expert sum to {end_Q.max()}, more than {WHOLE}")
             _, layer_Q, expert_Q, rank_Q = plan.replica_index_Q4.T
             if (plan.home_rank_LE[layer_Q, expert_Q] == rank_Q).any():
                 faults.append("a replica sits on its own home rank")
@@ -112,18 +117,25 @@ def _quota_faults(plan: Plan) -> list[str]:
 
 
 def _share_faults(plan: Plan) -> list[str]:
-    quota_Y = plan.quota_tokens_Q[plan.is_replica_Q]
+    is_forecast = plan.forecast.basis is not Basis.REPLAY
+    if is_forecast:
+        expected_Y = fractions(plan.quota_index_Q4, plan.quota_tokens_Q, plan.home_rank_LE).astype(np.int64)
+    else:
+        expected_Y = plan.quota_tokens_Q[plan.is_replica_Q]
     first = 0
     for block_BR in plan.shares.blocks():
         if block_BR.ndim != 2 or block_BR.shape[1] != plan.cluster.num_ranks:
             return [f"source shares have shape {block_BR.shape}, expected {plan.cluster.num_ranks} ranks"]
         if (block_BR < 0).any():
             return ["a source share is negative"]
-        end = first + len(block_BR)
-        if len(quota_Y) >= end and (block_BR.sum(axis=1, dtype=np.int64) != quota_Y[first:end]).any():
+        expected_B, first = expected_Y[first : first + len(block_BR)], first + len(block_BR)
+        if first > len(expected_Y):
+            continue
+        if is_forecast and (block_BR != expected_B[:, None]).any():
+            return ["source shares are not the fractions of their replica's quota"]
+        if not is_forecast and (block_BR.sum(axis=1, dtype=np.int64) != expected_B).any():
             return ["source shares do not sum to their replica's quota"]
-        first = end
-    return [f"{first} source shares for {len(quota_Y)} replicas"] if first != len(quota_Y) else []
+    return [f"{first} source shares for {len(expected_Y)} replicas"] if first != len(expected_Y) else []
 
 
 def _replica_faults(index_Q4: NDArray[np.integer], home_rank_LE: NDArray[np.integer], cluster: Cluster) -> list[str]:

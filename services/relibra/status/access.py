@@ -34,7 +34,7 @@ class Viewer:
             raise Forbidden(f"{self.name} is of job {self.job_id!r} and may not see another")
 
 
-ANYBODY = Viewer(name="anybody on this machine", job_id=ALL_JOBS)
+EVERYTHING = Viewer(name="whoever can connect", job_id=ALL_JOBS)
 
 
 class Access:
@@ -54,7 +54,7 @@ class Access:
             Unavailable: it cannot be looked up.
         """
         if not self.is_required:
-            return ANYBODY
+            return EVERYTHING
         if token is None:
             raise Unauthenticated(
                 "no token came with the request; make one with `relibra tokens create` and send it as a bearer, or as "

@@ -1,11 +1,12 @@
 """Answers with validators: who has the newest content already is told so in a few bytes."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 from urllib.parse import quote
 
 from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 
 from relibra.status.reader import Reader
@@ -25,29 +26,22 @@ class Answers:
             make: returns the view; it is not called where `tag` says that the caller has it.
             tag: names the content; without it, its hash does.
         """
-        return await self.content(request, lambda: to_json(make()), "application/json", tag=tag)
-
-    async def content(
-        self,
-        request: Request,
-        make: Callable[[], bytes],
-        media_type: str,
-        *,
-        tag: str | None = None,
-        file_name: str | None = None,
-    ) -> Response:
-        """Answer with the bytes that `make` returns, to be kept as a file where it has a name."""
         if tag is not None and _has(request, tag):
-            return _response(tag, None, status_code=304)
-        content = await self._reader.off_loop(make)
+            return Response(status_code=304, headers=_headers(tag))
+        content = await self._reader.off_loop(lambda: to_json(make()))
         tag = tag or hashlib.blake2b(content, digest_size=12).hexdigest()
         if _has(request, tag):
-            return _response(tag, None, status_code=304)
-        response = _response(tag, content, media_type=media_type)
-        if file_name is not None:
-            quoted = quote(file_name, safe="")
-            response.headers["Content-Disposition"] = f"attachment; filename*=UTF-8''{quoted}"
-        return response
+            return Response(status_code=304, headers=_headers(tag))
+        return Response(content, headers=_headers(tag), media_type="application/json")
+
+    async def file(
+        self, request: Request, make: Callable[[], Awaitable[Iterator[bytes]]], *, tag: str, name: str
+    ) -> Response:
+        """Answer with a file, sent as its pieces come; `make` is not awaited where the caller has it."""
+        if _has(request, tag):
+            return Response(status_code=304, headers=_headers(tag))
+        kept_as = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}"}
+        return StreamingResponse(await make(), headers=_headers(tag) | kept_as, media_type="application/octet-stream")
 
 
 def _has(request: Request, tag: str) -> bool:
@@ -55,7 +49,6 @@ def _has(request: Request, tag: str) -> bool:
     return f'"{tag}"' in known or known == ["*"]
 
 
-def _response(tag: str, content: bytes | None, *, status_code: int = 200, media_type: str | None = None) -> Response:
+def _headers(tag: str) -> dict[str, str]:
     # no-cache means ask first: a job that was re-created has other plans under the same addresses.
-    headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache", "Vary": "Authorization"}
-    return Response(content, status_code, headers, media_type)
+    return {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache", "Vary": "Authorization"}

@@ -60,14 +60,14 @@ async def get_step(app: App, job: Job, request: Request, step: Step) -> Response
 async def explain_step(app: App, job: Job, request: Request, step: Step) -> Response:
     """Why this placement, why these replicas, why a fallback: in sentences."""
     record = await app.store.get_step(job.job_id, step)
-    executed = await app.reader.fresh_executions(job, step)
+    (executed,) = await app.reader.executions(job, [step])
     return await app.answers.json(request, lambda: explain(record, job.cluster, executed))
 
 
 @api.get("/jobs/{job_id}/steps/{step}/execution", tags=["execution"], response_model=list[ExecutionView])
 async def get_execution(app: App, job: Job, request: Request, step: Step) -> Response:
     """What the ranks did in a step, summed up by phase: who is missing, who fell back and why, realised imbalance."""
-    executed = await app.reader.fresh_executions(job, step)
+    (executed,) = await app.reader.executions(job, [step])
     return await app.answers.json(request, lambda: [ExecutionView.of(each) for each in executed])
 
 
@@ -108,7 +108,7 @@ async def get_expert_history(
     check_index("layer", layer, job.model.num_layers)
     check_index("expert", expert, job.model.num_experts)
     plans = await _plans(app, job, limit, before)
-    totals = [await app.reader.totals(job, plan) for plan in plans]
+    totals = await app.reader.totals(job, plans)
     return await app.answers.json(
         request,
         lambda: [ExpertPoint.of(plan.step, each, layer, expert) for plan, each in zip(plans, totals, strict=True)],
@@ -122,7 +122,7 @@ async def get_rank_history(
     """What one rank computed over the last planned steps, oldest first: without balancing, planned, realised."""
     check_index("rank", rank, job.cluster.num_ranks)
     plans = await _plans(app, job, limit, before)
-    totals = [await app.reader.totals(job, plan) for plan in plans]
+    totals = await app.reader.totals(job, plans)
     executed = await app.reader.executions(job, [plan.step for plan in plans])
     return await app.answers.json(
         request,

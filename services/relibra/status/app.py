@@ -1,6 +1,7 @@
 """The application: its parts put together."""
 
 import logging
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Response
@@ -8,7 +9,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from relibra.status import metrics
-from relibra.status.access import Access
+from relibra.status.access import EVERYTHING, Access
 from relibra.status.answer import Answers
 from relibra.status.api import api
 from relibra.status.context import App, Context, Looker
@@ -45,6 +46,7 @@ def create_app(store: Store, settings: StatusSettings) -> FastAPI:
     """Return the application that shows what is in `store`; it never writes."""
     app = FastAPI(
         title="relibra",
+        version=version("relibra"),
         summary="What the balancing control plane plans, and why.",
         openapi_tags=_TAGS,
         docs_url=None,
@@ -90,10 +92,22 @@ def create_app(store: Store, settings: StatusSettings) -> FastAPI:
     )
     async def prometheus(context: App, viewer: Looker) -> Response:
         """Metrics of the jobs the caller may see, in the Prometheus text format."""
-        jobs = [job for job in await context.store.list_jobs() if viewer.may_see(job.job_id)]
-        figures = await metrics.read_figures(context.reader, jobs)
-        own = metrics.OwnFigures(num_viewers=context.live.num_viewers, num_cached_plans=context.reader.num_cached_plans)
-        return Response(metrics.render(figures, own), media_type=metrics.CONTENT_TYPE)
+        return await metrics.scrape(context, viewer)
+
+    return app
+
+
+def create_metrics_app(context: Context) -> FastAPI:
+    """Return the application of `metrics_port`: metrics of all jobs for who can connect, and nothing else.
+
+    Prometheus has no token that would not expire one night; a network policy keeps others out.
+    """
+    app = FastAPI(openapi_url=None)
+    install_problem_handlers(app, show_problem)
+
+    @app.get("/metrics")
+    async def prometheus() -> Response:
+        return await metrics.scrape(context, EVERYTHING)
 
     return app
 

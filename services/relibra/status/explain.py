@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relibra.planning import Cluster
-from relibra.planning.plan import Forecast
-from relibra.status.execution import Cause, Execution
+from relibra.planning.execution_sum import Cause, Execution
+from relibra.planning.plan import Basis, Forecast
 from relibra.status.health import absence, excess, fallback
 from relibra.store import StepRecord, StepState
 
@@ -49,7 +49,10 @@ def _headline(step: StepRecord) -> str:
     if step.state is StepState.FAILED:
         return f"there is no plan: {step.failure}; ranks keep the previous placement, without replicas"
     if step.state is StepState.SOLVING:
-        return f"the schedule of {step.num_sequences} sequences is here, and the plan is being solved"
+        return (
+            f"the schedule of {step.num_sequences} sequences is here, and the plan is being solved; if that takes half "
+            "a minute, no planner runs or all have other jobs to solve"
+        )
     return f"{step.num_sequences} sequences are reported; planning begins when the trainer submits the schedule"
 
 
@@ -75,7 +78,9 @@ def _replicas(forecast: Forecast, cluster: Cluster) -> list[str]:
         f"{forecast.num_replicas} replicas take tokens from ranks that would be slowest, each for one micro-batch and "
         f"layer; their weights are {size_text(forecast.replica_size_bytes)}, inside nodes."
     ]
-    if forecast.imbalance_after > forecast.imbalance_bound * _CLOSE:
+    if forecast.basis is Basis.PREVIOUS_STEPS:
+        sentences.append("Loads are expected and not known: slots are used so that no rank depends on a single expert.")
+    elif forecast.imbalance_after > forecast.imbalance_bound * _CLOSE:
         sentences.append("What is left above the bound would take replicas that cost more than they save.")
     return sentences
 
@@ -87,6 +92,11 @@ def _execution(step: StepRecord, executed: Sequence[Execution]) -> list[str]:
     for execution in executed:
         if text := fallback(execution):
             sentences += [f"{text}.", *(f"{cause}: {_ADVICE[cause]}." for cause in execution.fallbacks)]
+        if Cause.LATE in execution.fallbacks and step.plan is not None and step.plan.latency_s is not None:
+            sentences.append(
+                f"The plan was there {step.plan.latency_s:.1f} s after its schedule; the rank that waited longest "
+                f"waited {execution.plan_wait_s:.1f} s."
+            )
         if text := absence(execution) or excess(execution, step):
             sentences.append(f"{text}.")
         if not execution.num_fallbacks and not execution.missing:

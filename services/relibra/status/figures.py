@@ -30,9 +30,11 @@ class PlanFigures:
     def of(cls, plan: Plan) -> "PlanFigures":
         """Sum the quotas of a plan."""
         shape = (plan.num_rows, plan.model.num_layers, plan.cluster.num_ranks)
-        identity_Q4 = plan.quota_index_Q4.copy()
-        identity_Q4[:, 3] = identity_Q4[:, 2] // plan.cluster.experts_per_rank(plan.model)
-        cell_Q = plan.quota_index_Q4[:, 0].astype(np.int64) * shape[1] + plan.quota_index_Q4[:, 1]
+        row_Q, layer_Q, expert_Q, _ = plan.quota_index_Q4.T
+        identity_Q4 = np.stack(
+            [row_Q, layer_Q, expert_Q, expert_Q // plan.cluster.experts_per_rank(plan.model)], axis=1
+        )
+        cell_Q = row_Q.astype(np.int64) * shape[1] + layer_Q
         return cls(
             plan=plan,
             before_MLR=rank_loads(identity_Q4, plan.quota_tokens_Q, *shape),
@@ -80,40 +82,6 @@ class PlanFigures:
         cell = row * self.plan.model.num_layers + layer
         quotas = slice(self.first_quota_C[cell], self.first_quota_C[cell + 1])
         return self.plan.quota_index_Q4[quotas, 2:], self.plan.quota_tokens_Q[quotas]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTotals:
-    """A plan summed over its rows: small enough to keep of many steps."""
-
-    home_rank_LE: NDArray[np.uint16]
-    load_LE: NDArray[np.uint32]
-    num_replicas_LE: NDArray[np.uint32]
-    before_LR: NDArray[np.uint32]
-    after_LR: NDArray[np.uint32]
-
-    @classmethod
-    def of(cls, figures: PlanFigures) -> "StepTotals":
-        """Sum a plan."""
-        plan = figures.plan
-        shape_LE = plan.home_rank_LE.shape
-        expert_Q = plan.quota_index_Q4[:, 1].astype(np.int64) * shape_LE[1] + plan.quota_index_Q4[:, 2]
-        num_experts = plan.home_rank_LE.size
-        load = np.bincount(expert_Q, weights=plan.quota_tokens_Q, minlength=num_experts)
-        num_replicas = np.bincount(expert_Q[plan.is_replica_Q], minlength=num_experts)
-        return cls(
-            home_rank_LE=plan.home_rank_LE.astype(np.uint16),
-            load_LE=load.reshape(shape_LE).astype(np.uint32),
-            num_replicas_LE=num_replicas.reshape(shape_LE).astype(np.uint32),
-            before_LR=figures.before_MLR.sum(axis=0).astype(np.uint32),
-            after_LR=figures.after_MLR.sum(axis=0).astype(np.uint32),
-        )
-
-    def most_replicated(self, limit: int) -> list[tuple[int, int]]:
-        """Return (layer, expert) with the most replicas, most first."""
-        order = np.argsort(-self.num_replicas_LE.ravel().astype(np.int64), kind="stable")[:limit]
-        num_experts = self.num_replicas_LE.shape[1]
-        return [divmod(int(each), num_experts) for each in order if self.num_replicas_LE.flat[each]]
 
 
 def node_loads(loads_xR: NDArray[np.integer], cluster: Cluster) -> NDArray[np.int64]:

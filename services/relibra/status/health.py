@@ -3,13 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
+from statistics import median
 
-from relibra.status.execution import Execution
+from relibra.planning.execution_sum import Execution
+from relibra.planning.plan import Basis
 from relibra.store import StepRecord, StepState
 
 _SLOW_SOLVE_S = 30.0
 _REALISED_TOLERANCE = 1.05
 _MAX_NAMED_RANKS = 8
+_STALL_FACTOR = 5
+_STALL_S = 120.0
+"""A job has stalled that was silent for so long, and so many times as long as its steps take."""
 
 
 class Verdict(StrEnum):
@@ -17,6 +23,8 @@ class Verdict(StrEnum):
 
     FAILING = "failing"
     """A step has no plan and will not get one by itself."""
+    STALLED = "stalled"
+    """Nothing has happened for far longer than a step takes."""
     ATTENTION = "attention"
     """Training goes on, slower than it could."""
     WAITING = "waiting"
@@ -51,10 +59,12 @@ def job_health(
         if step.state is StepState.SOLVING and step.submitted_at is not None:
             waited_s = now - step.submitted_at
             if waited_s > _SLOW_SOLVE_S:
-                reason = f"step {step.step} has waited {waited_s:.0f} s for its plan: is a planner running?"
+                reason = f"step {step.step} has waited {duration(waited_s)} for its plan: is a planner running?"
                 return JobHealth(verdict=Verdict.FAILING, reason=reason)
         if step.plan is not None:
             break
+    if standstill := stall(steps, executed_step, executed, now):
+        return JobHealth(verdict=Verdict.STALLED, reason=standstill)
     if executed_step is not None:
         for execution in executed:
             if trouble := fallback(execution) or absence(execution) or excess(execution, executed_step):
@@ -67,6 +77,44 @@ def job_health(
     reason = f"step {newest.step} is {newest.state}, {newest.num_sequences} sequences so far"
     is_planning = any(step.plan is not None for step in steps)
     return JobHealth(verdict=Verdict.WELL if is_planning else Verdict.WAITING, reason=reason)
+
+
+def stall(
+    steps: Sequence[StepRecord], executed_step: StepRecord | None, executed: Sequence[Execution], now: float
+) -> str | None:
+    """Say where a job stands still, if it does; the arguments are those of `job_health`."""
+    published = [step.plan.published_at for step in steps if step.plan is not None]
+    if len(published) < 3:
+        return None
+    usual_s = median(later - earlier for later, earlier in pairwise(published))
+    silent_s = now - published[0]
+    if silent_s <= max(_STALL_S, _STALL_FACTOR * usual_s):
+        return None
+    return f"no plan for {duration(silent_s)}, where one came every {duration(usual_s)}: " + _standstill(
+        steps[0], executed_step, executed
+    )
+
+
+def _standstill(newest: StepRecord, executed_step: StepRecord | None, executed: Sequence[Execution]) -> str:
+    if newest.plan is None:
+        return (
+            f"step {newest.step} has {newest.num_sequences} sequences and no schedule; look at the rollout workers, "
+            "then at the trainer's driver"
+        )
+    if executed_step is None or executed_step.step != newest.step:
+        return f"step {newest.step} is planned and no rank has reported; look at the trainers"
+    for execution in executed:
+        if text := absence(execution):
+            return f"step {newest.step}: {text}; look at their logs"
+    return f"all ranks reported step {newest.step}, and nothing has come of the next; has the job ended?"
+
+
+def duration(time_s: float) -> str:
+    """Say a time in whole units."""
+    for size_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if time_s >= 2 * size_s:
+            return f"{time_s / size_s:.0f} {unit}"
+    return f"{time_s:.0f} s"
 
 
 def fallback(execution: Execution) -> str | None:
@@ -93,8 +141,8 @@ def absence(execution: Execution) -> str | None:
 
 
 def excess(execution: Execution, step: StepRecord) -> str | None:
-    """Say that the realised imbalance is worse than planned, if it is."""
-    if step.plan is None or execution.imbalance is None:
+    """Say that the realised imbalance is worse than planned, if it is; a forecast promises nothing."""
+    if step.plan is None or execution.imbalance is None or step.plan.forecast.basis is not Basis.REPLAY:
         return None
     planned = step.plan.forecast.imbalance_after
     if execution.imbalance <= planned * _REALISED_TOLERANCE:

@@ -1,19 +1,33 @@
 """The JSON of how a job, an expert or a rank changed over steps, oldest first."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from pydantic import Field
 
 from relibra.planning import Phase
-from relibra.status.execution import Execution
-from relibra.status.figures import StepTotals
+from relibra.planning.execution_sum import Execution
+from relibra.planning.plan import Forecast
+from relibra.planning.totals import PlanTotals
 from relibra.status.models import Shown
-from relibra.store import StepRecord, StepState
+from relibra.store import PlanRecord, StepRecord, StepState
 
 _OF_FORECAST = (
     *("imbalance_before", "imbalance_after", "imbalance_bound", "imbalance_floor"),
     *("num_replicas", "num_moved_experts"),
 )
+
+
+def realised_imbalance(executed: Sequence[Execution]) -> float | None:
+    """Return the imbalance of the last phase that all ranks reported."""
+    realised = [each.imbalance for each in executed if each.imbalance is not None]
+    return realised[-1] if realised else None
+
+
+def speedup(forecast: Forecast, imbalance: float | None) -> float | None:
+    """Return how much less the slowest ranks compute at some imbalance than without balancing, as a ratio."""
+    return None if imbalance is None else forecast.imbalance_before / imbalance
 
 
 class HistoryPoint(Shown):
@@ -26,7 +40,14 @@ class HistoryPoint(Shown):
     imbalance_bound: float | None = Field(None, description="Under the plan's placement.", examples=[1.01])
     imbalance_floor: float | None = Field(None, description="Under any placement.", examples=[1.002])
     imbalance_realised: float | None = Field(description="Of the last phase all ranks reported.", examples=[1.013])
-    published_at: datetime | None
+    speedup_planned: float | None = Field(
+        None, description="Of the time ranks compute experts: imbalance without balancing over planned.", examples=[1.8]
+    )
+    speedup_realised: float | None = Field(
+        None, description="Imbalance without balancing over realised; both count tokens, not seconds.", examples=[1.8]
+    )
+    published_at: datetime | None = None
+    plan_latency_s: float | None = Field(None, description="From schedule to plan.", examples=[0.62])
     plan_wait_s: float | None = Field(description="Of the rank that waited longest in any phase.", examples=[0.02])
     num_fallbacks: int = Field(description="Ranks that kept the previous placement, worst phase.", examples=[0])
     num_replicas: int | None = Field(None, examples=[4100])
@@ -35,16 +56,24 @@ class HistoryPoint(Shown):
     @classmethod
     def of(cls, step: StepRecord, executed: list[Execution]) -> "HistoryPoint":
         """Show one step."""
-        realised = [each.imbalance for each in executed if each.imbalance is not None]
+        realised = realised_imbalance(executed)
         return cls(
             step=step.step,
             state=step.state,
-            imbalance_realised=realised[-1] if realised else None,
-            published_at=None if step.plan is None else datetime.fromtimestamp(step.plan.published_at, tz=UTC),
+            imbalance_realised=realised,
             plan_wait_s=max((each.plan_wait_s for each in executed), default=None),
             num_fallbacks=max((each.num_fallbacks for each in executed), default=0),
-            **({} if step.plan is None else {name: getattr(step.plan.forecast, name) for name in _OF_FORECAST}),
+            **({} if step.plan is None else _of_plan(step.plan, realised)),
         )
+
+
+def _of_plan(plan: PlanRecord, realised: float | None) -> dict[str, Any]:
+    return {name: getattr(plan.forecast, name) for name in _OF_FORECAST} | {
+        "speedup_planned": speedup(plan.forecast, plan.forecast.imbalance_after),
+        "speedup_realised": speedup(plan.forecast, realised),
+        "published_at": datetime.fromtimestamp(plan.published_at, tz=UTC),
+        "plan_latency_s": plan.latency_s,
+    }
 
 
 class ExpertPoint(Shown):
@@ -57,7 +86,7 @@ class ExpertPoint(Shown):
     num_replicas: int = Field(examples=[40])
 
     @classmethod
-    def of(cls, step: int, totals: StepTotals, layer: int, expert: int) -> "ExpertPoint":
+    def of(cls, step: int, totals: PlanTotals, layer: int, expert: int) -> "ExpertPoint":
         """Show one step."""
         load, mean = int(totals.load_LE[layer, expert]), float(totals.load_LE[layer].mean())
         return cls(
@@ -79,7 +108,7 @@ class RankPoint(Shown):
     realised_tokens: dict[Phase, int | None] = Field(description="As reported.", examples=[{"update": 99_010}])
 
     @classmethod
-    def of(cls, step: int, totals: StepTotals, rank: int, executed: list[Execution]) -> "RankPoint":
+    def of(cls, step: int, totals: PlanTotals, rank: int, executed: list[Execution]) -> "RankPoint":
         """Show one step."""
         return cls(
             step=step,

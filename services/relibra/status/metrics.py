@@ -4,15 +4,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from fastapi import Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from relibra.status.execution import Cause
+from relibra.planning.execution_sum import Cause
+from relibra.status.access import Viewer
+from relibra.status.context import Context
+from relibra.status.health import Verdict
 from relibra.status.reader import JobGlance, Reader
 from relibra.store import JobRecord, PlanRecord
-
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,14 @@ async def read_figures(reader: Reader, jobs: Iterable[JobRecord]) -> list[JobFig
     ]
 
 
+async def scrape(context: Context, viewer: Viewer) -> Response:
+    """Answer a scrape: the jobs that `viewer` may see, and the service itself."""
+    jobs = [job for job in await context.store.list_jobs() if viewer.may_see(job.job_id)]
+    figures = await read_figures(context.reader, jobs)
+    own = OwnFigures(num_viewers=context.live.num_viewers, num_cached_plans=context.reader.num_cached_plans)
+    return Response(render(figures, own), media_type=CONTENT_TYPE_LATEST)
+
+
 def render(figures: Iterable[JobFigures], own: OwnFigures) -> bytes:
     """Return the figures in the Prometheus text format."""
     registry = CollectorRegistry()
@@ -70,12 +80,21 @@ class _Collector:
         yield GaugeMetricFamily(
             "relibra_status_cached_plans", "Decoded plans in memory.", value=self._own.num_cached_plans
         )
+        yield from self._health()
         yield from self._plans()
         yield from self._executions()
+
+    def _health(self) -> Iterator[Metric]:
+        health = _gauge("job_health", "1 for the verdict on the job, 0 for the others.", "job_id", "verdict")
+        for each in self._figures:
+            for verdict in Verdict:
+                health.add_metric([each.glance.job.job_id, verdict], verdict is each.glance.health.verdict)
+        yield health
 
     def _plans(self) -> Iterator[Metric]:
         planned = CounterMetricFamily("relibra_steps_planned", "Steps with a published plan.", labels=["job_id"])
         pending = _gauge("steps_pending", "Steps that wait for their plan.", "job_id")
+        latency = _gauge("plan_latency_seconds", "From schedule to plan, of the newest plan.", "job_id")
         published = _gauge("plan_published_timestamp_seconds", "When the newest plan was published.", "job_id")
         imbalance = _gauge(
             "plan_imbalance_ratio",
@@ -90,11 +109,13 @@ class _Collector:
             pending.add_metric([job_id], each.num_pending_steps)
             if plan := each.latest_plan:
                 published.add_metric([job_id], plan.published_at)
+                if plan.latency_s is not None:
+                    latency.add_metric([job_id], plan.latency_s)
                 for when in ("before", "after", "bound", "floor"):
                     imbalance.add_metric([job_id, when], getattr(plan.forecast, f"imbalance_{when}"))
                 for kind in ("reorder", "replica"):
                     size.add_metric([job_id, kind], getattr(plan.forecast, f"{kind}_size_bytes"))
-        yield from (planned, pending, published, imbalance, size)
+        yield from (planned, pending, latency, published, imbalance, size)
 
     def _executions(self) -> Iterator[Metric]:
         labels = ("job_id", "phase")

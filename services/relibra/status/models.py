@@ -10,8 +10,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from relibra.planning import Cluster, ExecutionReport, Model, Phase, PlanParams
+from relibra.planning.execution_sum import Cause, Execution
 from relibra.planning.plan import Forecast
-from relibra.status.execution import Cause, Execution
 from relibra.status.figures import PlanFigures
 from relibra.status.health import JobHealth
 from relibra.store import JobRecord, PlanRecord, StepRecord, StepState
@@ -72,6 +72,9 @@ class PlanSummary(Shown):
     reason: str = Field(description="Why this plan is what it is.")
     forecast: Forecast
     published_at: datetime
+    latency_s: float | None = Field(
+        description="From schedule to plan: waiting for a solver, solving, publishing.", examples=[0.62]
+    )
 
     @classmethod
     def of(cls, plan: PlanRecord) -> "PlanSummary":
@@ -83,6 +86,7 @@ class PlanSummary(Shown):
             reason=plan.reason,
             forecast=plan.forecast,
             published_at=_time(plan.published_at),
+            latency_s=plan.latency_s,
         )
 
 
@@ -96,7 +100,7 @@ class StepView(Shown):
         description="`<first>-<last>` policy version -> sequences those versions generated, where reporters told.",
         examples=[{"11-11": 500, "10-11": 12}],
     )
-    scheduled_at: datetime | None = Field(description="When the schedule came, while the step is being solved.")
+    scheduled_at: datetime | None = Field(description="When the schedule came.")
     failure: str | None = Field(description="Why the step cannot be planned.", examples=[None])
     plan: PlanSummary | None
 

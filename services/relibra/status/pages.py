@@ -16,8 +16,8 @@ from markupsafe import Markup
 
 from relibra.status.context import MAX_INDEX, App, Before, Job, Layer, Looker, Row, Step
 from relibra.status.explain import explain, size_text
-from relibra.status.figures import StepTotals
 from relibra.status.health import Verdict
+from relibra.status.history_models import realised_imbalance, speedup
 from relibra.status.load_models import CellView
 from relibra.status.problems import Problem
 from relibra.status.sparkline import sparkline
@@ -56,12 +56,12 @@ async def show_job(app: App, job: Job, request: Request, before: Before = None) 
 async def show_step(app: App, job: Job, request: Request, step: Step) -> Response:
     """One step: its plan, why, and what ranks did with it."""
     record = await app.store.get_step(job.job_id, step)
-    executed = await app.reader.fresh_executions(job, step)
+    (executed,) = await app.reader.executions(job, [step])
     shown: dict[str, Any] = {"job": job, "step": record, "executed": executed}
     shown["explanation"] = explain(record, job.cluster, executed)
     if record.plan is not None:
         figures = await app.reader.figures(job, record.plan)
-        totals = await app.reader.off_loop(StepTotals.of, figures)
+        (totals,) = await app.reader.totals(job, [record.plan])
         shown |= {"num_rows": figures.plan.num_rows, "num_micro_batches": figures.plan.schedule.num_micro_batches}
         shown |= {"worst": figures.worst_cells(_NUM_NAMED), "replicated": totals.most_replicated(_NUM_NAMED)}
         shown["totals"] = totals
@@ -130,11 +130,16 @@ def _templates() -> Environment:
     )
     environment.globals |= {"plotly_version": version("plotly"), "sparkline": sparkline}
     environment.filters |= {"ratio": _ratio, "size": size_text, "when": _when, "count": _count}
+    environment.filters |= {"seconds": _seconds, "realised": realised_imbalance, "speedup": speedup}
     return environment
 
 
 def _ratio(value: float | None) -> str:
     return "\N{EN DASH}" if value is None else f"{value:.3f}"
+
+
+def _seconds(time_s: float | None) -> str:
+    return "\N{EN DASH}" if time_s is None else f"{time_s:.2f} s"
 
 
 def _count(value: float) -> str:

@@ -1,11 +1,12 @@
 """The JSON endpoints of one step's plan; plans never change, so their answers are named by the plan's id and digest."""
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
 from relibra.errors import NotFound
-from relibra.planning.plan_file import plan_to_bytes
+from relibra.planning.plan_file import plan_chunks
 from relibra.status.context import MAX_INDEX, MAX_STEP, V1_RESPONSES, App, Job, Layer, Row, Step
 from relibra.status.load_models import CellView, DiffView, HeatMapView
 from relibra.status.models import PlanSummary, PlanView
@@ -37,14 +38,11 @@ async def get_plan_summary(app: App, job: Job, request: Request, step: Step) -> 
 async def download_plan(app: App, job: Job, request: Request, step: Step) -> Response:
     """The plan as the file that `relibra plan` writes (docs/formats.md)."""
     record = await app.reader.planned(job, step)
-    plan = (await app.reader.figures(job, record)).plan
-    return await app.answers.content(
-        request,
-        lambda: plan_to_bytes(plan),
-        "application/octet-stream",
-        tag=_tag(record),
-        file_name=f"{job.job_id}-step-{step}.npz",
-    )
+
+    async def chunks() -> Iterator[bytes]:
+        return plan_chunks(await app.reader.plan(job, record), record.digest)
+
+    return await app.answers.file(request, chunks, tag=_tag(record), name=f"{job.job_id}-step-{step}.npz")
 
 
 @plan_api.get("/heatmap", response_model=HeatMapView)

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 from relibra.errors import NotFound
-from relibra.status.execution import Execution, executions
-from relibra.status.figures import PlanFigures, StepTotals
+from relibra.planning import Plan
+from relibra.planning.execution_sum import Execution, executions
+from relibra.planning.totals import PlanTotals
+from relibra.status.figures import PlanFigures
 from relibra.status.health import JobHealth, job_health
 from relibra.status.memory import Memory
 from relibra.store import JobRecord, PlanRecord, StepRecord, Store
@@ -17,7 +19,6 @@ from relibra.store import JobRecord, PlanRecord, StepRecord, Store
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_NUM_TOTALS = 256
 _NUM_EXECUTIONS = 512
 _NUM_WORKERS = 2
 """Threads for what takes milliseconds: more would only share the same cores, and each may hold a whole plan."""
@@ -43,7 +44,6 @@ class Reader:
     def __init__(self, store: Store, *, num_plans: int) -> None:
         self.store = store
         self._figures: Memory[PlanFigures] = Memory(num_plans)
-        self._totals: Memory[StepTotals] = Memory(_NUM_TOTALS)
         self._executions: Memory[list[Execution]] = Memory(_NUM_EXECUTIONS)
         self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="status")
 
@@ -71,29 +71,36 @@ class Reader:
         """Return a plan with its loads."""
         return await self._figures.get((job.job_id, record.id), lambda: self._decode(job, record))
 
-    async def totals(self, job: JobRecord, record: PlanRecord) -> StepTotals:
-        """Return a plan summed over its rows; whoever asks for many steps does not push plans out of memory."""
+    async def totals(self, job: JobRecord, records: Sequence[PlanRecord]) -> list[PlanTotals]:
+        """Return some plans summed over their rows."""
+        found = await self.store.get_totals(job.job_id, [record.step for record in records])
+        return [
+            await self._sum_up(job, record) if each is None else each
+            for record, each in zip(records, found, strict=True)
+        ]
 
-        async def make() -> StepTotals:
-            return await self.off_loop(StepTotals.of, await self._decode(job, record))
-
-        return await self._totals.get((job.job_id, record.id), make)
+    async def _sum_up(self, job: JobRecord, record: PlanRecord) -> PlanTotals:
+        # Whoever asks for many steps does not push plans out of memory.
+        return await self.off_loop(PlanTotals.of, await self.plan(job, record, with_shares=False))
 
     async def executions(self, job: JobRecord, steps: Sequence[int]) -> list[list[Execution]]:
-        """Return what ranks did in some steps. A report that replaced another of the same rank may not be seen yet."""
-        found = []
-        for step, number in zip(steps, await self.store.num_reports(job.job_id, steps), strict=True):
-            found.append(await self._executions_of(job, step, number) if number else [])
-        return found
+        """Return what ranks did in some steps.
 
-    async def _executions_of(self, job: JobRecord, step: int, num_reports: int) -> list[Execution]:
-        key = (job.job_id, job.epoch, step, num_reports)
-        return await self._executions.get(key, lambda: self.fresh_executions(job, step))
+        While ranks are missing, a report that replaced another of the same rank may not be seen yet.
+        """
+        numbers = await self.store.num_reports(job.job_id, steps)
+        complete = await self.store.get_executions(job.job_id, steps)
+        return [
+            each if sum(phase.num_reports for phase in each) == number else await self._so_far(job, step, number)
+            for step, number, each in zip(steps, numbers, complete, strict=True)
+        ]
 
-    async def fresh_executions(self, job: JobRecord, step: int) -> list[Execution]:
-        """Return what ranks did in one step."""
-        reports = await self.store.get_reports(job.job_id, step)
-        return await self.off_loop(executions, reports, job.cluster)
+    async def _so_far(self, job: JobRecord, step: int, num_reports: int) -> list[Execution]:
+        async def make() -> list[Execution]:
+            reports = await self.store.get_reports(job.job_id, step)
+            return await self.off_loop(executions, reports, job.cluster)
+
+        return await self._executions.get((job.job_id, job.epoch, step, num_reports), make)
 
     async def glance(self, job: JobRecord) -> JobGlance:
         """Return how a job is."""
@@ -104,8 +111,17 @@ class Reader:
         health = job_health(steps, executed_step, executed, time.time())
         return JobGlance(job=job, health=health, steps=steps, executed_step=executed_step, executed=executed)
 
-    async def _decode(self, job: JobRecord, record: PlanRecord) -> PlanFigures:
-        plan = await self.store.get_plan(job.job_id, record.step)
+    async def plan(self, job: JobRecord, record: PlanRecord, *, with_shares: bool = True) -> Plan:
+        """Return a plan, read anew.
+
+        Raises:
+            NotFound: the job was re-created just now.
+        """
+        plan = await self.store.get_plan(job.job_id, record.step, with_shares=with_shares)
         if await self.store.get_plan_id(job.job_id, record.step) != record.id:
             raise NotFound(f"plan {record.id} of job {job.job_id!r} was replaced just now; ask again")
+        return plan
+
+    async def _decode(self, job: JobRecord, record: PlanRecord) -> PlanFigures:
+        plan = await self.plan(job, record, with_shares=False)
         return await self.off_loop(PlanFigures.of, plan)

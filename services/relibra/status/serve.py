@@ -1,41 +1,49 @@
 """The process of the status service."""
 
+import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator
 
 import uvicorn
+from fastapi import FastAPI
 
 from relibra.errors import Unavailable
-from relibra.status.app import create_app
-from relibra.status.context import Context
+from relibra.status.app import create_app, create_metrics_app
 from relibra.status.settings import StatusSettings
 from relibra.store import Store
+
+logger = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 5
 
 
 class StatusServer:
-    """The app of one store on one socket."""
+    """The app of one store on one socket, and its metrics on another where the settings name it."""
 
     def __init__(self, settings: StatusSettings) -> None:
-        """Bind the socket.
+        """Bind the sockets.
 
         Raises:
-            Unavailable: the port is in use.
+            Unavailable: a port is in use.
         """
-        host, port = settings.host, settings.port
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # With the protocol named, asyncio turns Nagle's algorithm off: it would hold back small answers for 40 ms.
-        self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        ports = [settings.port] if settings.metrics_port is None else [settings.port, settings.metrics_port]
+        self._sockets: list[socket.socket] = []
         try:
-            self._socket.bind((host, port))
-        except OSError as error:
-            self._socket.close()
-            raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from error
-        self.url = f"http://{f'[{host}]' if family == socket.AF_INET6 else host}:{self._socket.getsockname()[1]}"
+            for port in ports:
+                self._sockets.append(_bind(settings.host, port))
+        except Unavailable:
+            self._close_sockets()
+            raise
+        self.urls = [_url(each) for each in self._sockets]
+        """Of the app, and of its metrics."""
         self._settings = settings
+
+    @property
+    def url(self) -> str:
+        """Of the app."""
+        return self.urls[0]
 
     async def start(self) -> None:
         """Check that Redis answers, and listen.
@@ -48,32 +56,59 @@ class StatusServer:
             await self._store.ping()
         except Unavailable:
             await self._store.close()
-            self._socket.close()
+            self._close_sockets()
             raise
-        self._socket.listen()
         app = create_app(self._store, self._settings)
-        self._context: Context = app.state.context
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
-        )
-        self._server = _Server(config)
+        self._context = app.state.context
+        apps = [app, create_metrics_app(self._context)]
+        self._servers = [_Server(_config(each)) for each, _ in zip(apps, self._sockets, strict=False)]
+        for each in self._sockets:
+            each.listen()
+        for url in self.urls[1:]:
+            logger.info("metrics on %s/metrics", url)
 
     async def run(self) -> None:
         """Serve until `stop`."""
         try:
-            await self._server.serve(sockets=[self._socket])
+            serving = zip(self._servers, self._sockets, strict=True)
+            await asyncio.gather(*(server.serve(sockets=[each]) for server, each in serving))
         finally:
             await self._store.close()
 
     def stop(self) -> None:
         """Let `run` return when the requests in flight are answered."""
-        self._server.should_exit = True
+        for server in self._servers:
+            server.should_exit = True
         # Streams of news never end by themselves.
         self._context.live.close()
+
+    def _close_sockets(self) -> None:
+        for each in self._sockets:
+            each.close()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With the protocol named, asyncio turns Nagle's algorithm off: it would hold back small answers for 40 ms.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return bound
+
+
+def _url(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _config(app: FastAPI) -> uvicorn.Config:
+    return uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=DRAIN_TIMEOUT_S
+    )
 
 
 class _Server(uvicorn.Server):

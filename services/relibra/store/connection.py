@@ -1,17 +1,14 @@
-"""Connections to Redis: their timeouts, and the one place where their failures become `Unavailable`."""
+"""What all parts of the store share: a client, scripts, and what becomes `Unavailable` when Redis fails."""
 
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from importlib import resources
 from typing import Any, ParamSpec, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 from redis import exceptions
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
 
-from relibra.errors import InvalidInput, Unavailable
+from relibra.errors import Unavailable
+from relibra.store.address import RedisClient
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -22,19 +19,17 @@ _UNAVAILABLE = (
     exceptions.TimeoutError,
     exceptions.OutOfMemoryError,
     exceptions.ReadOnlyError,
-    exceptions.ClusterDownError,
+    exceptions.ClusterError,
+    exceptions.RedisClusterException,
 )
 
-_UNAVAILABLE_CODES = ("OOM ", "READONLY ", "MISCONF ", "LOADING ", "CLUSTERDOWN ")
-
-CONNECT_TIMEOUT_S = 2.0
-ANSWER_TIMEOUT_S = 10.0
+_UNAVAILABLE_CODES = ("OOM ", "READONLY ", "MISCONF ", "LOADING ", "CLUSTERDOWN ", "NOREPLICAS ")
 
 
 class Connected:
     """A part of the store: a concept's questions to Redis, over a connection that all parts share."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: RedisClient) -> None:
         # redis-py types every answer as a union over all ways to configure a client; ours always answers in bytes.
         self._redis: Any = redis
 
@@ -48,34 +43,10 @@ def _source(name: str) -> str:
     return resources.files("relibra.store").joinpath(f"lua/{name}.lua").read_text(encoding="utf-8")
 
 
-def open_redis(url: str) -> Redis:
-    """Return a client for `url`; connecting happens with the first command.
-
-    `rediss://user:password@host?ssl_ca_certs=/path` is TLS with an ACL user; the certificate is checked by default.
-
-    Raises:
-        InvalidInput: the URL is not one of Redis.
-    """
-    try:
-        return Redis.from_url(
-            url,
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
-            socket_timeout=ANSWER_TIMEOUT_S,
-            # Every write of the store is idempotent, so a command that failed half-way may be sent again.
-            retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=2),
-        )
-    except ValueError as error:
-        raise InvalidInput.of(
-            "redis url", expected="redis://, rediss:// or unix://", got=repr(without_password(url))
-        ) from error
-
-
-def without_password(url: str) -> str:
-    """Return `url` as it may be printed."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"))
+def unlink(pipe: Any, keys: Iterable[str]) -> None:
+    """Queue the removal of `keys`, one by one and by name: the pipeline of a Cluster has no `unlink` that queues."""
+    for key in keys:
+        pipe.execute_command("UNLINK", key)
 
 
 def raises_unavailable(method: Callable[_P, Coroutine[Any, Any, _R]]) -> Callable[_P, Coroutine[Any, Any, _R]]:

@@ -11,7 +11,8 @@ from functools import lru_cache
 import numpy as np
 
 from relibra.planning import Cluster, ExecutionReport, Model, Phase, PlanId, PlanParams, Schedule
-from relibra.planning.plan import Forecast
+from relibra.planning.execution_sum import Cause, Execution
+from relibra.planning.plan import Basis, Forecast
 from relibra.store.records import JobRecord, PlanRecord
 
 
@@ -34,10 +35,11 @@ def decode_job(job_id: str, epoch: bytes, registered_at: bytes, shape: bytes) ->
     )
 
 
-def encode_schedule(sequence_ids: Sequence[str], schedule: Schedule) -> str:
-    """Encode a schedule; equal schedules give equal text."""
+def encode_schedule(sequence_ids: Sequence[str], schedule: Schedule, basis: Basis) -> str:
+    """Encode a schedule; equal schedules give equal text. The basis comes first, and only where it is not replay."""
     return json.dumps(
-        {
+        ({} if basis is Basis.REPLAY else {"basis": basis})
+        | {
             "sequence_ids": list(sequence_ids),
             "micro_batch": schedule.micro_batch_S.tolist(),
             "source_rank": schedule.source_rank_S.tolist(),
@@ -46,23 +48,23 @@ def encode_schedule(sequence_ids: Sequence[str], schedule: Schedule) -> str:
     )
 
 
-def decode_schedule(document: bytes) -> tuple[list[str], Schedule]:
-    """Decode the sequence ids and the schedule."""
+def decode_schedule(document: bytes) -> tuple[list[str], Schedule, Basis]:
+    """Decode the sequence ids, the schedule, and what its plan is based on."""
     fields = json.loads(document)
     schedule = Schedule(
         micro_batch_S=np.array(fields["micro_batch"], dtype=np.int32),
         source_rank_S=np.array(fields["source_rank"], dtype=np.int32),
         ep_group_S=np.array(fields["ep_group"], dtype=np.int32),
     )
-    return fields["sequence_ids"], schedule
+    return fields["sequence_ids"], schedule, Basis(fields.get("basis", Basis.REPLAY))
 
 
-RECORD_FIELDS = ("epoch", "version", "digest", "published_at", "meta")
+RECORD_FIELDS = ("epoch", "version", "digest", "submitted_at", "published_at", "meta")
 
 
 def decode_plan_record(step: int, values: list[bytes | None]) -> PlanRecord | None:
     """Decode the fields of a plan's hash in the order of `RECORD_FIELDS`; None where there is no plan."""
-    epoch, version, digest, published_at, meta = (value or b"" for value in values)
+    epoch, version, digest, submitted_at, published_at, meta = (value or b"" for value in values)
     if not version:
         return None
     fields = json.loads(meta)
@@ -72,6 +74,7 @@ def decode_plan_record(step: int, values: list[bytes | None]) -> PlanRecord | No
         digest=bytes.fromhex(digest.decode()),
         reason=fields["reason"],
         forecast=Forecast(**fields["forecast"]),
+        submitted_at=float(submitted_at) if submitted_at else None,
         published_at=float(published_at),
     )
 
@@ -108,4 +111,24 @@ def decode_report(step: int, document: bytes, realised: bytes) -> ExecutionRepor
         reorder_sent_bytes=fields["reorder_sent_bytes"],
         replica_sent_bytes=fields["replica_sent_bytes"],
         plan_wait_s=fields["plan_wait_s"],
+    )
+
+
+def encode_execution(execution: Execution) -> str:
+    """Encode what all ranks did in one phase."""
+    return json.dumps(asdict(execution))
+
+
+def decode_execution(document: bytes) -> Execution:
+    """Decode what `encode_execution` wrote."""
+    fields = json.loads(document)
+    return Execution(
+        **fields
+        | {
+            "phase": Phase(fields["phase"]),
+            "missing": tuple((group, rank) for group, rank in fields["missing"]),
+            "fallbacks": {Cause(cause): number for cause, number in fields["fallbacks"].items()},
+            "reasons": tuple(fields["reasons"]),
+            "rank_tokens": tuple(fields["rank_tokens"]),
+        }
     )

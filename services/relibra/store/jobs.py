@@ -5,12 +5,12 @@ from collections.abc import Iterable
 
 from relibra.errors import Conflict, UnknownJob
 from relibra.planning import Cluster, Model, PlanParams
-from relibra.store.connection import Connected, raises_unavailable
+from relibra.store.connection import Connected, raises_unavailable, unlink
 from relibra.store.documents import decode_job, encode_shape
 from relibra.store.keys import JOBS, STEP_KEYS, JobKeys
 from relibra.store.records import JobRecord
 
-_JOB_KEYS = ("job", "lease", "steps", "open", "pending", "plans", "sizes", "crashes", "version", "floor")
+_JOB_KEYS = ("job", "lease", "steps", "open", "pending", "plans", "sizes", "crashes", "traces", "version", "floor")
 
 
 class Jobs(Connected):
@@ -96,8 +96,7 @@ class Jobs(Connected):
         # The registration first: from then on nothing of the old incarnation is written.
         await self._redis.delete(keys.of("job"))
         pipe = self._redis.pipeline(transaction=False)
-        for step in steps:
-            pipe.unlink(*(keys.step(step, name) for name in STEP_KEYS))
-        pipe.unlink(*(keys.of(name) for name in _JOB_KEYS))
-        pipe.srem(JOBS, job_id)
+        unlink(pipe, (keys.step(step, name) for step in steps for name in STEP_KEYS))
+        unlink(pipe, map(keys.of, _JOB_KEYS))
         await pipe.execute()
+        await self._redis.srem(JOBS, job_id)

@@ -23,6 +23,7 @@ both only rise, and `lease` for as long as it is renewed:
 | `plans` | sorted set | planned steps, by version | 20 B a step |
 | `sizes` | hash | step -> bytes of its counts | 20 B a step |
 | `crashes` | hash | step -> how often planning it crashed | 20 B a step |
+| `traces` | hash | step -> trace context of the call that submitted its schedule | 80 B a step |
 | `version` | string | version of the newest plan | 8 B |
 | `floor` | string | steps below it have expired | 8 B |
 
@@ -32,11 +33,12 @@ Of one step, with the prefix `relibra:{job}:step:<step>:`; they stay as long as 
 |---|---|---|---|
 | `counts` | hash | sequence id -> counts `[L, E]`, see `count_codec` | at most `max_step_size_bytes` |
 | `policies` | hash | `<first>-<last>` policy version -> number of sequences | 30 B a pair |
-| `schedule` | string | JSON: `sequence_ids`, `micro_batch`, `source_rank`, `ep_group` | 60 B a sequence |
-| `plan` | hash | what `plan_codec` says; `epoch`, `version`, `digest`, `published_at` | 2 KiB a cell at 64 ranks |
+| `schedule` | string | JSON: `basis` if not replay, ids, `micro_batch`, `source_rank`, `ep_group` | 60 B a sequence |
+| `plan` | hash | what `plan_codec` says; `epoch`, `version`, `digest`, `submitted_at`, `published_at` | 2 KiB a cell |
 | `failure` | string | why the step cannot be planned | 1 KiB |
 | `reports` | hash | `<phase>/<ep group>/<ep rank>` -> JSON of an execution report | 500 B a rank and phase |
-| `realised` | hash | the same fields -> realised load, int64 `[M, L]` little endian | 8 B a cell and rank |
+| `executed` | hash | phase that all ranks reported -> JSON: the sum of its reports | 1 KiB a phase at 64 ranks |
+| `realised` | hash | the same fields as `reports` -> realised load, int64 `[M, L]` little endian | 8 B a cell, rank |
 
 A step stays until `retained_steps` newer ones are known and it is not pending (`expire_steps`). So the memory of a job
 is bounded by `retained_steps` times the largest step, and Redis needs no eviction. The braces are Redis hash tags: all
@@ -50,7 +52,7 @@ SCHEMA_VERSION = 2
 JOBS = "relibra:jobs"
 TOKENS = "relibra:tokens"
 
-STEP_KEYS = ("counts", "policies", "schedule", "plan", "failure", "reports", "realised")
+STEP_KEYS = ("counts", "policies", "schedule", "plan", "failure", "reports", "realised", "executed")
 
 
 @dataclass(frozen=True, slots=True)

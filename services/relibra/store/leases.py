@@ -18,12 +18,14 @@ class Leases(Connected):
         """Take the longest waiting step of a job, unless another planner solves for the job or nothing waits."""
         keys = JobKeys(job_id)
         taken = await self._script(
-            "take_lease", [keys.of(name) for name in ("job", "lease", "fence", "pending")], [int(lease_s * 1000)]
+            "take_lease",
+            [keys.of(name) for name in ("job", "lease", "fence", "pending", "traces")],
+            [int(lease_s * 1000)],
         )
         if not taken:
             return None
-        token, step, epoch = taken
-        return Lease(job_id=job_id, step=int(step), epoch=int(epoch, 16), token=token)
+        token, step, epoch, traceparent = taken
+        return Lease(job_id=job_id, step=int(step), epoch=int(epoch, 16), token=token, traceparent=traceparent.decode())
 
     @raises_unavailable
     async def renew_lease(self, lease: Lease, lease_s: float) -> None:

@@ -5,25 +5,36 @@
 | `meta` | JSON: model, cluster, params, forecast, reason, repacked |
 | `home_rank` | `[L, E]` |
 | `replica_count`, `replica_expert`, `replica_rank` | replicas of every cell `[M, L]`; expert and rank of each `[Y]` |
-| `share/<rank>` | `[Y]`, tokens of every replica that come from that rank |
+| `share/<rank>` | `[Y]`, what every replica gets from that rank, see `SourceShares` |
 | `schedule` | `[3, S]`: micro-batch, source rank, EP group |
 | `quota_count`, `quota_expert`, `quota_rank`, `quota_tokens` | quotas of every cell `[M, L]`, and each `[Q]` |
 | `lower_bound` | `[M, L]` |
+| `total/load`, `total/replicas` | `[L, E]`, summed over rows, see `PlanTotals` |
+| `total/before`, `total/after` | `[L, R]`, summed over rows |
 
 M rows, L layers, E experts, R EP ranks, S sequences, Q quotas, Y replicas, B replicas of one row.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, SourceShares
 from relibra.planning.plan import Forecast
+from relibra.planning.totals import PlanTotals
 from relibra.store.array_codec import PackedArray
 
 COMMON_FIELDS = ("home_rank", "replica_count", "replica_expert", "replica_rank")
+QUOTA_FIELDS = (
+    *("meta", "schedule", "home_rank", "lower_bound"),
+    *("quota_count", "quota_expert", "quota_rank", "quota_tokens"),
+)
+TOTALS_FIELDS = ("home_rank", "total/load", "total/replicas", "total/before", "total/after")
+_SHARE_BLOCK = 1 << 13
+"""Replicas whose shares are widened at a time."""
 
 
 def share_field(rank: int) -> str:
@@ -36,6 +47,7 @@ def encode_plan(plan: Plan) -> dict[str, bytes]:
     shape = (plan.num_rows, plan.model.num_layers)
     schedule = plan.schedule
     replica_index_Y4 = plan.quota_index_Q4[plan.is_replica_Q]
+    totals = PlanTotals.of(plan)
     arrays: dict[str, NDArray[np.generic]] = {
         "home_rank": plan.home_rank_LE,
         "replica_count": _count_cells(replica_index_Y4, shape),
@@ -47,17 +59,24 @@ def encode_plan(plan: Plan) -> dict[str, bytes]:
         "quota_rank": plan.quota_index_Q4[:, 3],
         "quota_tokens": plan.quota_tokens_Q,
         "lower_bound": plan.lower_bound_ML,
+        "total/load": totals.load_LE,
+        "total/replicas": totals.num_replicas_LE,
+        "total/before": totals.before_LR,
+        "total/after": totals.after_LR,
     }
     # Narrowed block by block: wide, the shares of all ranks would be the largest array of all.
-    narrow = np.min_scalar_type(int(plan.quota_tokens_Q.max(initial=0)))
-    blocks = [np.zeros((0, plan.cluster.num_ranks), narrow), *(each.astype(narrow) for each in plan.shares.blocks())]
-    share_RY = np.concatenate(blocks).T
+    narrow = [each.astype(np.min_scalar_type(int(each.max(initial=0)))) for each in plan.shares.blocks()]
+    share_RY = np.concatenate([np.zeros((0, plan.cluster.num_ranks), np.uint8), *narrow]).T
     arrays |= {share_field(rank): share_Y for rank, share_Y in enumerate(share_RY)}
     return {"meta": plan.meta.encode()} | {name: PackedArray.of(array).to_bytes() for name, array in arrays.items()}
 
 
 def decode_plan(fields: Mapping[str, bytes]) -> Plan:
-    """Decode a plan; its shares are decoded when they are looked at."""
+    """Decode a plan; its shares are decoded when they are looked at.
+
+    Args:
+        fields: all that `encode_plan` made, or `QUOTA_FIELDS` where nobody looks at the shares.
+    """
     meta = json.loads(fields["meta"])
     cluster = Cluster(**meta["cluster"])
 
@@ -65,17 +84,18 @@ def decode_plan(fields: Mapping[str, bytes]) -> Plan:
         return PackedArray.from_bytes(fields[name]).unpack()
 
     def blocks() -> Iterator[NDArray[np.int32]]:
-        yield np.stack([unpack(share_field(rank)) for rank in range(cluster.num_ranks)], axis=1).astype(np.int32)
+        share_RY = [unpack(share_field(rank)) for rank in range(cluster.num_ranks)]
+        for start in range(0, len(share_RY[0]), _SHARE_BLOCK):
+            yield np.stack([share_Y[start : start + _SHARE_BLOCK] for share_Y in share_RY], axis=1).astype(np.int32)
 
     micro_batch_S, source_rank_S, ep_group_S = unpack("schedule").astype(np.int32)
-    row_Q, layer_Q = np.divmod(_cells(unpack("quota_count")), meta["model"]["num_layers"])
     return Plan(
         model=Model(**meta["model"]),
         cluster=cluster,
         params=PlanParams(**meta["params"]),
         schedule=Schedule(micro_batch_S=micro_batch_S, source_rank_S=source_rank_S, ep_group_S=ep_group_S),
         home_rank_LE=unpack("home_rank").astype(np.int32),
-        quota_index_Q4=np.stack([row_Q, layer_Q, unpack("quota_expert"), unpack("quota_rank")], 1).astype(np.int32),
+        quota_index_Q4=_index(unpack("quota_count"), unpack("quota_expert"), unpack("quota_rank")),
         quota_tokens_Q=unpack("quota_tokens").astype(np.int64),
         shares=SourceShares(num_ranks=cluster.num_ranks, blocks=blocks),
         lower_bound_ML=unpack("lower_bound").astype(np.float64),
@@ -85,10 +105,29 @@ def decode_plan(fields: Mapping[str, bytes]) -> Plan:
     )
 
 
+def decode_totals(values: Sequence[bytes | None]) -> PlanTotals | None:
+    """Decode the fields of a plan's hash in the order of `TOTALS_FIELDS`; None where there are none."""
+    found = [PackedArray.from_bytes(value).unpack() for value in values if value is not None]
+    if len(found) < len(TOTALS_FIELDS):
+        return None
+    home_rank_LE, load_LE, num_replicas_LE, before_LR, after_LR = found
+    return PlanTotals(
+        home_rank_LE=home_rank_LE,
+        load_LE=load_LE,
+        num_replicas_LE=num_replicas_LE,
+        before_LR=before_LR,
+        after_LR=after_LR,
+    )
+
+
 def _count_cells(index_Q4: NDArray[np.int32], shape: tuple[int, int]) -> NDArray[np.int64]:
     cell_Q = index_Q4[:, 0].astype(np.int64) * shape[1] + index_Q4[:, 1]
     return np.bincount(cell_Q, minlength=shape[0] * shape[1]).reshape(shape)
 
 
-def _cells(count_ML: NDArray[np.generic]) -> NDArray[np.int64]:
-    return np.repeat(np.arange(count_ML.size), count_ML.ravel().astype(np.int64))
+def _index(count_ML: NDArray[Any], expert_Q: NDArray[Any], rank_Q: NDArray[Any]) -> NDArray[np.int32]:
+    index_Q4 = np.empty((len(expert_Q), 4), dtype=np.int32)
+    for column, number_ML in enumerate(np.indices(count_ML.shape, dtype=np.int32)):
+        index_Q4[:, column] = np.repeat(number_ML.ravel(), count_ML.ravel())
+    index_Q4[:, 2], index_Q4[:, 3] = expert_Q, rank_Q
+    return index_Q4

@@ -5,17 +5,19 @@ L layers, E experts.
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import Conflict, LostLease, NotFound, StaleEpoch
 from relibra.planning import Plan, PlanId
+from relibra.planning.totals import PlanTotals
 from relibra.store.array_codec import PackedArray
 from relibra.store.connection import Connected, raises_unavailable
 from relibra.store.documents import RECORD_FIELDS, decode_plan_record
 from relibra.store.keys import JobKeys
-from relibra.store.plan_codec import COMMON_FIELDS, decode_plan, share_field
+from relibra.store.plan_codec import COMMON_FIELDS, QUOTA_FIELDS, TOTALS_FIELDS, decode_plan, decode_totals, share_field
 from relibra.store.records import EncodedPlan, JobRecord, Lease, PackedPlan, PlanRecord
 
 
@@ -66,16 +68,25 @@ class Plans(Connected):
         raise AssertionError(f"publish_plan.lua returned {outcome!r}")
 
     @raises_unavailable
-    async def get_plan(self, job_id: str, step: int) -> Plan:
-        """Return the whole plan of a step, decoded in a thread of its own.
+    async def get_plan(self, job_id: str, step: int, *, with_shares: bool = True) -> Plan:
+        """Return the plan of a step, decoded in a thread of its own.
+
+        Args:
+            job_id: whose plan.
+            step: of which step.
+            with_shares: read them too, which are most of a plan's bytes; else nobody may look at them.
 
         Raises:
             NotFound: the step has no plan.
         """
-        fields = await self._redis.hgetall(JobKeys(job_id).step(step, "plan"))
-        if not fields:
+        key = JobKeys(job_id).step(step, "plan")
+        if with_shares:
+            fields = {name.decode(): value for name, value in (await self._redis.hgetall(key)).items()}
+        else:
+            fields = dict(zip(QUOTA_FIELDS, await self._redis.hmget(key, QUOTA_FIELDS), strict=True))
+        if not fields.get("meta"):
             raise NotFound(f"step {step} of job {job_id!r} has no plan")
-        return await asyncio.to_thread(decode_plan, {name.decode(): value for name, value in fields.items()})
+        return await asyncio.to_thread(decode_plan, fields)
 
     @raises_unavailable
     async def get_plan_id(self, job_id: str, step: int) -> PlanId | None:
@@ -97,6 +108,15 @@ class Plans(Connected):
             common=dict(zip(COMMON_FIELDS, arrays, strict=False)),
             shares=arrays[len(COMMON_FIELDS) :],
         )
+
+    @raises_unavailable
+    async def get_totals(self, job_id: str, steps: Sequence[int]) -> list[PlanTotals | None]:
+        """Return the sums of some steps' plans, in one round trip; None where there are none."""
+        pipe = self._redis.pipeline(transaction=False)
+        for step in steps:
+            pipe.hmget(JobKeys(job_id).step(step, "plan"), TOTALS_FIELDS)
+        found = await pipe.execute() if steps else []
+        return await asyncio.to_thread(lambda: [decode_totals(values) for values in found])
 
     @raises_unavailable
     async def get_placement(self, job_id: str, step: int) -> NDArray[np.int32]:

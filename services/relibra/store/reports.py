@@ -1,40 +1,71 @@
 """What ranks did with their plans."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Sequence
 
 from relibra.planning import ExecutionReport
+from relibra.planning.execution_sum import Execution, executions
 from relibra.store.connection import Connected, raises_unavailable
-from relibra.store.documents import decode_report, encode_report
+from relibra.store.documents import decode_execution, decode_report, encode_execution, encode_report
 from relibra.store.keys import JobKeys
+from relibra.store.records import JobRecord
 
 
 class Reports(Connected):
-    """Execution reports, one a rank and phase."""
+    """Execution reports, one a rank and phase, and their sums."""
 
     @raises_unavailable
-    async def put_report(self, job_id: str, report: ExecutionReport) -> None:
+    async def put_report(self, job: JobRecord, report: ExecutionReport) -> None:
         """Keep what a rank did in one phase; a second report of the same rank and phase replaces the first.
 
-        A report for a step that is not there, or no longer, is dropped: nobody would see it expire.
+        The report that completes a phase also makes its sum: afterwards nobody need read the loads of all ranks to say
+        how the step went. A report for a step that is not there, or no longer, is dropped: nobody would see it expire.
         """
-        keys = JobKeys(job_id)
-        if await self._redis.zscore(keys.of("steps"), str(report.step)) is None:
-            return
-        field = f"{report.phase}/{report.ep_group}/{report.ep_rank}"
-        pipe = self._redis.pipeline(transaction=True)
-        pipe.hset(keys.step(report.step, "reports"), field, encode_report(report))
-        pipe.hset(keys.step(report.step, "realised"), field, report.realised_load_ML.astype("<i8").tobytes())
-        await pipe.execute()
+        keys, step = JobKeys(job.job_id), report.step
+        fields = await self._script(
+            "put_report",
+            [keys.of("steps"), keys.step(step, "reports"), keys.step(step, "realised")],
+            [
+                step,
+                f"{report.phase}/{report.ep_group}/{report.ep_rank}",
+                encode_report(report),
+                report.realised_load_ML.astype("<i8").tobytes(),
+            ],
+        )
+        of_phase = [each for each in fields if each.startswith(f"{report.phase}/".encode())]
+        if len(of_phase) == job.cluster.num_ep_groups * job.cluster.num_ranks:
+            await self._sum_up(job, step, of_phase)
+
+    async def _sum_up(self, job: JobRecord, step: int, fields: Sequence[bytes]) -> None:
+        keys = JobKeys(job.job_id)
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.hmget(keys.step(step, "reports"), fields)
+        pipe.hmget(keys.step(step, "realised"), fields)
+        documents, realised = await pipe.execute()
+        if None in documents or None in realised:
+            return  # the step has expired meanwhile
+
+        def sum_up() -> Execution:
+            reports = [decode_report(step, *each) for each in zip(documents, realised, strict=True)]
+            return executions(reports, job.cluster)[0]
+
+        execution = await asyncio.to_thread(sum_up)
+        await self._script(
+            "put_execution",
+            [keys.of("steps"), keys.step(step, "executed")],
+            [step, execution.phase, encode_execution(execution)],
+        )
 
     @raises_unavailable
     async def get_reports(self, job_id: str, step: int) -> list[ExecutionReport]:
         """Return the reports of a step by phase, EP group and rank."""
         keys = JobKeys(job_id)
-        pipe = self._redis.pipeline(transaction=True)
+        pipe = self._redis.pipeline(transaction=False)
         pipe.hgetall(keys.step(step, "reports"))
         pipe.hgetall(keys.step(step, "realised"))
         documents, realised = await pipe.execute()
-        reports = [decode_report(step, document, realised[field]) for field, document in documents.items()]
+        # The step may expire between the two.
+        reports = [decode_report(step, documents[field], realised[field]) for field in documents if field in realised]
         return sorted(reports, key=lambda each: (each.phase, each.ep_group, each.ep_rank))
 
     @raises_unavailable
@@ -44,3 +75,12 @@ class Reports(Connected):
         for step in steps:
             pipe.hlen(JobKeys(job_id).step(step, "reports"))
         return [int(number) for number in await pipe.execute()] if len(pipe) else []
+
+    @raises_unavailable
+    async def get_executions(self, job_id: str, steps: Iterable[int]) -> list[list[Execution]]:
+        """Return, for each of some steps, the phases that all ranks reported, in the order they happen."""
+        pipe = self._redis.pipeline(transaction=False)
+        for step in steps:
+            pipe.hvals(JobKeys(job_id).step(step, "executed"))
+        found = await pipe.execute() if len(pipe) else []
+        return [sorted(map(decode_execution, values), key=lambda each: each.phase) for values in found]

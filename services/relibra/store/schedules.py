@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from relibra.errors import Conflict, LimitExceeded, NotFound, StaleEpoch
 from relibra.planning import Schedule
+from relibra.planning.plan import Basis
 from relibra.store.connection import Connected, raises_unavailable
 from relibra.store.documents import decode_schedule, encode_schedule
 from relibra.store.keys import JOBS, JobKeys
@@ -22,6 +23,8 @@ class Schedules(Connected):
         sequence_ids: Sequence[str],
         schedule: Schedule,
         limits: StoreLimits = DEFAULT_LIMITS,
+        basis: Basis = Basis.REPLAY,
+        traceparent: str = "",
     ) -> None:
         """Keep the schedule of a step, which makes the step pending; the same schedule again changes nothing.
 
@@ -35,9 +38,12 @@ class Schedules(Connected):
             "put_schedule",
             [
                 *(keys.of("job"), keys.step(step, "schedule")),
-                *(keys.of(name) for name in ("pending", "steps", "open", "floor")),
+                *(keys.of(name) for name in ("pending", "steps", "open", "floor", "traces")),
             ],
-            [f"{job.epoch:016x}", encode_schedule(sequence_ids, schedule), step, time.time(), limits.max_open_steps],
+            [
+                *(f"{job.epoch:016x}", encode_schedule(sequence_ids, schedule, basis), step),
+                *(time.time(), limits.max_open_steps, traceparent),
+            ],
         )
         match outcome:
             case b"other":
@@ -52,8 +58,8 @@ class Schedules(Connected):
                 )
 
     @raises_unavailable
-    async def get_schedule(self, job_id: str, step: int) -> tuple[list[str], Schedule]:
-        """Return the sequence ids and the schedule of a step.
+    async def get_schedule(self, job_id: str, step: int) -> tuple[list[str], Schedule, Basis]:
+        """Return the sequence ids and the schedule of a step, and what its plan is based on.
 
         Raises:
             NotFound: it has none.

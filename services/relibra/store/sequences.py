@@ -27,8 +27,9 @@ class Sequences(Connected):
         """Keep the counts of many sequences in one round trip; when this returns they are in Redis.
 
         Returns:
-            One entry a sequence: None where it is kept, now or before; `Conflict` with what is there already, or where
-            the step has its schedule or has expired; `LimitExceeded`; `UnknownJob`.
+            One entry a sequence: None where it is kept, now or before; `Conflict` with what is there already, where the
+            step has expired, or where it has a schedule that is not based on previous steps; `LimitExceeded`;
+            `UnknownJob`.
         """
         steps: dict[tuple[str, int], list[int]] = {}
         for index, each in enumerate(sequences):
@@ -77,27 +78,33 @@ class Sequences(Connected):
                 counts_SLE[start + index] = decode_counts(data, shape)
         return counts_SLE
 
+    @raises_unavailable
+    async def get_total(self, job: JobRecord, step: int) -> NDArray[np.int64]:
+        """Return the counts of all sequences that were reported for a step so far, summed, int64 `[L, E]`."""
+        total_LE = np.zeros((job.model.num_layers, job.model.num_experts), dtype=np.int64)
+        key = JobKeys(job.job_id).step(step, "counts")
+        sequence_ids = await self._redis.hkeys(key)
+        for start in range(0, len(sequence_ids), _SEQUENCES_PER_READ):
+            for data in await self._redis.hmget(key, sequence_ids[start : start + _SEQUENCES_PER_READ]):
+                if data is not None:  # the step may expire meanwhile
+                    total_LE += decode_counts(data, total_LE.shape)
+        return total_LE
+
 
 def _refusal(word: bytes, sequence: SequenceCounts, limits: StoreLimits) -> RelibraError | None:
+    if word in (b"kept", b"same"):
+        return None
     name, step, job_id = f"sequence {sequence.sequence_id!r}", sequence.step, sequence.job_id
-    match word:
-        case b"kept" | b"same":
-            return None
-        case b"other":
-            return Conflict(f"{name} of step {step} was reported with other counts; they stand")
-        case b"late":
-            return Conflict(f"{name} is late: step {step} has its schedule; report it for the step that trains on it")
-        case b"expired":
-            return Conflict(f"{name} is late: step {step} of job {job_id!r} has expired")
-        case b"unknown":
-            return UnknownJob(f"job {job_id!r} is not registered; register it first")
-        case b"large":
-            return LimitExceeded(
-                f"{name} does not fit: the counts of step {step} may take {limits.max_step_size_bytes} bytes"
-            )
-        case b"busy":
-            return LimitExceeded(
-                f"{name} of step {step} is refused: {limits.max_open_steps} steps of job {job_id!r} have sequences and "
-                "no plan; submit their schedules first"
-            )
-    raise AssertionError(f"put_sequences.lua returned {word!r}")
+    return {
+        b"other": Conflict(f"{name} of step {step} was reported with other counts; they stand"),
+        b"late": Conflict(f"{name} is late: step {step} has its schedule; report it for the step that trains on it"),
+        b"expired": Conflict(f"{name} is late: step {step} of job {job_id!r} has expired"),
+        b"unknown": UnknownJob(f"job {job_id!r} is not registered; register it first"),
+        b"large": LimitExceeded(
+            f"{name} does not fit: the counts of step {step} may take {limits.max_step_size_bytes} bytes"
+        ),
+        b"busy": LimitExceeded(
+            f"{name} of step {step} is refused: {limits.max_open_steps} steps of job {job_id!r} have sequences and no "
+            "plan; submit their schedules first"
+        ),
+    }[word]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from relibra.store.connection import Connected, raises_unavailable
+from relibra.store.connection import Connected, raises_unavailable, unlink
 from relibra.store.documents import RECORD_FIELDS, decode_plan_record
 from relibra.store.keys import STEP_KEYS, JobKeys
 from relibra.store.records import StepRecord
@@ -40,13 +40,16 @@ class Steps(Connected):
         for index, step in enumerate(numbers):
             start = index * _ANSWERS_PER_STEP
             num_sequences, policies, submitted_at, plan, failure = answers[start : start + _ANSWERS_PER_STEP]
+            record = decode_plan_record(step, plan)
+            if submitted_at is None and record is not None:
+                submitted_at = record.submitted_at
             records.append(
                 StepRecord(
                     step=step,
                     num_sequences=num_sequences,
                     policies={name.decode(): int(number) for name, number in policies.items()},
                     submitted_at=submitted_at,
-                    plan=decode_plan_record(step, plan),
+                    plan=record,
                     failure=None if failure is None else failure.decode(),
                 )
             )
@@ -60,13 +63,13 @@ class Steps(Connected):
         old -= {int(step) for step in await self._redis.zrange(keys.of("pending"), 0, -1)}
         if not old:
             return
-        pipe = self._redis.pipeline(transaction=True)
-        # The floor first: what is reported for an expired step from now on is refused, not begun anew.
+        pipe = self._redis.pipeline(transaction=False)
+        # The floor first: what is reported for an expired step from now on is refused, not begun anew. `steps` last:
+        # what is cut short here is done again with the next plan.
         pipe.set(keys.of("floor"), max(old) + 1)
-        for name in ("steps", "open", "plans"):
-            pipe.zrem(keys.of(name), *old)
-        for name in ("sizes", "crashes"):
+        unlink(pipe, (keys.step(step, name) for step in old for name in STEP_KEYS))
+        for name in ("sizes", "crashes", "traces"):
             pipe.hdel(keys.of(name), *old)
-        for step in old:
-            pipe.unlink(*(keys.step(step, name) for name in STEP_KEYS))
+        for name in ("open", "plans", "steps"):
+            pipe.zrem(keys.of(name), *old)
         await pipe.execute()

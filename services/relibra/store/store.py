@@ -1,11 +1,13 @@
 """`Store`: every question the services ask of Redis, one part a concept."""
 
-from typing import Self
+from typing import Any, Self
 
+from redis.asyncio import RedisCluster
 from redis.exceptions import ResponseError
 
 from relibra.errors import Unavailable, Unsupported
-from relibra.store.connection import open_redis, raises_unavailable
+from relibra.store.address import open_redis
+from relibra.store.connection import raises_unavailable
 from relibra.store.jobs import Jobs
 from relibra.store.keys import SCHEMA, SCHEMA_VERSION
 from relibra.store.leases import Leases
@@ -25,7 +27,7 @@ class Store(Jobs, Sequences, Schedules, Leases, Plans, Steps, Reports, Tokens):
 
     @classmethod
     def open(cls, url: str) -> "Store":
-        """Return the store at a `redis://`, `rediss://` or `unix://` URL; connecting happens with the first call."""
+        """Return the store at a URL of one of the forms in `address`; connecting happens with the first call."""
         return cls(open_redis(url))
 
     async def __aenter__(self) -> Self:
@@ -40,8 +42,8 @@ class Store(Jobs, Sequences, Schedules, Leases, Plans, Steps, Reports, Tokens):
 
     @raises_unavailable
     async def ping(self) -> None:
-        """Return if Redis answers."""
-        await self._redis.ping()
+        """Return if Redis serves: a Cluster that has lost slots still answers PING."""
+        await self._redis.exists(SCHEMA)
 
     @raises_unavailable
     async def check(self) -> None:
@@ -58,14 +60,23 @@ class Store(Jobs, Sequences, Schedules, Leases, Plans, Steps, Reports, Tokens):
                 f"this Redis holds schema version {found}, this relibra reads and writes {SCHEMA_VERSION}; {advice}"
             )
         try:
-            policy = (await self._redis.config_get("maxmemory-policy")).get("maxmemory-policy", "noeviction")
+            policies = set(await self._eviction_policies())
         except ResponseError:
             return  # a managed Redis that hides its configuration
-        if policy != "noeviction":
+        if evicting := policies - {"noeviction"}:
             raise Unsupported(
-                f"this Redis evicts keys when it is full (maxmemory-policy {policy}), plans among them; "
-                "set maxmemory-policy to noeviction"
+                f"this Redis evicts keys when it is full (maxmemory-policy {', '.join(sorted(evicting))}), plans among "
+                "them; set maxmemory-policy to noeviction"
             )
+
+    async def _eviction_policies(self) -> list[Any]:
+        """Return the policy of the server, or of every primary of a cluster."""
+        where: list[dict[str, Any]] = [{}]
+        if isinstance(self._redis, RedisCluster):
+            await self._redis.initialize()
+            where = [{"target_nodes": node} for node in self._redis.get_primaries()]
+        answers = [await self._redis.config_get("maxmemory-policy", **each) for each in where]
+        return [policy for answer in answers for policy in answer.values()]
 
     async def is_reachable(self) -> bool:
         """Return whether Redis answers."""

@@ -120,4 +120,7 @@ def _stack(arrays: list[NDArray[np.integer]], field: str) -> NDArray[np.integer]
     shapes = {each.shape for each in arrays}
     if len(shapes) > 1 or arrays[0].ndim != 2:
         raise InvalidInput.of(field, expected="the same [tokens, K] in every layer", got=sorted(shapes))
-    return np.stack(arrays, axis=1)
+    extremes = [extreme for each in arrays for extreme in (int(each.min(initial=0)), int(each.max(initial=0)))]
+    dtype = np.result_type(np.min_scalar_type(min(extremes)), np.min_scalar_type(max(extremes)))
+    # Routers gather with int64: narrowed while each is in one piece, or interleaving would move eight times as much.
+    return np.stack([each.astype(dtype) for each in arrays], axis=1)

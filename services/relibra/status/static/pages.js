@@ -46,6 +46,19 @@ const CHARTS = {
     };
   },
 
+  speedup(points) {
+    const x = points.map((each) => each.step);
+    const of = (field) => points.map((each) => each[field]);
+    return {
+      traces: [
+        line("realised", x, of("speedup_realised"), "realised", { width: 4 }),
+        line("estimated", x, of("speedup_planned"), "after"),
+      ],
+      layout: { xaxis: axis("step", steps), yaxis: axis("times as fast") },
+      choose: stepAddress,
+    };
+  },
+
   waits(points) {
     const x = points.map((each) => each.step);
     const bars = (name, field, shade, extra) => (
@@ -53,13 +66,14 @@ const CHARTS = {
     );
     return {
       traces: [
+        bars("plan took", "plan_latency_s", "replica", { offsetgroup: "latency" }),
         bars("longest wait of a rank", "plan_wait_s", "after", { offsetgroup: "wait" }),
         bars("ranks that fell back", "num_fallbacks", "hot", { offsetgroup: "fallback", yaxis: "y2" }),
       ],
       layout: {
         barmode: "group",
         xaxis: axis("step", steps),
-        yaxis: axis("wait, s", { rangemode: "tozero" }),
+        yaxis: axis("seconds", { rangemode: "tozero" }),
         yaxis2: axis("ranks", { overlaying: "y", side: "right", rangemode: "tozero", showgrid: false, tickformat: "d" }),
       },
       choose: stepAddress,

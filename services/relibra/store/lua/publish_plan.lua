@@ -21,7 +21,8 @@ if redis.call('GET', KEYS[2]) ~= ARGV[1] then
 end
 
 local version = redis.call('INCR', KEYS[3])
-redis.call('HSET', KEYS[4], 'epoch', epoch, 'version', version, 'digest', ARGV[4], 'published_at', ARGV[5])
+redis.call('HSET', KEYS[4], 'epoch', epoch, 'version', version, 'digest', ARGV[4], 'published_at', ARGV[5],
+  'submitted_at', redis.call('ZSCORE', KEYS[6], ARGV[3]) or '')
 for index = 6, #ARGV, 2 do
   redis.call('HSET', KEYS[4], ARGV[index], ARGV[index + 1])
 end

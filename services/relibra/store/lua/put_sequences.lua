@@ -4,17 +4,19 @@
 -- ARGV  1 step   2 limit on bytes of the step   3 limit on open steps
 --       4... sequence id, counts, policy versions ('' where not told), for every sequence
 -- Returns one word a sequence: 'kept' now, 'same' (these very counts are there), 'other' (different ones are, and stand),
---   'late' (the step has its schedule), 'expired', 'large' (the step is full), 'busy' (too many open steps), 'unknown'.
+--   'late' (the step has its schedule, and not by forecast from previous steps), 'expired', 'large' (the step is full), 'busy' (too many open steps), 'unknown'.
 
 local step = ARGV[1]
+local is_scheduled = redis.call('EXISTS', KEYS[3]) == 1
+local is_forecast = redis.call('GETRANGE', KEYS[3], 0, 25) == '{"basis": "previous steps"'
 local refusal = nil
 if redis.call('EXISTS', KEYS[1]) == 0 then
   refusal = 'unknown'
 elseif tonumber(step) < tonumber(redis.call('GET', KEYS[6]) or '0') then
   refusal = 'expired'
-elseif redis.call('EXISTS', KEYS[3]) == 1 then
+elseif is_scheduled and not is_forecast then
   refusal = 'late'
-elseif not redis.call('ZSCORE', KEYS[5], step) and redis.call('ZCARD', KEYS[5]) >= tonumber(ARGV[3]) then
+elseif not is_scheduled and not redis.call('ZSCORE', KEYS[5], step) and redis.call('ZCARD', KEYS[5]) >= tonumber(ARGV[3]) then
   refusal = 'busy'
 end
 
@@ -42,6 +44,8 @@ end
 if added > 0 then
   redis.call('HINCRBY', KEYS[7], step, added)
   redis.call('ZADD', KEYS[4], step, step)
-  redis.call('ZADD', KEYS[5], step, step)
+  if not is_scheduled then
+    redis.call('ZADD', KEYS[5], step, step)
+  end
 end
 return outcomes

@@ -1,8 +1,8 @@
 -- Take the lease on a job's solving, where nobody holds it and a step waits.
 --
--- KEYS  1 job   2 lease   3 fence   4 pending
+-- KEYS  1 job   2 lease   3 fence   4 pending   5 traces
 -- ARGV  1 lease time in ms
--- Returns {fencing token, step, epoch}, or nothing.
+-- Returns {fencing token, step, epoch, trace context of its schedule or ''}, or nothing.
 --
 -- One lease a job and not a step: the plan of a step starts from the placement of the one before.
 
@@ -13,4 +13,4 @@ if not epoch or #waiting == 0 or redis.call('EXISTS', KEYS[2]) == 1 then
 end
 local token = redis.call('INCR', KEYS[3])
 redis.call('SET', KEYS[2], token, 'PX', ARGV[1])
-return {token, waiting[1], epoch}
+return {token, waiting[1], epoch, redis.call('HGET', KEYS[5], waiting[1]) or ''}

@@ -6,7 +6,7 @@ import pytest
 from relibra.agent import agreement
 from relibra.agent.agreement import Lack, Offer
 from relibra.planning import Cluster, ExecutionReport, Phase, PlanId
-from relibra.status.execution import Cause, cause_of, executions
+from relibra.planning.execution_sum import Cause, cause_of, executions
 
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1, num_ep_groups=2)
 PLAN_ID = PlanId(epoch=7, version=1)

@@ -10,7 +10,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from relibra.planning import Cluster, ExecutionReport, Phase, imbalance
+from relibra.planning.execution import ExecutionReport, Phase
+from relibra.planning.load import imbalance
+from relibra.planning.topology import Cluster
 
 
 class Cause(StrEnum):

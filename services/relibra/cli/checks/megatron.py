@@ -1,0 +1,133 @@
+"""Which of Megatron's arguments the agent would refuse."""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from relibra.cli.checks.finding import Finding, failed, ok, skipped, warning
+from relibra.errors import InvalidInput, Unsupported
+
+_RENAMED = {"fp8_format": "fp8", "fp4_format": "fp4"}
+"""Arguments that the TransformerConfig has under another name."""
+
+
+def examine(path: Path | None) -> list[Finding]:
+    """Read a file of arguments, and judge them and the installed megatron-core.
+
+    Raises:
+        InvalidInput: the file cannot be read.
+    """
+    try:
+        from relibra.agent.refusals import check_version
+    except ImportError as error:
+        return [skipped("megatron", f"{error.name} is not installed; only trainers need it")]
+    found = []
+    if (version := _version()) is not None:
+        try:
+            check_version(version)
+            found.append(ok("megatron", f"megatron-core {version}, which is tested"))
+        except Unsupported as error:
+            found.append(failed("megatron", str(error), "install a version that is tested"))
+    if path is None:
+        return [*found, skipped("megatron: arguments", "none were given: --megatron-args")]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidInput.of("--megatron-args", expected="a text file", got=error) from error
+    return [*found, *judge(read_arguments(text, is_yaml=path.suffix in (".yaml", ".yml")))]
+
+
+def judge(arguments: Mapping[str, Any]) -> list[Finding]:
+    """Judge arguments by their names in Megatron's configuration; those that are not given are as by default."""
+    from relibra.agent.refusals import config_refusals, replay_obstacle, unsupported
+
+    config = _Config(arguments)
+    refusals = config_refusals(config, expert_tensor_parallel_size=arguments.get("expert_tensor_parallel_size") or 1)
+    # These the agent sees in objects that are not built yet.
+    dispatcher = arguments.get("moe_token_dispatcher_type", "allgather")
+    for refused, what, alternative in (
+        (dispatcher != "alltoall", f"moe_token_dispatcher_type={dispatcher!r}", "'alltoall'"),
+        (config.use_precision_aware_optimizer, "use_precision_aware_optimizer", "main_params_dtype fp32 without it"),
+        (config.optimizer_cpu_offload, "optimizer_cpu_offload", "an optimizer on the GPU"),
+        (config.use_megatron_fsdp or config.use_torch_fsdp2, "FSDP", "megatron's DistributedDataParallel"),
+        ((config.num_distributed_optimizer_instances or 1) > 1, "several optimizer instances", "one"),
+    ):
+        if refused:
+            refusals.append(unsupported(what, alternative))
+    found = []
+    for refusal in map(str, refusals):
+        reason, _, alternative = refusal.partition("; ")
+        found.append(failed("megatron: arguments", reason, alternative))
+    if not config.moe_enable_routing_replay:
+        reason = "moe_enable_routing_replay is off: nothing makes training route as it was planned for"
+        fix = "use moe_enable_routing_replay=True, or plan on forecasts and expect less of it"
+        found.append(warning("megatron: arguments", reason, fix))
+    elif (obstacle := replay_obstacle(config)) is not None and not config.moe_router_fusion:
+        found.append(failed("megatron: arguments", *obstacle.split("; ", 1)))
+    return found or [ok("megatron: arguments", "the agent takes them")]
+
+
+def read_arguments(text: str, *, is_yaml: bool) -> dict[str, Any]:
+    """Read arguments: words as on a command line (`--name value`, `--flag`, `a.b.name=value`), or YAML of any depth.
+
+    Raises:
+        InvalidInput: it is neither.
+    """
+    import yaml
+
+    try:
+        if is_yaml:
+            found = _leaves(yaml.safe_load(text))
+        else:
+            words = shlex.split(text.replace("\\\n", " "), comments=True)
+            found = {name: yaml.safe_load(value) for name, value in _pairs(words)}
+    except (ValueError, yaml.YAMLError) as error:
+        raise InvalidInput.of("--megatron-args", expected="arguments or a YAML mapping", got=error) from error
+    named = {_RENAMED.get(name, name): value for name, value in found.items()}
+    if isinstance(scope := named.get("cuda_graph_scope"), str):
+        named["cuda_graph_scope"] = scope.split(",")
+    return named
+
+
+def _pairs(words: list[str]) -> Iterator[tuple[str, str]]:
+    for word, after in pairwise([*words, "--"]):
+        name, equals, value = word.partition("=")
+        if equals:
+            yield _name(name.rpartition(".")[2]), value
+        elif word.startswith("--"):
+            yield _name(word), "true" if after.startswith("--") else after
+
+
+def _name(word: str) -> str:
+    return word.lstrip("+-").replace("-", "_")
+
+
+def _leaves(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"YAML of type {type(value).__name__}")
+    found: dict[str, Any] = {}
+    for name, inner in value.items():
+        found |= _leaves(inner) if isinstance(inner, dict) else {_name(str(name)): inner}
+    return found
+
+
+class _Config:
+    """What is asked like a TransformerConfig: what was given, else off."""
+
+    cuda_graph_impl = "none"
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self.__dict__ |= given
+
+    def __getattr__(self, name: str) -> Any:
+        return None
+
+
+def _version() -> str | None:
+    try:
+        return metadata.version("megatron-core")
+    except metadata.PackageNotFoundError:
+        return None

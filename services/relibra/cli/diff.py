@@ -1,0 +1,47 @@
+"""`relibra diff`: which experts have another home than before."""
+
+from itertools import groupby
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from relibra.cli.output import AsJson, print_json
+from relibra.cli.status_client import DEFAULT_URL, JobId, StatusClient, StatusUrl, Step
+
+
+def diff(
+    job_id: JobId,
+    step: Step,
+    against: Annotated[
+        int | None, typer.Option(min=0, help="Another step. The last planned one before by default.")
+    ] = None,
+    url: StatusUrl = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Show which experts a step puts elsewhere than another step did."""
+    found = StatusClient(url).get("v1", "jobs", job_id, "steps", step, "diff", against=against)
+    if as_json:
+        print_json(found)
+        return
+    console = Console()
+    console.print(
+        f"From step {found['from_step']} to step {found['to_step']}, {found['num_moved']} experts move, "
+        f"{found['num_crossing']} of them to another node.",
+        highlight=False,
+    )
+    if found["moves"]:
+        console.print(_table(found["moves"]))
+
+
+def _table(moves: list[dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("layer", justify="right")
+    table.add_column("moves", justify="right")
+    table.add_column("expert: from rank > to rank")
+    for layer, group in groupby(moves, lambda move: move["layer"]):
+        said = [f"{move['expert']}: {move['from_rank']} > {move['to_rank']}" for move in group]
+        table.add_row(str(layer), str(len(said)), ",  ".join(said))
+    return table

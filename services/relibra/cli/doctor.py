@@ -1,0 +1,64 @@
+"""`relibra doctor`: is everything here as it must be, and what to do if not."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from relibra.cli.checks import gpu, megatron, packages, planner, redis, status, topology
+from relibra.cli.checks.finding import Finding, Verdict
+from relibra.cli.output import AsJson, print_json, working
+
+_COLOURS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "bold red", Verdict.SKIPPED: "dim"}
+
+
+def doctor(
+    redis_url: Annotated[str | None, typer.Option(envvar="RELIBRA_REDIS_URL", help="The planners' Redis.")] = None,
+    planner_address: Annotated[
+        str | None, typer.Option("--planner", envvar="RELIBRA_PLANNER", help="Planner (host:port).")
+    ] = None,
+    url: Annotated[str | None, typer.Option(envvar="RELIBRA_STATUS_URL", help="The status service.")] = None,
+    megatron_args: Annotated[
+        Path | None, typer.Option(help="Megatron's arguments, as on its command line, or .yaml.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check services, versions, GPUs, their links and Megatron's arguments, and say what to fix.
+
+    Nothing is changed anywhere. Exits 1 if something fails.
+    """
+    checks: dict[str, Callable[[], list[Finding]]] = {
+        "Redis": lambda: redis.examine(redis_url),
+        "the planner": lambda: planner.examine(planner_address),
+        "the status service": lambda: status.examine(url, version("relibra")),
+        "versions": packages.examine,
+        "GPUs": gpu.examine,
+        "links of GPUs": topology.examine,
+        "Megatron's arguments": lambda: megatron.examine(megatron_args),
+    }
+    findings: list[Finding] = []
+    with working(on="looking") as now:
+        for name, examine in checks.items():
+            now(f"looking at {name}")
+            findings += examine()
+    if as_json:
+        print_json([asdict(each) for each in findings])
+    else:
+        _print(Console(), findings)
+    if any(each.verdict is Verdict.FAILED for each in findings):
+        raise typer.Exit(1)
+
+
+def _print(console: Console, findings: list[Finding]) -> None:
+    width = max(len(each.subject) for each in findings)
+    for each in findings:
+        line = Text(f"{each.verdict:<8}", style=_COLOURS[each.verdict])
+        line.append(f"{each.subject:<{width}}  {each.reason}", style="default")
+        if each.fix:
+            line.append(f"\n{'':<8}{'':<{width}}  fix: {each.fix}", style="default")
+        console.print(line, soft_wrap=True)

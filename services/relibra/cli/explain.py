@@ -1,0 +1,23 @@
+"""`relibra explain`: why a step is what it is, in sentences."""
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from relibra.cli.output import AsJson, print_json
+from relibra.cli.status_client import DEFAULT_URL, JobId, StatusClient, StatusUrl, Step
+
+
+def explain(job_id: JobId, step: Step, url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Say why a step has this placement and these replicas, or why it has none."""
+    said = StatusClient(url).get("v1", "jobs", job_id, "steps", step, "explain")
+    if as_json:
+        print_json(said)
+        return
+    console = Console()
+    console.print(Text(f"{said['headline'][:1].upper()}{said['headline'][1:]}"))
+    for part in ("placement", "replicas", "execution"):
+        if said[part]:
+            console.print(f"\n[bold]{part}[/]")
+        for sentence in said[part]:
+            console.print(Padding(Text(sentence), (0, 0, 0, 2)))

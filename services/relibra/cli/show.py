@@ -1,0 +1,120 @@
+"""`relibra show`: a job, a step of it, or one cell of a step."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from relibra.cli.output import AsJson, print_json
+from relibra.cli.status_client import DEFAULT_URL, JobId, StatusClient, StatusUrl
+from relibra.errors import InvalidInput
+
+_COLOURS = {"failing": "red", "attention": "yellow", "waiting": "blue", "well": "green"}
+
+
+def show(
+    job_id: JobId,
+    step: Annotated[int | None, typer.Argument(min=0, help="Number of the RL step.", show_default=False)] = None,
+    row: Annotated[
+        int | None, typer.Option(min=0, help="Of a cell: ep_group * num_micro_batches + micro_batch.")
+    ] = None,
+    layer: Annotated[int | None, typer.Option(min=0, help="Of a cell: counts MoE layers only.")] = None,
+    url: StatusUrl = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Show a job and whether it is well; what a step planned and what ranks did; or one cell of a step in full."""
+    if (row is None) != (layer is None) or (row is not None and step is None):
+        raise InvalidInput.of("cell", expected="a step, --row and --layer", got="not all of them")
+    client, of_job = StatusClient(url), ("v1", "jobs", job_id)
+    print_it: Callable[[Console, dict[str, Any]], None]
+    if step is None:
+        shown, print_it = client.get(*of_job), _print_job
+    elif row is None or layer is None:
+        shown = client.get(*of_job, "steps", step) | {"execution": client.get(*of_job, "steps", step, "execution")}
+        print_it = _print_step
+    else:
+        shown, print_it = client.get(*of_job, "steps", step, "cells", row, layer), _print_cell
+    if as_json:
+        print_json(shown)
+    else:
+        print_it(Console(highlight=False), shown)
+
+
+def _print_job(console: Console, job: dict[str, Any]) -> None:
+    health, model, cluster = job["health"], job["model"], job["cluster"]
+    console.print(f"[bold {_COLOURS[health['verdict']]}]{health['verdict']}[/]: {escape(health['reason'])}")
+    console.print(
+        _facts(
+            {
+                "registered": f"{job['registered_at'][:19]}Z, epoch {job['epoch']}",
+                "model": f"{model['num_layers']} MoE layers x {model['num_experts']} experts, top {model['top_k']}",
+                "EP group": f"{cluster['num_nodes']} nodes x {cluster['gpus_per_node']} GPUs, "
+                f"{cluster['redundant_slots']} redundant slots; {cluster['num_ep_groups']} of them",
+            }
+        )
+    )
+
+
+def _print_step(console: Console, step: dict[str, Any]) -> None:
+    plan = step["plan"]
+    console.print(f"step {step['step']} is {step['state']}, {step['num_sequences']} sequences", style="bold")
+    if step["failure"]:
+        console.print(step["failure"], style="red", markup=False)
+    if plan is not None:
+        forecast = plan["forecast"]
+        imbalances = " > ".join(f"{forecast[f'imbalance_{name}']:.3f}" for name in ("before", "after"))
+        console.print(
+            _facts(
+                {
+                    "plan": plan["id"],
+                    "imbalance": f"{imbalances}, bound {forecast['imbalance_bound']:.3f}",
+                    "replicas": f"{forecast['num_replicas']}, {forecast['replica_size_bytes'] / 2**20:.1f} MiB",
+                    "moved experts": f"{forecast['num_moved_experts']}, "
+                    f"{forecast['reorder_size_bytes'] / 2**20:.1f} MiB",
+                }
+            )
+        )
+    for each in step["execution"]:
+        realised = "" if each["imbalance"] is None else f", imbalance {each['imbalance']:.3f}"
+        console.print(
+            f"{each['phase']}: {each['num_applied']} of {each['num_expected']} ranks executed the plan{realised}"
+        )
+        for cause, number in each["fallbacks"].items():
+            console.print(f"  {number} kept the previous placement: {cause}", style="yellow")
+        if each["missing"]:
+            ranks = ", ".join(f"{group}/{rank}" for group, rank in each["missing"])
+            console.print(f"  not reported by EP group/rank {ranks}", style="yellow")
+
+
+def _print_cell(console: Console, cell: dict[str, Any]) -> None:
+    console.print(
+        f"slowest rank {cell['slowest_before_tokens']} > {cell['slowest_after_tokens']} tokens; bound "
+        f"{cell['lower_bound_tokens']:g}, {cell['gap']:.2%} above it; mean {cell['mean_tokens']:g}"
+    )
+    ranks = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for heading in ("rank", "node", "plain", "planned", "at home", "in replicas"):
+        ranks.add_column(heading, justify="right")
+    for each in cell["ranks"]:
+        names = ("rank", "node", "before_tokens", "after_tokens", "home_tokens", "replica_tokens")
+        ranks.add_row(*(str(each[name]) for name in names))
+    console.print(ranks)
+    experts = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for heading in ("expert", "tokens", "home", "replicas: tokens on rank"):
+        experts.add_column(heading, justify="left" if ":" in heading else "right")
+    for each in cell["experts"]:
+        if each["replicas"]:
+            quotas = ",  ".join(f"{replica['tokens']} on {replica['rank']}" for replica in each["replicas"])
+            experts.add_row(str(each["expert"]), str(each["load_tokens"]), str(each["home_rank"]), quotas)
+    if experts.row_count:
+        console.print(experts)
+
+
+def _facts(said: dict[str, str]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, value in said.items():
+        table.add_row(name, value)
+    return table

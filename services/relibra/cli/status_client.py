@@ -1,0 +1,89 @@
+"""What verbs that only look ask: the JSON of the status service."""
+
+import json
+import ssl
+import urllib.error
+import urllib.request
+from typing import Annotated, Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import typer
+
+from relibra.errors import ERRORS, InvalidInput, RelibraError, Unavailable
+from relibra.wire.credentials import Credentials
+
+StatusUrl = Annotated[str, typer.Option("--url", envvar="RELIBRA_STATUS_URL", help="The status service.")]
+DEFAULT_URL = "http://127.0.0.1:7421"
+JobId = Annotated[str, typer.Argument(help="Id of the job.", show_default=False)]
+Step = Annotated[int, typer.Argument(min=0, help="Number of the RL step.", show_default=False)]
+
+_TIMEOUT_S = 10.0
+
+
+class StatusClient:
+    """The status service at an address.
+
+    Shows the token that the environment names and trusts the CA that it names beside those of the system, see
+    `Credentials.from_env`.
+    """
+
+    def __init__(self, url: str, credentials: Credentials | None = None) -> None:
+        """Check the address; connecting happens with each question.
+
+        Raises:
+            InvalidInput: it is not one of HTTP, or a file of the credentials cannot be read.
+        """
+        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+            raise InvalidInput.of("--url", expected="http://host:port or https://host:port", got=repr(url))
+        self.url = url.rstrip("/")
+        self._credentials = credentials or Credentials.from_env()
+        self._tls = _tls(self._credentials) if url.startswith("https:") else None
+
+    def get(self, *path: str | int, **query: str | int | None) -> Any:
+        """Return a document.
+
+        Args:
+            path: its parts, as they are.
+            query: what to ask for; None is not asked for.
+
+        Raises:
+            Unavailable: the service cannot be reached, or something else answers there.
+            RelibraError: the error that the service answers with.
+        """
+        asked = urlencode({name: value for name, value in query.items() if value is not None})
+        place = "/".join(quote(str(part), safe="") for part in path)
+        request = urllib.request.Request(f"{self.url}/{place}?{asked}".rstrip("?"))
+        for name, value in self._credentials.metadata:
+            # Unredirected: a token is for this service and not for whom it may point to.
+            request.add_unredirected_header(name, value)
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=self._tls) as response:
+                return json.load(response)
+        except urllib.error.HTTPError as error:
+            raise _problem(error, self.url) from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise Unavailable(
+                f"no status service answers at {self.url}: {reason}; start one with `relibra up` or `relibra status`, "
+                "or name another with --url or RELIBRA_STATUS_URL"
+            ) from error
+
+
+def _tls(credentials: Credentials) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context()
+        if credentials.ca_file is not None:
+            context.load_verify_locations(credentials.ca_file)
+        if credentials.cert_file is not None:
+            context.load_cert_chain(credentials.cert_file, credentials.key_file)
+    except OSError as error:
+        raise InvalidInput.of("credentials", expected="files of certificates and keys (PEM)", got=error) from error
+    return context
+
+
+def _problem(answer: urllib.error.HTTPError, url: str) -> RelibraError:
+    try:
+        problem = json.load(answer)
+        return ERRORS.get(problem["title"], RelibraError)(problem["detail"])
+    except (ValueError, KeyError, TypeError):
+        return Unavailable(f"{url} answers {answer.code} {answer.reason}, as a status service does not; is it another?")

@@ -1,0 +1,54 @@
+"""`relibra steps`: how far the newest steps of a job have come."""
+
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from relibra.cli.output import AsJson, print_json
+from relibra.cli.status_client import DEFAULT_URL, JobId, StatusClient, StatusUrl
+from relibra.store.records import StepState
+
+
+def steps(
+    job_id: JobId,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many steps at most.")] = 20,
+    before: Annotated[int | None, typer.Option(min=0, help="Only steps below this one: the next page.")] = None,
+    state: Annotated[StepState | None, typer.Option(help="Only steps in this state.")] = None,
+    url: StatusUrl = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """List the steps of a job, newest first, with what their plans promise."""
+    found = StatusClient(url).get("v1", "jobs", job_id, "steps", limit=limit, before=before, state=state)
+    if as_json:
+        print_json(found)
+        return
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for heading in (
+        "step",
+        "state",
+        "seq-\nuences",
+        "imbalance\nplain",
+        "\nplanned",
+        "\nbound",
+        "repli-\ncas",
+        "moved",
+    ):
+        table.add_column(heading, justify="left" if heading == "state" else "right")
+    for each in found:
+        table.add_row(str(each["step"]), each["state"], str(each["num_sequences"]), *_promises(each["plan"]))
+    console = Console()
+    console.print(table)
+    for each in found:
+        if each["failure"]:
+            console.print(f"step {each['step']}: {each['failure']}", highlight=False, markup=False)
+
+
+def _promises(plan: dict[str, Any] | None) -> list[str]:
+    if plan is None:
+        return [""] * 5
+    forecast = plan["forecast"]
+    imbalances = [f"{forecast[f'imbalance_{name}']:.3f}" for name in ("before", "after", "bound")]
+    return [*imbalances, str(forecast["num_replicas"]), str(forecast["num_moved_experts"])]

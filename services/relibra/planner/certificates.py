@@ -1,0 +1,74 @@
+"""The planner's certificate, taken from its files anew when they change."""
+
+import logging
+import ssl
+from pathlib import Path
+
+import grpc
+
+from relibra.errors import InvalidInput
+
+logger = logging.getLogger(__name__)
+
+
+class CertificateFiles:
+    """Certificate and key (PEM), and the CA of callers where they must show a certificate too.
+
+    Looked at with every new connection. What cannot be used, such as a certificate without its key yet, is passed over
+    until it can; connections that are open stay as they are.
+    """
+
+    def __init__(self, cert_file: Path, key_file: Path, client_ca_file: Path | None) -> None:
+        self._cert_file = cert_file
+        self._key_file = key_file
+        self._client_ca_file = client_ca_file
+        self._seen = self._look()
+
+    def to_grpc(self) -> grpc.ServerCredentials:
+        """Return credentials that follow the files.
+
+        Raises:
+            InvalidInput: a file cannot be read, or the key is not the certificate's.
+        """
+        return grpc.dynamic_ssl_server_credentials(
+            self._read(),
+            self._read_if_changed,  # type: ignore[arg-type]  # None is for no change
+            require_client_authentication=self._client_ca_file is not None,
+        )
+
+    def _read_if_changed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Return the new content, or None to go on with what there is."""
+        try:
+            seen = self._look()
+            if seen == self._seen:
+                return None
+            content = self._read()
+        except InvalidInput as error:
+            logger.warning("the certificate in use stays: %s", error)
+            return None
+        self._seen = seen
+        logger.info("certificate read anew from %s", self._cert_file)
+        return content
+
+    def _look(self) -> tuple[tuple[int, int], ...]:
+        try:
+            found = [each.stat() for each in self._files]
+        except OSError as error:
+            raise InvalidInput.of("TLS file", expected="a file to read", got=error) from error
+        return tuple((each.st_mtime_ns, each.st_ino) for each in found)
+
+    def _read(self) -> grpc.ServerCertificateConfiguration:
+        try:
+            # gRPC takes any two files here and refuses connections later.
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self._cert_file, self._key_file)
+            if self._client_ca_file is not None:
+                context.load_verify_locations(self._client_ca_file)
+            key, cert, *client_ca = (each.read_bytes() for each in self._files)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidInput.of("TLS files", expected="a certificate (PEM) and its key", got=error) from error
+        return grpc.ssl_server_certificate_configuration([(key, cert)], *client_ca)
+
+    @property
+    def _files(self) -> list[Path]:
+        return [self._key_file, self._cert_file, *([self._client_ca_file] if self._client_ca_file else [])]

@@ -1,0 +1,99 @@
+"""What every service on the store is told: arguments before environment (`RELIBRA_<NAME>`) before a file.
+
+The file is the TOML that `RELIBRA_CONFIG_FILE` names; each service reads the table of its own name.
+"""
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, ValidationError, field_serializer
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from relibra.errors import InvalidInput, Unsupported
+from relibra.store.address import without_password
+
+_FILE_VARIABLE = "RELIBRA_CONFIG_FILE"
+
+
+class ServiceSettings(BaseSettings):
+    """The settings of a service; each has a default that suits one machine, but for the Redis."""
+
+    model_config = SettingsConfigDict(env_prefix="RELIBRA_", frozen=True, extra="forbid")
+
+    table: ClassVar[str]
+    """Name of the service, and of its table in the file."""
+    exposes: ClassVar[str]
+    """What anybody could do to it where nobody is asked who they are."""
+
+    redis_url: str = Field(repr=False)
+    """`redis://`, `rediss://` or `unix://`, or of a Cluster or Sentinels (`relibra.store.address`); a password in it is
+    never printed."""
+    host: str = "127.0.0.1"
+    metrics_port: int | None = Field(None, ge=0, le=65535)
+    """Where Prometheus scrapes, without a token; unset, nothing listens."""
+
+    auth: Literal["none", "required"] = "none"
+    """Whether callers must show who they are: a token, or to the planner a certificate with a SPIFFE id."""
+    insecure: bool = False
+    """Whether to serve the network without authentication, which is refused otherwise."""
+
+    @classmethod
+    def load(cls, **arguments: Any) -> Self:
+        """Return the settings in effect; arguments that are None were not given.
+
+        Raises:
+            InvalidInput: a value is malformed or the file cannot be read.
+            Unsupported: the settings do not go together, or the network would be served without authentication.
+        """
+        try:
+            settings = cls(**{name: value for name, value in arguments.items() if value is not None})
+        except ValidationError as error:
+            faults = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+            raise InvalidInput(f"settings: {'; '.join(faults)}") from None
+        except (OSError, ValueError) as error:
+            raise InvalidInput.of(_FILE_VARIABLE, expected="a TOML file", got=error) from error
+        settings.check()
+        return settings
+
+    def check(self) -> None:
+        """Return if the settings go together.
+
+        Raises:
+            Unsupported: they do not.
+        """
+        if self.auth == "none" and not self.is_loopback and not self.insecure:
+            raise Unsupported(
+                f"host {self.host} serves the network, and auth is none: anybody could {self.exposes}. Set auth to "
+                "required and make tokens with `relibra tokens create`, or say insecure on a network you trust"
+            )
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @field_serializer("redis_url")
+    def _mask(self, url: str) -> str:
+        return without_password(url)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Order the sources."""
+        path = os.environ.get(_FILE_VARIABLE)
+        if path is None:
+            return init_settings, env_settings
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"no file {path}")
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, Path(path), (cls.table,))

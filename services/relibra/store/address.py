@@ -1,0 +1,125 @@
+"""Redis URLs, and the clients they stand for: one server, a Cluster, or what Sentinels say is the primary.
+
+| URL | what it is |
+|---|---|
+| `redis://[user:password@]host[:port]`, `unix://[user:password@]/path` | one server |
+| `redis+cluster://[user:password@]host[:port][,host[:port]...]` | a Cluster; any of its nodes will do |
+| `redis+sentinel://[user:password@]host[:port][,host[:port]...]/name` | the primary that these Sentinels call `name` |
+
+With `rediss` for `redis` all connections are TLS, and certificates are checked unless the query says otherwise, for
+example `?ssl_ca_certs=/path`. Sentinels are asked without a password.
+"""
+
+from typing import Any
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.connection import SSLConnection, parse_url
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.backoff import ExponentialBackoff
+
+from relibra.errors import InvalidInput
+from relibra.store.bounded_cluster import BoundedCluster
+
+RedisClient = Redis | RedisCluster
+
+MAX_CONNECTIONS = 32
+"""Of a process to one Redis server; who finds all in use waits. Redis serves one command at a time anyway."""
+CONNECT_TIMEOUT_S = 2.0
+ANSWER_TIMEOUT_S = 10.0
+
+_PORT = 6379
+_SENTINEL_PORT = 26379
+_EXPECTED = "redis://, rediss:// or unix://, or with +cluster or +sentinel behind redis or rediss"
+
+
+def open_redis(url: str) -> RedisClient:
+    """Return a client for `url`; connecting happens with the first command.
+
+    Raises:
+        InvalidInput: the URL is not one of Redis.
+    """
+    try:
+        parts = urlsplit(url)
+        scheme, _, kind = parts.scheme.partition("+")
+        match kind:
+            case "":
+                return _open_server(url)
+            case "cluster":
+                return _open_cluster(parts._replace(scheme=scheme))
+            case "sentinel":
+                return _open_sentinel(parts._replace(scheme=scheme))
+        raise ValueError(f"unknown kind {kind!r}")
+    except ValueError as error:
+        raise InvalidInput.of("redis url", expected=_EXPECTED, got=repr(without_password(url))) from error
+
+
+def without_password(url: str) -> str:
+    """Return `url` as it may be printed."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"))
+
+
+def _open_server(url: str) -> Redis:
+    pool = BlockingConnectionPool.from_url(
+        url, max_connections=MAX_CONNECTIONS, timeout=ANSWER_TIMEOUT_S, **_socket_options()
+    )
+    return Redis.from_pool(pool)
+
+
+def _open_cluster(parts: SplitResult) -> RedisCluster:
+    nodes = [ClusterNode(host, port) for host, port in _hosts(parts, _PORT)]
+    return BoundedCluster(startup_nodes=nodes, num_at_once=MAX_CONNECTIONS, **_account(parts), **_socket_options())
+
+
+def _open_sentinel(parts: SplitResult) -> Redis:
+    name = parts.path.strip("/")
+    if not name:
+        raise ValueError("no name of a primary")
+    account = _account(parts._replace(path=""))
+    tls = {key: value for key, value in account.items() if key.startswith("ssl")}
+    sentinels = Sentinel(  # type: ignore[no-untyped-call]
+        _hosts(parts, _SENTINEL_PORT), sentinel_kwargs=tls | _socket_options(), **account, **_socket_options()
+    )
+    redis: Redis = sentinels.master_for(
+        name,
+        connection_pool_class=_PrimaryPool,
+        max_connections=MAX_CONNECTIONS,
+        timeout=ANSWER_TIMEOUT_S,
+    )
+    return redis
+
+
+class _PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
+    """Connections to the primary, so many at most."""
+
+
+def _hosts(parts: SplitResult, default_port: int) -> list[tuple[str, int]]:
+    """Return the comma-separated addresses of a URL."""
+    found = [urlsplit(f"//{each}") for each in parts.netloc.rpartition("@")[2].split(",")]
+    if not all(each.hostname for each in found):
+        raise ValueError("an address without a host")
+    return [(each.hostname or "", each.port or default_port) for each in found]
+
+
+def _account(parts: SplitResult) -> dict[str, Any]:
+    """Return who to be and how to use TLS, without where to connect to."""
+    user, at, _ = parts.netloc.rpartition("@")
+    options: dict[str, Any] = dict(parse_url(urlunsplit(parts._replace(netloc=f"{user}{at}host"))))
+    del options["host"]
+    if issubclass(options.pop("connection_class", object), SSLConnection):
+        options["ssl"] = True
+    return options
+
+
+def _socket_options() -> dict[str, Any]:
+    return {
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": ANSWER_TIMEOUT_S,
+        # Every write of the store is idempotent, so a command that failed half-way may be sent again.
+        "retry": Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=2),
+    }

@@ -1,0 +1,26 @@
+import pytest
+
+from relibra.cli.checks.finding import Verdict
+from relibra.cli.checks.gpu import TorchCuda, judge
+
+GPUS = ["NVIDIA H100, 570.1"] * 8
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cuda", "is_available", "verdict", "said"),
+    [
+        (None, None, False, Verdict.SKIPPED, "no NVIDIA GPU"),
+        (None, "13.0", False, Verdict.WARNING, "no driver answers"),
+        (GPUS, None, False, Verdict.FAILED, "built without CUDA"),
+        (GPUS, "13.0", False, Verdict.FAILED, "on driver 570.1"),
+        (GPUS, "13.0", True, Verdict.OK, "CUDA 13.0"),
+    ],
+)
+def test_driver_and_torch_must_fit(gpus, cuda, is_available, verdict, said):
+    found = judge(gpus, TorchCuda(version="2.9", cuda=cuda, is_available=is_available))[-1]
+    assert found.verdict is verdict
+    assert said in found.reason
+
+
+def test_a_machine_without_torch_is_no_trainer():
+    assert [each.verdict for each in judge(GPUS, None)] == [Verdict.OK, Verdict.SKIPPED]

@@ -1,0 +1,46 @@
+import pytest
+
+from relibra.cli.checks.finding import Verdict
+from relibra.cli.checks.megatron import judge, read_arguments
+from relibra.errors import InvalidInput
+
+GOOD = "--moe-token-dispatcher-type alltoall --moe-enable-routing-replay"
+
+
+def found(text: str, *, is_yaml: bool = False) -> list[tuple[Verdict, str]]:
+    return [(each.verdict, each.fix) for each in judge(read_arguments(text, is_yaml=is_yaml))]
+
+
+@pytest.mark.parametrize(
+    ("more", "fix"),
+    [
+        ("--moe-router-fusion", "use moe_router_fusion=False"),
+        ("--fp8-format hybrid", "use bf16 or fp32 experts"),
+        ("--cuda-graph-impl=local --cuda-graph-scope moe", "use cuda_graph_scope='attn'"),
+        ("--expert-tensor-parallel-size 2", "use expert_tensor_parallel_size=1"),
+        ("actor.megatron.+override.delay_wgrad_compute=True", "use delay_wgrad_compute=False"),
+        ("--moe-token-dispatcher-type flex", "use 'alltoall'"),
+    ],
+)
+def test_what_the_agent_refuses_is_named_with_what_to_use(more, fix):
+    assert found(f"torchrun train.py {GOOD} \\\n {more}  # a comment") == [(Verdict.FAILED, fix)]
+
+
+def test_what_it_takes_is_well_in_words_and_in_yaml():
+    assert found(f"{GOOD} --cuda-graph-impl local --cuda-graph-scope attn") == [(Verdict.OK, "")]
+    inner = "  moe-token-dispatcher-type: alltoall\n  moe_enable_routing_replay: true\n"
+    assert found(f"model:\n{inner}", is_yaml=True) == [(Verdict.OK, "")]
+
+
+def test_all_refusals_are_said_at_once_and_no_replay_is_a_warning():
+    assert [verdict for verdict, _ in found("--moe-router-fusion --fp8-format e4m3")] == [
+        Verdict.FAILED,  # fp8; fusion alone hurts replay only
+        Verdict.FAILED,  # the dispatcher, which is allgather by default
+        Verdict.WARNING,
+    ]
+
+
+@pytest.mark.parametrize(("text", "is_yaml"), [("--a 'b", False), ("- a", True), ("a: [", True)])
+def test_what_is_neither_is_refused(text, is_yaml):
+    with pytest.raises(InvalidInput, match="--megatron-args"):
+        read_arguments(text, is_yaml=is_yaml)

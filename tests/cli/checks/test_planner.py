@@ -1,0 +1,25 @@
+from relibra.cli.checks.finding import Verdict
+from relibra.cli.checks.planner import examine, judge
+
+
+def test_none_named_is_skipped_and_one_named_that_is_not_there_fails():
+    (found,) = examine("127.0.0.1:1")
+    assert found.verdict is Verdict.FAILED
+    assert "relibra planner" in found.fix
+
+
+def test_only_a_network_asks_for_tls():
+    def of_tls(address: str, *, has_tls: bool) -> Verdict:
+        return judge(address, "SERVING", "", has_tls=has_tls, has_token=True)[1].verdict
+
+    assert of_tls("127.0.0.1:7420", has_tls=False) is Verdict.OK
+    assert of_tls("localhost:7420", has_tls=False) is Verdict.OK
+    assert of_tls("dns:///planner.example:7420", has_tls=False) is Verdict.WARNING
+    assert of_tls("dns:///planner.example:7420", has_tls=True) is Verdict.OK
+
+
+def test_a_wrong_ca_and_a_planner_without_redis_are_told_apart():
+    (ca,) = judge("planner:7420", "UNREACHABLE", "Ssl handshake failed", has_tls=True, has_token=False)
+    assert "RELIBRA_TLS_CA_FILE" in ca.fix
+    (redis,) = judge("planner:7420", "NOT_SERVING", "", has_tls=True, has_token=False)
+    assert "Redis" in redis.fix

@@ -1,0 +1,60 @@
+"""A job that a status service shows to who has a token, and the command line as a function."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from services_harness import CLUSTER, MODEL, Service, redis_server, redis_url, run, store  # noqa: F401
+from typer.testing import CliRunner
+from watched_job import WatchedJob
+
+from relibra.cli.app import app
+from relibra.store import EmbeddedRedis, Role, Store
+
+Relibra = Callable[..., str]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Steps of `job`: 1 executed as planned, 2 fallen back, 3 failed, 4 being collected."""
+
+    job: WatchedJob
+    redis_url: str
+    url: str
+    token: str
+
+
+@pytest.fixture(scope="session")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    async def fill(url: str) -> tuple[WatchedJob, str]:
+        async with Store.open(url) as opened:
+            job = WatchedJob(opened, "job", model=MODEL, cluster=CLUSTER, num_micro_batches=2)
+            await job.register()
+            await job.report(1, await job.plan(1))
+            await job.plan(2)
+            await job.report(2, None)
+            await job.fail(3, "the load is [empty]")
+            await job.collect(4)
+            return job, (await opened.create_token("job", Role.VIEWER))[1]
+
+    with EmbeddedRedis(tmp_path_factory.mktemp("watched-redis")) as redis:
+        job, token = asyncio.run(fill(redis.url))
+        service = Service("status", redis.url, tmp_path_factory.mktemp("watched-status"), RELIBRA_AUTH="required")
+        yield Watched(job, redis.url, service.address, token)
+        service.stop()
+
+
+@pytest.fixture
+def relibra(watched: Watched) -> Relibra:
+    """Runs a verb as somebody with the job's token; raises its error, else returns what it prints."""
+
+    def invoke(*arguments: object, status: int = 0, **environment: str) -> str:
+        known = {"RELIBRA_STATUS_URL": watched.url, "RELIBRA_TOKEN": watched.token, "COLUMNS": "100"}
+        result = CliRunner().invoke(app, [str(each) for each in arguments], env=known | environment)
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == status, result.output
+        return result.stdout
+
+    return invoke

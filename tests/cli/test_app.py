@@ -1,0 +1,108 @@
+"""What holds for every verb."""
+
+import os
+import subprocess
+import sys
+
+import click
+import pytest
+import typer
+
+from relibra.cli.app import app
+
+RELIBRA = [sys.executable, "-m", "relibra.cli"]
+COMMANDS = [
+    "up",
+    "planner",
+    "status",
+    "demo",
+    "plan",
+    "simulate",
+    "record",
+    "trace",
+    "jobs",
+    "steps",
+    "show",
+    "explain",
+    "diff",
+    "tokens",
+    "doctor",
+]
+# These run until they are stopped, and tell scripts their addresses in a file; or their output is that it is done.
+WITHOUT_DATA = {"up", "planner", "status", "jobs remove", "tokens revoke", "trace merge", "trace split"}
+
+
+def verbs() -> dict[str, click.Command]:
+    found = {}
+    for name, command in typer.main.get_command(app).commands.items():
+        inner = getattr(command, "commands", None)
+        found |= {name: command} if inner is None else {f"{name} {verb}": each for verb, each in inner.items()}
+    return found
+
+
+def test_every_command_is_there():
+    assert set(COMMANDS) <= set(typer.main.get_command(app).commands)
+
+
+@pytest.mark.parametrize("verb", sorted(set(verbs()) - WITHOUT_DATA))
+def test_where_output_is_data_it_can_be_json(verb):
+    assert any("--json" in parameter.opts for parameter in verbs()[verb].params)
+
+
+@pytest.mark.parametrize("verb", sorted(verbs()))
+def test_every_verb_and_option_says_what_it_is(verb):
+    command = verbs()[verb]
+    assert command.help
+    assert [each.name for each in command.params if not getattr(each, "help", "set")] == []
+
+
+def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RELIBRA_")}
+    return subprocess.run(
+        [*RELIBRA, *arguments], capture_output=True, text=True, timeout=60, check=False, env=clean | environment
+    )
+
+
+def test_an_error_is_a_message_and_a_traceback_where_asked_for(tmp_path):
+    refused = ("trace", "info", str(tmp_path / "none.npz"))
+    ended = run(*refused)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert "InvalidTrace" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    for asked in (run("--traceback", *refused), run(*refused, RELIBRA_TRACEBACK="1")):
+        assert asked.returncode == 1
+        assert "Traceback" in asked.stderr
+        assert "in read_trace" in asked.stderr
+
+
+def test_a_fault_of_our_own_is_a_message_as_well():
+    script = (
+        "import typer\nfrom relibra.cli.app import app, run\n"
+        "@app.command()\ndef broken(): {}['a key']\n"
+        "import sys; sys.argv = ['relibra', 'broken']; run()"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 3
+    assert "KeyError 'a key'" in ended.stderr
+    assert "RELIBRA_TRACEBACK=1" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shell_completes_verbs_options_and_values(shell):
+    def complete(*words: str) -> str:
+        asked = {"_RELIBRA_COMPLETE": f"complete_{shell}"}
+        if shell == "bash":
+            asked |= {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        else:
+            asked |= {"_TYPER_COMPLETE_ARGS": " ".join(words), "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+        script = "import sys; sys.argv = ['relibra']; from relibra.cli import main; main()"
+        command = [sys.executable, "-c", script]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False, env=os.environ | asked
+        ).stdout
+
+    assert "explain" in complete("relibra", "ex")
+    assert "--json" in complete("relibra", "steps", "job", "--j")
+    assert "collecting" in complete("relibra", "steps", "job", "--state", "co")

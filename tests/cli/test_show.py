@@ -1,0 +1,39 @@
+import json
+
+import pytest
+
+from relibra.errors import InvalidInput, NotFound
+
+
+def test_a_job_and_whether_it_is_well(relibra):
+    printed = relibra("show", "job")
+    assert printed.startswith("failing: step 3 cannot be planned: the load is [empty]\n")
+    assert "3 MoE layers x 8 experts, top 2" in printed
+    assert json.loads(relibra("show", "job", "--json"))["health"]["verdict"] == "failing"
+
+
+def test_a_step_with_what_ranks_did(relibra, watched):
+    printed = relibra("show", "job", 1)
+    assert f"bound {watched.job.plans[1].forecast.imbalance_bound:.3f}" in printed
+    assert "update: 4 of 4 ranks executed the plan, imbalance" in printed
+    assert "4 kept the previous placement: late" in relibra("show", "job", 2)
+    assert "the load is [empty]" in relibra("show", "job", 3)
+    said = json.loads(relibra("show", "job", 2, "--json"))
+    assert said["execution"][0]["fallbacks"] == {"late": 4}
+
+
+def test_a_cell_in_full(relibra, watched):
+    cell = json.loads(relibra("show", "job", 1, "--row", 1, "--layer", 2, "--json"))
+    loads_R = watched.job.plans[1].rank_loads_MLR[1, 2].tolist()
+    assert [rank["after_tokens"] for rank in cell["ranks"]] == loads_R
+    printed = relibra("show", "job", 1, "--row", 1, "--layer", 2)
+    assert f"> {max(loads_R)} tokens" in printed
+    replicated = next(each for each in cell["experts"] if each["replicas"])
+    assert f"{replicated['replicas'][0]['tokens']} on {replicated['replicas'][0]['rank']}" in printed
+
+
+def test_half_a_cell_is_refused_and_one_that_is_not_there_is_not_found(relibra):
+    with pytest.raises(InvalidInput, match="cell: expected a step, --row and --layer"):
+        relibra("show", "job", 1, "--row", 1)
+    with pytest.raises(NotFound):
+        relibra("show", "job", 1, "--row", 99, "--layer", 0)

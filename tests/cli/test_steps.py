@@ -1,0 +1,24 @@
+import json
+
+
+def test_newest_first_with_what_plans_promise(relibra, watched):
+    printed = relibra("steps", "job").splitlines()
+    rows = [line.split() for line in printed if line.split()[:1] and line.split()[0].isdigit()]
+    assert [(row[0], row[1]) for row in rows] == [
+        ("4", "collecting"),
+        ("3", "failed"),
+        ("2", "planned"),
+        ("1", "planned"),
+    ]
+    forecast = watched.job.plans[1].forecast
+    assert rows[3][3:6] == [
+        f"{forecast.imbalance_before:.3f}",
+        f"{forecast.imbalance_after:.3f}",
+        f"{forecast.imbalance_bound:.3f}",
+    ]
+    assert printed[-1] == "step 3: the load is [empty]"
+
+
+def test_pages_and_states(relibra):
+    found = json.loads(relibra("steps", "job", "--limit", 1, "--before", 3, "--state", "planned", "--json"))
+    assert [(each["step"], each["state"]) for each in found] == [(2, "planned")]

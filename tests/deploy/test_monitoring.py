@@ -1,0 +1,157 @@
+"""Dashboard and alerts: of metrics that exist, valid, and each alert with its section in the runbook."""
+
+import json
+import re
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+from services_harness import CLUSTER, MODEL, Service, redis_server, redis_url, run, store  # noqa: F401
+from watched_job import WatchedJob
+
+from relibra.status import create_app
+from relibra.status.settings import StatusSettings
+from relibra.store import Store
+
+_REPOSITORY = Path(__file__).parents[2]
+_DEPLOY = _REPOSITORY / "deploy"
+_WORDS = {"by", "on", "group_left", "or", "sum", "max", "rate", "increase", "histogram_quantile", "absent", "vector"}
+"""Of queries that are no metrics and no labels."""
+
+
+def _alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((_DEPLOY / "prometheus" / "alerts.yaml").read_text())["spec"]["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def _dashboard_queries() -> list[str]:
+    panels = json.loads((_DEPLOY / "grafana" / "relibra.json").read_text())["panels"]
+    queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    return [each.replace("$__rate_interval", "5m").replace("$job", ".*") for each in queries]
+
+
+@pytest.fixture(scope="module")
+def rules_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The rules without what the operator wants around them, by the command that Compose uses."""
+    (command,) = re.findall(r"sed -n '.*?' /etc/relibra/alerts.yaml", (_REPOSITORY / "docker-compose.yml").read_text())
+    path = tmp_path_factory.mktemp("rules") / "alerts.yaml"
+    source = str(_DEPLOY / "prometheus" / "alerts.yaml")
+    with path.open("w") as file:
+        subprocess.run(command.replace("/etc/relibra/alerts.yaml", source), shell=True, stdout=file, check=True)
+    return path
+
+
+def _promtool(*arguments: str | Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed: it checks rules and queries; on Debian it comes with prometheus")
+    done = subprocess.run([promtool, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def exposed(store: Store, run, redis_url: str, tmp_path: Path) -> tuple[set[str], set[str]]:  # noqa: F811
+    """Names and labels of all that planner and status expose, scraped from both."""
+    job = WatchedJob(store, "job", model=MODEL, cluster=CLUSTER, num_micro_batches=2)
+
+    async def fill() -> None:
+        await job.register()
+        await job.report(1, await job.plan(1))
+
+    run(fill())
+    with TestClient(create_app(Store.open(redis_url), StatusSettings(redis_url=redis_url))) as http:
+        text = http.get("/metrics").text
+    planner = Service("planner", redis_url, tmp_path, RELIBRA_METRICS_PORT="0")
+    try:
+        (address,) = re.findall(r"metrics on (\S+)", planner.log())
+        text += urllib.request.urlopen(address, timeout=10).read().decode()
+    finally:
+        planner.stop()
+    suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_count", "_sum"]}
+    families = list(text_string_to_metric_families(text))
+    names = {family.name + suffix for family in families for suffix in suffixes.get(family.type, [""])}
+    # Of planners, labels show only once something has happened.
+    labels = {label for family in families for sample in family.samples for label in sample.labels}
+    return names, labels | {"method", "error", "outcome", "instance"}
+
+
+@pytest.mark.integration
+def test_queries_name_only_what_is_exposed(exposed: tuple[set[str], set[str]]) -> None:
+    names, labels = exposed
+    for query in [*_dashboard_queries(), *(each["expr"] for each in _alerts())]:
+        bare = re.sub(r'"[^"]*"', "", query)
+        assert set(re.findall(r"\brelibra_\w+", bare)) <= names, query
+        words = set(re.findall(r"\b[a-z_]+\b", re.sub(r"\[[^]]*\]", "", bare)))
+        assert {each for each in words if not each.startswith("relibra_")} <= labels | _WORDS, query
+
+
+def test_queries_are_valid(tmp_path: Path) -> None:
+    rules = [{"record": f"query:{index}", "expr": query} for index, query in enumerate(_dashboard_queries())]
+    path = tmp_path / "queries.yaml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    _promtool("check", "rules", path)
+
+
+def test_the_dashboard_is_complete() -> None:
+    dashboard = json.loads((_DEPLOY / "grafana" / "relibra.json").read_text())
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    assert {panel["datasource"]["uid"] for panel in panels} == {"${datasource}"}
+    for panel in panels:
+        assert panel["title"], panel
+        assert panel["description"], panel["title"]
+        assert panel["targets"], panel["title"]
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24, panel["title"]
+
+
+def test_rules_are_valid(rules_file: Path) -> None:
+    _promtool("check", "rules", rules_file)
+
+
+def test_alerts_come_when_they_should_and_not_before(rules_file: Path) -> None:
+    cases = Path(__file__).with_name("alerts.yaml").read_text()
+    path = rules_file.with_name("cases.yaml")
+    path.write_text(cases)
+    _promtool("test", "rules", path)
+
+
+def test_every_alert_is_tried() -> None:
+    cases = yaml.safe_load(Path(__file__).with_name("alerts.yaml").read_text())["tests"]
+    tried = {each["alertname"] for case in cases for each in case["alert_rule_test"] if each["exp_alerts"]}
+    assert tried == {each["alert"] for each in _alerts()}
+
+
+def test_what_prometheus_scrapes_in_compose_is_valid_and_there() -> None:
+    path = _DEPLOY / "prometheus" / "prometheus.yaml"
+    _promtool("check", "config", "--syntax-only", path)
+    services = yaml.safe_load((_REPOSITORY / "docker-compose.yml").read_text())["services"]
+    for target in yaml.safe_load(path.read_text())["scrape_configs"][0]["static_configs"][0]["targets"]:
+        name, _, port = target.partition(":")
+        command = services[name]["command"]
+        assert command[command.index("--metrics-port") + 1] == port
+
+
+def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
+    text = (_REPOSITORY / "docs" / "runbook.md").read_text()
+    sections = re.findall(r"^## (Relibra\w+)\n\n\*(\w+)\.\*(.*?)(?=^## |\Z)", text, re.M | re.S)
+    found = {name: (severity.lower(), body) for name, severity, body in sections}
+    assert set(re.findall(r"^## (Relibra\w+)", text, re.M)) == set(found)
+    assert {each["alert"] for each in _alerts()} == set(found)
+    for each in _alerts():
+        severity, body = found[each["alert"]]
+        assert each["labels"] == {"severity": severity}
+        assert each["annotations"]["runbook_url"] == f"docs/runbook.md#{each['alert'].lower()}"
+        assert "**Look at**" in body or "| do |" in body, each["alert"]
+        assert "**Do**" in body or "| do |" in body, each["alert"]
+
+
+def test_links_inside_the_runbook_lead_somewhere() -> None:
+    text = (_REPOSITORY / "docs" / "runbook.md").read_text()
+    anchors = {each.lower() for each in re.findall(r"^## (\w+)$", text, re.M)}
+    assert set(re.findall(r"\]\(#([^)]*)\)", text)) <= anchors

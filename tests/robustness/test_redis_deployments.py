@@ -1,0 +1,34 @@
+"""A Cluster and a failover, in short: `make test-robustness` takes the whole suite there."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from history import violations
+from redis_deployments import Deployment, Failover, ThreePrimaries
+from robustness.world import World, fetch, is_serving, prepare_step, submit_step, take_step
+from services_harness import eventually
+
+pytestmark = [pytest.mark.robustness, pytest.mark.integration]
+
+
+@pytest.mark.parametrize(
+    "start", [ThreePrimaries, lambda folder: Failover(folder, down_after_ms=500)], ids=["cluster", "sentinel"]
+)
+def test_L2_L3_a_primary_is_killed(start: Callable[[Path], Deployment], tmp_path: Path) -> None:
+    (folder := tmp_path / "redis").mkdir()
+    with World(tmp_path, start(folder), []) as world:
+        planner = world.start_planner()
+        before = take_step(planner, 1)
+        # Jobs of other slots: nothing the planner asks is about one of them alone.
+        others = [take_step(planner, 1, f"other-{index}").digest for index in range(3)]
+        assert set(others) == {before.digest}
+        prepare_step(planner, 2)
+        world.redis.kill()
+        world.redis.recover()
+        submit_step(planner, 2)
+        after = fetch(planner, 2)
+        assert (after.id.epoch, after.id.version) == (before.id.epoch, before.id.version + 1)
+        assert fetch(planner, 1).digest == before.digest
+        eventually(lambda: is_serving(planner))
+        assert violations(world.history.read()) == []

@@ -1,0 +1,185 @@
+"""Jobs beside jobs: one that floods, one that is large, and many at once."""
+
+import os
+import signal
+import statistics
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from robustness.world import PATIENT_S, Planner, World, fetch, prepare_step, stop_solvers, submit_step
+from services_harness import CLUSTER, MODEL, Loop, count, eventually, routed_experts
+
+from relibra.planner.routing_service import CREDIT_SEQUENCES
+from relibra.planning import Cluster, Model, Schedule
+from relibra.rollout import RolloutReporter
+from relibra.store import PlanRecord, Store
+from relibra.wire.client import PlannerClient
+from relibra.wire.routing import encode_report
+
+pytestmark = [pytest.mark.robustness, pytest.mark.integration]
+
+QUOTA_BYTES_PER_S = 20_000
+NUM_JOBS = 16
+LARGE_MODEL = Model(num_layers=4, num_experts=512, top_k=4)
+LARGE_CLUSTER = Cluster(num_nodes=64, gpus_per_node=8, redundant_slots=1)
+LARGE_IDS = [f"seq-{index}" for index in range(2 * LARGE_CLUSTER.num_ranks)]
+LARGE_STEPS = (1, 2, 3)
+
+
+def published(world: World, job_ids: list[str]) -> list[tuple[str, PlanRecord]]:
+    """All plans of some jobs, as they were published."""
+
+    async def look() -> list[tuple[str, PlanRecord]]:
+        async with Store.open(world.redis.url) as store:
+            return [(job_id, each) for job_id in job_ids for each in await store.plans_after(job_id, 0)]
+
+    with Loop() as run:
+        return sorted(run(look()), key=lambda each: each[1].published_at)
+
+
+def timed_step(planner: Planner, step: int, job_id: str) -> tuple[bytes, float]:
+    """Take a step; return its plan's digest, and the seconds from schedule to plan."""
+    prepare_step(planner, step, job_id)
+    started_at = time.monotonic()
+    submit_step(planner, step, job_id)
+    return fetch(planner, step, job_id).digest, time.monotonic() - started_at
+
+
+class Flood:
+    """A tenant that hands over ten times its quota and more, for as long as it is left to."""
+
+    def __init__(self, planner: Planner) -> None:
+        with PlannerClient(planner.address) as client:
+            client.register_job("flood", MODEL, CLUSTER)
+        self._reporter = RolloutReporter(planner.address, "flood", num_experts=MODEL.num_experts)
+        self._routed_TLK = routed_experts(0, 6)
+        self._size_bytes = encode_report(1, "flood", 1, "seq-1000", 6, count(self._routed_TLK)).ByteSize()
+        self._stop = threading.Event()
+        self._started_at = time.monotonic()
+        self._num_handed = 0
+        self._thread = threading.Thread(target=self._hand_over)
+        self._thread.start()
+
+    def _hand_over(self) -> None:
+        while not self._stop.wait(0.01):
+            due = 12 * QUOTA_BYTES_PER_S * (time.monotonic() - self._started_at) / self._size_bytes
+            while self._num_handed < due:
+                assert self._reporter.report(1, f"seq-{self._num_handed}", self._routed_TLK)
+                self._num_handed += 1
+
+    def end(self) -> float:
+        """Stop, and see that no more was let through than may be; return the multiple of the quota that was sent."""
+        elapsed_s, num_left = time.monotonic() - self._started_at, self._reporter._outbox.num_unanswered()
+        self._stop.set()
+        self._thread.join()
+        self._reporter.close()
+        let_through_bytes = (self._num_handed - num_left) * self._size_bytes
+        # A second of it may come at once, and what is under way when a sender is told to pause.
+        at_once_bytes = QUOTA_BYTES_PER_S + 2 * CREDIT_SEQUENCES * self._size_bytes
+        assert let_through_bytes <= QUOTA_BYTES_PER_S * elapsed_s + at_once_bytes
+        return self._num_handed * self._size_bytes / (QUOTA_BYTES_PER_S * elapsed_s)
+
+
+def test_S6_a_flood_of_ten_times_the_quota_changes_neither_bytes_nor_deadline_of_another(world: World) -> None:
+    planner = world.start_planner(RELIBRA_MAX_INGEST_BYTES_PER_S=str(QUOTA_BYTES_PER_S))
+    timed_step(planner, 0, "victim")
+    alone = [timed_step(planner, step, "victim") for step in range(1, 8)]
+    with world.fault("a tenant floods ingest at ten times its quota", "S6 S8") as clock:
+        flood = Flood(planner)
+        timed_step(planner, 0, "beside")
+        beside = [timed_step(planner, step, "beside") for step in range(1, 8)]
+        clock.stop()
+        sent = flood.end()
+        assert sent >= 10
+        assert [digest for digest, _ in beside] == [digest for digest, _ in alone]
+        alone_s, beside_s = (statistics.median(seconds for _, seconds in each) for each in (alone, beside))
+        clock.figures = f"{sent:.0f} x quota sent, schedule to plan {alone_s * 1e3:.0f} -> {beside_s * 1e3:.0f} ms"
+        assert beside_s < 3 * alone_s, clock.figures
+
+
+def test_S6_sixteen_jobs_at_once_take_turns(world: World) -> None:
+    planner = world.start_planner(RELIBRA_NUM_SOLVERS="1")
+    job_ids, num_steps = [f"job-{index}" for index in range(NUM_JOBS)], 3
+    with world.fault(f"{NUM_JOBS} jobs wait for {num_steps} steps each", "S6") as clock:
+        for job_id in job_ids:
+            for step in range(1, num_steps + 1):
+                prepare_step(planner, step, job_id)
+        solvers = stop_solvers(planner)
+        for job_id in job_ids:
+            for step in range(1, num_steps + 1):
+                submit_step(planner, step, job_id)
+        started_at = time.time()
+        for pid in solvers:
+            os.kill(pid, signal.SIGCONT)
+        clock.restart()
+        for job_id in job_ids:
+            for step in range(1, num_steps + 1):
+                fetch(planner, step, job_id)
+        clock.stop()
+        num_plans = Counter(dict.fromkeys(job_ids, 0))
+        last_s = {}
+        for job_id, plan in published(world, job_ids):
+            num_plans[job_id] += 1
+            last_s[job_id] = plan.published_at - started_at
+            # The job that was solved for while the others came to wait may be one turn ahead.
+            assert max(num_plans.values()) - min(num_plans.values()) <= 2, num_plans
+        assert set(num_plans.values()) == {num_steps}
+        clock.figures = f"slowest job {max(last_s.values()) / min(last_s.values()):.2f} x the fastest"
+
+
+def test_S6_a_512_rank_job_delays_a_small_one_by_one_solve_at_most(world: World) -> None:
+    planner = world.start_planner(RELIBRA_NUM_SOLVERS="1")
+    with world.fault("a small job comes behind three steps of 512 ranks, one solver", "S6") as clock:
+        prepare_step(planner, 1, "small")
+        prepare_large_steps(planner)
+        solvers = stop_solvers(planner)
+        submit_large_steps(planner)
+        with world.redis.client() as redis:
+            eventually(lambda: redis.exists("relibra:{large}:lease"))
+        submit_step(planner, 1, "small")
+        for pid in solvers:
+            os.kill(pid, signal.SIGCONT)
+        clock.restart()
+        fetch(planner, 1, "small")
+        clock.stop()
+        with PlannerClient(planner.address) as client:
+            client.fetch_plan("large", LARGE_STEPS[-1], LARGE_MODEL, 0, wait_s=PATIENT_S)
+        order = [job_id for job_id, _ in published(world, ["large", "small"])]
+        assert order == ["large", "small", "large", "large"]
+
+
+def test_S6_a_solve_that_does_not_end_holds_up_its_own_job_alone(world: World) -> None:
+    planner = world.start_planner()
+    with world.fault("a solve hangs, two solvers", "S6 S7") as clock, world.redis.client() as redis:
+        for job_id in ("job", "small"):
+            prepare_step(planner, 1, job_id)
+        stop_solvers(planner)
+        submit_step(planner, 1)
+        eventually(lambda: redis.get("relibra:{job}:lease"))
+        clock.restart()
+        submit_step(planner, 1, "small")
+        fetch(planner, 1, "small")
+        clock.stop()
+        assert redis.get("relibra:{job}:lease") == b"1"
+
+
+def prepare_large_steps(planner: Planner) -> None:
+    """Register the large job, and report the sequences of its steps."""
+    with PlannerClient(planner.address, timeout_s=30) as client:
+        client.register_job("large", LARGE_MODEL, LARGE_CLUSTER)
+    with RolloutReporter(planner.address, "large", num_experts=LARGE_MODEL.num_experts) as reporter:
+        for step in LARGE_STEPS:
+            for index, name in enumerate(LARGE_IDS):
+                assert reporter.report(step, name, routed_experts(index % 7, 8, LARGE_MODEL))
+
+
+def submit_large_steps(planner: Planner) -> None:
+    """Submit the schedules of all steps of the large job: two sequences a rank."""
+    micro_batch_S, source_rank_S = np.divmod(np.arange(len(LARGE_IDS), dtype=np.int32), LARGE_CLUSTER.num_ranks)
+    schedule = Schedule(micro_batch_S=micro_batch_S, source_rank_S=source_rank_S, ep_group_S=micro_batch_S * 0)
+    with PlannerClient(planner.address, timeout_s=30) as client:
+        for step in LARGE_STEPS:
+            client.submit_schedule("large", step, LARGE_IDS, schedule)

@@ -1,0 +1,183 @@
+"""Every decoder of the wire against anything: a value or a named error, in memory that the message pays for."""
+
+import contextlib
+import os
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError, Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relibra.errors import InvalidInput
+from relibra.planning import Cluster, CostModel, ExecutionReport, Model, Phase, PlanId, PlanParams, RankPlan, Schedule
+from relibra.v1 import array_pb2, execution_pb2, job_pb2, plan_pb2, routing_pb2
+from relibra.wire import array, messages, routing
+
+NUM_CASES = int(os.environ.get("RELIBRA_FUZZ_CASES", "50"))
+MODEL = Model(num_layers=3, num_experts=8, top_k=2)
+CLUSTER = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1, num_ep_groups=2)
+MAX_SIZE_BYTES = 1 << 20
+"""For messages of some hundred bytes; shapes that lie may ask for 2**64 and must not get them."""
+
+INDEX_Q4 = np.array([[0, 0, 1, 2], [0, 1, 3, 1], [1, 2, 0, 3]], dtype=np.int32)
+GOOD: dict[str, tuple[Message, Callable[[Any], object]]] = {
+    "registration": (
+        messages.encode_registration("job", MODEL, CLUSTER, PlanParams(seed=3, cost=CostModel()), known_epoch=7),
+        messages.decode_registration,
+    ),
+    "schedule": (
+        messages.encode_schedule(["a", "b", "c", "d"], Schedule.round_robin(4, 2, CLUSTER)),
+        lambda message: messages.decode_schedule(message, CLUSTER),
+    ),
+    "rank plan": (
+        messages.encode_rank_plan(
+            RankPlan(
+                id=PlanId(epoch=5, version=2),
+                step=9,
+                digest=bytes(32),
+                home_rank_LE=np.zeros((3, 8), np.int32),
+                replica_index_Q4=INDEX_Q4,
+                replica_share_Q=np.array([4, 5, 6], np.int32),
+                num_micro_batches=1,
+                reason="balanced",
+            )
+        ),
+        lambda message: messages.decode_rank_plan(message, MODEL),
+    ),
+    "execution": (
+        messages.encode_execution(
+            "job",
+            ExecutionReport(
+                step=1,
+                phase=Phase.UPDATE,
+                ep_group=1,
+                ep_rank=2,
+                applied=PlanId(epoch=5, version=2),
+                reason="as planned",
+                realised_load_ML=np.arange(6, dtype=np.int64).reshape(2, 3),
+                reorder_sent_bytes=5,
+                replica_sent_bytes=6,
+                plan_wait_s=0.25,
+            ),
+        ),
+        lambda message: messages.decode_execution(message, MODEL, CLUSTER),
+    ),
+    "counts": (
+        routing.encode_report(1, "job", 1, "seq", 4, np.ones((3, 8), np.uint32), (3, 4)),
+        lambda message: routing.decode_counts(message, MODEL),
+    ),
+    "policies": (
+        routing.encode_report(1, "job", 1, "seq", 4, np.ones((3, 8), np.uint32), (3, 4)),
+        routing.decode_policies,
+    ),
+    "array": (
+        array.encode(np.arange(12, dtype=np.int32).reshape(3, 4)),
+        lambda message: array.decode(message, "field", kinds="iuf", shape=(None, None)),
+    ),
+}
+SIZES = st.sampled_from([0, 1, 2, 3, 4, 8, 2**16, 2**31, 2**32 - 1])
+ARRAYS = st.builds(
+    array_pb2.Array,
+    dtype=st.integers(0, 7),
+    shape=st.lists(SIZES, max_size=4),
+    data=st.binary(max_size=64) | st.sampled_from([bytes(24), bytes(32), bytes(96), b"\xff" * 48]),
+    deflated=st.booleans(),
+)
+NUMBERS = st.sampled_from([0, 1, 2, 3, 8, 2**31 - 1, 2**32 - 1])
+LONG_NUMBERS = NUMBERS | st.sampled_from([2**53, 2**63 - 1, 2**64 - 1])
+LIES: dict[str, st.SearchStrategy[Message]] = {
+    "registration": st.builds(
+        job_pb2.RegisterJobRequest,
+        job_id=st.sampled_from(["job", "", "a" * 99]),
+        model=st.builds(
+            job_pb2.Model,
+            num_layers=NUMBERS,
+            num_experts=NUMBERS,
+            top_k=NUMBERS,
+            expert_weight_size_bytes=LONG_NUMBERS,
+            expert_state_size_bytes=LONG_NUMBERS,
+        ),
+        cluster=st.builds(
+            job_pb2.Cluster,
+            num_nodes=NUMBERS,
+            gpus_per_node=NUMBERS,
+            redundant_slots=NUMBERS,
+            num_ep_groups=NUMBERS,
+        ),
+    ),
+    "schedule": st.builds(
+        plan_pb2.Schedule,
+        sequence_ids=st.lists(st.text(max_size=3), max_size=4),
+        micro_batch=ARRAYS,
+        source_rank=ARRAYS,
+        ep_group=ARRAYS,
+    ),
+    "rank plan": st.builds(
+        plan_pb2.RankPlan,
+        home_rank=st.just(array.encode(np.zeros((3, 8), np.uint8))) | ARRAYS,
+        replica_count=ARRAYS,
+        replica_expert=ARRAYS,
+        replica_rank=ARRAYS,
+        replica_share=ARRAYS,
+        num_micro_batches=NUMBERS,
+        basis=st.integers(0, 3),
+    ),
+    "execution": st.builds(
+        execution_pb2.ReportExecutionRequest,
+        phase=st.integers(0, 3),
+        ep_group=NUMBERS,
+        ep_rank=NUMBERS,
+        realised_load=ARRAYS,
+        plan_wait_s=st.floats(),
+    ),
+    "counts": st.builds(
+        routing_pb2.ReportRoutingRequest, sequence_id=st.text(max_size=3), num_rows=LONG_NUMBERS, counts=ARRAYS
+    ),
+    "policies": st.builds(
+        routing_pb2.ReportRoutingRequest,
+        first_policy_version=st.none() | LONG_NUMBERS,
+        last_policy_version=st.none() | LONG_NUMBERS,
+    ),
+    "array": ARRAYS,
+}
+CHANGES = st.lists(st.tuples(st.floats(0, 1), st.integers(-1, 255), st.booleans()), min_size=1, max_size=8)
+
+
+def decode_or_refuse(decode: Callable[[Any], object], message: Message) -> None:
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(InvalidInput):
+            decode(message)
+        assert tracemalloc.get_traced_memory()[1] < MAX_SIZE_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", GOOD)
+@settings(max_examples=NUM_CASES)
+@given(data=st.data())
+def test_S7_messages_that_lie_are_read_or_refused_by_name(name: str, data: st.DataObject) -> None:
+    decode_or_refuse(GOOD[name][1], data.draw(LIES[name]))
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", GOOD)
+@settings(max_examples=NUM_CASES)
+@given(changes=CHANGES)
+def test_S7_damaged_bytes_are_read_or_refused_by_name(name: str, changes: list[tuple[float, int, bool]]) -> None:
+    message, decode = GOOD[name]
+    damaged = bytearray(message.SerializeToString())
+    for where, byte, is_new in changes:
+        at = int(where * len(damaged))
+        # A byte put in, put over or taken out.
+        damaged[at : at + (not is_new)] = bytes([byte]) if byte >= 0 else b""
+    try:
+        changed = type(message).FromString(bytes(damaged))
+    except DecodeError:
+        return  # refused by `call_interceptor`, as an `InvalidInput`
+    decode_or_refuse(decode, changed)
