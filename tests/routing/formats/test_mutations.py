@@ -49,7 +49,7 @@ def mutated(rng: random.Random, payload: Any) -> Any:
         return payload[:start] + (made.decode("latin-1") if isinstance(payload, str) else made) + payload[end:]
     if isinstance(payload, np.ndarray) and payload.size and payload.ndim:
         kind = rng.randrange(4)
-        if kind == 0 and payload.dtype != object:
+        if kind == 0 and payload.dtype.kind in "iufb":
             return payload.astype(rng.choice(DTYPES))
         if kind == 1:
             return payload.reshape(*payload.shape[:-2], -1) if payload.ndim > 1 else payload[:, None]
