@@ -91,6 +91,14 @@ def test_queries_name_only_what_is_exposed(exposed: tuple[set[str], set[str]]) -
         assert {each for each in words if not each.startswith("relibra_")} <= labels | _WORDS, query
 
 
+@pytest.mark.integration
+def test_what_is_exposed_is_documented(exposed: tuple[set[str], set[str]]) -> None:
+    text = "".join((_REPOSITORY / "docs" / page).read_text() for page in ("service.md", "status.md"))
+    documented = set(re.findall(r"^\| `(relibra_\w+)`", text, re.M))
+    names = {re.sub(r"_(bucket|count|sum)$", "", name) for name in exposed[0] if not name.endswith("_created")}
+    assert {name for name in names if name.startswith("relibra_")} == documented
+
+
 def test_queries_are_valid(tmp_path: Path) -> None:
     rules = [{"record": f"query:{index}", "expr": query} for index, query in enumerate(_dashboard_queries())]
     path = tmp_path / "queries.yaml"

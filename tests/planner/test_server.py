@@ -1,13 +1,22 @@
-"""What a planner process tells of itself."""
+"""What a planner process tells of itself, and how it ends."""
 
+import asyncio
 import json
+import os
+import signal
 import urllib.request
 from pathlib import Path
 
 import pytest
-from services_harness import CLUSTER, MODEL, PARAMS, Service, eventually, report_sequences
+from opentelemetry import trace
+from services_harness import CLUSTER, MODEL, PARAMS, Loop, Service, eventually, is_alive, report_sequences
+from step_samples import IDS, SCHEDULE, report_all
 
+from relibra.planner import server
+from relibra.planner.server import PlannerServer
+from relibra.planner.settings import PlannerSettings
 from relibra.planning import Schedule
+from relibra.store import Store
 from relibra.wire.client import PlannerClient
 
 pytestmark = pytest.mark.integration
@@ -19,11 +28,14 @@ def test_metrics_logs_and_settings_of_a_planner_that_planned(redis_url: str, tmp
         with PlannerClient(planner.address) as client:
             epoch = client.register_job("job", MODEL, CLUSTER, PARAMS)
             ids = report_sequences(planner.address, "job", 7)
-            client.submit_schedule("job", 7, ids, Schedule.round_robin(8, 2, CLUSTER))
+            caller = trace.SpanContext(trace_id=0xABC, span_id=0xDEF, is_remote=False)
+            with trace.use_span(trace.NonRecordingSpan(caller)):
+                client.submit_schedule("job", 7, ids, Schedule.round_robin(8, 2, CLUSTER))
             client.fetch_plan("job", 7, MODEL, 0, wait_s=60)
         lines = [json.loads(line) for line in planner.log().splitlines() if line.startswith("{")]
         (published,) = [line for line in lines if line.get("version")]
         assert (published["job"], published["step"], published["epoch"]) == ("job", 7, f"{epoch:016x}")
+        assert published["trace"] == f"{0xABC:032x}"
         assert any("no authentication" in line["message"] for line in lines)
         (url,) = [
             line["message"].removeprefix("metrics on ") for line in lines if line["message"].startswith("metrics")
@@ -44,3 +56,30 @@ def test_metrics_logs_and_settings_of_a_planner_that_planned(redis_url: str, tmp
             assert expected in figures
     finally:
         assert planner.stop() == 0
+
+
+def test_L4_a_solve_that_outlasts_the_drain_is_left_to_another_planner(
+    store: Store, run: Loop, redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "DRAIN_TIMEOUT_S", 0.2)
+    job = run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+    report_all(store, run)
+
+    async def scenario() -> None:
+        planner = PlannerServer(PlannerSettings.load(redis_url=redis_url, port=0))
+        await planner.start()
+        (solver,) = planner._solver._idle[0]._pool._processes
+        os.kill(solver, signal.SIGSTOP)
+        await store.put_schedule(job, 1, IDS, SCHEDULE)
+        async with asyncio.timeout(20):
+            # Every look is a round trip to Redis, during which the planner runs.
+            while not planner._loop._solves:
+                await store.ping()
+        await planner.stop()
+        assert not is_alive(solver)
+
+    run(scenario())
+    assert "it is left to another planner" in caplog.text
+    left = run(store.take_lease("job", 60))
+    assert left is not None
+    assert (left.step, left.token) == (1, 2)
