@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test test-robustness lint proto proto-check gpu-check bench evaluation clean
+.PHONY: demo test test-robustness test-long audit lint proto proto-check gpu-check bench evaluation clean
 
 demo: $(READY)  ## one real MoE RL job, plain and balanced, on this machine
 	$(BIN)/relibra demo
@@ -11,8 +11,18 @@ demo: $(READY)  ## one real MoE RL job, plain and balanced, on this machine
 test: $(READY)  ## everything that needs no GPU
 	$(BIN)/pytest
 
-test-robustness: $(READY)  ## every fault of tests/robustness, again and again, and a table of what held
-	RELIBRA_ROBUSTNESS_ROUNDS=5 $(BIN)/pytest -m robustness tests/robustness
+test-robustness: $(READY)  ## every fault of tests/robustness, five times on one Redis, once on a Cluster and through Sentinel
+	RELIBRA_ROBUSTNESS_ROUNDS=5 RELIBRA_ROBUSTNESS_REDIS=server,cluster,sentinel $(BIN)/pytest -m robustness tests/robustness
+
+test-long: $(READY)  ## 100 kill cycles, a soak of 10,000 steps and 100,000 malformed messages; about twenty minutes
+	RELIBRA_KILL_CYCLES=100 RELIBRA_SOAK_STEPS=10000 RELIBRA_ROBUSTNESS_RESULTS=benchmarks/results/robustness-long.json \
+	  $(BIN)/pytest -m robustness tests/robustness/test_kill_cycles.py tests/robustness/test_soak.py
+	RELIBRA_FUZZ_CASES=7200 $(BIN)/pytest tests/wire/test_fuzz.py
+
+audit:  ## known vulnerabilities of what constraints.txt pins; asks api.osv.dev
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install --quiet pip-audit==2.10.1
+	.venv-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict --vulnerability-service osv
 
 lint: $(READY) proto-check
 	$(BIN)/ruff check .
@@ -37,7 +47,7 @@ evaluation: $(READY)  ## figures and tables of docs/evaluation.md; ten to fiftee
 	for each in evaluation evaluation_tables evaluation_figures; do $(BIN)/python benchmarks/$$each.py || exit 1; done
 
 clean:
-	rm -rf .venv .venv-proto
+	rm -rf .venv .venv-audit .venv-proto
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -4,14 +4,16 @@
 
 The job has 94 layers x 128 experts on 8 x 8 ranks, 32 micro-batches a step (3008 cells), and 100 planned steps whose
 64 ranks reported both phases. Two plans are solved and published in turn. *Cold*: each request is for a step whose plan
-is not in memory. *Warm*: for the newest step, again and again. One client, one connection, one status process, on the
-same machine. Pages: Chromium over loopback, with an empty cache; weight is what goes over the wire.
+is not in memory. *Warm*: for the newest step, again and again. *CPU*: what the status process spent on a warm
+request, which other work on the machine hardly changes. One client, one connection, one status process, on the same
+machine. Pages: Chromium over loopback, with an empty cache; weight is what goes over the wire.
 """
 
 import argparse
 import asyncio
 import http.client
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -68,9 +70,13 @@ class Timing:
     """Of one endpoint, in milliseconds."""
 
     cold_first: float
+    cold_p50: float
     cold_p99: float
     warm_p50: float
     warm_p99: float
+    first_byte_p99: float
+    """Warm; what remains of `warm_p99` is the transfer."""
+    cpu: float
     size_bytes: int
 
 
@@ -127,30 +133,41 @@ def start(url: str, folder: Path) -> tuple[subprocess.Popen[bytes], str]:
     return process, json.loads(ready_file.read_text())["status"]
 
 
-def measure(address: str, path: str, num_steps: int, num_cold: int, num_warm: int) -> Timing:
+def measure(address: str, pid: int, path: str, num_steps: int, num_cold: int, num_warm: int) -> Timing:
     """Time one endpoint."""
     connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=120)
 
-    def ask(step: int) -> tuple[float, int]:
+    def ask(step: int) -> tuple[float, float, int]:
         started = time.perf_counter()
         connection.request("GET", f"/v1{path.format(step=step)}")
         answer = connection.getresponse()
-        size_bytes = len(answer.read())
+        size_bytes = len(answer.read(1))
+        first_byte = time.perf_counter() - started
+        size_bytes += len(answer.read())
         assert answer.status == 200, (path, answer.status)
-        return 1e3 * (time.perf_counter() - started), size_bytes
+        return 1e3 * (time.perf_counter() - started), 1e3 * first_byte, size_bytes
 
     # Later steps first: what an endpoint before this one left in memory is of the newest step.
     cold = [ask(step)[0] for step in range(num_steps - 1, max(1, num_steps - 1 - num_cold), -1)]
     ask(num_steps)
-    warm = [ask(num_steps) for _ in range(num_warm)]
-    times = [each for each, _ in warm]
+    cpu_before = cpu_s(pid)
+    warm, first_bytes, sizes = zip(*(ask(num_steps) for _ in range(num_warm)), strict=True)
     return Timing(
         cold_first=cold[0],
+        cold_p50=float(np.percentile(cold, 50)),
         cold_p99=float(np.percentile(cold, 99)),
-        warm_p50=float(np.percentile(times, 50)),
-        warm_p99=float(np.percentile(times, 99)),
-        size_bytes=warm[-1][1],
+        warm_p50=float(np.percentile(warm, 50)),
+        warm_p99=float(np.percentile(warm, 99)),
+        first_byte_p99=float(np.percentile(first_bytes, 99)),
+        cpu=1e3 * (cpu_s(pid) - cpu_before) / num_warm,
+        size_bytes=sizes[-1],
     )
+
+
+def cpu_s(pid: int) -> float:
+    """Return what a process has computed so far."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def paint(address: str, num_steps: int) -> list[dict[str, object]]:
@@ -202,13 +219,14 @@ def main() -> None:
         process, address = start(redis.url, Path(name))
         try:
             table = Table(title=f"{options.steps} steps of 3008 cells on 64 ranks; milliseconds")
-            for column in ("endpoint", "KiB", "cold, first", "cold p99", "warm p50", "warm p99"):
+            names = Timing.__slots__[:-1]
+            for column in ("endpoint", "KiB", *names):
                 table.add_column(column, justify="left" if column == "endpoint" else "right")
             rows: list[dict[str, object]] = []
             for each, path in ENDPOINTS.items():
-                num_cold, num_warm = (3, 5) if path.endswith("npz") else (20, options.warm)
-                timing = measure(address, path, options.steps, num_cold, num_warm)
-                figures = (timing.cold_first, timing.cold_p99, timing.warm_p50, timing.warm_p99)
+                num_cold, num_warm = (5, 20) if path.endswith("npz") else (20, options.warm)
+                timing = measure(address, process.pid, path, options.steps, num_cold, num_warm)
+                figures = [getattr(timing, name) for name in names]
                 table.add_row(each, f"{timing.size_bytes / 1024:.0f}", *(f"{figure:.1f}" for figure in figures))
                 rows.append({"endpoint": each, **{n: getattr(timing, n) for n in Timing.__slots__}})
             console.print(table)
@@ -220,7 +238,14 @@ def main() -> None:
         finally:
             process.terminate()
             process.wait()
-    results.write("status", rows + pages, steps=options.steps, cells=3008, ranks=CLUSTER.num_ranks)
+    results.write(
+        *("status", rows + pages),
+        steps=options.steps,
+        cells=3008,
+        ranks=CLUSTER.num_ranks,
+        load_average=[round(each, 1) for each in os.getloadavg()],
+        peak_memory_mib=int(resident) // 1024,
+    )
 
 
 if __name__ == "__main__":

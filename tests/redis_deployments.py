@@ -84,7 +84,7 @@ class Node:
         self._folder = folder
         self._options = options
         folder.mkdir()
-        self.port = next(_free_ports())
+        self.port = next(free_ports())
         self.start()
 
     def start(self) -> None:
@@ -114,7 +114,7 @@ class Node:
         self.process.wait()
 
 
-DURABLE = ("--appendonly", "yes", "--save", "")
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
 
 
 class ThreePrimaries:
@@ -212,7 +212,7 @@ def _cluster_is_ok(client: "Redis") -> bool:
     return bool(info["cluster_state"] == "ok" and info["cluster_known_nodes"] == "3")
 
 
-def _free_ports() -> Iterator[int]:
+def free_ports() -> Iterator[int]:
     """Ports that are free, and whose cluster bus port is too."""
     while True:
         with closing(socket.create_server(("127.0.0.1", 0))) as server:

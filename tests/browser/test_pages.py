@@ -1,10 +1,12 @@
 """The pages, as a person finds them."""
 
+import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 from services_harness import CLUSTER, MODEL, Service, eventually
 from watched_job import WatchedJob
 
@@ -45,6 +47,57 @@ def test_a_page_is_complete_without_scripts(browser: Browser, service: Service, 
     page.get_by_role("button", name="Show cell").click()
     expect(page.locator("h1")).to_have_text("Micro-batch 0, layer 0")
     context.close()
+
+
+@pytest.mark.integration
+def test_pages_say_what_they_will_show_while_there_is_nothing(page: Page, run, store: Store, errors: list[str]) -> None:
+    page.goto("/")
+    expect(page.locator(".empty")).to_contain_text("No job is registered yet")
+    run(WatchedJob(store, "job", model=MODEL, cluster=CLUSTER).register())
+    page.get_by_role("link", name="job", exact=True).click()
+    expect(page.locator(".empty")).to_contain_text("No step yet")
+    page.goto("/jobs/job/steps/4")
+    expect(page.locator(".empty")).to_contain_text("There is no plan to show")
+    assert page.locator("[data-chart]").count() == 0
+    assert errors == []
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("path", ["/jobs/job", "/jobs/job/steps/1", "/jobs/job/steps/1/cells/1/2"])
+def test_charts_say_that_they_load_and_what_went_wrong_and_try_again(page: Page, job: WatchedJob, run, path) -> None:
+    held: list[Route] = []
+    is_chart = re.compile(r"/v1/jobs/job/(history|steps/1/(heatmap|cells/))")
+    page.route(is_chart, lambda route: held.append(route))
+    page.goto(path)
+    figures = page.locator("[data-chart]").all()
+    for figure in figures:
+        expect(figure).to_have_attribute("aria-busy", "true")
+        expect(figure.locator(".state")).to_have_text("Loading…")
+    expect(page.locator("#live")).to_have_text("● live")
+    # The driver tells of requests only while it is asked something.
+    eventually(lambda: page.title() and len(held) >= len(figures))
+    problem = {"title": "Unavailable", "status": 503, "detail": "Redis does not serve", "retryable": True}
+    for route in held:
+        route.fulfill(status=503, content_type="application/problem+json", body=json.dumps(problem))
+    for figure in figures:
+        expect(figure.locator(".state")).to_have_text("This chart cannot be drawn now: Redis does not serve")
+    page.unroute(is_chart)
+    run(job.collect(9))
+    wait_for_charts(page)
+
+
+@pytest.mark.integration
+def test_what_is_wrong_stands_first(page: Page, job: WatchedJob, run) -> None:
+    run(job.plan(4))
+    run(job.report(4, None))
+    page.goto("/jobs/job")
+    expect(page.locator("#health")).to_contain_text("attention")
+    expect(page.locator("#health")).to_contain_text("4 of 4 ranks kept the previous placement in phase update (4 late)")
+    page.locator("#health").get_by_role("link", name="step 4").click()
+    ranks = page.locator("#execution")
+    expect(ranks.locator(".badge")).to_contain_text("attention")
+    expect(ranks).to_contain_text("late: the plan came after `plan_timeout_s`")
+    expect(ranks).to_contain_text("“rank 3 without a plan in time”")
 
 
 @pytest.mark.integration

@@ -39,7 +39,7 @@ def test_two_planners_share_a_name_and_only_this_machine_reaches_them(services):
 
 def test_what_is_acknowledged_is_kept(services):
     command = " ".join(services["redis"]["command"])
-    assert "--appendonly yes" in command
+    assert "--appendonly yes --appendfsync always" in command
     assert "--maxmemory-policy noeviction" in command
     assert services["redis"]["volumes"]
 

@@ -11,8 +11,9 @@ from robustness.world import (
     Planner,
     World,
     fetch,
+    hold_solve,
+    let_go,
     prepare_step,
-    stop_solvers,
     submit_step,
     take_step,
 )
@@ -38,23 +39,23 @@ def report_many(planner: Planner) -> RolloutReporter:
     return reporter
 
 
-@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM])
-def test_L3_L4_a_planner_that_ends_mid_ingest(world: World, stop: signal.Signals) -> None:
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+def test_L3_L4_a_planner_that_ends_or_freezes_mid_ingest(world: World, stop: signal.Signals) -> None:
     # Slow enough to be caught in the act.
     planner = world.start_planner(RELIBRA_MAX_INGEST_BYTES_PER_S="60000")
     with (
-        world.fault(f"planner gets {stop.name} mid-ingest", "L2 L3" if stop == signal.SIGKILL else "L2 L3 L4") as clock,
+        world.fault(f"planner gets {stop.name} mid-ingest", "L2 L3 L4" if stop == signal.SIGTERM else "L2 L3") as clock,
         world.redis.client() as redis,
     ):
         reporter = report_many(planner)
         eventually(lambda: redis.hlen("relibra:{job}:step:1:counts") > 100)
         planner.process.send_signal(stop)
-        status = planner.process.wait(PATIENT_S)
-        assert status == (-signal.SIGKILL if stop == signal.SIGKILL else 0)
+        if stop != signal.SIGSTOP:
+            assert planner.process.wait(PATIENT_S) == (-stop if stop == signal.SIGKILL else 0)
         kept = redis.hlen("relibra:{job}:step:1:counts")
         acknowledged = NUM_SEQUENCES - reporter._outbox.num_unanswered()
         assert 0 < acknowledged <= kept < NUM_SEQUENCES
-        planner.start()
+        planner.wake() if stop == signal.SIGSTOP else planner.start()
         clock.restart()
         assert reporter.flush(timeout_s=PATIENT_S) == NUM_SEQUENCES
         clock.stop()
@@ -66,18 +67,14 @@ def test_L2_S8_a_planner_killed_mid_solve_is_replaced_by_its_neighbour(world: Wo
     ours, other = world.start_planner(), world.start_planner()
     expected = take_step(other, 1, "undisturbed")
     with world.fault("planner gets SIGKILL mid-solve, another one runs", "L2 S3 S8") as clock:
-        prepare_step(ours, 1)
-        stop_solvers(ours)
         # Only for as long as it takes the lease to come to the one that dies.
         other.process.send_signal(signal.SIGSTOP)
-        submit_step(ours, 1)
-        with world.redis.client() as redis:
-            eventually(lambda: redis.get("relibra:{job}:lease") == b"1")
-            other.process.send_signal(signal.SIGCONT)
-            ours.kill()
-            clock.restart()
-            plan = fetch(other, 1)
-            clock.stop()
+        hold_solve(world, ours)
+        other.wake()
+        ours.kill()
+        clock.restart()
+        plan = fetch(other, 1)
+        clock.stop()
         assert plan.id.version == 1
         assert plan.digest == expected.digest
 
@@ -86,48 +83,49 @@ def test_S4_a_planner_paused_mid_solve_cannot_publish_when_it_wakes(world: World
     paused = world.start_planner()
     expected = take_step(paused, 1, "undisturbed")
     with world.fault("planner gets SIGSTOP mid-solve, is taken over, wakes", "S3 S4 L2") as clock:
-        prepare_step(paused, 1)
-        solvers = stop_solvers(paused)
-        submit_step(paused, 1)
+        solvers = hold_solve(world, paused)
+        paused.process.send_signal(signal.SIGSTOP)
+        heir = world.start_planner()
+        clock.restart()
+        plan = fetch(heir, 1)
+        clock.stop()
         with world.redis.client() as redis:
-            eventually(lambda: redis.get("relibra:{job}:lease") == b"1")
-            paused.process.send_signal(signal.SIGSTOP)
-            heir = world.start_planner()
-            clock.restart()
-            plan = fetch(heir, 1)
-            clock.stop()
             assert redis.get("relibra:{job}:fence") == b"2"
-            for pid in (paused.process.pid, *solvers):
-                os.kill(pid, signal.SIGCONT)
-            eventually(lambda: re.search("job job step 1: plan not published: .*(lease|no longer)", paused.log()))
+        let_go(solvers)
+        paused.wake()
+        eventually(lambda: re.search("job job step 1: plan not published: .*(lease|no longer)", paused.log()))
         again = fetch(paused, 1)
         assert (again.id, again.digest) == (plan.id, plan.digest)
         assert plan.digest == expected.digest
         assert take_step(paused, 2).id.version == 2
 
 
-def test_L2_S3_a_planner_killed_between_solve_and_publish(world: World) -> None:
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGSTOP])
+def test_L2_S3_a_planner_that_ends_or_freezes_between_solve_and_publish(world: World, stop: signal.Signals) -> None:
     planner = world.start_planner()
     expected = take_step(planner, 1, "undisturbed")
-    with world.fault("planner gets SIGKILL between solve and publish", "L2 S3 S8") as clock:
-        prepare_step(planner, 1)
-        solvers = stop_solvers(planner)
-        submit_step(planner, 1)
-        with world.redis.client() as redis:
-            eventually(lambda: redis.get("relibra:{job}:lease") == b"1")
-            # Writes wait from here on, the plan among them; reads do not, so the solver gets its counts.
-            redis.execute_command("CLIENT", "PAUSE", "60000", "WRITE")
-            for pid in solvers:
-                os.kill(pid, signal.SIGCONT)
-            eventually(lambda: redis.info("clients")["blocked_clients"] > 0)
-            planner.kill()
-            redis.execute_command("CLIENT", "UNPAUSE")
-        planner.start()
+    with (
+        world.fault(f"planner gets {stop.name} between solve and publish, another one runs", "L2 S3 S8") as clock,
+        world.redis.client() as redis,
+    ):
+        solvers = hold_solve(world, planner)
+        # Writes wait from here on, the plan among them; reads do not, so the solver gets its counts.
+        redis.execute_command("CLIENT", "PAUSE", "60000", "WRITE")
+        let_go(solvers)
+        eventually(lambda: redis.info("clients")["blocked_clients"] > 0)
+        planner.process.send_signal(stop)
+        redis.execute_command("CLIENT", "UNPAUSE")
+        heir = world.start_planner()
         clock.restart()
-        plan = fetch(planner, 1)
+        plan = fetch(heir, 1)
         clock.stop()
         assert plan.id.version == 1
         assert plan.digest == expected.digest
+        if stop == signal.SIGSTOP:
+            planner.wake()
+            again = fetch(planner, 1)
+            assert (again.id, again.digest) == (plan.id, plan.digest)
+        assert take_step(heir, 2).id.version == 2
 
 
 def test_S4_S8_two_planners_on_one_job_solve_every_step_once(world: World) -> None:
@@ -150,19 +148,15 @@ def test_S4_S8_two_planners_on_one_job_solve_every_step_once(world: World) -> No
         assert sum(solved) == 5, solved
 
 
-def test_L2_a_killed_solver_is_replaced_and_a_killed_planner_leaves_none(world: World) -> None:
+def test_L2_a_killed_solver_is_replaced(world: World) -> None:
     planner = world.start_planner()
     with world.fault("solver gets SIGKILL mid-solve", "L2 S2") as clock:
-        prepare_step(planner, 1)
-        solvers = stop_solvers(planner)
-        submit_step(planner, 1)
+        for pid in hold_solve(world, planner):
+            os.kill(pid, signal.SIGKILL)
+        clock.restart()
+        check_rank_plan(fetch(planner, 1), MODEL, CLUSTER)
+        clock.stop()
         with world.redis.client() as redis:
-            eventually(lambda: redis.get("relibra:{job}:lease") == b"1")
-            for pid in solvers:
-                os.kill(pid, signal.SIGKILL)
-            clock.restart()
-            check_rank_plan(fetch(planner, 1), MODEL, CLUSTER)
-            clock.stop()
             assert int(redis.get("relibra:{job}:fence")) >= 2
         assert "BrokenProcessPool" in planner.log()
 

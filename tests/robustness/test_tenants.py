@@ -1,7 +1,5 @@
 """Jobs beside jobs: one that floods, one that is large, and many at once."""
 
-import os
-import signal
 import statistics
 import threading
 import time
@@ -9,7 +7,17 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from robustness.world import PATIENT_S, Planner, World, fetch, prepare_step, stop_solvers, submit_step
+from robustness.world import (
+    PATIENT_S,
+    Planner,
+    World,
+    fetch,
+    hold_solve,
+    let_go,
+    prepare_step,
+    stop_solvers,
+    submit_step,
+)
 from services_harness import CLUSTER, MODEL, Loop, count, eventually, routed_experts
 
 from relibra.planner.routing_service import CREDIT_SEQUENCES
@@ -112,8 +120,7 @@ def test_S6_sixteen_jobs_at_once_take_turns(world: World) -> None:
             for step in range(1, num_steps + 1):
                 submit_step(planner, step, job_id)
         started_at = time.time()
-        for pid in solvers:
-            os.kill(pid, signal.SIGCONT)
+        let_go(solvers)
         clock.restart()
         for job_id in job_ids:
             for step in range(1, num_steps + 1):
@@ -140,8 +147,7 @@ def test_S6_a_512_rank_job_delays_a_small_one_by_one_solve_at_most(world: World)
         with world.redis.client() as redis:
             eventually(lambda: redis.exists("relibra:{large}:lease"))
         submit_step(planner, 1, "small")
-        for pid in solvers:
-            os.kill(pid, signal.SIGCONT)
+        let_go(solvers)
         clock.restart()
         fetch(planner, 1, "small")
         clock.stop()
@@ -154,11 +160,8 @@ def test_S6_a_512_rank_job_delays_a_small_one_by_one_solve_at_most(world: World)
 def test_S6_a_solve_that_does_not_end_holds_up_its_own_job_alone(world: World) -> None:
     planner = world.start_planner()
     with world.fault("a solve hangs, two solvers", "S6 S7") as clock, world.redis.client() as redis:
-        for job_id in ("job", "small"):
-            prepare_step(planner, 1, job_id)
-        stop_solvers(planner)
-        submit_step(planner, 1)
-        eventually(lambda: redis.get("relibra:{job}:lease"))
+        prepare_step(planner, 1, "small")
+        hold_solve(world, planner)
         clock.restart()
         submit_step(planner, 1, "small")
         fetch(planner, 1, "small")

@@ -59,6 +59,10 @@ class Planner(Service):
 
     history: History
 
+    def wake(self) -> None:
+        """SIGCONT it."""
+        self.process.send_signal(signal.SIGCONT)
+
 
 class World:
     """A Redis and any number of planners, all stopped at the end whatever happened to them."""
@@ -213,4 +217,20 @@ def stop_solvers(planner: Service) -> list[int]:
     pids = eventually(lambda: solvers_of(planner))
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
+    return pids
+
+
+def let_go(pids: list[int]) -> None:
+    """SIGCONT processes that were frozen."""
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+def hold_solve(world: World, planner: Planner, step: int = 1) -> list[int]:
+    """Take a step as far as its solve, which has begun and stands still; return the pids of the solvers."""
+    prepare_step(planner, step)
+    pids = stop_solvers(planner)
+    submit_step(planner, step)
+    with world.redis.client() as redis:
+        eventually(lambda: redis.get("relibra:{job}:lease"))
     return pids

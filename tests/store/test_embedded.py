@@ -31,7 +31,7 @@ def test_it_answers_and_keeps_its_data_over_a_restart(tmp_path: Path) -> None:
         write(server, "key")
         with Redis.from_url(server.url) as client:
             config = client.config_get("*")
-            assert (config["appendonly"], config["appendfsync"]) == ("yes", "everysec")
+            assert (config["appendonly"], config["appendfsync"]) == ("yes", "always")
             assert (config["maxmemory-policy"], config["port"], config["save"]) == ("noeviction", "0", "")
         pid = server.pid
     assert not is_alive(pid)

@@ -6,7 +6,7 @@ import pytest
 from redis import Redis
 from services_harness import Loop
 
-from relibra.errors import InvalidInput, Unavailable, Unsupported
+from relibra.errors import Unavailable, Unsupported
 from relibra.store import EmbeddedRedis, Store
 from relibra.store.keys import SCHEMA, SCHEMA_VERSION
 
@@ -35,6 +35,19 @@ def test_S3_a_redis_that_evicts_is_refused(run: Loop, tmp_path: Path) -> None:
         run(store.close())
 
 
+def test_L3_a_redis_that_may_lose_what_it_acknowledged_is_told_of(
+    run: Loop, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with EmbeddedRedis(tmp_path) as server, Redis.from_url(server.url) as client:
+        store = Store.open(server.url)
+        run(store.check())
+        assert not caplog.records
+        client.config_set("appendfsync", "everysec")
+        run(store.check())
+        run(store.close())
+    assert "appendfsync everysec: killed, it may lose what was acknowledged; set always" in caplog.text
+
+
 def test_redis_out_of_reach_is_unavailable(run: Loop, tmp_path: Path) -> None:
     store = Store.open(f"unix://{tmp_path}/nobody.sock")
     with pytest.raises(Unavailable, match=r"nobody\.sock"):
@@ -57,9 +70,3 @@ def test_passwords_and_users_of_redis_are_checked_and_never_shown(run: Loop, tmp
         with pytest.raises(Unavailable, match="invalid username-password pair") as caught:
             check("relibra:hush")
         assert "hush" not in str(caught.value)
-
-
-def test_other_urls_are_refused_without_their_password() -> None:
-    with pytest.raises(InvalidInput, match=r"redis url: expected redis://") as caught:
-        Store.open("http://user:hush@host")
-    assert "hush" not in str(caught.value)

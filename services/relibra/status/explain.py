@@ -13,7 +13,7 @@ from relibra.status.health import absence, excess, fallback
 from relibra.store import StepRecord, StepState
 
 _ADVICE = {
-    Cause.LATE: "the plan came after plan_timeout: look at solve times, and at when the schedule is submitted",
+    Cause.LATE: "the plan came after `plan_timeout_s`: look at how long it took, and at when the schedule is submitted",
     Cause.STALE: "the job was registered anew, and those ranks still follow the newer epoch",
     Cause.INVALID: "agent and planner disagree: compare their versions, and the registered model and cluster",
     Cause.DISAGREED: "ranks looked at different moments or steps: look for a trainer that was restarted alone",

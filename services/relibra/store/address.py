@@ -44,14 +44,14 @@ def open_redis(url: str) -> RedisClient:
     try:
         parts = urlsplit(url)
         scheme, _, kind = parts.scheme.partition("+")
-        match kind:
-            case "":
+        match scheme, kind:
+            case _, "":
                 return _open_server(url)
-            case "cluster":
+            case "redis" | "rediss", "cluster":
                 return _open_cluster(parts._replace(scheme=scheme))
-            case "sentinel":
+            case "redis" | "rediss", "sentinel":
                 return _open_sentinel(parts._replace(scheme=scheme))
-        raise ValueError(f"unknown kind {kind!r}")
+        raise ValueError(f"no scheme {parts.scheme}")
     except ValueError as error:
         raise InvalidInput.of("redis url", expected=_EXPECTED, got=repr(without_password(url))) from error
 

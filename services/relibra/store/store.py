@@ -1,5 +1,6 @@
 """`Store`: every question the services ask of Redis, one part a concept."""
 
+import logging
 from typing import Any, Self
 
 from redis.asyncio import RedisCluster
@@ -17,6 +18,8 @@ from relibra.store.schedules import Schedules
 from relibra.store.sequences import Sequences
 from relibra.store.steps import Steps
 from relibra.store.tokens import Tokens
+
+logger = logging.getLogger(__name__)
 
 
 class Store(Jobs, Sequences, Schedules, Leases, Plans, Steps, Reports, Tokens):
@@ -60,23 +63,28 @@ class Store(Jobs, Sequences, Schedules, Leases, Plans, Steps, Reports, Tokens):
                 f"this Redis holds schema version {found}, this relibra reads and writes {SCHEMA_VERSION}; {advice}"
             )
         try:
-            policies = set(await self._eviction_policies())
+            evicting = await self._configured_but("maxmemory-policy", "noeviction")
+            for name, wanted in (("appendonly", "yes"), ("appendfsync", "always")):
+                if other := await self._configured_but(name, wanted):
+                    logger.warning(
+                        *("Redis has %s %s: killed, it may lose what was acknowledged; set %s", name, other, wanted)
+                    )
         except ResponseError:
             return  # a managed Redis that hides its configuration
-        if evicting := policies - {"noeviction"}:
+        if evicting:
             raise Unsupported(
-                f"this Redis evicts keys when it is full (maxmemory-policy {', '.join(sorted(evicting))}), plans among "
-                "them; set maxmemory-policy to noeviction"
+                f"this Redis evicts keys when it is full (maxmemory-policy {evicting}), plans among them; "
+                "set maxmemory-policy to noeviction"
             )
 
-    async def _eviction_policies(self) -> list[Any]:
-        """Return the policy of the server, or of every primary of a cluster."""
+    async def _configured_but(self, name: str, wanted: str) -> str:
+        """Return what the server, or any primary of a Cluster, has for `name` that is not `wanted`."""
         where: list[dict[str, Any]] = [{}]
         if isinstance(self._redis, RedisCluster):
             await self._redis.initialize()
             where = [{"target_nodes": node} for node in self._redis.get_primaries()]
-        answers = [await self._redis.config_get("maxmemory-policy", **each) for each in where]
-        return [policy for answer in answers for policy in answer.values()]
+        found = [(await self._redis.config_get(name, **each)).get(name, wanted) for each in where]
+        return ", ".join(sorted(set(found) - {wanted}))
 
     async def is_reachable(self) -> bool:
         """Return whether Redis answers."""

@@ -24,7 +24,8 @@ function line(name, x, y, shade, extra = {}) {
 }
 
 const axis = (title, extra = {}) => ({ title: { text: title }, gridcolor: colour("line"), zeroline: false, ...extra });
-const steps = { dtick: null, tickformat: "d" };
+// Ticks at whole numbers only, also where there are few.
+const whole = (numbers) => ({ dtick: Math.max(...numbers) - Math.min(...numbers) <= 10 ? 1 : null, tickformat: "d" });
 
 function stepAddress(event) {
   return `${location.pathname}/steps/${event.points[0].x}`;
@@ -41,7 +42,7 @@ const CHARTS = {
         line("planned", x, of("imbalance_after"), "after"),
         line("bound", x, of("imbalance_bound"), "bound", { dash: "dot" }),
       ],
-      layout: { xaxis: axis("step", steps), yaxis: axis("slowest / mean rank") },
+      layout: { xaxis: axis("step", whole(x)), yaxis: axis("slowest / mean rank") },
       choose: stepAddress,
     };
   },
@@ -54,13 +55,14 @@ const CHARTS = {
         line("realised", x, of("speedup_realised"), "realised", { width: 4 }),
         line("estimated", x, of("speedup_planned"), "after"),
       ],
-      layout: { xaxis: axis("step", steps), yaxis: axis("times as fast") },
+      layout: { xaxis: axis("step", whole(x)), yaxis: axis("times as fast") },
       choose: stepAddress,
     };
   },
 
   waits(points) {
     const x = points.map((each) => each.step);
+    const fallbacks = [0, 1, ...points.map((each) => each.num_fallbacks)];
     const bars = (name, field, shade, extra) => (
       { type: "bar", name, x, y: points.map((each) => each[field]), marker: { color: colour(shade) }, ...extra }
     );
@@ -72,9 +74,9 @@ const CHARTS = {
       ],
       layout: {
         barmode: "group",
-        xaxis: axis("step", steps),
+        xaxis: axis("step", whole(x)),
         yaxis: axis("seconds", { rangemode: "tozero" }),
-        yaxis2: axis("ranks", { overlaying: "y", side: "right", rangemode: "tozero", showgrid: false, tickformat: "d" }),
+        yaxis2: axis("ranks", { overlaying: "y", side: "right", rangemode: "tozero", showgrid: false, ...whole(fallbacks) }),
       },
       choose: stepAddress,
     };
@@ -119,7 +121,7 @@ const CHARTS = {
         line("floor of the fullest node", x, data.floor_tokens.map((each, layer) => each / (data.mean_tokens[layer] || 1)),
           "bound", { dash: "dot" }),
       ],
-      layout: { xaxis: axis("layer", steps), yaxis: axis("slowest / mean rank") },
+      layout: { xaxis: axis("layer", whole(x)), yaxis: axis("slowest / mean rank") },
       choose: (event) => data.row === null ? null : `${location.pathname}/cells/${data.row}/${event.points[0].x}`,
     };
   },

@@ -8,7 +8,10 @@
 
 local waiting = redis.call('ZRANGE', KEYS[4], 0, 0)
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
-if not epoch or #waiting == 0 or redis.call('EXISTS', KEYS[2]) == 1 then
+-- Leases end by the wall clock of Redis. One that has far longer to go than leases last was given before that clock was
+-- set back, and its holder may be gone; if it is not, fencing holds it off.
+local left = redis.call('PTTL', KEYS[2])
+if not epoch or #waiting == 0 or (left >= 0 and left <= 60 * ARGV[1]) then
   return {}
 end
 local token = redis.call('INCR', KEYS[3])

