@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from relibra.planning import Cluster, PlanParams
+from relibra.planning import Cluster
 from relibra.planning.bound import lower_bound_ML
+from relibra.planning.economy import ReplicaPrice
 from relibra.planning.exact import exact_limit
 from relibra.planning.replicate import slowest_rank_ML
 
@@ -48,7 +49,7 @@ def main() -> None:
         cluster = Cluster(num_nodes=1, gpus_per_node=num_ranks, redundant_slots=slots)
         home_E = np.repeat(np.arange(num_ranks, dtype=np.int32), len(load_E) // num_ranks)
         load_MLE = load_E[None, None]
-        found = slowest_rank_ML(load_MLE, home_E[None], cluster, PlanParams(min_tokens_per_replica=min_tokens))[0, 0]
+        found = slowest_rank_ML(load_MLE, home_E[None], cluster, ReplicaPrice(least=min_tokens))[0, 0]
         bound = lower_bound_ML(load_MLE, home_E[None], cluster, min_tokens)[0, 0]
         started = time.perf_counter()
         best = exact_limit(load_E, home_E, num_ranks, slots, min_tokens)

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from relibra.evaluation.workload_mix import mix_workloads
-from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad, check_plan
+from relibra.planning import Cluster, Model, Schedule, StepLoad, check_plan
 from relibra.planning.replicate import replicate
 from relibra.planning.solve import solve
 
@@ -127,8 +127,8 @@ def _run(case: Case, num_threads: int) -> dict[str, Any]:
     plan = solve(load, schedule, model, cluster, num_threads=num_threads)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     plan_time_s = _least(lambda: solve(load, schedule, model, cluster, num_threads=num_threads), case.num_calls)
-    home_LE, params = plan.home_rank_LE, PlanParams()
-    replicate_time_s = _least(lambda: replicate(load_MLE, home_LE, cluster, params), case.num_calls)
+    home_LE = plan.home_rank_LE
+    replicate_time_s = _least(lambda: replicate(load_MLE, home_LE, cluster), case.num_calls)
     check_plan(plan, load_MLE)
     num_cells = plan.lower_bound_ML.size
     return {

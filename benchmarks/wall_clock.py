@@ -161,7 +161,8 @@ def all_to_all_bytes_per_us(size_bytes: int = 8 << 20) -> float:
 
 def run_rank(rank: int, folder: str, planner_address: str, num_steps: int, num_tokens: int, sigma: float) -> None:
     """Train the three jobs in turn; rank 0 prints and writes."""
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % os.cpu_count() or 1]})
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
     join(folder, rank, CLUSTER.num_ranks)
     shape = Shape(
         model=MODEL,

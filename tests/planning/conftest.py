@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, StepLoad
+from relibra.planning.economy import ReplicaPrice, price_replicas
 from relibra.planning.solve import solve
 
 
@@ -36,6 +37,7 @@ class Problem:
         num_sequences: int = 12,
         scale: int = 1000,
         min_tokens_per_replica: int = 1,
+        expert_weight_size_bytes: int = 0,
         has_previous: bool = False,
     ) -> "Problem":
         rng = np.random.default_rng(seed)
@@ -55,7 +57,12 @@ class Problem:
         )
         previous_LE = np.stack([rng.permutation(num_experts) // experts_per_rank for _ in range(num_layers)])
         return cls(
-            model=Model(num_layers=num_layers, num_experts=num_experts, top_k=1),
+            model=Model(
+                num_layers=num_layers,
+                num_experts=num_experts,
+                top_k=1,
+                expert_weight_size_bytes=expert_weight_size_bytes,
+            ),
             cluster=cluster,
             schedule=schedule,
             load=StepLoad.of(counts_SLE, schedule, cluster),
@@ -66,6 +73,10 @@ class Problem:
     @cached_property
     def load_MLE(self) -> NDArray[np.int64]:
         return self.load.load_MLE
+
+    @property
+    def price(self) -> ReplicaPrice:
+        return price_replicas(self.params, self.load_MLE, self.model, self.cluster)
 
     def solve(self) -> Plan:
         return solve(self.load, self.schedule, self.model, self.cluster, self.params, self.previous_home_LE)
@@ -93,5 +104,6 @@ def problems() -> st.SearchStrategy[Problem]:
         num_sequences=st.integers(1, 16),
         scale=st.sampled_from([0, 1, 30, 3000]),
         min_tokens_per_replica=st.sampled_from([1, 40]),
+        expert_weight_size_bytes=st.sampled_from([0, 1 << 20]),
         has_previous=st.booleans(),
     )

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad, check_plan, imbalance
+from relibra.planning import Cluster, Model, Schedule, StepLoad, check_plan, imbalance
+from relibra.planning.economy import ReplicaPrice
 from relibra.planning.load import home_loads
 from relibra.planning.replicate import slowest_rank_ML
 from relibra.planning.solve import solve
@@ -121,7 +122,7 @@ def _load(node):
 
 def _slowest_ML(load_MLE, home_LE, slots, min_tokens=1):
     cluster = Cluster(num_nodes=1, gpus_per_node=int(home_LE.max()) + 1, redundant_slots=slots)
-    return slowest_rank_ML(load_MLE, home_LE, cluster, PlanParams(min_tokens_per_replica=min_tokens))
+    return slowest_rank_ML(load_MLE, home_LE, cluster, ReplicaPrice(least=min_tokens))
 
 
 @given(node=_nodes, slots=st.integers(0, 7))

@@ -13,7 +13,7 @@ _LARGE_MLE = np.full((2, 1, 64), 65_536)
 
 
 def _least_size(params, load_MLE=_LARGE_MLE, model=_MODEL):
-    return price_replicas(params, load_MLE, model, _CLUSTER).min_tokens_per_replica
+    return price_replicas(params, load_MLE, model, _CLUSTER).least
 
 
 def test_replicas_have_the_least_size_that_is_asked_for():

@@ -24,6 +24,8 @@ def report(group: int, rank: int, tokens: object, **changes: object) -> Executio
         "reorder_sent_bytes": 10,
         "replica_sent_bytes": 1,
         "plan_wait_s": 0.1 * rank,
+        "reorder_s": 0.5 * group,
+        "replica_wait_s": 0.2 * rank,
     }
     return ExecutionReport(**(fields | changes))  # type: ignore[arg-type]
 
@@ -36,6 +38,7 @@ def test_imbalance_is_over_the_cells_of_all_groups() -> None:
     assert (execution.num_applied, execution.num_fallbacks, execution.missing) == (4, 0, ())
     assert (execution.reorder_sent_bytes, execution.replica_sent_bytes) == (40, 4)
     assert execution.plan_wait_s == pytest.approx(0.1)
+    assert (execution.reorder_s, execution.replica_wait_s) == pytest.approx((0.5, 0.2))
 
 
 def test_who_is_missing_is_named_and_nothing_is_made_up_for_them() -> None:

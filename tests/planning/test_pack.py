@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relibra.errors import InvalidInput
-from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad, check_placement, check_plan
+from relibra.planning import Cluster, Model, Schedule, StepLoad, check_placement, check_plan
 from relibra.planning.length_balance import length_balanced
 from relibra.planning.load import home_loads
 from relibra.planning.pack import SLACK, pack
@@ -58,7 +58,7 @@ class _Step:
         load_MLE = self.load_MLE(schedule)
         if home_LE is None:
             identity_LE = self.cluster.identity_placement(self.model)
-            home_LE, _ = reorder(load_MLE, identity_LE, identity_LE, self.cluster, PlanParams())
+            home_LE, _ = reorder(load_MLE, identity_LE, identity_LE, self.cluster)
         is_by_node = self.cluster.num_nodes > 1 and self.cluster.redundant_slots > 0
         size = np.int32(self.cluster.gpus_per_node if is_by_node else 1)
         return int(home_loads(load_MLE, home_LE // size, self.cluster.num_ranks // size).max(axis=-1).sum())
@@ -93,7 +93,7 @@ def test_sequences_stay_within_the_budget_and_lengths_about_as_balanced_as_by_le
     assert schedule.num_sequences == len(step.length_S)
     assert schedule.num_micro_batches == step.start.num_micro_batches
     assert step.sizes_MR(schedule, step.length_S).max() <= budget
-    balanced = length_balanced(step.length_S, step.start.num_micro_batches, step.cluster, budget)
+    balanced = length_balanced(step.length_S, step.start.num_micro_batches, step.cluster, budget, step.start)
     for number_S in (step.length_S, step.length_S**2):
         slowest, most = (step.sizes_MR(each, number_S).max(axis=1).sum() for each in (schedule, balanced))
         assert slowest <= (1 + SLACK) * most
@@ -104,7 +104,7 @@ def test_sequences_stay_within_the_budget_and_lengths_about_as_balanced_as_by_le
 def test_the_floor_is_never_above_the_one_of_the_schedule_packing_starts_from(step):
     budget = int(step.sizes_MR(step.start, step.length_S).max())
     packing, reason = step.pack(budget)
-    balanced = length_balanced(step.length_S, step.start.num_micro_batches, step.cluster, budget)
+    balanced = length_balanced(step.length_S, step.start.num_micro_batches, step.cluster, budget, step.start)
     assert step.floor(packing.schedule, packing.home_LE) <= step.floor(balanced)
     assert "packing brings the floor" in reason
 

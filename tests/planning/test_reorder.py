@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relibra.planning import Cluster, PlanParams, check_placement
+from relibra.planning import Cluster, check_placement
 from relibra.planning.economy import MIN_GAIN, Hysteresis
 from relibra.planning.load import home_loads
 from relibra.planning.reorder import reorder
@@ -15,7 +15,7 @@ from relibra.planning.replicate import slowest_rank_ML
 def _reorder(problem, previous_LE=None):
     identity_LE = problem.cluster.identity_placement(problem.model)
     previous_LE = identity_LE if previous_LE is None else previous_LE
-    return reorder(problem.load_MLE, previous_LE, identity_LE, problem.cluster, problem.params)
+    return reorder(problem.load_MLE, previous_LE, identity_LE, problem.cluster, problem.price)
 
 
 @given(data=st.data())
@@ -34,7 +34,7 @@ def test_a_layer_that_moves_gains_more_than_moving_is_worth(problems, data):
     identity_LE = problem.cluster.identity_placement(problem.model)
     home_LE, _ = _reorder(problem)
     before_L, after_L = (
-        slowest_rank_ML(problem.load_MLE, placement_LE, problem.cluster, problem.params).sum(axis=0)
+        slowest_rank_ML(problem.load_MLE, placement_LE, problem.cluster, problem.price).sum(axis=0)
         for placement_LE in (identity_LE, home_LE)
     )
     moved_L = (home_LE != identity_LE).any(axis=1)
@@ -81,7 +81,7 @@ def test_many_small_experts_are_rearranged_inside_a_node():
     cluster = Cluster(num_nodes=1, gpus_per_node=4, redundant_slots=1)
     load_MLE = np.tile(np.repeat([100, 10], 64), (2, 1, 1)).astype(np.int64)
     identity_LE = np.repeat(np.arange(4, dtype=np.int32), 32)[None]
-    home_LE, reason = reorder(load_MLE, identity_LE, identity_LE, cluster, PlanParams())
+    home_LE, reason = reorder(load_MLE, identity_LE, identity_LE, cluster)
     loads_MLR = home_loads(load_MLE, home_LE, 4)
     assert loads_MLR.max() <= 1.01 * loads_MLR.mean()
     assert reason.startswith("1 of 1 layers reorder")
@@ -104,10 +104,10 @@ def test_the_dearer_a_move_the_fewer_experts_move(random_problem, seed):
     for tokens_per_move in (1e-3, 30.0, 1e9):
         hysteresis = Hysteresis(tokens_per_move=tokens_per_move, least=0.0, most=np.inf)
         home_LE, _ = reorder(
-            problem.load_MLE, identity_LE, identity_LE, problem.cluster, problem.params, hysteresis=hysteresis
+            problem.load_MLE, identity_LE, identity_LE, problem.cluster, problem.price, hysteresis=hysteresis
         )
         num_moved.append((home_LE != identity_LE).sum())
-        slowest.append(slowest_rank_ML(problem.load_MLE, home_LE, problem.cluster, problem.params).sum())
+        slowest.append(slowest_rank_ML(problem.load_MLE, home_LE, problem.cluster, problem.price).sum())
     assert num_moved[0] >= num_moved[1] >= num_moved[2] == 0
     assert slowest[0] <= slowest[1] <= slowest[2]
     assert num_moved[0] > 0

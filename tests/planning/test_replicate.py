@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relibra.planning import Cluster, PlanParams
+from relibra.planning import Cluster
 from relibra.planning.bound import lower_bound_ML
+from relibra.planning.economy import ReplicaPrice
 from relibra.planning.load import home_loads, rank_loads
 from relibra.planning.replicate import replicate, slowest_rank_ML
 
@@ -50,7 +51,7 @@ def test_replicas_come_close_to_the_best_there_are(num_ranks, per_rank, slots):
     load_MLE = _cells(60, num_ranks * per_rank)
     home_LE = np.repeat(np.arange(num_ranks, dtype=np.int32), per_rank)[None]
     cluster = Cluster(num_nodes=1, gpus_per_node=num_ranks, redundant_slots=slots)
-    found_M = slowest_rank_ML(load_MLE, home_LE, cluster, PlanParams())[:, 0]
+    found_M = slowest_rank_ML(load_MLE, home_LE, cluster)[:, 0]
     bound_M = lower_bound_ML(load_MLE, home_LE, cluster)[:, 0]
     best_M = np.array([optimum(load_E[0], home_LE[0], num_ranks, slots) for load_E in load_MLE])
     assert (bound_M <= best_M).all()
@@ -64,9 +65,9 @@ def test_replicas_never_slow_a_cell_down(problems, data):
     problem = data.draw(problems)
     cluster, load_MLE = problem.cluster, problem.load_MLE
     home_LE = cluster.identity_placement(problem.model)
-    quotas, _ = replicate(load_MLE, home_LE, cluster, problem.params)
+    quotas, _ = replicate(load_MLE, home_LE, cluster, problem.price)
     loads_MLR = rank_loads(quotas.index_Q4, quotas.tokens_Q, *load_MLE.shape[:2], cluster.num_ranks)
-    slowest_ML = slowest_rank_ML(load_MLE, home_LE, cluster, problem.params)
+    slowest_ML = slowest_rank_ML(load_MLE, home_LE, cluster, problem.price)
     assert (loads_MLR.max(axis=-1) <= slowest_ML).all()
     assert (slowest_ML <= home_loads(load_MLE, home_LE, cluster.num_ranks).max(axis=-1)).all()
 
@@ -74,7 +75,7 @@ def test_replicas_never_slow_a_cell_down(problems, data):
 def test_a_hot_expert_is_shared_by_its_whole_node_and_no_other():
     cluster = Cluster(num_nodes=2, gpus_per_node=4, redundant_slots=1)
     load_MLE = np.array([[[800, 0, 0, 0, 10, 10, 10, 10]]])
-    quotas, reason = replicate(load_MLE, np.arange(8, dtype=np.int32)[None], cluster, PlanParams())
+    quotas, reason = replicate(load_MLE, np.arange(8, dtype=np.int32)[None], cluster)
     np.testing.assert_array_equal(quotas.index_Q4[:4], [[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 2], [0, 0, 0, 3]])
     np.testing.assert_array_equal(quotas.tokens_Q, [200, 200, 200, 200, 10, 10, 10, 10])
     assert reason.startswith("3.0 replicas a cell compute 71.4%")
@@ -83,7 +84,7 @@ def test_a_hot_expert_is_shared_by_its_whole_node_and_no_other():
 def test_a_light_node_gets_no_replicas_it_does_not_need():
     cluster = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
     load_MLE = np.array([[[100, 100, 90, 10]]])
-    quotas, _ = replicate(load_MLE, np.arange(4, dtype=np.int32)[None], cluster, PlanParams())
+    quotas, _ = replicate(load_MLE, np.arange(4, dtype=np.int32)[None], cluster)
     assert len(quotas.tokens_Q) == 4
 
 
@@ -91,8 +92,8 @@ def test_small_replicas_are_not_made():
     cluster = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
     load_MLE = np.array([[[70, 50]]])
     home_LE = np.arange(2, dtype=np.int32)[None]
-    few, _ = replicate(load_MLE, home_LE, cluster, PlanParams(min_tokens_per_replica=20))
-    some, _ = replicate(load_MLE, home_LE, cluster, PlanParams(min_tokens_per_replica=11))
+    few, _ = replicate(load_MLE, home_LE, cluster, ReplicaPrice(least=20))
+    some, _ = replicate(load_MLE, home_LE, cluster, ReplicaPrice(least=11))
     np.testing.assert_array_equal(few.tokens_Q, [70, 50])
     np.testing.assert_array_equal(some.tokens_Q, [59, 11, 50])
 
@@ -101,5 +102,5 @@ def test_a_donor_may_be_filled_in_turn():
     """Five heavy ranks and one slot a light rank: only chains through heavy ranks reach the mean."""
     cluster = Cluster(num_nodes=1, gpus_per_node=6, redundant_slots=1)
     load_MLE = np.array([[[120, 120, 120, 120, 120, 0]]])
-    slowest_ML = slowest_rank_ML(load_MLE, np.arange(6, dtype=np.int32)[None], cluster, PlanParams())
+    slowest_ML = slowest_rank_ML(load_MLE, np.arange(6, dtype=np.int32)[None], cluster)
     assert slowest_ML[0, 0] == 100

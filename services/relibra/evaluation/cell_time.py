@@ -12,7 +12,7 @@ from relibra.evaluation.assignment import Assignment
 from relibra.evaluation.dispatch_time import copies_of, dispatch_us_ML, even_copies, reached
 from relibra.evaluation.hardware import Hardware
 from relibra.evaluation.model_presets import ModelPreset
-from relibra.planning.cost import CostModel
+from relibra.planning.cost import WEIGHT_TRANSFERS, CostModel
 from relibra.planning.load import StepLoad
 from relibra.planning.topology import Cluster
 
@@ -44,8 +44,13 @@ class Training:
 
     @property
     def planning_cost(self) -> CostModel:
-        """What planning is told: a token copy costs what one more of them adds to the messages between nodes."""
-        cost = self.hardware.cost_of(self.model)
+        """What planning is told.
+
+        What a transfer takes from attention counts as not hidden, and a token copy costs what one more of them adds to
+        the messages between nodes.
+        """
+        taken = self.gradient_fetches * self.gradient_sm_share / WEIGHT_TRANSFERS
+        cost = replace(self.hardware.cost_of(self.model), hidden_transfer_share=max(0.0, 1 - taken))
         if not self.sends_once_per_node:
             return cost
         even, more = 1 / self.cluster.num_nodes, 1e-6

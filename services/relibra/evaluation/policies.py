@@ -118,8 +118,8 @@ def _relibra_packed(situation: Situation) -> Decision:
 
 def _replicate_only(situation: Situation) -> Decision:
     home_LE = situation.cluster.identity_placement(situation.model)
-    priced = price_replicas(situation.params, situation.load_MLE, situation.model, situation.cluster)
-    quotas, _ = replicate(situation.load_MLE, home_LE, situation.cluster, priced, _NUM_THREADS)
+    price = price_replicas(situation.params, situation.load_MLE, situation.model, situation.cluster)
+    quotas, _ = replicate(situation.load_MLE, home_LE, situation.cluster, price, _NUM_THREADS)
     assignment = Assignment(
         home_LE=home_LE, index_Q4=quotas.index_Q4, tokens_Q=quotas.tokens_Q, num_rows=len(situation.load_MLE)
     )

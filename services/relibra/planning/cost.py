@@ -36,7 +36,7 @@ _FORWARD_PASSES = 4
 _DISPATCHES = 3
 """Times a step sends token copies out and back: recompute, forward, backward."""
 
-_WEIGHT_TRANSFERS = 5
+WEIGHT_TRANSFERS = 5
 """Sizes of its weights a replica moves in a step: in for recompute, forward and backward, and fp32 gradients out."""
 
 
@@ -140,7 +140,7 @@ class CostModel:
 
         It costs its rank one more expert, whose weights must come and be read, and saves the slowest rank its tokens.
         """
-        fixed_us = _FORWARD_PASSES * self.compute_us(1) + self.transfer_us(_WEIGHT_TRANSFERS * weight_size_bytes)
+        fixed_us = _FORWARD_PASSES * self.compute_us(1) + self.transfer_us(WEIGHT_TRANSFERS * weight_size_bytes)
         return max(1, round(fixed_us / (_FORWARD_PASSES * self.us_per_token)))
 
     def saved_us(self, num_tokens: float) -> float:

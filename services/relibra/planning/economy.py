@@ -6,7 +6,7 @@ least size of a replica is at most `_MAX_LOSS` of a rank's tokens, and what move
 M rows, L layers, E experts.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -25,6 +25,17 @@ _MAX_LOSS = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaPrice:
+    """What replicas must be worth, in tokens."""
+
+    least: int = 1
+    """Tokens that a replica has at least."""
+    of_busiest: int = 0
+    """Tokens of the slowest rank that each replica of the busiest rank is weighed as; 0 where balance is all that
+    counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hysteresis:
     """How many tokens of its slowest ranks a layer must save in a step so that experts move for it."""
 
@@ -40,18 +51,16 @@ class Hysteresis:
         return tokens - proposed - needed
 
 
-def price_replicas(params: PlanParams, load_MLE: NDArray[np.int64], model: Model, cluster: Cluster) -> PlanParams:
-    """Return `params` with a least size of replicas: theirs, or the one the cost model gives where sizes are known."""
-    if params.min_tokens_per_replica:
-        return params
+def price_replicas(params: PlanParams, load_MLE: NDArray[np.int64], model: Model, cluster: Cluster) -> ReplicaPrice:
+    """Return what the cost model asks of replicas where sizes are known; a least size in `params` goes first."""
     if not model.expert_weight_size_bytes:
-        return replace(params, min_tokens_per_replica=1)
+        return ReplicaPrice(least=max(1, params.min_tokens_per_replica))
     cost = params.cost or CostModel.of_expert(model.expert_weight_size_bytes)
-    min_tokens = cost.min_tokens_per_replica(model.expert_weight_size_bytes)
+    tokens = cost.min_tokens_per_replica(model.expert_weight_size_bytes)
     if params.cost is None:
         mean_tokens = int(load_MLE.sum()) / (load_MLE[..., 0].size * cluster.num_ranks)
-        min_tokens = min(min_tokens, int(_MAX_LOSS * mean_tokens))
-    return replace(params, min_tokens_per_replica=max(1, min_tokens))
+        tokens = max(1, min(tokens, int(_MAX_LOSS * mean_tokens)))
+    return ReplicaPrice(least=params.min_tokens_per_replica or tokens, of_busiest=tokens)
 
 
 def price_moves(params: PlanParams, model: Model, cluster: Cluster) -> Hysteresis:

@@ -99,6 +99,8 @@ def exact_limit(
 def exact_gap(plan: Plan, load: StepLoad, time_limit_s: float = _TIME_LIMIT_S) -> ExactGap:
     """Compare every cell of a plan with the optimum of its placement and slots.
 
+    Balance that was left because replicas cost more is part of the gap.
+
     Args:
         plan: a plan that passes `check_plan` with this load.
         load: what it was planned for.
@@ -109,7 +111,7 @@ def exact_gap(plan: Plan, load: StepLoad, time_limit_s: float = _TIME_LIMIT_S) -
     """
     cluster, load_MLE = plan.cluster, load.load_MLE
     planned_ML = plan.rank_loads_MLR.max(axis=-1)
-    min_tokens = price_replicas(plan.params, load_MLE, plan.model, cluster).min_tokens_per_replica
+    min_tokens = price_replicas(plan.params, load_MLE, plan.model, cluster).least
     min_tokens = min([min_tokens, *plan.quota_tokens_Q[plan.is_replica_Q]])  # a plan made again may keep smaller ones
     best_ML = plan.lower_bound_ML.astype(np.int64)
     is_proven_ML = planned_ML == best_ML

@@ -37,3 +37,7 @@ class ExecutionReport:
     reorder_sent_bytes: int
     replica_sent_bytes: int
     plan_wait_s: float
+    reorder_s: float = 0.0
+    """What the reorder took, from the first expert that left until all ranks had written theirs."""
+    replica_wait_s: float = 0.0
+    """What the rank's host waited for replicas and their gradients to travel: what computation did not hide."""

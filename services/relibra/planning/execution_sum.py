@@ -65,6 +65,10 @@ class Execution:
     replica_sent_bytes: int
     plan_wait_s: float
     """Of the rank that waited longest."""
+    reorder_s: float = 0.0
+    """Of the rank for which it took longest."""
+    replica_wait_s: float = 0.0
+    """Of the rank that waited longest."""
 
     @property
     def num_reports(self) -> int:
@@ -104,6 +108,8 @@ def _sum_up(phase: Phase, reports: Sequence[ExecutionReport], cluster: Cluster) 
         reorder_sent_bytes=sum(each.reorder_sent_bytes for each in by_rank.values()),
         replica_sent_bytes=sum(each.replica_sent_bytes for each in by_rank.values()),
         plan_wait_s=max(each.plan_wait_s for each in by_rank.values()),
+        reorder_s=max(each.reorder_s for each in by_rank.values()),
+        replica_wait_s=max(each.replica_wait_s for each in by_rank.values()),
     )
 
 

@@ -14,10 +14,11 @@ M rows, E experts, G ranks of a node, X experts of a node, S slots, Y replicas.
 import numpy as np
 from numpy.typing import NDArray
 
+from relibra.planning.economy import ReplicaPrice
 from relibra.planning.fractions import WHOLE
 from relibra.planning.jit import compiled
 from relibra.planning.replicate import LayerReplicas
-from relibra.planning.topology import Cluster, PlanParams
+from relibra.planning.topology import Cluster
 
 _SCALE = 1 << 20
 """Tokens of a node, in the units of the search: squares and their sums stay within int64."""
@@ -25,7 +26,7 @@ _NUM_SWEEPS = 8
 
 
 def hedge_layer(
-    load_ME: NDArray[np.int64], home_E: NDArray[np.int32], cluster: Cluster, params: PlanParams
+    load_ME: NDArray[np.int64], home_E: NDArray[np.int32], cluster: Cluster, price: ReplicaPrice
 ) -> LayerReplicas:
     """Choose the replicas of one layer; stands in for `replicate_layer`."""
     total_E, size = load_ME.sum(axis=0), cluster.gpus_per_node
@@ -34,7 +35,7 @@ def hedge_layer(
         expert_X = np.flatnonzero(home_E // size == node)
         tokens = max(int(total_E[expert_X].sum()), 1)
         load_X = total_E[expert_X] * _SCALE // tokens
-        least = params.min_tokens_per_replica * len(load_ME) * _SCALE // tokens
+        least = price.least * len(load_ME) * _SCALE // tokens
         held_XG = _divide_node(load_X, home_E[expert_X] - node * size, size, cluster.redundant_slots, max(1, least))
         place_Y, rank_Y = np.nonzero(held_XG)
         expert.append(expert_X[place_Y])
@@ -42,15 +43,17 @@ def hedge_layer(
         fraction.append(held_XG[place_Y, rank_Y] * WHOLE // load_X[place_Y])
     expert_Y, rank_Y, fraction_Y = np.concatenate(expert), np.concatenate(rank), np.concatenate(fraction)
     tokens_MY = load_ME[:, expert_Y] * fraction_Y // WHOLE
-    is_kept_MY = tokens_MY >= max(1, params.min_tokens_per_replica)
+    is_kept_MY = tokens_MY >= price.least
     row_Y, kept_Y = np.nonzero(is_kept_MY)
     tokens_MY[~is_kept_MY] = 0
     load_RM = np.zeros((cluster.num_ranks, len(load_ME)), dtype=np.int64)
     np.add.at(load_RM, home_E, load_ME.T)
     np.add.at(load_RM, home_E[expert_Y], -tokens_MY.T)
     np.add.at(load_RM, rank_Y, tokens_MY.T)
+    limit_M = load_RM.max(axis=0)
     return LayerReplicas(
-        limit_M=load_RM.max(axis=0),
+        limit_M=limit_M,
+        cost_M=limit_M,
         end_M=np.searchsorted(row_Y, np.arange(len(load_ME)), side="right"),
         index_Y2=np.stack([expert_Y[kept_Y], rank_Y[kept_Y]], axis=1).astype(np.int32),
         tokens_Y=tokens_MY[row_Y, kept_Y],

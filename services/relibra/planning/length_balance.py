@@ -21,9 +21,16 @@ _Part = tuple[int, list[int]]
 
 
 def length_balanced(
-    length_S: NDArray[np.integer], num_micro_batches: int, cluster: Cluster, token_budget: int
+    length_S: NDArray[np.integer],
+    num_micro_batches: int,
+    cluster: Cluster,
+    token_budget: int,
+    last_resort: Schedule | None = None,
 ) -> Schedule:
     """Schedule sequences by length alone; no source rank has more than `token_budget` tokens in a micro-batch.
+
+    Whether everything fits is bin packing, which is hard: `last_resort` is a schedule that is known to fit, if any, and
+    returned where no other is found.
 
     Raises:
         InvalidInput: a sequence is longer than the budget, or not all of them fit, or there are no micro-batches.
@@ -46,6 +53,8 @@ def length_balanced(
         place_S = _fill_cells(length_S, len(cell_C), token_budget, by_fullest)
         homeless_S = np.flatnonzero(place_S < 0)
         cell_S = cell_C[place_S]
+    if len(homeless_S) and last_resort:
+        return last_resort
     if len(homeless_S):
         raise InvalidInput.of(
             "token_budget",

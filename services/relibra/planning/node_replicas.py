@@ -1,4 +1,4 @@
-"""The replicas of one node in one cell: greedy rules and a binary search.
+"""The replicas of every cell of a layer: greedy rules on every node, and a search for the limit they are given.
 
 The slowest rank of a cell is brought down to a *limit* in tokens: the mean of its heaviest node, or else the smallest
 one that a rule reaches on every node; binary search finds it, as UltraEP does. Three greedy rules are tried:
@@ -12,6 +12,10 @@ one that a rule reaches on every node; binary search finds it, as UltraEP does. 
 Among rules that reach the limit the one with the fewest replicas wins. A rule that does not reach it still leaves a
 valid choice, whose slowest rank is where the binary search goes on from.
 
+Where a replica has a price, a cell costs its limit and the price of every replica of its *busiest* rank, the one that
+most replicas leave or enter: links work side by side, and the busiest is waited for. For every smaller number of
+replicas of the busiest rank, the limit that they reach is then searched in the same way, and the cheapest wins.
+
 M rows, E experts, N nodes, G ranks per node, S slots, X experts of a node (rank by rank), Y replicas.
 """
 
@@ -24,6 +28,8 @@ _EXPORT, _HEAVIEST_DONOR, _SMALLEST_EXPERT = -1, 0, 1
 
 _CLOSE_ENOUGH = 13
 """Binary search stops where the limit is known to one part in 2**13, 0.01 %."""
+_CLOSE_TO_PRICE = 3
+"""And where a replica has a price, to one part in 2**3 of it."""
 
 
 @compiled
@@ -176,9 +182,63 @@ def _try_node(
 
 
 @compiled
+def _lower_node(
+    node_load_X: NDArray[np.int64],
+    slots: int,
+    min_tokens: int,
+    busiest: int,
+    too_low: int,
+    middle: int,
+    slowest: int,
+    tolerance: int,
+    load_X: NDArray[np.int64],
+    load_G: NDArray[np.int64],
+    held_GS: NDArray[np.int64],
+    used_G: NDArray[np.int64],
+    trial_Y3: NDArray[np.int64],
+    other_Y3: NDArray[np.int64],
+    best_Y3: NDArray[np.int64],
+) -> tuple[int, int]:
+    """Write a choice for the smallest limit that is reached with at most `busiest` replicas of any rank.
+
+    Limits between `too_low` and `slowest` are searched, from `middle` on. Returns the slowest rank and the number of
+    replicas; where no limit does, `slowest` as it was given, and 0. The arrays from `load_X` on are scratch, but for
+    the last.
+    """
+    num_replicas = 0
+    while True:
+        reached, num_found = _try_node(
+            node_load_X, slots, min_tokens, middle, load_X, load_G, held_GS, used_G, trial_Y3, other_Y3
+        )
+        share = len(load_X) // len(load_G)
+        fits = busiest >= len(best_Y3) or _busiest(other_Y3[:num_found], share, load_G, used_G) <= busiest
+        if reached > middle or not fits:
+            too_low = middle
+        if reached < slowest and fits:
+            slowest, num_replicas = reached, num_found
+            best_Y3[:num_found] = other_Y3[:num_found]
+        if slowest - too_low <= max(tolerance, too_low >> _CLOSE_ENOUGH):
+            return slowest, num_replicas
+        middle = (too_low + slowest) // 2
+
+
+@compiled
+def _busiest(
+    replica_Y3: NDArray[np.int64], share: int, num_left_G: NDArray[np.int64], num_come_G: NDArray[np.int64]
+) -> int:
+    """Return the most replicas that leave or enter one rank of a node; the last two arrays are scratch."""
+    num_left_G[:] = 0
+    num_come_G[:] = 0
+    for replica in range(len(replica_Y3)):
+        num_left_G[replica_Y3[replica, 0] // share] += 1
+        num_come_G[replica_Y3[replica, 1]] += 1
+    return int(max(num_left_G.max(), num_come_G.max()))
+
+
+@compiled
 def replicate_rows(
-    load_ME: NDArray[np.int64], by_rank_NX: NDArray[np.int64], num_ranks: int, slots: int, min_tokens: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
+    load_ME: NDArray[np.int64], by_rank_NX: NDArray[np.int64], num_ranks: int, slots: int, min_tokens: int, price: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
     """Choose the replicas of every row of one layer.
 
     Args:
@@ -187,14 +247,17 @@ def replicate_rows(
         num_ranks: G.
         slots: replicas a rank can hold.
         min_tokens: tokens a replica has at least.
+        price: tokens that a replica of the busiest rank is weighed as; 0 where balance is all that counts.
 
     Returns:
-        Tokens of the slowest rank `[M]`; where each row ends in what follows; (expert, rank) and tokens of replicas.
+        Tokens of the slowest rank `[M]`, and with what replicas cost `[M]`; where each row ends in what follows;
+        (expert, rank) and tokens of replicas.
     """
     num_rows = len(load_ME)
     num_nodes, num_members = by_rank_NX.shape
-    most = num_ranks * slots
+    most, share = num_ranks * slots, num_members // num_ranks
     limit_M = np.zeros(num_rows, dtype=np.int64)
+    cost_M = np.zeros(num_rows, dtype=np.int64)
     end_M = np.zeros(num_rows, dtype=np.int64)
     index_Y2 = np.empty((num_rows * num_nodes * most, 2), dtype=np.int32)
     tokens_Y = np.empty(num_rows * num_nodes * most, dtype=np.int64)
@@ -205,48 +268,69 @@ def replicate_rows(
     used_G = np.empty(num_ranks, dtype=np.int64)
     trial_Y3 = np.empty((most, 3), dtype=np.int64)
     other_Y3 = np.empty((most, 3), dtype=np.int64)
+    scratch = (load_X, load_G, held_GS, used_G, trial_Y3, other_Y3)
+    tolerance = max(1, price >> _CLOSE_TO_PRICE)
     best_NY3 = np.empty((num_nodes, most, 3), dtype=np.int64)
+    fewer_NY3 = np.empty((num_nodes, most, 3), dtype=np.int64)
     found_N = np.empty(num_nodes, dtype=np.int64)
+    fewer_N = np.empty(num_nodes, dtype=np.int64)
     slowest_N = np.empty(num_nodes, dtype=np.int64)
+    plain_N = np.empty(num_nodes, dtype=np.int64)
+    busiest_N = np.empty(num_nodes, dtype=np.int64)
     num_written = 0
     for row in range(num_rows):
         limit = 0
         for node in range(num_nodes):
-            load = 0
-            for member in range(num_members):
-                load_NX[node, member] = load_ME[row, by_rank_NX[node, member]]
-                load += load_NX[node, member]
+            load, plain_N[node] = 0, 0
+            for rank in range(num_ranks):
+                before = load
+                for member in range(rank * share, (rank + 1) * share):
+                    load_NX[node, member] = load_ME[row, by_rank_NX[node, member]]
+                    load += load_NX[node, member]
+                plain_N[node] = max(plain_N[node], load - before)
             limit = max(limit, -(-load // num_ranks))
         for node in range(num_nodes):
-            slowest, num_replicas = _try_node(
-                load_NX[node], slots, min_tokens, limit, load_X, load_G, held_GS, used_G, trial_Y3, best_NY3[node]
+            slowest_N[node], found_N[node] = _lower_node(
+                load_NX[node], slots, min_tokens, most, limit - 1, limit, plain_N[node], 1, *scratch, best_NY3[node]
             )
-            too_low = limit
-            while most > 0 and slowest - too_low > max(1, too_low >> _CLOSE_ENOUGH):
-                middle = (too_low + slowest) // 2
-                reached, num_found = _try_node(
-                    load_NX[node], slots, min_tokens, middle, load_X, load_G, held_GS, used_G, trial_Y3, other_Y3
-                )
-                if reached > middle:
-                    too_low = middle
-                if reached < slowest:
-                    slowest, num_replicas = reached, num_found
-                    best_NY3[node, :num_found] = other_Y3[:num_found]
-            found_N[node], slowest_N[node] = num_replicas, slowest
-            limit = max(limit, slowest)
+            limit = max(limit, slowest_N[node])
         for node in range(num_nodes):
             if found_N[node] > 0 and slowest_N[node] < limit:  # a later node raised the limit: fewer may do
-                reached, num_found = _try_node(
-                    load_NX[node], slots, min_tokens, limit, load_X, load_G, held_GS, used_G, trial_Y3, other_Y3
-                )
+                reached, num_found = _try_node(load_NX[node], slots, min_tokens, limit, *scratch)
                 if reached <= limit and num_found < found_N[node]:
                     found_N[node] = num_found
                     best_NY3[node, :num_found] = other_Y3[:num_found]
+        cost = limit
+        if price > 0:
+            for node in range(num_nodes):
+                fewer_N[node], fewer_NY3[node] = found_N[node], best_NY3[node]
+                busiest_N[node] = _busiest(best_NY3[node, : found_N[node]], share, load_G, used_G)
+            fewer = busiest_N.max()
+            cost += price * fewer
+            raised = limit
+            while fewer > 0:
+                fewer -= 1
+                too_much = cost - price * fewer
+                for node in range(num_nodes):
+                    if busiest_N[node] <= fewer or raised >= too_much:
+                        continue
+                    limits = (raised - 1, too_much - 1, too_much)
+                    slowest, num_found = _lower_node(
+                        load_NX[node], slots, min_tokens, fewer, *limits, tolerance, *scratch, fewer_NY3[node]
+                    )
+                    raised = max(raised, slowest)
+                    if slowest < too_much:
+                        fewer_N[node] = num_found
+                        busiest_N[node] = _busiest(fewer_NY3[node, :num_found], share, load_G, used_G)
+                if raised < too_much:
+                    fewer = busiest_N.max()
+                    limit, cost = raised, raised + price * fewer
+                    found_N[:], best_NY3[:] = fewer_N, fewer_NY3
+        for node in range(num_nodes):
             for replica in range(found_N[node]):
                 index_Y2[num_written, 0] = by_rank_NX[node, best_NY3[node, replica, 0]]
                 index_Y2[num_written, 1] = node * num_ranks + best_NY3[node, replica, 1]
                 tokens_Y[num_written] = best_NY3[node, replica, 2]
                 num_written += 1
-        limit_M[row] = limit
-        end_M[row] = num_written
-    return limit_M, end_M, index_Y2[:num_written], tokens_Y[:num_written]
+        limit_M[row], cost_M[row], end_M[row] = limit, cost, num_written
+    return limit_M, cost_M, end_M, index_Y2[:num_written], tokens_Y[:num_written]

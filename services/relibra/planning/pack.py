@@ -77,15 +77,16 @@ def pack(
     if token_budget is None:
         token_budget = int(_sizes_MR(start, length_S[:, None], cluster).max())
     size_S2 = np.stack([length_S, length_S**2], axis=1)
-    balanced = length_balanced(length_S, start.num_micro_batches, cluster, token_budget)
+    fits = _sizes_MR(start, length_S[:, None], cluster).max() <= token_budget
+    balanced = length_balanced(length_S, start.num_micro_batches, cluster, token_budget, start if fits else None)
     caps = _caps_of(balanced, size_S2, cluster, token_budget)
     num_groups = cluster.num_nodes if cluster.num_nodes > 1 and cluster.redundant_slots else cluster.num_ranks
 
     def floor_of(schedule: Schedule, home_LE: NDArray[np.int32] | None = None) -> tuple[int, Packing]:
         load_MLE = _loads(counts_SLE, schedule, cluster)
         if home_LE is None:
-            priced, hysteresis = price_replicas(params, load_MLE, model, cluster), price_moves(params, model, cluster)
-            home_LE, _ = reorder(load_MLE, previous_LE, identity_LE, cluster, priced, hysteresis=hysteresis)
+            price, hysteresis = price_replicas(params, load_MLE, model, cluster), price_moves(params, model, cluster)
+            home_LE, _ = reorder(load_MLE, previous_LE, identity_LE, cluster, price, params.seed, hysteresis=hysteresis)
         group_LE = home_LE // np.int32(cluster.num_ranks // num_groups)
         floor = int(home_loads(load_MLE, group_LE, num_groups).max(axis=-1).sum())
         return floor, Packing(schedule=schedule, home_LE=home_LE)

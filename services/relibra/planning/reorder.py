@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.economy import Hysteresis
+from relibra.planning.economy import Hysteresis, ReplicaPrice
 from relibra.planning.partition import align, fill, largest_groups, spread
 from relibra.planning.per_layer import for_each_layer
-from relibra.planning.replicate import replicate_layer
+from relibra.planning.replicate import FREE, replicate_layer
 from relibra.planning.swap_search import NUM_STARTS, improve, num_proposals, objective
-from relibra.planning.topology import Cluster, PlanParams
+from relibra.planning.topology import Cluster
 
 
 def reorder(
@@ -27,7 +27,8 @@ def reorder(
     previous_LE: NDArray[np.int32],
     identity_LE: NDArray[np.int32],
     cluster: Cluster,
-    params: PlanParams,
+    price: ReplicaPrice = FREE,
+    seed: int = 0,
     num_threads: int = 1,
     hysteresis: Hysteresis | None = None,
     crossing_LNE: NDArray[np.int64] | None = None,
@@ -35,8 +36,8 @@ def reorder(
     """Choose the home rank of every expert, int32 `[L, E]`; return it and why.
 
     Every layer ends with a slowest rank, summed over rows, that is at most the one of `identity_LE` without replicas.
-    The result is the same for any number of threads. `hysteresis` says what moves must gain, `crossing_LNE` what it
-    costs an expert to live on a node, in tokens of the largest node; nothing by default.
+    The result is the same for any number of threads. `price` says what replicas and `hysteresis` what moves must gain,
+    `crossing_LNE` what it costs an expert to live on a node, in tokens of the largest node; nothing by default.
     """
     hysteresis = hysteresis or Hysteresis()
     num_layers = len(previous_LE)
@@ -46,9 +47,9 @@ def reorder(
         search = _LayerSearch(
             load_ME=np.ascontiguousarray(load_MLE[:, layer]),
             cluster=cluster,
-            params=params,
+            price=price,
             hysteresis=hysteresis,
-            seed=params.seed + layer,
+            seed=seed + layer,
             num_proposals=proposals,
             crossing_NE=None if crossing_LNE is None else crossing_LNE[layer],
         )
@@ -68,7 +69,7 @@ class _LayerSearch:
 
     load_ME: NDArray[np.int64]
     cluster: Cluster
-    params: PlanParams
+    price: ReplicaPrice
     hysteresis: Hysteresis
     seed: int
     num_proposals: int
@@ -81,9 +82,9 @@ class _LayerSearch:
         return identity_E if tokens - self._crossing(home_E) > plain else home_E
 
     def _slowest(self, home_E: NDArray[np.int32]) -> int:
-        """Tokens of the slowest rank after replication, summed over rows, and what crossing nodes is worth."""
-        limit_M = replicate_layer(self.load_ME, home_E, self.cluster, self.params).limit_M
-        return int(limit_M.sum()) + self._crossing(home_E)
+        """Tokens of the slowest rank after replication, summed over rows, and what replicas and crossing nodes cost."""
+        cost_M = replicate_layer(self.load_ME, home_E, self.cluster, self.price).cost_M
+        return int(cost_M.sum()) + self._crossing(home_E)
 
     def _floor(self, home_E: NDArray[np.int32], num_ranks: int) -> int:
         """What `_slowest` is not below: groups of `num_ranks` ranks keep their tokens."""

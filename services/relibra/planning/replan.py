@@ -86,7 +86,7 @@ def _check_ranks(
 def _move_rows(previous: Plan, load: StepLoad, schedule: Schedule, cluster: Cluster, num_threads: int) -> Plan:
     model, kept_LE = previous.model, previous.home_rank_LE
     load_MLE, identity_LE = load.load_MLE, cluster.identity_placement(model)
-    params = price_replicas(previous.params, load_MLE, model, cluster)
+    price = price_replicas(previous.params, load_MLE, model, cluster)
     hysteresis = price_moves(previous.params, model, cluster)
     num_rows, num_layers, _ = load_MLE.shape
     was_M = _find_rows(load_MLE, _load_of(previous))
@@ -94,7 +94,7 @@ def _move_rows(previous: Plan, load: StepLoad, schedule: Schedule, cluster: Clus
     quotas, bound_ML = _take_rows(previous, was_M), np.zeros((num_rows, num_layers))
     bound_ML[was_M >= 0] = previous.lower_bound_ML[was_M[was_M >= 0]]
     if len(new_M):
-        solved, _ = replicate(load_MLE[new_M], kept_LE, cluster, params, num_threads)
+        solved, _ = replicate(load_MLE[new_M], kept_LE, cluster, price, num_threads)
         quotas = _merge(quotas, replace(solved, index_Q4=_renumber(solved.index_Q4, 0, new_M)))
         bound_ML[new_M] = lower_bound_ML(load_MLE[new_M], kept_LE, cluster)
 
@@ -106,20 +106,21 @@ def _move_rows(previous: Plan, load: StepLoad, schedule: Schedule, cluster: Clus
     why_reordered = "every layer keeps its homes"
     worse_X = np.flatnonzero(is_worse_L | (slowest_L > plain_L))
     if len(worse_X):
-        crossing_LNE = price_crossing(load, cluster, params)
+        crossing_LNE = price_crossing(load, cluster, previous.params)
         home_LE[worse_X], why_reordered = reorder(
             load_MLE[:, worse_X],
             kept_LE[worse_X],
             identity_LE[worse_X],
             cluster,
-            params,
+            price,
+            previous.params.seed,
             num_threads,
             hysteresis,
             None if crossing_LNE is None else crossing_LNE[worse_X],
         )
     moved_X = np.flatnonzero((home_LE != kept_LE).any(axis=1))
     if len(moved_X):
-        solved, _ = replicate(load_MLE[:, moved_X], home_LE[moved_X], cluster, params, num_threads)
+        solved, _ = replicate(load_MLE[:, moved_X], home_LE[moved_X], cluster, price, num_threads)
         stays_Q = ~np.isin(quotas.index_Q4[:, 1], moved_X)
         quotas = Quotas(index_Q4=quotas.index_Q4[stays_Q], tokens_Q=quotas.tokens_Q[stays_Q])
         quotas = _merge(quotas, replace(solved, index_Q4=_renumber(solved.index_Q4, 1, moved_X)))

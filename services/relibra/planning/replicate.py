@@ -9,10 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from relibra.planning.economy import ReplicaPrice
 from relibra.planning.jit import compiled
 from relibra.planning.node_replicas import replicate_rows
 from relibra.planning.per_layer import for_each_layer
-from relibra.planning.topology import Cluster, PlanParams
+from relibra.planning.topology import Cluster
+
+FREE = ReplicaPrice()
+"""Balance is all that counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +36,15 @@ class LayerReplicas:
 
     limit_M: NDArray[np.int64]
     """Tokens of the slowest rank."""
+    cost_M: NDArray[np.int64]
+    """The same and what the replicas of the busiest rank cost, in tokens."""
     end_M: NDArray[np.int64]
     index_Y2: NDArray[np.int32]
     """(expert, rank)."""
     tokens_Y: NDArray[np.int64]
 
 
-ChooseReplicas = Callable[[NDArray[np.int64], NDArray[np.int32], Cluster, PlanParams], LayerReplicas]
+ChooseReplicas = Callable[[NDArray[np.int64], NDArray[np.int32], Cluster, ReplicaPrice], LayerReplicas]
 """Chooses the replicas of one layer from its loads `[M, E]` and home ranks `[E]`."""
 
 
@@ -46,20 +52,20 @@ def replicate(
     load_MLE: NDArray[np.int64],
     home_LE: NDArray[np.int32],
     cluster: Cluster,
-    params: PlanParams,
+    price: ReplicaPrice = FREE,
     num_threads: int = 1,
     choose: ChooseReplicas | None = None,
 ) -> tuple[Quotas, str]:
     """Choose replicas and quotas under a placement; return them and why.
 
     The result is the same for any number of threads. `choose` is `replicate_layer` by default: in every cell the
-    slowest rank is at most the one without replicas, and nodes below the slowest one get no more replicas than it takes
-    to stay below it.
+    slowest rank is at most the one without replicas, nodes below the slowest one get no more replicas than it takes to
+    stay below it, and balance that costs more replicas than it is worth is left.
     """
     choose = choose or replicate_layer
 
     def replicate_one(layer: int) -> LayerReplicas:
-        return choose(load_MLE[:, layer], home_LE[layer], cluster, params)
+        return choose(load_MLE[:, layer], home_LE[layer], cluster, price)
 
     layers = for_each_layer(replicate_one, len(home_LE), num_threads)
     index_Q4, tokens_Q = _merge(
@@ -74,32 +80,37 @@ def replicate(
     moved = sum(int(layer.tokens_Y.sum()) for layer in layers)
     num_cells, share = load_MLE[..., 0].size, moved / max(int(load_MLE.sum()), 1)
     reason = f"{num_replicas / num_cells:.1f} replicas a cell compute {share:.1%} of the tokens"
+    if num_replicas and price.least > 1:
+        reason += f", each at least {price.least}"
     return Quotas(index_Q4=index_Q4, tokens_Q=tokens_Q), reason
 
 
 def slowest_rank_ML(
-    load_MLE: NDArray[np.int64], home_LE: NDArray[np.int32], cluster: Cluster, params: PlanParams
+    load_MLE: NDArray[np.int64], home_LE: NDArray[np.int32], cluster: Cluster, price: ReplicaPrice = FREE
 ) -> NDArray[np.int64]:
     """Tokens of the slowest rank that `replicate` would leave in every cell."""
     limits = [
-        replicate_layer(load_MLE[:, layer], home_E, cluster, params).limit_M for layer, home_E in enumerate(home_LE)
+        replicate_layer(load_MLE[:, layer], home_E, cluster, price).limit_M for layer, home_E in enumerate(home_LE)
     ]
     return np.stack(limits, axis=1)
 
 
 def replicate_layer(
-    load_ME: NDArray[np.int64], home_E: NDArray[np.int32], cluster: Cluster, params: PlanParams
+    load_ME: NDArray[np.int64], home_E: NDArray[np.int32], cluster: Cluster, price: ReplicaPrice
 ) -> LayerReplicas:
     """Choose the replicas of one layer."""
     by_rank_NX = np.argsort(home_E, kind="stable").reshape(cluster.num_nodes, -1)
-    limit_M, end_M, index_Y2, tokens_Y = replicate_rows(
+    limit_M, cost_M, end_M, index_Y2, tokens_Y = replicate_rows(
         np.ascontiguousarray(load_ME),
         by_rank_NX,
         cluster.gpus_per_node,
         cluster.redundant_slots,
-        max(1, params.min_tokens_per_replica),
+        price.least,
+        price.of_busiest,
     )
-    return LayerReplicas(limit_M=limit_M, end_M=end_M, index_Y2=index_Y2.copy(), tokens_Y=tokens_Y.copy())
+    return LayerReplicas(
+        limit_M=limit_M, cost_M=cost_M, end_M=end_M, index_Y2=index_Y2.copy(), tokens_Y=tokens_Y.copy()
+    )
 
 
 @compiled

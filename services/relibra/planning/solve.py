@@ -67,15 +67,15 @@ def solve(
     load_MLE = load.load_MLE
 
     start_LE = previous_LE if packing is None else packing.home_LE
-    priced, hysteresis = price_replicas(params, load_MLE, model, cluster), price_moves(params, model, cluster)
+    price, hysteresis = price_replicas(params, load_MLE, model, cluster), price_moves(params, model, cluster)
     crossing_LNE = price_crossing(load, cluster, params)
     home_LE, why_reordered = reorder(
-        load_MLE, start_LE, identity_LE, cluster, priced, num_threads, hysteresis, crossing_LNE
+        load_MLE, start_LE, identity_LE, cluster, price, params.seed, num_threads, hysteresis, crossing_LNE
     )
     if packing is not None:
         why_reordered = f"sequences are packed for a placement that moves {(home_LE != previous_LE).sum()} experts"
     choose = hedge_layer if basis is Basis.PREVIOUS_STEPS else replicate_layer
-    quotas, why_replicated = replicate(load_MLE, home_LE, cluster, priced, num_threads, choose)
+    quotas, why_replicated = replicate(load_MLE, home_LE, cluster, price, num_threads, choose)
     if basis is Basis.REPLAY:
         shares = split(load, quotas, home_LE)
     else:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from relibra.evaluation.baselines.ultraep import quota_replicas
-from relibra.planning import Cluster, PlanParams
+from relibra.planning import Cluster
 from relibra.planning.replicate import slowest_rank_ML
 
 
@@ -25,5 +25,5 @@ def test_joint_planning_is_at_least_as_good(seed):
     np.add.at(loads_G, replica_Y3[:, 1], replica_Y3[:, 2])
     home_LE = (np.arange(32) // 4)[None].astype(np.int32)
     cluster = Cluster(num_nodes=1, gpus_per_node=8, redundant_slots=2)
-    ours = slowest_rank_ML(load_X[None, None], home_LE, cluster, PlanParams(min_tokens_per_replica=1))[0, 0]
+    ours = slowest_rank_ML(load_X[None, None], home_LE, cluster)[0, 0]
     assert ours <= loads_G.max() < load_X.reshape(8, 4).sum(axis=1).max()
