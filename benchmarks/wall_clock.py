@@ -1,13 +1,14 @@
 """Seconds of real training steps: plain, with relibra, and under forced balance; and what the simulation says of them.
 
-    python benchmarks/wall_clock.py [--steps 12] [--tokens 4096] [--sigma 1.0]
+    python benchmarks/wall_clock.py [--steps 8] [--tokens 1024] [--sigma 1.5]
 
 Two expert-parallel ranks, a core each, train a small GPT with megatron's MoE layers in fp32, whose matrix
 multiplications take the time they take. The planner, Redis and the status service are those of `relibra up`, on the
 same two cores. Every step replays skewed routing, another one each time; forced balance replays routing that takes all
-experts in turn. Plain, relibra and forced balance take one step each in turn. A step is RECOMPUTE, UPDATE and
-optimizer. With relibra it begins where the schedule is submitted, so that planning, gRPC, transfers and reports are all
-within it; what rollout workers do before, streaming counts, is not.
+experts in turn. Skew is drawn larger than that of any trace, because it averages out over so few ranks: plain training
+is then as imbalanced as the traces are on 8 ranks. Plain, relibra and forced balance take one step each in turn. A step
+is RECOMPUTE, UPDATE and optimizer. With relibra it begins where the schedule is submitted, so that planning, gRPC,
+transfers and reports are all within it; what rollout workers do before, streaming counts, is not.
 
 The simulation gets measured times of an expert and of an all-to-all. How fast all the rest is, it gets from the forced
 balance; plain and relibra are then predictions.
@@ -40,7 +41,7 @@ from relibra.rollout import RolloutReporter
 from relibra.wire.client import PlannerClient
 
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
-HIDDEN_SIZE = FFN_SIZE = 512
+HIDDEN_SIZE, FFN_SIZE = 512, 2048
 EXPERT_SIZE_BYTES = 4 * 3 * HIDDEN_SIZE * FFN_SIZE
 MODEL = Model(
     num_layers=3,
@@ -236,9 +237,9 @@ def report(
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=12, help="steps to measure, of each")
-    parser.add_argument("--tokens", type=int, default=4096, help="of a rank in a micro-batch; a multiple of 512")
-    parser.add_argument("--sigma", type=float, default=1.0, help="how much likelier some experts are, in logarithms")
+    parser.add_argument("--steps", type=int, default=8, help="steps to measure, of each")
+    parser.add_argument("--tokens", type=int, default=1024, help="of a rank in a micro-batch; a multiple of 512")
+    parser.add_argument("--sigma", type=float, default=1.5, help="how much likelier some experts are, in logarithms")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, OwnServices(Path(folder) / "services") as services:
         mp.start_processes(

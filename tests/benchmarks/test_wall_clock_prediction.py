@@ -1,0 +1,40 @@
+"""What the simulation says of steps that a clock measures too."""
+
+import numpy as np
+import pytest
+import wall_clock_routing as routing
+from wall_clock_prediction import predict
+
+from relibra.planning import Cluster, Model
+from relibra.planning.cost import CostModel
+
+CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
+MODEL = Model(num_layers=2, num_experts=8, top_k=2, expert_weight_size_bytes=64, expert_state_size_bytes=192)
+NUM_TOKENS = 512
+COST = CostModel(expert_us=(0.0, 4.0), intra_node_bytes_per_us=1e6, hidden_transfer_share=0.0)
+
+
+def predicted(counts: list[np.ndarray]) -> dict[str, float]:
+    return predict(counts, routing.schedule(2, 2), MODEL, CLUSTER, COST, 8, 8, 64, balanced_s=1.0)
+
+
+def counted(routed_MRLTK: np.ndarray) -> np.ndarray:
+    return routing.counts_SLE(routed_MRLTK, MODEL.num_experts)
+
+
+def test_even_routing_gains_nothing_and_takes_as_long_as_was_measured() -> None:
+    even = counted(routing.even(MODEL, 2, 2, NUM_TOKENS))
+    assert even.sum() == 2 * 2 * MODEL.num_layers * NUM_TOKENS * MODEL.top_k
+    row = predicted([even, even])
+    assert row["plain_s"] == pytest.approx(1.0)
+    assert row["gain"] == pytest.approx(1.0)
+    assert row["replicas_per_cell"] == 0
+
+
+def test_skewed_routing_costs_what_the_slowest_rank_computes_more() -> None:
+    steps = [counted(routing.skewed(MODEL, 2, 2, NUM_TOKENS, step, sigma=2.0)) for step in range(3)]
+    row = predicted(steps)
+    assert row["plain_imbalance"] > 1.1
+    assert row["plain_s"] == pytest.approx(1 + row["experts_share"] * (row["plain_imbalance"] - 1))
+    assert row["relibra_imbalance"] < 1.01
+    assert row["gain"] > 1 + 0.8 * row["experts_share"] * (row["plain_imbalance"] - 1)
