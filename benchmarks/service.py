@@ -7,7 +7,7 @@ one reporter a process, until all are durable. Plan: one step of 58 layers x 256
 micro-batches (1856 cells), whose loads are mixtures of the workloads in `deepseek-v3_counts_dev.npz`; the folder
 defaults to RELIBRA_TRACES, else `../shared/traces`. Fetch: 64 agents with a connection each ask for that plan at the
 same moment, again and again; a fetch ends when its bytes have come, decoding is timed by itself. Clients share the
-machine's cores with the planner.
+machine's cores with the planner. Writes `benchmarks/results/service.json`, with the machine's load.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from typing import Any
 
 import grpc.aio
 import numpy as np
+import results
 from rich.console import Console
 from rich.table import Table
 
@@ -188,30 +189,36 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=Path(os.environ.get("RELIBRA_TRACES", _BESIDE)))
     arguments = parser.parse_args()
     table = Table("what", "figure", "target", title=f"one planner on {os.cpu_count()} cores, clients included")
+    rows: list[dict[str, object]] = []
+
+    def tell(what: str, figure: float, unit: str, target: str = "") -> None:
+        table.add_row(what, f"{figure:.4g} {unit}", target)
+        rows.append({"what": what, "figure": round(figure, 4), "unit": unit, "target": target})
+
     with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder) / "redis") as redis:
         port = _free_port()
         planner, address = _start_planner(redis.url, port, Path(folder))
         try:
             for num_processes in (1, 2):
                 rate = _ingest(address, num_processes)
-                table.add_row(f"ingest, {num_processes} reporter process(es)", f"{rate:.0f} sequences/s", ">= 2000")
-            table.add_row("schedule submitted to plan in hand", f"{_plan(address, arguments.folder):.2f} s", "")
-            for name in ("solve", "publish"):
-                spent_s = _metric(port, f"relibra_planner_{name}_seconds_sum")
-                table.add_row({"solve": "  read, solve, check, encode"}.get(name, "  publish"), f"{spent_s:.3f} s", "")
+                tell(f"ingest, {num_processes} reporter process(es)", rate, "sequences/s", ">= 2000")
+            tell("schedule submitted to plan in hand", _plan(address, arguments.folder), "s")
+            for name, what in (("solve", "read, solve, check, encode"), ("publish", "publish")):
+                tell(what, _metric(port, f"relibra_planner_{name}_seconds_sum"), "s")
             times, answers = asyncio.run(_fetch(address))
             started = time.perf_counter()
             for answer in answers:
                 decode_rank_plan(plan_pb2.FetchPlanResponse.FromString(answer).plan, PLAN_MODEL)
             decode_s = (time.perf_counter() - started) / len(answers)
-            table.add_row(f"fetch, {NUM_AGENTS} agents at once: p50", f"{np.percentile(times, 50) * 1e3:.1f} ms", "")
-            table.add_row("  p99", f"{np.percentile(times, 99) * 1e3:.1f} ms", "<= 50 ms")
-            table.add_row("  size of an answer", f"{np.mean([len(each) for each in answers]) / 1024:.0f} KiB", "")
-            table.add_row("  decoding, at the agent", f"{decode_s * 1e3:.1f} ms", "")
+            tell(f"fetch, {NUM_AGENTS} agents at once: p50", float(np.percentile(times, 50)) * 1e3, "ms")
+            tell(f"fetch, {NUM_AGENTS} agents at once: p99", float(np.percentile(times, 99)) * 1e3, "ms", "<= 50 ms")
+            tell("size of a fetch", sum(map(len, answers)) / len(answers) / 1024, "KiB")
+            tell("decoding, at the agent", decode_s * 1e3, "ms")
         finally:
             planner.terminate()
             planner.wait()
     Console().print(table)
+    results.write("service", rows, load_average=[round(each, 1) for each in os.getloadavg()])
 
 
 if __name__ == "__main__":

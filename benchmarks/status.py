@@ -4,9 +4,9 @@
 
 The job has 94 layers x 128 experts on 8 x 8 ranks, 32 micro-batches a step (3008 cells), and 100 planned steps whose
 64 ranks reported both phases. Two plans are solved and published in turn. *Cold*: each request is for a step whose plan
-is not in memory. *Warm*: for the newest step, again and again. *CPU*: what the status process spent on a warm
-request, which other work on the machine hardly changes. One client, one connection, one status process, on the same
-machine. Pages: Chromium over loopback, with an empty cache; weight is what goes over the wire.
+is not in memory. *Warm*: for the newest step, again and again. *CPU*: what the status process spent on a request, warm
+where nothing else is said, which other work on the machine changes less. One client, one connection, one status
+process, on the same machine. Pages: Chromium over loopback, with an empty cache; weight is what goes over the wire.
 """
 
 import argparse
@@ -76,6 +76,7 @@ class Timing:
     warm_p99: float
     first_byte_p99: float
     """Warm; what remains of `warm_p99` is the transfer."""
+    cold_cpu: float
     cpu: float
     size_bytes: int
 
@@ -148,7 +149,9 @@ def measure(address: str, pid: int, path: str, num_steps: int, num_cold: int, nu
         return 1e3 * (time.perf_counter() - started), 1e3 * first_byte, size_bytes
 
     # Later steps first: what an endpoint before this one left in memory is of the newest step.
+    cpu_before = cpu_s(pid)
     cold = [ask(step)[0] for step in range(num_steps - 1, max(1, num_steps - 1 - num_cold), -1)]
+    cold_cpu_s = cpu_s(pid) - cpu_before
     ask(num_steps)
     cpu_before = cpu_s(pid)
     warm, first_bytes, sizes = zip(*(ask(num_steps) for _ in range(num_warm)), strict=True)
@@ -159,6 +162,7 @@ def measure(address: str, pid: int, path: str, num_steps: int, num_cold: int, nu
         warm_p50=float(np.percentile(warm, 50)),
         warm_p99=float(np.percentile(warm, 99)),
         first_byte_p99=float(np.percentile(first_bytes, 99)),
+        cold_cpu=1e3 * cold_cpu_s / len(cold),
         cpu=1e3 * (cpu_s(pid) - cpu_before) / num_warm,
         size_bytes=sizes[-1],
     )

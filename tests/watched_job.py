@@ -102,6 +102,8 @@ class WatchedJob:
                         reorder_sent_bytes=1 << 20,
                         replica_sent_bytes=1 << 18,
                         plan_wait_s=0.01 * (1 + step % 5) + 0.001 * rank,
+                        reorder_s=0.2,
+                        replica_wait_s=0.001 * rank,
                     ),
                 )
 

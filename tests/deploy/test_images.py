@@ -1,16 +1,19 @@
-"""What the services image installs and starts, without a container engine: the same commands in a new environment."""
+"""What the images install and start, without a container engine: the same commands in a new environment."""
 
 import json
 import os
 import re
 import subprocess
 import sys
+import sysconfig
 import time
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import yaml
+from services_harness import Service
 
 from relibra.store import EmbeddedRedis
 
@@ -18,20 +21,29 @@ _REPOSITORY = Path(__file__).parents[2]
 _START_TIMEOUT_S = 60.0
 
 
+def _install(image: str, folder: Path, *options: str) -> str:
+    """Make the virtual environment that a Dockerfile builds, from its own line; return the extra it names."""
+    dockerfile = (_REPOSITORY / "deploy" / "docker" / f"{image}.Dockerfile").read_text()
+    extra = re.search(r"pip install --no-cache-dir -c constraints\.txt '\.\[(.*)\]'", dockerfile)[1]
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    install = [folder / "bin" / "pip", "install", "--quiet", "-c", "constraints.txt", *options, f".[{extra}]"]
+    subprocess.run(install, cwd=_REPOSITORY, check=True)
+    return extra
+
+
+def _compose():
+    return yaml.safe_load((_REPOSITORY / "docker-compose.yml").read_text())["services"]
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """The virtual environment that the Dockerfile builds, from its own line."""
-    dockerfile = (_REPOSITORY / "deploy" / "docker" / "services.Dockerfile").read_text()
-    extra = re.search(r"pip install --no-cache-dir -c constraints\.txt '\.(\[.*\])'", dockerfile)[1]
     folder = tmp_path_factory.mktemp("image")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    install = [folder / "bin" / "pip", "install", "--quiet", "-c", "constraints.txt", f".{extra}"]
-    subprocess.run(install, cwd=_REPOSITORY, check=True)
+    _install("services", folder)
     return folder
 
 
 def _commands():
-    compose = yaml.safe_load((_REPOSITORY / "docker-compose.yml").read_text())["services"]
+    compose = _compose()
     base = _REPOSITORY / "deploy" / "kubernetes" / "base"
     for verb in ("planner", "status"):
         container = next(yaml.safe_load_all((base / f"{verb}.yaml").read_text()))["spec"]["template"]["spec"][
@@ -68,3 +80,27 @@ def test_services_start_from_a_fresh_environment_without_torch(environment, tmp_
             finally:
                 process.terminate()
                 assert process.wait(30) == 0, name
+
+
+@pytest.mark.integration
+@pytest.mark.distributed
+@pytest.mark.timeout(600)
+def test_the_demo_trains_at_the_planner_of_compose_from_a_fresh_environment(tmp_path):
+    # relibra alone is new: what it needs, torch above all, would take minutes and gigabytes, and is the one that runs.
+    folder = tmp_path / "image"
+    assert _install("demo", folder, "--no-deps") == "all"
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "needed.pth").write_text(sysconfig.get_path("purelib"))
+    where = [folder / "bin" / "python", "-c", "import relibra.demo as it; print(it.__file__)"]
+    assert subprocess.run(where, capture_output=True, text=True, check=True).stdout.startswith(str(folder))
+    dockerfile = (_REPOSITORY / "deploy" / "docker" / "demo.Dockerfile").read_text()
+    verb, *options = json.loads(re.search(r"^ENTRYPOINT (.*)$", dockerfile, re.MULTILINE)[1])
+    with EmbeddedRedis(tmp_path / "redis") as redis, ExitStack() as running:
+        theirs = {}
+        for name, address in (("planner", "planner:7420"), ("status", "http://status:7421")):
+            service = Service(name, redis.url, tmp_path)
+            running.callback(service.stop)
+            theirs[address] = service.address
+        command = [theirs.get(each, each) for each in _compose()["demo-a"]["command"]]
+        assert set(theirs.values()) <= set(command)
+        subprocess.run([folder / "bin" / verb, *options, *command, "--steps", "1"], cwd=tmp_path, check=True)

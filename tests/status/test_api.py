@@ -77,6 +77,7 @@ def test_the_history_of_a_job_is_oldest_first(http: TestClient, job: WatchedJob)
     assert first["imbalance_before"] == pytest.approx(forecast.imbalance_before)
     assert first["imbalance_realised"] == pytest.approx(forecast.imbalance_after)
     assert first["plan_wait_s"] == pytest.approx(0.023)
+    assert (first["reorder_s"], first["replica_wait_s"]) == pytest.approx((0.2, 0.003))
     assert (first["num_fallbacks"], second["num_fallbacks"]) == (0, 4)
     assert points[2]["imbalance_after"] is None
     assert first["speedup_planned"] == pytest.approx(forecast.imbalance_before / forecast.imbalance_after)

@@ -16,7 +16,9 @@ from relibra.store import Store
 
 async def next_event(stream: AsyncIterator[str]) -> tuple[str, dict[str, object]]:
     async with asyncio.timeout(20):
-        name, data = (await anext(stream)).strip().split("\n")
+        while (text := await anext(stream)).startswith("retry:"):
+            pass
+        name, data = text.strip().split("\n")
     return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 

@@ -31,6 +31,8 @@ def test_metrics_tell_of_every_job(http: TestClient, job: WatchedJob) -> None:
     assert 'relibra_fallback_ranks{cause="late",job_id="job",phase="update"} 4.0' in lines
     assert 'relibra_fallback_ranks{cause="stale",job_id="job",phase="update"} 0.0' in lines
     assert 'relibra_missing_reports{job_id="job",phase="update"} 0.0' in lines
+    assert 'relibra_transfer_seconds{job_id="job",kind="reorder",phase="update"} 0.2' in lines
+    assert 'relibra_transfer_seconds{job_id="job",kind="replica",phase="update"} 0.003' in lines
 
 
 def test_the_port_for_prometheus_wants_no_token_and_shows_nothing_else(

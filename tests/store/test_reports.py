@@ -21,6 +21,8 @@ def report(job: JobRecord, phase: Phase, rank: int, step: int = 1) -> ExecutionR
         reorder_sent_bytes=5,
         replica_sent_bytes=6,
         plan_wait_s=0.25,
+        reorder_s=0.5,
+        replica_wait_s=0.75,
     )
 
 
@@ -35,6 +37,7 @@ def test_reports_are_kept_by_phase_and_rank(store: Store, run: Loop, job: JobRec
     ]
     assert found[1].applied == reports[0].applied
     assert found[0].applied is None
+    assert (found[0].reorder_s, found[0].replica_wait_s) == (0.5, 0.75)
     np.testing.assert_array_equal(found[1].realised_load_ML, reports[0].realised_load_ML)
 
 

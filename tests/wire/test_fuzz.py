@@ -133,6 +133,8 @@ LIES: dict[str, st.SearchStrategy[Message]] = {
         ep_rank=NUMBERS,
         realised_load=ARRAYS,
         plan_wait_s=st.floats(),
+        reorder_s=st.floats(),
+        replica_wait_s=st.floats(),
     ),
     "counts": st.builds(
         routing_pb2.ReportRoutingRequest, sequence_id=st.text(max_size=3), num_rows=LONG_NUMBERS, counts=ARRAYS

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -143,6 +144,8 @@ def test_execution_reports_survive_the_wire(applied: PlanId | None, phase: Phase
         reorder_sent_bytes=2**40,
         replica_sent_bytes=1,
         plan_wait_s=0.5,
+        reorder_s=0.25,
+        replica_wait_s=0.125,
     )
     data = messages.encode_execution("job", report).SerializeToString()
     request = execution_pb2.ReportExecutionRequest.FromString(data)
@@ -155,9 +158,12 @@ def test_execution_reports_survive_the_wire(applied: PlanId | None, phase: Phase
         ({"phase": execution_pb2.PHASE_UNSPECIFIED}, "phase: expected recompute or update"),
         ({"ep_rank": 4}, "ep_rank: expected 0 to 3, got 4"),
         ({"ep_group": 2}, "ep_group: expected 0 to 1, got 2"),
+        ({"plan_wait_s": math.nan}, "plan_wait_s: expected seconds, at least 0, got nan"),
+        ({"reorder_s": -1.0}, "reorder_s: expected seconds"),
+        ({"replica_wait_s": math.inf}, "replica_wait_s: expected seconds"),
     ],
 )
-def test_bad_execution_reports_are_refused_by_name(change: dict[str, int], fault: str) -> None:
+def test_bad_execution_reports_are_refused_by_name(change: dict[str, float], fault: str) -> None:
     fields = {"phase": execution_pb2.PHASE_UPDATE} | change
     request = execution_pb2.ReportExecutionRequest(
         **fields,  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ PHASE_RECOMPUTE: Phase
 PHASE_UPDATE: Phase
 
 class ReportExecutionRequest(_message.Message):
-    __slots__ = ("job_id", "step", "phase", "ep_group", "ep_rank", "applied", "reason", "realised_load", "reorder_sent_bytes", "replica_sent_bytes", "plan_wait_s")
+    __slots__ = ("job_id", "step", "phase", "ep_group", "ep_rank", "applied", "reason", "realised_load", "reorder_sent_bytes", "replica_sent_bytes", "plan_wait_s", "reorder_s", "replica_wait_s")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,8 @@ class ReportExecutionRequest(_message.Message):
     REORDER_SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     REPLICA_SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     PLAN_WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    REORDER_S_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     step: int
     phase: Phase
@@ -40,7 +42,9 @@ class ReportExecutionRequest(_message.Message):
     reorder_sent_bytes: int
     replica_sent_bytes: int
     plan_wait_s: float
-    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., ep_group: _Optional[int] = ..., ep_rank: _Optional[int] = ..., applied: _Optional[_Union[_plan_pb2.PlanId, _Mapping]] = ..., reason: _Optional[str] = ..., realised_load: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., reorder_sent_bytes: _Optional[int] = ..., replica_sent_bytes: _Optional[int] = ..., plan_wait_s: _Optional[float] = ...) -> None: ...
+    reorder_s: float
+    replica_wait_s: float
+    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., ep_group: _Optional[int] = ..., ep_rank: _Optional[int] = ..., applied: _Optional[_Union[_plan_pb2.PlanId, _Mapping]] = ..., reason: _Optional[str] = ..., realised_load: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., reorder_sent_bytes: _Optional[int] = ..., replica_sent_bytes: _Optional[int] = ..., plan_wait_s: _Optional[float] = ..., reorder_s: _Optional[float] = ..., replica_wait_s: _Optional[float] = ...) -> None: ...
 
 class ReportExecutionResponse(_message.Message):
     __slots__ = ()

@@ -1,5 +1,6 @@
 """Registered shapes, schedules and plans to and from their messages; each `decode_*` validates what came."""
 
+import math
 import re
 from dataclasses import asdict
 
@@ -232,6 +233,8 @@ def encode_execution(job_id: str, report: ExecutionReport) -> execution_pb2.Repo
         reorder_sent_bytes=report.reorder_sent_bytes,
         replica_sent_bytes=report.replica_sent_bytes,
         plan_wait_s=report.plan_wait_s,
+        reorder_s=report.reorder_s,
+        replica_wait_s=report.replica_wait_s,
     )
 
 
@@ -239,7 +242,7 @@ def decode_execution(request: execution_pb2.ReportExecutionRequest, model: Model
     """Read an execution report.
 
     Raises:
-        InvalidInput: a field is malformed or names a rank, group or phase that does not exist.
+        InvalidInput: a field is malformed, names a rank, group or phase that does not exist, or is no time.
     """
     phase = next((each for each, number in _PHASES.items() if number == request.phase), None)
     if phase is None:
@@ -250,6 +253,9 @@ def decode_execution(request: execution_pb2.ReportExecutionRequest, model: Model
     ):
         if value >= bound:
             raise InvalidInput.of(field, expected=f"0 to {bound - 1}", got=value)
+    for field in ("plan_wait_s", "reorder_s", "replica_wait_s"):
+        if not 0 <= getattr(request, field) < math.inf:
+            raise InvalidInput.of(field, expected="seconds, at least 0", got=getattr(request, field))
     return ExecutionReport(
         step=request.step,
         phase=phase,
@@ -263,4 +269,6 @@ def decode_execution(request: execution_pb2.ReportExecutionRequest, model: Model
         reorder_sent_bytes=request.reorder_sent_bytes,
         replica_sent_bytes=request.replica_sent_bytes,
         plan_wait_s=request.plan_wait_s,
+        reorder_s=request.reorder_s,
+        replica_wait_s=request.replica_wait_s,
     )

@@ -20,6 +20,8 @@ import grpc
 from relibra.errors import ERRORS, RelibraError, Unavailable
 
 METADATA_KEY = "relibra-error"
+VERSION_METADATA_KEY = "relibra-version"
+"""Of the initial metadata of health checks: which relibra answers."""
 
 
 def to_status(error: RelibraError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -11,6 +13,7 @@ from grpc_health.v1.health import aio as health_aio
 from relibra.errors import Unavailable
 from relibra.planner.metrics import Metrics
 from relibra.store import Store
+from relibra.wire.status import VERSION_METADATA_KEY
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +29,7 @@ class Health:
         self._store = store
         self._metrics = metrics
         self._services = ("", *services)
-        self._servicer = health_aio.HealthServicer()
+        self._servicer = _VersionedServicer()
         self._is_ready: bool | None = None
 
     def serve_on(self, server: grpc.aio.Server) -> None:
@@ -60,3 +63,13 @@ class Health:
     async def drain(self) -> None:
         """Say not serving from now on."""
         await self._servicer.enter_graceful_shutdown()
+
+
+class _VersionedServicer(health_aio.HealthServicer):  # type: ignore[misc]  # the package has no types
+    """Says with its answer which relibra answers, for `relibra doctor`."""
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> health_pb2.HealthCheckResponse:
+        await context.send_initial_metadata(((VERSION_METADATA_KEY, version("relibra")),))
+        return await super().Check(request, context)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 
 import grpc
@@ -84,7 +85,10 @@ class PlannerServer:
             asyncio.create_task(self._health.follow_redis()),
             asyncio.create_task(self._metrics.watch_event_loop()),
         ]
-        logger.info("planner serves on %s with %s", address, settings.model_dump_json(exclude_defaults=True))
+        # What was imported stays for ever; garbage collections need not walk it while agents wait.
+        gc.collect()
+        gc.freeze()
+        logger.info("planner serves on %s with %s", address, settings.model_dump_json())
         if settings.auth == "none":
             logger.warning(
                 "no authentication: whoever reaches %s may read and change every job%s",

@@ -29,8 +29,8 @@ class Context:
     live: Live
 
 
-def get_context(request: Request) -> Context:
-    """Return the context of the application that serves `request`."""
+async def get_context(request: Request) -> Context:
+    """Return the context of the application that serves `request`; a coroutine, for a function would cost a thread."""
     context: Context = request.app.state.context
     return context
 

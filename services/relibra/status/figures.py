@@ -7,6 +7,7 @@ M rows, L layers, E experts, R EP ranks, N nodes, G ranks per node, Q quotas, C 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,37 +17,44 @@ from relibra.planning import Cluster, Plan
 from relibra.planning.load import rank_loads
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PlanFigures:
-    """A plan, and the loads it makes."""
+    """A plan, and the loads it makes: each summed when it is first asked for, which takes milliseconds."""
 
     plan: Plan
-    before_MLR: NDArray[np.int64]
-    after_MLR: NDArray[np.int64]
-    first_quota_C: NDArray[np.int64]
-    """Where the quotas of each cell begin, and at last where they end; int64 `[M * L + 1]`."""
 
-    @classmethod
-    def of(cls, plan: Plan) -> "PlanFigures":
-        """Sum the quotas of a plan."""
-        shape = (plan.num_rows, plan.model.num_layers, plan.cluster.num_ranks)
+    @cached_property
+    def before_MLR(self) -> NDArray[np.int64]:
+        """Tokens of every rank under the identity placement."""
+        plan = self.plan
         row_Q, layer_Q, expert_Q, _ = plan.quota_index_Q4.T
         identity_Q4 = np.stack(
             [row_Q, layer_Q, expert_Q, expert_Q // plan.cluster.experts_per_rank(plan.model)], axis=1
         )
-        cell_Q = row_Q.astype(np.int64) * shape[1] + layer_Q
-        return cls(
-            plan=plan,
-            before_MLR=rank_loads(identity_Q4, plan.quota_tokens_Q, *shape),
-            after_MLR=plan.rank_loads_MLR,
-            first_quota_C=np.searchsorted(cell_Q, np.arange(shape[0] * shape[1] + 1)),
+        return rank_loads(
+            *(identity_Q4, plan.quota_tokens_Q, plan.num_rows, plan.model.num_layers, plan.cluster.num_ranks)
         )
 
     @property
+    def after_MLR(self) -> NDArray[np.int64]:
+        """Tokens of every rank as planned."""
+        return self.plan.rank_loads_MLR
+
+    @cached_property
+    def _first_quota_C(self) -> NDArray[np.int64]:
+        """Where the quotas of each cell begin, and at last where they end; int64 `[M * L + 1]`."""
+        row_Q, layer_Q, _, _ = self.plan.quota_index_Q4.T
+        num_layers = self.plan.model.num_layers
+        cell_Q = row_Q.astype(np.int64) * num_layers + layer_Q
+        return np.searchsorted(cell_Q, np.arange(self.plan.num_rows * num_layers + 1))
+
+    @cached_property
     def num_replicas_ML(self) -> NDArray[np.int64]:
         """Replicas of every cell."""
         running_Q = np.concatenate([[0], np.cumsum(self.plan.is_replica_Q)])
-        num_replicas_ML: NDArray[np.int64] = np.diff(running_Q[self.first_quota_C]).reshape(self.after_MLR.shape[:2])
+        num_replicas_ML: NDArray[np.int64] = np.diff(running_Q[self._first_quota_C]).reshape(
+            self.plan.num_rows, self.plan.model.num_layers
+        )
         return num_replicas_ML
 
     @property
@@ -80,7 +88,7 @@ class PlanFigures:
         check_index("row", row, self.plan.num_rows)
         check_index("layer", layer, self.plan.model.num_layers)
         cell = row * self.plan.model.num_layers + layer
-        quotas = slice(self.first_quota_C[cell], self.first_quota_C[cell + 1])
+        quotas = slice(*self._first_quota_C[cell : cell + 2])
         return self.plan.quota_index_Q4[quotas, 2:], self.plan.quota_tokens_Q[quotas]
 
 

@@ -49,6 +49,10 @@ class HistoryPoint(Shown):
     published_at: datetime | None = None
     plan_latency_s: float | None = Field(None, description="From schedule to plan.", examples=[0.62])
     plan_wait_s: float | None = Field(description="Of the rank that waited longest in any phase.", examples=[0.02])
+    reorder_s: float | None = Field(description="Of the rank whose reorder took longest.", examples=[0.4])
+    replica_wait_s: float | None = Field(
+        description="Of the rank that waited longest for replicas to travel in any phase.", examples=[0.03]
+    )
     num_fallbacks: int = Field(description="Ranks that kept the previous placement, worst phase.", examples=[0])
     num_replicas: int | None = Field(None, examples=[4100])
     num_moved_experts: int | None = Field(None, examples=[24])
@@ -62,6 +66,8 @@ class HistoryPoint(Shown):
             state=step.state,
             imbalance_realised=realised,
             plan_wait_s=max((each.plan_wait_s for each in executed), default=None),
+            reorder_s=max((each.reorder_s for each in executed), default=None),
+            replica_wait_s=max((each.replica_wait_s for each in executed), default=None),
             num_fallbacks=max((each.num_fallbacks for each in executed), default=0),
             **({} if step.plan is None else _of_plan(step.plan, realised)),
         )

@@ -16,6 +16,8 @@ from relibra.store import Store
 _HEARTBEAT_S = 15.0
 _MAX_STREAM_S = 600.0
 """A viewer then comes back by itself, with a token that is looked at again."""
+_RECONNECT_MS = 2000
+"""When a browser asks again after a stream has ended, of age or because the service stops."""
 _NUM_STEPS = 3
 
 
@@ -59,6 +61,7 @@ class Live:
         try:
             ends_at = time.monotonic() + _MAX_STREAM_S
             seen, is_new = self._time, True
+            yield f"retry: {_RECONNECT_MS}\n\n"
             while not self._is_closed and time.monotonic() < ends_at:
                 news, now = self._news, self._time
                 for event in self._events(viewer, job_id, seen, is_new=is_new):

@@ -105,7 +105,11 @@ class CellView(Shown):
         index_Q2, tokens_Q = figures.quotas_of(row, layer)
         home_Q = plan.home_rank_LE[layer, index_Q2[:, 0]]
         is_home_Q = home_Q == index_Q2[:, 1]
-        before_R, after_R = figures.before_MLR[row, layer], figures.after_MLR[row, layer]
+        # Summed here: the loads of all cells need not be there.
+        before_R = np.bincount(
+            index_Q2[:, 0] // cluster.experts_per_rank(plan.model), weights=tokens_Q, minlength=cluster.num_ranks
+        )
+        after_R = np.bincount(index_Q2[:, 1], weights=tokens_Q, minlength=cluster.num_ranks)
         home_R = np.bincount(index_Q2[is_home_Q, 1], weights=tokens_Q[is_home_Q], minlength=cluster.num_ranks)
         group, micro_batch = divmod(row, plan.schedule.num_micro_batches)
         slowest, bound = int(after_R.max()), float(plan.lower_bound_ML[row, layer])

@@ -125,6 +125,7 @@ class _Collector:
         fallbacks = _gauge("fallback_ranks", "Ranks that kept the previous placement.", *labels, "cause")
         wait = _gauge("plan_wait_seconds", "How long the slowest rank waited for the plan.", *labels)
         sent = _gauge("sent_bytes", "What ranks sent, all together.", *labels, "kind")
+        lasted = _gauge("transfer_seconds", "Reorder, or wait for replicas, of the slowest rank.", *labels, "kind")
         for each in self._figures:
             job_id = each.glance.job.job_id
             if each.glance.executed_step is not None:
@@ -139,4 +140,6 @@ class _Collector:
                 wait.add_metric(names, execution.plan_wait_s)
                 sent.add_metric([*names, "reorder"], execution.reorder_sent_bytes)
                 sent.add_metric([*names, "replica"], execution.replica_sent_bytes)
-        yield from (step, imbalance, missing, fallbacks, wait, sent)
+                lasted.add_metric([*names, "reorder"], execution.reorder_s)
+                lasted.add_metric([*names, "replica"], execution.replica_wait_s)
+        yield from (step, imbalance, missing, fallbacks, wait, sent, lasted)

@@ -173,6 +173,8 @@ class ReportView(Shown):
     reorder_sent_bytes: int
     replica_sent_bytes: int
     plan_wait_s: float
+    reorder_s: float
+    replica_wait_s: float
 
     @classmethod
     def of(cls, report: ExecutionReport, *, with_realised: bool) -> "ReportView":
@@ -187,6 +189,8 @@ class ReportView(Shown):
             reorder_sent_bytes=report.reorder_sent_bytes,
             replica_sent_bytes=report.replica_sent_bytes,
             plan_wait_s=report.plan_wait_s,
+            reorder_s=report.reorder_s,
+            replica_wait_s=report.replica_wait_s,
         )
 
 
@@ -204,6 +208,10 @@ class ExecutionView(Shown):
     reorder_sent_bytes: int
     replica_sent_bytes: int
     plan_wait_s: float = Field(description="Of the rank that waited longest for the plan.")
+    reorder_s: float = Field(description="Of the rank whose reorder took longest.")
+    replica_wait_s: float = Field(
+        description="Of the rank that waited longest for replicas and their gradients to travel."
+    )
 
     @classmethod
     def of(cls, execution: Execution) -> "ExecutionView":
@@ -220,6 +228,8 @@ class ExecutionView(Shown):
             reorder_sent_bytes=execution.reorder_sent_bytes,
             replica_sent_bytes=execution.replica_sent_bytes,
             plan_wait_s=execution.plan_wait_s,
+            reorder_s=execution.reorder_s,
+            replica_wait_s=execution.replica_wait_s,
         )
 
 

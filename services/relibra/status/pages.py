@@ -63,7 +63,8 @@ async def show_step(app: App, job: Job, request: Request, step: Step) -> Respons
         figures = await app.reader.figures(job, record.plan)
         (totals,) = await app.reader.totals(job, [record.plan])
         shown |= {"num_rows": figures.plan.num_rows, "num_micro_batches": figures.plan.schedule.num_micro_batches}
-        shown |= {"worst": figures.worst_cells(_NUM_NAMED), "replicated": totals.most_replicated(_NUM_NAMED)}
+        shown["worst"] = await app.reader.off_loop(figures.worst_cells, _NUM_NAMED)
+        shown["replicated"] = totals.most_replicated(_NUM_NAMED)
         shown["totals"] = totals
     return _page(request, "step.html", **shown)
 
@@ -93,8 +94,8 @@ async def describe(request: Request) -> Response:
     return _page(request, "docs.html", api=request.app.openapi())
 
 
-async def plotly(request: Request) -> Response:
-    """The charting library, from the installed package; compressed once."""
+def plotly(request: Request) -> Response:
+    """The charting library, from the installed package; compressed once, and not on the event loop: it takes long."""
     content, tag = _plotly()
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers={"ETag": tag})

@@ -68,7 +68,7 @@ class Reader:
         return record.plan
 
     async def figures(self, job: JobRecord, record: PlanRecord) -> PlanFigures:
-        """Return a plan with its loads."""
+        """Return a plan with its loads, which are best asked for off the event loop."""
         return await self._figures.get((job.job_id, record.id), lambda: self._decode(job, record))
 
     async def totals(self, job: JobRecord, records: Sequence[PlanRecord]) -> list[PlanTotals]:
@@ -123,5 +123,4 @@ class Reader:
         return plan
 
     async def _decode(self, job: JobRecord, record: PlanRecord) -> PlanFigures:
-        plan = await self.plan(job, record, with_shares=False)
-        return await self.off_loop(PlanFigures.of, plan)
+        return PlanFigures(plan=await self.plan(job, record, with_shares=False))

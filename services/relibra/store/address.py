@@ -82,8 +82,10 @@ def _open_sentinel(parts: SplitResult) -> Redis:
         raise ValueError("no name of a primary")
     account = _account(parts._replace(path=""))
     tls = {key: value for key, value in account.items() if key.startswith("ssl")}
+    # Asked with every connection to the primary, but not by as many at once as those are.
+    asking = tls | {"single_connection_client": True} | _socket_options()
     sentinels = Sentinel(  # type: ignore[no-untyped-call]
-        _hosts(parts, _SENTINEL_PORT), sentinel_kwargs=tls | _socket_options(), **account, **_socket_options()
+        _hosts(parts, _SENTINEL_PORT), sentinel_kwargs=asking, **account, **_socket_options()
     )
     redis: Redis = sentinels.master_for(
         name,

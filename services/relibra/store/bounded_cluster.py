@@ -1,8 +1,11 @@
 """A client of a Redis Cluster that waits for a connection, as a pool of one server does, instead of failing."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+from redis import exceptions
 from redis.asyncio import RedisCluster
 from redis.asyncio.cluster import ClusterPipeline
 
@@ -20,7 +23,7 @@ class BoundedCluster(RedisCluster):
 
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
         """Run a command when it is its turn."""
-        async with self._commands:
+        async with self._commands, _closed_by_another():
             return await super().execute_command(*args, **kwargs)
 
     def pipeline(self, transaction: bool | None = None, shard_hint: bool | None = None) -> ClusterPipeline:
@@ -30,9 +33,18 @@ class BoundedCluster(RedisCluster):
         return _BoundedPipeline(self)  # type: ignore[abstract]
 
 
+@asynccontextmanager
+async def _closed_by_another() -> AsyncIterator[None]:
+    """Name what redis-py meets when one command has closed the connection that another is about to write to."""
+    try:
+        yield
+    except AttributeError as error:
+        raise exceptions.ConnectionError("the connection was closed while it was in use") from error
+
+
 class _BoundedPipeline(ClusterPipeline):
     cluster_client: BoundedCluster
 
     async def execute(self, raise_on_error: bool = True, allow_redirections: bool = True) -> list[Any]:
-        async with self.cluster_client.pipelines:
+        async with self.cluster_client.pipelines, _closed_by_another():
             return await super().execute(raise_on_error, allow_redirections)

@@ -1,5 +1,6 @@
 """What all parts of the store share: a client, scripts, and what becomes `Unavailable` when Redis fails."""
 
+import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Iterable
 from importlib import resources
@@ -50,10 +51,13 @@ def unlink(pipe: Any, keys: Iterable[str]) -> None:
 
 
 def raises_unavailable(method: Callable[_P, Coroutine[Any, Any, _R]]) -> Callable[_P, Coroutine[Any, Any, _R]]:
-    """Decorate a coroutine function so that Redis being out of reach is `Unavailable`."""
+    """Decorate a coroutine function so that Redis being out of reach is `Unavailable`, and cancelling ends the call."""
 
     @functools.wraps(method)
     async def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        task = asyncio.current_task()
+        assert task is not None
+        num_cancelled = task.cancelling()
         try:
             return await method(*args, **kwargs)
         except _UNAVAILABLE as error:
@@ -63,5 +67,10 @@ def raises_unavailable(method: Callable[_P, Coroutine[Any, Any, _R]]) -> Callabl
             if any(code in str(error) for code in _UNAVAILABLE_CODES):
                 raise Unavailable(f"Redis does not serve: {error}") from error
             raise
+        finally:
+            # redis-py writes in `asyncio.wait_for`, which before Python 3.12 returns as if nothing was where it is
+            # cancelled just when the write is done: a loop that asks Redis for ever would go on for ever.
+            if task.cancelling() > num_cancelled:
+                raise asyncio.CancelledError
 
     return guarded

@@ -92,6 +92,8 @@ def encode_report(report: ExecutionReport) -> str:
             "reorder_sent_bytes": report.reorder_sent_bytes,
             "replica_sent_bytes": report.replica_sent_bytes,
             "plan_wait_s": report.plan_wait_s,
+            "reorder_s": report.reorder_s,
+            "replica_wait_s": report.replica_wait_s,
         }
     )
 
@@ -111,6 +113,8 @@ def decode_report(step: int, document: bytes, realised: bytes) -> ExecutionRepor
         reorder_sent_bytes=fields["reorder_sent_bytes"],
         replica_sent_bytes=fields["replica_sent_bytes"],
         plan_wait_s=fields["plan_wait_s"],
+        reorder_s=fields.get("reorder_s", 0.0),
+        replica_wait_s=fields.get("replica_wait_s", 0.0),
     )
 
 

@@ -1,0 +1,41 @@
+"""How the process of the status service ends."""
+
+import http.client
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+from services_harness import Service
+
+NUM_STREAMS = 20
+
+
+@contextmanager
+def open_stream(address: str) -> Iterator[http.client.HTTPResponse]:
+    with closing(http.client.HTTPConnection(address.removeprefix("http://"), timeout=20)) as connection:
+        connection.request("GET", "/v1/events")
+        yield connection.getresponse()
+
+
+@pytest.mark.integration
+def test_it_ends_promptly_under_open_streams_and_browsers_ask_again(redis_url: str, tmp_path: Path) -> None:
+    service = Service("status", redis_url, tmp_path, RELIBRA_POLL_INTERVAL_S="0.001")
+    try:
+        with ExitStack() as held:
+            kept_alive = held.enter_context(closing(http.client.HTTPConnection(service.address[len("http://") :])))
+            kept_alive.request("GET", "/healthz")
+            kept_alive.getresponse().read()
+            streams = [held.enter_context(open_stream(service.address)) for _ in range(NUM_STREAMS)]
+            assert all(stream.readline() == b"retry: 2000\n" for stream in streams)
+            # Of those who left before, nothing may be left behind either.
+            for stream in streams[NUM_STREAMS // 2 :]:
+                stream.close()
+            service.process.terminate()
+            assert service.process.wait(timeout=30) == 0
+            assert '"max_viewers":256' in service.log(), "what it was told is in its log"
+            assert "graceful shutdown exceeded" not in service.log(), "somebody was waited for"
+            for stream in streams[: NUM_STREAMS // 2]:
+                assert b"event: store" in stream.read(), "ended as it should, not cut off"
+    finally:
+        service.stop()

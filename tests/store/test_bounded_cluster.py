@@ -1,0 +1,45 @@
+"""A Cluster of one node: what commands under way do to each other."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis_deployments import Node
+from services_harness import Loop, eventually
+
+from relibra.errors import Unavailable
+from relibra.store import Store
+
+NUM_SLOTS = 16384
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path / "node", "--cluster-enabled", "yes", "--save", "")
+    try:
+        with node.client() as client:
+            client.execute_command("CLUSTER ADDSLOTS", *range(NUM_SLOTS))
+            eventually(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+        yield node
+    finally:
+        node.stop()
+
+
+def test_L2_commands_under_way_are_unavailable_where_another_closes_their_connections(node: Node, run: Loop) -> None:
+    async def interrupt(num_turns: int) -> list[object]:
+        async with Store.open(f"redis+cluster://127.0.0.1:{node.port}") as store:
+            calls = [asyncio.create_task(each()) for each in 4 * [store.num_jobs, store.pending_steps]]
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            # As redis-py does when it has met a moved slot.
+            for each in store._redis.get_nodes():
+                await each.disconnect()
+            ended = await asyncio.gather(*calls, return_exceptions=True)
+            assert await store.num_jobs() == 0
+            return ended
+
+    async def interrupt_everywhere() -> set[type]:
+        return {type(each) for num_turns in range(0, 60, 3) for each in await interrupt(num_turns)}
+
+    assert {int, list} <= run(interrupt_everywhere()) <= {int, list, Unavailable}
