@@ -13,8 +13,8 @@ import numpy as np
 import results
 from matplotlib.axes import Axes
 
-_IMAGES = Path(__file__).parents[1] / "docs" / "images"
-_STYLE = {
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -80,13 +80,13 @@ def _of(rows: list[dict[str, Any]], trace: object, num_nodes: int) -> list[dict[
 def main() -> None:
     """Write the figures as SVG."""
     mpl.use("svg")
-    _IMAGES.mkdir(exist_ok=True)
+    IMAGES.mkdir(exist_ok=True)
     for name, draw, panels, size in (("growth", growth, 4, (11, 3.0)), ("imbalance", imbalance, 2, (9, 3.6))):
-        with plt.rc_context(_STYLE):
+        with plt.rc_context(STYLE):
             figure, axes = plt.subplots(1, panels, figsize=size, sharey=True, layout="constrained")
             draw(list(axes))
             figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
-            path = _IMAGES / f"{name}.svg"
+            path = IMAGES / f"{name}.svg"
             figure.savefig(path, metadata={"Date": None})
             plt.close(figure)
             print(path)

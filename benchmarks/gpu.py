@@ -46,7 +46,7 @@ def _copy_gb_per_s(moved_bytes: int) -> float:
     return moved_bytes / device_us(partial(torch.empty_like(source).copy_, source)) / 1e3
 
 
-def _rate(kernel: str, case: str, moved_bytes: int, run: Call, by_torch: Call | None) -> KernelRate:
+def _rate(kernel: str, case: str, moved_bytes: int, run: Call, by_torch: Call) -> KernelRate:
     time_us, copy_gb_per_s = device_us(run), _copy_gb_per_s(moved_bytes)
     gb_per_s = moved_bytes / time_us / 1e3
     return KernelRate(
@@ -57,7 +57,7 @@ def _rate(kernel: str, case: str, moved_bytes: int, run: Call, by_torch: Call | 
         gb_per_s=gb_per_s,
         copy_gb_per_s=copy_gb_per_s,
         share_of_copy=gb_per_s / copy_gb_per_s,
-        reference_us=stream_us(by_torch) if by_torch is not None else None,
+        reference_us=stream_us(by_torch),
     )
 
 
@@ -80,10 +80,11 @@ def _pushes(report: GpuReport, size_bytes: int) -> None:
     experts = _experts(size_bytes, max(2, _TOTAL_BYTES // 4 // size_bytes))
     slots, flag = [torch.empty_like(tensor) for tensor in experts], torch.zeros(1, dtype=torch.int64, device=_CUDA)
     moved_bytes = 2 * sum(tensor.nbytes for tensor in experts)
+    by_copies = partial(reference.expert_push, experts, slots, flag, 1)
     for num_sms in (4, 8, 16, 32):
         case = f"{size_bytes // 10**6} MB experts, {num_sms} SMs, same device"
         run = partial(expert_push, experts, slots, flag, 1, num_sms=num_sms)
-        report.kernels.append(_rate("expert_push", case, moved_bytes, run, None))
+        report.kernels.append(_rate("expert_push", case, moved_bytes, run, by_copies))
 
 
 def _sums(report: GpuReport, size_bytes: int) -> None:
@@ -193,9 +194,8 @@ def _print(report: GpuReport) -> None:
     print(report.machine)
     print(f"device copy {report.device_copy_gb_per_s} GB/s")
     for rate in report.kernels:
-        reference_us = f", by torch {rate.reference_us:.0f} us" if rate.reference_us is not None else ""
         share = f"{rate.gb_per_s:.0f} GB/s = {rate.share_of_copy:.3f} of a copy"
-        print(f"{rate.kernel:16} {rate.case:52} {rate.time_us:10.1f} us  {share}{reference_us}")
+        print(f"{rate.kernel:16} {rate.case:52} {rate.time_us:10.1f} us  {share}, by torch {rate.reference_us:.0f} us")
     for path in report.host_paths:
         rates = f"{path.path_gb_per_s:.1f} of {path.copy_gb_per_s:.1f} GB/s"
         print(f"{path.direction} experts of {path.expert_size_bytes} bytes: {rates}")

@@ -34,8 +34,8 @@ class KernelRate:
     gb_per_s: float
     copy_gb_per_s: float
     share_of_copy: float
-    reference_us: float | None
-    """The same by torch operations; None where it was not measured."""
+    reference_us: float
+    """The same by torch operations; of a push, by copies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

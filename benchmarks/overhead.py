@@ -16,42 +16,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from fixed_plans import FixedPlans
 from gpt_on_cpu import Gpt, Shape, join
+from results import write
 
 from relibra.agent import Agent, AgentConfig, Phase, attach
-from relibra.planning import Cluster, ExecutionReport, Model, PlanId, RankPlan
+from relibra.planning import Cluster, Model
 
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
 MODEL = Model(num_layers=4, num_experts=16, top_k=2)
 SHAPE = Shape(model=MODEL, hidden_size=512, expert_ffn_size=512, num_sequences=1, sequence_length=256)
 NUM_MICRO_BATCHES = 2
-
-
-class IdentityPlans:
-    """A plan source without a planner."""
-
-    def prefetch(self, step: int) -> None:
-        """Nothing to fetch."""
-
-    def wait(self, step: int, timeout_s: float) -> tuple[RankPlan | None, str]:
-        """Return plain expert parallelism as a plan."""
-        plan = RankPlan(
-            id=PlanId(epoch=1, version=step + 1),
-            step=step,
-            digest=b"",
-            home_rank_LE=CLUSTER.identity_placement(MODEL),
-            replica_index_Q4=np.zeros((0, 4), np.int32),
-            replica_share_Q=np.zeros(0, np.int32),
-            num_micro_batches=NUM_MICRO_BATCHES,
-            reason="identity",
-        )
-        return plan, plan.reason
-
-    def report(self, report: ExecutionReport) -> None:
-        """Nobody to tell."""
-
-    def close(self) -> None:
-        """Nothing to stop."""
 
 
 class Job:
@@ -62,7 +37,8 @@ class Job:
         self._agent: Agent | None = None
         if is_attached:
             config = AgentConfig(planner_address="none:0", job_id="overhead", model=MODEL, cluster=CLUSTER)
-            self._agent = attach(self._gpt.ddp, self._gpt.optimizer, config, plans=IdentityPlans())
+            identity = FixedPlans(MODEL, CLUSTER, NUM_MICRO_BATCHES)
+            self._agent = attach(self._gpt.ddp, self._gpt.optimizer, config, plans=identity)
 
     def step(self, step: int) -> tuple[float, float]:
         """Train one step; return its wall time from barrier to barrier, and CPU time of all ranks, in seconds."""
@@ -86,7 +62,7 @@ class Job:
 
 
 def run_rank(rank: int, folder: str, num_steps: int) -> None:
-    """Train the three jobs in turn; rank 0 prints."""
+    """Train the three jobs in turn; rank 0 prints and writes."""
     join(folder, rank, CLUSTER.num_ranks)
     jobs = {"plain": Job(is_attached=False), "attached": Job(is_attached=True), "plain again": Job(is_attached=False)}
     for job in jobs.values():
@@ -97,14 +73,17 @@ def run_rank(rank: int, folder: str, num_steps: int) -> None:
         for name in names if step % 2 else reversed(names):
             times_s[name].append(jobs[name].step(step))
     if rank == 0:
+        rows = list[dict[str, object]]()
         plain_N2 = np.array(times_s["plain"])
         wall_s, cpu_s = np.median(plain_N2, axis=0)
         print(f"plain step {wall_s * 1e3:.0f} ms, {cpu_s * 1e3:.0f} ms of CPU; medians of {num_steps}")
         for name, label in (("attached", "overhead of the identity plan"), ("plain again", "noise")):
             ratio_N2 = (np.array(times_s[name]) / plain_N2 - 1) * 100
             for kind, ratio_N in zip(("wall", "CPU"), ratio_N2.T, strict=True):
-                low, median, high = np.percentile(ratio_N, [25, 50, 75])
+                low, median, high = np.percentile(ratio_N, [25, 50, 75]).round(2).tolist()
+                rows.append({"what": label, "time": kind, "median": median, "quartiles": [low, high]})
                 print(f"{label}, {kind} time: {median:+.2f} % (quartiles {low:+.2f} to {high:+.2f})")
+        write("overhead", rows, unit="percent of a plain step", steps=num_steps, plain_step_ms=round(wall_s * 1e3, 1))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """`python node_ranks.py FOLDER`: fork the four ranks of a node, run all scenarios, write `FOLDER/rank<r>.json`.
 
-Those of transports run in two pairs first, as `pair/<name>`. The last scenario kills a rank.
+Those of transports run in two pairs first, as `pair/<name>`. In the end the last rank dies, and then one of a pair.
 """
 
 import json
@@ -18,12 +18,19 @@ import torch.multiprocessing as mp
 sys.path += [str(Path(__file__).parents[1] / "distributed"), str(Path(__file__).with_name("transport"))]
 import contract_scenarios
 import host_scenarios
+import loss_scenarios
 import node_scenarios
 import peer_scenarios
+import shared_memory_scenarios
 
 WORLD = node_scenarios.WORLD
 TIMEOUT_S = 20.0
-TRANSPORTS = contract_scenarios.SCENARIOS | peer_scenarios.SCENARIOS | host_scenarios.SCENARIOS
+TRANSPORTS = (
+    contract_scenarios.SCENARIOS
+    | peer_scenarios.SCENARIOS
+    | shared_memory_scenarios.SCENARIOS
+    | host_scenarios.SCENARIOS
+)
 Scenarios = Mapping[str, Callable[[dist.ProcessGroup], dict[str, Any]]]
 
 
@@ -43,7 +50,9 @@ def run_rank(rank: int, folder: str) -> None:
             Path(folder, f"rank{rank}.json").write_text(json.dumps(results))
 
     run(TRANSPORTS, pairs[rank // 2], "pair/")
-    run(TRANSPORTS | node_scenarios.SCENARIOS | contract_scenarios.LAST, node)
+    run(TRANSPORTS | node_scenarios.SCENARIOS | loss_scenarios.SCENARIOS, node)
+    if rank < 2:
+        run(loss_scenarios.SCENARIOS, pairs[0], "pair/")
     os._exit(0)
 
 

@@ -13,9 +13,10 @@ from relibra.agent.cells import Copy, StepCells
 from relibra.agent.experts import SequentialExperts
 from relibra.agent.fetch import Fetcher
 from relibra.agent.gradient_return import GradientReturn
+from relibra.agent.host_copy import HostCopy
 from relibra.agent.placement import Placement
 from relibra.agent.slots import NUM_SIDES, Slots
-from relibra.agent.transport import ProcessGroupTransport
+from relibra.agent.transport import ProcessGroupTransport, fetch_copies
 from relibra.agent.uses import Moment, Use, next_use
 from relibra.planning import Cluster, Model
 
@@ -33,18 +34,18 @@ def value(layer: int, expert: int, version: int) -> float:
     return layer * 100.0 + expert + version * 1000.0
 
 
+def sequential(num_home: int) -> SequentialExperts:
+    module = SimpleNamespace(local_experts=torch.nn.ModuleList(torch.nn.Linear(9, 7) for _ in range(num_home)))
+    return SequentialExperts(module)
+
+
 def random_uses(group: dist.ProcessGroup) -> Result:
     """Uses in any order, half of them as guessed; weights change where training may change them."""
     rank, rng = dist.get_rank(group), np.random.default_rng(11)
     plan = random_plans(3, 0, MODEL, CLUSTER, M)[rank]
     placement = Placement.identity(MODEL, CLUSTER).rehomed(plan.home_rank_LE)
     cells = StepCells(placement, CLUSTER, ep_group=0, ep_rank=rank, plan=plan, device=CPU)
-    experts = {
-        layer: SequentialExperts(
-            SimpleNamespace(local_experts=torch.nn.ModuleList(torch.nn.Linear(9, 7) for _ in range(3)))
-        )
-        for layer in range(MODEL.num_layers)
-    }
+    experts = {layer: sequential(num_home=3) for layer in range(MODEL.num_layers)}
 
     def write(version: int) -> None:
         for layer, each in experts.items():
@@ -113,4 +114,40 @@ def gradients(group: dist.ProcessGroup) -> Result:
     return {"main_grad_and_rest": results}
 
 
-SCENARIOS: dict[str, Callable[[dist.ProcessGroup], Result]] = {"random_uses": random_uses, "gradients": gradients}
+def host_copy(group: dist.ProcessGroup) -> Result:
+    """Two layers whose experts all ranks pull from the host and fetch from each other, before and after a change."""
+    rank, transport = dist.get_rank(group), ProcessGroupTransport(group)
+    experts = {7: sequential(num_home=3), 2: sequential(num_home=2)}
+    host = HostCopy(group, transport, experts)
+    copies = tuple(Copy(home, slot, (home + 1) % WORLD, slot) for home in range(WORLD) for slot in range(2))
+    speeds, wrong, num_pulled = list[float](), 0, 0
+    for version in range(2):
+        for layer, each in experts.items():
+            for slot, parameters in enumerate(each.parameters):
+                for parameter in parameters:
+                    parameter.detach().fill_(value(layer, 10 * rank + slot, version))
+        host.refresh()
+        for layer, each in experts.items():
+            frozen = host.of(layer)
+            speeds.append(frozen.speed)
+            for speed in (frozen.speed, 0.0, 1e9):  # as measured, from peers alone, and from the host alone
+                slots = [[torch.zeros_like(t) for t in each.parameters[0]] for _ in range(2)]
+                handles = fetch_copies(
+                    transport,
+                    copies,
+                    lambda slot, each=each: [parameter.detach() for parameter in each.parameters[slot]],
+                    slots.__getitem__,
+                    frozen._replace(speed=speed),
+                )
+                for handle in handles:
+                    handle.wait()
+                num_pulled += len(handles) - 1
+                for slot, tensors in enumerate(slots):
+                    want = value(layer, 10 * ((rank - 1) % WORLD) + slot, version)
+                    wrong += not all(bool((tensor == want).all()) for tensor in tensors)
+    return {"wrong": wrong, "speeds": speeds, "pulled": num_pulled}
+
+
+SCENARIOS: dict[str, Callable[[dist.ProcessGroup], Result]] = {
+    each.__name__: each for each in (random_uses, gradients, host_copy)
+}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from relibra.agent.experts import Experts, experts_of
+from relibra.agent.experts import Dispatched, Experts, experts_of
 from relibra.errors import Unsupported
 
 HOME = 3
@@ -67,7 +67,7 @@ def test_S5_a_replica_computes_what_its_expert_computes(make, replicated: list[i
     sizes = torch.tensor([2, 0, 3, *range(1, len(replicated) + 1), 0, 0])
     tokens, probs = torch.randn(int(sizes.sum()), SIZE), torch.rand(int(sizes.sum()))
     replicas = [[each.detach().clone() for each in experts.parameters[slot]] for slot in replicated]
-    got = experts.run(forward, tokens, sizes, probs, replicas)
+    got = experts.run(forward, Dispatched(tokens, sizes, probs), replicas)
     begin = 5
     for i, slot in enumerate(replicated, 1):
         alone = torch.zeros(HOME, dtype=torch.long)
@@ -87,8 +87,9 @@ def test_a_grouped_product_is_as_before_also_after_an_error() -> None:
         assert experts.module.linear_fc1.num_gemms == HOME + 1
         raise MemoryError
 
+    nothing = Dispatched(torch.empty(0, SIZE), torch.zeros(4), torch.empty(0))
     with pytest.raises(MemoryError):
-        experts.run(fail, torch.empty(0, SIZE), torch.zeros(4), torch.empty(0), [experts.parameters[0]])
+        experts.run(fail, nothing, [experts.parameters[0]])
     assert [dict(vars(linear)) for linear in (experts.module.linear_fc1, experts.module.linear_fc2)] == before
 
 

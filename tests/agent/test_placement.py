@@ -39,6 +39,9 @@ def test_rehoming_keeps_stayers_and_fills_every_slot_once(
         held = np.array(contents(placement, cluster))
         for layer in range(model.num_layers):
             assert sorted(held[:, layer].ravel().tolist()) == list(range(model.num_experts))
+        place_LE = placement.home_rank_LE * cluster.experts_per_rank(model) + placement.home_slot_LE
+        found_LE = np.take_along_axis(placement.expert_of_place_LE, place_LE, axis=1)
+        assert (found_LE == np.arange(model.num_experts)).all()
 
 
 @given(st.data(), SEEDS)

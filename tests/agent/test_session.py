@@ -1,75 +1,24 @@
 """The session against a gRPC server on a real socket whose answers a test scripts, to hit each moment of an outage."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
 
-import grpc
 import numpy as np
 import pytest
+from scripted_planner import PATIENT_S, ScriptedPlanner
 
 from relibra.agent import AgentConfig, Session
-from relibra.errors import InvalidInput, NotReady, RelibraError
+from relibra.errors import InvalidInput
 from relibra.planning import Cluster, ExecutionReport, Model, Phase, RankPlan
-from relibra.v1 import execution_pb2, execution_pb2_grpc, plan_pb2, plan_pb2_grpc
-from relibra.wire import messages
-from relibra.wire.status import to_status
 
 MODEL = Model(num_layers=2, num_experts=4, top_k=1)
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1)
-PATIENT_S = 30.0
-
-
-class ScriptedPlanner(plan_pb2_grpc.PlanServiceServicer, execution_pb2_grpc.ExecutionServiceServicer):
-    """Answers with `plans`, raises `errors`, remembers reports; can be stopped and started on the same port."""
-
-    def __init__(self) -> None:
-        self.plans: dict[int, RankPlan] = {}
-        self.errors: dict[int, RelibraError] = {}
-        self.asked: list[tuple[str, int, int]] = []
-        self.reports: list[ExecutionReport] = []
-        self.hold = threading.Event()
-        self.hold.set()
-        self._port = 0
-        self.start()
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self._port}"
-
-    def start(self) -> None:
-        self._server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
-        plan_pb2_grpc.add_PlanServiceServicer_to_server(self, self._server)
-        execution_pb2_grpc.add_ExecutionServiceServicer_to_server(self, self._server)
-        self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
-        self._server.start()
-
-    def stop(self) -> None:
-        self._server.stop(grace=None).wait()
-
-    def FetchPlan(self, request: plan_pb2.FetchPlanRequest, context: grpc.ServicerContext) -> Any:
-        self.asked.append((request.job_id, request.step, request.ep_rank))
-        self.hold.wait(PATIENT_S)
-        error = self.errors.get(request.step)
-        if error is None and request.step not in self.plans:
-            error = NotReady("the schedule is not there yet")
-        if error is not None:
-            code, details, metadata = to_status(error)
-            context.set_trailing_metadata(metadata)
-            context.abort(code, details)
-        return plan_pb2.FetchPlanResponse(plan=messages.encode_rank_plan(self.plans[request.step]))
-
-    def ReportExecution(self, request: execution_pb2.ReportExecutionRequest, context: grpc.ServicerContext) -> Any:
-        self.reports.append(messages.decode_execution(request, MODEL, CLUSTER))
-        return execution_pb2.ReportExecutionResponse()
 
 
 @pytest.fixture
 def planner() -> Iterator[ScriptedPlanner]:
-    planner = ScriptedPlanner()
+    planner = ScriptedPlanner(MODEL, CLUSTER)
     yield planner
     planner.hold.set()
     planner.stop()

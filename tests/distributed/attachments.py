@@ -1,5 +1,7 @@
 """What attaching means: what is left of it after detaching, which forwards are refused, and what goes without DDP."""
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,7 @@ import torch.distributed as dist
 from networks import BATCH, HIDDEN, MODEL, SEQUENCE, Network, Trained, routing, transformer_config
 from plans import ScriptedPlans, random_plans
 from scenarios import Differences, M, attached, plan_by_step
+from torch import Tensor
 
 from relibra.agent import AgentConfig, Phase, attach
 from relibra.errors import RelibraError
@@ -71,6 +74,18 @@ def guard(cluster: Cluster) -> Result:
     return {"difference": differences.of, "message": message}
 
 
+def named_as_converters_do(trained: Trained) -> Iterator[tuple[str, Tensor]]:
+    """Rank and position make a place, as in frameworks; the agent says which expert is there."""
+    assert trained.agent is not None
+    first = trained.agent.ep_rank * trained.network.moe[0].num_local_experts
+    for name, parameter in trained.network.named_parameters():
+        found = re.fullmatch(r"(moe\.(\d+)\.experts\.local_experts\.)(\d+)(.*)", name)
+        if found:
+            before, layer, position, after = found.groups()
+            name = f"{before}{trained.agent.expert_of_place_LE[int(layer), first + int(position)]}{after}"
+        yield name, parameter
+
+
 def detachment(cluster: Cluster) -> Result:
     """Train, reorder there and back, and look for traces."""
     plain = Trained(cluster, clip_grad=0.0)
@@ -87,6 +102,8 @@ def detachment(cluster: Cluster) -> Result:
         plain.step(step, M)
         agent.end_step()
     moved = not np.array_equal(agent.home_rank_LE, cluster.identity_placement(MODEL))
+    converted = {name: id(parameter) for name, parameter in named_as_converters_do(balanced)}
+    named = {name: id(parameter) for name, parameter in agent.logical_named_parameters()}
     agent.detach()
     restored = np.array_equal(agent.home_rank_LE, cluster.identity_placement(MODEL))
     balanced.agent = None
@@ -103,6 +120,7 @@ def detachment(cluster: Cluster) -> Result:
 
     return {
         "moved": moved,
+        "converters_agree": converted == named,
         "restored": restored,
         "bitwise_state": equal_state,
         "bitwise_step": got["loss"] == want["loss"] and all(map(torch.equal, got["dx"], want["dx"])),

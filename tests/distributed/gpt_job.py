@@ -127,4 +127,8 @@ class GptJob:
         return {
             "moments": state.assembled(state.optimizer_state(self.optimizer, self.named_logical())),
             "weights": state.assembled(state.weights(self.named_logical())),
+            "expert_bias": state.assembled(
+                (f"layer {layer.layer_number}", "bias", 0, layer.router.expert_bias.numel(), layer.router.expert_bias)
+                for layer in self.moe_layers
+            ),
         }

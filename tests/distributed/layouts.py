@@ -12,8 +12,10 @@ import faults
 import integration_page
 import matrix
 import mutations
+import planner_outage
 import refusals
 import replicas
+import timeline
 import torch
 from scenarios import (
     Result,
@@ -107,7 +109,6 @@ LAYOUTS = {
         cluster=EP2_EDP2,
         scenarios={
             "sgd": functools.partial(neutrality, optimizer="sgd", ddp={"overlap_grad_reduce": True}),
-            "fifty_reorders": functools.partial(fifty_reorders, ddp=OVERLAPPED),
             "sharded_bf16_reorder_only": functools.partial(
                 neutrality, ddp=OVERLAPPED, plan={"replicate": False}, clip_grad=0.0, **BF16
             ),
@@ -121,16 +122,22 @@ LAYOUTS = {
             "sharded_reorder_undone": functools.partial(faults.undone, ddp=OVERLAPPED),
         },
     ),
-    "gpt_ep4": Layout(cluster=EP4, scenarios=matrix.SCENARIOS),
-    "gpt_replicas": Layout(cluster=EP4, scenarios=replicas.SCENARIOS | mutations.SCENARIOS),
-    "checkpoints": Layout(
-        cluster=EP4,
-        scenarios={
-            "refused": checkpoints.refused,
-            "not_remapped": checkpoints.not_remapped,
-            **{name: functools.partial(checkpoints.round_trip, **options) for name, options in ROUND_TRIPS.items()},
-        },
+    "two_groups_for_long": Layout(
+        cluster=EP2_EDP2, scenarios={"fifty_reorders": functools.partial(fifty_reorders, ddp=OVERLAPPED)}
     ),
+    "gpt_ep4": Layout(cluster=EP4, scenarios=matrix.SCENARIOS),
+    "gpt_replicas": Layout(cluster=EP4, scenarios=replicas.SCENARIOS | timeline.SCENARIOS | mutations.SCENARIOS),
+    "checkpoints": Layout(
+        cluster=EP4, scenarios={"refused": checkpoints.refused, "not_remapped": checkpoints.not_remapped}
+    ),
+    # One by one: groups of arrangements that are over keep threads, which take more time than to start anew.
+    **{
+        f"checkpoint_{name}": Layout(
+            cluster=EP4, scenarios={name: functools.partial(checkpoints.round_trip, **options)}
+        )
+        for name, options in ROUND_TRIPS.items()
+    },
+    "services": Layout(cluster=EP4, scenarios={"planner_outage": planner_outage.planner_outage}),
     "one_rank": Layout(cluster=EP1, scenarios={"integration_page": integration_page.integration_page}, num_ranks=1),
     "gpt_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios=matrix.SCENARIOS),
     "gpt_experts": Layout(cluster=EP2_EDP2, scenarios=matrix.EXPERTS_SCENARIOS | mutations.EXPERTS_SCENARIOS),

@@ -12,6 +12,7 @@ from plans import ScriptedPlans, random_plans
 from scenarios import Differences
 
 from relibra.agent import AgentConfig, Phase, attach
+from relibra.agent.config import Transport
 from relibra.planning import Cluster
 
 STEPS = 2
@@ -24,7 +25,12 @@ def num_micro_batches() -> int:
 
 
 def balanced_job(
-    cluster: Cluster, *, plan: dict[str, Any] | None = None, collective_timeout_s: float = 600.0, **options: Any
+    cluster: Cluster,
+    *,
+    plan: dict[str, Any] | None = None,
+    collective_timeout_s: float = 600.0,
+    transport: Transport = "process_group",
+    **options: Any,
 ) -> tuple[GptJob, ScriptedPlans]:
     job = GptJob(cluster, **options)
     ep_rank = parallel_state.get_expert_model_parallel_rank()
@@ -40,6 +46,7 @@ def balanced_job(
         cluster=cluster,
         plan_timeout_s=1.0,
         collective_timeout_s=collective_timeout_s,
+        transport=transport,
     )
     job.agent = attach(job.chunks, job.optimizer, config, plans=plans)
     return job, plans
@@ -83,6 +90,8 @@ def compare(
         "moved_experts": [outcome.num_moved_experts for outcome in outcomes],
         "replica_sent_bytes": [report.replica_sent_bytes for report in plans.reports],
         "reorder_sent_bytes": [report.reorder_sent_bytes for report in plans.reports],
+        "replica_wait_s": [report.replica_wait_s for report in plans.reports],
+        "reorder_s": [report.reorder_s for report in plans.reports],
         "is_shared_within_a_parameter": shared,
         "realised_load": [report.realised_load_ML.tolist() for report in plans.reports],
     }

@@ -23,6 +23,7 @@ from torch.multiprocessing import ProcessExitedException
 from relibra import megatron_on_cpu
 
 megatron_on_cpu.install()
+sys.path.append(str(Path(__file__).parents[1]))  # what folders of tests share
 
 import layouts  # noqa: E402  (builds on megatron, shims first)
 from megatron.core import parallel_state  # noqa: E402

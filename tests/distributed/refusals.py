@@ -11,10 +11,9 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import FullyShardedDataParallel, TorchFullyShardedDataParallel
-from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
 from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
 from megatron.core.transformer.moe import experts
-from megatron.core.transformer.moe.token_dispatcher import MoEFlexTokenDispatcher
+from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher, MoEFlexTokenDispatcher
 from networks import MODEL, Trained, routing
 from plans import ScriptedPlans
 
@@ -45,6 +44,10 @@ SET: dict[str, dict[str, Any]] = {
     "moe_paged_stash": {"moe_paged_stash": True},
     "moe_shared_expert_overlap": {"moe_shared_expert_overlap": True},
     "moe_expert_rank_capacity_factor": {"moe_expert_rank_capacity_factor": 1.5},
+    "expert_gtp_weight_remat_size": {"expert_gtp_weight_remat_size": 2},
+    "expert_tensor_parallel_num_weight_shards": {"expert_tensor_parallel_num_weight_shards": 2},
+    "gtp_weight_remat_size": {"gtp_weight_remat_size": 2},
+    "tensor_parallel_num_weight_shards": {"tensor_parallel_num_weight_shards": 2},
     "fp8": {"fp8": "hybrid"},
     "fp4": {"fp4": "e2m1"},
     "moe_router_padding_for_quantization": {"moe_router_padding_for_quantization": True},
@@ -92,6 +95,9 @@ def in_optimizer(holder: str, name: str, value: Any) -> Change:
 
 CHANGED: dict[str, Change] = {
     "flex": flex,
+    "another dispatcher": lambda trained: mock.patch.object(
+        trained.network.moe[1], "token_dispatcher", unbuilt(MoEAllGatherTokenDispatcher)
+    ),
     "legacy grouped gemm": lambda trained: mock.patch.object(
         trained.network.moe[1], "experts", unbuilt(getattr(experts, "GroupedMLP", experts.MegatronModule))
     ),
@@ -101,9 +107,7 @@ CHANGED: dict[str, Change] = {
     "use_precision_aware_optimizer": in_optimizer("config", "use_precision_aware_optimizer", True),
     "use_megatron_fsdp": in_optimizer("ddp_config", "use_megatron_fsdp", True),
     "several instances": in_optimizer("ddp_config", "num_distributed_optimizer_instances", 2),
-    "optimizer_cpu_offload": lambda trained: mock.patch.object(
-        trained.optimizer.chained_optimizers[0], "optimizer", unbuilt(HybridDeviceOptimizer)
-    ),
+    "optimizer_cpu_offload": in_optimizer("config", "optimizer_cpu_offload", True),
     "layer-wise optimizer": lambda trained: mock.patch.object(
         trained, "optimizer", unbuilt(LayerWiseDistributedOptimizer)
     ),

@@ -220,6 +220,8 @@ def both_phases(cluster: Cluster, **attachment: Any) -> Result:
         "phases": [str(report.phase) for report in plans.reports],
         "reorder_sent_bytes": [report.reorder_sent_bytes for report in plans.reports],
         "replica_sent_bytes": [report.replica_sent_bytes for report in plans.reports],
+        "reorder_s": [report.reorder_s for report in plans.reports],
+        "replica_wait_s": [report.replica_wait_s for report in plans.reports],
         "reported_load_matches": (plans.reports[0].realised_load_ML == recompute_load).all().item(),
     }
     agent.detach()

@@ -15,6 +15,13 @@ def test_S5_detaching_leaves_the_plain_model_bitwise(two_nodes):
         assert result["bitwise_step"]
 
 
+def test_S5_names_by_place_become_logical_names(two_nodes):
+    """What converters of frameworks need after a reorder."""
+    for result in two_nodes.of("detachment"):
+        assert result["moved"]
+        assert result["converters_agree"]
+
+
 def test_S5_a_training_forward_outside_a_micro_batch_is_refused(two_nodes):
     for result in two_nodes.of("guard"):
         assert "outside `agent.micro_batch(i)` while the step has replicas" in result["message"]

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.distributed
     ],
 )
 def test_S5_a_checkpoint_round_trip_is_bitwise(layout_run, case):
-    for result in layout_run("checkpoints").of(case):
+    for result in layout_run(f"checkpoint_{case}").of(case):
         assert result["num_compared"] > 100
         assert {"exp_avg", "exp_avg_sq", "weight"} <= set(result["kinds"])
         assert result["untouched"] == []

@@ -22,7 +22,7 @@ def test_S5_fp32_trains_as_plain_megatron(run, way):
     case = f"{way}-fp32"
     assert_active(run.of(case))
     worst = run.worst(case)
-    assert worst.keys() == {"loss", "grad", "grad_norm", "moments", "weights"}
+    assert worst.keys() == {"loss", "grad", "grad_norm", "moments", "weights", "expert_bias"}
     assert max(worst.values()) <= TOLERANCE, worst
 
 
@@ -85,6 +85,7 @@ def assert_active(results, *, tokens_per_rank=16):
     for step in range(2):
         assert sum(result["replica_sent_bytes"][step] for result in reports) > 0
         assert sum(result["reorder_sent_bytes"][step] for result in reports) > 0
+        assert min(result[kind][step] for result in reports for kind in ("reorder_s", "replica_wait_s")) > 0
         loads = [result["realised_load"][step] for result in reports]
         for micro_batch in zip(*loads, strict=True):
             per_layer = [sum(layer) for layer in zip(*micro_batch, strict=True)]

@@ -60,9 +60,10 @@ def test_S5_reordering_shards_of_the_distributed_optimizer_is_bitwise(two_groups
     assert set(two_groups.worst("sharded_bf16_reorder_only").values()) == {0.0}
 
 
-def test_S5_fifty_reorders_and_the_way_back_change_no_bit(two_groups):
-    assert all(result["num_moved_experts"] > 500 for result in two_groups.of("fifty_reorders"))
-    assert two_groups.worst("fifty_reorders") == {"moments": 0.0, "weights": 0.0}
+def test_S5_fifty_reorders_and_the_way_back_change_no_bit(layout_run):
+    run = layout_run("two_groups_for_long")
+    assert all(result["num_moved_experts"] > 500 for result in run.of("fifty_reorders"))
+    assert run.worst("fifty_reorders") == {"moments": 0.0, "weights": 0.0}
 
 
 def test_S5_the_comparison_sees_a_missing_gradient_return(two_nodes):
@@ -91,6 +92,8 @@ def test_S5_both_phases_of_a_step_execute_one_plan(two_nodes, name):
         assert result["reported_load_matches"]
         assert result["reorder_sent_bytes"][0] > 0
         assert result["reorder_sent_bytes"][1] == 0
+        assert result["reorder_s"][0] > result["reorder_s"][1] == 0
+        assert min(result["replica_wait_s"]) > 0
         # Forward alone sends weights, forward and backward also gradients.
         assert result["replica_sent_bytes"][1] >= result["replica_sent_bytes"][0]
         assert result["closed"]

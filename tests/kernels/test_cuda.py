@@ -91,6 +91,10 @@ def test_push_fills_the_slots_then_the_flag(run: Run, specs: list[tuple[int, int
     cuda.expert_push(run, tensors, slots, flag, value, num_sms)
     assert flag.item() == value
     assert all(map(torch.equal, slots, tensors))
+    slots[-1].fill_(_GUARD)
+    cuda.expert_push(run, tensors, slots, None, value, num_sms)
+    assert all(map(torch.equal, slots, tensors))
+    assert flag.item() == value
     arena.assert_untouched()
 
 

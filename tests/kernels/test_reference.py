@@ -138,6 +138,9 @@ def test_a_push_fills_slots_and_raises_the_flag() -> None:
     expert_push(tensors, slots, flag, 9)
     assert all(map(torch.equal, slots, tensors))
     assert flag.item() == 9
+    slots[1].zero_()
+    expert_push(tensors, slots)
+    assert all(map(torch.equal, slots, tensors))
 
 
 def test_a_wait_ends_when_the_flag_is_raised_or_the_time_is_over() -> None:

@@ -44,8 +44,8 @@ def packed_buffer(buffer: Tensor, tensors: Sequence[Tensor]) -> None:
         raise InvalidInput.of("buffer", expected=f"{size_bytes} bytes for {len(tensors)} tensors", got=buffer.numel())
 
 
-def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor, num_sms: int) -> None:
-    """Tensors, and as many slots in shape and dtype; an int64 flag; at least one multiprocessor."""
+def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor | None, num_sms: int) -> None:
+    """Tensors, and as many slots in shape and dtype; an int64 flag, if any; at least one multiprocessor."""
     if not tensors:
         raise InvalidInput.of("tensors", expected="at least one", got=0)
     if len(slots) != len(tensors):
@@ -54,8 +54,10 @@ def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor
         if (tensor.dtype, tensor.shape) != (slot.dtype, slot.shape):
             raise InvalidInput.of(f"slots[{i}]", expected=_of(tensor), got=_of(slot))
         _one_device(f"tensors[{i}]", tensors[0], [tensor])
-        _one_device(f"slots[{i}]", flag, [slot])
-    flag_of_peer(flag)
+        _one_device(f"slots[{i}]", slots[0], [slot])
+    if flag is not None:
+        flag_of_peer(flag)
+        _one_device("flag", slots[0], [flag])
     if num_sms < 1:
         raise InvalidInput.of("num_sms", expected="at least 1", got=num_sms)
 

@@ -52,12 +52,12 @@ def expert_unpack(run: Run, buffer: Tensor, into: Sequence[Tensor]) -> None:
 
 
 def expert_push(
-    run: Run, tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor, value: int, num_sms: int
+    run: Run, tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor | None, value: int, num_sms: int
 ) -> None:
     """`reference.expert_push`; a block of 1024 threads keeps one multiprocessor busy."""
     segments = [(t.data_ptr(), slot.data_ptr(), t.nbytes) for t, slot in zip(tensors, slots, strict=True)]
     tables = list(_tables(segments)) or [(Segments(), 0)]
-    num_arrived = torch.zeros(1, dtype=torch.int32, device=tensors[0].device)
+    num_arrived = torch.zeros(1, dtype=torch.int32, device=tensors[0].device) if flag is not None else None
     for i, (table, num_tiles) in enumerate(tables):
         # Launches follow one another on the stream, so the last one's flag speaks for all.
         last_flag = flag if i == len(tables) - 1 else None

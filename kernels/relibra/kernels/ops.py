@@ -122,20 +122,27 @@ def expert_unpack(buffer: Tensor, into: Sequence[Tensor]) -> None:
 @torch.library.custom_op(
     "relibra::expert_push",
     mutates_args=("slots", "flag"),
-    schema="(Tensor[] tensors, Tensor(a!)[] slots, Tensor(b!) flag, int value, int num_sms) -> ()",
+    schema="(Tensor[] tensors, Tensor(a!)[] slots, Tensor(b!)? flag, int value, int num_sms) -> ()",
 )
-def _expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor, value: int, num_sms: int) -> None:
+def _expert_push(
+    tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor | None, value: int, num_sms: int
+) -> None:
     checks.expert_push(tensors, slots, flag, num_sms)
-    run = _kernels(tensors[0].device, [*tensors, *slots, flag])
+    run = _kernels(tensors[0].device, [*tensors, *slots])
     if run is None:
         reference.expert_push(tensors, slots, flag, value)
         return
-    run.reach(flag.device.index)
+    run.reach(slots[0].device.index)
     cuda.expert_push(run, tensors, slots, flag, value, num_sms)
 
 
 def expert_push(
-    tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor, value: int, *, num_sms: int = 16
+    tensors: Sequence[Tensor],
+    slots: Sequence[Tensor],
+    flag: Tensor | None = None,
+    value: int = 0,
+    *,
+    num_sms: int = 16,
 ) -> None:
     """`reference.expert_push` by a kernel that takes few multiprocessors, beside computation on other streams.
 
@@ -143,11 +150,12 @@ def expert_push(
         tensors: at least one, all on one device.
         slots: memory of the peer, such as tensors that CUDA IPC opened; one for each tensor, of its shape and dtype.
         flag: int64, one element, on the device of the slots. It should count up, as the peer waits for a least value.
+            None where the peer hears of it another way.
         value: what the flag becomes after all bytes are there, to whoever sees it.
         num_sms: multiprocessors that push.
 
     Raises:
-        InvalidInput: a tensor and its slot differ, or the flag is no int64.
+        InvalidInput: a tensor and its slot differ, slots are on several devices, or the flag is no int64.
         RelibraError: the two devices cannot reach each other.
     """
     _expert_push([tensor.detach() for tensor in tensors], [slot.detach() for slot in slots], flag, value, num_sms)

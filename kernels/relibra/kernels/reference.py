@@ -84,14 +84,15 @@ def expert_unpack(buffer: Tensor, into: Sequence[Tensor]) -> None:
         tensor.detach().copy_(place)
 
 
-def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor, value: int) -> None:
-    """Write each tensor to its slot, memory that another process reads, then `value` to `flag`.
+def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor | None, value: int) -> None:
+    """Write each tensor to its slot, memory that another process reads, then `value` to `flag`, if there is one.
 
     Whoever reads `value` from the flag also reads all of the tensors.
     """
     for tensor, slot in zip(tensors, slots, strict=True):
         slot.detach().copy_(tensor.detach())
-    flag.fill_(value)
+    if flag is not None:
+        flag.fill_(value)
 
 
 def flag_wait(flag: Tensor, value: int, timeout_s: float) -> Tensor:

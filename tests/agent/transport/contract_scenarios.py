@@ -1,8 +1,6 @@
 """What ranks do with every transport; each scenario returns JSON for its tests."""
 
 import gc
-import os
-import time
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,28 +15,33 @@ from relibra.agent.cells import Copy
 from relibra.agent.transport import (
     ExpertTransport,
     Handle,
-    HostWeights,
     Parcel,
     PeerTransport,
     ProcessGroupTransport,
-    Pull,
     fetch_copies,
     return_gradients,
 )
 from relibra.errors import RelibraError
 
 TIMEOUT_S = 20.0
-SHORT_S = 0.3
+SHORT_S = 0.5
 DTYPES = [torch.uint8, torch.bfloat16, torch.float32]
 Result = dict[str, Any]
 Make = Callable[[dist.ProcessGroup, float], ExpertTransport]
 NUM_CELLS = 500
 
 
-def process_group(group: dist.ProcessGroup, timeout_s: float) -> ExpertTransport:
+def impatient(group: dist.ProcessGroup, timeout_s: float) -> dist.ProcessGroup:
+    """The same ranks, who connect within that time, too."""
+    dist.barrier(group)
     ranks = dist.get_process_group_ranks(group)
     own = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), use_local_synchronization=True)
-    return ProcessGroupTransport(own)
+    assert own is not None
+    return own
+
+
+def process_group(group: dist.ProcessGroup, timeout_s: float) -> ExpertTransport:
+    return ProcessGroupTransport(impatient(group, timeout_s))
 
 
 def peer(group: dist.ProcessGroup, timeout_s: float) -> ExpertTransport:
@@ -126,6 +129,19 @@ def reuse(make: Make, group: dist.ProcessGroup) -> Result:
     return {"messages": messages, "is_right": bool((slot == 2).all())}
 
 
+def wrong_size(make: Make, group: dist.ProcessGroup) -> Result:
+    """One byte too many and one too few, on a transport each; it is not for use after that."""
+    rank, peer, results = dist.get_rank(group), dist.get_rank(group) ^ 1, list[tuple[str, bool]]()
+    for sent_bytes in (7, 9):
+        transport, received = make(group, SHORT_S), torch.zeros(8, dtype=torch.uint8)
+        sent = torch.ones(sent_bytes, dtype=torch.uint8)
+        sends, receives = ([Parcel(peer, sent)], []) if rank % 2 else ([], [Parcel(peer, received)])
+        message = message_of(transport.start(sends, receives).wait)
+        dist.barrier(group)  # who drops the transport first is gone to the others
+        results.append((message, bool(received.any())))
+    return {"is_sender": bool(rank % 2), "results": results}
+
+
 def relays(make: Make, group: dist.ProcessGroup) -> Result:
     """A chain through all ranks in one call, larger than all that is under way at a time; or a refusal."""
     rank, world, transport = dist.get_rank(group), dist.get_world_size(group), make(group, TIMEOUT_S)
@@ -198,35 +214,8 @@ def schedules(make: Make, group: dist.ProcessGroup) -> Result:
     return {"wrong": num_wrong + sum(cell.num_wrong() for cell in under_way), "copies": num_copies}
 
 
-def hung_and_dead_peer(group: dist.ProcessGroup) -> Result:
-    """The last rank does not take part for a while, and then dies with messages to and from it under way."""
-    rank, last = dist.get_rank(group), dist.get_world_size(group) - 1
-    store = dist.distributed_c10d._get_default_store()
-    hung = {name: make(group, SHORT_S) for name, make in TRANSPORTS.items()}
-    dead = {name: make(group, TIMEOUT_S) for name, make in TRANSPORTS.items()}
-    host = HostWeights(group, [[torch.full((4,), float(rank))]])
-    host.refresh()
-    key = f"dead/{dist.get_process_group_ranks(group)}"
-
-    def exchange(transport: ExpertTransport) -> None:
-        transport.start([Parcel(last, torch.zeros(1 << 20))], [Parcel(last, torch.zeros(1 << 20))]).wait()
-
-    if rank == last:
-        store.wait([f"{key}/{each}" for each in range(last)])
-        os._exit(0)
-    result: Result = {f"hung/{name}": message_of(partial(exchange, each)) for name, each in hung.items()}
-    store.set(f"{key}/{rank}", "")
-    began = time.monotonic()
-    result |= {f"dead/{name}": message_of(partial(exchange, each)) for name, each in dead.items()}
-    result["in_time"] = time.monotonic() - began < TIMEOUT_S / 2
-    pulled = torch.zeros(4)
-    host.start([Pull(last, 0, [pulled])]).wait()
-    return result | {"pulled": pulled.tolist(), "dead/host": message_of(host.refresh)}
-
-
 SCENARIOS: dict[str, Callable[[dist.ProcessGroup], Result]] = {
     f"{name}/{scenario.__name__}": partial(scenario, make)
     for name, make in TRANSPORTS.items()
-    for scenario in (arrival, ownership, refusal, reuse, relays, schedules)
+    for scenario in (arrival, ownership, refusal, reuse, wrong_size, relays, schedules)
 }
-LAST = {"lost": hung_and_dead_peer}

@@ -55,15 +55,23 @@ def test_S5_thousands_of_random_schedules_deliver_every_copy_and_end(node_run, r
         assert result["copies"] > 500
 
 
-def test_a_peer_that_dies_is_named(node_run, transport):
-    for result in node_run("lost")[:3]:
-        message = result[f"dead/{transport}"]
-        assert message.startswith("RelibraError: ranks [3] of the group did not send or take experts in time")
+def test_a_parcel_of_another_size_than_expected_fails_its_receiver_and_is_not_delivered(node_run, ranks, transport):
+    for rank, result in enumerate(node_run(f"{ranks}{transport}/wrong_size")):
+        for message, is_delivered in result["results"]:
+            assert not is_delivered
+            if not result["is_sender"]:
+                peer = 1 if ranks else rank + 1
+                assert message.startswith(f"RelibraError: ranks [{peer}] of the group did not send or take experts in")
+
+
+@pytest.mark.parametrize("fault", ["hung", "dead"])
+def test_a_peer_that_hangs_or_dies_is_named_in_time(node_run, ranks, transport, fault):
+    """The last of four ranks, and of two; who hangs is given up after the timeout."""
+    survivors = node_run(f"{ranks}lost")
+    assert len(survivors) == (1 if ranks else 3)
+    for result in survivors:
+        message = result[f"{fault}/{transport}"]
+        peer = result["peer"]
+        assert message.startswith(f"RelibraError: ranks [{peer}] of the group did not send or take experts in time")
         assert message.endswith("restart from the last checkpoint")
         assert result["in_time"]
-
-
-def test_a_peer_that_hangs_is_named_after_the_timeout(node_run, transport):
-    for result in node_run("lost")[:3]:
-        message = result[f"hung/{transport}"]
-        assert message.startswith("RelibraError: ranks [3] of the group did not send or take experts in time")

@@ -3,13 +3,16 @@
 import os
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from relibra.agent.transport.engine import Engine, Mover
 from relibra.agent.transport.lanes import CHUNKS_PER_LANE, Item, Kind, Lane, Pipes
+from relibra.agent.transport.push import PushSpeed, PushSpeeds
 
 CHUNK_BYTES, TIMEOUT_S = 8, 20.0
 
@@ -44,6 +47,34 @@ class Clumsy(Mover):
         if self._poison is not None and bool((source == self._poison).any()):
             raise MemoryError("injected")
         super().copy(into, source, ready)
+
+
+class Pushes(TorchDispatchMode):
+    """How often something was pushed by the kernel's operator."""
+
+    num = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num += func is torch.ops.relibra.expert_push.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("kernel_us", "is_by_kernel"), [(1.0, True), (200.0, False)])
+def test_a_mover_pushes_by_the_way_that_costs_least_and_copies_by_copy_engine(
+    kernel_us: float, is_by_kernel: bool
+) -> None:
+    speeds = PushSpeeds(
+        copy_engine=PushSpeed(launch_us=100.0, bytes_per_us=1e9),
+        kernel=PushSpeed(launch_us=kernel_us, bytes_per_us=1e9),
+    )
+    mover = Mover(torch.device("cpu"), speeds)
+    into = torch.zeros(2, 50, dtype=torch.uint8)
+    with Pushes() as pushes:
+        mover.copy(into[0], numbers(50), mover.ready())
+        assert pushes.num == 0
+        mover.push(into[1], numbers(50), mover.ready())
+        assert pushes.num == is_by_kernel
+    assert torch.equal(into, numbers(50).expand(2, 50))
 
 
 class Rank:
@@ -151,6 +182,18 @@ def test_what_is_relayed_leaves_before_all_of_it_has_arrived(three: list[Rank]) 
     three[0].go()
     rest.wait()
     assert torch.equal(middle, numbers(2 * CHUNK_BYTES))
+
+
+@pytest.mark.parametrize("sent_bytes", [5, 7])
+def test_a_parcel_of_another_size_is_refused_with_both_sizes(three: list[Rank], sent_bytes: int) -> None:
+    into = torch.zeros(6, dtype=torch.uint8)
+    three[0].send(1, numbers(sent_bytes) + 1)
+    received, _ = three[1].expect(0, into)
+    for rank in three:
+        rank.go()
+    received.wait()
+    assert received.why == f"expected chunk 0 of a parcel of 6 bytes, got chunk 0 of one of {sent_bytes} bytes"
+    assert not into.any()
 
 
 def test_who_waits_for_a_rank_that_ended_is_told(three: list[Rank]) -> None:

@@ -19,7 +19,10 @@ def test_misuse_is_refused_by_name(node_run):
         assert result["early"].startswith("RelibraError: 1 pulls are under way")
 
 
-def test_a_dead_rank_is_named_and_its_weights_are_still_there(node_run):
-    for result in node_run("lost")[:3]:
-        assert result["pulled"] == [3.0] * 4
-        assert result["dead/host"].startswith("RelibraError: the host copy of weights: not all ranks took part in time")
+@pytest.mark.parametrize("ranks", ["", "pair/"])
+@pytest.mark.parametrize("fault", ["hung", "dead"])
+def test_a_refresh_ends_without_a_rank_whose_weights_are_still_there(node_run, ranks, fault):
+    for result in node_run(f"{ranks}lost"):
+        message = result[f"{fault}/host"]
+        assert message.startswith("RelibraError: the host copy of weights: not all ranks took part in time")
+        assert result["pulled"] == [float(result["peer"])] * 4

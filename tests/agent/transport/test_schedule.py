@@ -7,25 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transfer_cells import transfer_cells
 
 from relibra.agent.cells import Copy, StepCells
 from relibra.agent.placement import Placement
 from relibra.agent.transport import TransferSchedule, rounds, transfer_schedule
-
-
-@st.composite
-def cells(draw: st.DrawFn) -> tuple[Copy, ...]:
-    """At most one copy of an expert on a rank, never at home."""
-    num_ranks = draw(st.integers(2, 8))
-    homes = st.tuples(st.integers(0, num_ranks - 1), st.integers(0, 3))
-    wanted = draw(st.lists(st.tuples(homes, st.integers(0, num_ranks - 1)), unique=True, max_size=24))
-    copies, slots = list[Copy](), Counter[int]()
-    for (home, slot), rank in sorted(wanted):
-        if rank != home:
-            copies.append(Copy(home, slot, rank, slots[rank]))
-            slots[rank] += 1
-    return tuple(copies)
-
 
 speeds = st.just(0.0) | st.floats(0.01, 100)
 
@@ -37,7 +23,7 @@ def lasts(plan: TransferSchedule, copies: tuple[Copy, ...], host_speed: float) -
 
 
 @settings(max_examples=500)
-@given(cells(), st.booleans(), speeds)
+@given(transfer_cells(), st.booleans(), speeds)
 def test_every_copy_is_delivered_once_from_who_has_it_without_conflicts(
     copies: tuple[Copy, ...], relays: bool, host_speed: float
 ) -> None:
@@ -66,7 +52,7 @@ def test_every_copy_is_delivered_once_from_who_has_it_without_conflicts(
     assert host_speed or not plan.from_host
 
 
-@given(cells(), st.booleans(), speeds)
+@given(transfer_cells(), st.booleans(), speeds)
 def test_both_ways_together_are_never_slower_than_one(
     copies: tuple[Copy, ...], relays: bool, host_speed: float
 ) -> None:
@@ -76,7 +62,7 @@ def test_both_ways_together_are_never_slower_than_one(
         assert both <= max(Counter(copy.destination_rank for copy in copies).values(), default=0) / host_speed
 
 
-@given(cells())
+@given(transfer_cells())
 def test_without_relays_waves_stay_below_twice_the_busiest_rank(copies: tuple[Copy, ...]) -> None:
     plan = transfer_schedule(copies, relays=False)
     sent = max(Counter(copy.source_rank for copy in copies).values(), default=0)

@@ -70,6 +70,15 @@ class Agent:
         return self._homes.placement.home_rank_LE.copy()
 
     @property
+    def expert_of_place_LE(self) -> NDArray[np.int32]:
+        """The logical expert at every place, of all layers of the model, int32 `[L, E]`; changes in `begin_step` only.
+
+        A place is what megatron numbers: EP rank x experts per rank + position among the rank's experts. Whoever names
+        experts by place, as converters do, must look each one up here.
+        """
+        return self._homes.placement.expert_of_place_LE
+
+    @property
     def ep_rank(self) -> int:
         """This rank within its EP group."""
         return self._groups.seat.ep_rank
@@ -115,7 +124,9 @@ class Agent:
                 is_first=is_first,
                 realised=RealisedLoad(self._steps.cells.num_micro_batches, self._config.model.num_layers),
                 reorder_sent_bytes=self._outcome.reorder_sent_bytes if is_first else 0,
+                reorder_s=self._outcome.reorder_s if is_first else 0.0,
                 sent_bytes_before=self._node.transport.sent_bytes,
+                waited_before_s=self._node.transport.waited_s,
             )
         )
         return self._outcome
@@ -234,3 +245,4 @@ class Agent:
         if self._records:
             last = self._records[-1]
             last.replica_sent_bytes = self._node.transport.sent_bytes - last.sent_bytes_before
+            last.replica_wait_s = self._node.transport.waited_s - last.waited_before_s

@@ -123,7 +123,7 @@ def _gathered(mine: torch.Tensor, what: str, group: dist.ProcessGroup) -> list[t
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     with noticing_death(what):
         dist.all_gather(gathered, mine, group=group)
-    return gathered
+        return [each.cpu() for each in gathered]
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -21,6 +21,7 @@ from relibra.agent.replicate import Node
 from relibra.agent.session import Session
 from relibra.agent.slots import Slots
 from relibra.agent.transport import ExpertTransport, PeerTransport, ProcessGroupTransport
+from relibra.agent.waiting import TimedTransport
 from relibra.errors import InvalidInput, RelibraError
 
 
@@ -83,6 +84,7 @@ def attach(
         if config.transport == "peer"
         else ProcessGroupTransport(groups.node)
     )
+    timed = TimedTransport(transport)
     is_fused = any(layer.config.gradient_accumulation_fusion for layer, _ in found)
     slots = Slots(experts, config.cluster.redundant_slots, device, with_gradients=is_fused)
     gathered = {index: megatron.gathering(chunk, layer.experts) for index, (layer, chunk) in by_index.items()}
@@ -98,11 +100,7 @@ def attach(
         homes=homes,
         groups=groups,
         plans=plans or Session(config, groups.seat.ep_rank),
-        node=Node(
-            transport=transport,
-            slots=slots,
-            fetcher=Fetcher(transport, slots, experts, gathered, host_copy),
-        ),
+        node=Node(transport=timed, slots=slots, fetcher=Fetcher(timed, slots, experts, gathered, host_copy)),
         replay_obstacle=next(filter(None, (replay_obstacle(layer.config) for layer, _ in found)), None),
         device=device,
     )

@@ -2,16 +2,26 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from relibra.errors import Unsupported
+from relibra.agent.refusals import unsupported
 
 ExpertsForward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """(tokens sorted by expert, tokens per expert, probabilities) -> (outputs, bias)."""
+
+
+class Dispatched(NamedTuple):
+    """What a dispatcher hands to experts."""
+
+    tokens: Tensor
+    """Sorted by physical slot."""
+    tokens_per_slot: Tensor
+    probs: Tensor
+    """Of each token."""
 
 
 class Experts(Protocol):
@@ -32,21 +42,12 @@ class Experts(Protocol):
     def name(self, tensor: int, expert: int) -> str:
         """Return the name within the module of a parameter of an expert, counted as `parameters` are."""
 
-    def run(
-        self,
-        forward: ExpertsForward,
-        tokens: Tensor,
-        tokens_per_slot: Tensor,
-        probs: Tensor,
-        replicas: Sequence[Sequence[Tensor]],
-    ) -> Tensor:
+    def run(self, forward: ExpertsForward, dispatched: Dispatched, replicas: Sequence[Sequence[Tensor]]) -> Tensor:
         """Run the home slots and the filled redundant slots.
 
         Args:
             forward: the module's own forward.
-            tokens: sorted by physical slot.
-            tokens_per_slot: of each physical slot.
-            probs: of each token.
+            dispatched: for all physical slots of this rank.
             replicas: weights of the filled redundant slots, the first ones; the others have no tokens.
         """
 
@@ -65,15 +66,9 @@ class SequentialExperts:
         """See `Experts`."""
         return f"local_experts.{expert}.{self._names[tensor]}"
 
-    def run(
-        self,
-        forward: ExpertsForward,
-        tokens: Tensor,
-        tokens_per_slot: Tensor,
-        probs: Tensor,
-        replicas: Sequence[Sequence[Tensor]],
-    ) -> Tensor:
+    def run(self, forward: ExpertsForward, dispatched: Dispatched, replicas: Sequence[Sequence[Tensor]]) -> Tensor:
         """See `Experts`."""
+        tokens, tokens_per_slot, probs = dispatched
         num_home = self.num_home_slots
         sizes = [int(tokens_per_slot[:num_home].sum()), *tokens_per_slot[num_home : num_home + len(replicas)].tolist()]
         home, *tokens_of = torch.split(tokens[: sum(sizes)], sizes)
@@ -103,9 +98,8 @@ class GroupedExperts:
         self._kinds = kinds
         self.num_home_slots = int(module.num_local_experts)
         if any(f"weight{slot}" not in linear._parameters for _, linear in self._linears for slot in self._slots):
-            raise Unsupported(
-                "relibra's agent does not support grouped experts without a parameter weight{i} for every expert; use "
-                "moe_single_grouped_weight=False"
+            raise unsupported(
+                "grouped experts without a parameter weight{i} for every expert", "moe_single_grouped_weight=False"
             )
         self.parameters = [[linear.get_parameter(f"{kind}{slot}") for _, linear, kind in kinds] for slot in self._slots]
 
@@ -118,15 +112,9 @@ class GroupedExperts:
         linear_name, _, kind = self._kinds[tensor]
         return f"{linear_name}.{kind}{expert}"
 
-    def run(
-        self,
-        forward: ExpertsForward,
-        tokens: Tensor,
-        tokens_per_slot: Tensor,
-        probs: Tensor,
-        replicas: Sequence[Sequence[Tensor]],
-    ) -> Tensor:
+    def run(self, forward: ExpertsForward, dispatched: Dispatched, replicas: Sequence[Sequence[Tensor]]) -> Tensor:
         """See `Experts`."""
+        tokens, tokens_per_slot, probs = dispatched
         with self._extended(replicas):
             return forward(tokens, tokens_per_slot[: self.num_home_slots + len(replicas)], probs)[0]
 

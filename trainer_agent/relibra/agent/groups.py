@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from relibra.agent.config import AgentConfig
-from relibra.errors import InvalidInput, Unsupported
+from relibra.agent.refusals import unsupported
+from relibra.errors import InvalidInput
 
 
 class Seat(NamedTuple):
@@ -54,9 +55,8 @@ class Topology:
         stages: dict[tuple[int, ...], None] = {}
         for member in members:
             if list(member.ep_ranks) != sorted(member.ep_ranks):
-                raise Unsupported(
-                    f"relibra's agent does not support an EP group whose ranks are ordered {member.ep_ranks}; use "
-                    "megatron's own groups, which ascend"
+                raise unsupported(
+                    f"an EP group whose ranks are ordered {member.ep_ranks}", "megatron's own groups, which ascend"
                 )
             of_stage = {r for peer in member.edp_ranks for r in members[peer].ep_ranks}
             stages[tuple(sorted(of_stage, key=lambda r: (seats[r].ep_group, seats[r].ep_rank)))] = None
@@ -70,9 +70,9 @@ class Topology:
         held = [{members[rank].layer_numbers for rank in ranks} for ranks in stages]
         numbers = [number for layers in held for number in min(layers)]
         if any(len(layers) > 1 for layers in held) or len(set(numbers)) != len(numbers):
-            raise Unsupported(
-                f"relibra's agent does not support MoE layers that are numbered {held} by the pipeline stages; use "
-                "layers whose layer_number is unique over the model and equal on all ranks of a stage"
+            raise unsupported(
+                f"MoE layers that are numbered {held} by the pipeline stages",
+                "layers whose layer_number is unique over the model and equal on all ranks of a stage",
             )
         if len(numbers) != config.model.num_layers:
             raise InvalidInput.of(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from relibra.agent.cells import SlotTable, StepCells
-from relibra.agent.experts import Experts, ExpertsForward
+from relibra.agent.experts import Dispatched, Experts, ExpertsForward
 from relibra.agent.micro_batch import MicroBatch
 from relibra.agent.replicate import Node, Visit
 from relibra.agent.uses import Moment, Use
@@ -79,7 +79,7 @@ class LayerExecution:
         if visit is None:
             return forward(tokens, tokens_per_slot[: self.experts.num_home_slots], probs)
         tokens, probs, replicas = visit.begin(tokens, probs)
-        outputs = self.experts.run(forward, tokens, tokens_per_slot, probs, replicas)
+        outputs = self.experts.run(forward, Dispatched(tokens, tokens_per_slot, probs), replicas)
         return visit.end(outputs, replicas), None
 
     def _visit_of(self, micro_batch: MicroBatch) -> Visit | None:

@@ -25,6 +25,7 @@ class StepOutcome:
     """Of this rank's EP group, over all cells of the step."""
     reorder_sent_bytes: int = 0
     plan_wait_s: float = 0.0
+    reorder_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,15 +39,19 @@ class PhaseRecord:
     realised: RealisedLoad
     sent_bytes_before: int
     """Replica traffic of the agent so far."""
+    waited_before_s: float
+    """For replica traffic so far."""
     replica_sent_bytes: int = 0
+    replica_wait_s: float = 0.0
     routed_LTK: dict[int, Tensor] = field(default_factory=dict)
     """Routing given for micro-batches."""
     begun_by_chunk: dict[int, int] = field(default_factory=dict)
     """Micro-batches whose forward began, by id of the model chunk."""
     reorder_sent_bytes: int = 0
+    reorder_s: float = 0.0
 
     def add_up(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        """Collective: sum over the ranks of `group`, stages of a pipeline, what each counted.
+        """Collective: sum over the ranks of `group`, stages of a pipeline, what each counted; of times, the longest.
 
         Raises:
             RelibraError: a stage is gone.
@@ -57,10 +62,13 @@ class PhaseRecord:
             self.realised.grow(int(num_micro_batches.item()))
             load_ML = torch.from_numpy(self.realised.load_ML).to(device)
             sent_bytes = torch.tensor([self.reorder_sent_bytes, self.replica_sent_bytes], device=device)
+            lasted_s = torch.tensor([self.reorder_s, self.replica_wait_s], dtype=torch.float64, device=device)
             for each in (load_ML, sent_bytes):
                 dist.all_reduce(each, group=group)
-        self.realised = RealisedLoad.of(load_ML.cpu().numpy())
-        self.reorder_sent_bytes, self.replica_sent_bytes = sent_bytes.tolist()
+            dist.all_reduce(lasted_s, dist.ReduceOp.MAX, group=group)
+            self.realised = RealisedLoad.of(load_ML.cpu().numpy())
+            self.reorder_sent_bytes, self.replica_sent_bytes = sent_bytes.tolist()
+            self.reorder_s, self.replica_wait_s = lasted_s.tolist()
 
     def report(self, *, ep_group: int, ep_rank: int) -> ExecutionReport:
         """Return what the planner is told."""
@@ -75,4 +83,6 @@ class PhaseRecord:
             reorder_sent_bytes=self.reorder_sent_bytes,
             replica_sent_bytes=self.replica_sent_bytes,
             plan_wait_s=self.outcome.plan_wait_s if self.is_first else 0.0,
+            reorder_s=self.reorder_s,
+            replica_wait_s=self.replica_wait_s,
         )

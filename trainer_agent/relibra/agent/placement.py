@@ -72,10 +72,12 @@ class Placement:
         )
         return [Move(*map(int, row)) for row in zip(*columns, strict=True)]
 
+    @property
+    def expert_of_place_LE(self) -> NDArray[np.int32]:
+        """The logical expert at every place, rank * E/R + slot; int32 `[L, E]`, in every layer a permutation."""
+        return np.lexsort((self.home_slot_LE, self.home_rank_LE)).astype(np.int32)
+
     def expert_of_slot(self, rank: int) -> NDArray[np.int32]:
         """Return the logical expert in every home slot of `rank`, int32 `[L, E/R]`."""
-        layer_n, expert_n = np.nonzero(self.home_rank_LE == rank)
-        num_layers = len(self.home_rank_LE)
-        expert_LS = np.empty((num_layers, len(layer_n) // num_layers), dtype=np.int32)
-        expert_LS[layer_n, self.home_slot_LE[layer_n, expert_n]] = expert_n
-        return expert_LS
+        num_slots = int(self.home_slot_LE.max()) + 1
+        return self.expert_of_place_LE[:, rank * num_slots : (rank + 1) * num_slots]

@@ -38,13 +38,35 @@ def config_refusals(config: Any, *, expert_tensor_parallel_size: int) -> list[Un
     # From 0.18 on the scopes are called modules, and the old name is None.
     graphed = getattr(config, "cuda_graph_modules", None) or config.cuda_graph_scope or ("full layer",)
     scopes = {str(getattr(scope, "name", scope)) for scope in graphed}
+    dispatcher = config.moe_token_dispatcher_type
     refusals = (
+        (dispatcher != "alltoall", f"moe_token_dispatcher_type={dispatcher!r}", "'alltoall'"),
         (
             bool(config.moe_router_fusion and config.moe_enable_routing_replay),
             "moe_router_fusion=True, which ignores routing replay",
             "moe_router_fusion=False",
         ),
         (expert_tensor_parallel_size > 1, "expert tensor parallelism", "expert_tensor_parallel_size=1"),
+        (
+            _is_sharded(
+                config,
+                "expert_gtp_weight_remat_size",
+                "expert_tensor_parallel_num_weight_shards",
+                expert_tensor_parallel_size,
+            ),
+            "expert_tensor_parallel_num_weight_shards (expert_gtp_weight_remat_size), which shards weights of experts",
+            "expert_tensor_parallel_num_weight_shards=None",
+        ),
+        (
+            _is_sharded(
+                config,
+                "gtp_weight_remat_size",
+                "tensor_parallel_num_weight_shards",
+                config.tensor_model_parallel_size or 1,
+            ),
+            "tensor_parallel_num_weight_shards (gtp_weight_remat_size), with which it was not tested",
+            "tensor_parallel_num_weight_shards=None",
+        ),
         (
             config.cuda_graph_impl != "none" and not scopes <= {"attn", "mlp", "mamba"},
             f"a CUDA graph over MoE layers (cuda_graph_scope {', '.join(sorted(scopes))})",
@@ -90,6 +112,42 @@ def config_refusals(config: Any, *, expert_tensor_parallel_size: int) -> list[Un
         ),
     )
     return [unsupported(what, alternative) for refused, what, alternative in refusals if refused]
+
+
+def _is_sharded(config: Any, size: str, num_shards: str, num_tensor_ranks: int) -> bool:
+    """Whether weights are in more parts than tensor parallelism makes, from 0.19 on: `size` is derived when built."""
+    return (getattr(config, size, None) or 1) > 1 or (getattr(config, num_shards, None) or 1) > num_tensor_ranks
+
+
+def optimizer_refusals(config: Any) -> list[Unsupported]:
+    """Return everything that is refused in an OptimizerConfig, or in what has its fields."""
+    refusals = (
+        (
+            config.use_precision_aware_optimizer,
+            "use_precision_aware_optimizer=True, which shows copies of its state only",
+            "use_precision_aware_optimizer=False",
+        ),
+        (
+            config.optimizer_cpu_offload,
+            "optimizer_cpu_offload=True, which keeps state where a reorder cannot move it",
+            "optimizer_cpu_offload=False",
+        ),
+    )
+    return [unsupported(what, alternative) for refused, what, alternative in refusals if refused]
+
+
+def ddp_refusals(config: Any) -> list[Unsupported]:
+    """Return everything that is refused in a DistributedDataParallelConfig, or in what has its fields."""
+    refusals = [sharding("use_megatron_fsdp=True")] if config.use_megatron_fsdp else []
+    if (config.num_distributed_optimizer_instances or 1) > 1:
+        what = "num_distributed_optimizer_instances > 1, which keeps parts of the state in several copies"
+        refusals.append(unsupported(what, "num_distributed_optimizer_instances=1"))
+    return refusals
+
+
+def sharding(what: str) -> Unsupported:
+    """Build the refusal of what shards a model's parameters over data-parallel ranks."""
+    return unsupported(f"{what}, which shards weights of experts", "megatron's DistributedDataParallel")
 
 
 def unsupported(what: str, alternative: str) -> Unsupported:

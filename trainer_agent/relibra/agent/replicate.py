@@ -23,15 +23,15 @@ from relibra.agent.experts import Experts
 from relibra.agent.fetch import Fetcher
 from relibra.agent.gradient_return import GradientReturn, returning, trained
 from relibra.agent.slots import NUM_SIDES, Slots
-from relibra.agent.transport import ExpertTransport
 from relibra.agent.uses import Moment, Use, next_use
+from relibra.agent.waiting import TimedTransport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """What the layers of a rank share, to work with the other ranks of the node."""
 
-    transport: ExpertTransport
+    transport: TimedTransport
     slots: Slots
     fetcher: Fetcher
 

@@ -62,11 +62,13 @@ class Steps:
             return StepOutcome(step=step, applied=None, reason=reason + own, plan_wait_s=plan_wait_s)
         placement = self._homes.placement
         num_moved_experts = int((plan.home_rank_LE != placement.home_rank_LE).sum())
+        began = time.monotonic()
         sent_bytes, failure = self._move_to(placement.rehomed(plan.home_rank_LE))
+        reorder_s = time.monotonic() - began
         if failure is not None:
             reason = f"the reorder was undone: {failure}"
             log.error("step %d keeps its placement, without replicas: %s", step, reason)
-            return StepOutcome(step=step, applied=None, reason=reason, plan_wait_s=plan_wait_s)
+            return StepOutcome(step=step, applied=None, reason=reason, plan_wait_s=plan_wait_s, reorder_s=reorder_s)
         self._accepted_epoch = plan_id.epoch
         self._cells = self._cells_of(plan)
         return StepOutcome(
@@ -77,6 +79,7 @@ class Steps:
             num_replicas=self.cells.num_replicas,
             reorder_sent_bytes=sent_bytes,
             plan_wait_s=plan_wait_s,
+            reorder_s=reorder_s,
         )
 
     def close(self) -> None:

@@ -2,8 +2,9 @@
 // flag_wait: the peer's side of it.
 #include "segments.cuh"
 
-// A null flag is left to a later launch on the stream. The flag is written after every byte: each block's writes happen before its system fence (the barrier makes the fence
-// of one thread speak for all), the fence before its arrival, and all arrivals before the flag.
+// A null flag is left to a later launch on the stream, if there is one at all. The flag is written after every byte:
+// the writes of each block happen before its system fence (the barrier makes the fence of one thread speak for all),
+// the fence before its arrival, and all arrivals before the flag.
 extern "C" __global__ void __launch_bounds__(1024)
     expert_push(const __grid_constant__ Segments segments, int* num_arrived, volatile long long* flag,
                 long long value) {

@@ -11,8 +11,8 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 from torch import nn
 
-from relibra.agent.refusals import check_config, unsupported
-from relibra.errors import InvalidInput, Unsupported
+from relibra.agent.refusals import check_config, sharding, unsupported
+from relibra.errors import InvalidInput
 from relibra.planning import Cluster, Model
 
 _WRAPPERS = ("DistributedDataParallel", "Float16Module")
@@ -23,7 +23,7 @@ def unwrap(chunk: nn.Module) -> nn.Module:
     while type(chunk).__name__ in _WRAPPERS:
         chunk = chunk.module  # type: ignore[assignment]
     if "FullyShardedDataParallel" in type(chunk).__name__ or "FSDP" in type(chunk).__name__:
-        raise Unsupported(f"{type(chunk).__name__} shards expert weights; use megatron's DistributedDataParallel")
+        raise sharding(type(chunk).__name__)
     return chunk
 
 
@@ -41,8 +41,9 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
         Unsupported: it is configured in a way the agent cannot execute; names the alternative.
     """
     config = layer.config
+    check_config(config, expert_tensor_parallel_size=getattr(layer.token_dispatcher, "tp_size", 1))
     if not isinstance(layer.token_dispatcher, MoEAlltoAllTokenDispatcher):
-        raise unsupported(f"moe_token_dispatcher_type={config.moe_token_dispatcher_type!r}", "'alltoall'")
+        raise unsupported(f"a dispatcher of type {type(layer.token_dispatcher).__name__}", "megatron's own 'alltoall'")
     if not isinstance(layer.experts, SequentialMLP | TEGroupedMLP):
         raise unsupported(f"experts of type {type(layer.experts).__name__}", "SequentialMLP or TEGroupedMLP")
     if getattr(layer.experts, "_with_fused_impl", False):  # from 0.18 on
@@ -50,7 +51,6 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
             "use_transformer_engine_op_fuser=True, which takes all experts of a rank for one tensor",
             "use_transformer_engine_op_fuser=False",
         )
-    check_config(config, expert_tensor_parallel_size=layer.token_dispatcher.tp_size)
     if not isinstance(layer.layer_number, int):
         raise unsupported("a MoE layer without a number", "layer.set_layer_number(number in the model, from 1)")
     for field, expected, got in (

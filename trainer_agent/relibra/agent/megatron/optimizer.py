@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 from megatron.core.optimizer import ChainedOptimizer, Float16OptimizerWithFloat16Params, FP32Optimizer
-from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
 from relibra.agent.checkpoint import refusing_physical_order
 from relibra.agent.optimizer_state import OptimizerState, Shard
-from relibra.agent.refusals import unsupported
+from relibra.agent.refusals import ddp_refusals, optimizer_refusals, unsupported
 
 
 def optimizer_state(optimizer: Any) -> OptimizerState:
@@ -29,14 +28,17 @@ def optimizer_state(optimizer: Any) -> OptimizerState:
         if isinstance(part, FP32Optimizer | Float16OptimizerWithFloat16Params | DistributedOptimizer):
             if part.optimizer is None:  # a stub: this rank has no parameters of that kind
                 continue
+            refusals = optimizer_refusals(part.config)
             if isinstance(part, DistributedOptimizer):
-                _check_distributed(part)
+                refusals += ddp_refusals(part.ddp_config)
                 distributed.append(part)
+            for refusal in refusals:
+                raise refusal
             part = part.optimizer
-        if isinstance(part, HybridDeviceOptimizer) or not isinstance(part, torch.optim.Optimizer):
+        if not isinstance(part, torch.optim.Optimizer):
             raise unsupported(
                 f"{type(part).__name__}, which keeps its state where a reorder cannot move it",
-                "megatron's Adam or SGD with optimizer_cpu_offload=False",
+                "megatron's Adam or SGD",
             )
         inner.append(part)
     return OptimizerState(inner, functools.partial(_shard, distributed) if distributed else None)
@@ -44,19 +46,6 @@ def optimizer_state(optimizer: Any) -> OptimizerState:
 
 def _parts(optimizer: Any) -> list[Any]:
     return list(optimizer.chained_optimizers) if type(optimizer) is ChainedOptimizer else [optimizer]
-
-
-def _check_distributed(optimizer: DistributedOptimizer) -> None:
-    if optimizer.config.use_precision_aware_optimizer:
-        raise unsupported(
-            "use_precision_aware_optimizer=True, which shows copies of its state only",
-            "use_precision_aware_optimizer=False",
-        )
-    ddp_config = optimizer.ddp_config
-    if ddp_config.use_megatron_fsdp:
-        raise unsupported("use_megatron_fsdp=True", "megatron's DistributedDataParallel")
-    if ddp_config.num_distributed_optimizer_instances > 1:
-        raise unsupported("num_distributed_optimizer_instances > 1", "num_distributed_optimizer_instances=1")
 
 
 def _shard(optimizers: Sequence[DistributedOptimizer], parameter: Tensor) -> Shard | None:

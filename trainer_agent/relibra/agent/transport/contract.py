@@ -1,9 +1,11 @@
 """What every transport promises; its tests run on each implementation.
 
 - **Order.** All ranks of the group call `start` equally often and in the same order, also with nothing to move. Of one
-  call, the k-th parcel that a rank sends to a peer fills the k-th one the peer receives from it. Both ends agree on
-  shape and dtype. Several calls may be under way; they may be waited for in any order. What comes first in `sends`
-  leaves first, as far as the transport has a choice.
+  call, the k-th parcel that a rank sends to a peer fills the k-th one the peer receives from it. Several calls may be
+  under way; they may be waited for in any order. What comes first in `sends` leaves first, as far as the transport has
+  a choice.
+- **Sizes.** Both ends agree on shape and dtype. A parcel of another size than the receiver expects is not delivered,
+  and the receiver fails as if the peer were gone; NCCL alone does not look.
 - **Relays.** Where `relays`, a call may also send the very tensors that it receives; they are sent on as they arrive.
   Parcels that wait for each other in a circle would wait forever: see `schedule`.
 - **Ownership.** The caller owns all tensors. From `start` to the end of `wait` it neither writes what is sent nor reads

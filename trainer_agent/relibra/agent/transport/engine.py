@@ -5,19 +5,28 @@ sends to one peer after the other at full speed, in the order of the schedule, b
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.profiler import record_function
 
 from relibra.agent.transport.lanes import Kind, Lane, Pipes, Record
+from relibra.agent.transport.push import NUM_SMS, PushSpeeds, push_way
+from relibra.kernels import expert_push
 
 
 class Mover:
-    """Copies as far as `device` needs it: on CUDA with its copy engines, on a stream of its own."""
+    """Copies beside what computes: on CUDA on a stream of its own.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        device: of the memory.
+        speeds: of the ways to push from it; without them, and to copy, copy engines serve.
+    """
+
+    def __init__(self, device: torch.device, speeds: PushSpeeds | None = None) -> None:
+        self._speeds = speeds
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -28,13 +37,26 @@ class Mover:
 
     def copy(self, into: Tensor, source: Tensor, ready: object) -> None:
         """Return when all bytes are there."""
+        with self._after(ready):
+            into.copy_(source, non_blocking=True)
+
+    def push(self, into: Tensor, source: Tensor, ready: object) -> None:
+        """Copy into memory of a peer."""
+        if self._speeds is None or push_way(len(source), self._speeds)[0] == "copy engine":
+            self.copy(into, source, ready)
+            return
+        with self._after(ready):
+            expert_push([source], [into], num_sms=NUM_SMS)
+
+    @contextmanager
+    def _after(self, ready: object) -> Iterator[None]:
         if self._stream is None:
-            into.copy_(source)
+            yield
             return
         assert isinstance(ready, torch.cuda.Event)
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(ready)
-            into.copy_(source, non_blocking=True)
+            yield
         self._stream.synchronize()
 
 
@@ -107,7 +129,7 @@ class Engine(threading.Thread):
     def _fill(self, peer: int, lane: Lane) -> None:
         item, chunk = lane.outgoing[0], lane.to_peer[lane.num_filled % len(lane.to_peer)]
         part = item.next_part(len(chunk))
-        self._mover.copy(chunk[: len(part)], part, item.ready)
+        self._mover.push(chunk[: len(part)], part, item.ready)
         if not self._pipes.send(peer, Record(Kind.FILLED, lane.num_filled, len(item.data))):
             return  # what the peer sent before it ended is read first; then its lane is lost
         lane.num_filled += 1

@@ -5,6 +5,7 @@ and copied from there into its tensor. Nothing has a name in a file system, and 
 """
 
 import itertools
+import logging
 import os
 import threading
 import weakref
@@ -20,7 +21,10 @@ from relibra.agent.transport.claims import Claim, Claims
 from relibra.agent.transport.contract import Parcel
 from relibra.agent.transport.engine import Engine, Mover
 from relibra.agent.transport.lanes import CHUNKS_PER_LANE, Item, Kind, Lane, Pipes
+from relibra.agent.transport.push import PushSpeeds, measured, push_way
 from relibra.agent.transport.shared_memory import exchange_descriptors, shared_blocks
+
+log = logging.getLogger(__name__)
 
 # Small enough for a chunk to stay in the cache between its two copies; on a GPU, large beside the cost of a copy.
 _CHUNK_BYTES = {"cpu": 256 << 10, "cuda": 4 << 20}
@@ -52,10 +56,19 @@ class PeerTransport:
             for peer in range(self._num_ranks)
         ]
         self._pipes = _connected(group)
-        self._mover = Mover(device)
+        self._mover = Mover(device, self._push_speeds(device))
         others = [lane if peer != self._rank else None for peer, lane in enumerate(self._lanes)]
         Engine(others, self._pipes, self._mover).start()
         weakref.finalize(self, self._pipes.wake, Kind.STOP)
+
+    def _push_speeds(self, device: torch.device) -> PushSpeeds | None:
+        """Measure the way to the next rank, as far as there is a choice."""
+        if device.type != "cuda":
+            return None
+        chunk = self._lanes[(self._rank + 1) % self._num_ranks].to_peer[0]
+        speeds = measured(device, chunk)
+        log.info("pushes to peers go by %s: %s", *push_way(len(chunk), speeds))
+        return speeds
 
     @property
     def rank(self) -> int:

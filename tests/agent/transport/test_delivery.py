@@ -1,0 +1,108 @@
+"""What all ranks of a node send, receive and pull for a cell fits together, and brings experts where they belong."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transfer_cells import transfer_cells
+
+from relibra.agent.cells import Copy
+from relibra.agent.transport import FrozenLayer, Parcel, Pull, fetch_copies, return_gradients, transfer_schedule
+
+NUM_RANKS, FIRST_EXPERT = 8, 100
+Lists = defaultdict[tuple[int, int], list[Tensor]]
+"""Tensors in order, by (rank that sends, rank that receives)."""
+
+
+class OneRank:
+    """Writes down what it is asked to move."""
+
+    num_ranks, sent_bytes = NUM_RANKS, 0
+
+    def __init__(self, rank: int, relays: bool, sent: Lists, received: Lists) -> None:
+        self.rank, self.relays, self._sent, self._received = rank, relays, sent, received
+        self.num_calls = 0
+
+    def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> "OneRank":
+        self.num_calls += 1
+        for peer, tensor in sends:
+            self._sent[self.rank, peer].append(tensor)
+        for peer, tensor in receives:
+            self._received[peer, self.rank].append(tensor)
+        return self
+
+    def wait(self) -> None: ...
+
+
+class Host:
+    """Fills what is pulled at once, with the name of the expert."""
+
+    def start(self, pulls: Sequence[Pull]) -> "Host":
+        for peer, expert, (into,) in pulls:
+            into.fill_(named(peer, expert - FIRST_EXPERT))
+        return self
+
+    def wait(self) -> None: ...
+
+
+def named(rank: int, slot: int) -> float:
+    return rank * 100.0 + slot
+
+
+def move(sent: Lists, received: Lists, num_copies: int) -> None:
+    """Copy what each list says, as often as the longest chain of relays needs; lists of both ends must match."""
+    assert {pair: len(tensors) for pair, tensors in sent.items()} == {pair: len(t) for pair, t in received.items()}
+    for _ in range(num_copies):
+        for pair, sources in sent.items():
+            for source, into in zip(sources, received[pair], strict=True):
+                into.copy_(source)
+
+
+def memory(copies: tuple[Copy, ...]) -> dict[tuple[int, int], Tensor]:
+    """Room in every redundant slot that a copy goes to."""
+    return {(copy.destination_rank, copy.destination_slot): torch.zeros(()) for copy in copies}
+
+
+@given(transfer_cells(), st.booleans(), st.just(0.0) | st.floats(0.1, 10))
+def test_S5_weights_come_to_every_slot_from_peers_or_the_host(
+    copies: tuple[Copy, ...], relays: bool, host_speed: float
+) -> None:
+    sent, received, slots = Lists(list), Lists(list), memory(copies)
+    frozen = FrozenLayer(Host(), FIRST_EXPERT, host_speed) if host_speed else None  # type: ignore[arg-type]
+    for rank in range(NUM_RANKS):
+        transport = OneRank(rank, relays, sent, received)
+        homes = [torch.tensor(named(rank, slot)) for slot in range(4)]
+        fetch_copies(
+            transport,
+            copies,
+            home=lambda slot, homes=homes: [homes[slot]],
+            slot=lambda slot, rank=rank: [slots[rank, slot]],
+            frozen=frozen,
+        )
+        assert transport.num_calls == 1, "all ranks call equally often, also with nothing to move"
+    schedule = transfer_schedule(copies, relays=relays, host_speed=host_speed)
+    assert sum(map(len, sent.values())) == len(copies) - len(schedule.from_host)
+    move(sent, received, len(copies))
+    for copy in copies:
+        assert slots[copy.destination_rank, copy.destination_slot] == named(copy.source_rank, copy.source_slot)
+
+
+@given(transfer_cells(), st.booleans())
+def test_S5_gradients_come_home_straight_and_in_their_own_room(copies: tuple[Copy, ...], relays: bool) -> None:
+    sent, received = Lists(list), Lists(list)
+    arrivals = [torch.zeros(()) for _ in copies]
+    for rank in range(NUM_RANKS):
+        transport = OneRank(rank, relays, sent, received)
+        return_gradients(
+            transport,
+            copies,
+            slot=lambda slot, rank=rank: [torch.tensor(named(rank, slot))],
+            arrival=lambda copy: [arrivals[copy]],
+        )
+        assert transport.num_calls == 1
+    move(sent, received, 1)
+    for copy, arrival in zip(copies, arrivals, strict=True):
+        assert arrival == named(copy.destination_rank, copy.destination_slot)

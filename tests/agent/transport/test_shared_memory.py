@@ -1,0 +1,21 @@
+"""Memory without a name, mapped by two and by four ranks in processes of their own."""
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.mark.parametrize(("ranks", "world"), [("", 4), ("pair/", 2)])
+def test_every_rank_maps_what_every_other_one_asked_for(node_run, ranks, world):
+    for result in node_run(f"{ranks}shared_memory/blocks"):
+        assert result["sizes"] == [max(1, 5000 * rank) for rank in range(world)]
+        assert result["is_clear"]
+        assert result["read"] == [[1 + rank for rank in range(world)]] * (world - 1)
+
+
+def test_ranks_that_cannot_share_memory_are_told_so_on_all_of_them(node_run):
+    results = node_run("shared_memory/unreachable")
+    assert len({result["message"] for result in results}) == 1
+    assert results[0]["message"].startswith("Unsupported: rank 0 cannot open the memory of rank 1")
+    assert results[0]["message"].endswith("or use the process_group transport")
+    assert max(result["num_leaked"] for result in results) <= 0

@@ -1,0 +1,22 @@
+"""Two processes on one device that exchange experts through CUDA IPC, by copy engines and by kernels."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def test_S5_experts_arrive_bit_by_bit_whichever_way_they_are_pushed(tmp_path: Path) -> None:
+    pytest.importorskip("grpc", reason="needs what the agent needs")
+    script = Path(__file__).with_name("exchanging_rank.py")
+    ranks = [
+        subprocess.Popen([sys.executable, str(script), str(tmp_path), str(rank), "cuda:0"], stderr=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    try:
+        errors = [rank.communicate(timeout=90)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], b"\n".join(errors).decode()
