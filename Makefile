@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test test-robustness test-long audit lint proto proto-check gpu-check bench evaluation clean
+.PHONY: demo test test-robustness test-long docs audit lint proto proto-check gpu-check bench evaluation clean
 
 demo: $(READY)  ## one real MoE RL job, plain and balanced, on this machine
 	$(BIN)/relibra demo
@@ -18,6 +18,9 @@ test-long: $(READY)  ## 100 kill cycles, a soak of 10,000 steps and 100,000 malf
 	RELIBRA_KILL_CYCLES=100 RELIBRA_SOAK_STEPS=10000 RELIBRA_ROBUSTNESS_RESULTS=benchmarks/results/robustness-long.json \
 	  $(BIN)/pytest -m robustness tests/robustness/test_kill_cycles.py tests/robustness/test_soak.py
 	RELIBRA_FUZZ_CASES=7200 $(BIN)/pytest tests/wire/test_fuzz.py
+
+docs: $(READY)  ## the pages and the API reference as a site: build/docs/index.html
+	$(BIN)/sphinx-build -W -n --keep-going -q docs build/docs
 
 audit:  ## known vulnerabilities of what constraints.txt pins; asks api.osv.dev
 	$(PYTHON) -m venv .venv-audit

@@ -1,12 +1,34 @@
 import json
+from importlib.metadata import version
+
+from services_harness import Service
 
 
-def test_services_are_looked_at_and_a_failure_is_the_exit_status(relibra, watched):
-    named = ("--redis-url", watched.redis_url, "--planner", "127.0.0.1:1")
-    said = {each["subject"]: each for each in json.loads(relibra("doctor", *named, "--json", status=1))}
-    assert said["redis"]["verdict"] == said["redis: eviction"]["verdict"] == said["status"]["verdict"] == "ok"
-    assert said["planner"]["verdict"] == "failed"
-    assert said["versions: wire"]["verdict"] == "ok" if "versions: wire" in said else said["versions"]
+def test_live_services_are_well_and_of_this_version(relibra, watched, tmp_path):
+    planner = Service("planner", watched.redis_url, tmp_path)
+    try:
+        said = relibra("doctor", "--redis-url", watched.redis_url, "--planner", planner.address, "--json")
+    finally:
+        planner.stop()
+    found = {each["subject"]: each for each in json.loads(said)}
+    for subject, reason in (
+        ("redis", "answers, version "),
+        ("redis: eviction", "nothing is evicted"),
+        ("planner", f"{planner.address} serves"),
+        ("planner: version", f"relibra {version('relibra')}"),
+        ("status", f"{watched.url} answers, relibra {version('relibra')}"),
+        ("versions", f"relibra {version('relibra')}"),
+    ):
+        assert found[subject]["verdict"] == "ok", found[subject]
+        assert found[subject]["reason"].startswith(reason)
+    assert "versions: wire" not in found  # which is said only where the wire contract does not load
+
+
+def test_a_planner_that_does_not_answer_fails_with_what_to_do(relibra):
+    said = relibra("doctor", "--planner", "127.0.0.1:1", "--json", status=1)
+    (planner,) = [each for each in json.loads(said) if each["subject"].startswith("planner")]
+    assert planner["verdict"] == "failed"
+    assert "relibra planner" in planner["fix"]
 
 
 def test_S6_status_without_a_token_says_what_to_set(relibra, watched, tmp_path):

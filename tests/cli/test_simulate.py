@@ -13,7 +13,7 @@ from relibra.routing import RoutingTrace, write_trace
 
 _app = typer.Typer()
 _app.command()(simulate)
-_SMALL = ("--model", "gpt-oss-20b", "--gpus-per-node", 4, "--micro-batches", 2, "--tokens-per-gpu", 256)
+_SMALL = ("--model", "gpt-oss-20b", "--gpus-per-node", 4, "--micro-batches", 2, "--tokens-per-gpu", 1024)
 
 
 def _run(*args: object) -> str:

@@ -1,17 +1,16 @@
-"""The README's blocks run as they stand, but for the planner's address."""
+"""The Python of docs/quick-start.md, but for the agent, which is run where trainers are (tests/distributed)."""
 
-import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from doc_blocks import python_of
 from services_harness import Service
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
-
-def test_the_readme_takes_a_step_from_registration_to_its_plan(planner: Service) -> None:
-    blocks = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "attach(" not in block]
+@pytest.mark.integration
+def test_from_registration_to_the_plan(planner: Service) -> None:
+    blocks = [block for block in python_of("docs/quick-start.md") if "attach(" not in block]
     assert len(blocks) == 3
     rng = np.random.default_rng(0)
     sequence_ids = [f"sequence-{index}" for index in range(32)]

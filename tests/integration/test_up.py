@@ -61,8 +61,15 @@ def refused(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM])
-def test_everything_starts_answers_and_stops(tmp_path: Path, stop_signal: signal.Signals) -> None:
+def test_everything_starts_answers_and_stops(
+    tmp_path: Path, stop_signal: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        metrics_port = free.getsockname()[1]
+    monkeypatch.setenv("RELIBRA_METRICS_PORT", str(metrics_port))  # of the planner: both services would take it
     with up(tmp_path) as (process, ready):
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as response:
+            assert b"relibra_planner_ready 1.0" in response.read()
         with urllib.request.urlopen(f"{ready['status']}/readyz", timeout=10) as response:
             assert response.status == 200
         with PlannerClient(ready["planner"]) as client:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed as dist
+from doc_blocks import python_of
 from engine_payloads import all_layers, areal
 from framework_batches import (
     LAYERS,
@@ -31,7 +31,6 @@ from relibra.wire.client import PlannerClient
 
 pytestmark = pytest.mark.integration
 
-PAGES = Path(__file__).parents[2] / "docs" / "integrations"
 CONFIG = {"num_hidden_layers": 3, "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 2}
 MODEL = Model(num_layers=2, num_experts=8, top_k=2)
 
@@ -48,7 +47,7 @@ def run_page(page: str, names: dict[str, Any], address: str, folder: Path) -> di
     """Run the blocks of a page in one namespace, and return it."""
     config = folder / "config.json"
     config.write_text(json.dumps(CONFIG))
-    for block in re.findall(r"```python\n(.*?)```", (PAGES / f"{page}.md").read_text(encoding="utf-8"), re.S):
+    for block in python_of(f"docs/integrations/{page}.md"):
         for stands, runs in (("planner:7420", address), ("my-job", f"page-{page}"), ("config.json", str(config))):
             block = block.replace(stands, runs)
         exec(block, names)

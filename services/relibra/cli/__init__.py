@@ -1,7 +1,8 @@
 """The `relibra` command: one module per verb, each a thin shell over the package that does the work.
 
 In:   command lines, with environment variables where an option says so.
-Out:  tables and progress for people; exit status 0, 1 (the answer is no) or 2 (the input was refused).
+Out:  tables and progress for people, or JSON; exit status 0, 1 (the answer is no), 2 (refused: the input, or the
+      question by a service) or 3 (a fault of relibra itself).
 """
 
 import sys

@@ -60,8 +60,8 @@ def relibra(
     ] = False,
 ) -> None:
     """Balancing control plane for Mixture-of-Experts RL training."""
-    if traceback:
-        os.environ[_TRACEBACK] = "1"  # for `run`, and for the services that `relibra up` starts
+    # For `run`, and for the services that `relibra up` starts.
+    os.environ[_TRACEBACK] = "1" if traceback else ""
 
 
 def run() -> None:
@@ -69,7 +69,7 @@ def run() -> None:
     try:
         app()
     except Exception as error:
-        if _TRACEBACK in os.environ:
+        if os.environ.get(_TRACEBACK):
             raise
         console = Console(stderr=True, soft_wrap=True)
         console.print(type(error).__name__, style="bold red", end=" ")

@@ -32,10 +32,11 @@ def doctor(
 
     Nothing is changed anywhere. Exits 1 if something fails.
     """
+    ours = version("relibra")
     checks: dict[str, Callable[[], list[Finding]]] = {
         "Redis": lambda: redis.examine(redis_url),
-        "the planner": lambda: planner.examine(planner_address),
-        "the status service": lambda: status.examine(url, version("relibra")),
+        "the planner": lambda: planner.examine(planner_address, ours),
+        "the status service": lambda: status.examine(url, ours),
         "versions": packages.examine,
         "GPUs": gpu.examine,
         "links of GPUs": topology.examine,

@@ -1,37 +1,36 @@
 """`relibra planner`: the gRPC service, on a Redis that runs already."""
 
 import asyncio
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relibra.cli.service import ReadyFile, start_logging, stop_requested, write_ready_file
+from relibra.cli import service
 
 if TYPE_CHECKING:
     from relibra.planner.settings import PlannerSettings
 
 
 def planner(
-    redis_url: Annotated[str | None, typer.Option(help="redis://, rediss:// or unix:// URL of the store.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 if not given.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port of the gRPC service: 7420; 0 takes a free one.")] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="Port for Prometheus; none if not given.")] = None,
-    auth: Annotated[str | None, typer.Option(help="none, or required: callers show a token or certificate.")] = None,
-    insecure: Annotated[
-        bool | None, typer.Option("--insecure", help="Serve the network without authentication.")
+    redis_url: service.StoreUrl = None,
+    host: service.ListenHost = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of the gRPC service: 7420; 0 takes a free one.")
     ] = None,
-    ready_file: ReadyFile = None,
+    metrics_port: service.MetricsPort = None,
+    auth: Annotated[str | None, typer.Option(help="none, or required: callers show a token or certificate.")] = None,
+    insecure: service.Insecure = None,
+    ready_file: service.ReadyFile = None,
 ) -> None:
     """Serve trainers and rollout workers, and plan their steps. Any number may share one Redis.
 
-    Every setting can come from the environment as RELIBRA_<NAME>, or from the table [planner] of the TOML file that
-    RELIBRA_CONFIG_FILE names; docs/service.md lists them.
+    Every setting can come from the environment, `host` as RELIBRA_HOST, or from the table `planner` of the TOML file
+    that RELIBRA_CONFIG_FILE names; docs/service.md lists them.
     """
     from relibra.planner.settings import PlannerSettings
 
-    start_logging()
+    service.start_logging()
     settings = PlannerSettings.load(
         redis_url=redis_url, host=host, port=port, metrics_port=metrics_port, auth=auth, insecure=insecure
     )
@@ -41,10 +40,8 @@ def planner(
 async def _serve(settings: "PlannerSettings", ready_file: Path | None) -> None:
     from relibra.planner.server import PlannerServer
 
-    stop = stop_requested()
+    stop = service.stop_requested()
     server = PlannerServer(settings)
-    address = await server.start()
-    typer.echo(f"planner  {address}")
-    write_ready_file(ready_file, {"planner": address, "pids": {"planner": os.getpid()}})
+    service.announce("planner", await server.start(), ready_file)
     await stop.wait()
     await server.stop()

@@ -18,6 +18,13 @@ RedisUrl = Annotated[
     str, typer.Option(envvar="RELIBRA_REDIS_URL", help="redis://, rediss:// or unix:// URL of the store.")
 ]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
+StoreUrl = Annotated[str | None, typer.Option(help="redis://, rediss:// or unix:// URL of the store.")]
+ListenHost = Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 if not given.")]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(min=0, max=65535, help="Port for Prometheus, without a token; none if not given."),
+]
+Insecure = Annotated[bool | None, typer.Option("--insecure", help="Serve the network without authentication.")]
 ReadyFile = Annotated[
     Path | None, typer.Option(help="Write the addresses here as JSON when ready, for scripts to wait for.")
 ]
@@ -52,6 +59,12 @@ class _JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)
+
+
+def announce(service: str, address: str, ready_file: Path | None) -> None:
+    """Say where the service of this process listens."""
+    typer.echo(f"{service:<8} {address}")
+    write_ready_file(ready_file, {service: address, "pids": {service: os.getpid()}})
 
 
 def write_ready_file(path: Path | None, content: dict[str, Any]) -> None:

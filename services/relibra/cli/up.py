@@ -39,7 +39,11 @@ def up(
     ] = 7421,
     ready_file: ReadyFile = None,
 ) -> None:
-    """Start everything on this machine, and stop it all on Ctrl-C."""
+    """Start everything on this machine, and stop it all on Ctrl-C.
+
+    Planner and status service take their other settings from the environment; RELIBRA_METRICS_PORT is the planner's,
+    as the status service has /metrics on its own port.
+    """
     start_logging()
     stop = threading.Event()
     for each in STOP_SIGNALS:
@@ -92,11 +96,14 @@ class _Service:
     def __enter__(self) -> "_Service":
         command = [sys.executable, "-m", "relibra.cli", self._verb, *self._options]
         # The URL goes through the environment: command lines are visible to all users, and it may hold a password.
+        environment = os.environ | {"RELIBRA_REDIS_URL": self._redis_url}
+        if self._verb != "planner":
+            environment.pop("RELIBRA_METRICS_PORT", None)  # one port, and both would take it
         self._process = subprocess.Popen(
             [*command, "--ready-file", str(self._ready_file)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            env=os.environ | {"RELIBRA_REDIS_URL": self._redis_url},
+            env=environment,
         )
         return self
 

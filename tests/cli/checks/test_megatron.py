@@ -18,8 +18,18 @@ def found(text: str, *, is_yaml: bool = False) -> list[tuple[Verdict, str]]:
         ("--fp8-format hybrid", "use bf16 or fp32 experts"),
         ("--cuda-graph-impl=local --cuda-graph-scope moe", "use cuda_graph_scope='attn'"),
         ("--expert-tensor-parallel-size 2", "use expert_tensor_parallel_size=1"),
+        ("--tensor-model-parallel-size 2", "use expert_tensor_parallel_size=1"),
+        (
+            "--expert-tensor-parallel-num-weight-shards 2",
+            "use expert_tensor_parallel_num_weight_shards=None",
+        ),
         ("actor.megatron.+override.delay_wgrad_compute=True", "use delay_wgrad_compute=False"),
         ("--moe-token-dispatcher-type flex", "use 'alltoall'"),
+        ("--use-precision-aware-optimizer", "use use_precision_aware_optimizer=False"),
+        ("--optimizer-cpu-offload", "use optimizer_cpu_offload=False"),
+        ("--num-distributed-optimizer-instances 2", "use num_distributed_optimizer_instances=1"),
+        ("--use-megatron-fsdp", "use megatron's DistributedDataParallel"),
+        ("--use-torch-fsdp2", "use megatron's DistributedDataParallel"),
     ],
 )
 def test_what_the_agent_refuses_is_named_with_what_to_use(more, fix):
@@ -28,14 +38,16 @@ def test_what_the_agent_refuses_is_named_with_what_to_use(more, fix):
 
 def test_what_it_takes_is_well_in_words_and_in_yaml():
     assert found(f"{GOOD} --cuda-graph-impl local --cuda-graph-scope attn") == [(Verdict.OK, "")]
+    sizes = "--tensor-model-parallel-size 2 --tensor-parallel-num-weight-shards 2 --expert-tensor-parallel-size 1"
+    assert found(f"{GOOD} {sizes}") == [(Verdict.OK, "")]
     inner = "  moe-token-dispatcher-type: alltoall\n  moe_enable_routing_replay: true\n"
     assert found(f"model:\n{inner}", is_yaml=True) == [(Verdict.OK, "")]
 
 
 def test_all_refusals_are_said_at_once_and_no_replay_is_a_warning():
     assert [verdict for verdict, _ in found("--moe-router-fusion --fp8-format e4m3")] == [
-        Verdict.FAILED,  # fp8; fusion alone hurts replay only
         Verdict.FAILED,  # the dispatcher, which is allgather by default
+        Verdict.FAILED,  # fp8; fusion alone hurts replay only
         Verdict.WARNING,
     ]
 

@@ -1,9 +1,9 @@
 from relibra.cli.checks.finding import Verdict
-from relibra.cli.checks.planner import examine, judge
+from relibra.cli.checks.planner import examine, judge, judge_version
 
 
 def test_none_named_is_skipped_and_one_named_that_is_not_there_fails():
-    (found,) = examine("127.0.0.1:1")
+    (found,) = examine("127.0.0.1:1", "1.0")
     assert found.verdict is Verdict.FAILED
     assert "relibra planner" in found.fix
 
@@ -23,3 +23,9 @@ def test_a_wrong_ca_and_a_planner_without_redis_are_told_apart():
     assert "RELIBRA_TLS_CA_FILE" in ca.fix
     (redis,) = judge("planner:7420", "NOT_SERVING", "", has_tls=True, has_token=False)
     assert "Redis" in redis.fix
+
+
+def test_another_version_is_a_warning_and_so_is_one_that_does_not_say():
+    assert judge_version("1.0", "1.0").verdict is Verdict.OK
+    for theirs in ("0.9", None):
+        assert judge_version(theirs, "1.0").verdict is Verdict.WARNING

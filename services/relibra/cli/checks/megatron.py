@@ -42,21 +42,17 @@ def examine(path: Path | None) -> list[Finding]:
 
 def judge(arguments: Mapping[str, Any]) -> list[Finding]:
     """Judge arguments by their names in Megatron's configuration; those that are not given are as by default."""
-    from relibra.agent.refusals import config_refusals, replay_obstacle, unsupported
+    from relibra.agent.refusals import config_refusals, ddp_refusals, optimizer_refusals, replay_obstacle, sharding
 
     config = _Config(arguments)
-    refusals = config_refusals(config, expert_tensor_parallel_size=arguments.get("expert_tensor_parallel_size") or 1)
-    # These the agent sees in objects that are not built yet.
-    dispatcher = arguments.get("moe_token_dispatcher_type", "allgather")
-    for refused, what, alternative in (
-        (dispatcher != "alltoall", f"moe_token_dispatcher_type={dispatcher!r}", "'alltoall'"),
-        (config.use_precision_aware_optimizer, "use_precision_aware_optimizer", "main_params_dtype fp32 without it"),
-        (config.optimizer_cpu_offload, "optimizer_cpu_offload", "an optimizer on the GPU"),
-        (config.use_megatron_fsdp or config.use_torch_fsdp2, "FSDP", "megatron's DistributedDataParallel"),
-        ((config.num_distributed_optimizer_instances or 1) > 1, "several optimizer instances", "one"),
-    ):
-        if refused:
-            refusals.append(unsupported(what, alternative))
+    # Megatron's own default: experts are cut as everything else is.
+    expert_tensor_parallel_size = config.expert_tensor_parallel_size or config.tensor_model_parallel_size or 1
+    refusals = [
+        *config_refusals(config, expert_tensor_parallel_size=expert_tensor_parallel_size),
+        *optimizer_refusals(config),
+        *ddp_refusals(config),
+        *([sharding("use_torch_fsdp2=True")] if config.use_torch_fsdp2 else []),
+    ]
     found = []
     for refusal in map(str, refusals):
         reason, _, alternative = refusal.partition("; ")
@@ -115,9 +111,10 @@ def _leaves(value: Any) -> dict[str, Any]:
 
 
 class _Config:
-    """What is asked like a TransformerConfig: what was given, else off."""
+    """What is asked like megatron's configs: what was given, else the default or off."""
 
     cuda_graph_impl = "none"
+    moe_token_dispatcher_type = "allgather"
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self.__dict__ |= given

@@ -1,4 +1,4 @@
-"""Whether a planner serves, and how calls travel to it."""
+"""Whether a planner serves and is of this version, and how calls travel to it."""
 
 import ipaddress
 
@@ -8,13 +8,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from relibra.cli.checks.finding import Finding, failed, ok, skipped, warning
 from relibra.wire.channel import open_channel
 from relibra.wire.credentials import Credentials
+from relibra.wire.status import VERSION_METADATA_KEY
 
 _DEFAULT_ADDRESS = "127.0.0.1:7420"
 _TIMEOUT_S = 5.0
 _NONE = "UNREACHABLE"
 
 
-def examine(address: str | None) -> list[Finding]:
+def examine(address: str | None, version: str) -> list[Finding]:
     """Ask a planner for its health, with the credentials of the environment; the default one if none is named.
 
     Raises:
@@ -25,13 +26,15 @@ def examine(address: str | None) -> list[Finding]:
     with open_channel(where, credentials) as channel:
         request = health_pb2.HealthCheckRequest()
         try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=_TIMEOUT_S)
+            answer, call = health_pb2_grpc.HealthStub(channel).Check.with_call(request, timeout=_TIMEOUT_S)
             state, said = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status), ""
+            theirs = dict(call.initial_metadata()).get(VERSION_METADATA_KEY)
         except grpc.RpcError as error:
-            state, said = _NONE, error.details() or error.code().name
+            state, said, theirs = _NONE, error.details() or error.code().name, None
     if address is None and state == _NONE:
         return [skipped("planner", f"none was named (--planner or RELIBRA_PLANNER), and none is at {where}")]
-    return judge(where, state, said, has_tls=credentials.ca_file is not None, has_token=credentials.token is not None)
+    found = judge(where, state, said, has_tls=credentials.ca_file is not None, has_token=credentials.token is not None)
+    return found if state == _NONE else [*found, judge_version(theirs, version)]
 
 
 def judge(address: str, state: str, said: str, *, has_tls: bool, has_token: bool) -> list[Finding]:
@@ -63,6 +66,14 @@ def judge(address: str, state: str, said: str, *, has_tls: bool, has_token: bool
     else:
         found.append(ok("planner: TLS", "off, and only this machine can connect"))
     return found
+
+
+def judge_version(theirs: str | None, ours: str) -> Finding:
+    """Judge the versions of the planner, None of one that does not say, and of this relibra."""
+    if theirs != ours:
+        reason = f"it runs relibra {theirs or 'of before it said so'}, this is {ours}"
+        return warning("planner: version", reason, "install one version everywhere")
+    return ok("planner: version", f"relibra {theirs}")
 
 
 def _is_loopback(address: str) -> bool:

@@ -1,0 +1,52 @@
+"""Writes what `--help` says of every command into `command-line.md`: `python docs/command_line.py`."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+from relibra.cli.app import app
+
+PAGE = Path(__file__).with_name("command-line.md")
+_HELP = re.compile(r"(?<=<!-- relibra )([a-z ]+)( --help -->\n).*?(?=<!-- /help -->)", re.S)
+
+
+def commands() -> dict[str, Any]:
+    """Every command, by the words behind `relibra` that call it."""
+
+    def walk(words: str, command: Any) -> Iterator[tuple[str, Any]]:
+        inner = getattr(command, "commands", None)
+        if inner is None:
+            yield words, command
+        else:
+            for name, each in inner.items():
+                yield from walk(f"{words} {name}".strip(), each)
+
+    return dict(walk("", typer.main.get_command(app)))
+
+
+def rewritten(page: str) -> str:
+    """The page with the help of its commands as it is now.
+
+    Raises:
+        KeyError: it has the help of a command that does not exist.
+    """
+    found = commands()
+    return _HELP.sub(lambda match: f"{match[1]}{match[2]}{_help(match[1], found[match[1]])}", page)
+
+
+def _help(words: str, command: Any) -> str:
+    context = command.make_context(words, [], resilient_parsing=True)
+    records = [each.get_help_record(context) for each in command.get_params(context)]
+    rows = [f"| `{_cell(name)}` | {_cell(said).replace('<', '&lt;')} |" for name, said in records if name != "--help"]
+    return "\n".join(["", " ".join(command.help.split()), "", "| | |", "|---|---|", *rows, "", ""])
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,65 @@
+"""The Python of docs/formats.md runs as it stands, but for the planner's address and the model's file."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from doc_blocks import python_of
+from engine_payloads import all_layers, routes, vllm
+from services_harness import Service
+
+from relibra.planning import Cluster, Model, Schedule
+from relibra.routing import ModelLayers, decode
+from relibra.wire.client import PlannerClient
+
+LAYERS = ModelLayers.uniform(num_layers=2, num_experts=128, top_k=2)
+WORKER, SCHEDULES = python_of("docs/formats.md")
+
+
+def test_engines_report_what_they_answer(shared_planner: Service, tmp_path, monkeypatch) -> None:
+    config = {"num_hidden_layers": 2, "num_experts": 128, "num_experts_per_tok": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    completion = SimpleNamespace(
+        index=0, token_ids=[7] * 6, routed_experts=all_layers(routes(0, 8, LAYERS), LAYERS, "int32")
+    )
+    output = SimpleNamespace(request_id="seq-0", prompt_token_ids=[7] * 3, outputs=[completion])
+    body = {
+        "choices": [{"routed_experts": vllm(routes(1, 8, LAYERS), LAYERS)}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 6},
+    }
+    names = {
+        "step": 0,
+        "llm": SimpleNamespace(generate=lambda prompts, sampling_params: [output]),
+        "prompts": [],
+        "sampling_params": None,
+        "http_response": SimpleNamespace(content=json.dumps(body).encode()),
+    }
+    model, cluster = (
+        Model(num_layers=2, num_experts=128, top_k=2),
+        Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1),
+    )
+    with PlannerClient(shared_planner.address) as client:
+        client.register_job("page-formats", model, cluster)
+        exec(WORKER.replace("planner:7420", shared_planner.address).replace("my-job", "page-formats"), names)
+        # It is refused if one of them was not reported.
+        client.submit_schedule("page-formats", 0, ["seq-0", "seq-1"], Schedule.round_robin(2, 1, cluster))
+
+
+@pytest.mark.parametrize("lengths", [np.full(8, 32), 16 * np.arange(1, 9)])
+def test_schedules_of_a_framework_become_a_trace(lengths) -> None:
+    layers = ModelLayers.uniform(num_layers=2, num_experts=8, top_k=2)
+    names = {
+        "num_sequences": 8,
+        "index_lists": [[[0], [1]]] * 4,
+        "lengths": lengths,
+        "routings": [
+            decode(all_layers(routes(seed, length, layers), layers, "int32"), layers)
+            for seed, length in enumerate(lengths)
+        ],
+    }
+    exec(SCHEDULES, names)
+    trace = names["trace"]
+    assert trace.schedule is not None
+    assert sorted(set(trace.micro_batch.tolist())) == [0, 1]
