@@ -1,6 +1,6 @@
 """Seconds of real training steps: plain, with relibra, and under forced balance; and what the simulation says of them.
 
-    python benchmarks/wall_clock.py [--steps 8] [--tokens 1024] [--sigma 1.5]
+    python benchmarks/wall_clock.py [--steps 8] [--tokens 2048] [--sigma 1.5]
 
 Two expert-parallel ranks, a core each, train a small GPT with megatron's MoE layers in fp32, whose matrix
 multiplications take the time they take. The planner, Redis and the status service are those of `relibra up`, on the
@@ -41,7 +41,7 @@ from relibra.rollout import RolloutReporter
 from relibra.wire.client import PlannerClient
 
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
-HIDDEN_SIZE, FFN_SIZE = 512, 2048
+HIDDEN_SIZE, FFN_SIZE = 512, 1024
 EXPERT_SIZE_BYTES = 4 * 3 * HIDDEN_SIZE * FFN_SIZE
 MODEL = Model(
     num_layers=3,
@@ -181,7 +181,8 @@ def run_rank(rank: int, folder: str, planner_address: str, num_steps: int, num_t
         expert_tokens=(0.0, *at_tokens),
         expert_us=(0.0, *expert_us.tolist()),
         token_size_bytes=2 * 4 * HIDDEN_SIZE,
-        intra_node_bytes_per_us=all_to_all_bytes_per_us(),
+        intra_node_bytes_per_us=(bytes_per_us := all_to_all_bytes_per_us()),
+        inter_node_bytes_per_us=bytes_per_us,  # which moves of experts are charged for
         hidden_transfer_share=0.0,  # whoever copies does not compute: a rank has one core
     )
     costs = [cost]
@@ -238,7 +239,7 @@ def report(
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8, help="steps to measure, of each")
-    parser.add_argument("--tokens", type=int, default=1024, help="of a rank in a micro-batch; a multiple of 512")
+    parser.add_argument("--tokens", type=int, default=2048, help="of a rank in a micro-batch; a multiple of 512")
     parser.add_argument("--sigma", type=float, default=1.5, help="how much likelier some experts are, in logarithms")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, OwnServices(Path(folder) / "services") as services:

