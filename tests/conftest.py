@@ -18,3 +18,12 @@ def traces_dir() -> Path:
     if not folder.is_dir():
         pytest.skip("no real routing traces: set RELIBRA_TRACES to their folder")
     return folder
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Workers share files, as fixtures do their work once a file; the ranks of tests/distributed are started once."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        is_of_ranks = item.path.is_relative_to(REPOSITORY / "tests" / "distributed")
+        item.add_marker(pytest.mark.xdist_group("ranks" if is_of_ranks else item.path.name))
