@@ -12,6 +12,7 @@ machine's cores with the planner. Writes `benchmarks/results/service.json`, with
 
 import argparse
 import asyncio
+import gc
 import json
 import multiprocessing
 import os
@@ -173,6 +174,7 @@ async def _fetch(address: str) -> tuple[list[float], list[bytes]]:
         answer = await calls[rank](plan_pb2.FetchPlanRequest(job_id="plan", step=1, ep_rank=rank), timeout=30)
         return time.perf_counter() - started, answer
 
+    gc.freeze()  # one process plays 64 agents: a collection of all it imported would stop them all at once
     times = []
     for round_ in range(NUM_ROUNDS + 2):
         answers = await asyncio.gather(*(fetch(rank) for rank in range(NUM_AGENTS)))

@@ -1,6 +1,6 @@
 """Seconds of real training steps: plain, with relibra, and under forced balance; and what the simulation says of them.
 
-    python benchmarks/wall_clock.py [--steps 8] [--tokens 2048] [--sigma 1.5]
+    python benchmarks/wall_clock.py [--steps 5] [--tokens 4096] [--sigma 1.5]
 
 Two expert-parallel ranks, a core each, train a small GPT with megatron's MoE layers in fp32, whose matrix
 multiplications take the time they take. The planner, Redis and the status service are those of `relibra up`, on the
@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from wall_clock_prediction import predict
 
 from relibra.agent import Agent, AgentConfig, Phase, attach
-from relibra.demo.services import OwnServices
+from relibra.demo.services import OwnServices, Services
 from relibra.planning import Cluster, Model, PlanParams
 from relibra.planning.cost import CostModel
 from relibra.rollout import RolloutReporter
@@ -160,7 +160,14 @@ def all_to_all_bytes_per_us(size_bytes: int = 8 << 20) -> float:
     return size_bytes * (1 - 1 / dist.get_world_size()) / float(np.median(times_s[1:])) / 1e6
 
 
-def run_rank(rank: int, folder: str, planner_address: str, num_steps: int, num_tokens: int, sigma: float) -> None:
+def waited_s(services: Services, num_steps: int) -> dict[str, float]:
+    """What ranks reported to have waited in a step, the slowest of them: a part of its seconds, medians."""
+    steps = [services.get(f"/v1/jobs/wall-clock/steps/{step + 1}/execution") for step in range(num_steps)]
+    names = ("plan_wait_s", "reorder_s", "replica_wait_s")
+    return {name: float(np.median([sum(phase[name] for phase in phases) for phases in steps])) for name in names}
+
+
+def run_rank(rank: int, folder: str, services: Services, num_steps: int, num_tokens: int, sigma: float) -> None:
     """Train the three jobs in turn; rank 0 prints and writes."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
@@ -188,7 +195,7 @@ def run_rank(rank: int, folder: str, planner_address: str, num_steps: int, num_t
     costs = [cost]
     dist.broadcast_object_list(costs)
     params = PlanParams(cost=costs[0])
-    relibra = BalancedJob(shape, planner_address, params)
+    relibra = BalancedJob(shape, services.planner_address, params)
 
     even_MLTK = torch.tensor(routing.even(MODEL, *sizes)[:, rank])
     times_s: dict[str, list[float]] = {"plain": [], "relibra": [], "forced balance": []}
@@ -210,11 +217,16 @@ def run_rank(rank: int, folder: str, planner_address: str, num_steps: int, num_t
             print("  ".join(f"{name} {each[-1]:.2f} s" for name, each in times_s.items()), flush=True)
     relibra.close()
     if rank == 0:
-        report({name: np.array(each[1:]) for name, each in times_s.items()}, counts, costs[0], num_tokens)
+        measured = {name: np.array(each[1:]) for name, each in times_s.items()}
+        report(measured, waited_s(services, num_steps), counts, costs[0], num_tokens)
 
 
 def report(
-    times_s: Mapping[str, NDArray[np.float64]], counts: list[NDArray[np.uint32]], cost: CostModel, num_tokens: int
+    times_s: Mapping[str, NDArray[np.float64]],
+    waited: Mapping[str, float],
+    counts: list[NDArray[np.uint32]],
+    cost: CostModel,
+    num_tokens: int,
 ) -> None:
     """Print and write medians over steps of ratios within a step."""
     balanced_s = float(np.median(times_s["forced balance"]))
@@ -225,12 +237,11 @@ def report(
         "of_balance": float(np.median(times_s["forced balance"] / times_s["relibra"])),
         "plain_of_balance": float(np.median(times_s["forced balance"] / times_s["plain"])),
         "gain": float(np.median(times_s["plain"] / times_s["relibra"])),
+        "waited_s": dict(waited),
         "gain_quartiles": np.percentile(times_s["plain"] / times_s["relibra"], [25, 75]).tolist(),
         "predicted": predicted,
     }
-    path = results.write(
-        "wall_clock", [row], num_steps=len(counts) - 1, tokens_per_rank=num_tokens, cost=cost.to_dict()
-    )
+    path = results.write(f"wall_clock-{num_tokens}", [row], num_steps=len(counts) - 1, cost=cost.to_dict())
     for name, value in row.items():
         print(f"{name}: {value}")
     print(f"written to {path}")
@@ -238,14 +249,14 @@ def report(
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=8, help="steps to measure, of each")
-    parser.add_argument("--tokens", type=int, default=2048, help="of a rank in a micro-batch; a multiple of 512")
+    parser.add_argument("--steps", type=int, default=5, help="steps to measure, of each")
+    parser.add_argument("--tokens", type=int, default=4096, help="of a rank in a micro-batch; a multiple of 512")
     parser.add_argument("--sigma", type=float, default=1.5, help="how much likelier some experts are, in logarithms")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, OwnServices(Path(folder) / "services") as services:
         mp.start_processes(
             run_rank,
-            args=(folder, services.planner_address, arguments.steps, arguments.tokens, arguments.sigma),
+            args=(folder, services, arguments.steps, arguments.tokens, arguments.sigma),
             nprocs=CLUSTER.num_ranks,
             start_method="spawn",  # gRPC does not survive a fork
         )

@@ -19,6 +19,8 @@ replicas of the busiest rank, the limit that they reach is then searched in the 
 M rows, E experts, N nodes, G ranks per node, S slots, X experts of a node (rank by rank), Y replicas.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,17 +34,34 @@ _CLOSE_TO_PRICE = 3
 """And where a replica has a price, to one part in 2**3 of it."""
 
 
+class _Room(NamedTuple):
+    """Where the rules work on a node; as for all scratch, what was there before counts for nothing."""
+
+    load_X: NDArray[np.int64]
+    """Tokens that homes still have."""
+    load_G: NDArray[np.int64]
+    held_GS: NDArray[np.int64]
+    """The experts in the slots of every rank."""
+    used_G: NDArray[np.int64]
+    trial_Y3: NDArray[np.int64]
+    """The replicas that a rule makes: (place of the expert, rank, tokens)."""
+    found_Y3: NDArray[np.int64]
+    """Those of the best rule."""
+
+
+class _Choice(NamedTuple):
+    """Replicas of all nodes in one cell."""
+
+    replica_NY3: NDArray[np.int64]
+    num_N: NDArray[np.int64]
+    busiest_N: NDArray[np.int64]
+    """The most replicas that leave or enter one rank."""
+
+
 @compiled
-def _export(
-    load_X: NDArray[np.int64],
-    load_G: NDArray[np.int64],
-    held_GS: NDArray[np.int64],
-    used_G: NDArray[np.int64],
-    min_tokens: int,
-    limit: int,
-    replica_Y3: NDArray[np.int64],
-) -> int:
+def _export(room: _Room, min_tokens: int, limit: int) -> int:
     """Move what the heaviest rank has too much to the rank it fits best, as long as it fits; return their number."""
+    load_X, load_G, held_GS, used_G, replica_Y3, _ = room
     num_ranks, slots = held_GS.shape
     share = len(load_X) // num_ranks
     num_replicas = 0
@@ -78,17 +97,9 @@ def _export(
 
 
 @compiled
-def _fill(
-    load_X: NDArray[np.int64],
-    load_G: NDArray[np.int64],
-    held_GS: NDArray[np.int64],
-    used_G: NDArray[np.int64],
-    min_tokens: int,
-    limit: int,
-    rule: int,
-    replica_Y3: NDArray[np.int64],
-) -> int:
+def _fill(room: _Room, min_tokens: int, limit: int, rule: int) -> int:
     """Fill the lightest rank from the expert of a heavy one that fills it best, again; return how many replicas."""
+    load_X, load_G, held_GS, used_G, replica_Y3, _ = room
     num_ranks, slots = held_GS.shape
     share = len(load_X) // num_ranks
     num_replicas = 0
@@ -135,26 +146,16 @@ def _fill(
 
 
 @compiled
-def _try_node(
-    node_load_X: NDArray[np.int64],
-    slots: int,
-    min_tokens: int,
-    limit: int,
-    load_X: NDArray[np.int64],
-    load_G: NDArray[np.int64],
-    held_GS: NDArray[np.int64],
-    used_G: NDArray[np.int64],
-    trial_Y3: NDArray[np.int64],
-    best_Y3: NDArray[np.int64],
-) -> tuple[int, int]:
-    """Write the best choice of the rules for `limit`; return its slowest rank and number of replicas.
+def _try_node(node_load_X: NDArray[np.int64], min_tokens: int, limit: int, room: _Room) -> tuple[int, int]:
+    """Find the best choice of the rules for `limit`; return its slowest rank and number of replicas.
 
-    Every choice is valid, also one that does not reach the limit. The arrays from `load_X` on are scratch.
+    Every choice is valid, also one that does not reach the limit.
     """
+    load_X, load_G, _, used_G, trial_Y3, found_Y3 = room
     num_ranks = len(load_G)
     share = len(load_X) // num_ranks
     best_slowest, best_replicas = -1, 0
-    for rule in range(-1, 2):
+    for rule in (_EXPORT, _HEAVIEST_DONOR, _SMALLEST_EXPERT):
         load_X[:] = node_load_X
         used_G[:] = 0
         num_heavy = 0
@@ -164,10 +165,8 @@ def _try_node(
                 load += load_X[expert]
             load_G[rank] = load
             num_heavy += int(load > limit)
-        if rule < 0:
-            num_replicas = _export(load_X, load_G, held_GS, used_G, min_tokens, limit, trial_Y3)
-        else:
-            num_replicas = _fill(load_X, load_G, held_GS, used_G, min_tokens, limit, rule, trial_Y3)
+        is_export = rule == _EXPORT
+        num_replicas = _export(room, min_tokens, limit) if is_export else _fill(room, min_tokens, limit, rule)
         slowest = int(load_G.max())
         if slowest <= limit:
             better = best_slowest < 0 or best_slowest > limit or num_replicas < best_replicas
@@ -175,7 +174,7 @@ def _try_node(
             better = best_slowest < 0 or slowest < best_slowest
         if better:
             best_slowest, best_replicas = slowest, num_replicas
-            best_Y3[:num_replicas] = trial_Y3[:num_replicas]
+            found_Y3[:num_replicas] = trial_Y3[:num_replicas]
         if best_slowest <= limit and (rule == _HEAVIEST_DONOR or best_replicas == num_heavy):
             break
     return best_slowest, best_replicas
@@ -184,55 +183,100 @@ def _try_node(
 @compiled
 def _lower_node(
     node_load_X: NDArray[np.int64],
-    slots: int,
     min_tokens: int,
     busiest: int,
     too_low: int,
     middle: int,
     slowest: int,
     tolerance: int,
-    load_X: NDArray[np.int64],
-    load_G: NDArray[np.int64],
-    held_GS: NDArray[np.int64],
-    used_G: NDArray[np.int64],
-    trial_Y3: NDArray[np.int64],
-    other_Y3: NDArray[np.int64],
+    room: _Room,
     best_Y3: NDArray[np.int64],
 ) -> tuple[int, int]:
     """Write a choice for the smallest limit that is reached with at most `busiest` replicas of any rank.
 
     Limits between `too_low` and `slowest` are searched, from `middle` on. Returns the slowest rank and the number of
-    replicas; where no limit does, `slowest` as it was given, and 0. The arrays from `load_X` on are scratch, but for
-    the last.
+    replicas; where no limit does, `slowest` as it was given, and 0.
     """
     num_replicas = 0
     while True:
-        reached, num_found = _try_node(
-            node_load_X, slots, min_tokens, middle, load_X, load_G, held_GS, used_G, trial_Y3, other_Y3
-        )
-        share = len(load_X) // len(load_G)
-        fits = busiest >= len(best_Y3) or _busiest(other_Y3[:num_found], share, load_G, used_G) <= busiest
+        reached, num_found = _try_node(node_load_X, min_tokens, middle, room)
+        fits = busiest >= len(best_Y3) or _busiest(room.found_Y3[:num_found], room) <= busiest
         if reached > middle or not fits:
             too_low = middle
         if reached < slowest and fits:
             slowest, num_replicas = reached, num_found
-            best_Y3[:num_found] = other_Y3[:num_found]
+            best_Y3[:num_found] = room.found_Y3[:num_found]
         if slowest - too_low <= max(tolerance, too_low >> _CLOSE_ENOUGH):
             return slowest, num_replicas
         middle = (too_low + slowest) // 2
 
 
 @compiled
-def _busiest(
-    replica_Y3: NDArray[np.int64], share: int, num_left_G: NDArray[np.int64], num_come_G: NDArray[np.int64]
-) -> int:
-    """Return the most replicas that leave or enter one rank of a node; the last two arrays are scratch."""
+def _busiest(replica_Y3: NDArray[np.int64], room: _Room) -> int:
+    """Return the most replicas that leave or enter one rank of a node."""
+    num_left_G, num_come_G = room.load_G, room.used_G
+    share = len(room.load_X) // len(num_left_G)
     num_left_G[:] = 0
     num_come_G[:] = 0
     for replica in range(len(replica_Y3)):
         num_left_G[replica_Y3[replica, 0] // share] += 1
         num_come_G[replica_Y3[replica, 1]] += 1
     return int(max(num_left_G.max(), num_come_G.max()))
+
+
+@compiled
+def _balance(load_NX: NDArray[np.int64], limit: int, min_tokens: int, room: _Room, best: _Choice) -> int:
+    """Write a choice for the smallest limit from `limit` on that all nodes reach; return it."""
+    slowest_N = np.empty(len(load_NX), dtype=np.int64)
+    for node in range(len(load_NX)):
+        plain = load_NX[node].reshape(len(room.load_G), -1).sum(axis=1).max()
+        best_Y3 = best.replica_NY3[node]
+        slowest_N[node], best.num_N[node] = _lower_node(
+            load_NX[node], min_tokens, len(best_Y3), limit - 1, limit, plain, 1, room, best_Y3
+        )
+        limit = max(limit, slowest_N[node])
+    for node in range(len(load_NX)):
+        if best.num_N[node] > 0 and slowest_N[node] < limit:  # a later node raised the limit: fewer may do
+            reached, num_found = _try_node(load_NX[node], min_tokens, limit, room)
+            if reached <= limit and num_found < best.num_N[node]:
+                best.num_N[node] = num_found
+                best.replica_NY3[node, :num_found] = room.found_Y3[:num_found]
+    return limit
+
+
+@compiled
+def _weigh(
+    load_NX: NDArray[np.int64], limit: int, min_tokens: int, price: int, room: _Room, best: _Choice, fewer: _Choice
+) -> tuple[int, int]:
+    """Write the cheapest choice from that of `_balance` on down; return its limit and what it costs.
+
+    `fewer` is scratch.
+    """
+    tolerance = max(1, price >> _CLOSE_TO_PRICE)
+    fewer.num_N[:], fewer.replica_NY3[:] = best.num_N, best.replica_NY3
+    for node in range(len(load_NX)):
+        fewer.busiest_N[node] = _busiest(best.replica_NY3[node, : best.num_N[node]], room)
+    busiest = fewer.busiest_N.max()
+    cost, raised = limit + price * busiest, limit
+    while busiest > 0:
+        busiest -= 1
+        too_much = cost - price * busiest
+        for node in range(len(load_NX)):
+            if fewer.busiest_N[node] <= busiest or raised >= too_much:
+                continue
+            fewer_Y3 = fewer.replica_NY3[node]
+            slowest, num_found = _lower_node(
+                load_NX[node], min_tokens, busiest, raised - 1, too_much - 1, too_much, tolerance, room, fewer_Y3
+            )
+            raised = max(raised, slowest)
+            if slowest < too_much:
+                fewer.num_N[node] = num_found
+                fewer.busiest_N[node] = _busiest(fewer_Y3[:num_found], room)
+        if raised < too_much:
+            busiest = fewer.busiest_N.max()
+            limit, cost = raised, raised + price * busiest
+            best.num_N[:], best.replica_NY3[:] = fewer.num_N, fewer.replica_NY3
+    return limit, cost
 
 
 @compiled
@@ -255,82 +299,46 @@ def replicate_rows(
     """
     num_rows = len(load_ME)
     num_nodes, num_members = by_rank_NX.shape
-    most, share = num_ranks * slots, num_members // num_ranks
+    most = num_ranks * slots
     limit_M = np.zeros(num_rows, dtype=np.int64)
     cost_M = np.zeros(num_rows, dtype=np.int64)
     end_M = np.zeros(num_rows, dtype=np.int64)
     index_Y2 = np.empty((num_rows * num_nodes * most, 2), dtype=np.int32)
     tokens_Y = np.empty(num_rows * num_nodes * most, dtype=np.int64)
     load_NX = np.empty((num_nodes, num_members), dtype=np.int64)
-    load_X = np.empty(num_members, dtype=np.int64)
-    load_G = np.empty(num_ranks, dtype=np.int64)
-    held_GS = np.empty((num_ranks, slots), dtype=np.int64)
-    used_G = np.empty(num_ranks, dtype=np.int64)
-    trial_Y3 = np.empty((most, 3), dtype=np.int64)
-    other_Y3 = np.empty((most, 3), dtype=np.int64)
-    scratch = (load_X, load_G, held_GS, used_G, trial_Y3, other_Y3)
-    tolerance = max(1, price >> _CLOSE_TO_PRICE)
-    best_NY3 = np.empty((num_nodes, most, 3), dtype=np.int64)
-    fewer_NY3 = np.empty((num_nodes, most, 3), dtype=np.int64)
-    found_N = np.empty(num_nodes, dtype=np.int64)
-    fewer_N = np.empty(num_nodes, dtype=np.int64)
-    slowest_N = np.empty(num_nodes, dtype=np.int64)
-    plain_N = np.empty(num_nodes, dtype=np.int64)
-    busiest_N = np.empty(num_nodes, dtype=np.int64)
+    room = _Room(
+        np.empty(num_members, dtype=np.int64),
+        np.empty(num_ranks, dtype=np.int64),
+        np.empty((num_ranks, slots), dtype=np.int64),
+        np.empty(num_ranks, dtype=np.int64),
+        np.empty((most, 3), dtype=np.int64),
+        np.empty((most, 3), dtype=np.int64),
+    )
+    best, fewer = _no_choice(num_nodes, most), _no_choice(num_nodes, most)
     num_written = 0
     for row in range(num_rows):
         limit = 0
         for node in range(num_nodes):
-            load, plain_N[node] = 0, 0
-            for rank in range(num_ranks):
-                before = load
-                for member in range(rank * share, (rank + 1) * share):
-                    load_NX[node, member] = load_ME[row, by_rank_NX[node, member]]
-                    load += load_NX[node, member]
-                plain_N[node] = max(plain_N[node], load - before)
-            limit = max(limit, -(-load // num_ranks))
-        for node in range(num_nodes):
-            slowest_N[node], found_N[node] = _lower_node(
-                load_NX[node], slots, min_tokens, most, limit - 1, limit, plain_N[node], 1, *scratch, best_NY3[node]
-            )
-            limit = max(limit, slowest_N[node])
-        for node in range(num_nodes):
-            if found_N[node] > 0 and slowest_N[node] < limit:  # a later node raised the limit: fewer may do
-                reached, num_found = _try_node(load_NX[node], slots, min_tokens, limit, *scratch)
-                if reached <= limit and num_found < found_N[node]:
-                    found_N[node] = num_found
-                    best_NY3[node, :num_found] = other_Y3[:num_found]
-        cost = limit
+            for member in range(num_members):
+                load_NX[node, member] = load_ME[row, by_rank_NX[node, member]]
+            limit = max(limit, -(-load_NX[node].sum() // num_ranks))
+        limit = cost = _balance(load_NX, limit, min_tokens, room, best)
         if price > 0:
-            for node in range(num_nodes):
-                fewer_N[node], fewer_NY3[node] = found_N[node], best_NY3[node]
-                busiest_N[node] = _busiest(best_NY3[node, : found_N[node]], share, load_G, used_G)
-            fewer = busiest_N.max()
-            cost += price * fewer
-            raised = limit
-            while fewer > 0:
-                fewer -= 1
-                too_much = cost - price * fewer
-                for node in range(num_nodes):
-                    if busiest_N[node] <= fewer or raised >= too_much:
-                        continue
-                    limits = (raised - 1, too_much - 1, too_much)
-                    slowest, num_found = _lower_node(
-                        load_NX[node], slots, min_tokens, fewer, *limits, tolerance, *scratch, fewer_NY3[node]
-                    )
-                    raised = max(raised, slowest)
-                    if slowest < too_much:
-                        fewer_N[node] = num_found
-                        busiest_N[node] = _busiest(fewer_NY3[node, :num_found], share, load_G, used_G)
-                if raised < too_much:
-                    fewer = busiest_N.max()
-                    limit, cost = raised, raised + price * fewer
-                    found_N[:], best_NY3[:] = fewer_N, fewer_NY3
+            limit, cost = _weigh(load_NX, limit, min_tokens, price, room, best, fewer)
         for node in range(num_nodes):
-            for replica in range(found_N[node]):
-                index_Y2[num_written, 0] = by_rank_NX[node, best_NY3[node, replica, 0]]
-                index_Y2[num_written, 1] = node * num_ranks + best_NY3[node, replica, 1]
-                tokens_Y[num_written] = best_NY3[node, replica, 2]
+            for replica in range(best.num_N[node]):
+                index_Y2[num_written, 0] = by_rank_NX[node, best.replica_NY3[node, replica, 0]]
+                index_Y2[num_written, 1] = node * num_ranks + best.replica_NY3[node, replica, 1]
+                tokens_Y[num_written] = best.replica_NY3[node, replica, 2]
                 num_written += 1
         limit_M[row], cost_M[row], end_M[row] = limit, cost, num_written
     return limit_M, cost_M, end_M, index_Y2[:num_written], tokens_Y[:num_written]
+
+
+@compiled
+def _no_choice(num_nodes: int, most: int) -> _Choice:
+    return _Choice(
+        np.empty((num_nodes, most, 3), dtype=np.int64),
+        np.empty(num_nodes, dtype=np.int64),
+        np.empty(num_nodes, dtype=np.int64),
+    )
