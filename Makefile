@@ -9,7 +9,7 @@ demo: $(READY)  ## one real MoE RL job, plain and balanced, on this machine
 	$(BIN)/relibra demo
 
 test: $(READY)  ## everything that needs no GPU, on two cores
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/pytest --numprocesses 2
 
 test-robustness: $(READY)  ## every fault of tests/robustness, five times on one Redis, once on a Cluster and through Sentinel
 	RELIBRA_ROBUSTNESS_ROUNDS=5 RELIBRA_ROBUSTNESS_REDIS=server,cluster,sentinel $(BIN)/pytest -m robustness tests/robustness

@@ -1,5 +1,6 @@
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,10 +21,14 @@ def traces_dir() -> Path:
     return folder
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Workers share files, as fixtures do their work once a file; the ranks of tests/distributed are started once."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        is_of_ranks = item.path.is_relative_to(REPOSITORY / "tests" / "distributed")
-        item.add_marker(pytest.mark.xdist_group("ranks" if is_of_ranks else item.path.name))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return "ranks" if path.startswith("tests/distributed/") else path
+
+    return ByFile(config, log)
