@@ -17,6 +17,8 @@ from relibra.planner.settings import PlannerSettings
 
 _ROOT = Path(__file__).parents[2] / "deploy" / "kubernetes"
 _VERSION = "1.31"
+_PATCHES = {"planner-tls.yaml"}
+_WRITTEN = sorted(path for path in _ROOT.rglob("*.yaml") if path.name not in _PATCHES | {"kustomization.yaml"})
 _OF_PROMETHEUS = {"ServiceMonitor", "PrometheusRule"}
 """Kinds of its operator, whose schemas are not those of Kubernetes; promtool reads the rules in test_monitoring."""
 
@@ -59,6 +61,12 @@ def _check_with_kubernetes(manifest: dict[str, Any]) -> None:
 @pytest.fixture(scope="module", params=["dev", "prod"])
 def objects(request):
     return _render(request.param)
+
+
+@pytest.mark.parametrize("path", _WRITTEN, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_manifest_is_valid_as_it_is_written(path):
+    for each in yaml.safe_load_all(path.read_text()):
+        _check_with_kubernetes(each)
 
 
 def test_every_object_is_valid(objects):
