@@ -9,7 +9,7 @@ import results
 
 from relibra.evaluation.cell_time import Training
 from relibra.evaluation.hardware import hardware_of
-from relibra.evaluation.model_presets import model_preset
+from relibra.evaluation.model_presets import model_shape
 from relibra.evaluation.question import Question
 from relibra.evaluation.simulation import Outcome, simulate
 from relibra.evaluation.workload import Workload
@@ -42,7 +42,7 @@ def question(
     trace_name = trace_name or (DEEPSEEK_LITE if model == "moonlight-16b" else GPT_OSS)
     return Question(
         trace=trace(trace_name),
-        model=model_preset(model),
+        model=model_shape(model),
         hardware=hardware_of(hardware),
         cluster=Cluster(num_nodes=ep // GPUS_PER_NODE, gpus_per_node=GPUS_PER_NODE, redundant_slots=slots),
         **others,  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from relibra.evaluation.cell_time import Training
 from relibra.evaluation.hardware import Hardware
-from relibra.evaluation.model_presets import ModelPreset
+from relibra.evaluation.model_shape import ModelShape
 from relibra.evaluation.simulation import simulate
 from relibra.evaluation.step_time import balanced_step_time
 from relibra.evaluation.workload import Workload
@@ -48,7 +48,7 @@ def predict(
     Returns:
         Means over steps: seconds of `plain` and `relibra`, `gain`, `of_balance`, imbalances.
     """
-    preset = ModelPreset(
+    preset = ModelShape(
         name="wall-clock",
         num_layers=model.num_layers,
         num_dense_layers=0,

@@ -6,7 +6,18 @@ from engine_payloads import sglang
 from relibra.routing import ModelLayers
 
 LAYERS = ModelLayers.uniform(num_layers=24, num_experts=32, top_k=4)
-CONFIG = {"num_hidden_layers": 24, "num_local_experts": 32, "num_experts_per_tok": 4}
+CONFIG = {
+    "model_type": "gpt_oss",
+    "num_hidden_layers": 24,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 201_088,
+}
 PROMPT_TOKENS = 30
 
 

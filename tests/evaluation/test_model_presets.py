@@ -1,7 +1,9 @@
+import json
+
 import pytest
 
 from relibra.errors import InvalidInput
-from relibra.evaluation.model_presets import MODELS, model_preset
+from relibra.evaluation.model_presets import model_shape
 
 
 @pytest.mark.parametrize(
@@ -17,7 +19,7 @@ from relibra.evaluation.model_presets import MODELS, model_preset
     ],
 )
 def test_shapes_add_up_to_the_published_sizes(name, expert_mb, total_billion):
-    model = model_preset(name)
+    model = model_shape(name)
     assert model.expert_weight_size_bytes / 1e6 == pytest.approx(expert_mb, rel=0.005)
     experts = model.num_layers * (model.num_experts + model.num_shared_experts) * model.expert_parameters
     attention = (model.num_layers + model.num_dense_layers) * model.attention_parameters
@@ -26,19 +28,30 @@ def test_shapes_add_up_to_the_published_sizes(name, expert_mb, total_billion):
     assert (experts + attention + dense + embeddings) / 1e9 == pytest.approx(total_billion, rel=0.02)
 
 
-def test_flop_of_a_token_are_two_a_parameter_and_scores():
-    model = MODELS["qwen3-30b-a3b"]
-    without_scores = model.layer_flop(1, 0)
-    assert without_scores == 2 * (model.attention_parameters + model.hidden_size * model.num_experts)
-    assert model.layer_flop(3, 100) - 3 * without_scores == 3 * 2 * 100 * model.attention_width
-
-
-def test_layers_that_look_back_a_window_have_no_scores_to_speak_of():
-    model = MODELS["gpt-oss-20b"]
-    # Twelve of 24 layers attend to all 8192 tokens, half of them on average, with 64 heads of 64.
-    assert 24 * (model.layer_flop(1, 8192) - model.layer_flop(1, 0)) == 12 * 2 * 8192 * 64 * 64
-
-
 def test_an_unknown_model_is_refused_with_those_there_are():
-    with pytest.raises(InvalidInput, match=r"model: expected one of qwen3-30b-a3b, .*, got gpt-5"):
-        model_preset("gpt-5")
+    with pytest.raises(
+        InvalidInput, match=r"model: expected one of qwen3-30b-a3b, .*, or path of a config.json, got gpt-5"
+    ):
+        model_shape("gpt-5")
+
+
+def test_another_model_is_read_from_its_config(tmp_path):
+    config = {
+        "model_type": "my_moe",
+        "num_hidden_layers": 6,
+        "mlp_only_layers": [0],
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "hidden_size": 512,
+        "moe_intermediate_size": 256,
+        "shared_expert_intermediate_size": 512,
+        "intermediate_size": 1024,
+        "num_attention_heads": 8,
+        "vocab_size": 1000,
+    }
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": config}))
+    model = model_shape(str(tmp_path))
+    assert model == model_shape(str(tmp_path / "config.json"))
+    assert (model.name, model.num_layers, model.num_dense_layers) == ("my_moe", 5, 1)
+    assert (model.num_experts, model.top_k, model.num_shared_experts) == (16, 2, 2)
+    assert model.attention_parameters == 4 * 512 * 512

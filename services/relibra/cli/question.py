@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from relibra.evaluation.hardware import HARDWARE, hardware_of
-from relibra.evaluation.model_presets import MODELS, model_preset
+from relibra.evaluation.model_presets import MODELS, model_shape
 from relibra.evaluation.question import Question
 from relibra.planning import Cluster
 from relibra.routing import read_trace
@@ -17,7 +17,9 @@ from relibra.routing import read_trace
 
 def ask(
     trace: Annotated[Path, typer.Argument(help="Routing trace (.npz).", show_default=False)],
-    model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.", show_default=False)],
+    model: Annotated[
+        str, typer.Option(help=f"One of {', '.join(MODELS)}; or path of a config.json.", show_default=False)
+    ],
     hardware: Annotated[str, typer.Option(help=f"Nodes of one of {', '.join(HARDWARE)}.")] = "h100",
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of the expert-parallel group.")] = 1,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each node.")] = 8,
@@ -35,7 +37,7 @@ def ask(
     """
     return Question(
         trace=read_trace(trace),
-        model=model_preset(model),
+        model=model_shape(model),
         hardware=hardware_of(hardware),
         cluster=Cluster(num_nodes=nodes, gpus_per_node=gpus_per_node, redundant_slots=0),
         num_micro_batches=micro_batches,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from relibra.evaluation.assignment import Assignment
 from relibra.evaluation.dispatch_time import copies_of, dispatch_us_ML, even_copies, reached
 from relibra.evaluation.hardware import Hardware
-from relibra.evaluation.model_presets import ModelPreset
+from relibra.evaluation.model_shape import ModelShape
 from relibra.planning.cost import WEIGHT_TRANSFERS, CostModel
 from relibra.planning.load import StepLoad
 from relibra.planning.topology import Cluster
@@ -21,7 +21,7 @@ from relibra.planning.topology import Cluster
 class Training:
     """What is trained, on what, and how."""
 
-    model: ModelPreset
+    model: ModelShape
     hardware: Hardware
     cluster: Cluster
     sequence_length: float = 8192.0

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.evaluation.assignment import Assignment
-from relibra.evaluation.model_presets import ModelPreset
+from relibra.evaluation.model_shape import ModelShape
 from relibra.planning.cost import CostModel
 from relibra.planning.load import StepLoad
 from relibra.planning.topology import Cluster
 
 
-def reached(share: NDArray[np.floating], model: ModelPreset) -> NDArray[np.float64]:
+def reached(share: NDArray[np.floating], model: ModelShape) -> NDArray[np.float64]:
     """Part of tokens that have at least one of their K experts among those who get this share of token copies.
 
     A token draws K different experts, and what it draws first says nothing about the rest. On the tokens of the two
@@ -62,7 +62,7 @@ def even_copies(load: StepLoad, cluster: Cluster) -> NDArray[np.float64]:
 
 
 def dispatch_us_ML(
-    copies_MLNR: NDArray[np.float64], cost: CostModel, cluster: Cluster, once_to: ModelPreset | None
+    copies_MLNR: NDArray[np.float64], cost: CostModel, cluster: Cluster, once_to: ModelShape | None
 ) -> NDArray[np.float64]:
     """Dispatch and combine of every cell, in microseconds; both networks work at the same time.
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
-from relibra.evaluation.model_presets import ModelPreset
+from relibra.evaluation.model_shape import ModelShape
 from relibra.planning.cost import CostModel
 
 _GEMM_SHARE = 0.40
@@ -37,7 +37,7 @@ class Hardware:
     measured: CostModel | None = None
     """Measured times of one expert, by tokens; computed from the peaks without."""
 
-    def cost_of(self, model: ModelPreset) -> CostModel:
+    def cost_of(self, model: ModelShape) -> CostModel:
         """Cost model of one expert's forward pass: its weights are read once, and every token is computed."""
         if self.measured is not None:
             return self.measured

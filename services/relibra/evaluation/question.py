@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from relibra.evaluation.cell_time import Training
 from relibra.evaluation.hardware import Hardware
-from relibra.evaluation.model_presets import ModelPreset
+from relibra.evaluation.model_shape import ModelShape
 from relibra.evaluation.routing_statistics import RoutingStatistics
 from relibra.evaluation.workload import Workload, drawn, tiled
 from relibra.planning.topology import Cluster
@@ -16,7 +16,7 @@ class Question:
     """Everything that a simulation needs to know."""
 
     trace: RoutingTrace
-    model: ModelPreset
+    model: ModelShape
     hardware: Hardware
     cluster: Cluster
     num_micro_batches: int = 32

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.evaluation.model_presets import ModelPreset
+from relibra.evaluation.model_shape import ModelShape
 from relibra.routing.counts import count_sequences
 from relibra.routing.trace import RoutingTrace
 
@@ -58,7 +58,7 @@ def _mean_square(counts_XLE: NDArray[np.float64], top_k: int) -> float:
 
 def draw_counts(
     statistics: RoutingStatistics,
-    model: ModelPreset,
+    model: ModelShape,
     length_S: NDArray[np.integer],
     domain_S: NDArray[np.integer],
     seed: int,

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.evaluation.model_presets import ModelPreset
+from relibra.evaluation.model_shape import ModelShape
 from relibra.evaluation.routing_statistics import RoutingStatistics, draw_counts
 from relibra.planning.load import StepLoad
 from relibra.planning.schedule import Schedule
@@ -69,7 +69,7 @@ def tiled(trace: RoutingTrace, cluster: Cluster, num_micro_batches: int, tokens_
 
 def drawn(
     statistics: RoutingStatistics,
-    model: ModelPreset,
+    model: ModelShape,
     cluster: Cluster,
     num_micro_batches: int,
     tokens_per_rank: int,

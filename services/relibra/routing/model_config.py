@@ -22,10 +22,19 @@ _NUM_LAYERS = ("num_hidden_layers", "n_layers", "num_layers")
 
 
 def read_model_config(path: str | Path) -> ModelLayers:
-    """Read `config.json`, or the folder of a checkpoint that holds it.
+    """Read the routers of a model from `config.json`, or from the folder of a checkpoint that holds it.
 
     Raises:
         InvalidInput: no such file, not JSON, or no MoE model; names the key that is missing.
+    """
+    return layers_of_config(read_config(path))
+
+
+def read_config(path: str | Path) -> Mapping[str, Any]:
+    """Read `config.json`, or that in a folder; of a composite model, what it says of text.
+
+    Raises:
+        InvalidInput: no such file, or not a JSON object.
     """
     path = Path(path)
     path = path / "config.json" if path.is_dir() else path
@@ -35,7 +44,8 @@ def read_model_config(path: str | Path) -> ModelLayers:
         raise InvalidInput.of("model config", expected="a Hugging Face config.json", got=error) from error
     if not isinstance(config, Mapping):
         raise InvalidInput.of("model config", expected="a JSON object", got=f"a {type(config).__name__}")
-    return layers_of_config(config)
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) else config
 
 
 def layers_of_config(config: Mapping[str, Any]) -> ModelLayers:
@@ -43,25 +53,35 @@ def layers_of_config(config: Mapping[str, Any]) -> ModelLayers:
 
     Understands dense first layers (`first_k_dense_replace`), a frequency or a mask (`moe_layer_freq`), Qwen's
     `decoder_sparse_step` and `mlp_only_layers`, Llama's `interleave_moe_layer_step`, hybrid patterns
-    (`hybrid_override_pattern`, E for MoE) and lists of layer types (`mlp_layer_types`, `layers_block_type`). Composite
-    models are described in their `text_config`.
+    (`hybrid_override_pattern`, E for MoE) and lists of layer types (`mlp_layer_types`, `layers_block_type`).
 
     Raises:
         InvalidInput: names the key that is missing or does not fit.
     """
-    text = config.get("text_config")
-    if isinstance(text, Mapping):
-        config = text
-    num_layers = _number(config, _NUM_LAYERS)
+    num_layers = number(config, _NUM_LAYERS)
     if not 1 <= num_layers <= 4096:
         raise InvalidInput.of("num_hidden_layers", expected="1 to 4096", got=num_layers)
-    num_mtp_layers = config.get("num_nextn_predict_layers")
     return ModelLayers(
-        num_experts=_number(config, _NUM_EXPERTS),
-        top_k=_number(config, _TOP_K),
+        num_experts=number(config, _NUM_EXPERTS),
+        top_k=number(config, _TOP_K),
         is_moe=_moe_layers(config, num_layers),
-        num_mtp_layers=num_mtp_layers if _is_int(num_mtp_layers) else 0,
+        num_mtp_layers=number(config, ["num_nextn_predict_layers"], default=0),
     )
+
+
+def number(config: Mapping[str, Any], keys: Sequence[str], default: int | None = None) -> int:
+    """Return the whole number under the first of `keys` that has one.
+
+    Raises:
+        InvalidInput: there is none, and no default.
+    """
+    for key in keys:
+        value = config.get(key)
+        if _is_int(value):
+            return value
+    if default is None:
+        raise InvalidInput.of("model config", expected=f"a whole number named {' or '.join(keys)}", got="none of them")
+    return default
 
 
 def _moe_layers(config: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
@@ -97,14 +117,6 @@ def _checked(key: str, is_moe: list[bool], num_layers: int) -> tuple[bool, ...]:
     if len(is_moe) != num_layers:
         raise InvalidInput.of(key, expected=f"one entry for each of {num_layers} layers", got=len(is_moe))
     return tuple(is_moe)
-
-
-def _number(config: Mapping[str, Any], keys: tuple[str, ...]) -> int:
-    for key in keys:
-        value = config.get(key)
-        if _is_int(value):
-            return value
-    raise InvalidInput.of("model config", expected=f"a whole number named {' or '.join(keys)}", got="none of them")
 
 
 def _is_int(value: object) -> TypeGuard[int]:
