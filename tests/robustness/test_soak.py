@@ -33,10 +33,12 @@ class Use:
 
     @classmethod
     def of(cls, planner: Planner, redis: "Redis") -> "Use":
+        memory = redis.info("memory")
         return cls(
             planner_kib=resident_kib(planner.process.pid),
             solvers_kib=max(map(resident_kib, solvers_of(planner))),
-            redis_kib=redis.info("memory")["used_memory"] >> 10,
+            # What a primary keeps of its stream for replicas fills up to a size of its own, whoever writes.
+            redis_kib=(memory["used_memory"] - memory["mem_replication_backlog"]) >> 10,
             num_keys=redis.dbsize(),
         )
 
