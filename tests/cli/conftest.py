@@ -1,8 +1,13 @@
 """A job that a status service shows to who has a token, and the command line as a function."""
 
 import asyncio
+import http.server
+import ssl
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import pytest
 from services_harness import CLUSTER, MODEL, Service, redis_server, redis_url, run, store  # noqa: F401
@@ -13,6 +18,7 @@ from relibra.cli.app import app
 from relibra.store import EmbeddedRedis, Role, Store
 
 Relibra = Callable[..., str]
+Answering = Callable[..., AbstractContextManager[tuple[str, list]]]
 
 
 @dataclass(frozen=True)
@@ -58,3 +64,35 @@ def relibra(watched: Watched) -> Relibra:
         return result.stdout
 
     return invoke
+
+
+@pytest.fixture
+def answering() -> Answering:
+    """A server that gives everybody one answer, and notes what it was asked."""
+    return _answering
+
+
+@contextmanager
+def _answering(
+    status: HTTPStatus, body: bytes, tls: ssl.SSLContext | None = None, **headers: str
+) -> Iterator[tuple[str, list]]:
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append((self.path, self.headers.get("authorization")))
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_address[1]}", asked
+        server.shutdown()

@@ -1,8 +1,10 @@
 import json
+from http import HTTPStatus
 
 import pytest
 
 from relibra.errors import InvalidInput, NotFound
+from relibra.status.health import Verdict
 
 
 def test_a_job_and_whether_it_is_well(relibra):
@@ -10,6 +12,16 @@ def test_a_job_and_whether_it_is_well(relibra):
     assert printed.startswith("failing: step 3 cannot be planned: the load is [empty]\n")
     assert "3 MoE layers x 8 experts, top 2" in printed
     assert json.loads(relibra("show", "job", "--json"))["health"]["verdict"] == "failing"
+
+
+@pytest.mark.parametrize("verdict", [*Verdict, "of a newer service"])
+def test_a_job_is_shown_whatever_the_verdict(relibra, answering, verdict):
+    said = json.loads(relibra("show", "job", "--json"))
+    said["health"] = {"verdict": verdict, "reason": "no plan for 15 min"}
+    with answering(HTTPStatus.OK, json.dumps(said).encode()) as (url, _):
+        printed = relibra("show", "job", "--url", url)
+    assert printed.startswith(f"{verdict}: no plan for 15 min\n")
+    assert "3 MoE layers x 8 experts, top 2" in printed
 
 
 def test_a_step_with_what_ranks_did(relibra, watched):

@@ -1,10 +1,6 @@
 """What the client of the status service makes of those who answer; what they answer is in tests/status."""
 
-import http.server
 import ssl
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http import HTTPStatus
 
 import pytest
@@ -13,33 +9,6 @@ from certificates import Authority
 from relibra.cli.status_client import StatusClient
 from relibra.errors import Forbidden, InvalidInput, Unauthenticated, Unavailable
 from relibra.wire.credentials import Credentials
-
-
-@contextmanager
-def answering(
-    status: HTTPStatus, body: bytes, tls: ssl.SSLContext | None = None, **headers: str
-) -> Iterator[tuple[str, list]]:
-    """A server that gives everybody one answer, and notes what it was asked."""
-    asked = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append((self.path, self.headers.get("authorization")))
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        if tls is not None:
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_address[1]}", asked
-        server.shutdown()
 
 
 def test_S6_a_token_opens_its_own_job_and_none_opens_nothing(watched):
@@ -51,13 +20,13 @@ def test_S6_a_token_opens_its_own_job_and_none_opens_nothing(watched):
         StatusClient(watched.url, Credentials()).get("v1", "jobs")
 
 
-def test_parts_of_a_path_stay_parts_and_what_is_none_is_not_asked():
+def test_parts_of_a_path_stay_parts_and_what_is_none_is_not_asked(answering):
     with answering(HTTPStatus.OK, b"[]") as (url, asked):
         assert StatusClient(f"{url}/", Credentials()).get("v1", "jobs", "a/b c", limit=3, before=None) == []
     assert asked == [("/v1/jobs/a%2Fb%20c?limit=3", None)]
 
 
-def test_S6_a_token_is_not_carried_to_where_a_service_points():
+def test_S6_a_token_is_not_carried_to_where_a_service_points(answering):
     with (
         answering(HTTPStatus.OK, b"{}") as (there, asked_there),
         answering(HTTPStatus.FOUND, b"", location=there) as (here, asked),
@@ -69,7 +38,7 @@ def test_S6_a_token_is_not_carried_to_where_a_service_points():
 
 @pytest.mark.parametrize("status", [HTTPStatus.OK, HTTPStatus.BAD_GATEWAY])
 @pytest.mark.parametrize("body", [b"<html>", b"[", b"\xff"])
-def test_what_is_no_status_service_is_unavailable(status, body):
+def test_what_is_no_status_service_is_unavailable(status, body, answering):
     with answering(status, body) as (url, _), pytest.raises(Unavailable, match=url):
         StatusClient(url, Credentials()).get("v1")
 
@@ -85,7 +54,7 @@ def test_only_addresses_of_http_are_taken(url):
         StatusClient(url, Credentials())
 
 
-def test_tls_trusts_the_named_ca_only(tmp_path):
+def test_tls_trusts_the_named_ca_only(tmp_path, answering):
     authority = Authority(tmp_path)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(*authority.issue("status"))

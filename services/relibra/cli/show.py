@@ -13,7 +13,9 @@ from relibra.cli.output import AsJson, print_json
 from relibra.cli.status_client import DEFAULT_URL, JobId, StatusClient, StatusUrl
 from relibra.errors import InvalidInput
 
-_COLOURS = {"failing": "red", "attention": "yellow", "waiting": "blue", "well": "green"}
+_COLOURS = {"failing": "red", "stalled": "red", "attention": "yellow", "waiting": "blue", "well": "green"}
+_PLAIN = "default"
+"""Of a verdict that a newer status service may give."""
 
 
 def show(
@@ -46,7 +48,8 @@ def show(
 
 def _print_job(console: Console, job: dict[str, Any]) -> None:
     health, model, cluster = job["health"], job["model"], job["cluster"]
-    console.print(f"[bold {_COLOURS[health['verdict']]}]{health['verdict']}[/]: {escape(health['reason'])}")
+    colour = _COLOURS.get(health["verdict"], _PLAIN)
+    console.print(f"[bold {colour}]{escape(health['verdict'])}[/]: {escape(health['reason'])}")
     console.print(
         _facts(
             {
