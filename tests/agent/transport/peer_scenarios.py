@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
-from contract_scenarios import TIMEOUT_S, Result, peer
+from contract_scenarios import TIMEOUT_S, Result, message_of, peer
 
+from relibra.agent.transport import Parcel
 from relibra.agent.transport.engine import Engine
 
 
@@ -39,4 +41,29 @@ def ended(group: dist.ProcessGroup) -> Result:
     return {"before": before, "during": during, "after": held()}
 
 
-SCENARIOS: dict[str, Callable[[dist.ProcessGroup], Result]] = {"peer/ended": ended}
+def one_of_many_ended(group: dist.ProcessGroup) -> Result:
+    """The last rank ends while rank 0 waits for all; the others send what it waits for afterwards, and once more."""
+    rank, last = dist.get_rank(group), dist.get_world_size(group) - 1
+    transport, others = peer(group, TIMEOUT_S), range(1, last)
+    if rank == last:
+        del transport
+        settle()
+    received = torch.zeros(2, 1 + last)
+    if rank == 0:
+        mixed = transport.start([], [Parcel(each, received[0, each : each + 1]) for each in range(1, 1 + last)])
+        told = message_of(mixed.wait)
+    dist.barrier(group)
+    if rank in others:
+        for turn in range(2):
+            transport.start([Parcel(0, torch.full((1,), 10.0 * turn + rank))], []).wait()
+    if rank == 0:
+        healthy = transport.start([], [Parcel(each, received[1, each : each + 1]) for each in others])
+        told_later = message_of(healthy.wait)
+    dist.barrier(group)
+    return {} if rank else {"told": told, "told_later": told_later, "received": received.tolist()}
+
+
+SCENARIOS: dict[str, Callable[[dist.ProcessGroup], Result]] = {
+    "peer/ended": ended,
+    "peer/one_of_many_ended": one_of_many_ended,
+}

@@ -115,7 +115,7 @@ class _Transfer:
     def __init__(self, transport: PeerTransport, claim: Claim, parcels: Sequence[Parcel]) -> None:
         self._transport, self._claim, self._parcels = transport, claim, parcels
         self._open = [parcel.peer for parcel in parcels]
-        self._why: str | None = None
+        self._first_lost: tuple[int, str] | None = None
         self._is_over = threading.Event()
         if not parcels:
             self._is_over.set()
@@ -126,7 +126,8 @@ class _Transfer:
             self._is_over.set()
 
     def failed(self, peer: int, why: str) -> None:
-        self._open, self._why = [peer], why
+        # The parcels of other peers stay open: the engine still moves them.
+        self._first_lost = self._first_lost or (peer, why)
         self._is_over.set()
 
     def wait(self) -> None:
@@ -134,8 +135,9 @@ class _Transfer:
         timeout_s = self._transport._timeout_s
         if not self._is_over.wait(timeout_s):
             raise missing(self._open, f"no word from them for {timeout_s} s")
-        if self._why is not None:
-            raise missing(self._open, self._why)
+        if self._first_lost is not None:
+            peer, why = self._first_lost
+            raise missing([peer], why)
         self._transport._claims.release(self._claim)
         self._claim, self._parcels = (), ()
 
