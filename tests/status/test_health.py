@@ -91,7 +91,7 @@ EVERY_40_S = [planned(step, NOW - 900 - 40 * (7 - step)) for step in (7, 6, 5, 4
         ([COLLECTING], 7, [EXECUTION], "step 8 has 12 sequences and no schedule"),
         ([], 6, [EXECUTION], "step 7 is planned and no rank has reported"),
         ([], 7, [replace(EXECUTION, missing=((0, 2),))], "step 7: .* missing: rank 2; look at their logs"),
-        ([], 7, [EXECUTION], "all ranks reported step 7, .*has the job ended"),
+        ([], 7, [replace(EXECUTION, phase=Phase.RECOMPUTE)], "no rank has reported phase update of step 7"),
     ],
 )
 def test_a_job_that_stands_still_says_where(
@@ -102,6 +102,14 @@ def test_a_job_that_stands_still_says_where(
     assert health.verdict is Verdict.STALLED
     assert health.reason.startswith("no plan for 15 min, where one came every 40 s: ")
     assert re.search(words, health.reason), health.reason
+
+
+@pytest.mark.parametrize("phases", [[Phase.UPDATE], [Phase.RECOMPUTE, Phase.UPDATE]])
+def test_a_job_that_has_ended_does_not_stand_still(phases: list[Phase]) -> None:
+    executed = [replace(EXECUTION, phase=phase) for phase in phases]
+    health = job_health(EVERY_40_S, EVERY_40_S[0], executed, NOW + 86_400)
+    assert health.verdict is Verdict.WAITING
+    assert re.search("^no plan for 24 h, .*all ranks reported step 7, .* has the job ended", health.reason)
 
 
 @pytest.mark.parametrize(

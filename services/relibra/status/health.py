@@ -6,6 +6,7 @@ from enum import StrEnum
 from itertools import pairwise
 from statistics import median
 
+from relibra.planning import Phase
 from relibra.planning.execution_sum import Execution
 from relibra.planning.plan import Basis
 from relibra.store import StepRecord, StepState
@@ -15,7 +16,7 @@ _REALISED_TOLERANCE = 1.05
 _MAX_NAMED_RANKS = 8
 _STALL_FACTOR = 5
 _STALL_S = 120.0
-"""A job has stalled that was silent for so long, and so many times as long as its steps take."""
+"""A job is silent that had no plan for so long, and so many times as long as its steps take."""
 
 
 class Verdict(StrEnum):
@@ -24,11 +25,11 @@ class Verdict(StrEnum):
     FAILING = "failing"
     """A step has no plan and will not get one by itself."""
     STALLED = "stalled"
-    """Nothing has happened for far longer than a step takes."""
+    """A step is under way and has not come on for far longer than steps take."""
     ATTENTION = "attention"
     """Training goes on, slower than it could."""
     WAITING = "waiting"
-    """Nothing is wrong, and nothing has happened yet."""
+    """Nothing is wrong, and nothing is under way: not yet, or no more."""
     WELL = "well"
 
 
@@ -63,13 +64,18 @@ def job_health(
                 return JobHealth(verdict=Verdict.FAILING, reason=reason)
         if step.plan is not None:
             break
-    if standstill := stall(steps, executed_step, executed, now):
-        return JobHealth(verdict=Verdict.STALLED, reason=standstill)
+    silence = _silence(steps, now)
+    if silence and not _is_done(steps[0], executed_step, executed):
+        standstill = _standstill(steps[0], executed_step, executed)
+        return JobHealth(verdict=Verdict.STALLED, reason=f"{silence}: {standstill}")
     if executed_step is not None:
         for execution in executed:
             if trouble := fallback(execution) or absence(execution) or excess(execution, executed_step):
                 return JobHealth(verdict=Verdict.ATTENTION, reason=f"step {executed_step.step}: {trouble}")
     newest = steps[0]
+    if silence:
+        rest = f"all ranks reported step {newest.step}, and no other has begun; has the job ended?"
+        return JobHealth(verdict=Verdict.WAITING, reason=f"{silence}: {rest}")
     if newest.plan is not None:
         forecast = newest.plan.forecast
         change = f"imbalance {forecast.imbalance_before:.3f} to {forecast.imbalance_after:.3f}"
@@ -79,10 +85,8 @@ def job_health(
     return JobHealth(verdict=Verdict.WELL if is_planning else Verdict.WAITING, reason=reason)
 
 
-def stall(
-    steps: Sequence[StepRecord], executed_step: StepRecord | None, executed: Sequence[Execution], now: float
-) -> str | None:
-    """Say where a job stands still, if it does; the arguments are those of `job_health`."""
+def _silence(steps: Sequence[StepRecord], now: float) -> str | None:
+    """Say for how long no plan came, if that is unusual."""
     published = [step.plan.published_at for step in steps if step.plan is not None]
     if len(published) < 3:
         return None
@@ -90,8 +94,16 @@ def stall(
     silent_s = now - published[0]
     if silent_s <= max(_STALL_S, _STALL_FACTOR * usual_s):
         return None
-    return f"no plan for {duration(silent_s)}, where one came every {duration(usual_s)}: " + _standstill(
-        steps[0], executed_step, executed
+    return f"no plan for {duration(silent_s)}, where one came every {duration(usual_s)}"
+
+
+def _is_done(newest: StepRecord, executed_step: StepRecord | None, executed: Sequence[Execution]) -> bool:
+    """Return whether all ranks have reported the update, which ends a step."""
+    return (
+        executed_step is not None
+        and executed_step.step == newest.step
+        and any(each.phase is Phase.UPDATE for each in executed)
+        and not any(each.missing for each in executed)
     )
 
 
@@ -106,7 +118,7 @@ def _standstill(newest: StepRecord, executed_step: StepRecord | None, executed: 
     for execution in executed:
         if text := absence(execution):
             return f"step {newest.step}: {text}; look at their logs"
-    return f"all ranks reported step {newest.step}, and nothing has come of the next; has the job ended?"
+    return f"no rank has reported phase {Phase.UPDATE} of step {newest.step}; look at the trainers"
 
 
 def duration(time_s: float) -> str:
