@@ -15,6 +15,10 @@ CREDIT = 1 << 20
 Sent = Iterator[tuple[int, CountedSequence]]
 
 
+def as_sent(ordinal: int, sequence: CountedSequence) -> tuple[int, CountedSequence]:
+    return ordinal, sequence
+
+
 def outbox(limit_size_bytes: int = 1 << 20) -> Outbox:
     return Outbox(num_experts=MODEL.num_experts, limit_size_bytes=limit_size_bytes)
 
@@ -25,7 +29,7 @@ def put(box: Outbox, *names: str, routed_TLK: np.ndarray = ROUTED) -> list[bool]
 
 def open_stream(box: Outbox) -> Sent:
     """Open a stream with credit for everything."""
-    sent = box.send()
+    sent = box.send(as_sent)
     box.grant(CREDIT)
     return sent
 
@@ -95,6 +99,25 @@ def test_refusals_are_told_once_with_their_reason() -> None:
     assert box.settle_all(0).refused == []
 
 
+def test_S7_what_cannot_be_encoded_is_refused_and_the_others_go_on() -> None:
+    def encode(ordinal: int, sequence: CountedSequence) -> tuple[int, CountedSequence]:
+        if sequence.sequence_id == "bad":
+            raise ValueError("no message can say that")
+        return ordinal, sequence
+
+    box = outbox()
+    put(box, "bad", "a", "bad", "b")
+    sent = box.send(encode)
+    box.grant(CREDIT)
+    assert take(sent, 2) == [(1, "a"), (2, "b")]
+    box.answer(2, {})
+    settled = box.settle_all(0)
+    assert (settled.num_kept, settled.num_waiting) == (2, 0)
+    assert [str(each.error) for each in settled.refused] == [
+        "it cannot be sent: ValueError: no message can say that"
+    ] * 2
+
+
 def test_waiting_says_how_many_are_left() -> None:
     box = outbox()
     put(box, "a", "b", "c")
@@ -153,7 +176,7 @@ def test_L3_every_sequence_is_answered_exactly_once_whatever_breaks(actions: lis
 def test_S7_nothing_is_sent_beyond_the_credit_of_this_stream() -> None:
     box = outbox()
     put(box, *"abc")
-    sent, got = box.send(), []
+    sent, got = box.send(as_sent), []
     box.grant(2)
     assert take(sent, 2) == [(1, "a"), (2, "b")]
     sender = threading.Thread(target=lambda: got.extend(take(sent, 1)))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,6 +60,35 @@ def test_the_array_may_be_reused_at_once(shared_planner: Service, job_id: str) -
 def test_arrays_of_another_shape_or_dtype_are_refused_at_once(routed_TLK: np.ndarray) -> None:
     with pytest.raises(InvalidInput, match=r"routed_experts: expected integers of shape \[rows, layers, top_k\]"):
         reporter_of(NOWHERE, "job").report(1, "seq", routed_TLK)
+
+
+@pytest.mark.parametrize(
+    ("step", "sequence_id", "policy_versions", "fault"),
+    [
+        (-1, "seq", None, "step: expected whole, 0 to .* got -1"),
+        (2**64, "seq", None, "step: expected whole"),
+        (1.5, "seq", None, "step: expected whole, .* got 1.5"),
+        (1, 17, None, "sequence_id: expected text, got 17"),
+        (1, "\ud800", None, "sequence_id: expected text that UTF-8 can say"),
+        (1, "", None, "sequence_id: expected 1 to 200 bytes, got 0 bytes"),
+        (1, "seq", (3, -4), "policy_versions: expected whole, .* got -4"),
+    ],
+)
+def test_S7_names_that_cannot_be_sent_are_refused_at_once_and_the_others_arrive(
+    shared_planner: Service, job_id: str, step: Any, sequence_id: Any, policy_versions: Any, fault: str
+) -> None:
+    with reporter_of(shared_planner.address, job_id) as reporter:
+        with pytest.raises(InvalidInput, match=fault):
+            reporter.report(step, sequence_id, routed_experts(0, 6), policy_versions=policy_versions)
+        assert reporter.report(np.int64(1), "seq", routed_experts(0, 6), policy_versions=(3, 4))
+        assert reporter.flush(timeout_s=20) == 1
+
+
+def test_S7_a_report_that_no_message_can_say_does_not_end_the_stream(shared_planner: Service) -> None:
+    with reporter_of(shared_planner.address, 17) as reporter:  # type: ignore[arg-type]
+        reporter.report(1, "seq", routed_experts(0, 6))
+        with pytest.raises(RelibraError, match="'seq' of step 1: it cannot be sent"):
+            reporter.flush(timeout_s=20)
 
 
 @pytest.mark.parametrize(

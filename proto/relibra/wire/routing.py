@@ -18,6 +18,28 @@ from relibra.wire import array
 MAX_SEQUENCE_ID_SIZE_BYTES = 200
 MAX_NUM_ROWS = 1 << 22
 """Longer than any sequence; bounds what one report can add to a cell, whose load is kept in 32 bits."""
+_MAX_NUMBER = 2**64 - 1
+
+
+def check_name(step: int, sequence_id: str, policy_versions: tuple[int, int] | None = None) -> None:
+    """Refuse what a report cannot be called, or no message can say.
+
+    Raises:
+        InvalidInput: names the field.
+    """
+    if not isinstance(sequence_id, str):
+        raise InvalidInput.of("sequence_id", expected="text", got=repr(sequence_id))
+    try:
+        size_bytes = len(sequence_id.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidInput.of("sequence_id", expected="text that UTF-8 can say", got=error) from error
+    if not 0 < size_bytes <= MAX_SEQUENCE_ID_SIZE_BYTES:
+        raise InvalidInput.of(
+            "sequence_id", expected=f"1 to {MAX_SEQUENCE_ID_SIZE_BYTES} bytes", got=f"{size_bytes} bytes"
+        )
+    for field, number in (("step", step), *(("policy_versions", each) for each in policy_versions or ())):
+        if not isinstance(number, int | np.integer) or not 0 <= number <= _MAX_NUMBER:
+            raise InvalidInput.of(field, expected=f"whole, 0 to {_MAX_NUMBER}", got=repr(number))
 
 
 def encode_report(
@@ -51,11 +73,7 @@ def decode_counts(request: routing_pb2.ReportRoutingRequest, model: Model) -> ND
         InvalidInput: the name or length of the sequence is out of range, the array is malformed or not of the model's
             shape, or a layer does not count every row `top_k` times.
     """
-    size_bytes = len(request.sequence_id.encode())
-    if not 0 < size_bytes <= MAX_SEQUENCE_ID_SIZE_BYTES:
-        raise InvalidInput.of(
-            "sequence_id", expected=f"1 to {MAX_SEQUENCE_ID_SIZE_BYTES} bytes", got=f"{size_bytes} bytes"
-        )
+    check_name(request.step, request.sequence_id)
     if request.num_rows > MAX_NUM_ROWS:
         raise InvalidInput.of("num_rows", expected=f"at most {MAX_NUM_ROWS}", got=request.num_rows)
     counts_LE: NDArray[np.unsignedinteger] = array.decode(
@@ -93,6 +111,7 @@ def decode_policies(request: routing_pb2.ReportRoutingRequest) -> str:
 def open_stream(channel: grpc.Channel, requests: Iterator[routing_pb2.ReportRoutingRequest]) -> Any:
     """Start reporting; iterate over the returned call for the responses.
 
-    The call waits until the planner can be reached. `requests` is consumed in a thread of gRPC's own.
+    The call waits until the planner can be reached, and has no deadline: it is open for as long as there is something
+    to report, and keepalive ends it where the planner is gone. `requests` is consumed in a thread of gRPC's own.
     """
     return routing_pb2_grpc.RoutingServiceStub(channel).ReportRouting(requests, wait_for_ready=True)

@@ -5,14 +5,17 @@ T rows, L layers, K top-k, E experts.
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import RelibraError
 from relibra.routing.counts import count_routed_experts
+
+_Request = TypeVar("_Request")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +72,8 @@ class Outbox:
     """A queue with a window: sequences go from waiting to sent, and out when they are answered.
 
     One stream is open at a time, and sends no further than the planner gave it credit for. Answers come in the order of
-    sending; when a stream ends, what it sent without an answer goes back to the front. Sequences are counted when they
-    are sent, in the thread that sends.
+    sending; when a stream ends, what it sent without an answer goes back to the front. Sequences are counted and
+    encoded when they are sent, in the thread that sends.
     """
 
     def __init__(self, *, num_experts: int, limit_size_bytes: int) -> None:
@@ -114,13 +117,17 @@ class Outbox:
         with self._changed:
             return self._changed.wait_for(lambda: self._is_closed, timeout_s)
 
-    def send(self) -> Iterator[tuple[int, CountedSequence]]:
-        """Open a stream: yield (ordinal, sequence) as sequences come, until the stream ends or the outbox closes."""
+    def send(self, encode: Callable[[int, CountedSequence], _Request]) -> Iterator[_Request]:
+        """Open a stream: yield requests as sequences come, until the stream ends or the outbox closes.
+
+        Args:
+            encode: makes the request of an ordinal and a sequence; one on which it fails is refused, and not sent.
+        """
         # Not part of the generator: a stream that broke before its first request must not take its successor's number.
         with self._changed:
-            return self._send(self._stream)
+            return self._send(self._stream, encode)
 
-    def _send(self, stream: int) -> Iterator[tuple[int, CountedSequence]]:
+    def _send(self, stream: int, encode: Callable[[int, CountedSequence], _Request]) -> Iterator[_Request]:
         while True:
             with self._changed:
                 self._changed.wait_for(
@@ -129,19 +136,27 @@ class Outbox:
                 if self._stream != stream or not self._waiting:
                     return
                 sequence = self._waiting[0]
-            counted = self._count(sequence)
+                ordinal = self._answered_through + len(self._sent) + 1
+            try:
+                counted = self._count(sequence)
+                request = encode(ordinal, counted)
+                refusal = None
+            except RelibraError as error:
+                refusal = error
+            except Exception as error:
+                # Whatever is wrong with one sequence, the others go on.
+                refusal = RelibraError(f"it cannot be sent: {type(error).__name__}: {error}")
             with self._changed:
                 if self._stream != stream:
                     return
                 self._waiting.popleft()
                 self._size_bytes -= sequence.size_bytes
-                if isinstance(counted, RelibraError):
-                    self._settle(sequence, counted)
+                if refusal is not None:
+                    self._settle(sequence, refusal)
                     continue
                 self._sent.append(counted)
                 self._size_bytes += counted.size_bytes
-                ordinal = self._answered_through + len(self._sent)
-            yield ordinal, counted
+            yield request
 
     def _may_send(self) -> bool:
         return self._answered_through + len(self._sent) < self._credit_through
@@ -204,16 +219,10 @@ class Outbox:
             self._refused.append(Refused(step=sequence.step, sequence_id=sequence.sequence_id, error=error))
         self._changed.notify_all()
 
-    def _count(self, sequence: RoutedSequence | CountedSequence) -> CountedSequence | RelibraError:
+    def _count(self, sequence: RoutedSequence | CountedSequence) -> CountedSequence:
         if isinstance(sequence, CountedSequence):
             return sequence
-        try:
-            counts_LE = count_routed_experts(sequence.routed_TLK, self._num_experts)
-        except RelibraError as error:
-            return error
-        except Exception as error:
-            # Whatever is wrong with one sequence, the others go on.
-            return RelibraError(f"counting failed with {type(error).__name__}: {error}")
+        counts_LE = count_routed_experts(sequence.routed_TLK, self._num_experts)
         return CountedSequence(
             step=sequence.step,
             sequence_id=sequence.sequence_id,

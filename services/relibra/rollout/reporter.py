@@ -5,7 +5,6 @@ T rows, L layers, K top-k.
 
 import logging
 import threading
-from collections.abc import Iterator
 from typing import Any, Protocol, Self
 
 import grpc
@@ -13,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import ERRORS, InvalidInput, RelibraError, Unavailable
-from relibra.rollout.outbox import Outbox, RoutedSequence
+from relibra.rollout.outbox import CountedSequence, Outbox, RoutedSequence
 from relibra.wire.channel import open_channel
 from relibra.wire.credentials import Credentials
-from relibra.wire.routing import encode_report, open_stream
+from relibra.wire.routing import check_name, encode_report, open_stream
 from relibra.wire.status import from_rpc_error
 
 logger = logging.getLogger(__name__)
@@ -112,8 +111,9 @@ class RolloutReporter:
             Whether it was taken. False where the buffer is full: the sequence is dropped, and scheduling it will fail.
 
         Raises:
-            InvalidInput: the array is not three-dimensional or not of integers.
+            InvalidInput: the array is not three-dimensional or not of integers, or what names it cannot be sent.
         """
+        check_name(step, sequence_id, policy_versions)
         array = np.asarray(
             routed_experts if isinstance(routed_experts, np.ndarray) else routed_experts.detach().cpu().numpy()
         )
@@ -197,7 +197,7 @@ class RolloutReporter:
         backoff_s = _MIN_BACKOFF_S
         while self._outbox.wait_for_work():
             try:
-                for response in open_stream(channel, self._requests()):
+                for response in open_stream(channel, self._outbox.send(self._encode)):
                     self._outbox.answer(
                         response.answered_through,
                         {each.ordinal: ERRORS.get(each.error, RelibraError)(each.message) for each in response.refused},
@@ -213,18 +213,15 @@ class RolloutReporter:
                 return
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
 
-    def _requests(self) -> Iterator[Any]:
-        return (
-            encode_report(
-                ordinal,
-                self._job_id,
-                sequence.step,
-                sequence.sequence_id,
-                sequence.num_rows,
-                sequence.counts_LE,
-                sequence.policy_versions,
-            )
-            for ordinal, sequence in self._outbox.send()
+    def _encode(self, ordinal: int, sequence: CountedSequence) -> Any:
+        return encode_report(
+            ordinal,
+            self._job_id,
+            sequence.step,
+            sequence.sequence_id,
+            sequence.num_rows,
+            sequence.counts_LE,
+            sequence.policy_versions,
         )
 
     def _note(self, trouble: RelibraError) -> None:
