@@ -42,7 +42,7 @@ def without_ddp(cluster: Cluster) -> Result:
 
 
 def guard(cluster: Cluster) -> Result:
-    """Forwards outside a micro-batch: refused in training while there are replicas, fine in eval and after the step."""
+    """Forwards outside a micro-batch: refused in training with replicas or routing, fine in eval and after the step."""
     plain = Trained(cluster)
     balanced, _ = attached(cluster, plan_by_step(cluster, dist.get_rank(), range(1)))
     agent = balanced.agent
@@ -55,23 +55,41 @@ def guard(cluster: Cluster) -> Result:
             each.set_routing(routing(0, 0, dist.get_rank()))
         differences.note("output", [balanced.ddp(hidden).detach()], [plain.ddp(hidden).detach()])
 
+    def refused() -> str:
+        try:
+            balanced.ddp(hidden)
+        except RelibraError as error:
+            return str(error)
+        return "not refused"
+
+    def compare_in_eval() -> None:
+        for each in (plain, balanced):
+            each.network.eval()
+        compare()
+        for each in (plain, balanced):
+            each.network.train()
+
     agent.begin_step(0, Phase.UPDATE)
-    message = ""
-    try:
-        balanced.ddp(hidden)
-    except RelibraError as error:
-        message = str(error)
-    for each in (plain, balanced):
-        each.network.eval()
+    with_replicas = refused()
+    compare_in_eval()
+    agent.end_step()
     compare()
-    for each in (plain, balanced):
-        each.network.train()
+    without_plan = agent.begin_step(1, Phase.UPDATE).applied is None
+    compare()
+    agent.set_routing(0, routing(1, 0, dist.get_rank()))
+    with_routing = refused()
+    compare_in_eval()
     agent.end_step()
     compare()
     with agent.micro_batch(M + 5):
         compare()
     agent.detach()
-    return {"difference": differences.of, "message": message}
+    return {
+        "difference": differences.of,
+        "with_replicas": with_replicas,
+        "without_plan": without_plan,
+        "with_routing": with_routing,
+    }
 
 
 def named_as_converters_do(trained: Trained) -> Iterator[tuple[str, Tensor]]:

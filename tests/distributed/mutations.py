@@ -7,10 +7,10 @@ from unittest import mock
 
 import torch
 from gpt_model import RECOMPUTE
-from matrix import EXPERTS, compare
+from matrix import EXPERTS, STEPS, balanced_job, compare
 from torch import Tensor, nn
 
-from relibra.agent import Agent
+from relibra.agent import Agent, Phase
 from relibra.agent.gradient_return import GradientReturn
 from relibra.agent.megatron import hooks
 from relibra.agent.micro_batch import current_of_any, running
@@ -29,13 +29,20 @@ def no_replay(cluster: Cluster) -> Result:
 
 
 def forgetful_checkpoints(cluster: Cluster) -> Result:
-    """Recomputations do not know their micro-batch: refused, before anything is exchanged."""
+    """Recomputations do not know their micro-batch: refused, before anything is exchanged, with a plan and without."""
+    job, _ = balanced_job(cluster, **RECOMPUTE["full"])
+    assert job.agent is not None
+    messages = []
     with mock.patch.object(hooks, "current_of_any", return_value=None):
-        try:
-            compare(cluster, **WAY, **RECOMPUTE["full"])
-        except RelibraError as error:
-            return {"message": str(error)}
-    return {"message": "not refused"}
+        for step in (0, STEPS):
+            job.agent.begin_step(step, Phase.UPDATE)
+            try:
+                job.run(step, 1)
+            except RelibraError as error:
+                messages.append(str(error))
+            job.agent.end_step()
+    job.agent.detach()
+    return {"messages": messages}
 
 
 def confused_checkpoints(cluster: Cluster) -> Result:

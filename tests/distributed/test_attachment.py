@@ -24,8 +24,15 @@ def test_S5_names_by_place_become_logical_names(two_nodes):
 
 def test_S5_a_training_forward_outside_a_micro_batch_is_refused(two_nodes):
     for result in two_nodes.of("guard"):
-        assert "outside `agent.micro_batch(i)` while the step has replicas" in result["message"]
+        assert "outside `agent.micro_batch(i)` while the step has replicas" in result["with_replicas"]
 
 
-def test_forwards_without_replicas_need_no_micro_batch(two_nodes):
+def test_S5_routing_is_not_ignored_by_a_training_forward_outside_a_micro_batch(two_nodes):
+    """No planner, hence no replicas: what was given would be lost in silence."""
+    for result in two_nodes.of("guard"):
+        assert result["without_plan"]
+        assert "outside `agent.micro_batch(i)` while the step has routing" in result["with_routing"]
+
+
+def test_forwards_without_replicas_or_routing_need_no_micro_batch(two_nodes):
     assert max(two_nodes.worst("guard").values()) <= 1e-6

@@ -58,6 +58,7 @@ class Agent:
                 experts=each,
                 node=node,
                 active=self._active,
+                has_routing=lambda: bool(self._records and self._records[-1].routed_LTK),
                 logical_experts=functools.partial(homes.logical_experts, index),
             )
             for index, each in experts.items()

@@ -23,6 +23,7 @@ class LayerExecution:
         experts: its experts on this rank.
         node: what it shares with the other layers.
         active: returns the cells of the present step, and the micro-batch that runs now, if any.
+        has_routing: returns whether the open phase was given routing.
         logical_experts: returns the logical expert in every home slot, now.
     """
 
@@ -34,10 +35,11 @@ class LayerExecution:
         experts: Experts,
         node: Node,
         active: Callable[[], tuple[StepCells, MicroBatch | None]],
+        has_routing: Callable[[], bool],
         logical_experts: Callable[[], Sequence[int]],
     ) -> None:
         self.index, self.experts, self.logical_experts = index, experts, logical_experts
-        self._chunk, self._node, self._active = chunk, node, active
+        self._chunk, self._node, self._active, self._has_routing = chunk, node, active, has_routing
         self._visit: Visit | None = None
 
     def routing(self) -> Tensor | None:
@@ -102,10 +104,11 @@ class LayerExecution:
         cells, micro_batch = self._active()
         if micro_batch is not None:
             return micro_batch.cells.table(micro_batch.index, self.index)
-        if training and cells.has_replicas:
+        missed = "replicas" if cells.has_replicas else "routing" if self._has_routing() else None
+        if training and missed is not None:
             raise RelibraError(
                 f"MoE layer {self.index} ran in training mode outside `agent.micro_batch(i)` while the step has "
-                "replicas: which ones are meant depends on the micro-batch, and a wrong guess gives wrong gradients "
+                f"{missed}: which is meant depends on the micro-batch, and a wrong guess gives wrong gradients "
                 "silently; run the forward inside `with agent.micro_batch(i):`, or validate in eval mode"
             )
         return cells.table(None, self.index)
