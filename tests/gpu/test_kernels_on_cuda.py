@@ -140,12 +140,20 @@ def test_S5_remap_forward_and_backward(num_tokens: int, num_experts: int, dtype:
     assert torch.equal(on_cuda[0].grad.cpu(), routing[0].grad)
 
 
-def test_S7_a_slot_whose_expert_does_not_exist_takes_nothing() -> None:
+@pytest.mark.parametrize("expert", [8, 10**6, -5, -(2**32)])
+@pytest.mark.parametrize("remap", [quota_remap, reference.quota_remap], ids=["kernel", "reference"])
+def test_S7_a_slot_whose_expert_does_not_exist_takes_nothing(
+    remap: Callable[..., tuple[Tensor, Tensor]], expert: int
+) -> None:
     probs_TE, routing_map_TE, slot_expert_P, share_P = (tensor.cuda() for tensor in _routing(100, 8, torch.float32))
-    slot_expert_P[-1], share_P[-1] = 10**6, 50
-    _, routing_map_TP = quota_remap(probs_TE, routing_map_TE, slot_expert_P, share_P)
+    slot_expert_P = slot_expert_P.long()
+    slot_expert_P[-1], share_P[-1] = expert, 50
+    _, routing_map_TP = remap(probs_TE, routing_map_TE, slot_expert_P, share_P)
     assert int(routing_map_TP[:, -1].sum()) == 0
     assert int(routing_map_TP.sum()) == int(routing_map_TE.sum())
+    upstream_TP = torch.ones_like(routing_map_TP, dtype=torch.float32)
+    grad_TE = reference.quota_give_back(upstream_TP, routing_map_TP, slot_expert_P, 8)
+    assert torch.equal(grad_TE, routing_map_TE.float())
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])

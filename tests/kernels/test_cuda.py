@@ -207,6 +207,15 @@ def test_S7_a_slot_whose_expert_does_not_exist_takes_nothing(run: Run) -> None:
     assert routing_map_TP.sum(dim=0).tolist() == [40, 40, 0, 0]
 
 
+def test_S7_a_negative_share_takes_nothing(run: Run) -> None:
+    slot_expert_P = torch.tensor([0, 0, 0, 0], dtype=torch.int32)
+    share_P = torch.tensor([3, -5, 4, REST], dtype=torch.int32)
+    routing_map_TE = torch.ones(40, 1, dtype=torch.bool)
+    _, routing_map_TP = cuda.quota_remap(run, torch.rand(40, 1), routing_map_TE, slot_expert_P, share_P)
+    assert routing_map_TP.sum(dim=0).tolist() == [3, 0, 4, 33]
+    assert bool((routing_map_TP.sum(dim=1) == 1).all())
+
+
 _IDS = (torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32, torch.int64)
 
 

@@ -21,6 +21,7 @@ from relibra.kernels import (
     grad_accumulate,
     packed_size_bytes,
     quota_remap,
+    reference,
     route_count,
 )
 
@@ -78,6 +79,26 @@ def test_S5_quota_remap_loses_no_route_and_no_gradient(routing: tuple[Tensor, Te
     for token, slot in routing_map_TP.nonzero().tolist():
         want_TE[token, int(slot_expert_P[slot])] = upstream_TP[token, slot]
     assert torch.equal(probs_TE.grad, want_TE)
+
+
+@pytest.mark.parametrize("expert", [2, 10**6, EMPTY, -5])
+def test_S7_a_slot_whose_expert_does_not_exist_takes_nothing_and_gives_nothing_back(expert: int) -> None:
+    """As the kernel has it; the operator looks first where it can, on the CPU."""
+    routing_map_TE, slot_expert_P = torch.ones(40, 2, dtype=torch.bool), torch.tensor([0, 1, expert])
+    share_P = torch.tensor([REST, REST, 30])
+    _, routing_map_TP = reference.quota_remap(torch.rand(40, 2), routing_map_TE, slot_expert_P, share_P)
+    assert routing_map_TP.sum(dim=0).tolist() == [40, 40, 0]
+    grad_TE = reference.quota_give_back(torch.ones(40, 3), routing_map_TP, slot_expert_P, num_experts=2)
+    assert torch.equal(grad_TE, torch.ones(40, 2))
+
+
+def test_S7_a_negative_share_takes_nothing() -> None:
+    routing_map_TE, slot_expert_P = torch.ones(40, 1, dtype=torch.bool), torch.zeros(4, dtype=torch.int32)
+    _, routing_map_TP = quota_remap(
+        torch.rand(40, 1), routing_map_TE, slot_expert_P, torch.tensor([3, -5, 4, REST]).int()
+    )
+    assert routing_map_TP.sum(dim=0).tolist() == [3, 0, 4, 33]
+    assert bool((routing_map_TP.sum(dim=1) == 1).all())
 
 
 def test_quota_remap_without_replicas_permutes_columns() -> None:

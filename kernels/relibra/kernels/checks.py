@@ -1,7 +1,7 @@
 """What the operators refuse, before anything is read or written; each raises InvalidInput, which names the argument.
 
-Values of tensors are looked at on the CPU only: looking on a device would wait for it. There the kernels skip a slot
-whose expert does not exist, and nothing out of bounds is touched.
+Values of tensors are looked at on the CPU only: looking on a device would wait for it. There a slot whose expert does
+not exist takes nothing, by kernel and by reference, and nothing out of bounds is touched.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _GRADIENT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def quota_remap(probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor) -> None:
-    """Floating probabilities and a bool map of one shape [T, E]; integer experts and shares of one length."""
+    """Floating probabilities and a bool map of one shape [T, E]; integer shares, and experts 0 to E-1 or EMPTY."""
     if probs_TE.dim() != 2 or not probs_TE.is_floating_point() or probs_TE.element_size() == 1:
         raise InvalidInput.of("probs_TE", expected="[T, E], floating, of at least 16 bits", got=_of(probs_TE))
     if routing_map_TE.dtype != torch.bool or routing_map_TE.shape != probs_TE.shape:
@@ -30,9 +30,11 @@ def quota_remap(probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor,
     _one_device("routing_map_TE", probs_TE, [routing_map_TE])
     _one_device("slot_expert_P", probs_TE, [slot_expert_P])
     _one_device("share_P", probs_TE, [share_P])
-    num_experts = probs_TE.shape[1]
-    if slot_expert_P.is_cpu and len(slot_expert_P) and (most := int(slot_expert_P.max())) >= num_experts:
-        raise InvalidInput.of("slot_expert_P", expected=f"experts below {num_experts}", got=most)
+    if slot_expert_P.is_cpu and len(slot_expert_P):
+        num_experts, (least, most) = probs_TE.shape[1], map(int, slot_expert_P.aminmax())
+        if least < -1 or most >= num_experts:
+            got = most if most >= num_experts else least
+            raise InvalidInput.of("slot_expert_P", expected=f"experts 0 to {num_experts - 1}, or -1 (empty)", got=got)
 
 
 def packed_buffer(buffer: Tensor, tensors: Sequence[Tensor]) -> None:

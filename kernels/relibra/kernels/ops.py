@@ -241,4 +241,5 @@ def _all_on(device: torch.device, tensors: Sequence[Tensor]) -> bool:
 def _int32(values: Tensor) -> Tensor:
     if values.dtype == torch.int32:
         return values.contiguous()
-    return values.clamp(max=torch.iinfo(torch.int32).max).to(torch.int32)
+    limits = torch.iinfo(torch.int32)
+    return values.clamp(limits.min, limits.max).to(torch.int32)

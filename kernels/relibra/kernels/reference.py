@@ -33,28 +33,32 @@ def quota_remap(
     Args:
         probs_TE: router probabilities, any floating dtype; the result is differentiable in them.
         routing_map_TE: bool, which experts each token chose.
-        slot_expert_P: int, logical expert held by each slot, or `EMPTY`.
-        share_P: int, tokens from this rank that a replica slot takes at most; `REST` for a home slot.
+        slot_expert_P: int, logical expert held by each slot, or `EMPTY`. A slot whose expert does not exist is empty,
+            too; the operator refuses one where it can look, on the CPU.
+        share_P: int, tokens from this rank that a replica slot takes at most, none if negative; `REST` for a home slot.
 
     Returns:
         `probs_TP` with zeros where nothing is routed, and bool `routing_map_TP`.
     """
     begin_P, end_P = _token_ranges(slot_expert_P, share_P)
-    expert_P = slot_expert_P.clamp(min=0)
+    expert_P, is_held_P = _held(slot_expert_P, probs_TE.shape[1])
     position_TP = (routing_map_TE.cumsum(0) - 1).index_select(1, expert_P)
     routing_map_TP = (
-        routing_map_TE.index_select(1, expert_P)
-        & (slot_expert_P != EMPTY)
-        & (position_TP >= begin_P)
-        & (position_TP < end_P)
+        routing_map_TE.index_select(1, expert_P) & is_held_P & (position_TP >= begin_P) & (position_TP < end_P)
     )
     return probs_TE.index_select(1, expert_P).masked_fill(~routing_map_TP, 0.0), routing_map_TP
+
+
+def _held(slot_expert_P: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Index of each slot's expert, the first one's for slots without an expert; and which slots have one."""
+    is_held_P = (slot_expert_P >= 0) & (slot_expert_P < num_experts)
+    return slot_expert_P.masked_fill(~is_held_P, 0), is_held_P
 
 
 def _token_ranges(slot_expert_P: Tensor, share_P: Tensor) -> tuple[Tensor, Tensor]:
     """Slot p takes the tokens of its expert with index `begin_P[p]` to `end_P[p] - 1`."""
     rest_P = share_P == REST
-    take_P = share_P.long().masked_fill(rest_P, 0)
+    take_P = share_P.long().clamp(min=0)
     # Replicas of an expert in slot order, then its home: a stable sort keeps the slot order within equal keys.
     key_P, order_P = torch.sort(slot_expert_P.long() * 2 + rest_P, stable=True)
     expert_P, sorted_take_P = key_P.div(2, rounding_mode="floor"), take_P[order_P]
@@ -66,8 +70,8 @@ def _token_ranges(slot_expert_P: Tensor, share_P: Tensor) -> tuple[Tensor, Tenso
 
 def quota_give_back(grad_TP: Tensor, routing_map_TP: Tensor, slot_expert_P: Tensor, num_experts: int) -> Tensor:
     """Turn a gradient of `quota_remap`'s probabilities into that of the router's, `[T, E]`."""
-    grad_TE = grad_TP.new_zeros(len(grad_TP), num_experts)
-    return grad_TE.index_add_(1, slot_expert_P.clamp(min=0), grad_TP.masked_fill(~routing_map_TP, 0.0))
+    grad_TE, (expert_P, _) = grad_TP.new_zeros(len(grad_TP), num_experts), _held(slot_expert_P, num_experts)
+    return grad_TE.index_add_(1, expert_P, grad_TP.masked_fill(~routing_map_TP, 0.0))
 
 
 def expert_pack(tensors: Sequence[Tensor], device: torch.device) -> Tensor:

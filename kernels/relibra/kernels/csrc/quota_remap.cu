@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     long long begin = 0;
     for (int other = 0; other < num_slots; ++other) {
       const bool earlier = share == kRest || other < slot;
-      if (earlier && slot_expert_P[other] == slot_expert_P[slot] && share_P[other] != kRest) begin += share_P[other];
+      if (earlier && slot_expert_P[other] == slot_expert_P[slot] && share_P[other] > 0) begin += share_P[other];
     }
     begin_P[slot] = begin;
     end_P[slot] = share == kRest ? 0x7fffffffffffffffLL : begin + share;
