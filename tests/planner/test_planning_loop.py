@@ -180,6 +180,16 @@ def test_S6_jobs_take_turns_and_one_that_hangs_holds_up_nobody(store: Store, run
     assert solver.steps[-1] == ("job", 2)
 
 
+def test_S7_old_steps_expire_where_every_step_fails(store: Store, run: Loop, job: JobRecord) -> None:
+    async def refuse(job_id: str, step: int) -> None:
+        raise InvalidInput("there is no load")
+
+    for step in range(3, 7):
+        run(store.put_schedule(job, step, IDS, SCHEDULE))
+    run(plan_until(store, Solver(refuse), lambda: is_idle(store), retained_steps=2))
+    assert [each.step for each in run(store.list_steps("job"))] == [6, 5]
+
+
 def test_S7_old_steps_expire_as_new_ones_are_published(store: Store, run: Loop, job: JobRecord) -> None:
     for step in range(3, 7):
         run(store.put_schedule(job, step, IDS, SCHEDULE))

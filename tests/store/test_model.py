@@ -139,10 +139,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def expire(self) -> None:
-        self.run(self.store.expire_steps("job", RETAINED))
+        self.run(self.store.expire_steps(self.job, RETAINED))
         old = set(sorted(self.known)[:-RETAINED]) - set(self.scheduled)
         if old:
-            self.floor = max(old) + 1
+            self.floor = max(self.floor, max(old) + 1)
         for step in old:
             self.known.discard(step)
             self.reported.pop(step, None)

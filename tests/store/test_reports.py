@@ -78,5 +78,5 @@ def test_S7_sums_expire_with_their_step(store: Store, run: Loop, job: JobRecord)
         run(store.put_report(job, report(job, Phase.UPDATE, rank)))
     report_all(store, run, step=2)
     report_all(store, run, step=3)
-    run(store.expire_steps("job", 2))
+    run(store.expire_steps(job, 2))
     assert run(store.get_executions("job", [1])) == [[]]

@@ -1,6 +1,9 @@
+from typing import Any
+
+import pytest
 from redis import Redis
-from services_harness import Loop
-from step_samples import IDS, SCHEDULE, publish, report_all
+from services_harness import CLUSTER, MODEL, PARAMS, Loop
+from step_samples import IDS, PLAN, SCHEDULE, lease_of, publish, report_all, sequence
 
 from relibra.errors import Conflict
 from relibra.store import JobRecord, StepState, Store
@@ -20,7 +23,7 @@ def test_S7_only_the_newest_steps_are_kept_and_those_that_wait(
         report_all(store, run, step)
         if step == 2:
             run(store.put_schedule(job, step, IDS, SCHEDULE))
-    run(store.expire_steps("job", 2))
+    run(store.expire_steps(job, 2))
     assert [each.step for each in run(store.list_steps("job"))] == [5, 4, 2]
     with Redis.from_url(redis_url) as client:
         kept = {key.decode().split(":")[3] for key in client.keys("relibra:{job}:step:*")}
@@ -39,9 +42,42 @@ def test_S7_redis_does_not_grow_with_the_number_of_steps(
         for step in range(1, 13):
             report_all(store, run, step)
             publish(store, run, job, step)
-            run(store.expire_steps("job", 3))
+            run(store.expire_steps(job, 3))
             sizes.append(client.dbsize())
     assert len(set(sizes[3:])) == 1
     assert {each.state for each in run(store.list_steps("job"))} == {StepState.PLANNED}
     assert [each.step for each in run(store.plans_after("job", 0))] == [10, 11, 12]
     assert run(store.num_planned_steps("job")) == 12
+
+
+def test_S4_an_expiry_that_outlasts_its_job_leaves_the_next_one_alone(
+    store: Store, run: Loop, job: JobRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(1, 5):
+        report_all(store, run, step)
+    script = store._script
+
+    async def paused(name: str, keys: list[str], args: list[Any]) -> Any:
+        if name == "expire_steps":
+            monkeypatch.undo()
+            await store.remove_job("job")
+            await store.register_job("job", MODEL, CLUSTER, PARAMS)
+            assert await store.put_counts([sequence("seq", step=1)]) == [None]
+        return await script(name, keys, args)
+
+    monkeypatch.setattr(store, "_script", paused)
+    run(store.expire_steps(job, 2))
+    assert run(store.reported_sequences("job", 1)) == {"seq"}
+    assert [each.step for each in run(store.list_steps("job"))] == [1]
+
+
+def test_S7_what_has_expired_stays_so_when_an_older_step_expires_after_it(
+    store: Store, run: Loop, job: JobRecord
+) -> None:
+    lease = lease_of(store, run, job, 1)
+    for step in range(2, 6):
+        report_all(store, run, step)
+    run(store.expire_steps(job, 2))
+    run(store.publish_plan(lease, PLAN))
+    run(store.expire_steps(job, 2))
+    assert [type(each) for each in report_all(store, run, 3)] == [Conflict] * 8

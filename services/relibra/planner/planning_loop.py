@@ -91,6 +91,8 @@ class PlanningLoop:
         name = f"job {lease.job_id} step {lease.step}"
         try:
             outcome = await self._publish(lease)
+            # After a failure too: a job whose every step fails goes on reporting.
+            await self._store.expire_steps(lease, self._settings.retained_steps)
         except (Unavailable, LostLease, StaleEpoch, Conflict) as error:
             outcome = type(error).__name__
             logger.warning("%s: plan not published: %s", name, error, extra=told)
@@ -131,7 +133,6 @@ class PlanningLoop:
             *("%s: plan %s in %.2f s: %s", name, plan_id, published_at - started_at, solved.plan.reason),
             extra=_about(lease) | {"version": plan_id.version},
         )
-        await self._store.expire_steps(lease.job_id, self._settings.retained_steps)
         return "published"
 
     async def _solve_under(self, lease: Lease) -> SolvedStep:

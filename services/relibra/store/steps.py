@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 
-from relibra.store.connection import Connected, raises_unavailable, unlink
+from relibra.store.connection import Connected, raises_unavailable
 from relibra.store.documents import RECORD_FIELDS, decode_plan_record
 from relibra.store.keys import STEP_KEYS, JobKeys
-from relibra.store.records import StepRecord
+from relibra.store.records import JobRecord, Lease, StepRecord
 
 _ANSWERS_PER_STEP = 5
+_STEPS_PER_SCRIPT = 256
 
 
 class Steps(Connected):
@@ -56,20 +57,20 @@ class Steps(Connected):
         return records
 
     @raises_unavailable
-    async def expire_steps(self, job_id: str, retained_steps: int) -> None:
-        """Forget all but the `retained_steps` newest steps of a job; steps that wait for their plan stay."""
-        keys = JobKeys(job_id)
-        old = {int(step) for step in await self._redis.zrange(keys.of("steps"), 0, -retained_steps - 1)}
-        old -= {int(step) for step in await self._redis.zrange(keys.of("pending"), 0, -1)}
-        if not old:
-            return
-        pipe = self._redis.pipeline(transaction=False)
-        # The floor first: what is reported for an expired step from now on is refused, not begun anew. `steps` last:
-        # what is cut short here is done again with the next plan.
-        pipe.set(keys.of("floor"), max(old) + 1)
-        unlink(pipe, (keys.step(step, name) for step in old for name in STEP_KEYS))
-        for name in ("sizes", "crashes", "traces"):
-            pipe.hdel(keys.of(name), *old)
-        for name in ("open", "plans", "steps"):
-            pipe.zrem(keys.of(name), *old)
-        await pipe.execute()
+    async def expire_steps(self, incarnation: JobRecord | Lease, retained_steps: int) -> None:
+        """Forget all but the `retained_steps` newest steps of a job; steps that wait for their plan stay.
+
+        Nothing happens to a job that was re-created since `incarnation` was read.
+        """
+        keys = JobKeys(incarnation.job_id)
+        old = [int(step) for step in await self._redis.zrange(keys.of("steps"), 0, -retained_steps - 1)]
+        for start in range(0, len(old), _STEPS_PER_SCRIPT):
+            steps = old[start : start + _STEPS_PER_SCRIPT]
+            await self._script(
+                "expire_steps",
+                [
+                    *map(keys.of, ("job", "floor", "pending", "steps", "open", "plans", "sizes", "crashes", "traces")),
+                    *(keys.step(step, name) for step in steps for name in STEP_KEYS),
+                ],
+                [f"{incarnation.epoch:016x}", *steps],
+            )
