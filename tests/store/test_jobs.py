@@ -1,7 +1,9 @@
+from typing import Any
+
 import pytest
 from redis import Redis
 from services_harness import CLUSTER, MODEL, PARAMS, Loop
-from step_samples import IDS, SCHEDULE, publish, report_all
+from step_samples import IDS, SCHEDULE, publish, report_all, sequence
 
 from relibra.errors import Conflict, StaleEpoch, UnknownJob
 from relibra.planning import Cluster, PlanParams
@@ -57,3 +59,43 @@ def test_S4_a_removed_job_leaves_only_its_counters_behind(
     with pytest.raises(StaleEpoch):
         run(store.put_schedule(job, 3, IDS, SCHEDULE))
     assert [type(each) for each in report_all(store, run)] == [UnknownJob] * 8
+
+
+@pytest.mark.parametrize("paused_before", ["zrange", "evalsha", "srem", "exists"])
+def test_S4_a_removal_that_is_overtaken_leaves_the_next_incarnation_alone(
+    store: Store, run: Loop, job: JobRecord, monkeypatch: pytest.MonkeyPatch, paused_before: str
+) -> None:
+    report_all(store, run)
+    execute, anew = store._redis.execute_command, []
+
+    async def overtaken(name: str, *args: Any, **options: Any) -> Any:
+        if name.lower() == paused_before:
+            monkeypatch.undo()
+            if paused_before in ("zrange", "evalsha"):
+                await store.remove_job("job")
+            anew.append(await store.register_job("job", MODEL, CLUSTER, PARAMS))
+            assert await store.put_counts([sequence("seq")]) == [None]
+        return await execute(name, *args, **options)
+
+    monkeypatch.setattr(store._redis, "execute_command", overtaken)
+    run(store.remove_job("job"))
+    assert run(store.list_jobs()) == anew
+    assert run(store.reported_sequences("job", 1)) == {"seq"}
+
+
+def test_S7_a_removal_takes_along_the_steps_that_come_meanwhile(
+    store: Store, run: Loop, job: JobRecord, monkeypatch: pytest.MonkeyPatch, redis_url: str
+) -> None:
+    report_all(store, run)
+    execute = store._redis.execute_command
+
+    async def overtaken(name: str, *args: Any, **options: Any) -> Any:
+        if name.lower() == "evalsha":
+            monkeypatch.undo()
+            assert await store.put_counts([sequence("seq", step=2)]) == [None]
+        return await execute(name, *args, **options)
+
+    monkeypatch.setattr(store._redis, "execute_command", overtaken)
+    run(store.remove_job("job"))
+    with Redis.from_url(redis_url) as client:
+        assert set(client.keys("*")) == {b"relibra:{job}:epoch"}

@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from importlib import resources
 from typing import Any, ParamSpec, TypeVar
 
@@ -42,12 +42,6 @@ class Connected:
 @functools.cache
 def _source(name: str) -> str:
     return resources.files("relibra.store").joinpath(f"lua/{name}.lua").read_text(encoding="utf-8")
-
-
-def unlink(pipe: Any, keys: Iterable[str]) -> None:
-    """Queue the removal of `keys`, one by one and by name: the pipeline of a Cluster has no `unlink` that queues."""
-    for key in keys:
-        pipe.execute_command("UNLINK", key)
 
 
 def raises_unavailable(method: Callable[_P, Coroutine[Any, Any, _R]]) -> Callable[_P, Coroutine[Any, Any, _R]]:

@@ -5,12 +5,12 @@ from collections.abc import Iterable
 
 from relibra.errors import Conflict, UnknownJob
 from relibra.planning import Cluster, Model, PlanParams
-from relibra.store.connection import Connected, raises_unavailable, unlink
+from relibra.store.connection import Connected, raises_unavailable
 from relibra.store.documents import decode_job, encode_shape
 from relibra.store.keys import JOBS, STEP_KEYS, JobKeys
 from relibra.store.records import JobRecord
 
-_JOB_KEYS = ("job", "lease", "steps", "open", "pending", "plans", "sizes", "crashes", "traces", "version", "floor")
+_JOB_KEYS = ("job", "steps", "lease", "open", "pending", "plans", "sizes", "crashes", "traces", "version", "floor")
 
 
 class Jobs(Connected):
@@ -35,13 +35,14 @@ class Jobs(Connected):
             Conflict: the job exists with other content.
         """
         keys = JobKeys(job_id)
-        # Listed first: a listed job without a registration is skipped, an unlisted one would never be planned.
-        await self._redis.sadd(JOBS, job_id)
         await self._script(
             "register_job",
             [keys.of("job"), keys.of("epoch")],
             [encode_shape(model, cluster, params), time.time(), known_epoch],
         )
+        # Listed last, and by whoever confirms it too: an unlisted job would never be planned, and who removes the
+        # incarnation before takes its name off the list until it sees this one.
+        await self._redis.sadd(JOBS, job_id)
         record = await self.get_job(job_id)
         for part, wanted in (("model", model), ("cluster", cluster), ("params", params)):
             if wanted != getattr(record, part):
@@ -90,13 +91,15 @@ class Jobs(Connected):
         Raises:
             UnknownJob: it was never registered.
         """
-        await self.get_job(job_id)
-        keys = JobKeys(job_id)
-        steps = map(int, await self._redis.zrange(keys.of("steps"), 0, -1))
-        # The registration first: from then on nothing of the old incarnation is written.
-        await self._redis.delete(keys.of("job"))
-        pipe = self._redis.pipeline(transaction=False)
-        unlink(pipe, (keys.step(step, name) for step in steps for name in STEP_KEYS))
-        unlink(pipe, map(keys.of, _JOB_KEYS))
-        await pipe.execute()
+        job, keys, is_gone = await self.get_job(job_id), JobKeys(job_id), False
+        while not is_gone:
+            steps = [int(step) for step in await self._redis.zrange(keys.of("steps"), 0, -1)]
+            is_gone = await self._script(
+                "remove_job",
+                [*map(keys.of, _JOB_KEYS), *(keys.step(step, name) for step in steps for name in STEP_KEYS)],
+                [f"{job.epoch:016x}", *steps],
+            )
         await self._redis.srem(JOBS, job_id)
+        # Somebody may have registered the next incarnation meanwhile, before its name was taken off.
+        if await self._redis.exists(keys.of("job")):
+            await self._redis.sadd(JOBS, job_id)
