@@ -140,7 +140,8 @@ class RolloutReporter:
 
         Raises:
             Unavailable: after `timeout_s` some are not answered; they stay on their way, so flush again.
-            RelibraError: the planner refused some; the error is that of the first, and it will not be sent again.
+            RelibraError: the planner refused some; the error is that of the first, and it will not be sent again. Or it
+                refuses this reporter altogether, as one with a token of another job: some are not answered then either.
         """
         settled = self._outbox.settle_all(timeout_s)
         if settled.refused:
@@ -150,10 +151,11 @@ class RolloutReporter:
                 f"{first.step}: {first.error}"
             )
         if settled.num_waiting:
-            trouble = f"; last trouble: {self._trouble}" if self._trouble else ""
-            raise Unavailable(
+            trouble = self._trouble
+            error = Unavailable if trouble is None or trouble.retryable else type(trouble)
+            raise error(
                 f"{settled.num_waiting} sequences were not acknowledged by the planner at {self._address} within "
-                f"{timeout_s:g} s{trouble}"
+                f"{timeout_s:g} s" + (f"; last trouble: {trouble}" if trouble else "")
             )
         return settled.num_kept
 
