@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import results
 
 from relibra.evaluation.cell_time import Training
@@ -15,6 +14,7 @@ from relibra.evaluation.simulation import Outcome, simulate
 from relibra.evaluation.workload import Workload
 from relibra.planning import Cluster
 from relibra.routing import RoutingTrace, read_trace
+from relibra.routing.trace_sets import split_by_domain
 
 GPT_OSS, DEEPSEEK_LITE = "gpt-oss-20b_mmlu", "deepseek-v2-lite_esft"
 GPUS_PER_NODE = 8
@@ -29,10 +29,7 @@ def trace(name: str = GPT_OSS) -> RoutingTrace:
 
 def of_domain(recorded: RoutingTrace, domain: str) -> RoutingTrace:
     """Only the sequences of one domain."""
-    chosen_S = np.flatnonzero(recorded.domain == domain) if recorded.domain is not None else np.arange(0)
-    rows = [recorded.routed_experts[recorded.offsets[each] : recorded.offsets[each + 1]] for each in chosen_S]
-    offsets = np.concatenate([[0], np.cumsum([len(each) for each in rows])])
-    return RoutingTrace(routed_experts=np.concatenate(rows), offsets=offsets, num_experts=recorded.num_experts)
+    return split_by_domain(recorded)[domain]
 
 
 def question(
@@ -67,6 +64,7 @@ def row(outcome: Outcome, outcomes: Sequence[Outcome], **where: object) -> dict[
         "reorder_share": step.reorder_s / step.total_s,
         "replicas_per_cell": outcome.replicas_per_cell,
         "num_moved_experts": outcome.num_moved_experts,
+        "sent_bytes": outcome.sent_bytes,
         "decide_time_s": outcome.decide_time_s,
     }
 
@@ -81,5 +79,5 @@ def rows_on(
 ) -> list[dict[str, object]]:
     """Compare policies on two steps in a row, perhaps with another number of slots than they were drawn for."""
     before, now = (replace(each, cluster=training.cluster) for each in steps)
-    outcomes = simulate(now, before, training, policies)
+    outcomes = simulate(now, before, training, policies, num_threads=1)  # cases fill the cores
     return [row(outcome, outcomes, **where) for outcome in outcomes]

@@ -1,5 +1,6 @@
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from relibra.cli.simulate import simulate
-from relibra.errors import InvalidInput, InvalidTrace
+from relibra.errors import InvalidInput, InvalidTrace, Unsupported
 from relibra.routing import RoutingTrace, write_trace
 
 _app = typer.Typer()
@@ -41,7 +42,11 @@ def test_json_has_every_policy_and_where_its_time_goes(trace):
     plain, ours = said["policies"]
     assert plain["imbalance"] > ours["imbalance"] >= 1
     assert plain["total_s"] == pytest.approx(sum(plain["step"].values()))
-    assert plain["replicas_per_cell"] == 0
+    assert plain["replicas_per_cell"] == plain["sent_bytes"] == 0
+    weight_bytes = 2 * 3 * 2880 * 2880
+    replicas = round(ours["replicas_per_cell"] * 2 * 24)
+    assert ours["sent_bytes"] == (2 + 1 + 2) * replicas * weight_bytes + 7 * ours["num_moved_experts"] * weight_bytes
+    assert said["slots_size_bytes"] == 2 * 3 * weight_bytes
 
 
 def test_equal_seeds_say_the_same_and_others_do_not(trace):
@@ -59,6 +64,15 @@ def test_the_table_fits_80_columns_and_names_every_policy(trace):
     for policy in ("plain", "eplb-per-micro-batch", "relibra-packed"):
         assert re.search(rf"^ *{policy} ", printed, re.MULTILINE)
     assert "another model" in printed
+
+
+def test_without_scipy_the_linear_program_is_left_out_or_refused_before_anything_runs(trace, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    printed = _run(trace, *_SMALL)
+    assert "lplb is left out" in printed
+    assert not re.search(r"^ *lplb +[0-9]", printed, re.MULTILINE)
+    with pytest.raises(Unsupported, match="lplb needs scipy"):
+        _run(trace, *_SMALL, "--policies", "plain,lplb")
 
 
 def test_longer_sequences_spend_more_on_attention(trace):
@@ -87,6 +101,7 @@ def test_the_page_stands_alone(trace, tmp_path):
         (("--hardware", "tpu"), "hardware: expected one of h100, .*, got tpu"),
         (("--nodes", 5), r"model.num_experts: expected a multiple of the 20 EP ranks \(5 nodes x 4\), got 32"),
         (("--report", "/no/such/folder/page.html"), "--report: expected a file in a folder that exists"),
+        (("--report", "."), r"--report: expected a file in a folder that exists, got \."),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_can(trace, args, expected):

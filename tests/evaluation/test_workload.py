@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from relibra.errors import InvalidInput
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.routing_statistics import RoutingStatistics
 from relibra.evaluation.workload import drawn, tiled
@@ -42,6 +43,21 @@ def test_a_tile_is_of_one_domain(trace):
 
 def test_a_sequence_longer_than_the_budget_is_taken_alone(trace):
     assert tiled(trace, _CLUSTER, 1, tokens_per_rank=10, seed=0).length_S.tolist() == [25] * 4
+
+
+def test_sequences_without_tokens_are_passed_over(trace):
+    # Domain b has an empty sequence only: a step that began with it would never be full.
+    offsets = np.array([0, 0, *trace.offsets[1:21]])
+    with_empty = RoutingTrace(
+        routed_experts=trace.routed_experts[:500],
+        offsets=offsets,
+        num_experts=8,
+        domain=np.array(["b"] + ["a"] * 20),
+    )
+    assert tiled(with_empty, _CLUSTER, 4, tokens_per_rank=260, seed=0).length_S.tolist() == [250] * 16
+    empty = RoutingTrace(routed_experts=trace.routed_experts[:0], offsets=np.zeros(3, dtype=np.int64), num_experts=8)
+    with pytest.raises(InvalidInput, match="trace: expected a sequence with recorded tokens"):
+        tiled(empty, _CLUSTER, 4, tokens_per_rank=260, seed=0)
 
 
 def test_drawn_steps_have_the_size_asked_for_and_differ():

@@ -37,12 +37,12 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Compare ways of balancing on a routing trace, in simulated training time."""
-    from relibra.evaluation.policies import POLICIES  # loads numba
+    from relibra.evaluation.policies import POLICIES, usable_policies  # loads numba
     from relibra.evaluation.simulation import simulate as run
 
-    if report is not None and not report.parent.is_dir():
+    if report is not None and (report.is_dir() or not report.parent.is_dir()):
         raise InvalidInput.of("--report", expected="a file in a folder that exists", got=report)
-    chosen = list(POLICIES) if policies is None else [name.strip() for name in policies.split(",")]
+    chosen = list(usable_policies()) if policies is None else [name.strip() for name in policies.split(",")]
     if unknown := [name for name in chosen if name not in POLICIES]:
         raise InvalidInput.of(
             "--policies", expected=f"some of {', '.join(POLICIES)}", got=unknown[0] or "an empty name"
@@ -58,15 +58,25 @@ def simulate(
         write_report(report, question, outcomes)
     if as_json:
         said = [asdict(each) | {"total_s": each.step.total_s} for each in outcomes]
-        print_json({"is_of_this_model": question.is_of_this_model, "policies": said})
+        print_json(
+            {
+                "is_of_this_model": question.is_of_this_model,
+                "slots_size_bytes": _slots_size_bytes(question),
+                "policies": said,
+            }
+        )
         return
     console = Console()
-    console.print(_table(outcomes, _title(question)))
+    console.print(_table(outcomes, question))
     console.print(
-        "Of balance: throughput, as a part of that under a perfectly even router. Moved: experts since the step "
-        "before, in all layers. Waits: for replicas, decisions and experts that move.",
+        "Of balance: throughput, as a part of that under a perfectly even router. Per cell: replicas. Sent: by a GPU, replicas and experts "
+        "that move. Waits: for those and for decisions. Plan: planning on this machine, before the step.",
         highlight=False,
     )
+    slots = f"{redundant_slots} redundant slot{'' if redundant_slots == 1 else 's'} of a GPU"
+    console.print(f"{slots}: {_slots_size_bytes(question) / 1e9:.2f} GB.", highlight=False)
+    if policies is None and len(chosen) < len(POLICIES):
+        console.print("lplb is left out: it needs scipy.", highlight=False)
     console.print(f"{provenance(question)}. Times are simulated, for {question.hardware.source}.", highlight=False)
     if report is not None:
         console.print(f"Written to {report}", highlight=False)
@@ -78,12 +88,16 @@ def _title(question: Question) -> str:
     return f"{question.model.name} on {nodes}, simulated"
 
 
-def _table(outcomes: list[Outcome], title: str) -> Table:
+def _slots_size_bytes(question: Question) -> int:
+    return question.cluster.redundant_slots * question.model.slot_size_bytes
+
+
+def _table(outcomes: list[Outcome], question: Question) -> Table:
     """Fits 80 columns."""
-    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(title=_title(question), box=box.SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("policy", no_wrap=True)
-    for heading in ("step s", "over\nplain", "of\nbalance", "imbal-\nance", "copies\na cell", "moved", "waits\ns"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("step s", "over plain", "of balance", "imbal- ance", "per cell", "sent GB", "waits s", "plan s"):
+        table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
     plain = next((each for each in outcomes if each.policy == "plain"), None)
     best = max(outcomes, key=lambda each: each.of_balanced)
     for each in outcomes:
@@ -95,8 +109,9 @@ def _table(outcomes: list[Outcome], title: str) -> Table:
             f"{each.of_balanced:.1%}",
             f"{each.imbalance:.3f}",
             f"{each.replicas_per_cell:.1f}",
-            f"{each.num_moved_experts}",
+            f"{each.sent_bytes / question.cluster.num_ranks / 1e9:.1f}",
             f"{step.transfer_s + step.decision_s + step.reorder_s:.2f}",
+            f"{each.decide_time_s:.1f}",
             style="bold green" if each is best else None,
         )
     return table

@@ -4,8 +4,11 @@ M rows, L layers, E experts.
 """
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +20,12 @@ from relibra.evaluation.workload import Workload
 from relibra.planning.economy import price_replicas
 from relibra.planning.load import StepLoad
 from relibra.planning.pack import pack
+from relibra.planning.plan import Plan
 from relibra.planning.replicate import replicate
 from relibra.planning.solve import solve
 from relibra.planning.topology import Cluster, Model, PlanParams
 
-_NUM_THREADS = os.cpu_count() or 1
-"""Of planning: plans are the same for any number."""
+_Decided = TypeVar("_Decided")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,8 @@ class Situation:
     """The step before, which those see who do not look ahead."""
     model: Model
     params: PlanParams
+    num_threads: int = os.cpu_count() or 1
+    """Of planning: plans are the same for any number."""
     _previous_home_LE: dict[int, NDArray[np.int32]] = field(default_factory=dict)
 
     @property
@@ -50,7 +55,7 @@ class Situation:
         """Where relibra had experts in the step before, with this number of slots."""
         if redundant_slots not in self._previous_home_LE:
             before, cluster = self.previous, replace(self.cluster, redundant_slots=redundant_slots)
-            plan = solve(before.load, before.schedule, self.model, cluster, self.params, num_threads=_NUM_THREADS)
+            plan = solve(before.load, before.schedule, self.model, cluster, self.params, num_threads=self.num_threads)
             self._previous_home_LE[redundant_slots] = plan.home_rank_LE
         return self._previous_home_LE[redundant_slots]
 
@@ -64,19 +69,29 @@ class Decision:
     """What it is for: another schedule has other cells."""
     previous_home_LE: NDArray[np.int32]
     """Where the same policy had experts in the step before."""
+    decide_time_s: float
+    """What deciding took, on this machine."""
 
 
 Policy = Callable[[Situation], Decision]
+
+
+def _timed(decide: Callable[[], _Decided]) -> tuple[_Decided, float]:
+    began_s = time.perf_counter()
+    decided = decide()
+    return decided, time.perf_counter() - began_s
 
 
 def _baseline(function: Callable[[NDArray[np.int64], Model, Cluster], Assignment]) -> Policy:
     def decide(situation: Situation) -> Decision:
         model, cluster = situation.model, situation.cluster
         previous_LE = function(situation.previous.load.load_MLE, model, cluster).home_LE
+        assignment, decide_time_s = _timed(lambda: function(situation.load_MLE, model, cluster))
         return Decision(
-            assignment=renamed(function(situation.load_MLE, model, cluster), previous_LE, cluster),
+            assignment=renamed(assignment, previous_LE, cluster),
             load=situation.workload.load,
             previous_home_LE=previous_LE,
+            decide_time_s=decide_time_s,
         )
 
     return decide
@@ -85,15 +100,26 @@ def _baseline(function: Callable[[NDArray[np.int64], Model, Cluster], Assignment
 def _eplb_history(situation: Situation) -> Decision:
     """EPLB as it is deployed: made for what the previous step did, kept where it was made for the one before."""
     seen_MLE = situation.previous.load.load_MLE
-    assignment = baselines.eplb(situation.load_MLE, situation.model, situation.cluster, seen_MLE)
-    return Decision(assignment=assignment, load=situation.workload.load, previous_home_LE=assignment.home_LE)
+    load_MLE, model, cluster = situation.load_MLE, situation.model, situation.cluster
+    assignment, decide_time_s = _timed(lambda: baselines.eplb(load_MLE, model, cluster, seen_MLE))
+    return Decision(
+        assignment=assignment,
+        load=situation.workload.load,
+        previous_home_LE=assignment.home_LE,
+        decide_time_s=decide_time_s,
+    )
 
 
 def _planned(situation: Situation, cluster: Cluster) -> Decision:
     previous_LE = situation.previous_home_LE(cluster.redundant_slots)
     load, schedule = situation.workload.load, situation.workload.schedule
-    plan = solve(load, schedule, situation.model, cluster, situation.params, previous_LE, num_threads=_NUM_THREADS)
-    return Decision(assignment=Assignment.of_plan(plan), load=load, previous_home_LE=previous_LE)
+    model, params, num_threads = situation.model, situation.params, situation.num_threads
+    plan, decide_time_s = _timed(
+        lambda: solve(load, schedule, model, cluster, params, previous_LE, num_threads=num_threads)
+    )
+    return Decision(
+        assignment=Assignment.of_plan(plan), load=load, previous_home_LE=previous_LE, decide_time_s=decide_time_s
+    )
 
 
 def _relibra(situation: Situation) -> Decision:
@@ -108,22 +134,31 @@ def _reorder_only(situation: Situation) -> Decision:
 def _relibra_packed(situation: Situation) -> Decision:
     workload, model, cluster, params = situation.workload, situation.model, situation.cluster, situation.params
     previous_LE = situation.previous_home_LE(cluster.redundant_slots)
-    packing, _ = pack(
-        workload.counts_SLE, workload.length_S, workload.schedule, model, cluster, None, params, previous_LE
+
+    def plan_packed() -> tuple[Plan, StepLoad]:
+        counts_SLE, length_S = workload.counts_SLE, workload.length_S
+        packing, _ = pack(counts_SLE, length_S, workload.schedule, model, cluster, None, params, previous_LE)
+        load = workload.load_under(packing.schedule)
+        num_threads = situation.num_threads
+        return solve(load, packing.schedule, model, cluster, params, previous_LE, packing, num_threads), load
+
+    (plan, load), decide_time_s = _timed(plan_packed)
+    return Decision(
+        assignment=Assignment.of_plan(plan), load=load, previous_home_LE=previous_LE, decide_time_s=decide_time_s
     )
-    load = workload.load_under(packing.schedule)
-    plan = solve(load, packing.schedule, model, cluster, params, previous_LE, packing, _NUM_THREADS)
-    return Decision(assignment=Assignment.of_plan(plan), load=load, previous_home_LE=previous_LE)
 
 
 def _replicate_only(situation: Situation) -> Decision:
-    home_LE = situation.cluster.identity_placement(situation.model)
-    price = price_replicas(situation.params, situation.load_MLE, situation.model, situation.cluster)
-    quotas, _ = replicate(situation.load_MLE, home_LE, situation.cluster, price, _NUM_THREADS)
+    load_MLE, cluster = situation.load_MLE, situation.cluster
+    home_LE = cluster.identity_placement(situation.model)
+    price = price_replicas(situation.params, load_MLE, situation.model, cluster)
+    (quotas, _), decide_time_s = _timed(lambda: replicate(load_MLE, home_LE, cluster, price, situation.num_threads))
     assignment = Assignment(
         home_LE=home_LE, index_Q4=quotas.index_Q4, tokens_Q=quotas.tokens_Q, num_rows=len(situation.load_MLE)
     )
-    return Decision(assignment=assignment, load=situation.workload.load, previous_home_LE=home_LE)
+    return Decision(
+        assignment=assignment, load=situation.workload.load, previous_home_LE=home_LE, decide_time_s=decide_time_s
+    )
 
 
 POLICIES: dict[str, Policy] = {
@@ -142,3 +177,8 @@ POLICIES: dict[str, Policy] = {
     "relibra-packed": _relibra_packed,
 }
 """By name, in the order of tables: none, the published ones, then relibra's parts and the whole."""
+
+
+def usable_policies() -> tuple[str, ...]:
+    """Names of those that can run here: linear programs need scipy."""
+    return tuple(name for name in POLICIES if name != "lplb" or find_spec("scipy") is not None)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from relibra.evaluation.cell_time import Training
 from relibra.evaluation.hardware import Hardware
 from relibra.evaluation.model_shape import ModelShape
@@ -9,6 +11,7 @@ from relibra.evaluation.routing_statistics import RoutingStatistics
 from relibra.evaluation.workload import Workload, drawn, tiled
 from relibra.planning.topology import Cluster
 from relibra.routing.trace import RoutingTrace
+from relibra.routing.trace_sets import take_sequences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,12 @@ class Question:
     def with_slots(self, redundant_slots: int) -> "Question":
         """The same with another number of redundant slots."""
         return replace(self, cluster=replace(self.cluster, redundant_slots=redundant_slots))
+
+    def resampled(self, seed: int) -> "Question":
+        """The same of another recording: as many sequences, drawn from the recorded ones again and again."""
+        num_sequences = self.trace.num_sequences
+        drawn_S = np.random.default_rng([seed, 4]).integers(0, num_sequences, num_sequences)
+        return replace(self, trace=take_sequences(self.trace, drawn_S))
 
     def steps(self, seed: int) -> tuple[Workload, Workload]:
         """Two steps in a row; every seed has other sequences in them."""

@@ -47,7 +47,8 @@ def report_html(question: Question, outcomes: Sequence[Outcome]) -> str:
     )
     setting = (
         f"{question.num_micro_batches} micro-batches of {question.tokens_per_rank} tokens a GPU from {source}; "
-        f"{cluster.redundant_slots} redundant slots a GPU for every policy that uses them. Times are simulated for "
+        f"{cluster.redundant_slots} redundant slots a GPU for every policy that uses them, of "
+        f"{cluster.redundant_slots * question.model.slot_size_bytes / 1e9:.2f} GB together. Times are simulated for "
         f"{question.hardware.source}."
     )
     figures = [
@@ -57,7 +58,7 @@ def report_html(question: Question, outcomes: Sequence[Outcome]) -> str:
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><link rel="icon" href="data:,">'
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1><p>{html.escape(setting)}</p>"
-        f"{''.join(figures)}{_table(outcomes)}</html>"
+        f"{''.join(figures)}{_table(outcomes, cluster.num_ranks)}</html>"
     )
 
 
@@ -102,17 +103,31 @@ def _figure(figure: go.Figure, title: str, *, first: bool) -> str:
     return f"<h2>{html.escape(title)}</h2>{drawing}"
 
 
-def _table(outcomes: Sequence[Outcome]) -> str:
+def _table(outcomes: Sequence[Outcome], num_ranks: int) -> str:
     best = max(outcomes, key=lambda each: each.of_balanced)
-    headings = ("policy", "step, s", "of balanced", "imbalance", "replicas a cell", "experts moved")
+    plain = next((each for each in outcomes if each.policy == "plain"), None)
+    headings = (
+        "policy",
+        "step, s",
+        "over plain",
+        "of balanced",
+        "imbalance",
+        "replicas a cell",
+        "experts moved",
+        "sent, GB a GPU",
+        "planning, s",
+    )
     rows = [
         (
             each.policy,
             f"{each.step.total_s:.2f}",
+            f"{plain.step.total_s / each.step.total_s:.3f}" if plain else "",
             f"{each.of_balanced:.1%}",
             f"{each.imbalance:.4f}",
             f"{each.replicas_per_cell:.1f}",
             str(each.num_moved_experts),
+            f"{each.sent_bytes / num_ranks / 1e9:.1f}",
+            f"{each.decide_time_s:.2f}",
         )
         for each in outcomes
     ]

@@ -1,13 +1,13 @@
 """All policies on the same step: throughput, imbalance, and what each of them costs."""
 
-import time
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from relibra.errors import InvalidInput
+from relibra.errors import InvalidInput, Unsupported
 from relibra.evaluation.cell_time import Training
-from relibra.evaluation.policies import POLICIES, Situation
-from relibra.evaluation.step_time import StepTime, balanced_step_time, step_time
+from relibra.evaluation.policies import POLICIES, Situation, usable_policies
+from relibra.evaluation.step_time import StepTime, balanced_step_time, sent_bytes, step_time
 from relibra.evaluation.workload import Workload
 from relibra.planning.load import imbalance
 from relibra.planning.topology import PlanParams
@@ -24,6 +24,8 @@ class Outcome:
     """Throughput over that of a router that spreads tokens evenly."""
     replicas_per_cell: float
     num_moved_experts: int
+    sent_bytes: int
+    """By all ranks together: weights and gradients of replicas, and experts that move."""
     decide_time_s: float
     """What deciding took here; only what a step waits for is in `step`."""
 
@@ -35,6 +37,7 @@ def simulate(
     policies: Iterable[str] = tuple(POLICIES),
     params: PlanParams | None = None,
     on_policy: Callable[[str], None] = lambda name: None,
+    num_threads: int = os.cpu_count() or 1,
 ) -> list[Outcome]:
     """Run policies on a step; `on_policy` hears of each before it starts.
 
@@ -46,19 +49,20 @@ def simulate(
     for name in names:
         if name not in POLICIES:
             raise InvalidInput.of("policy", expected=f"one of {', '.join(POLICIES)}", got=name)
+        if name not in usable_policies():
+            raise Unsupported(f"{name} needs scipy: pip install scipy, or leave it out")
     situation = Situation(
         workload=workload,
         previous=previous,
         model=training.model.model(),
         params=params or PlanParams(cost=training.planning_cost),
+        num_threads=num_threads,
     )
     ideal_s = balanced_step_time(workload.load, training).total_s
     outcomes = []
     for name in names:
         on_policy(name)
-        started = time.perf_counter()
         decision = POLICIES[name](situation)
-        decide_time_s = time.perf_counter() - started
         assignment = decision.assignment
         step = step_time(assignment, decision.load, training, decision.previous_home_LE)
         num_cells = assignment.num_rows * len(assignment.home_LE)
@@ -70,7 +74,8 @@ def simulate(
                 of_balanced=ideal_s / step.total_s,
                 replicas_per_cell=int(assignment.is_replica_Q.sum()) / num_cells,
                 num_moved_experts=int((assignment.home_LE != decision.previous_home_LE).sum()),
-                decide_time_s=decide_time_s,
+                sent_bytes=sent_bytes(assignment, training, decision.previous_home_LE),
+                decide_time_s=decision.decide_time_s,
             )
         )
     return outcomes

@@ -71,9 +71,21 @@ def step_time(
     return _add_up(cells, assignment.known, assignment.decision_us, training, reorder_s)
 
 
+def sent_bytes(assignment: Assignment, training: Training, previous_home_LE: NDArray[np.int32]) -> int:
+    """What all ranks send in a step for its balance: weights and gradients of replicas, and experts that move."""
+    model = training.model.model()
+    a_replica = (_num_forwards(training) + 1 + _GRADIENT_BYTES_PER_WEIGHT_BYTE) * model.expert_weight_size_bytes
+    num_moved = int((assignment.home_LE != previous_home_LE).sum())
+    return int(assignment.is_replica_Q.sum()) * a_replica + num_moved * model.expert_state_size_bytes
+
+
 def balanced_step_time(load: StepLoad, training: Training) -> StepTime:
     """The same step if the router spread tokens evenly over all experts: what no balancing can beat."""
     return _add_up(balanced_cells(load, training), Known.AHEAD, 0.0, training, 0.0)
+
+
+def _num_forwards(training: Training) -> int:
+    return 3 if training.recompute_activations else 2
 
 
 def _reorder_s(home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32], training: Training) -> float:
@@ -96,7 +108,7 @@ def _reorder_s(home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32], train
 
 
 def _add_up(cells: Cells, known: Known, decision_us: float, training: Training, reorder_s: float) -> StepTime:
-    num_forwards = 3 if training.recompute_activations else 2
+    num_forwards = _num_forwards(training)
     window_ML = training.hiding_share * cells.attention_ML
     fetch_ML = np.maximum(cells.fetch_inside_ML, cells.fetch_across_ML)
     if known is Known.AHEAD:

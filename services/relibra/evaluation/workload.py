@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from relibra.errors import InvalidInput
 from relibra.evaluation.model_shape import ModelShape
 from relibra.evaluation.routing_statistics import RoutingStatistics, draw_counts
 from relibra.planning.load import StepLoad
@@ -43,17 +44,23 @@ def tiled(trace: RoutingTrace, cluster: Cluster, num_micro_batches: int, tokens_
 
     Recorded sequences are short beside those of training. One long rollout is about one thing, so what a rank gets in a
     micro-batch is of one domain, and counts as one sequence; longer ones of their own would be less alike than that.
+
+    Raises:
+        InvalidInput: no sequence has a token.
     """
     rng = np.random.default_rng(seed)
     counts_SLE, length_S = count_sequences(trace), np.diff(trace.offsets)
+    filled_X = np.flatnonzero(length_S)
+    if not len(filled_X):
+        raise InvalidInput.of("trace", expected="a sequence with recorded tokens", got="empty ones only")
     domain_S = np.zeros(len(length_S), dtype=np.int64)
     if trace.domain is not None:
         domain_S = np.unique(trace.domain, return_inverse=True)[1]
     num_bags = cluster.num_ep_groups * num_micro_batches * cluster.num_ranks
     bag_BLE = np.zeros((num_bags, *counts_SLE.shape[1:]), dtype=np.uint32)
     tokens_B = np.zeros(num_bags, dtype=np.int64)
-    for bag, first in enumerate(rng.integers(0, len(length_S), num_bags)):
-        same_X = np.flatnonzero(domain_S == domain_S[first])
+    for bag, first in enumerate(filled_X[rng.integers(0, len(filled_X), num_bags)]):
+        same_X = filled_X[domain_S[filled_X] == domain_S[first]]
         sequence = int(first)
         while tokens_B[bag] == 0 or tokens_B[bag] + length_S[sequence] <= tokens_per_rank:
             bag_BLE[bag] += counts_SLE[sequence].astype(np.uint32)
