@@ -146,6 +146,33 @@ def test_news_arrive_while_pages_are_open(page: Page, job: WatchedJob, run, stor
 
 
 @pytest.mark.integration
+def test_a_stream_that_ends_of_age_alarms_nobody(page: Page, job: WatchedJob, run, errors: list[str]) -> None:
+    streams: list[str] = []
+
+    def answer(route: Route) -> None:
+        streams.append(route.request.url)
+        if len(streams) > 1:
+            route.continue_()
+            return
+        told = 'event: store\ndata: {"is_reachable": true, "detail": null}\n\nevent: end\ndata: {}\n\n'
+        route.fulfill(content_type="text/event-stream", body=told)
+
+    page.route("**/v1/events*", answer)
+    page.add_init_script(
+        "addEventListener('DOMContentLoaded', () => { const outage = document.getElementById('outage');"
+        "new MutationObserver(() => { window.hasAlarmed ||= !outage.hidden; })"
+        ".observe(outage, { attributes: true }); })"
+    )
+    page.goto("/jobs/job")
+    eventually(lambda: page.title() and len(streams) == 2)
+    run(job.plan(4))
+    expect(page.locator("#steps tbody tr")).to_have_count(4)
+    expect(page.locator("#live")).to_have_text("● live")
+    assert not page.evaluate("window.hasAlarmed")
+    assert errors == []
+
+
+@pytest.mark.integration
 def test_S6_a_plan_is_not_shown_to_the_token_of_another_job(
     browser: Browser, redis: EmbeddedRedis, job: WatchedJob, run, store: Store, tmp_path: Path
 ) -> None:

@@ -66,3 +66,16 @@ def test_an_outage_is_told_and_its_end_too(store: Store, run: Loop, monkeypatch:
         assert [event async for event in stream] == [], "closing ends the stream"
 
     run(watch())
+
+
+def test_a_stream_of_age_says_that_it_ends(store: Store, run: Loop) -> None:
+    async def watch() -> None:
+        live = Live(store, poll_interval_s=60, max_viewers=1, max_stream_s=0.01)
+        stream = live.watch(EVERYTHING, None)
+        assert (await next_event(stream))[0] == "store"
+        async with asyncio.timeout(20):
+            *_, last = [event async for event in stream]
+        assert last == "event: end\ndata: {}\n\n"
+        assert live.num_viewers == 0
+
+    run(watch())

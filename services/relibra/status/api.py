@@ -143,7 +143,10 @@ async def watch(
     viewer: Looker,
     job_id: Annotated[str | None, Query(description="Only this job.", max_length=64)] = None,
 ) -> StreamingResponse:
-    """Events until the caller leaves: `change` names jobs with news, `store` says whether Redis answers."""
+    """Events until the caller leaves: `change` names jobs with news, `store` says whether Redis answers.
+
+    After ten minutes comes `end`: ask again.
+    """
     if job_id is not None:
         viewer.check(job_id)
     app.live.check_room()

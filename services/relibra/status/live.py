@@ -15,19 +15,22 @@ from relibra.store import Store
 
 _HEARTBEAT_S = 15.0
 _MAX_STREAM_S = 600.0
-"""A viewer then comes back by itself, with a token that is looked at again."""
+"""A viewer then comes back at once, with a token that is looked at again."""
 _RECONNECT_MS = 2000
-"""When a browser asks again after a stream has ended, of age or because the service stops."""
+"""When a browser asks again after a stream has broken off, or because the service stops."""
 _NUM_STEPS = 3
 
 
 class Live:
-    """Server-sent events: `change` with the ids of jobs, `store` with whether Redis answers."""
+    """Server-sent events: `change` with the ids of jobs, `store` with whether Redis answers, `end` when of age."""
 
-    def __init__(self, store: Store, *, poll_interval_s: float, max_viewers: int) -> None:
+    def __init__(
+        self, store: Store, *, poll_interval_s: float, max_viewers: int, max_stream_s: float = _MAX_STREAM_S
+    ) -> None:
         self._store = store
         self._poll_interval_s = poll_interval_s
         self._max_viewers = max_viewers
+        self._max_stream_s = max_stream_s
         self.num_viewers = 0
         self._polling: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -59,16 +62,20 @@ class Live:
         if self._polling is None:
             self._polling = asyncio.create_task(self._poll())
         try:
-            ends_at = time.monotonic() + _MAX_STREAM_S
+            ends_at = time.monotonic() + self._max_stream_s
             seen, is_new = self._time, True
             yield f"retry: {_RECONNECT_MS}\n\n"
-            while not self._is_closed and time.monotonic() < ends_at:
+            while not self._is_closed:
                 news, now = self._news, self._time
                 for event in self._events(viewer, job_id, seen, is_new=is_new):
                     yield event
                 seen, is_new = now, False
+                left_s = ends_at - time.monotonic()
+                if left_s <= 0:
+                    yield _event("end", {})
+                    return
                 try:
-                    async with asyncio.timeout(_HEARTBEAT_S):
+                    async with asyncio.timeout(min(left_s, _HEARTBEAT_S)):
                         await news.wait()
                 except TimeoutError:
                     yield ": still here\n\n"

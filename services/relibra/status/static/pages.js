@@ -291,6 +291,11 @@ function listen(address) {
     if (isReachable) refresh();
   });
   source.addEventListener("change", refresh);
+  // Of age: the next one begins with the token looked at again.
+  source.addEventListener("end", () => {
+    source.close();
+    listen(address);
+  });
   source.addEventListener("error", () => {
     tell(false, "The status service does not answer. Training goes on; news come back by themselves.");
     // A refusal ends an event source for good; a broken connection it mends by itself.
