@@ -1,4 +1,4 @@
-"""gRPC health: ready while Redis answers, not serving once the planner drains."""
+"""gRPC health: ready while Redis serves, not serving once the planner drains."""
 
 import asyncio
 import logging
@@ -52,6 +52,9 @@ class Health:
             reason = f"Redis did not answer within {_ANSWER_TIMEOUT_S} s"
         except Unavailable as error:
             reason = str(error)
+        except Exception as error:
+            # Whatever it is, as a user of Redis who may no longer read: who looks no more says ready for ever.
+            reason = f"Redis cannot be used: {type(error).__name__}: {error}"
         is_ready = not reason
         if is_ready != self._is_ready:
             logger.log(logging.INFO if is_ready else logging.WARNING, "ready" if is_ready else f"not ready: {reason}")

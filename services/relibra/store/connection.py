@@ -24,7 +24,7 @@ _UNAVAILABLE = (
     exceptions.RedisClusterException,
 )
 
-_UNAVAILABLE_CODES = ("OOM ", "READONLY ", "MISCONF ", "LOADING ", "CLUSTERDOWN ", "NOREPLICAS ")
+_UNAVAILABLE_CODES = ("OOM ", "READONLY ", "MISCONF ", "LOADING ", "CLUSTERDOWN ", "NOREPLICAS ", "BUSY ")
 
 
 class Connected:

@@ -1,0 +1,84 @@
+"""Readiness against a real Redis, whatever that says."""
+
+import asyncio
+import threading
+
+import pytest
+from grpc_health.v1 import health_pb2
+from redis import Redis, RedisError
+from services_harness import Loop, eventually
+
+from relibra.planner.health import Health
+from relibra.planner.metrics import Metrics
+from relibra.store import Store
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def status(health: Health) -> int:
+    answer = await health._servicer.Check(health_pb2.HealthCheckRequest(), _Context())
+    return int(answer.status)
+
+
+class _Context:
+    async def send_initial_metadata(self, metadata: object) -> None:
+        """Nobody reads it."""
+
+
+def test_L2_a_user_of_redis_who_may_not_read_for_a_while_makes_it_not_ready_for_as_long(
+    store: Store, run: Loop, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(redis: Redis) -> None:
+        health = Health(store, Metrics(), ["service"])
+        following = asyncio.create_task(health.follow_redis())
+
+        async def until(expected: int) -> None:
+            async with asyncio.timeout(20):
+                while not following.done() and (health._is_ready is None or await status(health) != expected):
+                    await store._redis.echo("the loop runs meanwhile")
+            assert not following.done()
+
+        await until(SERVING)
+        redis.execute_command("ACL", "SETUSER", "default", "-exists")
+        await until(NOT_SERVING)
+        redis.execute_command("ACL", "SETUSER", "default", "+exists")
+        await until(SERVING)
+        following.cancel()
+
+    with Redis.from_url(redis_url) as redis:
+        try:
+            run(scenario(redis))
+        finally:
+            redis.execute_command("ACL", "SETUSER", "default", "+@all")
+    assert "not ready: Redis cannot be used: NoPermissionError" in caplog.text
+
+
+def test_L2_a_redis_that_runs_a_script_is_not_ready_and_answers_unavailable(
+    store: Store, run: Loop, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run_long() -> None:
+        with Redis.from_url(redis_url) as redis, pytest.raises(RedisError, match="killed"):
+            redis.eval("while true do end", 0)
+
+    health, script = Health(store, Metrics(), []), threading.Thread(target=run_long)
+    with Redis.from_url(redis_url) as redis:
+        redis.config_set("lua-time-limit", 10)
+        script.start()
+        try:
+
+            def is_busy() -> bool:
+                try:
+                    redis.ping()
+                except RedisError as error:
+                    return "BUSY" in str(error)
+                return False
+
+            eventually(is_busy)
+            run(health.look())
+        finally:
+            redis.script_kill()
+            script.join()
+            redis.config_set("lua-time-limit", 5000)
+    assert "not ready: Redis does not serve: BUSY" in caplog.text
+    run(health.look())
+    assert health._is_ready
