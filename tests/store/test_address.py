@@ -51,6 +51,7 @@ def test_a_primary_by_its_sentinels() -> None:
     "url",
     [
         *("http://user:hush@host", "redis+magic://user:hush@host", "redis+cluster://user:hush@"),
+        *("redis://user:hush@[::1", "http://host?password=hush"),
         *("redis+sentinel://user:hush@host:1", "redis+cluster://user:hush@host:port", "unix+cluster://user:hush@host"),
     ],
 )
@@ -60,9 +61,21 @@ def test_other_urls_are_refused_without_their_password(url: str) -> None:
     assert "hush" not in str(caught.value)
 
 
-def test_passwords_of_many_hosts_are_not_printed() -> None:
-    printed = without_password("redis+sentinel://user:hush@one:1,two:2/primary")
-    assert printed == "redis+sentinel://user:***@one:1,two:2/primary"
+@pytest.mark.parametrize(
+    ("url", "printed"),
+    [
+        ("redis://host:1/0?db=2", "redis://host:1/0?db=2"),
+        ("redis+sentinel://user:hush@one:1,two:2/primary", "redis+sentinel://user:***@one:1,two:2/primary"),
+        ("redis://hush@host", "redis://***@host"),
+        ("redis://:hush#hush/hush?hush@host", "redis://:***@host"),
+        ("redis://user:hush@[::1", "redis://user:***@[::1"),
+        ("redis://host/0?password=hush&db=2", "redis://host/0?password=***&db=2"),
+        ("rediss://host?ssl_ca_certs=/ca&ssl_password=hush", "rediss://host?ssl_ca_certs=/ca&ssl_password=***"),
+        ("unix:///run/redis.sock?pass%77ord=hush", "unix:///run/redis.sock?pass%77ord=***"),
+    ],
+)
+def test_S6_a_url_is_printed_without_what_is_secret(url: str, printed: str) -> None:
+    assert without_password(url) == printed
 
 
 def binary_with_tls() -> str:

@@ -10,8 +10,9 @@ With `rediss` for `redis` all connections are TLS, and certificates are checked 
 example `?ssl_ca_certs=/path`. Sentinels are asked without a password.
 """
 
+import re
 from typing import Any
-from urllib.parse import SplitResult, urlsplit, urlunsplit
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
@@ -32,6 +33,9 @@ ANSWER_TIMEOUT_S = 10.0
 
 _PORT = 6379
 _SENTINEL_PORT = 26379
+# Up to the last @, as a password may hold any letter. A word without a colon behind it may be the password itself.
+_USER_INFO = re.compile(r"//(?P<user>[^:/?#@]*:)?.*@", re.DOTALL)
+_PARAMETER = re.compile(r"(?P<name>[?&][^=&]*)=[^&]*")
 _EXPECTED = "redis://, rediss:// or unix://, or with +cluster or +sentinel behind redis or rediss"
 
 
@@ -57,11 +61,12 @@ def open_redis(url: str) -> RedisClient:
 
 
 def without_password(url: str) -> str:
-    """Return `url` as it may be printed."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"))
+    """Return `url` as it may be printed, whether it can be read or not."""
+    without_user_info = _USER_INFO.sub(lambda found: f"//{found['user'] or ''}***@", url)
+    return _PARAMETER.sub(
+        lambda found: f"{found['name']}=***" if "password" in unquote(found["name"]).lower() else found[0],
+        without_user_info,
+    )
 
 
 def _open_server(url: str) -> Redis:
