@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from relibra.cli.simulate import simulate
 from relibra.errors import InvalidInput, InvalidTrace, Unsupported
+from relibra.evaluation.hardware import hardware_of
+from relibra.evaluation.model_presets import MODELS
 from relibra.routing import RoutingTrace, write_trace
 
 _app = typer.Typer()
@@ -82,6 +84,18 @@ def test_longer_sequences_spend_more_on_attention(trace):
     )
     assert long["step"]["attention_s"] > 2 * short["step"]["attention_s"]
     assert long["step"]["experts_s"] == short["step"]["experts_s"]
+
+
+def test_measured_times_take_the_place_of_computed_ones(trace, tmp_path):
+    computed = hardware_of("h100").cost_of(MODELS["gpt-oss-20b"]).to_dict()
+    slower = computed | {"expert_us": [2 * each for each in computed["expert_us"]]}
+    path = tmp_path / "cost.json"
+    experts_s = []
+    for cost in (computed, slower):
+        path.write_text(json.dumps(cost))
+        said = json.loads(_run(trace, *_SMALL, "--policies", "plain", "--cost", path, "--json"))
+        experts_s.append(said["policies"][0]["step"]["experts_s"])
+    assert experts_s[1] == pytest.approx(2 * experts_s[0])
 
 
 def test_the_page_stands_alone(trace, tmp_path):

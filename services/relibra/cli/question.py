@@ -3,11 +3,13 @@
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from relibra.evaluation.calibration import read_cost
 from relibra.evaluation.hardware import HARDWARE, hardware_of
 from relibra.evaluation.model_presets import MODELS, model_shape
 from relibra.evaluation.question import Question
@@ -28,17 +30,20 @@ def ask(
     sequence_length: Annotated[
         int, typer.Option(min=1, help="Tokens of a typical sequence, for the time of attention.")
     ] = 8192,
+    cost: Annotated[
+        Path | None, typer.Option(help="Measured times (JSON of `relibra calibrate`) in the place of computed ones.")
+    ] = None,
 ) -> Question:
     """Build the question from options; GPUs have no redundant slots in it.
 
     Raises:
-        InvalidInput: a preset that does not exist, or ranks that do not divide the experts.
+        InvalidInput: a preset or cost model that does not exist, or ranks that do not divide the experts.
         InvalidTrace: the trace cannot be read.
     """
     return Question(
         trace=read_trace(trace),
         model=model_shape(model),
-        hardware=hardware_of(hardware),
+        hardware=replace(hardware_of(hardware), measured=read_cost(cost) if cost else None),
         cluster=Cluster(num_nodes=nodes, gpus_per_node=gpus_per_node, redundant_slots=0),
         num_micro_batches=micro_batches,
         tokens_per_rank=tokens_per_gpu,

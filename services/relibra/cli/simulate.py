@@ -69,8 +69,9 @@ def simulate(
     console = Console()
     console.print(_table(outcomes, question))
     console.print(
-        "Of balance: throughput, as a part of that under a perfectly even router. Per cell: replicas. Sent: by a GPU, replicas and experts "
-        "that move. Waits: for those and for decisions. Plan: planning on this machine, before the step.",
+        "Of balance: throughput, as a part of that under a perfectly even router. Per cell: replicas. Sent: by a GPU, "
+        "replicas and experts that move. Waits: for those and for decisions. Plan: planning on this machine, before "
+        "the step.",
         highlight=False,
     )
     slots = f"{redundant_slots} redundant slot{'' if redundant_slots == 1 else 's'} of a GPU"
