@@ -81,6 +81,27 @@ def test_prefetching_gets_the_plan_before_anybody_waits(
     until(lambda: session.wait(0, 0.01)[0] is not None)
 
 
+def test_prefetching_one_step_is_in_nobody_s_way_who_goes_on_with_another(
+    planner: ScriptedPlanner, session: Session, plan: RankPlan
+) -> None:
+    planner.plans[7] = plan
+    session.prefetch(1)
+    until(lambda: ("job", 1, 1) in planner.asked)
+    assert session.wait(7, PATIENT_S)[0] is not None
+    assert planner.asked[-1] == ("job", 7, 1)
+
+
+def test_what_was_refused_in_advance_is_asked_for_again_when_its_step_begins(
+    planner: ScriptedPlanner, session: Session, plan: RankPlan
+) -> None:
+    planner.errors[0] = InvalidInput("the job is being registered again")
+    session.prefetch(0)
+    until(lambda: session._fetched)
+    planner.errors.clear()
+    planner.plans[0] = plan
+    assert session.wait(0, PATIENT_S)[0] is not None
+
+
 def test_a_plan_published_while_the_step_waits_arrives(
     planner: ScriptedPlanner, session: Session, plan: RankPlan
 ) -> None:
@@ -195,6 +216,18 @@ def test_L4_closing_delivers_what_is_pending(planner: ScriptedPlanner, session: 
         session.report(report(step))
     session.close()
     assert [each.step for each in planner.reports] == list(range(20))
+
+
+def test_closing_ends_a_fetch_under_way_without_a_word(
+    planner: ScriptedPlanner, session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    planner.hold.clear()
+    session.prefetch(1)
+    until(lambda: planner.asked)
+    session.close()
+    assert session._thread is not None
+    assert not session._thread.is_alive()
+    assert caplog.records == []
 
 
 def test_S7_reports_of_a_long_outage_do_not_pile_up(planner: ScriptedPlanner, session: Session) -> None:

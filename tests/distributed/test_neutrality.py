@@ -86,7 +86,7 @@ def test_realised_load_is_what_the_plans_made_it(two_nodes):
 def test_S5_both_phases_of_a_step_execute_one_plan(two_nodes, name):
     for result in two_nodes.of(name):
         assert result["same_plan"]
-        assert result["prefetched"] == [0]
+        assert result["prefetched"] == [0, 1]
         assert result["phases"] == ["recompute", "update"]
         assert result["same_load"]
         assert result["reported_load_matches"]

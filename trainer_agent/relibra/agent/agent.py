@@ -99,7 +99,7 @@ class Agent:
         self._unhook = unhook
 
     def prefetch(self, step: int) -> None:
-        """Start fetching the plan of `step`; returns at once."""
+        """Start fetching the plan of `step`; returns at once. `end_step` does so for the step after its own."""
         self._plans.prefetch(step)
 
     def begin_step(self, step: int, phase: Phase) -> StepOutcome:
@@ -111,7 +111,7 @@ class Agent:
         """
         is_first = self._outcome is None or self._outcome.step != step
         if is_first:
-            self.end_step()
+            self._close_step()
             self._outcome = self._steps.open(step)
         assert self._outcome is not None
         self._close_phase()
@@ -200,22 +200,15 @@ class Agent:
         raise RelibraError(f"phase {phase} of no step is open: call begin_step first, and ask before end_step")
 
     def end_step(self) -> None:
-        """End the open step, after `optimizer.step()`: replicas are gone, reports on their way.
+        """End the open step, after `optimizer.step()`: replicas are gone, reports and the next plan are on their way.
 
         Waits for nothing but, in a pipeline, one small exchange with the same seats of the other stages: together they
         are what the planner knows as one rank.
         """
-        self._node.fetcher.drain()
-        self._close_phase()
-        for record in self._records:
-            if self._groups.num_stages > 1:
-                record.add_up(self._groups.pipeline, self._device)
-            if self._groups.stage_index == 0:
-                self._plans.report(record.report(ep_group=self.ep_group, ep_rank=self.ep_rank))
-        self._records = []
-        if self._outcome is not None:
-            self._outcome = None
-            self._steps.close()
+        ended = self._outcome
+        self._close_step()
+        if ended is not None:
+            self._plans.prefetch(ended.step + 1)
 
     def logical_named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield this rank's parameters, experts under their global logical id.
@@ -231,7 +224,7 @@ class Agent:
         Raises:
             RelibraError: an expert could not be brought back; the agent stays.
         """
-        self.end_step()
+        self._close_step()
         self._steps.move_back()
         for unhook in self._unhook:
             unhook()
@@ -241,6 +234,19 @@ class Agent:
 
     def _active(self) -> tuple[StepCells, MicroBatch | None]:
         return self._steps.cells, current(self)
+
+    def _close_step(self) -> None:
+        self._node.fetcher.drain()
+        self._close_phase()
+        for record in self._records:
+            if self._groups.num_stages > 1:
+                record.add_up(self._groups.pipeline, self._device)
+            if self._groups.stage_index == 0:
+                self._plans.report(record.report(ep_group=self.ep_group, ep_rank=self.ep_rank))
+        self._records = []
+        if self._outcome is not None:
+            self._outcome = None
+            self._steps.close()
 
     def _close_phase(self) -> None:
         if self._records:

@@ -51,6 +51,10 @@ class Session:
 
     def wait(self, step: int, timeout_s: float) -> Fetched:
         """Return the plan of `step`, or None and why there is none after `timeout_s`."""
+        with self._changed:
+            plan, _ = self._fetched.get(step, (None, ""))
+            if plan is None:  # what was refused in advance may be granted by now
+                self._fetched.clear()
         self.prefetch(step)
         with self._changed:
             if not self._changed.wait_for(lambda: step in self._fetched, timeout=timeout_s):
