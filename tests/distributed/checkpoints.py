@@ -147,6 +147,15 @@ def refused(cluster: Cluster) -> Result:
             job.optimizer.sharded_state_dict(model, metadata=metadata)
         except Unsupported as error:
             messages[str(sharding_type)] = str(error)
-    job.agent.detach()
     parts = job.optimizer.chained_optimizers
-    return {"messages": messages, "restored": all("sharded_state_dict" not in vars(part) for part in parts)}
+    in_torch_format = []
+    for method in ("save_parameter_state", "load_parameter_state"):
+        for each in (job.optimizer, *parts):
+            try:
+                getattr(each, method)("nowhere")
+            except Unsupported as error:
+                in_torch_format.append(str(error))
+    job.agent.detach()
+    guarded = {"sharded_state_dict", "save_parameter_state", "load_parameter_state"}
+    left_behind = [name for each in (job.optimizer, *parts) for name in guarded & vars(each).keys()]
+    return {"messages": messages, "in_torch_format": in_torch_format, "left_behind": left_behind}

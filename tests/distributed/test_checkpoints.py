@@ -35,4 +35,13 @@ def test_what_stores_experts_by_place_is_refused(layout_run):
         messages = result["messages"]
         assert messages.keys() == {"dp_reshardable", "fully_sharded_model_space", "dp_zero_gather_scatter", "None"}
         assert all("use distrib_optim_sharding_type='fully_reshardable'" in text for text in messages.values())
-        assert result["restored"]
+        assert result["left_behind"] == []
+
+
+def test_S5_a_checkpoint_in_torch_format_is_refused(layout_run):
+    """A distributed optimizer would write and read moments by place, without a word."""
+    for result in layout_run("checkpoints").of("refused"):
+        texts = result["in_torch_format"]
+        assert len(texts) == 2 * 3  # the chain, and a part for experts beside one for the rest
+        assert all("parameter_state, which stores optimizer state by place" in text for text in texts)
+        assert all("use dist_checkpointing with distrib_optim_sharding_type='fully_resh" in text for text in texts)

@@ -106,3 +106,15 @@ def refusing_physical_order(plain: Callable[..., Any]) -> Callable[..., Any]:
         return plain(model_sharded_state_dict or {}, is_loading, metadata=(metadata or {}) | {_KEY: wanted})
 
     return sharded_state_dict
+
+
+def refusing_places(method: str) -> Callable[..., Any]:
+    """Return a stand-in for a method of checkpoints in torch format, which know places only; it always refuses."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise Unsupported(
+            f"relibra's agent does not support {method}, which stores optimizer state by place and not by expert; use "
+            f"dist_checkpointing with {_KEY}='{LOGICAL_SHARDING}', or detach before you save or load"
+        )
+
+    return refuse

@@ -9,7 +9,7 @@ from megatron.core.optimizer import ChainedOptimizer, Float16OptimizerWithFloat1
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
-from relibra.agent.checkpoint import refusing_physical_order
+from relibra.agent.checkpoint import refusing_physical_order, refusing_places
 from relibra.agent.optimizer_state import OptimizerState, Shard
 from relibra.agent.refusals import ddp_refusals, optimizer_refusals, unsupported
 
@@ -64,9 +64,20 @@ def guard_checkpoints(optimizer: Any) -> Callable[[], None]:
     guarded = [part for part in _parts(optimizer) if isinstance(part, DistributedOptimizer)]
     for part in guarded:
         part.sharded_state_dict = refusing_physical_order(part.sharded_state_dict)
+    # A chain writes and reads one file for all of its parts by itself.
+    by_place = [optimizer, *(part for part in guarded if part is not optimizer)] if guarded else []
+    for part in by_place:
+        for name in _TORCH_FORMAT:
+            setattr(part, name, refusing_places(name))
 
     def restore() -> None:
         for part in guarded:
             del part.sharded_state_dict
+        for part in by_place:
+            for name in _TORCH_FORMAT:
+                delattr(part, name)
 
     return restore
+
+
+_TORCH_FORMAT = ("save_parameter_state", "load_parameter_state")
