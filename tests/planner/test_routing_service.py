@@ -5,11 +5,14 @@ from collections.abc import Iterator
 import grpc
 import numpy as np
 import pytest
-from services_harness import CLUSTER, Service, count, routed_experts
+from services_harness import CLUSTER, MODEL, PARAMS, Loop, Service, count, routed_experts
 
 from relibra.errors import InvalidInput, LimitExceeded, NotFound
-from relibra.planner.routing_service import CREDIT_SEQUENCES
+from relibra.planner.metrics import Metrics
+from relibra.planner.pace import Pace
+from relibra.planner.routing_service import CREDIT_SEQUENCES, RoutingService
 from relibra.planning import Schedule
+from relibra.store import Store, StoreLimits
 from relibra.v1 import routing_pb2
 from relibra.wire import array
 from relibra.wire.channel import open_channel
@@ -110,6 +113,15 @@ def test_the_same_content_is_acknowledged_again_and_other_content_refused(channe
     assert list(refused) == [3]
     assert refused[3][0] == "Conflict"
     assert answers(channel, [good(1, job_id)]) == {}
+
+
+@pytest.mark.parametrize("job_id", ["job", "nobody"])
+def test_S7_a_sequence_that_is_refused_is_paced_as_one_that_is_kept(store: Store, run: Loop, job_id: str) -> None:
+    run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+    service = RoutingService(store, StoreLimits(), Pace(1), Metrics())
+    refused, pause_s = run(service._keep([bad(1, job_id, num_rows=11)]))
+    assert len(refused) == 1
+    assert pause_s > 0
 
 
 def test_nothing_of_a_refused_sequence_is_kept(channel: grpc.Channel, client: PlannerClient, job_id: str) -> None:

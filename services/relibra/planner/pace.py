@@ -14,10 +14,10 @@ class Pace:
         self._spent_until: dict[str, float] = {}
 
     def delay_s(self, job_id: str, size_bytes: int, now: float) -> float:
-        """Account for what a registered job has sent; return how long it must pause before it sends more.
+        """Account for what a job has sent; return how long it must pause before it sends more.
 
         Args:
-            job_id: the job.
+            job_id: a registered job, or one name for all others: every name is remembered.
             size_bytes: what it sent.
             now: monotonic time in seconds.
         """

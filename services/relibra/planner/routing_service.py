@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -89,8 +90,11 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         self._metrics.sequences.labels("refused").inc(len(refused))
         self._metrics.sequences.labels("kept").inc(len(batch) - len(refused))
         now, pause_s = time.monotonic(), 0.0
-        for job_id in jobs:
-            size_bytes = sum(request.ByteSize() for request in accepted if request.job_id == job_id)
+        sizes: Counter[str] = Counter()
+        for request in batch:
+            # What is refused cost as much to read. Names that nobody registered have no clock of their own.
+            sizes[request.job_id if request.job_id in jobs else ""] += request.ByteSize()
+        for job_id, size_bytes in sizes.items():
             self._metrics.ingested_bytes.inc(size_bytes)
             pause_s = max(pause_s, self._pace.delay_s(job_id, size_bytes, now))
         return sorted(refused, key=lambda each: each.ordinal), pause_s
