@@ -15,6 +15,7 @@ from functools import partial
 
 import results
 from evaluation_cases import DEEPSEEK_LITE, GPT_OSS, MAIN_POLICIES, of_domain, question, rows_of, rows_on, trace
+from evaluation_counts import counts
 from evaluation_mismatch import mismatch
 from evaluation_sensitivity import sensitivity
 
@@ -104,6 +105,7 @@ PARTS: dict[str, Callable[[], Iterator[Case]]] = {
     "ablation": _ablation,
     "slots": _slots,
     "domains": _domains,
+    "counts": counts,
     "sensitivity": sensitivity,
     "mismatch": mismatch,
 }

@@ -98,6 +98,12 @@ def domains() -> str:
     return _gains(found, ("model", "sequences"), lambda case: (case["model"], case["domain"]))
 
 
+def counts() -> str:
+    """DeepSeek-V3 on its own counts."""
+    found = sorted(cases("counts", "model", "ep"), key=lambda case: case[0]["ep"])
+    return _gains(found, ("model", "EP"), lambda case: (case["model"], case["ep"]))
+
+
 def _gains(
     found: Sequence[tuple[Row, dict[str, Row]]], headings: tuple[str, ...], names: Callable[[Row], tuple[object, ...]]
 ) -> str:
@@ -169,7 +175,7 @@ def mismatch() -> str:
 
 
 def costs() -> str:
-    """Seconds that deciding takes on one core here, and what moving experts takes of a step."""
+    """Seconds that planning a step takes on one core here, and what moving experts takes of a step."""
     found = sorted(cases("presets", "model", "ep"), key=lambda case: (case[0]["model"], case[0]["ep"]))
     lines = [
         (
@@ -211,7 +217,7 @@ def sensitivity() -> str:
     return _markdown((*headings, "over ultraep that decides in no time"), lines)
 
 
-TABLES = (questions, presets, hardware, baselines, ablation, slots, domains, mismatch, costs, sensitivity)
+TABLES = (questions, presets, hardware, baselines, ablation, slots, domains, counts, mismatch, costs, sensitivity)
 
 
 def main() -> None:

@@ -1,0 +1,48 @@
+"""DeepSeek-V3 on its own counts: steps whose sequences mix the six workloads of its published expert statistics."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import results
+from evaluation_cases import MAIN_POLICIES, question, rows_on
+
+from relibra.evaluation.workload import Workload
+from relibra.evaluation.workload_mix import mix_workloads
+from relibra.planning import Schedule
+
+Rows = list[dict[str, object]]
+
+_MODEL = "deepseek-v3"
+_SEQUENCES_PER_RANK = 2
+
+
+def counts() -> Iterator[Callable[[], Rows]]:
+    """A case for every number of ranks."""
+    for ep in (64, 32, 16, 8):
+        yield partial(_rows, ep)
+
+
+def _rows(ep: int) -> Rows:
+    training = question(_MODEL, ep).training
+    return rows_on((_step(ep, 0), _step(ep, 1)), training, MAIN_POLICIES, model=_MODEL, ep=ep)
+
+
+def _step(ep: int, seed: int) -> Workload:
+    """Sequences of 8192 tokens a rank and micro-batch in the mean."""
+    asked = question(_MODEL, ep)
+    num_sequences = asked.num_micro_batches * ep * _SEQUENCES_PER_RANK
+    with np.load(results.TRACES / "deepseek-v3_counts_dev.npz") as file:
+        counts_SLE = mix_workloads(
+            file["expert_counts"],
+            num_sequences=num_sequences,
+            tokens_per_sequence=asked.tokens_per_rank // _SEQUENCES_PER_RANK,
+            top_k=asked.model.top_k,
+            seed=seed,
+        )
+    return Workload(
+        counts_SLE=counts_SLE,
+        length_S=counts_SLE[:, 0].sum(axis=-1, dtype=np.int64) // asked.model.top_k,
+        schedule=Schedule.round_robin(num_sequences, asked.num_micro_batches, asked.cluster),
+        cluster=asked.cluster,
+    )
