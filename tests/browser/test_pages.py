@@ -201,6 +201,32 @@ def test_S6_a_plan_is_not_shown_to_the_token_of_another_job(
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("path", ["/jobs/job", "/jobs/job/steps/1", "/jobs/job/steps/1/cells/1/2"])
+def test_a_page_of_a_job_that_is_removed_says_so(page: Page, job: WatchedJob, run, store: Store, path: str) -> None:
+    page.goto(path)
+    expect(page.locator("#live")).to_have_text("● live")
+    run(store.remove_job("job"))
+    expect(page.locator("h1")).to_have_text("This cannot be shown")
+    expect(page.locator("main")).to_contain_text("job 'job' is not registered")
+
+
+@pytest.mark.integration
+def test_a_cell_of_a_plan_that_was_replaced_is_shown_anew(page: Page, job: WatchedJob, run, store: Store) -> None:
+    path = "/jobs/job/steps/1/cells/1/2"
+    page.goto(path)
+    expect(page.locator("#live")).to_have_text("● live")
+    held: list[Route] = []
+    # The first question of the page waits until the job is there again.
+    page.route(f"**{path}", lambda route: route.continue_() if held else held.append(route))
+    run(store.remove_job("job"))
+    eventually(lambda: page.title() and held)
+    run(job.register())
+    plan_id = run(job.plan(1))
+    held[0].continue_()
+    expect(page.locator("main")).to_have_attribute("data-page", f"cell {plan_id}")
+
+
+@pytest.mark.integration
 def test_redis_may_go_and_come_back_under_an_open_page(
     page: Page, redis: EmbeddedRedis, job: WatchedJob, run, errors: list[str]
 ) -> None:

@@ -51,6 +51,24 @@ def test_each_viewer_hears_of_the_jobs_they_may_see(store: Store, run: Loop) -> 
     run(watch())
 
 
+def test_reports_of_a_step_that_rollouts_are_far_ahead_of_are_news(store: Store, run: Loop) -> None:
+    async def watch() -> None:
+        job = WatchedJob(store, "job", model=MODEL, cluster=CLUSTER)
+        await job.register()
+        plan_id = await job.plan(1)
+        for step in range(2, 9):
+            await job.collect(step)
+        live = Live(store, poll_interval_s=0.01, max_viewers=1)
+        stream = live.watch(EVERYTHING, None)
+        assert (await next_event(stream))[0] == "store"
+        assert await next_event(stream) == ("change", {"job_ids": ["job"]})
+        await job.report(1, plan_id, ranks=[0])
+        assert await next_event(stream) == ("change", {"job_ids": ["job"]})
+        await stream.aclose()
+
+    run(watch())
+
+
 def test_an_outage_is_told_and_its_end_too(store: Store, run: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     async def watch() -> None:
         gone = Store.open("unix:///nowhere/redis.sock")

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 
 from relibra.errors import LimitExceeded, Unavailable
 from relibra.status.access import Viewer
+from relibra.status.reader import GLANCE_STEPS
 from relibra.store import Store
 
 _HEARTBEAT_S = 15.0
@@ -18,7 +19,6 @@ _MAX_STREAM_S = 600.0
 """A viewer then comes back at once, with a token that is looked at again."""
 _RECONNECT_MS = 2000
 """When a browser asks again after a stream has broken off, or because the service stops."""
-_NUM_STEPS = 3
 
 
 class Live:
@@ -113,7 +113,7 @@ class Live:
         gone = self._marks.keys() - {job.job_id for job in jobs}
         marks: dict[str, object] = dict.fromkeys(gone)
         for job in jobs:
-            steps = await self._store.list_steps(job.job_id, limit=_NUM_STEPS)
+            steps = await self._store.list_steps(job.job_id, limit=GLANCE_STEPS)
             reports = await self._store.num_reports(job.job_id, [step.step for step in steps])
             marks[job.job_id] = (job.epoch, steps, reports)
         for job_id, mark in marks.items():

@@ -83,9 +83,10 @@ async def find_cell(
 @pages.get("/jobs/{job_id}/steps/{step}/cells/{row}/{layer}")
 async def show_cell(app: App, job: Job, request: Request, step: Step, row: Row, layer: Layer) -> Response:
     """One micro-batch and layer: every rank's load, and where it comes from."""
-    figures = await app.reader.figures(job, await app.reader.planned(job, step))
+    plan = await app.reader.planned(job, step)
+    figures = await app.reader.figures(job, plan)
     cell = await app.reader.off_loop(CellView.of, figures, row, layer)
-    return _page(request, "cell.html", job=job, step=step, cell=cell, num_rows=figures.plan.num_rows)
+    return _page(request, "cell.html", job=job, step=step, plan=plan, cell=cell, num_rows=figures.plan.num_rows)
 
 
 @pages.get("/docs")

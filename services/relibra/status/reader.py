@@ -22,7 +22,8 @@ T = TypeVar("T")
 _NUM_EXECUTIONS = 512
 _NUM_WORKERS = 2
 """Threads for what takes milliseconds: more would only share the same cores, and each may hold a whole plan."""
-_GLANCE_STEPS = 12
+GLANCE_STEPS = 12
+"""Of a job, newest first, that say how it is: rollouts may be as many ahead of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,7 @@ class Reader:
 
     async def glance(self, job: JobRecord) -> JobGlance:
         """Return how a job is."""
-        steps = await self.store.list_steps(job.job_id, limit=_GLANCE_STEPS)
+        steps = await self.store.list_steps(job.job_id, limit=GLANCE_STEPS)
         numbers = await self.store.num_reports(job.job_id, [each.step for each in steps])
         executed_step = next((step for step, number in zip(steps, numbers, strict=True) if number), None)
         executed = [] if executed_step is None else (await self.executions(job, [executed_step.step]))[0]

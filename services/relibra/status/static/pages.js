@@ -255,7 +255,11 @@ async function refresh() {
 
 async function replaceParts() {
   const response = await fetch(location.href, { headers: { Accept: "text/html" } });
-  if (!response.ok) return;
+  if (!response.ok) {
+    // Removed, or no longer for this token: the service says so in place of this page.
+    if (response.status < 500) location.reload();
+    return;
+  }
   const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
   if (fresh.querySelector("main").dataset.page !== document.querySelector("main").dataset.page) {
     location.reload();
