@@ -1,25 +1,35 @@
 """Who may do what: tokens on an open port, and SPIFFE ids over mutual TLS."""
 
+import contextlib
+import queue
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from certificates import Authority
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from services_harness import CLUSTER, MODEL, PARAMS, Loop, Service, eventually, routed_experts
+from services_harness import CLUSTER, MODEL, PARAMS, Loop, Service, count, eventually, routed_experts
 
-from relibra.errors import Forbidden, NotReady, RelibraError, Unauthenticated, Unavailable, UnknownJob
+from relibra.errors import Forbidden, LimitExceeded, NotReady, RelibraError, Unauthenticated, Unavailable, UnknownJob
 from relibra.planning import Schedule
 from relibra.rollout import RolloutReporter
 from relibra.store import ALL_JOBS, EmbeddedRedis, Role, Store
+from relibra.v1 import plan_pb2, plan_pb2_grpc
+from relibra.wire.channel import open_channel
 from relibra.wire.client import PlannerClient
 from relibra.wire.credentials import Credentials
+from relibra.wire.routing import encode_report, open_stream
+from relibra.wire.status import from_rpc_error
 
 pytestmark = pytest.mark.integration
+
+MAX_CALLS = 4
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +180,86 @@ def test_S6_wrong_and_revoked_tokens_are_refused(connect: Connect, guarded: Serv
         return False
 
     eventually(is_refused, within_s=20)
+
+
+@pytest.fixture(scope="module")
+def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A planner that wants tokens over plain connections, and answers few calls of a job at a time."""
+    with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as server:
+        service = Service(
+            *("planner", server.url, tmp_path_factory.mktemp("planner")),
+            RELIBRA_AUTH="required",
+            RELIBRA_MAX_CALLS_PER_JOB=str(MAX_CALLS),
+        )
+        yield service
+        service.stop()
+
+
+def test_S6_streams_that_are_open_end_when_their_token_is_revoked(asking: Service, run: Loop) -> None:
+    store = Store.open(asking.redis_url)
+    record, theirs = run(store.create_token("ours", Role.TRAINER))
+    _, ours = run(store.create_token("ours", Role.TRAINER))
+    trainer = Credentials(token=ours)
+    with (
+        PlannerClient(asking.address, credentials=trainer) as client,
+        RolloutReporter(asking.address, "ours", num_experts=MODEL.num_experts, credentials=trainer) as reporter,
+        open_channel(asking.address, Credentials(token=theirs)) as channel,
+    ):
+        client.register_job("ours", MODEL, CLUSTER, PARAMS)
+
+        def plan(step: int) -> None:
+            assert reporter.report(step, "seq", routed_experts(0, 5))
+            assert reporter.flush(timeout_s=20) == 1
+            client.submit_schedule("ours", step, ["seq"], Schedule.round_robin(1, 1, CLUSTER))
+            client.fetch_plan("ours", step, MODEL, 0, wait_s=30)
+
+        watch = plan_pb2_grpc.PlanServiceStub(channel).WatchPlans(plan_pb2.WatchPlansRequest(job_id="ours"), timeout=60)
+        reports: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        stream = open_stream(channel, iter(reports.get, None))
+        plan(1)
+        assert next(watch).step == 1
+        run(store.revoke_token(record.token_id))
+
+        def report_for_ever() -> None:
+            for ordinal, _ in enumerate(stream, start=1):
+                reports.put(encode_report(ordinal, "ours", 1, "seq", 5, count(routed_experts(0, 5))))
+
+        with pytest.raises(grpc.RpcError) as caught:
+            report_for_ever()
+        reports.put(None)
+        assert isinstance(from_rpc_error(caught.value), Unauthenticated)
+        plan(2)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(watch)
+        assert isinstance(from_rpc_error(caught.value), Unauthenticated)
+    run(store.close())
+
+
+def test_S6_a_job_that_opens_streams_without_end_shuts_out_itself_alone(asking: Service, run: Loop) -> None:
+    store = Store.open(asking.redis_url)
+    greedy, modest = (Credentials(token=run(store.create_token(job_id, Role.TRAINER))[1]) for job_id in "gm")
+    run(store.close())
+    with (
+        open_channel(asking.address, greedy) as channel,
+        PlannerClient(asking.address, credentials=greedy) as refused,
+        PlannerClient(asking.address, credentials=modest) as client,
+    ):
+        idle = threading.Event()
+        streams = [open_stream(channel, iter(idle.wait, True)) for _ in range(MAX_CALLS)]
+        for each in streams:
+            next(each)
+        with pytest.raises(LimitExceeded, match=f"{MAX_CALLS} calls and streams of job 'g' are under way"):
+            refused.register_job("g", MODEL, CLUSTER, PARAMS)
+        client.register_job("m", MODEL, CLUSTER, PARAMS)
+        streams[0].cancel()
+
+        def is_answered() -> bool:
+            with contextlib.suppress(LimitExceeded):
+                return bool(refused.register_job("g", MODEL, CLUSTER, PARAMS))
+            return False
+
+        eventually(is_answered)
+        idle.set()
 
 
 def test_S6_strangers_do_not_even_connect(connect: Connect, authority: Authority, tmp_path: Path) -> None:

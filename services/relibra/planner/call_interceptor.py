@@ -14,6 +14,7 @@ from opentelemetry.context import Context
 
 from relibra.errors import InvalidInput, RelibraError
 from relibra.planner.access import Access, Caller
+from relibra.planner.calls_under_way import CallsUnderWay
 from relibra.planner.metrics import Metrics
 from relibra.wire.status import to_status
 
@@ -28,8 +29,9 @@ _tracer = trace.get_tracer("relibra.planner")
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps the handlers of our services; those of others, such as health, are left alone."""
 
-    def __init__(self, access: Access, metrics: Metrics) -> None:
+    def __init__(self, access: Access, calls: CallsUnderWay, metrics: Metrics) -> None:
         self._access = access
+        self._calls = calls
         self._metrics = metrics
         self._guarded: dict[str, Any] = {}
 
@@ -77,11 +79,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _guard_stream(self, behaviour: Callable[[Any, Any], AsyncIterator[Any]], method: str) -> Any:
         async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
             async with self._guard(method, context) as caller:
-                if isinstance(request, AsyncIterator):
-                    request = _check_each(request, caller, method)
+                is_stream = isinstance(request, AsyncIterator)
+                if is_stream:
+                    request = self._check_each(request, context, method)
                 else:
                     _check(request, caller, method)
                 async for response in behaviour(request, context):
+                    if not is_stream:
+                        await self._check_now(request, context, method)
                     yield response
 
         return guarded
@@ -89,9 +94,20 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     @asynccontextmanager
     async def _guard(self, method: str, context: Any) -> AsyncIterator[Caller]:
         try:
-            yield await self._access.identify(context)
+            caller = await self._access.identify(context)
+            with self._calls.one(caller.job_id):
+                yield caller
         except Exception as error:
             await self._abort(context, method, error)
+
+    async def _check_now(self, request: Any, context: Any, method: str) -> None:
+        """Check a caller anew: a stream may outlast the token it was opened with by days."""
+        _check(request, await self._access.identify(context), method)
+
+    async def _check_each(self, requests: AsyncIterator[Any], context: Any, method: str) -> AsyncIterator[Any]:
+        async for request in requests:
+            await self._check_now(request, context, method)
+            yield request
 
     async def _abort(self, context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception) -> NoReturn:
         if isinstance(error, grpc.aio.AbortError):
@@ -126,9 +142,3 @@ def _check(request: Any, caller: Caller, method: str) -> None:
     if isinstance(request, InvalidInput):
         raise request
     caller.check(method, request.job_id)
-
-
-async def _check_each(requests: AsyncIterator[Any], caller: Caller, method: str) -> AsyncIterator[Any]:
-    async for request in requests:
-        _check(request, caller, method)
-        yield request

@@ -12,6 +12,7 @@ from relibra.errors import RelibraError, Unavailable
 from relibra.planner.access import Access
 from relibra.planner.bell import Bell
 from relibra.planner.call_interceptor import CallInterceptor
+from relibra.planner.calls_under_way import CallsUnderWay
 from relibra.planner.certificates import CertificateFiles
 from relibra.planner.execution_service import ExecutionService
 from relibra.planner.health import Health
@@ -117,7 +118,7 @@ class PlannerServer:
         settings = self._settings
         access = Access(self._store, is_required=settings.auth == "required", trust_domain=settings.trust_domain)
         server = grpc.aio.server(
-            interceptors=[CallInterceptor(access, self._metrics)],
+            interceptors=[CallInterceptor(access, CallsUnderWay(settings.max_calls_per_job), self._metrics)],
             options=_OPTIONS,
             maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
         )

@@ -34,6 +34,8 @@ class PlannerSettings(ServiceSettings):
     retained_steps: int = Field(64, ge=2)
     """Steps of a job that Redis keeps."""
     max_jobs: int = Field(256, ge=1)
+    max_calls_per_job: int = Field(4096, ge=1)
+    """Calls and streams under way at this planner by callers of one job; all together may have 8192."""
     max_cells: int = Field(1 << 16, ge=1)
     """Rows times layers of one step."""
     max_open_steps: int = Field(16, ge=1)
