@@ -1,12 +1,17 @@
 """The Compose file as its real parser reads it."""
 
+import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from redis import Redis
+from redis.exceptions import AuthenticationError
+from services_harness import eventually
 from typer.testing import CliRunner
 
 from relibra.cli.app import app
@@ -48,11 +53,54 @@ def test_containers_may_do_nothing_but_their_work(services):
     for name, each in services.items():
         assert each["mem_limit"], name
         assert re.search(r":v?\d+\.\d+\.\d+", each["image"]), name
-        if name != "redis":
-            assert each["read_only"], name
-            assert each["cap_drop"] == ["ALL"], name
+        assert each["read_only"], name
+        assert each["cap_drop"] == ["ALL"], name
+        assert each["security_opt"] == ["no-new-privileges:true"], name
         if "build" in each:
             assert (_REPOSITORY / each["build"]["dockerfile"]).is_file()
+    # Its image starts as root and becomes another by an entrypoint that our command goes round.
+    assert services["redis"]["user"].partition(":")[0] not in ("", "0", "root")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("password", ["plain", "q+/w==", "p@ss:w#rd? %41 'é\" $HOME"], ids=["plain", "base64", "odd"])
+def test_any_password_opens_the_redis_of_compose(services, tmp_path, password):
+    secret = tmp_path / "redis-password"
+    secret.write_text(f"{password}\n")
+
+    def here(part: str) -> str:
+        return part.replace("$$", "$").replace("/run/secrets/redis-password", str(secret))
+
+    socket = tmp_path / "redis.sock"
+    shell, option, script = map(here, services["redis"]["command"])
+    listening = f"{script} --port 0 --unixsocket {socket} --dir {tmp_path}"
+    server = subprocess.Popen([shell, option, listening], stdout=subprocess.DEVNULL)
+    try:
+        relibra = tmp_path / "relibra"
+        relibra.write_text('#!/bin/sh\necho "$RELIBRA_REDIS_URL" "$@"\n')
+        relibra.chmod(0o755)
+        told = subprocess.run(
+            [*map(here, services["planner-1"]["entrypoint"]), *services["planner-1"]["command"]],
+            env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        url, *arguments = told.stdout.split()
+        assert arguments == services["planner-1"]["command"]
+        address = urlsplit(url)
+        assert (address.hostname, address.port) == ("redis", 6379)
+        eventually(socket.exists)
+        of_socket = f"unix://:{address.password}@{socket}"
+        with Redis.from_url(of_socket) as client, Redis.from_url(f"unix://{socket}") as stranger:
+            assert client.ping()
+            with pytest.raises(AuthenticationError):
+                stranger.ping()
+        health = here(services["redis"]["healthcheck"]["test"][1]).replace("redis-cli", f"redis-cli -s {socket}")
+        subprocess.run(health, shell=True, check=True)
+    finally:
+        server.terminate()
+        server.wait(30)
 
 
 @pytest.mark.parametrize("path", sorted((_REPOSITORY / "deploy" / "docker").glob("*.Dockerfile")), ids=lambda p: p.stem)
