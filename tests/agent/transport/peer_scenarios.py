@@ -1,9 +1,12 @@
 """What ranks do with the transport of a node alone; each scenario returns JSON for its tests."""
 
 import gc
+import os
+import resource
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -41,6 +44,40 @@ def ended(group: dist.ProcessGroup) -> Result:
     return {"before": before, "during": during, "after": held()}
 
 
+@contextmanager
+def limited(limit: int, value: int) -> Iterator[None]:
+    """Let this process have no more than that."""
+    before = resource.getrlimit(limit)
+    resource.setrlimit(limit, (value, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(limit, before)
+
+
+def next_descriptors(num: int) -> list[int]:
+    """Those that this process opens next, ascending."""
+    opened = [os.dup(0) for _ in range(num)]
+    for each in opened:
+        os.close(each)
+    return opened
+
+
+def one_is_short(group: dist.ProcessGroup) -> Result:
+    """Rank 1 may write too small a file, or has too few descriptors left, at every stage; nobody waits for it."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    settle()
+    free = next_descriptors(4 * world)
+    limits = [(resource.RLIMIT_FSIZE, 1000)]
+    limits += [(resource.RLIMIT_NOFILE, free[left]) for left in (0, world, 2 * world, 3 * world - 1, 4 * world - 1)]
+    messages = []
+    for limit, value in limits:
+        with limited(limit, value if rank == 1 else resource.getrlimit(limit)[0]):
+            messages.append(message_of(lambda: peer(group, TIMEOUT_S)))
+    settle()
+    return {"messages": messages, "is_all_closed": next_descriptors(4 * world) == free}
+
+
 def one_of_many_ended(group: dist.ProcessGroup) -> Result:
     """The last rank ends while rank 0 waits for all; the others send what it waits for afterwards, and once more."""
     rank, last = dist.get_rank(group), dist.get_world_size(group) - 1
@@ -65,5 +102,6 @@ def one_of_many_ended(group: dist.ProcessGroup) -> Result:
 
 SCENARIOS: dict[str, Callable[[dist.ProcessGroup], Result]] = {
     "peer/ended": ended,
+    "peer/one_is_short": one_is_short,
     "peer/one_of_many_ended": one_of_many_ended,
 }

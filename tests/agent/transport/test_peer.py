@@ -11,6 +11,17 @@ def test_S7_a_dropped_transport_gives_back_descriptors_and_memory(node_run):
         assert result["after"] == result["before"]
 
 
+@pytest.mark.parametrize(("ranks", "world"), [("", 4), ("pair/", 2)])
+def test_what_one_rank_cannot_do_is_refused_by_all_of_them_at_once_and_leaves_nothing_open(node_run, ranks, world):
+    results = node_run(f"{ranks}peer/one_is_short")
+    assert all(result["is_all_closed"] for result in results)
+    (messages,) = {tuple(result["messages"]) for result in results[:world]}
+    stages = [message.removeprefix("Unsupported: rank 1 cannot ").split(" (")[0] for message in messages]
+    allocate = f"allocate {world * 8 * 256 * 1024} bytes of shared memory"
+    opening, mapping = f"open the memory of rank {world - 1}", f"map the memory of rank {world - 1}"
+    assert stages == [allocate, allocate, opening, mapping, "make a pipe", opening]
+
+
 def test_a_rank_that_ended_is_named_and_the_others_of_the_same_transfer_are_not_lost(node_run):
     result = node_run("peer/one_of_many_ended")[0]
     assert result["told"].startswith(

@@ -26,9 +26,8 @@ class HostCopy:
         experts: of this rank, by layer; the same layers on all ranks.
 
     Raises:
-        OSError: there is not so much host memory.
         RelibraError: a peer is gone.
-        Unsupported: the ranks cannot open each other's memory.
+        Unsupported: as `HostWeights`.
     """
 
     def __init__(self, group: dist.ProcessGroup, transport: ExpertTransport, experts: Mapping[int, Experts]) -> None:

@@ -6,6 +6,7 @@ idle then, and no peer takes part. Memory is shared and, beside GPUs, pinned.
 
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from relibra.agent.peers import noticing_death
 from relibra.agent.transport.claims import Claim, Claims
-from relibra.agent.transport.shared_memory import shared_blocks
+from relibra.agent.transport.shared_memory import jointly, shared_blocks
 from relibra.errors import InvalidInput, RelibraError
 from relibra.kernels.packed import packed_offsets, packed_size_bytes
 
@@ -39,9 +40,8 @@ class HostWeights:
             same order, and keep the tensors.
 
     Raises:
-        OSError: there is not so much host memory.
         RelibraError: a peer is gone.
-        Unsupported: the ranks cannot open each other's memory.
+        Unsupported: on all ranks, if one of them has too little host memory, or cannot open or pin that of another one.
     """
 
     def __init__(self, group: dist.ProcessGroup, experts: Sequence[Sequence[Tensor]]) -> None:
@@ -53,9 +53,14 @@ class HostWeights:
         blocks = shared_blocks(packed_size_bytes(flat), group)
         if is_cuda:
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            for block in blocks:
+
+            def pinned(block: Tensor) -> int:
                 torch.cuda.check_error(runtime.cudaHostRegister(block.data_ptr(), block.nbytes, 0))
-                weakref.finalize(self, runtime.cudaHostUnregister, block.data_ptr())
+                return block.data_ptr()
+
+            attempts = [(f"pin {block.nbytes} bytes of host memory", partial(pinned, block)) for block in blocks]
+            for address in jointly(attempts, "do without the host copy", group, undo=runtime.cudaHostUnregister):
+                weakref.finalize(self, runtime.cudaHostUnregister, address)
         self._copies = [_carved(block, experts) for block in blocks]
 
     @torch.no_grad()

@@ -10,22 +10,25 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from relibra.agent.peers import missing
+from relibra.agent.peers import missing, noticing_death
 from relibra.agent.transport.claims import Claim, Claims
 from relibra.agent.transport.contract import Parcel
 from relibra.agent.transport.engine import Engine, Mover
 from relibra.agent.transport.lanes import CHUNKS_PER_LANE, Item, Kind, Lane, Pipes
 from relibra.agent.transport.push import PushSpeeds, measured, push_way
-from relibra.agent.transport.shared_memory import exchange_descriptors, shared_blocks
+from relibra.agent.transport.shared_memory import exchange_descriptors, jointly, shared_blocks
 
 log = logging.getLogger(__name__)
 
+_PROCESS_GROUP = "use the process_group transport"
 # Small enough for a chunk to stay in the cache between its two copies; on a GPU, large beside the cost of a copy.
 _CHUNK_BYTES = {"cpu": 256 << 10, "cuda": 4 << 20}
 
@@ -42,7 +45,8 @@ class PeerTransport:
         timeout_s: the longest that `wait` waits.
 
     Raises:
-        Unsupported: the ranks cannot open each other's memory.
+        RelibraError: a peer is gone.
+        Unsupported: on all ranks, if one of them has too little memory, or cannot open or write that of another one.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, timeout_s: float) -> None:
@@ -55,8 +59,9 @@ class PeerTransport:
             Lane(to_peer=inboxes[peer][self._rank], from_peer=inboxes[self._rank][peer])
             for peer in range(self._num_ranks)
         ]
-        self._pipes = _connected(group)
-        self._mover = Mover(device, self._push_speeds(device))
+        push = ("push to the next rank", partial(self._push_speeds, device))
+        (speeds,) = jointly([push], _PROCESS_GROUP, group)
+        self._mover, self._pipes = Mover(device, speeds), _connected(group)
         others = [lane if peer != self._rank else None for peer, lane in enumerate(self._lanes)]
         Engine(others, self._pipes, self._mover).start()
         weakref.finalize(self, self._pipes.wake, Kind.STOP)
@@ -158,18 +163,31 @@ def _inboxes(shape: tuple[int, int, int], device: torch.device, group: dist.Proc
         return [block.view(shape) for block in shared_blocks(num_ranks * num_chunks * chunk_bytes, group)]
     from torch.multiprocessing.reductions import reduce_tensor
 
-    rank, own = dist.get_rank(group), torch.zeros(shape, dtype=torch.uint8, device=device)
+    def lent() -> tuple[Tensor, Any]:
+        own = torch.zeros(shape, dtype=torch.uint8, device=device)
+        return own, reduce_tensor(own)  # type: ignore[no-untyped-call]
+
+    ((own, handle),) = jointly([("lend memory of its GPU", lent)], _PROCESS_GROUP, group)
     told: list[tuple[Any, Any]] = [(None, None)] * dist.get_world_size(group)
-    dist.all_gather_object(told, reduce_tensor(own), group=group)  # type: ignore[no-untyped-call]
-    return [own if peer == rank else rebuild(*args) for peer, (rebuild, args) in enumerate(told)]
+    with noticing_death("sharing memory"):
+        dist.all_gather_object(told, handle, group=group)
+    told[dist.get_rank(group)] = (lambda: own), ()
+    attempts = [
+        (f"open the memory of rank {peer}", partial(rebuild, *args)) for peer, (rebuild, args) in enumerate(told)
+    ]
+    return jointly(attempts, _PROCESS_GROUP, group)
 
 
 def _connected(group: dist.ProcessGroup) -> Pipes:
     """Collective: return the pipes between all ranks."""
-    pairs = [os.pipe() for _ in range(dist.get_world_size(group))]
-    try:
+    attempts = [("make a pipe", os.pipe)] * dist.get_world_size(group)
+    with ExitStack() as given_away, ExitStack() as kept:
+        pairs = jointly(
+            attempts, "allow it more open files (ulimit -n)", group, undo=lambda pair: list(map(os.close, pair))
+        )
+        for read, write in pairs:
+            kept.callback(os.close, read)
+            given_away.callback(os.close, write)
         writable = exchange_descriptors([write for _, write in pairs], os.O_WRONLY, group)
-    finally:
-        for _, write in pairs:
-            os.close(write)
+        kept.pop_all()
     return Pipes(dist.get_rank(group), [read for read, _ in pairs], writable)

@@ -1,13 +1,15 @@
 """Memory that all ranks of a node map, without a name in any file system: gone with the last process that maps it.
 
 A rank makes an anonymous file or a pipe and tells the others its number. They open it through `/proc/<pid>/fd`, which
-the kernel allows to processes of the same user that see each other's process ids.
+the kernel allows to processes of the same user that see each other's process ids. What one rank cannot do, all refuse.
 """
 
 import mmap
 import os
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +17,13 @@ from torch import Tensor
 
 from relibra.agent.peers import noticing_death
 from relibra.errors import Unsupported
+
+_MORE_MEMORY = "give the node more host memory and open files, or use the process_group transport and no host copy"
+_ONE_MACHINE = (
+    "the ranks of a node must run on one machine, as one user, in one process id namespace; start them so, or use the "
+    "process_group transport"
+)
+Result = TypeVar("Result")
 
 
 class _Offer(NamedTuple):
@@ -27,17 +36,18 @@ def shared_blocks(size_bytes: int, group: dist.ProcessGroup) -> list[Tensor]:
     """Collective: give each rank a block of memory of the size it asks for; return all blocks, uint8 zeros, by rank.
 
     Raises:
-        OSError: there is not so much memory.
         RelibraError: a peer is gone.
-        Unsupported: the ranks cannot open each other's memory.
+        Unsupported: on all ranks, if one of them has too little memory, or cannot open that of another one.
     """
-    descriptor = os.memfd_create("relibra")
-    try:
-        os.posix_fallocate(descriptor, 0, max(size_bytes, 1))
-        opened = exchange_descriptors([descriptor] * dist.get_world_size(group), os.O_RDWR, group)
-    finally:
-        os.close(descriptor)
-    return [_mapped(each) for each in opened]
+    what = f"allocate {size_bytes} bytes of shared memory"
+    with ExitStack() as opened:
+        (own,) = jointly([(what, partial(_allocated, size_bytes))], _MORE_MEMORY, group, undo=os.close)
+        opened.callback(os.close, own)
+        blocks = exchange_descriptors([own] * dist.get_world_size(group), os.O_RDWR, group)
+        for each in blocks:
+            opened.callback(os.close, each)
+        attempts = [(f"map the memory of rank {peer}", partial(_mapped, each)) for peer, each in enumerate(blocks)]
+        return jointly(attempts, _MORE_MEMORY, group)
 
 
 def exchange_descriptors(own: Sequence[int], flags: int, group: dist.ProcessGroup) -> list[int]:
@@ -52,26 +62,62 @@ def exchange_descriptors(own: Sequence[int], flags: int, group: dist.ProcessGrou
         RelibraError: a peer is gone.
         Unsupported: on all ranks, if one of them cannot open what another one offers.
     """
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    offers: list[list[_Offer]] = [[]] * size
-    refusals: list[str | None] = [None] * size
-    opened, refusal = list[int](), None
+    rank = dist.get_rank(group)
+    offers: list[list[_Offer]] = [[]] * dist.get_world_size(group)
     with noticing_death("sharing memory"):
         dist.all_gather_object(offers, [_offer(each) for each in own], group=group)
-        for peer, of_peer in enumerate(offers):
+    attempts = [
+        (f"open the memory of rank {peer}", partial(_open, of_peer[rank], flags)) for peer, of_peer in enumerate(offers)
+    ]
+    return jointly(attempts, _ONE_MACHINE, group, undo=os.close)
+
+
+def jointly(
+    attempts: Iterable[tuple[str, Callable[[], Result]]],
+    advice: str,
+    group: dist.ProcessGroup,
+    undo: Callable[[Result], object] = lambda _: None,
+) -> list[Result]:
+    """Collective: make this rank's attempts, and return what came of them once those of all ranks are made.
+
+    Whoever fails says so, so that nobody waits for it in the next collective.
+
+    Args:
+        attempts: each with its name, as in "cannot ..."; none after one that fails.
+        advice: what to do about a failure.
+        group: the ranks.
+        undo: takes back what came of an attempt, where the call raises.
+
+    Raises:
+        RelibraError: a peer is gone.
+        Unsupported: on all ranks, if one of them failed.
+    """
+    refusals: list[str | None] = [None] * dist.get_world_size(group)
+    done, refusal, rank = list[Result](), None, dist.get_rank(group)
+    with ExitStack() as undone:
+        for what, attempt in attempts:
             try:
-                opened.append(_open(of_peer[rank], flags))
-            except OSError as error:
-                refusal = refusal or f"rank {rank} cannot open the memory of rank {peer} ({error})"
-        dist.all_gather_object(refusals, refusal, group=group)
-    for text in filter(None, refusals):
-        for descriptor in opened:
-            os.close(descriptor)
-        raise Unsupported(
-            f"{text}: the ranks of a node must run on one machine, as one user, in one process id namespace; start "
-            "them so, or use the process_group transport"
-        )
-    return opened
+                done.append(attempt())
+            except Exception as error:
+                refusal = f"rank {rank} cannot {what} ({error})"
+                break
+            undone.callback(undo, done[-1])
+        with noticing_death("sharing memory"):
+            dist.all_gather_object(refusals, refusal, group=group)
+        for text in filter(None, refusals):
+            raise Unsupported(f"{text}: {advice}")
+        undone.pop_all()
+    return done
+
+
+def _allocated(size_bytes: int) -> int:
+    descriptor = os.memfd_create("relibra")
+    try:
+        os.posix_fallocate(descriptor, 0, max(size_bytes, 1))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _offer(descriptor: int) -> _Offer:
@@ -89,6 +135,4 @@ def _open(offer: _Offer, flags: int) -> int:
 
 
 def _mapped(descriptor: int) -> Tensor:
-    memory = mmap.mmap(descriptor, 0)
-    os.close(descriptor)
-    return torch.frombuffer(memory, dtype=torch.uint8)
+    return torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
