@@ -11,7 +11,9 @@ from relibra.wire.credentials import Credentials
 MAX_MESSAGE_SIZE_BYTES = 64 << 20
 """The counts of one sequence and the plan of one rank are far below it; a schedule of a million sequences is not."""
 
-_RETRY = {
+_SERVICE_CONFIG = {
+    # A name may stand for several planners, and each serves any job. By default all calls stay with one of them.
+    "loadBalancingConfig": [{"round_robin": {}}],
     # Every call of these services is idempotent. Reports of routing go out again by themselves, see `relibra.rollout`.
     "methodConfig": [
         {
@@ -41,7 +43,7 @@ OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.max_receive_message_length", MAX_MESSAGE_SIZE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_SIZE_BYTES),
-    ("grpc.service_config", json.dumps(_RETRY)),
+    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
 )
 
 
@@ -49,7 +51,7 @@ def open_channel(address: str, credentials: Credentials | None = None) -> grpc.C
     """Open a channel to the planner at `host:port`; connecting happens with the first call.
 
     Args:
-        address: where the planner listens.
+        address: where the planner listens; calls take turns where the host is a name with several addresses.
         credentials: by default what the environment says, see `Credentials.from_env`.
 
     Raises:
