@@ -172,6 +172,31 @@ def test_S3_a_watcher_sees_the_newest_plan_first_and_then_every_later_one(
     assert len({each.id.epoch for each in seen}) == 1
 
 
+def test_S4_a_watcher_sees_the_plans_of_a_job_that_was_re_created(
+    client: PlannerClient, shared_planner: Service, job_id: str, run: Loop
+) -> None:
+    def plan(step: int) -> None:
+        ids = report_sequences(shared_planner.address, job_id, step)
+        client.submit_schedule(job_id, step, ids, SCHEDULE)
+        client.fetch_plan(job_id, step, MODEL, 0, wait_s=30)
+
+    store = Store.open(shared_planner.redis_url)
+    for step in (1, 2):
+        plan(step)
+    with open_channel(shared_planner.address) as channel:
+        call = plan_pb2_grpc.PlanServiceStub(channel).WatchPlans(plan_pb2.WatchPlansRequest(job_id=job_id), timeout=60)
+        seen = [next(call)]
+        run(store.remove_job(job_id))
+        client.register_job(job_id, MODEL, CLUSTER, PARAMS)
+        for step in (5, 6):
+            plan(step)
+            seen.append(next(call))
+        call.cancel()
+    run(store.close())
+    assert [(each.step, each.id.version) for each in seen] == [(2, 2), (5, 1), (6, 2)]
+    assert seen[1].id.epoch == seen[2].id.epoch > seen[0].id.epoch
+
+
 def test_the_next_plan_starts_from_the_previous_placement(
     client: PlannerClient, shared_planner: Service, job_id: str, run: Loop
 ) -> None:

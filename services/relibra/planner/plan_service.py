@@ -11,6 +11,7 @@ from relibra.planner.bell import Bell, wait_until_set
 from relibra.planner.limits import MAX_FETCH_WAIT_S, check_num_cells, check_step
 from relibra.planner.plan_cache import PlanCache
 from relibra.planner.settings import PlannerSettings
+from relibra.planning import PlanId
 from relibra.planning.plan import Basis
 from relibra.store import PlanRecord, StepRecord, StepState, Store
 from relibra.v1 import plan_pb2, plan_pb2_grpc
@@ -71,18 +72,22 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     async def WatchPlans(
         self, request: plan_pb2.WatchPlansRequest, context: Any
     ) -> AsyncIterator[plan_pb2.WatchPlansResponse]:
-        """Send the newest plan and then every later one, for as long as the caller listens."""
-        job = await self._store.get_job(check_job_id(request.job_id))
-        newest = await self._store.latest_plan(job.job_id)
-        version = 0
+        """Send the newest plan and then every later one, also of a job that is re-created, while the caller listens."""
+        job_id = (await self._store.get_job(check_job_id(request.job_id))).job_id
+        newest = await self._store.latest_plan(job_id)
+        seen = PlanId(epoch=0, version=0)
         if newest:
-            version = newest.id.version
+            seen = newest.id
             yield _announce(newest)
         while True:
-            ring = self._bell.listen(job.job_id)
-            for record in await self._store.plans_after(job.job_id, version):
-                version = record.id.version
-                yield _announce(record)
+            ring = self._bell.listen(job_id)
+            for job in (await self._store.get_jobs([job_id])).values():
+                # Versions begin again in a new epoch.
+                version = seen.version if job.epoch == seen.epoch else 0
+                for record in await self._store.plans_after(job_id, version):
+                    if record.id.epoch == job.epoch:
+                        seen = record.id
+                        yield _announce(record)
             await wait_until_set(ring, _LOOK_INTERVAL_S)
 
     async def _check_reported(self, job_id: str, step: int, sequence_ids: list[str]) -> None:
