@@ -50,7 +50,7 @@ class Agent:
         self._steps = Steps(config, groups, plans, homes, device)
         self._outcome: StepOutcome | None = None
         self._records: list[PhaseRecord] = []
-        self._unhook: list[Callable[[], None]] = []
+        self._unhook: Callable[[], None] = lambda: None
         self.layers = {
             index: LayerExecution(
                 index=index,
@@ -94,7 +94,7 @@ class Agent:
         """Memory of the redundant slots on this rank, whatever the numbers of layers and micro-batches."""
         return self._node.slots.size_bytes
 
-    def hook(self, unhook: list[Callable[[], None]]) -> None:
+    def hook(self, unhook: Callable[[], None]) -> None:
         """Remember how `detach` takes the agent out of the model."""
         self._unhook = unhook
 
@@ -226,9 +226,8 @@ class Agent:
         """
         self._close_step()
         self._steps.move_back()
-        for unhook in self._unhook:
-            unhook()
-        self._unhook = []
+        self._unhook()
+        self._unhook = lambda: None
         self._plans.close()
         self._groups.close()
 

@@ -1,12 +1,14 @@
 """Put an agent into a built model."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
 from relibra.agent.agent import Agent
+from relibra.agent.agreement import together
 from relibra.agent.config import AgentConfig
 from relibra.agent.experts import Experts, experts_of
 from relibra.agent.fetch import Fetcher
@@ -43,13 +45,14 @@ def attach(
 
     Raises:
         InvalidInput: `config` does not describe this model, or is another one on another rank.
-        Unsupported: the model or optimizer is configured in a way the agent cannot execute. What one rank refuses is
-            raised on all of them.
+        Unsupported: the model or optimizer is configured in a way the agent cannot execute.
+
+    What one rank raises for itself is raised on all of them, surprises as `RelibraError`, and leaves plain models.
     """
     from relibra.agent import megatron
 
     chunks = [model_chunks] if isinstance(model_chunks, nn.Module) else list(model_chunks)
-    refusal: RelibraError | None = None
+    refusal: Exception | None = None
     found, held = list[tuple[Any, nn.Module]](), list[Experts]()
     member, state, models = Member((), (), ()), OptimizerState([]), list[nn.Module]()
     try:
@@ -63,7 +66,7 @@ def attach(
         held = [experts_of(layer.experts) for layer in layers]
         ep_ranks, edp_ranks = megatron.expert_groups(layers)
         member = Member(tuple(ep_ranks), tuple(edp_ranks), tuple(layer.layer_number for layer in layers))
-    except RelibraError as error:
+    except Exception as error:  # the other ranks must hear of it, whatever it is
         refusal = error
     topology = Topology.of(_exchange(member, config, refusal), config)
     groups = Groups.create(topology, config)
@@ -86,36 +89,48 @@ def attach(
     )
     timed = TimedTransport(transport)
     is_fused = any(layer.config.gradient_accumulation_fusion for layer, _ in found)
-    slots = Slots(experts, config.cluster.redundant_slots, device, with_gradients=is_fused)
     gathered = {index: megatron.gathering(chunk, layer.experts) for index, (layer, chunk) in by_index.items()}
     host_copy = HostCopy(groups.node, transport, experts) if config.host_copy else None
-    agent = Agent(
-        config=config,
-        models=models,
-        experts=experts,
-        chunks={
-            index: [other for other, (_, of_other) in by_index.items() if of_other is chunk]
-            for index, (_, chunk) in by_index.items()
-        },
-        homes=homes,
-        groups=groups,
-        plans=plans or Session(config, groups.seat.ep_rank),
-        node=Node(transport=timed, slots=slots, fetcher=Fetcher(timed, slots, experts, gathered, host_copy)),
-        replay_obstacle=next(filter(None, (replay_obstacle(layer.config) for layer, _ in found)), None),
-        device=device,
-    )
-    restores = [
-        megatron.install(layer, chunk, agent.layers[index], config.cluster)
-        for index, (layer, chunk) in by_index.items()
-    ]
-    agent.hook([*restores, megatron.guard_checkpoints(optimizer)])
+    attached: list[Agent] = []
+
+    def hook_in() -> None:
+        slots = Slots(experts, config.cluster.redundant_slots, device, with_gradients=is_fused)
+        agent = Agent(
+            config=config,
+            models=models,
+            experts=experts,
+            chunks={
+                index: [other for other, (_, of_other) in by_index.items() if of_other is chunk]
+                for index, (_, chunk) in by_index.items()
+            },
+            homes=homes,
+            groups=groups,
+            plans=plans or Session(config, groups.seat.ep_rank),
+            node=Node(transport=timed, slots=slots, fetcher=Fetcher(timed, slots, experts, gathered, host_copy)),
+            replay_obstacle=next(filter(None, (replay_obstacle(layer.config) for layer, _ in found)), None),
+            device=device,
+        )
+        for index, (layer, chunk) in by_index.items():
+            hooks.callback(megatron.install(layer, chunk, agent.layers[index], config.cluster))
+        hooks.callback(megatron.guard_checkpoints(optimizer))
+        attached.append(agent)
+
+    with ExitStack() as hooks:
+        failure = together(hook_in, "attaching", groups.everyone, device)
+        if failure is not None:
+            raise RelibraError(failure)
+        (agent,) = attached
+        agent.hook(hooks.pop_all().close)
     return agent
 
 
-def _exchange(member: Member, config: AgentConfig, refusal: RelibraError | None) -> list[Member]:
+def _exchange(member: Member, config: AgentConfig, refusal: Exception | None) -> list[Member]:
     """Collective over all ranks: return what each told, unless one refuses or means another job."""
-    told = [(member, config, refusal)] * dist.get_world_size()
-    dist.all_gather_object(told, (member, config, refusal))
+    # Anybody's error may be one that others cannot unpickle.
+    is_own = refusal is None or isinstance(refusal, RelibraError)
+    mine = member, config, refusal if is_own else RelibraError(f"{type(refusal).__name__}: {refusal}")
+    told: list[Any] = [mine] * dist.get_world_size()
+    dist.all_gather_object(told, mine)
     if refusal is not None:
         raise refusal
     for rank, (_, _, of_other) in enumerate(told):
