@@ -3,7 +3,8 @@
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,7 +19,7 @@ from networks import MODEL, Trained, routing
 from plans import ScriptedPlans
 
 from relibra.agent import AgentConfig, Phase, attach, megatron
-from relibra.errors import InvalidInput, Unsupported
+from relibra.errors import Unsupported
 from relibra.planning import Cluster
 
 Result = dict[str, Any]
@@ -41,6 +42,8 @@ SET: dict[str, dict[str, Any]] = {
     "overlap_moe_expert_parallel_comm": {"overlap_moe_expert_parallel_comm": True},
     "delay_wgrad_compute": {"delay_wgrad_compute": True},
     "overlap_dispatch_backward_with_experts_wgrad": {"overlap_dispatch_backward_with_experts_wgrad": True},
+    "cpu_offloading": {"cpu_offloading": True, "cpu_offloading_num_layers": 1},
+    "fine_grained_activation_offloading": {"fine_grained_activation_offloading": True},
     "moe_paged_stash": {"moe_paged_stash": True},
     "moe_shared_expert_overlap": {"moe_shared_expert_overlap": True},
     "moe_expert_rank_capacity_factor": {"moe_expert_rank_capacity_factor": 1.5},
@@ -127,7 +130,7 @@ def refusals(cluster: Cluster) -> Result:
     def refused(trained: Trained, agent_config: AgentConfig = config) -> str:
         try:
             attach(trained.ddp, trained.optimizer, agent_config, plans=ScriptedPlans({}))
-        except (Unsupported, InvalidInput) as error:
+        except Exception as error:
             return f"{type(error).__name__}: {error}"
         return "not refused"
 
@@ -141,6 +144,14 @@ def refusals(cluster: Cluster) -> Result:
             messages[case] = refused(trained)
     with configured(trained, {"fp8": "hybrid"} if rank == 2 else {}):
         messages["on one rank"] = refused(trained)
+    surprises: dict[str, Any] = {
+        "a surprise in looking": mock.patch.object(trained.network.moe[1], "config", SimpleNamespace()),
+        "a surprise in hooking": mock.patch.object(megatron, "guard_checkpoints", side_effect=MemoryError("injected")),
+    }
+    for case, surprise in surprises.items():
+        with surprise if rank == 2 else nullcontext():
+            messages[case] = refused(trained)
+    left_behind = [name for layer in trained.network.moe for name in vars(layer) if name == "preprocess"]
     for case, changes in {
         "num_layers": {"model": dataclasses.replace(MODEL, num_layers=3)},
         "num_experts": {"model": dataclasses.replace(MODEL, num_experts=32)},
@@ -163,7 +174,7 @@ def refusals(cluster: Cluster) -> Result:
         messages["expert_tensor_parallel_size"] = refused(
             Trained(two, expert_tensor_parallel_size=2), dataclasses.replace(config, cluster=two)
         )
-    return {"messages": messages}
+    return {"messages": messages, "left_behind": left_behind}
 
 
 def replay(trained: Trained, config: AgentConfig, **options: Any) -> str:

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.distributed
         ("delay_wgrad_compute", "=True", "delay_wgrad_compute=False"),
         ("moe_shared_expert_overlap", "=True", "moe_shared_expert_overlap=False"),
         ("overlap_dispatch_backward_with_experts_wgrad", "too late for replicas", "experts_wgrad=False"),
+        ("cpu_offloading", "cpu_offloading=True", "cpu_offloading=False and recompute_granularity"),
+        ("fine_grained_activation_offloading", "=True", "fine_grained_activation_offloading=False"),
         ("moe_paged_stash", "=True", "moe_paged_stash=False"),
         ("moe_apply_probs_on_input", "=True", "moe_apply_probs_on_input=False"),
         ("moe_expert_capacity_factor", "dropping tokens", "moe_expert_capacity_factor=None"),
@@ -77,6 +79,18 @@ def test_S1_what_one_rank_refuses_is_refused_on_all(two_nodes):
     messages = [result["messages"]["on one rank"] for result in two_nodes.of("refusals")]
     assert all(text.startswith("Unsupported: relibra's agent does not support fp8") for text in messages)
     assert [text.endswith("(on rank 2)") for text in messages] == [True, True, False, True]
+
+
+def test_S1_a_surprise_on_one_rank_ends_attaching_on_all(two_nodes):
+    """Nobody waits in vain for a rank that raised what was not foreseen."""
+    results = two_nodes.of("refusals")
+    looking = [result["messages"]["a surprise in looking"] for result in results]
+    assert looking[2].startswith("AttributeError: ")
+    assert all(text == f"RelibraError: {looking[2]} (on rank 2)" for text in looking[:2] + looking[3:])
+    hooking = [result["messages"]["a surprise in hooking"] for result in results]
+    assert all(text.startswith("RelibraError: attaching failed on rank 2") for text in hooking)
+    assert "MemoryError: injected" in hooking[2]
+    assert all(result["left_behind"] == [] for result in results)
 
 
 @pytest.mark.parametrize(("case", "field"), [("another job", "job_id"), ("another cluster", "cluster")])

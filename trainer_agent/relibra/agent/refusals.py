@@ -84,6 +84,17 @@ def config_refusals(config: Any, *, expert_tensor_parallel_size: int) -> list[Un
             "overlap_dispatch_backward_with_experts_wgrad=False",
         ),
         (
+            # Arguments say how many layers, from which megatron derives that there are any.
+            bool(config.cpu_offloading or getattr(config, "cpu_offloading_num_layers", 0)),
+            "cpu_offloading=True (cpu_offloading_num_layers), with which it was not tested",
+            "cpu_offloading=False and recompute_granularity",
+        ),
+        (
+            bool(getattr(config, "fine_grained_activation_offloading", False)),
+            "fine_grained_activation_offloading=True, with which it was not tested",
+            "fine_grained_activation_offloading=False and recompute_granularity",
+        ),
+        (
             bool(getattr(config, "moe_paged_stash", False)),  # from 0.18 on
             "moe_paged_stash=True",
             "moe_paged_stash=False",
