@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 
 from relibra.cli.app import app
 from relibra.planner.settings import PlannerSettings
+from relibra.wire.credentials import Credentials
 
 _ROOT = Path(__file__).parents[2] / "deploy" / "kubernetes"
 _VERSION = "1.31"
-_PATCHES = {"planner-tls.yaml"}
+_PATCHES = {"planner-tls.yaml", "status-tls.yaml"}
 _WRITTEN = sorted(path for path in _ROOT.rglob("*.yaml") if path.name not in _PATCHES | {"kustomization.yaml"})
 _OF_PROMETHEUS = {"ServiceMonitor", "PrometheusRule"}
 """Kinds of its operator, whose schemas are not those of Kubernetes; promtool reads the rules in test_monitoring."""
@@ -81,6 +82,49 @@ def test_examples_are_valid_and_reach_the_planner(path):
         text = yaml.dump(each)
         assert "relibra.dev/client: 'true'" in text  # or the network policy keeps it out
         assert "planner.relibra.svc.cluster.local:7420" in text
+
+
+def _clients(example: Path) -> Iterator[dict[str, Any]]:
+    """The pods of an example, as specifications."""
+    for manifest in yaml.safe_load_all(example.read_text()):
+        for each in _known_to_kubernetes(manifest):
+            yield each["spec"]["template"]["spec"] if "template" in each["spec"] else each["spec"]
+
+
+@pytest.mark.parametrize("path", sorted((_ROOT / "examples").iterdir()), ids=lambda path: path.stem)
+def test_S6_clients_in_examples_show_their_token_to_the_planner_of_their_ca_only(path):
+    pods = list(_clients(path))
+    assert pods
+    for pod in pods:
+        (container,) = pod["containers"]
+        environment = {each["name"]: each.get("value", "token") for each in container["env"]}
+        credentials = Credentials.from_env(environment)
+        assert credentials.token
+        assert credentials.ca_file is not None, "without it a client speaks plain text"
+        (mount,) = [each for each in container["volumeMounts"] if Path(each["mountPath"]) == credentials.ca_file.parent]
+        (volume,) = [each for each in pod["volumes"] if each["name"] == mount["name"]]
+        assert volume["configMap"] == {"name": "relibra-ca"}, "a pod without it must not start"
+
+
+def test_clients_find_every_planner_by_one_name(objects):
+    (service,) = [each for each in objects if each["kind"] == "Service" and each["metadata"]["name"] == "planner"]
+    assert service["spec"]["clusterIP"] == "None"
+
+
+def test_what_is_mounted_can_be_read_by_who_runs(objects):
+    for name, pod in _pods(objects).items():
+        for volume in pod["spec"].get("volumes", ()):
+            if volume.get("secret", {}).get("defaultMode", 0o644) & 0o004 == 0:
+                assert pod["spec"]["securityContext"]["fsGroup"] == pod["spec"]["securityContext"]["runAsGroup"], name
+
+
+def test_who_reads_the_url_of_redis_has_its_ca_and_the_status_service_no_key():
+    pods = _pods(_render("prod"))
+    for name in ("planner", "status"):
+        (container,) = pods[name]["spec"]["containers"]
+        assert {"name": "tls", "mountPath": "/etc/relibra/tls", "readOnly": True} in container["volumeMounts"]
+    (tls,) = [each["secret"] for each in pods["status"]["spec"]["volumes"] if each["name"] == "tls"]
+    assert [item["key"] for item in tls["items"]] == ["ca.crt"]
 
 
 def test_pods_may_do_nothing_but_their_work(objects):
