@@ -111,7 +111,8 @@ def ownership(make: Make, group: dist.ProcessGroup) -> Result:
 
 def refusal(make: Make, group: dist.ProcessGroup) -> Result:
     transport, peer = make(group, TIMEOUT_S), (dist.get_rank(group) + 1) % dist.get_world_size(group)
-    return {"message": message_of(lambda: transport.start([Parcel(peer, torch.zeros(4, 4).t()[1:])], []))}
+    message = message_of(lambda: transport.start([Parcel(peer, torch.zeros(4, 4).t()[1:])], []))
+    return {"message": message, "sent_bytes": transport.sent_bytes}
 
 
 def reuse(make: Make, group: dist.ProcessGroup) -> Result:

@@ -27,9 +27,10 @@ def test_start_does_not_wait_for_peers_and_handles_own_what_they_need(node_run, 
         assert result == {"is_held": True, "is_let_go": True, "is_right": True}
 
 
-def test_a_tensor_with_holes_is_refused(node_run, ranks, transport):
+def test_a_tensor_with_holes_is_refused_and_not_counted_as_sent(node_run, ranks, transport):
     for result in node_run(f"{ranks}{transport}/refusal"):
         assert result["message"].startswith("ValueError: a parcel must be contiguous, got strides")
+        assert result["sent_bytes"] == 0
 
 
 def test_S5_a_slot_that_is_being_filled_is_refused_to_others(node_run, ranks, transport):

@@ -16,7 +16,8 @@
 - **Abandoning.** A transfer cannot be cancelled: also what nobody wants any more is waited for before its memory is
   used again.
 - **Failure.** `start` or `wait` raise `RelibraError` on the ranks that miss a peer, at the latest after the timeout of
-  the transport. Received tensors are undefined then, and so is the transport: the job restarts from a checkpoint.
+  the transport; over NCCL, whose `wait` holds up a stream and no host, its watchdog ends the process instead. Received
+  tensors are undefined then, and so is the transport: the job restarts from a checkpoint.
 """
 
 from collections.abc import Sequence
@@ -62,7 +63,7 @@ class ExpertTransport(Protocol):
 
     @property
     def sent_bytes(self) -> int:
-        """What this rank sent so far."""
+        """What this rank sent so far, or has begun to send."""
 
     def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Handle:
         """Begin to send and to receive; returns at once.

@@ -12,7 +12,11 @@ from relibra.agent.transport.contract import Parcel
 
 
 class ProcessGroupTransport:
-    """See `contract`; the timeout is that of `group`."""
+    """See `contract`; the timeout is that of `group`.
+
+    Over NCCL `wait` only makes the current stream wait: NCCL's watchdog ends a process that waits in vain for a peer
+    after the timeout, and no `RelibraError` is raised.
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -42,8 +46,9 @@ class ProcessGroupTransport:
 
     def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> "_Messages":
         """Begin to send and to receive."""
+        messages = _Messages(self._group, sends, receives, self._claims)
         self._sent_bytes += sum(parcel.tensor.nbytes for parcel in sends)
-        return _Messages(self._group, sends, receives, self._claims)
+        return messages
 
 
 class _Messages:
