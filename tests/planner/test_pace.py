@@ -21,3 +21,12 @@ def test_S6_one_job_does_not_slow_down_another() -> None:
     pace = Pace(bytes_per_s=100)
     assert pace.delay_s("flood", 10_000, now=0.0) > 0
     assert pace.delay_s("victim", 100, now=0.0) == 0.0
+
+
+def test_S7_names_are_forgotten_when_they_have_paid() -> None:
+    pace = Pace(100)
+    assert pace.delay_s("in debt", 100_000, 0.0) == 999.0
+    for number in range(20_000):
+        pace.delay_s(f"job-{number}", 1, float(number) / 1000)
+    assert len(pace._spent_until) < 5000
+    assert pace.delay_s("in debt", 100, 100.0) == 900.0

@@ -1,13 +1,14 @@
 """Ingest over a real stream, message by message."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import numpy as np
 import pytest
 from services_harness import CLUSTER, MODEL, PARAMS, Loop, Service, count, routed_experts
 
-from relibra.errors import InvalidInput, LimitExceeded, NotFound
+from relibra.errors import InvalidInput, LimitExceeded, NotFound, Unavailable
 from relibra.planner.metrics import Metrics
 from relibra.planner.pace import Pace
 from relibra.planner.routing_service import CREDIT_SEQUENCES, RoutingService
@@ -115,13 +116,32 @@ def test_the_same_content_is_acknowledged_again_and_other_content_refused(channe
     assert answers(channel, [good(1, job_id)]) == {}
 
 
-@pytest.mark.parametrize("job_id", ["job", "nobody"])
-def test_S7_a_sequence_that_is_refused_is_paced_as_one_that_is_kept(store: Store, run: Loop, job_id: str) -> None:
-    run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+@pytest.mark.parametrize(
+    "request_", [good(1, "job"), bad(1, "job", num_rows=11), good(1, "nobody")], ids=["kept", "bad", "unknown"]
+)
+def test_S7_a_job_beyond_its_quota_waits_on_every_new_stream_whatever_it_sends(
+    store: Store, run: Loop, request_: Request
+) -> None:
     service = RoutingService(store, StoreLimits(), Pace(1), Metrics())
-    refused, pause_s = run(service._keep([bad(1, job_id, num_rows=11)]))
-    assert len(refused) == 1
-    assert pause_s > 0
+
+    async def requests() -> AsyncIterator[Request]:
+        yield request_
+
+    async def scenario() -> None:
+        await store.register_job("job", MODEL, CLUSTER, PARAMS)
+        answers = aiter(service.ReportRouting(requests(), None))
+        assert (await anext(answers)).answered_through == 0
+        answer = asyncio.ensure_future(anext(answers))
+        # A round trip to Redis is what an answer would take.
+        for _ in range(20):
+            assert await store.reported_sequences("job", 1) == set()
+        assert not answer.done()
+        service.drain()
+        assert (await answer).answered_through == 1
+        with pytest.raises(Unavailable, match="shutting down"):
+            await anext(answers)
+
+    run(scenario())
 
 
 def test_nothing_of_a_refused_sequence_is_kept(channel: grpc.Channel, client: PlannerClient, job_id: str) -> None:

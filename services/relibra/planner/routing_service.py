@@ -56,16 +56,17 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                 yield routing_pb2.ReportRoutingResponse(credit_through=CREDIT_SEQUENCES)
                 while batch := await stream.take():
                     _check_ordinals(batch, answered_through)
-                    refused, pause_s = await self._keep(batch)
+                    if pause_s := self._pause_s(batch):
+                        # Before it is kept: who opens a stream for every batch waits, too. What comes meanwhile stays
+                        # in the stream, whose flow control stops the sender.
+                        await wait_until_set(self._draining, pause_s)
+                    refused = await self._keep(batch)
                     answered_through += len(batch)
                     yield routing_pb2.ReportRoutingResponse(
                         answered_through=answered_through,
                         refused=refused,
                         credit_through=answered_through + CREDIT_SEQUENCES,
                     )
-                    if pause_s:
-                        # What comes meanwhile stays in the stream, whose flow control stops the sender.
-                        await wait_until_set(self._draining, pause_s)
             if self._draining.is_set():
                 raise Unavailable("the planner is shutting down; report the rest to another one")
             await reader
@@ -73,8 +74,17 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
             self._streams.discard(stream)
             reader.cancel()
 
-    async def _keep(self, batch: list[routing_pb2.ReportRoutingRequest]) -> tuple[list[routing_pb2.Refusal], float]:
-        """Keep what can be kept; return what cannot, and for how long the sender must pause."""
+    def _pause_s(self, batch: list[routing_pb2.ReportRoutingRequest]) -> float:
+        """Account for a batch, whatever becomes of it; return how long it must wait."""
+        sizes: Counter[str] = Counter()
+        for request in batch:
+            sizes[request.job_id] += request.ByteSize()
+        self._metrics.ingested_bytes.inc(sizes.total())
+        now = time.monotonic()
+        return max(self._pace.delay_s(job_id, size_bytes, now) for job_id, size_bytes in sizes.items())
+
+    async def _keep(self, batch: list[routing_pb2.ReportRoutingRequest]) -> list[routing_pb2.Refusal]:
+        """Keep what can be kept; return what cannot."""
         jobs = await self._store.get_jobs({request.job_id for request in batch})
         refused: list[routing_pb2.Refusal] = []
         accepted: list[routing_pb2.ReportRoutingRequest] = []
@@ -89,15 +99,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         refused += [_refusal(request, error) for request, error in zip(accepted, outcomes, strict=True) if error]
         self._metrics.sequences.labels("refused").inc(len(refused))
         self._metrics.sequences.labels("kept").inc(len(batch) - len(refused))
-        now, pause_s = time.monotonic(), 0.0
-        sizes: Counter[str] = Counter()
-        for request in batch:
-            # What is refused cost as much to read. Names that nobody registered have no clock of their own.
-            sizes[request.job_id if request.job_id in jobs else ""] += request.ByteSize()
-        for job_id, size_bytes in sizes.items():
-            self._metrics.ingested_bytes.inc(size_bytes)
-            pause_s = max(pause_s, self._pace.delay_s(job_id, size_bytes, now))
-        return sorted(refused, key=lambda each: each.ordinal), pause_s
+        return sorted(refused, key=lambda each: each.ordinal)
 
 
 def _check_ordinals(batch: list[routing_pb2.ReportRoutingRequest], answered_through: int) -> None:
