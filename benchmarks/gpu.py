@@ -6,6 +6,7 @@ Prints a summary and writes `benchmarks/results/gpu-<device>.json` (see `gpu_rep
 variable OUT names. Needs torch with CUDA, and relibra on the path; goes on when a part fails, and then ends with 1.
 """
 
+import importlib.util
 import os
 import sys
 import traceback
@@ -15,8 +16,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from gpu_experts import PRESETS, measure_experts
-from gpu_report import GpuReport, HostPath, KernelRate, Machine
+from gpu_report import GOAL, GpuReport, HostPath, KernelRate, Machine
 from gpu_timing import device_us, host_us, stream_us
 from torch import Tensor
 
@@ -49,6 +51,7 @@ def _copy_gb_per_s(moved_bytes: int) -> float:
 def _rate(kernel: str, case: str, moved_bytes: int, run: Call, by_torch: Call) -> KernelRate:
     time_us, copy_gb_per_s = device_us(run), _copy_gb_per_s(moved_bytes)
     gb_per_s = moved_bytes / time_us / 1e3
+    share_of_copy = gb_per_s / copy_gb_per_s
     return KernelRate(
         kernel=kernel,
         case=case,
@@ -56,7 +59,8 @@ def _rate(kernel: str, case: str, moved_bytes: int, run: Call, by_torch: Call) -
         time_us=time_us,
         gb_per_s=gb_per_s,
         copy_gb_per_s=copy_gb_per_s,
-        share_of_copy=gb_per_s / copy_gb_per_s,
+        share_of_copy=share_of_copy,
+        is_below_goal=share_of_copy < GOAL,
         reference_us=stream_us(by_torch),
     )
 
@@ -119,20 +123,21 @@ def _routings(report: GpuReport) -> None:
 
 
 def _host_paths(report: GpuReport, size_bytes: int) -> None:
-    experts = _experts(size_bytes, 4)
-    packed = expert_pack(experts, _CUDA)
+    if importlib.util.find_spec("grpc") is None:
+        print("host paths are not measured: they need what the agent needs")
+        return
+    from relibra.agent.transport import HostWeights, Pull
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group, experts = dist.group.WORLD, [_experts(size_bytes, 1) for _ in range(4)]
+    assert group is not None
+    host, packed = HostWeights(group, experts), expert_pack([tensor for each in experts for tensor in each], _CUDA)
     pinned = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True)
-
-    def out() -> None:
-        pinned.copy_(expert_pack(experts, _CUDA), non_blocking=True)
-
-    def back() -> None:
-        packed.copy_(pinned, non_blocking=True)
-        expert_unpack(packed, experts)
-
+    pulls = [Pull(0, i, each) for i, each in enumerate(experts)]
     copies: Sequence[tuple[str, Call, Call]] = (
-        ("device_to_host", partial(pinned.copy_, packed, non_blocking=True), out),
-        ("host_to_device", partial(packed.copy_, pinned, non_blocking=True), back),
+        ("device_to_host", partial(pinned.copy_, packed, non_blocking=True), host.refresh),
+        ("host_to_device", partial(packed.copy_, pinned, non_blocking=True), lambda: host.start(pulls).wait()),
     )
     for direction, copy, path in copies:
         copy_gb_per_s, path_gb_per_s = (packed.nbytes / stream_us(run) / 1e3 for run in (copy, path))
@@ -193,9 +198,7 @@ def _machine() -> Machine:
 def _print(report: GpuReport) -> None:
     print(report.machine)
     print(f"device copy {report.device_copy_gb_per_s} GB/s")
-    for rate in report.kernels:
-        share = f"{rate.gb_per_s:.0f} GB/s = {rate.share_of_copy:.3f} of a copy"
-        print(f"{rate.kernel:16} {rate.case:52} {rate.time_us:10.1f} us  {share}, by torch {rate.reference_us:.0f} us")
+    print(*report.kernels, sep="\n")
     for path in report.host_paths:
         rates = f"{path.path_gb_per_s:.1f} of {path.copy_gb_per_s:.1f} GB/s"
         print(f"{path.direction} experts of {path.expert_size_bytes} bytes: {rates}")

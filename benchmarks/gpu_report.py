@@ -7,6 +7,9 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+GOAL = 0.9
+"""Of a copy's bandwidth."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
@@ -34,19 +37,27 @@ class KernelRate:
     gb_per_s: float
     copy_gb_per_s: float
     share_of_copy: float
+    is_below_goal: bool
+    """Whether the share is less than `GOAL`; a push on few multiprocessors is not meant to reach it."""
     reference_us: float
     """The same by torch operations; of a push, by copies."""
+
+    def __str__(self) -> str:
+        """Return a row of the table."""
+        share = f"{self.gb_per_s:.0f} GB/s = {self.share_of_copy:.3f} of a copy"
+        row = f"{self.kernel:16} {self.case:52} {self.time_us:10.1f} us  {share}, by torch {self.reference_us:.0f} us"
+        return f"{row}  BELOW {GOAL}" if self.is_below_goal else row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPath:
-    """Experts between the device and pinned host memory."""
+    """Experts between the device and the host copy of weights, tensor by tensor; one rank alone."""
 
     direction: str
-    """`device_to_host`: packed, then copied; `host_to_device`: copied, then unpacked."""
+    """`device_to_host`: a refresh; `host_to_device`: pulls."""
     expert_size_bytes: int
     copy_gb_per_s: float
-    """The copy alone, bytes one way."""
+    """One copy of as many bytes from or to pinned memory, bytes one way."""
     path_gb_per_s: float
 
 

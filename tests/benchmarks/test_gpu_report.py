@@ -1,8 +1,9 @@
-"""What `make gpu-check` writes is what `relibra calibrate` reads."""
+"""What `make gpu-check` writes is what `relibra calibrate` reads, and what is slow is marked."""
 
 from pathlib import Path
 
-from gpu_report import ExpertTimes, GpuReport, Machine
+import pytest
+from gpu_report import ExpertTimes, GpuReport, KernelRate, Machine
 
 from relibra.evaluation.calibration import calibrate, read_measurements
 
@@ -36,3 +37,19 @@ def test_measured_times_become_a_cost_model(tmp_path: Path) -> None:
     cost = calibrate(measurement, {})
     assert cost.expert_us == (5.0, 30.0, 210.0)
     assert cost.compute_us(8192 + 1024) > 210.0
+
+
+@pytest.mark.parametrize("is_below_goal", [True, False])
+def test_a_kernel_below_its_share_of_a_copy_is_marked_in_its_row(is_below_goal: bool) -> None:
+    rate = KernelRate(
+        kernel="expert_pack",
+        case="9 MB experts",
+        moved_bytes=1 << 30,
+        time_us=500.0,
+        gb_per_s=2147.0,
+        copy_gb_per_s=2400.0,
+        share_of_copy=0.8946,
+        is_below_goal=is_below_goal,
+        reference_us=900.0,
+    )
+    assert ("2147 GB/s = 0.895 of a copy" in str(rate), str(rate).endswith("BELOW 0.9")) == (True, is_below_goal)
