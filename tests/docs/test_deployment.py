@@ -1,0 +1,92 @@
+"""What the page on deployment names is there, and what manifests ask for it makes."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from doc_blocks import REPOSITORY, blocks
+
+PAGE = REPOSITORY / "docs" / "deployment.md"
+BLOCKS = blocks(PAGE)
+COMMANDS = [command for block in BLOCKS if block.language == "bash" for command in block.commands]
+KUBERNETES = REPOSITORY / "deploy" / "kubernetes"
+
+
+def render(folder: Path) -> list[dict[str, Any]]:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed: it renders the overlays")
+    rendered = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=True)
+    return list(yaml.safe_load_all(rendered.stdout))
+
+
+def references(node: Any) -> set[tuple[str, str]]:
+    """Names and keys of secrets and configuration that pods cannot start without, and that no manifest makes."""
+    found: set[tuple[str, str]] = set()
+    match node:
+        case {"secretKeyRef": {"name": name, "key": key}}:
+            found.add((name, key))
+        case {"secret": {"secretName": name}, "name": "tls"}:
+            found |= {(name, key) for key in ("tls.crt", "tls.key", "ca.crt")}
+        case {"configMap": {"name": "relibra-ca"}}:
+            found.add(("relibra-ca", "ca.crt"))
+    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return found.union(*map(references, children))
+
+
+def made(command: str) -> set[tuple[str, str]]:
+    """Names and keys of the secret or configuration that a command makes."""
+    found = re.search(r" create (?:secret generic|configmap) (\S+) (.*)", command)
+    if found is None:
+        return set()
+    name, options = found.groups()
+    if file := re.search(r"--from-env-file=(\S+)", options):
+        (key,) = re.findall(rf"`{file[1]}` has one line, `(\w+)=", PAGE.read_text())
+        return {(name, key)}
+    return {(name, key) for key in re.findall(r"--from-(?:file|literal)=([^ =]+)", options)}
+
+
+def test_the_page_makes_what_pods_ask_for() -> None:
+    examples = [each for path in (KUBERNETES / "examples").iterdir() for each in yaml.safe_load_all(path.read_text())]
+    asked = references(render(KUBERNETES / "overlays" / "prod")) | references(examples)
+    assert set().union(*map(made, COMMANDS)) == asked
+
+
+def test_files_services_and_deployments_on_the_page_are_there() -> None:
+    containers = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
+    deployed = {
+        f"{each['kind']}/{each['metadata']['name']}".lower() for each in render(KUBERNETES / "overlays" / "prod")
+    }
+    for command in COMMANDS:
+        words = shlex.split(command)
+        for before, word in pairwise(words):
+            if before == "-f":
+                assert (REPOSITORY / word).is_file(), command
+            if re.match(r"(deployment|deploy|service)/\w+$", word):
+                assert word.replace("deploy/", "deployment/") in deployed, command
+        named = {word for word in words if re.match(r"(planner|status|redis)(-\d)?$", word)}
+        if words[:2] == ["docker", "compose"]:
+            assert named <= containers.keys(), command
+
+
+def test_an_overlay_of_your_own_is_production_with_its_image(tmp_path: Path) -> None:
+    (block,) = [block for block in BLOCKS if block.language == "yaml"]
+    production = os.path.relpath(KUBERNETES / "overlays" / "prod", tmp_path.resolve())
+    (tmp_path / "kustomization.yaml").write_text(block.text.replace("../prod", production))
+    objects = render(tmp_path)
+    images = {
+        container["image"]
+        for each in objects
+        if each["kind"] == "Deployment"
+        for container in each["spec"]["template"]["spec"]["containers"]
+    }
+    assert images == {"registry.example/relibra/services:0.1.0"}
+    (settings,) = [each["data"] for each in objects if each["metadata"]["name"].startswith("relibra-settings")]
+    assert (settings["RELIBRA_NUM_SOLVERS"], settings["RELIBRA_AUTH"]) == ("4", "required")
