@@ -110,7 +110,7 @@ def test_every_answer_is_as_described(
 ) -> None:
     _, token = run(store.create_token(ALL_JOBS, Role.VIEWER))
     api = http.get("/openapi.json").json()
-    del api["paths"]["/v1/events"]  # it never ends
+    del api["paths"]["/v1/events"]  # a stream of ten minutes, which tests/status/test_live.py reads
     num_good: Counter[str] = Counter()
     service = Service("status", redis_url, tmp_path, RELIBRA_AUTH="required")
     try:
