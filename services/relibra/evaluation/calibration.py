@@ -52,6 +52,8 @@ def read_measurements(path: Path) -> list[Measurement]:
 def calibrate(measurement: Measurement, networks: Mapping[str, float]) -> CostModel:
     """Turn a measurement into a cost model.
 
+    Only the times of experts are taken from it. What the report says of kernels and of ways to the host is for people.
+
     Measured times go up and down with noise, and no expert gets faster by more tokens: each time counts at least as
     much as those of fewer tokens. The first point is moved to zero tokens, where reading the weights is all there is.
 

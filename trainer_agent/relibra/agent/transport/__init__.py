@@ -5,7 +5,8 @@ Out:  a handle to wait on.
 
 `contract` says what every transport promises; `process_group` moves messages over `torch.distributed`, `peer` moves
 bytes through memory that the ranks of a node share. `host` keeps frozen weights where every rank of the node can take
-them. `schedule` says in which order copies of experts best travel, and by which way; `delivery` has them do so.
+them, and is no transport by that contract. `schedule` says in which order the copies of a cell best travel, and by
+which way; `delivery` has them do so. What a reorder moves is ordered by rounds alone.
 """
 
 from relibra.agent.transport.contract import ExpertTransport, Handle, Parcel

@@ -22,7 +22,7 @@ class Mover:
 
     Args:
         device: of the memory.
-        speeds: of the ways to push from it; without them, and to copy, copy engines serve.
+        speeds: of the ways to push from it; without them, and to copy within a device, torch's own copy serves.
     """
 
     def __init__(self, device: torch.device, speeds: PushSpeeds | None = None) -> None:

@@ -67,7 +67,7 @@ class PeerTransport:
         weakref.finalize(self, self._pipes.wake, Kind.STOP)
 
     def _push_speeds(self, device: torch.device) -> PushSpeeds | None:
-        """Measure the way to the next rank, as far as there is a choice."""
+        """Measure the way to the next rank, as far as there is a choice; it speaks for all, as behind an NVSwitch."""
         if device.type != "cuda":
             return None
         chunk = self._lanes[(self._rank + 1) % self._num_ranks].to_peer[0]

@@ -2,7 +2,7 @@
 
 A copy engine takes nothing from what computes beside it, and is nearly free (FEPLB). A kernel may be faster, but its
 multiprocessors are missing elsewhere as long as it runs. Most of a push hides behind computation, as the cost model has
-it, and so a kernel must be faster by far.
+it, and so a kernel must be faster by far. A wrong choice costs time alone.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,8 @@ def push_way(
     Args:
         size_bytes: of the push.
         speeds: measured.
-        hidden_share: part of a push that hides behind computation, as in `CostModel`.
+        hidden_share: part of a push that hides behind computation, as in `CostModel`; pushes are made with its default,
+            as nobody tells an agent what the job is planned with.
     """
     engine_us, kernel_us = (speed.cost_us(size_bytes, hidden_share) for speed in speeds)
     way: PushWay = "kernel" if kernel_us < engine_us else "copy engine"

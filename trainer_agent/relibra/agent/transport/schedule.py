@@ -1,7 +1,8 @@
 """In which order the copies of a cell travel inside a node, and by which way: the same on all ranks, without a word.
 
 Waves keep ranks out of each other's way: in a wave a rank sends to one peer and receives from one, so that every link
-carries one expert at full speed. Who received an expert may send it on in later waves (relay), as a tree, so that one
+carries one expert at full speed, where the transport keeps to the order (`peer` does; a process group gets all hops of
+a cell at once). Who received an expert may send it on in later waves (relay), as a tree, so that one
 home with many replicas is not the bottleneck (UltraEP relays, too; arXiv 2606.04101). Where weights are also in host
 memory, some copies come from there instead, so many that both ways end together (ForeMoE, arXiv 2606.11867, has the
 two ways).
