@@ -87,6 +87,21 @@ def test_charts_say_that_they_load_and_what_went_wrong_and_try_again(page: Page,
 
 
 @pytest.mark.integration
+def test_who_cannot_see_the_heat_map_reads_a_table(page: Page, job: WatchedJob) -> None:
+    page.goto("/jobs/job/steps/1")
+    page.locator("summary", has_text="As a table").click()
+    rows = page.locator("#by-layer tbody tr")
+    expect(rows).to_have_count(MODEL.num_layers)
+    after_LR = job.plans[1].rank_loads_MLR.sum(axis=0)
+    for after_R, row in zip(after_LR, rows.all(), strict=True):
+        _, before_rank, before, after_rank, after = (float(each) for each in row.inner_text().split())
+        assert after_R[int(after_rank)] == after_R.max()
+        assert after == pytest.approx(after_R.max() / after_R.mean(), abs=1e-3)
+        assert before >= after
+        assert 0 <= before_rank < CLUSTER.num_ranks
+
+
+@pytest.mark.integration
 def test_what_is_wrong_stands_first(page: Page, job: WatchedJob, run) -> None:
     run(job.plan(4))
     run(job.report(4, None))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from relibra.errors import NotFound
 from relibra.planning import Cluster, Plan
 from relibra.planning.load import rank_loads
+from relibra.planning.totals import PlanTotals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +91,16 @@ class PlanFigures:
         cell = row * self.plan.model.num_layers + layer
         quotas = slice(*self._first_quota_C[cell : cell + 2])
         return self.plan.quota_index_Q4[quotas, 2:], self.plan.quota_tokens_Q[quotas]
+
+
+def slowest_ranks(totals: PlanTotals) -> list[tuple[int, float, int, float]]:
+    """Return for each layer its slowest rank and that one's load over the mean: without balancing, then planned."""
+    found = []
+    for before_R, after_R in zip(totals.before_LR, totals.after_LR, strict=True):
+        mean = float(after_R.mean()) or 1.0
+        before, after = int(before_R.argmax()), int(after_R.argmax())
+        found.append((before, float(before_R[before]) / mean, after, float(after_R[after]) / mean))
+    return found
 
 
 def node_loads(loads_xR: NDArray[np.integer], cluster: Cluster) -> NDArray[np.int64]:

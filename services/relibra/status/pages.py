@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from relibra.status.context import MAX_INDEX, App, Before, Job, Layer, Looker, Row, Step
 from relibra.status.explain import explain, size_text
+from relibra.status.figures import slowest_ranks
 from relibra.status.health import Verdict
 from relibra.status.history_models import realised_imbalance, speedup
 from relibra.status.load_models import CellView
@@ -66,6 +67,7 @@ async def show_step(app: App, job: Job, request: Request, step: Step) -> Respons
         shown["worst"] = await app.reader.off_loop(figures.worst_cells, _NUM_NAMED)
         shown["replicated"] = totals.most_replicated(_NUM_NAMED)
         shown["totals"] = totals
+        shown["slowest"] = slowest_ranks(totals)
     return _page(request, "step.html", **shown)
 
 
