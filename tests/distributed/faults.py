@@ -50,21 +50,17 @@ def failing(name: str, faults: Faults) -> Iterator[None]:
 
 @contextmanager
 def half_written(faults: Faults) -> Iterator[None]:
-    """Raise after the first of several experts was written."""
+    """Raise after the first expert was written, before the others are."""
     plain = reorder.Transfer.commit
 
     def strike(self: reorder.Transfer) -> None:
         if not faults.due():
             plain(self)
             return
-        written = 0
 
         def once(buffer: Tensor, into: list[Tensor]) -> None:
-            nonlocal written
-            written += 1
-            if written > 1:
-                raise MemoryError("injected into the middle of a commit")
             unpack(buffer, into)
+            raise MemoryError("injected into the middle of a commit")
 
         unpack = reorder.expert_unpack
         with mock.patch.object(reorder, "expert_unpack", once):
@@ -97,16 +93,30 @@ POINTS: dict[str, Callable[[Faults], Any]] = {
 }
 
 
-def undone(cluster: Cluster, **options: Any) -> Result:
+@contextmanager
+def staging(largest: list[int]) -> Iterator[None]:
+    """Note the largest memory of any wave."""
+    plain = reorder.Transfer.stage
+
+    def stage(self: reorder.Transfer) -> None:
+        plain(self)
+        largest[:] = [max(*largest, self.staged_bytes)]
+
+    with mock.patch.object(reorder.Transfer, "stage", stage):
+        yield
+
+
+def undone(cluster: Cluster, *, buffer_bytes: int = 1 << 30, **options: Any) -> Result:
     """Every point fails once, then a plan goes through; training is compared throughout."""
     ep_rank = dist.get_rank() % cluster.num_ranks
     cases = [(point, 1 if point == "arriving damaged" else MODEL.num_layers) for point in POINTS]
     steps = range(len(cases) + 2)
     plain = Trained(cluster, "adam", **options)
-    balanced, _ = attached(cluster, plan_by_step(cluster, ep_rank, steps), **options)
+    plans = plan_by_step(cluster, ep_rank, steps)
+    balanced, _ = attached(cluster, plans, reorder_buffer_bytes=buffer_bytes, **options)
     agent = balanced.agent
     assert agent is not None
-    differences, told = Differences(), []
+    differences, told, largest = Differences(), [], [0, 0]
     agent.begin_step(0, Phase.UPDATE)
     differences.note_step(plain, balanced, 0)
     for step, (point, wave) in enumerate(cases, 1):
@@ -128,10 +138,17 @@ def undone(cluster: Cluster, **options: Any) -> Result:
         )
         differences.note_step(plain, balanced, step)
     last = steps[-1]
-    outcome = agent.begin_step(last, Phase.UPDATE)
+    with staging(largest):
+        outcome = agent.begin_step(last, Phase.UPDATE)
     differences.note_step(plain, balanced, last)
     agent.detach()
-    return {"told": told, "difference": differences.of, "at_last": str(outcome.applied)}
+    return {
+        "told": told,
+        "difference": differences.of,
+        "at_last": str(outcome.applied),
+        "staged_bytes": largest[0],
+        "buffer_bytes": buffer_bytes,
+    }
 
 
 def snapshot(trained: Trained) -> list[Tensor]:

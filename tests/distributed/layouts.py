@@ -55,6 +55,8 @@ EP2 = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
 EP1 = Cluster(num_nodes=1, gpus_per_node=1, redundant_slots=2)
 SHARDED: dict[str, Any] = {"use_distributed_optimizer": True}
 OVERLAPPED: dict[str, Any] = SHARDED | {"overlap_grad_reduce": True, "overlap_param_gather": True}
+BUFFER_BYTES = 1 << 18
+"""For three of the eight experts that a rank of two groups has in a layer, with half of the state of each."""
 BF16: dict[str, Any] = {"bf16": True, "params_dtype": torch.bfloat16}
 ROUND_TRIPS: dict[str, dict[str, Any]] = {
     "pipeline": {"saved_with": checkpoints.TWO_STAGES, "loaded_with": checkpoints.TWO_STAGES, "num_experts": 6},
@@ -119,7 +121,7 @@ LAYOUTS = {
                 mutated, mutation=no_wait_for_gathering, ddp=OVERLAPPED, plan={"move": False}, in_flight=False
             ),
             "sharded_no_moments_moved": functools.partial(mutated, mutation=no_moments_moved, ddp=SHARDED),
-            "sharded_reorder_undone": functools.partial(faults.undone, ddp=OVERLAPPED),
+            "sharded_reorder_undone": functools.partial(faults.undone, ddp=OVERLAPPED, buffer_bytes=BUFFER_BYTES),
         },
     ),
     "two_groups_for_long": Layout(

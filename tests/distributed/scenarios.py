@@ -32,6 +32,7 @@ def attached(
     collective_timeout_s: float = 600.0,
     transport: Transport = "process_group",
     host_copy: bool = False,
+    reorder_buffer_bytes: int = 1 << 30,
     **options: Any,
 ) -> tuple[Trained, ScriptedPlans]:
     trained, plans = Trained(cluster, **options), ScriptedPlans(answers)
@@ -44,6 +45,7 @@ def attached(
         collective_timeout_s=collective_timeout_s,
         transport=transport,
         host_copy=host_copy,
+        reorder_buffer_bytes=reorder_buffer_bytes,
     )
     trained.agent = attach(trained.ddp, trained.optimizer, config, plans=plans)
     return trained, plans

@@ -29,6 +29,13 @@ def test_S5_training_does_not_notice_a_reorder_undone(layout_run, layout, scenar
     assert {result["at_last"] != "None" for result in run.of(scenario)} == {True}
 
 
+def test_S7_a_reorder_stages_no_more_than_its_buffers_may_hold(layout_run):
+    """Layers are moved in parts then, which the faults above undo one by one."""
+    (whole, *_), (part, *_) = (layout_run(layout).of(scenario) for layout, scenario in SCENARIOS)
+    assert 0 < part["staged_bytes"] <= part["buffer_bytes"] < whole["buffer_bytes"]
+    assert part["staged_bytes"] > part["buffer_bytes"] / 3
+
+
 def test_S1_no_rank_goes_on_with_experts_between_two_placements(two_nodes):
     results = two_nodes.of("cannot_be_undone")
     assert sum(result["happened"] for result in results) == 2

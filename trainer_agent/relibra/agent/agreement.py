@@ -119,6 +119,15 @@ def together(action: Callable[[], None], what: str, group: dist.ProcessGroup, de
     return f"{what} failed on {_ranks(failed)}{own}" if failed else None
 
 
+def least(mine: int, what: str, group: dist.ProcessGroup, device: torch.device) -> int:
+    """Collective: return the smallest of all ranks' numbers.
+
+    Raises:
+        RelibraError: a rank is gone.
+    """
+    return min(int(each.item()) for each in _gathered(torch.tensor([mine], device=device), what, group))
+
+
 def _gathered(mine: torch.Tensor, what: str, group: dist.ProcessGroup) -> list[torch.Tensor]:
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     with noticing_death(what):

@@ -81,6 +81,7 @@ def attach(
         groups,
         device,
         gather_parameters=lambda: megatron.gather_parameters(chunks),
+        buffer_bytes=config.reorder_buffer_bytes,
     )
     transport: ExpertTransport = (
         PeerTransport(groups.node, device, config.collective_timeout_s)

@@ -4,13 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from relibra.agent.agreement import least
 from relibra.agent.experts import Experts
 from relibra.agent.groups import Groups
 from relibra.agent.optimizer_state import OptimizerState
 from relibra.agent.pieces import Pieces
 from relibra.agent.placement import Placement
-from relibra.agent.reorder import reorder, waves_of
+from relibra.agent.reorder import reorder
 from relibra.agent.transport import ProcessGroupTransport
+from relibra.agent.waves import experts_within, waves_of
 from relibra.errors import RelibraError
 
 
@@ -24,6 +26,7 @@ class Homes:
         groups: of this rank.
         device: of the experts.
         gather_parameters: collective; completes parameters that a distributed optimizer has not gathered yet.
+        buffer_bytes: of this rank in a move; see `AgentConfig.reorder_buffer_bytes`.
     """
 
     def __init__(
@@ -34,9 +37,11 @@ class Homes:
         groups: Groups,
         device: torch.device,
         gather_parameters: Callable[[], None],
+        buffer_bytes: int,
     ) -> None:
         self._placement: Placement | None = placement
         self._groups, self._device, self._gather_parameters = groups, device, gather_parameters
+        self._buffer_bytes = buffer_bytes
         self._transport = ProcessGroupTransport(groups.stage)
         self._pieces = Pieces.exchange(experts, state, groups.stage, groups.stage_seats)
 
@@ -73,9 +78,11 @@ class Homes:
         if not moves:
             return 0, None
         self._gather_parameters()
+        own_limit = experts_within(self._buffer_bytes, self._pieces.expert_bytes)
+        limit = least(own_limit, "agreeing on the size of a wave", self._groups.everyone, self._device)
         self._placement = None
         sent_bytes, failure = reorder(
-            waves_of(moves, topology.stage_layers, self._groups.stage_index),
+            waves_of(moves, topology.stage_layers, self._groups.stage_index, limit),
             self._pieces,
             transport=self._transport,
             everyone=self._groups.everyone,

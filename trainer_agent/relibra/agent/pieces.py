@@ -15,6 +15,7 @@ from relibra.agent.experts import Experts
 from relibra.agent.groups import Seat
 from relibra.agent.optimizer_state import OptimizerState
 from relibra.agent.placement import Move
+from relibra.kernels import ALIGNMENT_BYTES, packed_size_bytes
 
 Ranges = Mapping[tuple[int, int], NDArray[np.int64]]
 """(layer, home slot) -> (start, stop) of the owned part of every parameter, int64 `[K, 2]`, K parameters."""
@@ -50,6 +51,24 @@ class Pieces:
         if state.is_sharded:
             dist.all_gather_object(ranges_by_rank, own, group=stage)
         return cls(experts, state, ranges_by_rank, seats)
+
+    @property
+    def expert_bytes(self) -> int:
+        """The most that one expert of this rank takes in messages, with its state as it is now; 0 without experts."""
+        num_groups = len({seat.ep_group for seat in self._seats})
+        tensors_of_experts = (
+            [tensor for parameter in slot for tensor in (parameter, *self._state.tensors_of(parameter))]
+            for each in self._experts.values()
+            for slot in each.parameters
+        )
+        # Pieces for several groups are padded each by itself, and every message has a checksum.
+        return max(
+            (
+                packed_size_bytes(tensors) + num_groups * (len(tensors) + 1) * ALIGNMENT_BYTES
+                for tensors in tensors_of_experts
+            ),
+            default=0,
+        )
 
     def outgoing(self, moves: Sequence[Move], sender: int, receiver: int) -> list[Move]:
         """Return the moves that need a message from `sender` to `receiver`, ranks of the stage, in order."""

@@ -3,9 +3,9 @@
 Runs between `optimizer.step()` and the next forward; gradients are not moved, they are zeroed or overwritten before the
 next backward.
 
-A wave is one layer of every pipeline stage, so that buffers never hold more than one layer's experts. Its experts are
-staged into buffers, exchanged, verified, and written only after all ranks of the job said that theirs are whole. What
-a slot held lies packed until all ranks have written; where one failed, all put it back, and undo the waves before.
+The experts of a wave are staged into buffers, exchanged, verified, and written only after all ranks of the job said
+that theirs are whole. What a slot held lies packed until all ranks have written; where one failed, all put it back, and
+undo the waves before.
 """
 
 import functools
@@ -20,26 +20,9 @@ from relibra.agent.agreement import together
 from relibra.agent.pieces import Pieces
 from relibra.agent.placement import Move
 from relibra.agent.transport import ExpertTransport, Parcel, rounds
+from relibra.agent.waves import Wave, inverse
 from relibra.errors import RelibraError
 from relibra.kernels import expert_checksum, expert_pack, expert_unpack, packed_size_bytes
-
-Wave = Sequence[Move]
-"""Moves of one layer, sorted by expert: a permutation of its slots. Equal on all ranks of a stage, empty for none."""
-
-
-def waves_of(moves: Sequence[Move], stage_layers: Sequence[Sequence[int]], stage: int) -> list[Wave]:
-    """Cut the job's moves into waves as `stage` sees them; equally many on every stage.
-
-    Args:
-        moves: of all layers, sorted by layer and expert.
-        stage_layers: the layers of every stage.
-        stage: index of the stage.
-    """
-    moving = {move.layer for move in moves}
-    by_stage = [[layer for layer in layers if layer in moving] for layers in stage_layers]
-    own: list[Wave] = [[move for move in moves if move.layer == layer] for layer in by_stage[stage]]
-    own += [[]] * (max(map(len, by_stage)) - len(own))
-    return own
 
 
 @torch.no_grad()
@@ -63,16 +46,16 @@ def reorder(
     Raises:
         RelibraError: after a failure the experts could not be put back either; no rank may go on.
     """
+    carry_out = functools.partial(_carry_out, pieces=pieces, transport=transport, everyone=everyone, device=device)
     sent_bytes, done = 0, list[Wave]()
     for wave in waves:
-        transfer = Transfer(wave, pieces, transport, device)
-        failure = _carry_out(transfer, everyone, device)
+        sent, failure = carry_out(wave)
         if failure is None:
-            sent_bytes += transfer.sent_bytes
+            sent_bytes += sent
             done.append(wave)
             continue
         for previous in reversed(done):
-            again = _carry_out(Transfer(inverse(previous), pieces, transport, device), everyone, device)
+            _, again = carry_out(inverse(previous))
             if again is not None:
                 raise RelibraError(f"experts are between two placements: {failure}, and undoing it: {again}; {_ADVICE}")
         return 0, failure
@@ -82,33 +65,21 @@ def reorder(
 _ADVICE = "weights in memory must not be used or saved; restart from the last checkpoint"
 
 
-def inverse(wave: Wave) -> Wave:
-    """Return the wave that undoes `wave`."""
-    return [
-        Move(
-            layer=move.layer,
-            expert=move.expert,
-            source_rank=move.destination_rank,
-            source_slot=move.destination_slot,
-            destination_rank=move.source_rank,
-            destination_slot=move.source_slot,
-        )
-        for move in wave
-    ]
-
-
-def _carry_out(transfer: "Transfer", everyone: dist.ProcessGroup, device: torch.device) -> str | None:
-    """Return None where all ranks have written the wave, else why none has."""
+def _carry_out(
+    wave: Wave, *, pieces: Pieces, transport: ExpertTransport, everyone: dist.ProcessGroup, device: torch.device
+) -> tuple[int, str | None]:
+    """Return the bytes this rank sent, and None where all ranks have written the wave, else why none has."""
+    transfer = Transfer(wave, pieces, transport, device)
     attempt = functools.partial(together, group=everyone, device=device)
     failure = attempt(transfer.stage, "staging experts") or attempt(transfer.exchange, "exchanging experts")
     if failure is not None:
-        return failure
+        return 0, failure
     failure = attempt(transfer.commit, "writing experts")
     if failure is not None:
         again = attempt(transfer.restore, "putting experts back")
         if again is not None:
             raise RelibraError(f"experts are between two placements: {failure}, {again}; {_ADVICE}")
-    return failure
+    return transfer.sent_bytes, failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +115,11 @@ class Transfer:
         self._sends: dict[int, _Message] = {}
         self._receives: dict[int, _Message] = {}
         self.sent_bytes = 0
+
+    @property
+    def staged_bytes(self) -> int:
+        """What the buffers take on this rank."""
+        return sum(each.buffer.nbytes for messages in (self._sends, self._receives) for each in messages.values())
 
     def stage(self) -> None:
         """Pack all that leaves, and make room for all that arrives; in the order in which it travels."""
