@@ -1,6 +1,8 @@
 """What replicas cost in memory, that nothing of them stays behind, and that they travel beside computation."""
 
+import functools
 import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +10,7 @@ from unittest import mock
 
 import torch
 from gpt_model import RECOMPUTE
-from matrix import balanced_job, num_micro_batches
+from matrix import EXPERTS, balanced_job, num_micro_batches
 
 from relibra.agent import Phase
 from relibra.agent.fetch import Fetcher
@@ -47,6 +49,32 @@ def memory(cluster: Cluster) -> Result:
         "reported": agent.slot_bytes,
         "allocated": allocated,
     }
+
+
+def returning(cluster: Cluster, *, experts: dict[str, Any]) -> Result:
+    """What gradients take beside the slots, over all cells of a step: rooms at their homes, and what autograd made."""
+    job, _ = balanced_job(cluster, **experts)
+    agent = job.agent
+    assert agent is not None
+    plain, alive, largest, homes = GradientReturn.__init__, list[weakref.ref[torch.Tensor]](), [0], [0]
+    slots = agent._node.slots._gradients.untyped_storage().data_ptr()
+
+    def make(self: GradientReturn, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        arrivals = [each for of_parameter in self._arrivals.values() for each in of_parameter]
+        leaving = [each for of_slot in kwargs["own"] for each in of_slot]
+        beside = [each for each in leaving if each.untyped_storage().data_ptr() != slots]
+        alive.extend(map(weakref.ref, arrivals + beside))
+        largest.append(sum(each.nbytes for ref in alive if (each := ref()) is not None))
+        homes.append(sum(each.nbytes for each in arrivals))
+
+    with mock.patch.object(GradientReturn, "__init__", make):
+        agent.begin_step(0, Phase.UPDATE)
+        job.run(0, num_micro_batches())
+        agent.end_step()
+    said = agent.gradient_bytes
+    agent.detach()
+    return {"said": said, "largest": max(largest), "largest_at_home": max(homes)}
 
 
 def abandoned(cluster: Cluster) -> Result:
@@ -133,6 +161,7 @@ def beside_attention(cluster: Cluster) -> Result:
     return {"events": events}
 
 
+RETURNING: dict[str, dict[str, Any]] = {"autograd": {}, "fused": EXPERTS["fused"]}
 SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
     each.__name__: each for each in (memory, abandoned, in_time, beside_attention)
-}
+} | {f"returning_{name}": functools.partial(returning, experts=RETURNING[name]) for name in RETURNING}

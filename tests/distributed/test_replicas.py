@@ -10,6 +10,15 @@ def test_S7_slots_take_the_memory_that_the_agent_says(layout_run):
         assert result["reported"] == result["computed"] == result["allocated"] > 0
 
 
+@pytest.mark.parametrize("gradients", ["autograd", "fused"])
+def test_S7_returning_gradients_take_no_more_than_the_agent_says(layout_run, gradients):
+    """One cell at a time: on some rank every slot of a node of two is full, and all that it can get arrives."""
+    results = layout_run("gpt_replicas").of(f"returning_{gradients}")
+    for result in results:
+        assert 0 < result["largest_at_home"] <= result["largest"] <= result["said"]
+    assert max(result["largest"] for result in results) == results[0]["said"]
+
+
 def test_S7_forwards_without_a_backward_leave_nothing_behind(layout_run):
     for result in layout_run("gpt_replicas").of("abandoned"):
         assert result["failures"] == 1

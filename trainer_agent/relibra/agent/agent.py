@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from relibra.agent.cells import StepCells
 from relibra.agent.config import AgentConfig
 from relibra.agent.experts import Experts
+from relibra.agent.gradient_return import returning_bytes
 from relibra.agent.groups import Groups
 from relibra.agent.homes import Homes
 from relibra.agent.layer import LayerExecution
@@ -93,6 +94,12 @@ class Agent:
     def slot_bytes(self) -> int:
         """Memory of the redundant slots on this rank, whatever the numbers of layers and micro-batches."""
         return self._node.slots.size_bytes
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The most that gradients of replicas take on this rank beside the slots: in a backward, one cell at a time."""
+        cluster, dtype = self._config.cluster, self._node.slots.gradient_dtype
+        return returning_bytes(self._experts.values(), cluster.redundant_slots, cluster.gpus_per_node, dtype)
 
     def hook(self, unhook: Callable[[], None]) -> None:
         """Remember how `detach` takes the agent out of the model."""

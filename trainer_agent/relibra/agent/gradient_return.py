@@ -4,12 +4,13 @@ They travel as they were produced. The home adds them up in fp32 and in ascendin
 not depend on who was first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from relibra.agent.cells import Copy
+from relibra.agent.experts import Experts
 from relibra.agent.transport import ExpertTransport, return_gradients
 from relibra.kernels import grad_accumulate
 
@@ -62,6 +63,22 @@ class GradientReturn:
                 main_grad.add_(total)
             rest.append(total.to(parameter.dtype) if main_grad is None else None)
         return rest
+
+
+def returning_bytes(experts: Iterable[Experts], num_slots: int, num_ranks: int, dtype: torch.dtype | None) -> int:
+    """Return the most that gradients take on a rank, for one cell of any layer, beside what slots have room for.
+
+    Args:
+        experts: of this rank's layers.
+        num_slots: redundant slots of a rank.
+        num_ranks: of the node; every other one may hold as many replicas of this rank's experts.
+        dtype: as of `GradientReturn`. Where it is fixed, what leaves a rank lies in its slots.
+    """
+    sizes = [
+        sum(parameter.numel() * (dtype or parameter.dtype).itemsize for parameter in trained(each.parameters[0]))
+        for each in experts
+    ]
+    return max(sizes, default=0) * num_slots * (num_ranks - (dtype is not None))
 
 
 def returning(rank: int, copies: Sequence[Copy], home: Sequence[Sequence[nn.Parameter]]) -> list[nn.Parameter]:

@@ -107,7 +107,7 @@ class Visit:
                 self.use.copies,
                 own=[produced[slot * size : (slot + 1) * size] for slot in range(self._num_own)],
                 home=self._experts.parameters,
-                dtype=torch.float32 if self._node.slots.has_gradients else None,
+                dtype=self._node.slots.gradient_dtype,
             )
         self._node.fetcher.hold(self._side, under_way.handle)
         self._home.arriving.append(under_way)

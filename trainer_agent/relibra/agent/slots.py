@@ -36,6 +36,11 @@ class Slots:
         self.has_gradients = with_gradients
 
     @property
+    def gradient_dtype(self) -> torch.dtype | None:
+        """Of the gradients, where there is room for them; otherwise None: each is made like its parameter."""
+        return torch.float32 if self.has_gradients else None
+
+    @property
     def size_bytes(self) -> int:
         """All of the memory: neither the number of layers nor that of micro-batches in flight changes it."""
         return self._weights.nbytes + self._gradients.nbytes
