@@ -155,7 +155,7 @@ def test_S4_a_plan_of_an_older_epoch_is_not_published(store: Store, run: Loop, j
 
     metrics = run(plan_until(store, Solver(re_create), lambda: is_idle(store)))
     assert run(store.latest_plan("job")) is None
-    assert outcomes(metrics) == {"LostLease": 1}
+    assert outcomes(metrics) == {"StaleEpoch": 1}
 
 
 def test_S6_jobs_take_turns_and_one_that_hangs_holds_up_nobody(store: Store, run: Loop, job: JobRecord) -> None:

@@ -138,15 +138,24 @@ class PlanningLoop:
     async def _solve_under(self, lease: Lease) -> SolvedStep:
         """Solve while the lease holds; who loses it stops, and its worker with it."""
         solving = asyncio.create_task(self._solver.solve(lease.job_id, lease.step))
+        renewing = asyncio.create_task(self._renew(lease))
         try:
-            while not solving.done():
-                await asyncio.wait({solving}, timeout=self._settings.lease_s / _RENEWALS_PER_LEASE)
-                # Redis out of reach costs the lease at worst, and `publish_plan` will tell.
-                with contextlib.suppress(Unavailable):
-                    await self._store.renew_lease(lease, self._settings.lease_s)
+            # Beside each other: a renewal that Redis does not answer must not hold up a plan that is there.
+            await asyncio.wait({solving, renewing}, return_when=asyncio.FIRST_COMPLETED)
+            if renewing.done():
+                await renewing
             return await solving
         finally:
             solving.cancel()
+            renewing.cancel()
+
+    async def _renew(self, lease: Lease) -> None:
+        """Hold a lease until it is lost."""
+        while True:
+            await asyncio.sleep(self._settings.lease_s / _RENEWALS_PER_LEASE)
+            # Redis out of reach costs the lease at worst, and `publish_plan` will tell.
+            with contextlib.suppress(Unavailable):
+                await self._store.renew_lease(lease, self._settings.lease_s)
 
 
 def _about(lease: Lease) -> dict[str, Any]:
