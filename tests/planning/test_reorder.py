@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from relibra.planning import Cluster, check_placement
 from relibra.planning.economy import MIN_GAIN, Hysteresis
@@ -111,3 +112,21 @@ def test_the_dearer_a_move_the_fewer_experts_move(random_problem, seed):
     assert num_moved[0] >= num_moved[1] >= num_moved[2] == 0
     assert slowest[0] <= slowest[1] <= slowest[2]
     assert num_moved[0] > 0
+
+
+def test_a_first_placement_has_many_steps_to_pay_and_a_later_one_a_single_step():
+    # Rank 0 has both popular experts: 100 tokens in each of 4 micro-batches too many.
+    load_MLE = np.full((4, 1, 8), 10, dtype=np.int64)
+    load_MLE[:, :, :2] = 110
+    cluster = Cluster(num_nodes=1, gpus_per_node=4, redundant_slots=0)
+    identity_LE = np.repeat(np.arange(4, dtype=np.int32), 2)[None]
+    renamed_LE = 3 - identity_LE
+    saved = 4 * 100
+    dear = Hysteresis(tokens_per_move=2.0 * saved, least=0.0, most=np.inf)
+
+    def num_moved(previous_LE: NDArray[np.int32]) -> int:
+        home_LE, _ = reorder(load_MLE, previous_LE, identity_LE, cluster, hysteresis=dear)
+        return int((home_LE != previous_LE).sum())
+
+    assert num_moved(identity_LE) > 0
+    assert num_moved(renamed_LE) == 0

@@ -6,7 +6,7 @@ least size of a replica is at most `_MAX_LOSS` of a rank's tokens, and what move
 M rows, L layers, E experts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -18,6 +18,10 @@ from relibra.planning.topology import Cluster, Model, PlanParams
 MIN_GAIN = 0.005
 """Part of a layer's slowest-rank tokens that a costlier placement must save where the size of experts is not known.
 Reordering all experts takes 1.4 % to 2.1 % of the time of a step (ReLibra), so this pays for about a third of them."""
+
+_STEPS_OF_FIRST_PLACEMENT = 16
+"""Within so many steps the experts that leave where plain expert parallelism puts them must pay for it: the placement
+lasts for longer, but popularity drifts."""
 
 _GUESSED_GAIN = (0.001, 0.02)
 _MAX_LOSS = 0.01
@@ -44,6 +48,10 @@ class Hysteresis:
     """Part of the layer's tokens to save, however few experts move."""
     most: float = MIN_GAIN
     """Part of the layer's tokens that is enough, however many move."""
+
+    def of_first_placement(self) -> "Hysteresis":
+        """The same for a layer that has never been placed: what moves there is not for one step only."""
+        return replace(self, tokens_per_move=self.tokens_per_move / _STEPS_OF_FIRST_PLACEMENT)
 
     def net_gain(self, tokens: int, proposed: int, num_moved: int) -> float:
         """Tokens saved beyond what `num_moved` experts must save; positive where they should move."""

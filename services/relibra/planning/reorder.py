@@ -44,11 +44,12 @@ def reorder(
     proposals = num_proposals(*load_MLE.shape)
 
     def reorder_one(layer: int) -> NDArray[np.int32]:
+        is_first = np.array_equal(previous_LE[layer], identity_LE[layer])
         search = _LayerSearch(
             load_ME=np.ascontiguousarray(load_MLE[:, layer]),
             cluster=cluster,
             price=price,
-            hysteresis=hysteresis,
+            hysteresis=hysteresis.of_first_placement() if is_first else hysteresis,
             seed=seed + layer,
             num_proposals=proposals,
             crossing_NE=None if crossing_LNE is None else crossing_LNE[layer],
