@@ -1,8 +1,8 @@
-"""A rank dies or hangs at a named point of a step: what the others are left with."""
+"""A rank dies, hangs or raises at a named point of a step: what the others are left with."""
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
@@ -23,7 +23,7 @@ from relibra.errors import RelibraError
 from relibra.planning import Cluster
 
 Result = dict[str, Any]
-VICTIM, WORLD = 1, 4
+VICTIM = 1
 TIMEOUT_S = 3.0
 """A rank that is gone is noticed when its sockets close; one that hangs, after this."""
 
@@ -75,10 +75,15 @@ def die() -> None:
     os._exit(0)
 
 
-def hang() -> None:
-    """Until the others have given up."""
-    dist.distributed_c10d._get_default_store().wait([f"gave up/{rank}" for rank in range(WORLD) if rank != VICTIM])
+def hang(*, waited_for_by: Sequence[int]) -> None:
+    """Until those ranks have given up."""
+    dist.distributed_c10d._get_default_store().wait([f"gave up/{rank}" for rank in waited_for_by])
     os._exit(0)
+
+
+def fail() -> None:
+    """What a rank raises for itself, which the others hear of when its process ends."""
+    raise MemoryError("injected")
 
 
 def left(agent: Agent, steps: Callable[[], None]) -> Result:
@@ -103,7 +108,7 @@ def left(agent: Agent, steps: Callable[[], None]) -> Result:
 
 
 def in_a_step(cluster: Cluster, *, point: Point, strike: Callable[[], None] = die) -> Result:
-    """The second of two steps that both move experts and make replicas."""
+    """The second of two steps that both move experts and make replicas; what it began with is compared."""
     plans = plan_by_step(cluster, dist.get_rank(), range(2))
     balanced, _ = attached(cluster, plans, collective_timeout_s=TIMEOUT_S)
     agent = balanced.agent
@@ -111,18 +116,20 @@ def in_a_step(cluster: Cluster, *, point: Point, strike: Callable[[], None] = di
     agent.begin_step(0, Phase.UPDATE)
     balanced.step(0, M)
     agent.end_step()
-    before, placement = snapshot(balanced), agent.home_rank_LE
+    held = [(snapshot(balanced), agent.home_rank_LE)]
 
     def steps() -> None:
         agent.begin_step(1, Phase.UPDATE)
+        held.append((snapshot(balanced), agent.home_rank_LE))
         balanced.step(1, M)
 
     with striking(point, strike):
         result = left(agent, steps)
-    is_whole = not result["told"]
+    is_whole, (before, placement) = not result["told"], held[-1]
     return result | {
         "same_bits": all(map(torch.equal, before, snapshot(balanced))),
         "same_placement": is_whole and bool((agent.home_rank_LE == placement).all()),
+        "has_moved": bool((placement != held[0][1]).any()),
     }
 
 
@@ -145,7 +152,14 @@ def in_a_pipeline(cluster: Cluster, *, point: Point) -> Result:
 SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
     name: functools.partial(in_a_step, point=point) for name, point in POINTS.items()
 }
-SCENARIOS["hanging"] = functools.partial(in_a_step, point=POINTS["agreeing"], strike=hang)
+SCENARIOS["hanging"] = functools.partial(
+    in_a_step, point=POINTS["agreeing"], strike=functools.partial(hang, waited_for_by=[0, 2, 3])
+)
+# Ranks of the other node wait in a collective of megatron's, until this one's process is ended.
+SCENARIOS["hanging_in_a_fetch"] = functools.partial(
+    in_a_step, point=POINTS["fetching_again"], strike=functools.partial(hang, waited_for_by=[0])
+)
+SCENARIOS["failing_in_a_fetch"] = functools.partial(in_a_step, point=POINTS["fetching"], strike=fail)
 PIPELINE_SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
     name: functools.partial(in_a_pipeline, point=point) for name, point in PIPELINE_POINTS.items()
 }

@@ -59,17 +59,40 @@ def test_S1_after_a_death_in_a_reorder_nothing_goes_on(survivors, point, doing, 
     assert all(result["same_bits"] for result in results) == is_untouched
 
 
-@pytest.mark.parametrize("point", ["fetching", "fetching_again", "sending_gradients"])
+@pytest.mark.parametrize("point", ["fetching", "fetching_again", "sending_gradients", "hanging_in_a_fetch"])
 def test_S5_a_death_between_forward_and_backward_ends_the_step(survivors, point):
     """Before the optimizer steps. Who waits in a collective of megatron's gets the error of torch."""
-    results = survivors(point)
-    assert all(result["raised"] for result in results)
-    assert all(result["told"] == [] for result in results)
+    for result in survivors(point):
+        assert_ended(result)
+
+
+def test_S5_a_rank_that_fails_in_a_fetch_ends_the_step_on_all(layout_run):
+    """It says why; the others notice when its process is gone. Nothing was written anywhere."""
+    results = [rank["failing_in_a_fetch"] for rank in layout_run("death_failing_in_a_fetch").by_rank]
+    assert len(results) == 4
+    assert results[1]["raised"] == "MemoryError: injected"
+    for result in results:
+        assert_ended(result)
+
+
+def assert_ended(result):
+    """With all experts where the reorder of this step has brought them, and every bit as the step found it."""
+    assert result["raised"]
+    assert result["told"] == []
+    assert result["has_moved"]
+    assert result["same_placement"]
+    assert result["same_bits"]
 
 
 def test_L1_a_peer_that_waits_for_replicas_names_who_is_gone(survivors):
     (peer, _, _) = survivors("fetching_again")
     assert peer["raised"].startswith("RelibraError: ranks [1] of the group did not send or take experts in time")
+
+
+def test_L1_a_peer_of_a_rank_that_hangs_in_a_fetch_gives_up_after_the_collective_timeout(survivors):
+    (peer, _, _) = survivors("hanging_in_a_fetch")
+    assert peer["raised"].startswith("RelibraError: ranks [1] of the group did not send or take experts in time")
+    assert "Timed out waiting 3000ms" in peer["raised"]
 
 
 def test_L1_a_death_in_a_pipeline_stage_ends_all_stages(survivors):
