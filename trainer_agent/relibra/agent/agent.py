@@ -114,7 +114,8 @@ class Agent:
 
         The first phase of a step waits for the plan (at most `plan_timeout_s`), agrees on it with all ranks, and moves
         experts to their new homes. A later phase of the same step executes what was agreed. Where the ranks do not all
-        hold the same plan, the step keeps the placement it has and makes no replicas. In RECOMPUTE no optimizer steps.
+        hold the same plan, the step keeps the placement it has and makes no replicas. In RECOMPUTE no optimizer steps;
+        with `host_copy` it begins by copying the weights to the host, for which this waits.
         """
         is_first = self._outcome is None or self._outcome.step != step
         if is_first:

@@ -30,7 +30,8 @@ class AgentConfig:
     """How replicas travel inside a node: as messages of a process group, or through memory that its ranks share."""
     host_copy: bool = False
     """Keep the weights of a node's experts in its host memory, too, pinned where there are GPUs. In RECOMPUTE, replicas
-    come from there as far as that is faster. The ranks of a node must run in one container."""
+    come from there as far as that is faster; `begin_step` waits until they are copied. The ranks of a node must run in
+    one container."""
 
     reorder_buffer_bytes: int = 1 << 30
     """Memory of a rank in which experts and their optimizer state are sent and received in a reorder, a part at a time.
