@@ -97,11 +97,13 @@ def compare(
     }
 
 
-def rounding(cluster: Cluster) -> Result:
+def rounding(cluster: Cluster, *, sharded: bool = False, experts: dict[str, Any] | None = None) -> Result:
     """How much plain bf16 training differs from itself when it adds up every sample by itself."""
     _cluster[:] = [cluster]
     differences = Differences()
-    (want, want_state), (got, got_state) = (reference(sharded=False, bf16=True, split=split) for split in (False, True))
+    (want, want_state), (got, got_state) = (
+        reference(sharded=sharded, bf16=True, split=split, **(experts or {})) for split in (False, True)
+    )
     for of_want, of_got in [*zip(want, got, strict=True), (want_state, got_state)]:
         for kind in of_want:
             if kind != "loss":
@@ -131,4 +133,9 @@ EXPERTS_SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
     )
     for experts in EXPERTS
     for recompute, optimizer in (("none", "plain"), ("full", "sharded"))
+}
+IN_PRODUCTION: dict[str, Any] = {"experts": EXPERTS["grouped_fused"], "sharded": True}
+EXPERTS_SCENARIOS |= {
+    "grouped_fused-full-sharded-bf16": functools.partial(compare, bf16=True, **IN_PRODUCTION, **RECOMPUTE["full"]),
+    "grouped_fused-rounding": functools.partial(rounding, **IN_PRODUCTION),
 }
