@@ -23,6 +23,8 @@ class ScriptedPlanner(plan_pb2_grpc.PlanServiceServicer, execution_pb2_grpc.Exec
         self.plans: dict[int, RankPlan] = {}
         self.errors: dict[int, RelibraError] = {}
         self.asked: list[tuple[str, int, int]] = []
+        self.held_ms: list[int] = []
+        """How long each question may be held open."""
         self.reports: list[ExecutionReport] = []
         self.hold = threading.Event()
         self.hold.set()
@@ -45,6 +47,7 @@ class ScriptedPlanner(plan_pb2_grpc.PlanServiceServicer, execution_pb2_grpc.Exec
 
     def FetchPlan(self, request: plan_pb2.FetchPlanRequest, context: grpc.ServicerContext) -> Any:
         self.asked.append((request.job_id, request.step, request.ep_rank))
+        self.held_ms.append(request.wait_ms)
         self.hold.wait(PATIENT_S)
         error = self.errors.get(request.step)
         if error is None and request.step not in self.plans:

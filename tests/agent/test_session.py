@@ -81,6 +81,15 @@ def test_prefetching_gets_the_plan_before_anybody_waits(
     until(lambda: session.wait(0, 0.01)[0] is not None)
 
 
+def test_the_planner_holds_a_question_open_only_while_somebody_waits(
+    planner: ScriptedPlanner, session: Session
+) -> None:
+    session.prefetch(0)
+    until(lambda: len(planner.held_ms) > 1)
+    assert set(planner.held_ms) == {0}
+    until(lambda: session.wait(0, 0.05)[0] is None and planner.held_ms[-1] > 0)
+
+
 def test_prefetching_one_step_is_in_nobody_s_way_who_goes_on_with_another(
     planner: ScriptedPlanner, session: Session, plan: RankPlan
 ) -> None:

@@ -13,7 +13,9 @@ from relibra.wire.client import PlannerClient
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
-"""How long the planner may hold one fetch open; bounds how long a report waits behind it."""
+"""How long the planner may hold open one fetch of a plan that is waited for; a report waits behind it so long."""
+_LOOK_S = 1.0
+"""How often a plan that nobody waits for yet is asked for: all ranks do so while rollouts last."""
 _RETRY_S = 0.1
 _CALL_TIMEOUT_S = 5.0
 _MAX_PENDING_REPORTS = 256
@@ -34,6 +36,7 @@ class Session:
         self._config, self._ep_rank = config, ep_rank
         self._changed = threading.Condition()
         self._wanted: int | None = None
+        self._is_waited_for = False
         self._fetched: dict[int, Fetched] = {}
         self._last_error = "the planner was not asked yet"
         self._reports: deque[ExecutionReport] = deque()
@@ -55,9 +58,12 @@ class Session:
             plan, _ = self._fetched.get(step, (None, ""))
             if plan is None:  # what was refused in advance may be granted by now
                 self._fetched.clear()
+            self._is_waited_for = True
         self.prefetch(step)
         with self._changed:
-            if not self._changed.wait_for(lambda: step in self._fetched, timeout=timeout_s):
+            arrived = self._changed.wait_for(lambda: step in self._fetched, timeout=timeout_s)
+            self._is_waited_for = False
+            if not arrived:
                 if self._wanted == step:
                     self._wanted = None
                 return None, f"no plan of step {step} within {timeout_s:g} s: {self._last_error}"
@@ -120,8 +126,14 @@ class Session:
             answered = self._deliver(client, report) and answered
         if not answered:
             with self._changed:
-                self._changed.wait(timeout=_RETRY_S)
+                if self._is_urgent():
+                    self._changed.wait(timeout=_RETRY_S)
+                else:
+                    self._changed.wait_for(self._is_urgent, timeout=_LOOK_S)
         return True
+
+    def _is_urgent(self) -> bool:
+        return bool(self._is_waited_for or self._reports or self._closing_until)
 
     def _deliver(self, client: PlannerClient, report: ExecutionReport) -> bool:
         """Send one report; return False where it is worth trying again."""
@@ -163,4 +175,4 @@ class Session:
 
     def _poll_s(self) -> float:
         with self._changed:
-            return 0.0 if self._reports else _POLL_S
+            return _POLL_S if self._is_waited_for and not self._reports else 0.0
