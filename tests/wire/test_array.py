@@ -1,3 +1,6 @@
+import tracemalloc
+import zlib
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -62,3 +65,38 @@ def test_S7_any_message_decodes_or_is_refused(message: array_pb2.Array, shape: l
     except InvalidInput:
         return
     assert value.nbytes == len(message.data)
+
+
+WHOLE = zlib.compress(bytes(24))
+
+
+@pytest.mark.parametrize(
+    ("deflated", "fault"),
+    [
+        (b"", "expected a whole zlib stream, got one that is cut short"),
+        (b"not zlib", "expected a zlib stream, got .*incorrect header"),
+        (WHOLE[:-4], "expected a whole zlib stream, got one that is cut short"),
+        (WHOLE[:-1] + b"?", "expected a zlib stream, got .*incorrect data check"),
+        (WHOLE + b"abc", "expected a whole zlib stream, got 3 bytes behind it"),
+        (zlib.compress(bytes(23)), "expected 24 bytes, got 23 bytes"),
+        (zlib.compress(bytes(25)), "expected 24 bytes, got 25 bytes"),
+    ],
+)
+def test_S7_deflated_arrays_of_another_size_or_damaged_are_refused(deflated: bytes, fault: str) -> None:
+    message = array.deflated(np.dtype("<u4"), (6,), WHOLE)
+    np.testing.assert_array_equal(array.decode(message, "field", kinds="u", shape=(6,)), np.zeros(6))
+    message.data = deflated
+    with pytest.raises(InvalidInput, match=f"field.data: {fault}"):
+        array.decode(message, "field", kinds="u", shape=(6,))
+
+
+@pytest.mark.parametrize("shape", [(6,), (2**28 + 1,)])
+def test_S7_a_bomb_takes_no_more_memory_than_its_shape_says_or_than_may_be(shape: tuple[int, ...]) -> None:
+    message = array.deflated(np.dtype("<u4"), shape, zlib.compress(bytes(64 << 20), 9))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match=r"field\.(data: expected 24|shape: expected at most)"):
+            array.decode(message, "field", kinds="u", shape=(None,))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

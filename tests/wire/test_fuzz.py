@@ -3,6 +3,7 @@
 import contextlib
 import os
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -80,12 +81,31 @@ GOOD: dict[str, tuple[Message, Callable[[Any], object]]] = {
     ),
 }
 SIZES = st.sampled_from([0, 1, 2, 3, 4, 8, 2**16, 2**31, 2**32 - 1])
+DATA = st.binary(max_size=64) | st.sampled_from([bytes(24), bytes(32), bytes(96), b"\xff" * 48])
+SIZE_OF_BOMB_BYTES = 64 << 20
+BOMB = zlib.compress(bytes(SIZE_OF_BOMB_BYTES), 9)
+"""64 KiB of it inflate to 64 MiB."""
+SHAPES = st.lists(SIZES, max_size=4)
+# What a bomb may fill by right is small here.
+SHAPES_OF_STREAMS = st.lists(SIZES.filter(lambda size: size != 2**16), max_size=4)
+STREAMS = DATA.map(zlib.compress) | st.just(BOMB)
+
+
+@st.composite
+def damaged_streams(draw: st.DrawFn) -> bytes:
+    """A zlib stream that is cut short, goes on, or is followed by another one."""
+    stream = draw(STREAMS)
+    return stream[: draw(st.integers(0, len(stream)))] + draw(st.binary(max_size=8) | STREAMS)
+
+
 ARRAYS = st.builds(
+    array_pb2.Array, dtype=st.integers(0, 7), shape=SHAPES, data=DATA, deflated=st.booleans()
+) | st.builds(
     array_pb2.Array,
     dtype=st.integers(0, 7),
-    shape=st.lists(SIZES, max_size=4),
-    data=st.binary(max_size=64) | st.sampled_from([bytes(24), bytes(32), bytes(96), b"\xff" * 48]),
-    deflated=st.booleans(),
+    shape=SHAPES_OF_STREAMS | st.sampled_from([[4], [3, 4], [2, 3], [3, 8], [24]]),
+    data=STREAMS | damaged_streams(),
+    deflated=st.just(True),
 )
 NUMBERS = st.sampled_from([0, 1, 2, 3, 8, 2**31 - 1, 2**32 - 1])
 LONG_NUMBERS = NUMBERS | st.sampled_from([2**53, 2**63 - 1, 2**64 - 1])

@@ -66,7 +66,13 @@ def _inflate(data: bytes, size_bytes: int, field: str) -> bytes:
     """Inflate to at most one byte more than expected, however much more there is."""
     if size_bytes > MAX_SIZE_BYTES:
         raise InvalidInput.of(f"{field}.shape", expected=f"at most {MAX_SIZE_BYTES} bytes", got=f"{size_bytes} bytes")
+    stream = zlib.decompressobj()
     try:
-        return zlib.decompressobj().decompress(data, size_bytes + 1)
+        inflated = stream.decompress(data, size_bytes + 1)
     except zlib.error as error:
         raise InvalidInput.of(f"{field}.data", expected="a zlib stream", got=error) from error
+    # One of the right size may still lack its checksum, and one that is too short should say why.
+    if len(inflated) <= size_bytes and (not stream.eof or stream.unused_data):
+        wrong = f"{len(stream.unused_data)} bytes behind it" if stream.eof else "one that is cut short"
+        raise InvalidInput.of(f"{field}.data", expected="a whole zlib stream", got=wrong)
+    return inflated
