@@ -70,7 +70,7 @@ const CHARTS = {
       traces: [
         bars("plan took", "plan_latency_s", "replica", { offsetgroup: "latency" }),
         bars("longest wait of a rank", "plan_wait_s", "after", { offsetgroup: "wait" }),
-        bars("longest reorder", "reorder_s", "before", { offsetgroup: "reorder" }),
+        bars("longest reorder", "reorder_s", "realised", { offsetgroup: "reorder" }),
         bars("longest wait for replicas", "replica_wait_s", "bound", { offsetgroup: "replicas" }),
         bars("ranks that fell back", "num_fallbacks", "hot", { offsetgroup: "fallback", yaxis: "y2" }),
       ],
