@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from contract_scenarios import TIMEOUT_S, Result, message_of, peer
 
-from relibra.agent.transport import Parcel
+from relibra.agent.transport import Parcel, PeerTransport
 from relibra.agent.transport.engine import Engine
 
 
@@ -78,6 +78,12 @@ def one_is_short(group: dist.ProcessGroup) -> Result:
     return {"messages": messages, "is_all_closed": next_descriptors(4 * world) == free}
 
 
+def one_has_no_gpu(group: dist.ProcessGroup) -> Result:
+    """Rank 1 is to lend memory of a GPU, on a machine that has none."""
+    device = torch.device("cuda" if dist.get_rank(group) == 1 and not torch.cuda.is_available() else "cpu")
+    return {"message": message_of(lambda: PeerTransport(group, device, TIMEOUT_S))}
+
+
 def one_of_many_ended(group: dist.ProcessGroup) -> Result:
     """The last rank ends while rank 0 waits for all; the others send what it waits for afterwards, and once more."""
     rank, last = dist.get_rank(group), dist.get_world_size(group) - 1
@@ -103,5 +109,6 @@ def one_of_many_ended(group: dist.ProcessGroup) -> Result:
 SCENARIOS: dict[str, Callable[[dist.ProcessGroup], Result]] = {
     "peer/ended": ended,
     "peer/one_is_short": one_is_short,
+    "peer/one_has_no_gpu": one_has_no_gpu,
     "peer/one_of_many_ended": one_of_many_ended,
 }

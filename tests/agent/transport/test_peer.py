@@ -1,6 +1,7 @@
 """What shared memory adds to the contract; the ranks are those of the contract suite."""
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.distributed
 
@@ -20,6 +21,13 @@ def test_what_one_rank_cannot_do_is_refused_by_all_of_them_at_once_and_leaves_no
     allocate = f"allocate {world * 8 * 256 * 1024} bytes of shared memory"
     opening, mapping = f"open the memory of rank {world - 1}", f"map the memory of rank {world - 1}"
     assert stages == [allocate, allocate, opening, mapping, "make a pipe", opening]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_a_gpu_whose_memory_cannot_be_had_is_refused_by_all_ranks(node_run):
+    (message,) = {result["message"] for result in node_run("peer/one_has_no_gpu")}
+    assert message.startswith("Unsupported: rank 1 cannot lend memory of its GPU (")
+    assert message.endswith("use the process_group transport")
 
 
 def test_a_rank_that_ended_is_named_and_the_others_of_the_same_transfer_are_not_lost(node_run):

@@ -99,13 +99,13 @@ def jointly(
             try:
                 done.append(attempt())
             except Exception as error:
-                refusal = f"rank {rank} cannot {what} ({error})"
+                refusal = f"rank {rank} cannot {what} ({error}): {advice}"
                 break
             undone.callback(undo, done[-1])
         with noticing_death("sharing memory"):
             dist.all_gather_object(refusals, refusal, group=group)
         for text in filter(None, refusals):
-            raise Unsupported(f"{text}: {advice}")
+            raise Unsupported(text)
         undone.pop_all()
     return done
 
