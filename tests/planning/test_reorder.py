@@ -10,7 +10,7 @@ from relibra.planning import Cluster, check_placement
 from relibra.planning.economy import MIN_GAIN, Hysteresis
 from relibra.planning.load import home_loads
 from relibra.planning.reorder import reorder
-from relibra.planning.replicate import slowest_rank_ML
+from relibra.planning.replicate import replicate_layer, slowest_rank_ML
 
 
 def _reorder(problem, previous_LE=None):
@@ -35,7 +35,12 @@ def test_a_layer_that_moves_gains_more_than_moving_is_worth(problems, data):
     identity_LE = problem.cluster.identity_placement(problem.model)
     home_LE, _ = _reorder(problem)
     before_L, after_L = (
-        slowest_rank_ML(problem.load_MLE, placement_LE, problem.cluster, problem.price).sum(axis=0)
+        np.array(
+            [
+                replicate_layer(problem.load_MLE[:, layer], home_E, problem.cluster, problem.price).cost_M.sum()
+                for layer, home_E in enumerate(placement_LE)
+            ]
+        )
         for placement_LE in (identity_LE, home_LE)
     )
     moved_L = (home_LE != identity_LE).any(axis=1)
