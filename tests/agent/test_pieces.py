@@ -12,6 +12,7 @@ from relibra.agent.groups import Seat
 from relibra.agent.optimizer_state import OptimizerState, Shard
 from relibra.agent.pieces import Pieces, owned_ranges
 from relibra.agent.placement import Placement
+from relibra.kernels import packed_size_bytes
 from relibra.planning import Cluster, Model
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -121,11 +122,21 @@ def carry_out(ranks: list[Rank], seats: list[Seat], start: Placement, target: Pl
         ]
         for a, b in pairs
     }
+    for rank, (seat, own) in enumerate(zip(seats, pieces, strict=True)):
+        for end, at in ((0, "source_rank"), (1, "destination_rank")):
+            packed = sum(staged_bytes(message) for pair, message in messages.items() if pair[end] == rank)
+            assert packed <= own.expert_bytes * sum(getattr(move, at) == seat.ep_rank for move in moves)  # S7
     for a, b in pairs:
         for move, sent in zip(pieces[b].outgoing(moves, a, b), messages[a, b], strict=True):
             assert sent
             for tensor, arrived in zip(pieces[b].tensors(move, a, b, at_source=False), sent, strict=True):
                 tensor.detach().copy_(arrived)
+
+
+def staged_bytes(message: list[list[torch.Tensor]]) -> int:
+    """Of one message, with a checksum for each of its experts."""
+    checksums = torch.zeros(len(message), dtype=torch.int64)
+    return packed_size_bytes([checksums, *(tensor for tensors in message for tensor in tensors)])
 
 
 def test_small_shapes_are_exercised() -> None:
