@@ -9,6 +9,8 @@ from relibra.evaluation import baselines
 from relibra.planning import Cluster, Model
 
 _ALL = [getattr(baselines, name) for name in baselines.__all__ if name != "rebalance_experts"]
+_HOMES_ARE_FIRST_COPIES = (baselines.eplb, baselines.eplb_per_micro_batch, baselines.lplb)
+"""They place copies, of which one is called the home: a rank may have more homes than another."""
 _INSIDE_A_NODE = (baselines.whole_experts, baselines.ultraep, baselines.eplb, baselines.lplb)
 
 
@@ -34,6 +36,9 @@ def test_every_token_is_computed_once_and_homes_are_even(baseline, seed, nodes, 
     np.testing.assert_array_equal(computed_MLE, load_MLE)
     assert len(np.unique(assignment.index_Q4, axis=0)) == len(assignment.index_Q4)
     assert (assignment.tokens_Q > 0).all()
+    if baseline not in _HOMES_ARE_FIRST_COPIES:
+        for home_E in assignment.home_LE:
+            np.testing.assert_array_equal(np.bincount(home_E, minlength=cluster.num_ranks), per_rank)
     if baseline in _INSIDE_A_NODE and len(assignment.tokens_Q):
         _, layer_Q, expert_Q, rank_Q = assignment.index_Q4.T
         np.testing.assert_array_equal(assignment.home_LE[layer_Q, expert_Q] // gpus, rank_Q // gpus)
