@@ -8,6 +8,7 @@ from services_harness import CLUSTER, MODEL, PARAMS, Loop, Service, count, event
 
 from relibra.errors import Conflict, InvalidInput, NotFound, NotReady, UnknownJob
 from relibra.planning import RankPlan, Schedule, check_rank_plan
+from relibra.planning.plan import Basis
 from relibra.rollout import RolloutReporter
 from relibra.store import Store
 from relibra.v1 import plan_pb2, plan_pb2_grpc
@@ -136,6 +137,15 @@ def test_S7_ranks_groups_and_micro_batches_that_cannot_be_are_refused(
     getattr(message, field).CopyFrom(array.encode(values))
     with pytest.raises(InvalidInput, match=fault):
         submit_raw(shared_planner.address, job_id, message)
+    assert_nothing_was_kept(client, job_id)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201])
+def test_S7_names_that_no_report_can_have_are_refused_in_a_forecast_schedule(
+    client: PlannerClient, job_id: str, name: str
+) -> None:
+    with pytest.raises(InvalidInput, match="sequence_id: expected 1 to 200 bytes"):
+        client.submit_schedule(job_id, 1, ["seq", name], Schedule.round_robin(2, 1, CLUSTER), Basis.PREVIOUS_STEPS)
     assert_nothing_was_kept(client, job_id)
 
 

@@ -16,6 +16,7 @@ from relibra.planning.plan import Basis
 from relibra.store import PlanRecord, StepRecord, StepState, Store
 from relibra.v1 import plan_pb2, plan_pb2_grpc
 from relibra.wire.messages import check_job_id, decode_basis, decode_schedule, encode_plan_id
+from relibra.wire.routing import check_name
 
 _LOOK_INTERVAL_S = 0.25
 """How long a plan that another planner published may go unnoticed here."""
@@ -47,7 +48,11 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
                 got=schedule.num_micro_batches - 1,
             )
         check_num_cells(schedule.num_rows(job.cluster), job.model, self._settings.max_cells)
-        if basis is not Basis.PREVIOUS_STEPS:
+        if basis is Basis.PREVIOUS_STEPS:
+            # Reported after it, if at all: then what no report can be called is not refused by its absence.
+            for sequence_id in sequence_ids:
+                check_name(step, sequence_id)
+        else:
             await self._check_reported(job.job_id, step, sequence_ids)
         await self._store.put_schedule(
             *(job, step, sequence_ids, schedule, self._settings.store_limits, basis), traceparent=_traceparent()
