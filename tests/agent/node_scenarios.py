@@ -18,6 +18,7 @@ from relibra.agent.placement import Placement
 from relibra.agent.slots import NUM_SIDES, Slots
 from relibra.agent.transport import ProcessGroupTransport, fetch_copies
 from relibra.agent.uses import Moment, Use, next_use
+from relibra.agent.waiting import TimedTransport
 from relibra.planning import Cluster, Model
 
 WORLD = 4
@@ -116,7 +117,7 @@ def gradients(group: dist.ProcessGroup) -> Result:
 
 def host_copy(group: dist.ProcessGroup) -> Result:
     """Two layers whose experts all ranks pull from the host and fetch from each other, before and after a change."""
-    rank, transport = dist.get_rank(group), ProcessGroupTransport(group)
+    rank, transport = dist.get_rank(group), TimedTransport(ProcessGroupTransport(group))
     experts = {7: sequential(num_home=3), 2: sequential(num_home=2)}
     host = HostCopy(group, transport, experts)
     copies = tuple(Copy(home, slot, (home + 1) % WORLD, slot) for home in range(WORLD) for slot in range(2))

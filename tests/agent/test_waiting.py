@@ -2,8 +2,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from relibra.agent.transport import Handle, Parcel
-from relibra.agent.waiting import TimedTransport
+from relibra.agent.transport import Handle, Parcel, Pull
+from relibra.agent.waiting import TimedHost, TimedTransport
 
 
 class Clock:
@@ -48,6 +48,28 @@ def test_only_what_is_waited_for_counts() -> None:
     second.wait()
     first.wait()
     assert transport.waited_s == pytest.approx(2.0)
+
+
+class SlowHost:
+    """Its pulls take three seconds to begin, as on a CPU, and a second to wait for, as on a GPU."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def start(self, pulls: Sequence[Pull]) -> Handle:
+        self._clock.now_s += 3.0
+        return SlowHandle(self._clock)
+
+
+def test_what_is_pulled_from_the_host_counts_where_the_rank_waits_for_it() -> None:
+    clock = Clock()
+    transport = TimedTransport(Slow(clock), clock)
+    pulled, sent = TimedHost(SlowHost(clock), transport).start([]), transport.start([], [])
+    assert transport.waited_s == pytest.approx(3.0)
+    clock.now_s += 50.0  # computation
+    pulled.wait()
+    sent.wait()
+    assert transport.waited_s == pytest.approx(5.0)
 
 
 def test_the_rest_is_the_transport_s_own() -> None:

@@ -71,7 +71,7 @@ def test_S5_weights_come_to_every_slot_from_peers_or_the_host(
     copies: tuple[Copy, ...], relays: bool, host_speed: float
 ) -> None:
     sent, received, slots = Lists(list), Lists(list), memory(copies)
-    frozen = FrozenLayer(Host(), FIRST_EXPERT, host_speed) if host_speed else None  # type: ignore[arg-type]
+    frozen = FrozenLayer(Host(), FIRST_EXPERT, host_speed) if host_speed else None
     for rank in range(NUM_RANKS):
         transport = OneRank(rank, relays, sent, received)
         homes = [torch.tensor(named(rank, slot)) for slot in range(4)]

@@ -91,7 +91,7 @@ def attach(
     timed = TimedTransport(transport)
     is_fused = any(layer.config.gradient_accumulation_fusion for layer, _ in found)
     gathered = {index: megatron.gathering(chunk, layer.experts) for index, (layer, chunk) in by_index.items()}
-    host_copy = HostCopy(groups.node, transport, experts) if config.host_copy else None
+    host_copy = HostCopy(groups.node, timed, experts) if config.host_copy else None
     attached: list[Agent] = []
 
     def hook_in() -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from relibra.agent.experts import Experts
 from relibra.agent.peers import noticing_death
-from relibra.agent.transport import ExpertTransport, FrozenLayer, HostWeights, Parcel, Pull, rounds
+from relibra.agent.transport import FrozenLayer, HostWeights, Parcel, Pull, rounds
+from relibra.agent.waiting import TimedHost, TimedTransport
 
 _NUM_TRIALS = 3
 
@@ -22,7 +23,7 @@ class HostCopy:
 
     Args:
         group: the ranks.
-        transport: between them.
+        transport: between them; pulls are waited for as its transfers are.
         experts: of this rank, by layer; the same layers on all ranks.
 
     Raises:
@@ -30,7 +31,7 @@ class HostCopy:
         Unsupported: as `HostWeights`.
     """
 
-    def __init__(self, group: dist.ProcessGroup, transport: ExpertTransport, experts: Mapping[int, Experts]) -> None:
+    def __init__(self, group: dist.ProcessGroup, transport: TimedTransport, experts: Mapping[int, Experts]) -> None:
         self._group, self._transport = group, transport
         flat = [slot for layer in sorted(experts) for slot in experts[layer].parameters]
         of_layers = [len(experts[layer].parameters) for layer in sorted(experts)]
@@ -49,7 +50,7 @@ class HostCopy:
 
     def of(self, layer: int) -> FrozenLayer:
         """Return where the weights of a layer are."""
-        return FrozenLayer(self._host, self._first[layer], self._speed)
+        return FrozenLayer(TimedHost(self._host, self._transport), self._first[layer], self._speed)
 
     def _measured_speed(self) -> float:
         """Return how many experts come from the host while one comes from a peer; equal on all ranks."""

@@ -2,8 +2,11 @@
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from relibra.agent.transport import ExpertTransport, Handle, Parcel
+from relibra.agent.transport import ExpertTransport, Handle, HostPulls, Parcel, Pull
+
+Result = TypeVar("Result")
 
 
 class TimedTransport:
@@ -45,6 +48,24 @@ class TimedTransport:
         """Begin to send and to receive."""
         return _Timed(self, self._transport.start(sends, receives))
 
+    def counted(self, blocking: Callable[[], Result]) -> Result:
+        """Do what this rank waits for, and add up how long it lasts."""
+        began_s = self._clock()
+        result = blocking()
+        self.waited_s += self._clock() - began_s
+        return result
+
+
+class TimedHost:
+    """Weights in host memory, for which this rank waits as for those that come by `transport`."""
+
+    def __init__(self, host: HostPulls, transport: TimedTransport) -> None:
+        self._host, self._transport = host, transport
+
+    def start(self, pulls: Sequence[Pull]) -> Handle:
+        """See `HostPulls`; it counts, too, as on a CPU this is where the rank waits."""
+        return _Timed(self._transport, self._transport.counted(lambda: self._host.start(pulls)))
+
 
 class _Timed:
     def __init__(self, transport: TimedTransport, handle: Handle) -> None:
@@ -52,6 +73,4 @@ class _Timed:
 
     def wait(self) -> None:
         """See `Handle`."""
-        began_s = self._transport._clock()
-        self._handle.wait()
-        self._transport.waited_s += self._transport._clock() - began_s
+        self._transport.counted(self._handle.wait)

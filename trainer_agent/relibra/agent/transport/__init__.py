@@ -11,7 +11,7 @@ which way; `delivery` has them do so. What a reorder moves is ordered by rounds 
 
 from relibra.agent.transport.contract import ExpertTransport, Handle, Parcel
 from relibra.agent.transport.delivery import FrozenLayer, fetch_copies, return_gradients
-from relibra.agent.transport.host import HostWeights, Pull
+from relibra.agent.transport.host import HostPulls, HostWeights, Pull
 from relibra.agent.transport.peer import PeerTransport
 from relibra.agent.transport.process_group import ProcessGroupTransport
 from relibra.agent.transport.schedule import Hop, TransferSchedule, rounds, transfer_schedule
@@ -21,6 +21,7 @@ __all__ = [
     "FrozenLayer",
     "Handle",
     "Hop",
+    "HostPulls",
     "HostWeights",
     "Parcel",
     "PeerTransport",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from relibra.agent.cells import Copy
 from relibra.agent.transport.contract import ExpertTransport, Handle, Parcel
-from relibra.agent.transport.host import HostWeights, Pull
+from relibra.agent.transport.host import HostPulls, Pull
 from relibra.agent.transport.schedule import transfer_schedule
 
 Tensors = Callable[[int], Sequence[Tensor]]
@@ -21,7 +21,7 @@ Tensors = Callable[[int], Sequence[Tensor]]
 class FrozenLayer(NamedTuple):
     """Where weights that do not change can be had, too."""
 
-    host: HostWeights
+    host: HostPulls
     first_expert: int
     """Index in `host` of what is in the first home slot, on every rank."""
     speed: float

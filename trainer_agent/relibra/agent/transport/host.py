@@ -7,7 +7,7 @@ idle then, and no peer takes part. Memory is shared and, beside GPUs, pinned.
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from relibra.agent.peers import noticing_death
 from relibra.agent.transport.claims import Claim, Claims
+from relibra.agent.transport.contract import Handle
 from relibra.agent.transport.shared_memory import jointly, shared_blocks
 from relibra.errors import InvalidInput, RelibraError
 from relibra.kernels.packed import packed_offsets, packed_size_bytes
@@ -29,6 +30,13 @@ class Pull(NamedTuple):
     """Index among the experts of that rank."""
     into: Sequence[Tensor]
     """Contiguous; its tensors, in order."""
+
+
+class HostPulls(Protocol):
+    """What a fetch needs of it."""
+
+    def start(self, pulls: Sequence[Pull]) -> Handle:
+        """See `HostWeights`."""
 
 
 class HostWeights:
