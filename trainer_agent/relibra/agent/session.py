@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
 """How long the planner may hold open one fetch of a plan that is waited for; a report waits behind it so long."""
-_LOOK_S = 1.0
-"""How often a plan that nobody waits for yet is asked for: all ranks do so while rollouts last."""
+_LOOK_S = 5.0
+"""How often a plan that nobody waits for yet is asked for: all ranks do so while rollouts last, for minutes."""
 _RETRY_S = 0.1
 _CALL_TIMEOUT_S = 5.0
 _MAX_PENDING_REPORTS = 256
