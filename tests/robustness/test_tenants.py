@@ -56,6 +56,17 @@ def published(world: World, job_ids: list[str]) -> list[tuple[str, PlanRecord]]:
         return sorted(run(look()), key=lambda each: each[1].published_at)
 
 
+def num_reported(world: World, job_id: str, step: int) -> int:
+    """How many sequences of a step are kept, on whichever server of Redis they lie."""
+
+    async def look() -> int:
+        async with Store.open(world.redis.url) as store:
+            return len(await store.reported_sequences(job_id, step))
+
+    with Loop() as run:
+        return run(look())
+
+
 def is_solved_for(world: World, job_id: str) -> bool:
     """Whether a planner holds the lease of a job, on whichever server of Redis it lies."""
 
@@ -109,8 +120,7 @@ class Flood:
 
     def end(self) -> float:
         """Stop, and see that no more was kept than may be; return the multiple of the quota that was sent."""
-        with self._world.redis.client() as redis:
-            num_kept = redis.hlen("relibra:{flood}:step:1:counts")
+        num_kept = num_reported(self._world, "flood", 1)
         elapsed_s = time.monotonic() - self._started_at
         self._channel.close()
         for each in self._threads:
