@@ -12,8 +12,9 @@ MAX_MESSAGE_SIZE_BYTES = 64 << 20
 """The counts of one sequence and the plan of one rank are far below it; a schedule of a million sequences is not."""
 
 _SERVICE_CONFIG = {
-    # A name may stand for several planners, and each serves any job. By default all calls stay with one of them.
-    "loadBalancingConfig": [{"round_robin": {}}],
+    # A name may stand for several planners, and each serves any job: every channel stays with one, drawn by lot. Taking
+    # turns would fail calls at once for as long as all planners are away, instead of connecting for them.
+    "loadBalancingConfig": [{"pick_first": {"shuffleAddressList": True}}],
     # Every call of these services is idempotent. Reports of routing go out again by themselves, see `relibra.rollout`.
     "methodConfig": [
         {
@@ -51,7 +52,7 @@ def open_channel(address: str, credentials: Credentials | None = None) -> grpc.C
     """Open a channel to the planner at `host:port`; connecting happens with the first call.
 
     Args:
-        address: where the planner listens; calls take turns where the host is a name with several addresses.
+        address: where the planner listens; where the host is a name with several addresses, one of them, drawn by lot.
         credentials: by default what the environment says, see `Credentials.from_env`.
 
     Raises:
