@@ -247,6 +247,7 @@ def test_redis_may_go_and_come_back_under_an_open_page(
 ) -> None:
     page.goto("/jobs/job")
     expect(page.locator("#live")).to_have_text("● live")
+    wait_for_charts(page)  # whose data, asked for, would be refused
     outage = page.locator("#outage")
     redis.stop()
     try:
