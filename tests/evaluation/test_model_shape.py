@@ -50,6 +50,9 @@ def test_attention_is_counted_by_its_kind(keys, parameters, width):
     ("keys", "message"),
     [
         ({"hidden_size": None}, "model config: expected a whole number named hidden_size"),
+        ({"hidden_size": "64"}, r"a whole number named hidden_size, got \{'hidden_size': '64'\}"),
+        ({"head_dim": 0}, "head_dim: expected at least 1, got 0"),
+        ({"num_key_value_heads": -1}, "num_key_value_heads: expected at least 1, got -1"),
         ({"num_attention_heads": 0}, "num_attention_heads: expected at least 1, got 0"),
         ({"kv_lora_rank": 24}, "named qk_nope_head_dim"),
         ({"first_k_dense_replace": 1}, "named intermediate_size_mlp or intermediate_size"),

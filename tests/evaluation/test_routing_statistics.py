@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from relibra.errors import InvalidInput
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.routing_statistics import RoutingStatistics, draw_counts
 from relibra.planning.load import home_loads, imbalance
@@ -71,3 +72,11 @@ def test_drawn_routing_is_about_as_skewed_as_the_trace_it_was_fitted_to(traces_d
         return imbalance(home_loads(load_MLE, home_LE, 16)) - 1
 
     assert skew(drawn_SLE) == pytest.approx(skew(count_sequences(trace)), rel=0.3)
+
+
+def test_a_trace_without_tokens_is_refused():
+    empty = RoutingTrace(
+        routed_experts=np.zeros((0, 2, 1), dtype=np.uint8), offsets=np.zeros(4, dtype=np.int64), num_experts=8
+    )
+    with pytest.raises(InvalidInput, match="trace: expected a sequence with recorded tokens, got empty ones only"):
+        RoutingStatistics.fit(empty)

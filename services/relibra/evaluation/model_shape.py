@@ -121,8 +121,8 @@ def _attention(config: Mapping[str, Any]) -> tuple[int, int]:
     hidden_size, num_heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     latent_size = number(config, ["kv_lora_rank"], default=0)
     if not latent_size:
-        head_size = number(config, ["head_dim"], default=hidden_size // num_heads)
-        num_kv_heads = number(config, ["num_key_value_heads"], default=num_heads)
+        head_size = _size(config, "head_dim", default=max(1, hidden_size // num_heads))
+        num_kv_heads = _size(config, "num_key_value_heads", default=num_heads)
         return hidden_size * head_size * (2 * num_heads + 2 * num_kv_heads), num_heads * head_size
     plain_size, rotated_size = _size(config, "qk_nope_head_dim"), _size(config, "qk_rope_head_dim")
     value_size, query_rank = _size(config, "v_head_dim"), number(config, ["q_lora_rank"], default=0)
@@ -132,8 +132,8 @@ def _attention(config: Mapping[str, Any]) -> tuple[int, int]:
     return query + key_value + num_heads * value_size * hidden_size, (queries + num_heads * value_size) // 2
 
 
-def _size(config: Mapping[str, Any], *keys: str) -> int:
-    size = number(config, keys)
+def _size(config: Mapping[str, Any], *keys: str, default: int | None = None) -> int:
+    size = number(config, keys, default)
     if size < 1:
         raise InvalidInput.of(" or ".join(keys), expected="at least 1", got=size)
     return size

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from relibra.errors import InvalidInput
 from relibra.evaluation.model_shape import ModelShape
 from relibra.routing.counts import count_sequences
 from relibra.routing.trace import RoutingTrace
@@ -32,7 +33,12 @@ class RoutingStatistics:
         The expected square of an expert's share within a group of sequences, over the square of its mean share 1/E, is
         the product of 1 + variance over the factors that the group has in common. It is estimated without bias from
         pairs of different tokens: of all sequences, of one domain, of one sequence.
+
+        Raises:
+            InvalidInput: no sequence has a token.
         """
+        if not len(trace.routed_experts):
+            raise InvalidInput.of("trace", expected="a sequence with recorded tokens", got="empty ones only")
         counts_SLE = count_sequences(trace).astype(np.float64)
         domain_S = np.zeros(len(counts_SLE), dtype=np.int64)
         if trace.domain is not None:

@@ -70,17 +70,19 @@ def layers_of_config(config: Mapping[str, Any]) -> ModelLayers:
 
 
 def number(config: Mapping[str, Any], keys: Sequence[str], default: int | None = None) -> int:
-    """Return the whole number under the first of `keys` that has one.
+    """Return the whole number under the first of `keys` that has one, or the default where none has anything.
 
     Raises:
-        InvalidInput: there is none, and no default.
+        InvalidInput: there is something else, or nothing and no default.
     """
     for key in keys:
         value = config.get(key)
         if _is_int(value):
             return value
-    if default is None:
-        raise InvalidInput.of("model config", expected=f"a whole number named {' or '.join(keys)}", got="none of them")
+    given = {key: config[key] for key in keys if config.get(key) is not None}
+    if default is None or given:
+        expected = f"a whole number named {' or '.join(keys)}"
+        raise InvalidInput.of("model config", expected=expected, got=given or "none of them")
     return default
 
 
