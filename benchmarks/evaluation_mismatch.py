@@ -42,7 +42,7 @@ def _measure(trace_name: str, model: str, ep: int) -> Rows:
                     "to": "any expert" if evenly else "as others",
                     "share": share,
                     "plain": imbalance(plain.rank_loads_MLR(cluster)),
-                    "planned": plan.forecast.imbalance_after,
+                    "planned": plan.prediction.imbalance_after,
                     "realised": imbalance(done.rank_loads_MLR(cluster)),
                     "of_balanced": balanced_step_time(load, training).total_s / step_time(done, load, training).total_s,
                 }

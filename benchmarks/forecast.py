@@ -20,7 +20,7 @@ from rich.table import Table
 
 from relibra.evaluation import eplb, identity, model_of
 from relibra.planning import Cluster, Model, Schedule, StepLoad, imbalance
-from relibra.planning.forecast import expected_load, expected_share, realised_loads
+from relibra.planning.expected.loads import expected_load, expected_share, realised_loads
 from relibra.planning.plan import Basis
 from relibra.planning.solve import solve
 from relibra.routing import RoutingTrace, count_sequences, read_trace

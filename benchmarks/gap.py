@@ -3,7 +3,8 @@
     python benchmarks/gap.py [CELLS] [SEED] [MIN_TOKENS]
 
 Cells have 2 to 8 ranks, 2 to 16 experts and 0 to 3 slots, drawn with four kinds of skew; half of them have their heavy
-experts on the same ranks, where slots are short. The optimum is the MILP of `relibra.planning.exact`. Needs scipy.
+experts on the same ranks, where slots are short. The optimum is the MILP of
+`relibra.planning.bounds.exact`. Needs scipy.
 Writes `results/gap-<SEED>-<MIN_TOKENS>.json`.
 """
 
@@ -18,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from relibra.planning import Cluster
-from relibra.planning.bound import lower_bound_ML
-from relibra.planning.economy import ReplicaPrice
-from relibra.planning.exact import exact_limit
-from relibra.planning.replicate import slowest_rank_ML
+from relibra.planning.bounds.cell import lower_bound_ML
+from relibra.planning.bounds.exact import exact_limit
+from relibra.planning.prices import ReplicaPrice
+from relibra.planning.replicas.replicate import slowest_rank_ML
 
 _SKEWS = (0.3, 0.6, 1.2, 2.0)
 _NUM_LISTED = 10

@@ -45,7 +45,7 @@ def _measure(name: str) -> list[dict[str, object]]:
                 "seed": seed,
                 "mean_tokens_of_a_rank": float(load.load_MLE.sum()) / plan.lower_bound_ML.size / cluster.num_ranks,
                 **asdict(compare(load.load_MLE, plan)),
-                "floor": plan.forecast.imbalance_floor,
+                "floor": plan.prediction.imbalance_floor,
             }
         )
     return rows

@@ -24,8 +24,8 @@ from rich.table import Table
 from relibra.evaluation import ScheduleScore, comparison_schedules, model_of, score_schedule
 from relibra.evaluation.schedules import largest_tokens
 from relibra.planning import Cluster, Model, Plan, Schedule, StepLoad, check_plan
-from relibra.planning.pack import pack
-from relibra.planning.packing import Packing
+from relibra.planning.packing.pack import pack
+from relibra.planning.packing.packing import Packing
 from relibra.planning.solve import solve
 from relibra.routing import count_sequences, read_trace
 
@@ -74,7 +74,7 @@ def _row(
         "num_micro_batches": num_micro_batches,
         "seed": seed,
         "removed": (better - packed.imbalance) / (better - 1),
-        "floor": plan.forecast.imbalance_floor,
+        "floor": plan.prediction.imbalance_floor,
         "schedules": {name: asdict(score) for name, score in zip(names, (*scores, packed), strict=True)},
         "pack_time_s": pack_time_s,
     }

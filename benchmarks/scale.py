@@ -26,7 +26,7 @@ from rich.table import Table
 
 from relibra.evaluation.workload_mix import mix_workloads
 from relibra.planning import Cluster, Model, Schedule, StepLoad, check_plan
-from relibra.planning.replicate import replicate
+from relibra.planning.replicas.replicate import replicate
 from relibra.planning.solve import solve
 
 _TOP_K = 8
@@ -135,10 +135,10 @@ def _run(case: Case, num_threads: int) -> dict[str, Any]:
         "case": case.group,
         **{key: value for key, value in asdict(case).items() if key not in ("group", "num_calls")},
         "num_cells": num_cells,
-        "identity": plan.forecast.imbalance_before,
-        "planned": plan.forecast.imbalance_after,
-        "bound": plan.forecast.imbalance_bound,
-        "replicas_per_rank": plan.forecast.num_replicas / num_cells / cluster.num_ranks,
+        "identity": plan.prediction.imbalance_before,
+        "planned": plan.prediction.imbalance_after,
+        "bound": plan.prediction.imbalance_bound,
+        "replicas_per_rank": plan.prediction.num_replicas / num_cells / cluster.num_ranks,
         "plan_time_s": plan_time_s,
         "plan_us_per_cell": plan_time_s / num_cells * 1e6,
         "replicate_us_per_cell": replicate_time_s / num_cells * 1e6,

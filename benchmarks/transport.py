@@ -21,8 +21,8 @@ import torch.multiprocessing as mp
 from results import write
 from torch import Tensor
 
-from relibra.agent.cells import Copy
 from relibra.agent.transport import (
+    Copy,
     ExpertTransport,
     HostWeights,
     PeerTransport,

@@ -182,7 +182,7 @@ def prime_micro_batches() -> list[SimpleNamespace]:
 
 def trained_counts(batch: Any, data_rank: int, trainer: TrainerLayout, num_micro_batches: int = 2) -> NDArray[np.int64]:
     """Count what the parts of a batch say, by (row, source rank)."""
-    from relibra.integrations.parts import rank_parts
+    from relibra.integrations.rank_parts import rank_parts
     from relibra.routing import count_sequences
 
     trace = rank_parts(batch, data_rank, trainer)

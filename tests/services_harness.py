@@ -23,7 +23,7 @@ from redis import Redis
 
 from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, SourceShares, StepLoad
 from relibra.planning.load import home_loads, imbalance
-from relibra.planning.plan import Forecast
+from relibra.planning.plan import Prediction
 from relibra.rollout import RolloutReporter
 from relibra.store import EmbeddedRedis, Store
 from relibra.wire.client import PlannerClient
@@ -77,7 +77,7 @@ def plain_plan(
         quota_tokens_Q=load.load_MLE[row_Q, layer_Q, expert_Q],
         shares=SourceShares.stored(np.zeros((0, CLUSTER.num_ranks), dtype=np.int32)),
         lower_bound_ML=loads_MLR.mean(axis=-1),
-        forecast=Forecast(
+        prediction=Prediction(
             imbalance_before=imbalance(loads_MLR),
             imbalance_after=imbalance(loads_MLR),
             imbalance_bound=1.0,

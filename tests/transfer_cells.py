@@ -4,7 +4,7 @@ from collections import Counter
 
 from hypothesis import strategies as st
 
-from relibra.agent.cells import Copy
+from relibra.agent.transport import Copy
 
 
 @st.composite

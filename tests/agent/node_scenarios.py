@@ -9,16 +9,16 @@ import torch
 import torch.distributed as dist
 from plans import random_plans
 
-from relibra.agent.cells import Copy, StepCells
+from relibra.agent.cells.cells import StepCells
+from relibra.agent.cells.fetch import Fetcher
+from relibra.agent.cells.gradient_return import GradientReturn
+from relibra.agent.cells.host_copy import HostCopy
+from relibra.agent.cells.slots import NUM_SIDES, Slots
+from relibra.agent.cells.uses import Moment, Use, next_use
 from relibra.agent.experts import SequentialExperts
-from relibra.agent.fetch import Fetcher
-from relibra.agent.gradient_return import GradientReturn
-from relibra.agent.host_copy import HostCopy
 from relibra.agent.placement import Placement
-from relibra.agent.slots import NUM_SIDES, Slots
-from relibra.agent.transport import ProcessGroupTransport, fetch_copies
-from relibra.agent.uses import Moment, Use, next_use
-from relibra.agent.waiting import TimedTransport
+from relibra.agent.transport import Copy, ProcessGroupTransport, fetch_copies
+from relibra.agent.transport.timed import TimedTransport
 from relibra.planning import Cluster, Model
 
 WORLD = 4

@@ -58,10 +58,10 @@ def test_json_says_what_the_plan_file_holds(trace, tmp_path):
     assert said["digest"] == held.digest.hex()
     assert said["reason"] == held.reason
     assert said["num_micro_batches"] == held.schedule.num_micro_batches == 5
-    assert said["num_replicas"] == held.forecast.num_replicas
+    assert said["num_replicas"] == held.prediction.num_replicas
     imbalance = said["imbalance"]
     assert 1 <= imbalance["bound"] <= imbalance["planned"] <= imbalance["identity"]
-    assert imbalance["planned"] == held.forecast.imbalance_after
+    assert imbalance["planned"] == held.prediction.imbalance_after
     assert imbalance["eplb_oracle"] >= 1
     assert said["plan_time_s"] >= 0
 
@@ -96,7 +96,7 @@ def test_packing_is_written_to_the_plan_file_and_compared(trace, tmp_path):
     assert packing["token_budget"] == 30
     schedules = packing["schedules"]
     assert list(schedules) == ["round_robin", "length_balanced", "packed"]
-    assert schedules["packed"]["imbalance"] == said["imbalance"]["planned"] == held.forecast.imbalance_after
+    assert schedules["packed"]["imbalance"] == said["imbalance"]["planned"] == held.prediction.imbalance_after
     for score in schedules.values():
         assert score["largest_tokens"] <= 30
         assert 0 < score["cross_node_share"] < 1

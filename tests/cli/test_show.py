@@ -26,7 +26,7 @@ def test_a_job_is_shown_whatever_the_verdict(relibra, answering, verdict):
 
 def test_a_step_with_what_ranks_did(relibra, watched):
     printed = relibra("show", "job", 1)
-    assert f"bound {watched.job.plans[1].forecast.imbalance_bound:.3f}" in printed
+    assert f"bound {watched.job.plans[1].prediction.imbalance_bound:.3f}" in printed
     assert "update: 4 of 4 ranks executed the plan, imbalance" in printed
     assert "4 kept the previous placement: late" in relibra("show", "job", 2)
     assert "the load is [empty]" in relibra("show", "job", 3)

@@ -10,11 +10,11 @@ def test_newest_first_with_what_plans_promise(relibra, watched):
         ("2", "planned"),
         ("1", "planned"),
     ]
-    forecast = watched.job.plans[1].forecast
+    prediction = watched.job.plans[1].prediction
     assert rows[3][3:6] == [
-        f"{forecast.imbalance_before:.3f}",
-        f"{forecast.imbalance_after:.3f}",
-        f"{forecast.imbalance_bound:.3f}",
+        f"{prediction.imbalance_before:.3f}",
+        f"{prediction.imbalance_after:.3f}",
+        f"{prediction.imbalance_bound:.3f}",
     ]
     assert printed[-1] == "step 3: the load is [empty]"
 

@@ -13,12 +13,13 @@ from faults import Faults, snapshot
 from matrix import balanced_job, num_micro_batches
 from scenarios import M, attached, plan_by_step
 
-from relibra.agent import Agent, Phase, agreement
-from relibra.agent.fetch import Fetcher
-from relibra.agent.layer import LayerExecution
-from relibra.agent.outcome import PhaseRecord
-from relibra.agent.reorder import Transfer
-from relibra.agent.replicate import Visit
+from relibra.agent import Agent, Phase
+from relibra.agent.cells.fetch import Fetcher
+from relibra.agent.cells.layer import LayerExecution
+from relibra.agent.cells.visit import Visit
+from relibra.agent.homes.reorder import Transfer
+from relibra.agent.plans import agreement
+from relibra.agent.plans.outcome import PhaseRecord
 from relibra.errors import RelibraError
 from relibra.planning import Cluster
 

@@ -12,7 +12,8 @@ from networks import MODEL, Trained
 from scenarios import Differences, attached, plan_by_step
 from torch import Tensor
 
-from relibra.agent import Phase, reorder
+from relibra.agent import Phase
+from relibra.agent.homes.homes import reorder
 from relibra.errors import RelibraError
 from relibra.planning import Cluster
 

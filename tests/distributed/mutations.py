@@ -11,10 +11,10 @@ from matrix import EXPERTS, STEPS, balanced_job, compare
 from torch import Tensor, nn
 
 from relibra.agent import Agent, Phase
-from relibra.agent.gradient_return import GradientReturn
+from relibra.agent.cells.gradient_return import GradientReturn
+from relibra.agent.cells.micro_batch import current_of_any, running
+from relibra.agent.cells.visit import Visit
 from relibra.agent.megatron import hooks
-from relibra.agent.micro_batch import current_of_any, running
-from relibra.agent.replicate import Visit
 from relibra.errors import RelibraError
 from relibra.planning import Cluster
 

@@ -13,11 +13,11 @@ from gpt_model import RECOMPUTE
 from matrix import EXPERTS, balanced_job, num_micro_batches
 
 from relibra.agent import Phase
-from relibra.agent.fetch import Fetcher
-from relibra.agent.gradient_return import GradientReturn
-from relibra.agent.replicate import Visit
-from relibra.agent.slots import NUM_SIDES
-from relibra.agent.uses import Use
+from relibra.agent.cells.fetch import Fetcher
+from relibra.agent.cells.gradient_return import GradientReturn
+from relibra.agent.cells.slots import NUM_SIDES
+from relibra.agent.cells.uses import Use
+from relibra.agent.cells.visit import Visit
 from relibra.kernels import packed_size_bytes
 from relibra.planning import Cluster
 

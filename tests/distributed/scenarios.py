@@ -15,9 +15,9 @@ from plans import ScriptedPlans, random_plans
 from torch import Tensor
 
 from relibra.agent import AgentConfig, Phase, attach
+from relibra.agent.cells.gradient_return import GradientReturn
 from relibra.agent.config import Transport
-from relibra.agent.gradient_return import GradientReturn
-from relibra.agent.optimizer_state import OptimizerState
+from relibra.agent.homes.optimizer_state import OptimizerState
 from relibra.planning import Cluster, PlanId, RankPlan
 
 M = 3

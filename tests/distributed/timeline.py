@@ -16,8 +16,8 @@ from matrix import balanced_job
 from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile, record_function
 
 from relibra.agent import Phase
+from relibra.agent.cells.layer import LayerExecution
 from relibra.agent.experts import SequentialExperts
-from relibra.agent.layer import LayerExecution
 from relibra.agent.transport import PeerTransport
 from relibra.planning import Cluster
 

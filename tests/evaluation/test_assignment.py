@@ -29,4 +29,4 @@ def test_a_plan_is_an_assignment():
     plan = solve(load, schedule, Model(num_layers=1, num_experts=4, top_k=1), cluster)
     assignment = Assignment.of_plan(plan)
     np.testing.assert_array_equal(assignment.rank_loads_MLR(cluster), plan.rank_loads_MLR)
-    assert assignment.is_replica_Q.sum() == plan.forecast.num_replicas > 0
+    assert assignment.is_replica_Q.sum() == plan.prediction.num_replicas > 0

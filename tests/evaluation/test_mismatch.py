@@ -53,4 +53,4 @@ def test_balance_fades_slowly(load, plan):
     def done(share):
         return imbalance(executed(plan, rerouted(load, share, seed=3)).rank_loads_MLR(_CLUSTER))
 
-    assert done(0) < done(0.05) < done(0.2) < plan.forecast.imbalance_before
+    assert done(0) < done(0.05) < done(0.2) < plan.prediction.imbalance_before

@@ -12,7 +12,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from numpy.typing import NDArray
 
 from relibra.evaluation import load_of, model_of, schedule_of
 from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, StepLoad
-from relibra.planning.replan import replan
 from relibra.planning.solve import solve
 from relibra.routing import read_trace
 
@@ -41,20 +39,15 @@ def hashed(*shape: int) -> NDArray[np.uint64]:
 
 
 def synthetic_plans(num_threads: int = 1) -> Iterator[tuple[str, Plan]]:
-    """Plans of a made-up load: two EP groups, a few hot experts; and one of these made again for another schedule."""
+    """One plan of a made-up load: two EP groups, a few hot experts."""
     cluster = Cluster(num_nodes=3, gpus_per_node=4, redundant_slots=2, num_ep_groups=2)
     model = Model(num_layers=4, num_experts=48, top_k=4, expert_weight_size_bytes=10, expert_state_size_bytes=70)
     popularity_LE = 1 + (hashed(4, 48) % np.uint64(32)) ** np.uint64(3) // np.uint64(300)
     counts_SLE = (hashed(96, 4, 48) % (np.uint64(2) * popularity_LE)).astype(np.uint32)
     schedule = Schedule.round_robin(96, 4, cluster)
     params = PlanParams(seed=3, min_tokens_per_replica=5)
-    plan = solve(StepLoad.of(counts_SLE, schedule, cluster), schedule, model, cluster, params, num_threads=num_threads)
-    yield "synthetic 3x4", plan
-    late = replace(schedule, micro_batch_S=np.where(np.arange(96) < 8, 0, schedule.micro_batch_S))
-    yield (
-        "synthetic 3x4, another schedule",
-        replan(plan, StepLoad.of(counts_SLE, late, cluster), late, num_threads=num_threads),
-    )
+    load = StepLoad.of(counts_SLE, schedule, cluster)
+    yield "synthetic 3x4", solve(load, schedule, model, cluster, params, num_threads=num_threads)
 
 
 def trace_plans(folder: Path, name: str) -> Iterator[tuple[str, Plan]]:
@@ -71,9 +64,9 @@ def entry(plan: Plan) -> dict[str, object]:
     """What is pinned of a plan: its digest, and for people what it achieves."""
     return {
         "digest": plan.digest.hex(),
-        "imbalance": round(plan.forecast.imbalance_after, 5),
-        "replicas": plan.forecast.num_replicas,
-        "moved": plan.forecast.num_moved_experts,
+        "imbalance": round(plan.prediction.imbalance_after, 5),
+        "replicas": plan.prediction.num_replicas,
+        "moved": plan.prediction.num_moved_experts,
     }
 
 

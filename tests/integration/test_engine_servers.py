@@ -148,7 +148,7 @@ def test_S8_what_a_server_answers_becomes_the_plan_of_its_recorded_routing(
     expected = solve(load, schedule, MODEL, CLUSTER, PARAMS)
     assert plans[0].digest == expected.digest
     plain = home_loads(load.load_MLE, CLUSTER.identity_placement(MODEL), CLUSTER.num_ranks)
-    assert expected.forecast.imbalance_after < imbalance(plain)
+    assert expected.prediction.imbalance_after < imbalance(plain)
 
 
 def test_parts_of_sequences_that_ranks_share_are_planned_in_the_schedule_of_the_framework(

@@ -77,11 +77,11 @@ def test_reports_become_a_plan_that_is_executed_and_shown(planner: Service, redi
         assert shown["reason"] == plans[0].reason
         np.testing.assert_array_equal(shown["home_rank"], plans[0].home_rank_LE)
         np.testing.assert_array_equal(shown["cells"]["slowest_rank_tokens"], loads_MLR.max(axis=-1))
-        assert shown["forecast"]["imbalance_after"] == pytest.approx(imbalance(loads_MLR))
-        assert shown["forecast"]["imbalance_after"] < shown["forecast"]["imbalance_before"]
+        assert shown["prediction"]["imbalance_after"] == pytest.approx(imbalance(loads_MLR))
+        assert shown["prediction"]["imbalance_after"] < shown["prediction"]["imbalance_before"]
         reports = get(f"{status.address}/v1/jobs/job/steps/5/reports?realised=true")
         realised_MLR = np.stack([each["realised_tokens"] for each in reports], axis=-1)
-        assert imbalance(realised_MLR) == pytest.approx(shown["forecast"]["imbalance_after"])
+        assert imbalance(realised_MLR) == pytest.approx(shown["prediction"]["imbalance_after"])
         assert [each["state"] for each in get(f"{status.address}/v1/jobs/job/steps")] == ["planned"]
         assert status.stop() == 0
         assert planner.stop() == 0

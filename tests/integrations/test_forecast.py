@@ -11,7 +11,7 @@ from services_harness import CLUSTER, MODEL, PARAMS, Service, routed_experts
 from relibra.errors import NotReady
 from relibra.integrations import submit_forecast
 from relibra.planning import Plan, Schedule, StepLoad, check_plan, check_rank_plan, imbalance
-from relibra.planning.forecast import realised_loads
+from relibra.planning.expected.loads import realised_loads
 from relibra.planning.load import home_loads
 from relibra.planning.plan import Basis
 from relibra.planning.plan_file import plan_from_bytes, plan_to_bytes
@@ -56,7 +56,7 @@ def test_a_step_is_planned_before_its_routing_is_known(
     check_plan(plan)
     assert plan.digest == ranks[0].digest
     again = plan_from_bytes(plan_to_bytes(plan))
-    assert (again.digest, again.forecast.basis) == (plan.digest, Basis.PREVIOUS_STEPS)
+    assert (again.digest, again.prediction.basis) == (plan.digest, Basis.PREVIOUS_STEPS)
     counts_SLE = np.stack([count_of(routed_experts(1000 + place, 300)) for place in range(16)])
     load = StepLoad.of(counts_SLE, Schedule.round_robin(16, 2, CLUSTER), CLUSTER)
     plain = imbalance(home_loads(load.load_MLE, CLUSTER.identity_placement(MODEL), CLUSTER.num_ranks))
@@ -106,5 +106,5 @@ def test_the_status_service_says_that_it_is_a_forecast(
             page = answer.read().decode()
     finally:
         status.stop()
-    assert step["plan"]["forecast"]["basis"] == "previous steps"
+    assert step["plan"]["prediction"]["basis"] == "previous steps"
     assert '<span class="badge attention">forecast</span>' in page

@@ -147,7 +147,7 @@ def test_forecast(shared_planner: Service, tmp_path: Path) -> None:
     }
     names = run_page("forecast", names, shared_planner.address, tmp_path)
     assert trained == [0]
-    assert names["plan"].forecast.basis is Basis.PREVIOUS_STEPS
+    assert names["plan"].prediction.basis is Basis.PREVIOUS_STEPS
     assert names["loads"].sum() == 16 * load_LE.sum()
     names["submit_forecast"](names["planner"], "page-forecast", 1, 2, cluster)
     check_plan_of("forecast", shared_planner.address, 1)

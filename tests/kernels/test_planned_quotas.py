@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relibra.agent.cells import StepCells
+from relibra.agent.cells.cells import StepCells
 from relibra.agent.placement import Placement
 from relibra.kernels import EMPTY, cuda, quota_remap
 from relibra.kernels.launch import Run
 from relibra.planning import Cluster, Model, Plan, PlanId, PlanParams, RankPlan, Schedule, StepLoad
-from relibra.planning.forecast import realised_loads
+from relibra.planning.expected.loads import realised_loads
 from relibra.planning.solve import solve
 
 Remap = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]

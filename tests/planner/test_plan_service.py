@@ -218,8 +218,8 @@ def test_the_next_plan_starts_from_the_previous_placement(
     store = Store.open(shared_planner.redis_url)
     first, second = run(store.plans_after(job_id, 0))
     run(store.close())
-    assert first.forecast.num_moved_experts > 0
-    assert second.forecast.num_moved_experts == 0
+    assert first.prediction.num_moved_experts > 0
+    assert second.prediction.num_moved_experts == 0
 
 
 def test_64_agents_fetch_one_plan(client: PlannerClient, job_id: str, ids: list[str]) -> None:

@@ -10,8 +10,8 @@ from services_harness import CLUSTER, MODEL, PARAMS, Loop
 from step_samples import IDS, OTHER_PLAN, PLAN, SCHEDULE
 
 from relibra.errors import InvalidInput, Unavailable
-from relibra.planner.bell import Bell
 from relibra.planner.metrics import Metrics
+from relibra.planner.plan_notifier import PlanNotifier
 from relibra.planner.planning_loop import PlanningLoop
 from relibra.planner.settings import PlannerSettings
 from relibra.planner.solving import SolvedStep
@@ -42,11 +42,15 @@ def job(store: Store, run: Loop) -> JobRecord:
 
 
 async def plan_until(
-    store: Store, solver: Solver, until: Callable[[], Awaitable[bool]], bell: Bell | None = None, **settings: Any
+    store: Store,
+    solver: Solver,
+    until: Callable[[], Awaitable[bool]],
+    notifier: PlanNotifier | None = None,
+    **settings: Any,
 ) -> Metrics:
     metrics = Metrics()
     told = PlannerSettings.load(redis_url="unix:///unused", **settings)
-    loop = PlanningLoop(store, solver, bell or Bell(), metrics, told)
+    loop = PlanningLoop(store, solver, notifier or PlanNotifier(), metrics, told)
     running = asyncio.create_task(loop.run())
     async with asyncio.timeout(20):
         # Every look is a round trip to Redis, during which the loop runs.
@@ -71,9 +75,9 @@ def outcomes(metrics: Metrics) -> dict[str, float]:
 
 
 def test_pending_steps_are_planned_in_order_and_announced(store: Store, run: Loop, job: JobRecord) -> None:
-    bell, solver = Bell(), Solver(nothing)
-    ring = bell.listen("job")
-    metrics = run(plan_until(store, solver, lambda: is_idle(store), bell))
+    notifier, solver = PlanNotifier(), Solver(nothing)
+    ring = notifier.listen("job")
+    metrics = run(plan_until(store, solver, lambda: is_idle(store), notifier))
     assert solver.steps == [("job", 1), ("job", 2)]
     assert ring.is_set()
     assert [each.step for each in run(store.plans_after("job", 0))] == [1, 2]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, StepLoad
-from relibra.planning.economy import ReplicaPrice, price_replicas
+from relibra.planning.prices import ReplicaPrice, price_replicas
 from relibra.planning.solve import solve
 
 

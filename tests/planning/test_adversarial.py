@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relibra.planning import Cluster, Model, Schedule, StepLoad, check_plan, imbalance
-from relibra.planning.economy import ReplicaPrice
 from relibra.planning.load import home_loads
-from relibra.planning.replicate import slowest_rank_ML
+from relibra.planning.prices import ReplicaPrice
+from relibra.planning.replicas.replicate import slowest_rank_ML
 from relibra.planning.solve import solve
 
 _LARGEST = np.iinfo(np.int32).max
@@ -29,9 +29,9 @@ def _step(load_MLE, num_nodes, gpus_per_node, slots):
     np.testing.assert_array_equal(load.load_MLE, load_MLE)
     check_plan(plan, load_MLE)
     plain = imbalance(home_loads(load_MLE, cluster.identity_placement(model), cluster.num_ranks))
-    assert plan.forecast.imbalance_after <= plain
-    assert plan.forecast.imbalance_floor <= plan.forecast.imbalance_after + 1e-12
-    assert plan.forecast.imbalance_bound <= plan.forecast.imbalance_after + 1e-12
+    assert plan.prediction.imbalance_after <= plain
+    assert plan.prediction.imbalance_floor <= plan.prediction.imbalance_after + 1e-12
+    assert plan.prediction.imbalance_bound <= plan.prediction.imbalance_after + 1e-12
     return plan
 
 
@@ -50,7 +50,7 @@ def test_one_expert_a_rank(num_nodes, gpus_per_node):
     load_MLE = rng.poisson(rng.lognormal(6, 1, (4, 2, num_nodes * gpus_per_node)))
     plan = _step(load_MLE, num_nodes, gpus_per_node, 2)
     if num_nodes == 1:
-        assert plan.forecast.imbalance_after == plan.forecast.imbalance_bound
+        assert plan.prediction.imbalance_after == plan.prediction.imbalance_bound
 
 
 def test_layers_without_load():
@@ -79,7 +79,7 @@ def test_zipf_2(num_nodes, slots):
     rng = np.random.default_rng(0)
     share_E = 1 / np.arange(1, 65) ** 2.0
     load_MLE = np.stack([rng.multinomial(50_000, rng.permutation(share_E / share_E.sum()), 3) for _ in range(8)])
-    numbers = _step(load_MLE, num_nodes, 8, slots).forecast
+    numbers = _step(load_MLE, num_nodes, 8, slots).prediction
     assert numbers.imbalance_after <= 1.01 * numbers.imbalance_floor
     assert numbers.imbalance_floor >= 0.6 * num_nodes
 
@@ -160,9 +160,9 @@ def _steps(seed, num_layers=4):
 def test_whole_plans_do_not_depend_on_names_or_scale(seed, num_nodes, gpus_per_node):
     load_MLE = _steps(seed)
     order_E = np.random.default_rng(seed).permutation(64)
-    found = _step(load_MLE, num_nodes, gpus_per_node, 2).forecast.imbalance_after
-    renamed = _step(load_MLE[..., order_E], num_nodes, gpus_per_node, 2).forecast.imbalance_after
-    scaled = _step(load_MLE * 1000, num_nodes, gpus_per_node, 2).forecast.imbalance_after
+    found = _step(load_MLE, num_nodes, gpus_per_node, 2).prediction.imbalance_after
+    renamed = _step(load_MLE[..., order_E], num_nodes, gpus_per_node, 2).prediction.imbalance_after
+    scaled = _step(load_MLE * 1000, num_nodes, gpus_per_node, 2).prediction.imbalance_after
     assert renamed == pytest.approx(found, rel=0.01)
     assert scaled == pytest.approx(found, rel=0.01)
 
@@ -171,6 +171,6 @@ def test_whole_plans_do_not_depend_on_names_or_scale(seed, num_nodes, gpus_per_n
 @pytest.mark.parametrize(("num_nodes", "gpus_per_node"), [(1, 8), (2, 8), (4, 4)])
 def test_whole_plans_with_more_slots_are_never_worse(seed, num_nodes, gpus_per_node):
     load_MLE = _steps(seed)
-    imbalances = [_step(load_MLE, num_nodes, gpus_per_node, slots).forecast.imbalance_after for slots in range(9)]
+    imbalances = [_step(load_MLE, num_nodes, gpus_per_node, slots).prediction.imbalance_after for slots in range(9)]
     for fewer, more in pairwise(imbalances):
         assert more <= 1.001 * fewer

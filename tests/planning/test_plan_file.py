@@ -41,11 +41,11 @@ def test_S8_a_plan_survives_its_file_unchanged(problems, data):
     back = plan_from_bytes(content)
     check_plan(back, problem.load_MLE)
     assert back.digest == plan.digest
-    assert (back.model, back.cluster, back.params, back.forecast, back.reason) == (
+    assert (back.model, back.cluster, back.params, back.prediction, back.reason) == (
         plan.model,
         plan.cluster,
         plan.params,
-        plan.forecast,
+        plan.prediction,
         plan.reason,
     )
     assert plan_to_bytes(back) == content

@@ -57,7 +57,7 @@ def test_a_plan_is_never_worse_than_plain_expert_parallelism(problems, data):
 def test_the_forecast_says_what_the_plan_does(problems, data):
     problem = data.draw(problems)
     plan = problem.solve()
-    numbers = plan.forecast
+    numbers = plan.prediction
     identity_LE = problem.cluster.identity_placement(problem.model)
     previous_LE = identity_LE if problem.previous_home_LE is None else problem.previous_home_LE
     assert numbers.imbalance_before == imbalance(home_loads(problem.load_MLE, identity_LE, problem.cluster.num_ranks))
@@ -117,7 +117,7 @@ def test_another_seed_gives_another_search_of_the_same_quality(random_problem):
     first = problem.solve()
     other = replace(problem, params=replace(problem.params, seed=2**70)).solve()
     assert first.digest != other.digest
-    assert other.forecast.imbalance_after == pytest.approx(first.forecast.imbalance_after, rel=0.05)
+    assert other.prediction.imbalance_after == pytest.approx(first.prediction.imbalance_after, rel=0.05)
 
 
 def test_an_empty_step_is_ideal(random_problem):
@@ -125,8 +125,8 @@ def test_an_empty_step_is_ideal(random_problem):
     plan = problem.solve()
     check_plan(plan, problem.load_MLE)
     assert len(plan.quota_index_Q4) == 0
-    assert plan.forecast.imbalance_after == plan.forecast.imbalance_bound == 1.0
-    assert plan.forecast.num_moved_experts == 0
+    assert plan.prediction.imbalance_after == plan.prediction.imbalance_bound == 1.0
+    assert plan.prediction.num_moved_experts == 0
 
 
 def test_fewer_tokens_than_ranks(random_problem):
@@ -141,9 +141,9 @@ def test_fewer_tokens_than_ranks(random_problem):
 
 def test_no_slots_means_no_replicas(random_problem):
     plan = random_problem.random(1, redundant_slots=0, experts_per_rank=8).solve()
-    assert plan.forecast.num_replicas == 0
-    assert plan.forecast.imbalance_after < plan.forecast.imbalance_before
-    assert plan.forecast.imbalance_after == plan.forecast.imbalance_bound
+    assert plan.prediction.num_replicas == 0
+    assert plan.prediction.imbalance_after < plan.prediction.imbalance_before
+    assert plan.prediction.imbalance_after == plan.prediction.imbalance_bound
 
 
 def test_loads_near_the_largest_int32():
@@ -168,7 +168,7 @@ def test_one_expert_a_rank_on_512_ranks(num_nodes, gpus_per_node, num_experts):
     load = StepLoad.of_sources(source_load)
     plan = solve(load, Schedule.round_robin(4, 1, cluster), model, cluster)
     check_plan(plan, load.load_MLE)
-    assert plan.forecast.imbalance_after <= plan.forecast.imbalance_before
+    assert plan.prediction.imbalance_after <= plan.prediction.imbalance_before
 
 
 def test_a_uniform_load_moves_no_expert(random_problem):

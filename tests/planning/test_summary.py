@@ -6,7 +6,7 @@ from relibra.planning.summary import sentence
 def test_bytes_follow_from_the_sizes_of_the_model(random_problem):
     problem = random_problem.random(0, num_ep_groups=2, num_sequences=30)
     model = replace(problem.model, expert_weight_size_bytes=10, expert_state_size_bytes=70)
-    numbers = replace(problem, model=model).solve().forecast
+    numbers = replace(problem, model=model).solve().prediction
     assert numbers.num_moved_experts > 0
     assert numbers.num_replicas > 0
     assert numbers.reorder_size_bytes == numbers.num_moved_experts * 2 * 70
@@ -15,7 +15,7 @@ def test_bytes_follow_from_the_sizes_of_the_model(random_problem):
 
 def test_the_sentence_gives_numbers_and_reasons(random_problem):
     numbers = replace(
-        random_problem.random(0).solve().forecast,
+        random_problem.random(0).solve().prediction,
         imbalance_before=2.0,
         imbalance_after=1.01,
         imbalance_bound=1.0,

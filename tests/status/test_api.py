@@ -43,7 +43,7 @@ def test_an_execution_sums_up_what_ranks_reported(http: TestClient, job: Watched
     recompute, update = http.get("/v1/jobs/job/steps/1/execution").json()
     assert (recompute["phase"], update["phase"]) == ("recompute", "update")
     assert (update["num_applied"], update["num_expected"], update["missing"]) == (4, 4, [])
-    assert update["imbalance"] == pytest.approx(job.plans[1].forecast.imbalance_after)
+    assert update["imbalance"] == pytest.approx(job.plans[1].prediction.imbalance_after)
     (fallen,) = http.get("/v1/jobs/job/steps/2/execution").json()
     assert (fallen["num_applied"], fallen["fallbacks"]) == (0, {"late": 4})
     assert fallen["reasons"] == ["rank 3 without a plan in time"]
@@ -73,14 +73,14 @@ def test_the_history_of_a_job_is_oldest_first(http: TestClient, job: WatchedJob)
     points = http.get("/v1/jobs/job/history").json()
     assert [each["step"] for each in points] == [1, 2, 3, 4, 5]
     first, second = points[:2]
-    forecast = job.plans[1].forecast
-    assert first["imbalance_before"] == pytest.approx(forecast.imbalance_before)
-    assert first["imbalance_realised"] == pytest.approx(forecast.imbalance_after)
+    prediction = job.plans[1].prediction
+    assert first["imbalance_before"] == pytest.approx(prediction.imbalance_before)
+    assert first["imbalance_realised"] == pytest.approx(prediction.imbalance_after)
     assert first["plan_wait_s"] == pytest.approx(0.023)
     assert (first["reorder_s"], first["replica_wait_s"]) == pytest.approx((0.2, 0.003))
     assert (first["num_fallbacks"], second["num_fallbacks"]) == (0, 4)
     assert points[2]["imbalance_after"] is None
-    assert first["speedup_planned"] == pytest.approx(forecast.imbalance_before / forecast.imbalance_after)
+    assert first["speedup_planned"] == pytest.approx(prediction.imbalance_before / prediction.imbalance_after)
     assert first["speedup_realised"] == pytest.approx(first["speedup_planned"])
     assert points[2]["speedup_realised"] is points[2]["plan_latency_s"] is None
     plan = http.get("/v1/jobs/job/steps/1").json()["plan"]

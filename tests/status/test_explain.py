@@ -9,11 +9,11 @@ from services_harness import CLUSTER
 
 from relibra.planning import Cluster, Phase, PlanId
 from relibra.planning.execution_sum import Cause, Execution
-from relibra.planning.plan import Forecast
+from relibra.planning.plan import Prediction
 from relibra.status.explain import explain, size_text
 from relibra.store import PlanRecord, StepRecord
 
-FORECAST = Forecast(
+PREDICTION = Prediction(
     imbalance_before=1.8,
     imbalance_after=1.2,
     imbalance_bound=1.0,
@@ -26,13 +26,13 @@ STEP = StepRecord(step=8, num_sequences=12, policies={}, submitted_at=None, plan
 
 
 def planned(**changes: float) -> StepRecord:
-    forecast = replace(FORECAST, **changes)
+    prediction = replace(PREDICTION, **changes)
     record = PlanRecord(
         id=PlanId(epoch=1, version=1),
         step=8,
         digest=b"",
         reason="because",
-        forecast=forecast,
+        prediction=prediction,
         submitted_at=None,
         published_at=0,
     )

@@ -7,12 +7,12 @@ import pytest
 
 from relibra.planning import Phase, PlanId
 from relibra.planning.execution_sum import Cause, Execution
-from relibra.planning.plan import Forecast
+from relibra.planning.plan import Prediction
 from relibra.status.health import Verdict, duration, job_health
 from relibra.store import PlanRecord, StepRecord
 
 NOW = 1000.0
-FORECAST = Forecast(
+PREDICTION = Prediction(
     imbalance_before=1.8,
     imbalance_after=1.02,
     imbalance_bound=1.01,
@@ -26,7 +26,7 @@ PLAN = PlanRecord(
     step=7,
     digest=b"",
     reason="",
-    forecast=FORECAST,
+    prediction=PREDICTION,
     submitted_at=NOW - 1,
     published_at=NOW,
 )

@@ -25,7 +25,7 @@ def test_metrics_tell_of_every_job(http: TestClient, job: WatchedJob) -> None:
     assert f'relibra_plan_latency_seconds{{job_id="job"}} {plan["latency_s"]}' in lines
     assert 'relibra_steps_planned_total{job_id="job"} 2.0' in lines
     assert 'relibra_steps_pending{job_id="job"} 1.0' in lines
-    after = job.plans[2].forecast.imbalance_after
+    after = job.plans[2].prediction.imbalance_after
     assert f'relibra_plan_imbalance_ratio{{job_id="job",when="after"}} {after}' in lines
     assert 'relibra_executed_step{job_id="job"} 2.0' in lines
     assert 'relibra_fallback_ranks{cause="late",job_id="job",phase="update"} 4.0' in lines

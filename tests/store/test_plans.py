@@ -53,7 +53,7 @@ def test_a_published_plan_is_read_back_whole_and_in_summary(store: Store, run: L
     assert record is not None
     assert (record.id.version, record.step, record.digest) == (1, 4, PLAN.digest)
     whole = plain_plan(COUNTS_SLE, SCHEDULE)
-    assert (record.reason, record.forecast) == (whole.reason, whole.forecast)
+    assert (record.reason, record.prediction) == (whole.reason, whole.prediction)
     plan = run(store.get_plan("job", 4))
     check_plan(plan)
     assert plan.digest == PLAN.digest

@@ -86,8 +86,8 @@ def demo(
         comparisons = []
         for step, (plain, balanced) in enumerate(zip(runs["plain"], runs["balanced"], strict=True)):
             shown = f"/v1/jobs/{job_id}/steps/{step}"
-            forecast = services.get(f"{shown}/plan")["forecast"]
-            comparisons.append(compare(step, plain, balanced, forecast, services.get(f"{shown}/reports")))
+            prediction = services.get(f"{shown}/plan")["prediction"]
+            comparisons.append(compare(step, plain, balanced, prediction, services.get(f"{shown}/reports")))
         verdict = judge(comparisons)
         if as_json:
             print_json(asdict(verdict))

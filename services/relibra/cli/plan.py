@@ -27,7 +27,7 @@ from relibra.evaluation import (
 )
 from relibra.evaluation.calibration import read_cost
 from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, StepLoad, check_plan
-from relibra.planning.exact import exact_gap
+from relibra.planning.bounds.exact import exact_gap
 from relibra.planning.plan_file import plan_to_bytes
 from relibra.routing import RoutingTrace, count_sequences, read_trace
 from relibra.routing.atomic_file import write_atomically

@@ -9,8 +9,8 @@ from rich.table import Table
 
 from relibra.evaluation import Comparison, ScheduleScore
 from relibra.planning import Plan
-from relibra.planning.exact import ExactGap
-from relibra.planning.packing import Packing
+from relibra.planning.bounds.exact import ExactGap
+from relibra.planning.packing.packing import Packing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class PlanReport:
 
     def to_dict(self) -> dict[str, object]:
         """For programs."""
-        plan, numbers = self.plan, self.plan.forecast
+        plan, numbers = self.plan, self.plan.prediction
         said: dict[str, object] = {
             "digest": plan.digest.hex(),
             "imbalance": asdict(self.imbalance),
@@ -71,7 +71,7 @@ class PlanReport:
         console.print(f"Written to {output}", highlight=False)
 
     def _table(self) -> Table:
-        plan, numbers = self.plan, self.plan.forecast
+        plan, numbers = self.plan, self.plan.prediction
         model, cluster, num_cells = plan.model, plan.cluster, plan.lower_bound_ML.size
         rows = [
             ("imbalance without balancing", f"{self.imbalance.identity:.4f}"),

@@ -68,16 +68,16 @@ def _print_step(console: Console, step: dict[str, Any]) -> None:
     if step["failure"]:
         console.print(step["failure"], style="red", markup=False)
     if plan is not None:
-        forecast = plan["forecast"]
-        imbalances = " > ".join(f"{forecast[f'imbalance_{name}']:.3f}" for name in ("before", "after"))
+        prediction = plan["prediction"]
+        imbalances = " > ".join(f"{prediction[f'imbalance_{name}']:.3f}" for name in ("before", "after"))
         console.print(
             _facts(
                 {
                     "plan": plan["id"],
-                    "imbalance": f"{imbalances}, bound {forecast['imbalance_bound']:.3f}",
-                    "replicas": f"{forecast['num_replicas']}, {forecast['replica_size_bytes'] / 2**20:.1f} MiB",
-                    "moved experts": f"{forecast['num_moved_experts']}, "
-                    f"{forecast['reorder_size_bytes'] / 2**20:.1f} MiB",
+                    "imbalance": f"{imbalances}, bound {prediction['imbalance_bound']:.3f}",
+                    "replicas": f"{prediction['num_replicas']}, {prediction['replica_size_bytes'] / 2**20:.1f} MiB",
+                    "moved experts": f"{prediction['num_moved_experts']}, "
+                    f"{prediction['reorder_size_bytes'] / 2**20:.1f} MiB",
                 }
             )
         )

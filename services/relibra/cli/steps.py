@@ -49,6 +49,6 @@ def steps(
 def _promises(plan: dict[str, Any] | None) -> list[str]:
     if plan is None:
         return [""] * 5
-    forecast = plan["forecast"]
-    imbalances = [f"{forecast[f'imbalance_{name}']:.3f}" for name in ("before", "after", "bound")]
-    return [*imbalances, str(forecast["num_replicas"]), str(forecast["num_moved_experts"])]
+    prediction = plan["prediction"]
+    imbalances = [f"{prediction[f'imbalance_{name}']:.3f}" for name in ("before", "after", "bound")]
+    return [*imbalances, str(prediction["num_replicas"]), str(prediction["num_moved_experts"])]

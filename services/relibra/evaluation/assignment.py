@@ -9,9 +9,9 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from relibra.planning.job import Cluster
 from relibra.planning.load import rank_loads
 from relibra.planning.plan import Plan
-from relibra.planning.topology import Cluster
 
 
 class Known(Enum):

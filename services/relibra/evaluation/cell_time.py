@@ -13,8 +13,8 @@ from relibra.evaluation.dispatch_time import copies_of, dispatch_us_ML, even_cop
 from relibra.evaluation.hardware import Hardware
 from relibra.evaluation.model_shape import ModelShape
 from relibra.planning.cost import WEIGHT_TRANSFERS, CostModel
+from relibra.planning.job import Cluster
 from relibra.planning.load import StepLoad
-from relibra.planning.topology import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,6 @@ def compare(load_MLE: NDArray[np.integer], plan: Plan) -> Comparison:
     return Comparison(
         identity=imbalance(identity(load_MLE, plan.model, plan.cluster).rank_loads_MLR(plan.cluster)),
         eplb_oracle=imbalance(eplb(load_MLE, plan.model, plan.cluster).rank_loads_MLR(plan.cluster)),
-        planned=plan.forecast.imbalance_after,
-        bound=plan.forecast.imbalance_bound,
+        planned=plan.prediction.imbalance_after,
+        bound=plan.prediction.imbalance_bound,
     )

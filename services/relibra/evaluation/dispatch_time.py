@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from relibra.evaluation.assignment import Assignment
 from relibra.evaluation.model_shape import ModelShape
 from relibra.planning.cost import CostModel
+from relibra.planning.job import Cluster
 from relibra.planning.load import StepLoad
-from relibra.planning.topology import Cluster
 
 
 def reached(share: NDArray[np.floating], model: ModelShape) -> NDArray[np.float64]:

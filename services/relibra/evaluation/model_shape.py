@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relibra.errors import InvalidInput
-from relibra.planning.topology import Model
+from relibra.planning.job import Model
 from relibra.routing.model_config import layers_of_config, number
 
 _BF16 = 2

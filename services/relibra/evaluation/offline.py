@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
 from relibra.evaluation.schedules import largest_tokens
+from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad
-from relibra.planning.packing import Packing
+from relibra.planning.packing.packing import Packing
 from relibra.planning.schedule import Schedule
-from relibra.planning.topology import Cluster, Model, PlanParams
 from relibra.routing.counts import count_sequences
 from relibra.routing.trace import RoutingTrace
 
@@ -93,7 +93,7 @@ def pack_trace(
     Raises:
         InvalidInput: as `schedule_of` and `pack`.
     """
-    from relibra.planning.pack import pack  # loads numba
+    from relibra.planning.packing.pack import pack  # loads numba
 
     length_S = np.diff(trace.offsets)
     if trace.schedule is None or num_micro_batches is None:

@@ -17,13 +17,13 @@ from relibra.evaluation import baselines
 from relibra.evaluation.assignment import Assignment
 from relibra.evaluation.renaming import renamed
 from relibra.evaluation.workload import Workload
-from relibra.planning.economy import price_replicas
+from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad
-from relibra.planning.pack import pack
+from relibra.planning.packing.pack import pack
 from relibra.planning.plan import Plan
-from relibra.planning.replicate import replicate
+from relibra.planning.prices import price_replicas
+from relibra.planning.replicas.replicate import replicate
 from relibra.planning.solve import solve
-from relibra.planning.topology import Cluster, Model, PlanParams
 
 _Decided = TypeVar("_Decided")
 

@@ -9,7 +9,7 @@ from relibra.evaluation.hardware import Hardware
 from relibra.evaluation.model_shape import ModelShape
 from relibra.evaluation.routing_statistics import RoutingStatistics
 from relibra.evaluation.workload import Workload, drawn, tiled
-from relibra.planning.topology import Cluster
+from relibra.planning.job import Cluster
 from relibra.routing.trace import RoutingTrace
 from relibra.routing.trace_sets import take_sequences
 

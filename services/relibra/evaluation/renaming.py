@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.evaluation.assignment import Assignment
-from relibra.planning.topology import Cluster
+from relibra.planning.job import Cluster
 
 
 def renamed(assignment: Assignment, previous_LE: NDArray[np.int32], cluster: Cluster) -> Assignment:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning import Cluster, Plan, Schedule
-from relibra.planning.length_balance import length_balanced
+from relibra.planning.packing.length_balance import length_balanced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ def score_schedule(plan: Plan, counts_SLE: NDArray[np.integer], length_S: NDArra
     work_MR = _sum_by_rank(schedule, length_S**2, cluster)
     total_work = int(work_MR.sum())
     return ScheduleScore(
-        imbalance=plan.forecast.imbalance_after,
+        imbalance=plan.prediction.imbalance_after,
         cross_node_share=1 - num_local / max(int(counts_SLE.sum(dtype=np.int64)), 1),
         largest_tokens=largest_tokens(schedule, length_S, cluster),
         attention_spread=int(work_MR.max(axis=1).sum()) * cluster.num_ranks / total_work if total_work else 1.0,

@@ -9,8 +9,8 @@ from relibra.evaluation.cell_time import Training
 from relibra.evaluation.policies import POLICIES, Situation, usable_policies
 from relibra.evaluation.step_time import StepTime, balanced_step_time, sent_bytes, step_time
 from relibra.evaluation.workload import Workload
+from relibra.planning.job import PlanParams
 from relibra.planning.load import imbalance
-from relibra.planning.topology import PlanParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from relibra.errors import InvalidInput
 from relibra.evaluation.model_shape import ModelShape
 from relibra.evaluation.routing_statistics import RoutingStatistics, draw_counts
+from relibra.planning.job import Cluster
 from relibra.planning.load import StepLoad
 from relibra.planning.schedule import Schedule
-from relibra.planning.topology import Cluster
 from relibra.routing.counts import count_sequences
 from relibra.routing.trace import RoutingTrace
 

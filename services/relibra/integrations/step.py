@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 
 from relibra.errors import InvalidInput, LimitExceeded
-from relibra.integrations.parts import rank_parts
 from relibra.integrations.rank_batch import RankBatch, TrainerLayout
+from relibra.integrations.rank_parts import rank_parts
 from relibra.planning import Schedule
 from relibra.planning.plan import Basis
 from relibra.rollout import RolloutReporter

@@ -10,7 +10,7 @@ Out:  acknowledgements of what is durable, and for every scheduled step one publ
     turns             whose step is next
     solver, solving   the worker processes, and what they do: read, solve, check, encode
     plan_cache, served_plan   what all agents of a job fetch, read once
-    bell              wakes who waits for a plan
+    notifier              wakes who waits for a plan
     limits, pace, calls_under_way   what one request may ask for, how fast a job may send, how much at a time
     read_ahead        turns a stream of requests into batches
     certificates      its own, read anew when the files change

@@ -7,9 +7,9 @@ from typing import Any
 from opentelemetry import propagate
 
 from relibra.errors import InvalidInput, NotFound, NotReady
-from relibra.planner.bell import Bell, wait_until_set
 from relibra.planner.limits import MAX_FETCH_WAIT_S, check_num_cells, check_step
 from relibra.planner.plan_cache import PlanCache
+from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
 from relibra.planner.settings import PlannerSettings
 from relibra.planning import PlanId
 from relibra.planning.plan import Basis
@@ -26,10 +26,12 @@ _NUM_NAMED = 3
 class PlanService(plan_pb2_grpc.PlanServiceServicer):
     """Keeps schedules in the store, and hands out the plans that are published there."""
 
-    def __init__(self, store: Store, bell: Bell, settings: PlannerSettings, on_schedule: Callable[[], None]) -> None:
+    def __init__(
+        self, store: Store, notifier: PlanNotifier, settings: PlannerSettings, on_schedule: Callable[[], None]
+    ) -> None:
         self._store = store
         self._settings = settings
-        self._bell = bell
+        self._notifier = notifier
         self._on_schedule = on_schedule
         self._cache = PlanCache(store)
 
@@ -85,7 +87,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             seen = newest.id
             yield _announce(newest)
         while True:
-            ring = self._bell.listen(job_id)
+            ring = self._notifier.listen(job_id)
             for job in (await self._store.get_jobs([job_id])).values():
                 # Versions begin again in a new epoch.
                 version = seen.version if job.epoch == seen.epoch else 0
@@ -108,7 +110,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     async def _wait_for_plan(self, job_id: str, step: int, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
         while True:
-            ring = self._bell.listen(job_id)
+            ring = self._notifier.listen(job_id)
             record = await self._store.get_step(job_id, step)
             if record.plan is not None:
                 return

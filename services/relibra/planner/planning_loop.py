@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from opentelemetry import propagate, trace
 
 from relibra.errors import Conflict, LostLease, RelibraError, StaleEpoch, Unavailable
-from relibra.planner.bell import Bell, wait_until_set
+from relibra.planner.fair_order import next_turns
 from relibra.planner.metrics import Metrics
+from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
 from relibra.planner.settings import PlannerSettings
 from relibra.planner.solving import SolvedStep
-from relibra.planner.turns import next_turns
 from relibra.store import Lease, Store
 
 logger = logging.getLogger(__name__)
@@ -32,10 +32,12 @@ class _Solver(Protocol):
 class PlanningLoop:
     """One step a job at a time, jobs in turn. Supervised: whatever a step does, the others are tried."""
 
-    def __init__(self, store: Store, solver: _Solver, bell: Bell, metrics: Metrics, settings: PlannerSettings) -> None:
+    def __init__(
+        self, store: Store, solver: _Solver, notifier: PlanNotifier, metrics: Metrics, settings: PlannerSettings
+    ) -> None:
         self._store = store
         self._solver = solver
-        self._bell = bell
+        self._notifier = notifier
         self._metrics = metrics
         self._settings = settings
         self._news = asyncio.Event()
@@ -104,7 +106,7 @@ class PlanningLoop:
                 await self._store.return_lease(lease)
             self._metrics.solves.labels(outcome).inc()
             del self._solves[lease.job_id]
-            self._bell.ring(lease.job_id)
+            self._notifier.ring(lease.job_id)
             self.wake()
 
     async def _publish(self, lease: Lease) -> str:

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from relibra.errors import InvalidInput, LimitExceeded, RelibraError, Unavailable, UnknownJob
-from relibra.planner.bell import wait_until_set
 from relibra.planner.limits import check_step
 from relibra.planner.metrics import Metrics
 from relibra.planner.pace import Pace
+from relibra.planner.plan_notifier import wait_until_set
 from relibra.planner.read_ahead import ReadAhead
 from relibra.store import JobRecord, SequenceCounts, Store, StoreLimits
 from relibra.v1 import routing_pb2, routing_pb2_grpc

@@ -28,7 +28,7 @@ class ServedPlan:
             digest=record.digest,
             num_micro_batches=arrays["replica_count"].shape[0] // job.cluster.num_ep_groups,
             reason=record.reason,
-            basis=encode_basis(record.forecast.basis),
+            basis=encode_basis(record.prediction.basis),
             home_rank=_message(arrays["home_rank"]),
             replica_count=_message(arrays["replica_count"]),
             replica_expert=_message(arrays["replica_expert"]),

@@ -10,7 +10,6 @@ import grpc.aio
 
 from relibra.errors import RelibraError, Unavailable
 from relibra.planner.access import Access
-from relibra.planner.bell import Bell
 from relibra.planner.call_interceptor import CallInterceptor
 from relibra.planner.calls_under_way import CallsUnderWay
 from relibra.planner.certificates import CertificateFiles
@@ -19,6 +18,7 @@ from relibra.planner.health import Health
 from relibra.planner.job_service import JobService
 from relibra.planner.metrics import Metrics
 from relibra.planner.pace import Pace
+from relibra.planner.plan_notifier import PlanNotifier
 from relibra.planner.plan_service import PlanService
 from relibra.planner.planning_loop import PlanningLoop
 from relibra.planner.routing_service import RoutingService
@@ -65,7 +65,7 @@ class PlannerServer:
         settings = self._settings
         self._store = Store.open(settings.redis_url)
         self._metrics = Metrics()
-        self._bell = Bell()
+        self._notifier = PlanNotifier()
         try:
             await self._store.check()
             if settings.metrics_port is not None:
@@ -76,7 +76,7 @@ class PlannerServer:
             await self._store.close()
             raise
         self._solver = SolverPool(settings.redis_url, timeout_s=settings.solve_timeout_s)
-        self._loop = PlanningLoop(self._store, self._solver, self._bell, self._metrics, settings)
+        self._loop = PlanningLoop(self._store, self._solver, self._notifier, self._metrics, settings)
         self._health = Health(self._store, self._metrics, SERVICES)
         self._add_services()
         await self._health.look()
@@ -105,7 +105,7 @@ class PlannerServer:
         self._routing = RoutingService(
             self._store, settings.store_limits, Pace(settings.max_ingest_bytes_per_s), self._metrics
         )
-        plans = PlanService(self._store, self._bell, settings, self._loop.wake)
+        plans = PlanService(self._store, self._notifier, settings, self._loop.wake)
         job_pb2_grpc.add_JobServiceServicer_to_server(JobService(self._store, max_jobs=settings.max_jobs), server)
         routing_pb2_grpc.add_RoutingServiceServicer_to_server(self._routing, server)
         plan_pb2_grpc.add_PlanServiceServicer_to_server(plans, server)
@@ -140,7 +140,7 @@ class PlannerServer:
         logger.info("planner drains")
         await self._health.drain()
         self._routing.drain()
-        self._bell.drain()
+        self._notifier.drain()
         self._loop.stop()
         await self._server.stop(DRAIN_TIMEOUT_S)
         try:

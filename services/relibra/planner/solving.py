@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad, check_plan
-from relibra.planning.forecast import WINDOW, expected_step
+from relibra.planning.expected.loads import WINDOW, expected_step
 from relibra.planning.plan import Basis
 from relibra.store import EncodedPlan, Store
 

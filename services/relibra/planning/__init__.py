@@ -4,29 +4,28 @@ In:   `StepLoad` (token copies per micro-batch, layer, source rank and expert), 
       `PlanParams`, and the previous placement.
 Out:  a `Plan` that passes `check_plan`, with its lower bound and a sentence of reason.
 
-    load -> economy -> reorder -> replicate -> bound -> summary -> plan      solve.py runs them in this order
+    load -> prices -> placement -> replicas -> bounds -> summary -> plan      `solve` runs them in this order
                                                   split makes source shares when the plan is read
 
-    forecast                       before solve: what to expect where loads are not known
-    hedge, fractions               in solve, for such loads: in place of replicate's choice, and of split
+    expected.loads                 before `solve`: estimates loads that are not known
+    expected.replicas, fractions   in `solve` for estimated loads: they replace the choice of replicas and the split
 
-    pack, length_balance           optional, before solve: which sequences share a micro-batch
-    replan                         after solve: a late change reuses what still holds
-    step_bound, exact, validate    how good and how valid a plan is
+    packing                        optional, before `solve`: chooses which sequences share a micro-batch
+    bounds, check                  how good and how valid a plan is
 
-Importing this package needs numpy alone: the trainer takes `plan`, `rank_plan`, `validate` and `topology` from it. The
+Importing this package needs numpy alone: the trainer takes `plan`, `rank_plan`, `check` and `job` from it. The
 modules that need numba are imported by `solve` only.
 """
 
+from relibra.planning.check import check_placement, check_plan, check_rank_plan
 from relibra.planning.cost import CostModel
 from relibra.planning.execution import ExecutionReport, Phase
+from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad, imbalance
 from relibra.planning.plan import Plan
 from relibra.planning.rank_plan import PlanId, RankPlan
 from relibra.planning.schedule import Schedule
 from relibra.planning.shares import SourceShares
-from relibra.planning.topology import Cluster, Model, PlanParams
-from relibra.planning.validate import check_placement, check_plan, check_rank_plan
 
 __all__ = [
     "Cluster",

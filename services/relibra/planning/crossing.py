@@ -10,8 +10,8 @@ L layers, N nodes, E experts, S sequences.
 import numpy as np
 from numpy.typing import NDArray
 
+from relibra.planning.job import Cluster, PlanParams
 from relibra.planning.load import StepLoad
-from relibra.planning.topology import Cluster, PlanParams
 
 _UNIT_BITS = 10
 """Prices are whole multiples of 2**-10 tokens, so that they are the same on every host (S8)."""

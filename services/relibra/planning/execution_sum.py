@@ -11,8 +11,8 @@ from enum import StrEnum
 import numpy as np
 
 from relibra.planning.execution import ExecutionReport, Phase
+from relibra.planning.job import Cluster
 from relibra.planning.load import imbalance
-from relibra.planning.topology import Cluster
 
 
 class Cause(StrEnum):

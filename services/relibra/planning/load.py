@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
+from relibra.planning.job import Cluster
 from relibra.planning.schedule import Schedule
-from relibra.planning.topology import Cluster
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import rank_loads
 from relibra.planning.schedule import Schedule
 from relibra.planning.shares import SourceShares
-from relibra.planning.topology import Cluster, Model, PlanParams
 
 
 class Basis(StrEnum):
@@ -29,7 +29,7 @@ class Basis(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
+class Prediction:
     """What a plan promises, in numbers. Imbalances as DESIGN defines them: 1.0 is ideal."""
 
     imbalance_before: float
@@ -72,10 +72,10 @@ class Plan:
     quota_index_Q4: NDArray[np.int32]
     quota_tokens_Q: NDArray[np.int64]
     shares: SourceShares
-    """From which source ranks the tokens of replicas come; in a forecast, the fraction they take from each."""
+    """From which source ranks the tokens of replicas come; in a forecast plan, the fraction they take from each."""
     lower_bound_ML: NDArray[np.float64]
     """Tokens of the slowest rank that no plan with this placement and these slots can go below."""
-    forecast: Forecast
+    prediction: Prediction
     reason: str
     repacked: bool = False
 
@@ -110,7 +110,7 @@ class Plan:
                 "model": asdict(self.model),
                 "cluster": asdict(self.cluster),
                 "params": asdict(self.params),
-                "forecast": self.forecast.to_dict(),
+                "prediction": self.prediction.to_dict(),
                 "reason": self.reason,
                 "repacked": self.repacked,
             },

@@ -3,7 +3,7 @@
 Keys: `home_rank` int32 [L, E]; `micro_batch`, `source_rank`, `ep_group` int32 [S]; `quota_index` int32 [Q, 4] = (row,
 layer, expert, rank); `quota_tokens` int64 [Q]; `lower_bound` float64 [M, L]; `replica_share` int32 [Y, R], for every
 quota away from its expert's home the tokens by the source rank they come from; `repacked` only where the planner
-packed; `meta` JSON text with model, cluster, params, forecast, reason and the digest in hexadecimal. The forecast
+packed; `meta` JSON text with model, cluster, params, prediction, reason and the digest in hexadecimal. The prediction
 says its `basis` where loads were expected and not known; `replica_share` is then the part of every source rank's tokens
 that the replica takes, in 2**15ths.
 """
@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput, InvalidPlan
-from relibra.planning.plan import Forecast, Plan
+from relibra.planning.job import Cluster, Model, PlanParams
+from relibra.planning.plan import Plan, Prediction
 from relibra.planning.schedule import Schedule
 from relibra.planning.shares import SourceShares
-from relibra.planning.topology import Cluster, Model, PlanParams
 
 # Whatever zipfile, zlib, numpy and the dataclasses raise on bytes that are not a plan: MemoryError where a header
 # claims a huge array, RuntimeError where it claims encryption or an unknown compression.
@@ -116,6 +116,8 @@ def plan_from_bytes(data: bytes) -> Plan:
                 raise InvalidPlan.of("plan file", expected=f"the keys {', '.join(_KEYS)}", got=f"no {missing[0]}")
             array = {key: file[key] for key in file}
         meta = json.loads(str(array["meta"]))
+        if "forecast" in meta:
+            raise InvalidPlan("this plan file was written by relibra 0.1.0 or older; make the plan again")
         plan = Plan(
             model=Model(**meta["model"]),
             cluster=Cluster(**meta["cluster"]),
@@ -130,12 +132,12 @@ def plan_from_bytes(data: bytes) -> Plan:
             quota_tokens_Q=array["quota_tokens"],
             shares=SourceShares.stored(array["replica_share"]),
             lower_bound_ML=array["lower_bound"],
-            forecast=Forecast(**meta["forecast"]),
+            prediction=Prediction(**meta["prediction"]),
             reason=meta["reason"],
             repacked=meta["repacked"],
         )
     except _UNREADABLE as error:
-        if isinstance(error, InvalidInput):
+        if isinstance(error, InvalidInput | InvalidPlan):
             raise
         raise InvalidPlan.of("plan file", expected="a .npz written by relibra", got=error) from error
     if plan.digest.hex() != meta["digest"]:

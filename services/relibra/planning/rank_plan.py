@@ -51,5 +51,5 @@ class RankPlan:
             replica_share_Q=plan.shares.of_rank(rank),
             num_micro_batches=plan.schedule.num_micro_batches,
             reason=plan.reason,
-            basis=plan.forecast.basis,
+            basis=plan.prediction.basis,
         )

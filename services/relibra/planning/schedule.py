@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
-from relibra.planning.topology import Cluster
+from relibra.planning.job import Cluster
 
 _MAX_INT32 = np.iinfo(np.int32).max
 

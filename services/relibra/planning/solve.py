@@ -7,21 +7,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
-from relibra.planning.bound import lower_bound_ML
+from relibra.planning.bounds.cell import lower_bound_ML
+from relibra.planning.check import check_placement
 from relibra.planning.crossing import price_crossing
-from relibra.planning.economy import price_moves, price_replicas
+from relibra.planning.expected.replicas import hedge_layer
 from relibra.planning.fractions import fraction_shares
-from relibra.planning.hedge import hedge_layer
+from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad
-from relibra.planning.packing import Packing
+from relibra.planning.packing.packing import Packing
+from relibra.planning.placement.reorder import reorder
 from relibra.planning.plan import Basis, Plan
-from relibra.planning.reorder import reorder
-from relibra.planning.replicate import replicate, replicate_layer
+from relibra.planning.prices import price_moves, price_replicas
+from relibra.planning.replicas.replicate import replicate, replicate_layer
+from relibra.planning.replicas.split import split
 from relibra.planning.schedule import Schedule
-from relibra.planning.split import split
-from relibra.planning.summary import forecast, sentence
-from relibra.planning.topology import Cluster, Model, PlanParams
-from relibra.planning.validate import check_placement
+from relibra.planning.summary import predict, sentence
 
 
 def solve(
@@ -81,7 +81,7 @@ def solve(
     else:
         shares = fraction_shares(quotas.index_Q4, quotas.tokens_Q, home_LE, cluster.num_ranks)
     bound_ML = lower_bound_ML(load_MLE, home_LE, cluster)
-    numbers = forecast(load_MLE, home_LE, previous_LE, quotas, bound_ML, model, cluster, basis)
+    numbers = predict(load_MLE, home_LE, previous_LE, quotas, bound_ML, model, cluster, basis)
 
     return Plan(
         model=model,
@@ -93,7 +93,7 @@ def solve(
         quota_tokens_Q=quotas.tokens_Q,
         shares=shares,
         lower_bound_ML=bound_ML,
-        forecast=numbers,
+        prediction=numbers,
         reason=sentence(numbers, [why_reordered, why_replicated]),
         repacked=packing is not None,
     )

@@ -6,14 +6,14 @@ M rows, L layers, E experts, R EP ranks, Q quotas.
 import numpy as np
 from numpy.typing import NDArray
 
+from relibra.planning.bounds.step import step_bound_L
+from relibra.planning.job import Cluster, Model
 from relibra.planning.load import home_loads, imbalance, rank_loads
-from relibra.planning.plan import Basis, Forecast
-from relibra.planning.replicate import Quotas
-from relibra.planning.step_bound import step_bound_L
-from relibra.planning.topology import Cluster, Model
+from relibra.planning.plan import Basis, Prediction
+from relibra.planning.replicas.replicate import Quotas
 
 
-def forecast(
+def predict(
     load_MLE: NDArray[np.int64],
     home_LE: NDArray[np.int32],
     previous_LE: NDArray[np.int32],
@@ -22,7 +22,7 @@ def forecast(
     model: Model,
     cluster: Cluster,
     basis: Basis = Basis.REPLAY,
-) -> Forecast:
+) -> Prediction:
     """Count what the plan does; bytes are over all EP groups and 0 where the model gives no sizes."""
     num_rows, num_layers, _ = load_MLE.shape
     loads_MLR = rank_loads(quotas.index_Q4, quotas.tokens_Q, num_rows, num_layers, cluster.num_ranks)
@@ -31,7 +31,7 @@ def forecast(
     _, layer_Q, expert_Q, rank_Q = quotas.index_Q4.T
     num_replicas = int((home_LE[layer_Q, expert_Q] != rank_Q).sum())
     num_moved = int((home_LE != previous_LE).sum())
-    return Forecast(
+    return Prediction(
         imbalance_before=imbalance(identity_MLR),
         imbalance_after=imbalance(loads_MLR),
         imbalance_bound=float(bound_ML.sum()) * cluster.num_ranks / total if total else 1.0,
@@ -44,7 +44,7 @@ def forecast(
     )
 
 
-def sentence(numbers: Forecast, parts: list[str]) -> str:
+def sentence(numbers: Prediction, parts: list[str]) -> str:
     """Say what the plan achieves, and what each step of planning did for it."""
     before, after, bound = numbers.imbalance_before, numbers.imbalance_after, numbers.imbalance_bound
     change = f"falls from {before:.3f} to" if after < before else "stays at"

@@ -10,9 +10,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from relibra.status import metrics
 from relibra.status.access import EVERYTHING, Access
-from relibra.status.answer import Answers
 from relibra.status.api import api
 from relibra.status.context import App, Context, Looker
+from relibra.status.etag import Answers
 from relibra.status.live import Live
 from relibra.status.models import Health
 from relibra.status.pages import STATIC, pages, plotly, show_problem

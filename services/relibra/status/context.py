@@ -7,7 +7,7 @@ from fastapi import Depends, Path, Query, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBasic, HTTPBasicCredentials, HTTPBearer
 
 from relibra.status.access import Access, Viewer
-from relibra.status.answer import Answers
+from relibra.status.etag import Answers
 from relibra.status.live import Live
 from relibra.status.problems import PROBLEM_RESPONSES
 from relibra.status.reader import Reader

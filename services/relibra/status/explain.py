@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from relibra.planning import Cluster
 from relibra.planning.execution_sum import Cause, Execution
-from relibra.planning.plan import Basis, Forecast
+from relibra.planning.plan import Basis, Prediction
 from relibra.status.health import absence, excess, fallback
 from relibra.store import StepRecord, StepState
 
@@ -37,8 +37,8 @@ def explain(step: StepRecord, cluster: Cluster, executed: Sequence[Execution]) -
     """Explain one step."""
     return Explanation(
         headline=_headline(step),
-        placement=[] if step.plan is None else _placement(step.plan.forecast),
-        replicas=[] if step.plan is None else _replicas(step.plan.forecast, cluster),
+        placement=[] if step.plan is None else _placement(step.plan.prediction),
+        replicas=[] if step.plan is None else _replicas(step.plan.prediction, cluster),
         execution=_execution(step, executed),
     )
 
@@ -56,31 +56,33 @@ def _headline(step: StepRecord) -> str:
     return f"{step.num_sequences} sequences are reported; planning begins when the trainer submits the schedule"
 
 
-def _placement(forecast: Forecast) -> list[str]:
+def _placement(prediction: Prediction) -> list[str]:
     sentences = [
-        f"No placement whatever gets below {forecast.imbalance_floor:.3f}; under this one the bound is "
-        f"{forecast.imbalance_bound:.3f}, and the plan reaches {forecast.imbalance_after:.3f}."
+        f"No placement whatever gets below {prediction.imbalance_floor:.3f}; under this one the bound is "
+        f"{prediction.imbalance_bound:.3f}, and the plan reaches {prediction.imbalance_after:.3f}."
     ]
-    if forecast.num_moved_experts:
-        moved = f"{forecast.num_moved_experts} experts move to another home, {size_text(forecast.reorder_size_bytes)}"
+    if prediction.num_moved_experts:
+        moved = (
+            f"{prediction.num_moved_experts} experts move to another home, {size_text(prediction.reorder_size_bytes)}"
+        )
         sentences.append(f"{moved} with their optimizer state, once, at the start of the step.")
     else:
         sentences.append("No expert moves: no move gains more than it costs, or the placement is as good as any.")
     return sentences
 
 
-def _replicas(forecast: Forecast, cluster: Cluster) -> list[str]:
+def _replicas(prediction: Prediction, cluster: Cluster) -> list[str]:
     if not cluster.redundant_slots:
         return ["There are no replicas: the job has no redundant slots."]
-    if not forecast.num_replicas:
+    if not prediction.num_replicas:
         return ["There are no replicas: none saves the slowest rank more time than its transfer and weights cost."]
     sentences = [
-        f"{forecast.num_replicas} replicas take tokens from ranks that would be slowest, each for one micro-batch and "
-        f"layer; their weights are {size_text(forecast.replica_size_bytes)}, inside nodes."
+        f"{prediction.num_replicas} replicas take tokens from ranks that would be slowest, each for one micro-batch "
+        f"and layer; their weights are {size_text(prediction.replica_size_bytes)}, inside nodes."
     ]
-    if forecast.basis is Basis.PREVIOUS_STEPS:
+    if prediction.basis is Basis.PREVIOUS_STEPS:
         sentences.append("Loads are expected and not known: slots are used so that no rank depends on a single expert.")
-    elif forecast.imbalance_after > forecast.imbalance_bound * _CLOSE:
+    elif prediction.imbalance_after > prediction.imbalance_bound * _CLOSE:
         sentences.append("What is left above the bound would take replicas that cost more than they save.")
     return sentences
 

@@ -77,8 +77,8 @@ def job_health(
         rest = f"all ranks reported step {newest.step}, and no other has begun; has the job ended?"
         return JobHealth(verdict=Verdict.WAITING, reason=f"{silence}: {rest}")
     if newest.plan is not None:
-        forecast = newest.plan.forecast
-        change = f"imbalance {forecast.imbalance_before:.3f} to {forecast.imbalance_after:.3f}"
+        prediction = newest.plan.prediction
+        change = f"imbalance {prediction.imbalance_before:.3f} to {prediction.imbalance_after:.3f}"
         return JobHealth(verdict=Verdict.WELL, reason=f"step {newest.step} is planned, {change}")
     reason = f"step {newest.step} is {newest.state}, {newest.num_sequences} sequences so far"
     is_planning = any(step.plan is not None for step in steps)
@@ -154,9 +154,9 @@ def absence(execution: Execution) -> str | None:
 
 def excess(execution: Execution, step: StepRecord) -> str | None:
     """Say that the realised imbalance is worse than planned, if it is; a forecast promises nothing."""
-    if step.plan is None or execution.imbalance is None or step.plan.forecast.basis is not Basis.REPLAY:
+    if step.plan is None or execution.imbalance is None or step.plan.prediction.basis is not Basis.REPLAY:
         return None
-    planned = step.plan.forecast.imbalance_after
+    planned = step.plan.prediction.imbalance_after
     if execution.imbalance <= planned * _REALISED_TOLERANCE:
         return None
     return f"imbalance was {execution.imbalance:.3f} in phase {execution.phase}, {planned:.3f} was planned"

@@ -8,12 +8,12 @@ from pydantic import Field
 
 from relibra.planning import Phase
 from relibra.planning.execution_sum import Execution
-from relibra.planning.plan import Forecast
+from relibra.planning.plan import Prediction
 from relibra.planning.totals import PlanTotals
 from relibra.status.models import Shown
 from relibra.store import PlanRecord, StepRecord, StepState
 
-_OF_FORECAST = (
+_OF_PREDICTION = (
     *("imbalance_before", "imbalance_after", "imbalance_bound", "imbalance_floor"),
     *("num_replicas", "num_moved_experts"),
 )
@@ -25,9 +25,9 @@ def realised_imbalance(executed: Sequence[Execution]) -> float | None:
     return realised[-1] if realised else None
 
 
-def speedup(forecast: Forecast, imbalance: float | None) -> float | None:
+def speedup(prediction: Prediction, imbalance: float | None) -> float | None:
     """Return how much less the slowest ranks compute at some imbalance than without balancing, as a ratio."""
-    return None if imbalance is None else forecast.imbalance_before / imbalance
+    return None if imbalance is None else prediction.imbalance_before / imbalance
 
 
 class HistoryPoint(Shown):
@@ -74,9 +74,9 @@ class HistoryPoint(Shown):
 
 
 def _of_plan(plan: PlanRecord, realised: float | None) -> dict[str, Any]:
-    return {name: getattr(plan.forecast, name) for name in _OF_FORECAST} | {
-        "speedup_planned": speedup(plan.forecast, plan.forecast.imbalance_after),
-        "speedup_realised": speedup(plan.forecast, realised),
+    return {name: getattr(plan.prediction, name) for name in _OF_PREDICTION} | {
+        "speedup_planned": speedup(plan.prediction, plan.prediction.imbalance_after),
+        "speedup_realised": speedup(plan.prediction, realised),
         "published_at": datetime.fromtimestamp(plan.published_at, tz=UTC),
         "plan_latency_s": plan.latency_s,
     }

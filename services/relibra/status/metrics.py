@@ -112,9 +112,9 @@ class _Collector:
                 if plan.latency_s is not None:
                     latency.add_metric([job_id], plan.latency_s)
                 for when in ("before", "after", "bound", "floor"):
-                    imbalance.add_metric([job_id, when], getattr(plan.forecast, f"imbalance_{when}"))
+                    imbalance.add_metric([job_id, when], getattr(plan.prediction, f"imbalance_{when}"))
                 for kind in ("reorder", "replica"):
-                    size.add_metric([job_id, kind], getattr(plan.forecast, f"{kind}_size_bytes"))
+                    size.add_metric([job_id, kind], getattr(plan.prediction, f"{kind}_size_bytes"))
         yield from (planned, pending, latency, published, imbalance, size)
 
     def _executions(self) -> Iterator[Metric]:

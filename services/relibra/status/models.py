@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from relibra.planning import Cluster, ExecutionReport, Model, Phase, PlanParams
 from relibra.planning.execution_sum import Cause, Execution
-from relibra.planning.plan import Forecast
+from relibra.planning.plan import Prediction
 from relibra.status.figures import PlanFigures
 from relibra.status.health import JobHealth
 from relibra.store import JobRecord, PlanRecord, StepRecord, StepState
@@ -70,7 +70,7 @@ class PlanSummary(Shown):
     step: int = Field(examples=[12])
     digest: str = Field(description="SHA-256 of the whole plan, equal on every rank.", examples=["9f86d081884c7d65..."])
     reason: str = Field(description="Why this plan is what it is.")
-    forecast: Forecast
+    prediction: Prediction
     published_at: datetime
     latency_s: float | None = Field(
         description="From schedule to plan: waiting for a solver, solving, publishing.", examples=[0.62]
@@ -84,7 +84,7 @@ class PlanSummary(Shown):
             step=plan.step,
             digest=plan.digest.hex(),
             reason=plan.reason,
-            forecast=plan.forecast,
+            prediction=plan.prediction,
             published_at=_time(plan.published_at),
             latency_s=plan.latency_s,
         )

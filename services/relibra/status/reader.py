@@ -13,7 +13,7 @@ from relibra.planning.execution_sum import Execution, executions
 from relibra.planning.totals import PlanTotals
 from relibra.status.figures import PlanFigures
 from relibra.status.health import JobHealth, job_health
-from relibra.status.memory import Memory
+from relibra.status.single_flight import Memory
 from relibra.store import JobRecord, PlanRecord, StepRecord, Store
 
 P = ParamSpec("P")

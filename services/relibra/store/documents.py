@@ -12,7 +12,7 @@ import numpy as np
 
 from relibra.planning import Cluster, ExecutionReport, Model, Phase, PlanId, PlanParams, Schedule
 from relibra.planning.execution_sum import Cause, Execution
-from relibra.planning.plan import Basis, Forecast
+from relibra.planning.plan import Basis, Prediction
 from relibra.store.records import JobRecord, PlanRecord
 
 
@@ -73,7 +73,7 @@ def decode_plan_record(step: int, values: list[bytes | None]) -> PlanRecord | No
         step=step,
         digest=bytes.fromhex(digest.decode()),
         reason=fields["reason"],
-        forecast=Forecast(**fields["forecast"]),
+        prediction=Prediction(**fields["prediction"]),
         submitted_at=float(submitted_at) if submitted_at else None,
         published_at=float(published_at),
     )

@@ -2,7 +2,7 @@
 
 | field | content |
 |---|---|
-| `meta` | JSON: model, cluster, params, forecast, reason, repacked |
+| `meta` | JSON: model, cluster, params, prediction, reason, repacked |
 | `home_rank` | `[L, E]` |
 | `replica_count`, `replica_expert`, `replica_rank` | replicas of every cell `[M, L]`; expert and rank of each `[Y]` |
 | `share/<rank>` | `[Y]`, what every replica gets from that rank, see `SourceShares` |
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, SourceShares
-from relibra.planning.plan import Forecast
+from relibra.planning.plan import Prediction
 from relibra.planning.totals import PlanTotals
 from relibra.store.array_codec import PackedArray
 
@@ -99,7 +99,7 @@ def decode_plan(fields: Mapping[str, bytes]) -> Plan:
         quota_tokens_Q=unpack("quota_tokens").astype(np.int64),
         shares=SourceShares(num_ranks=cluster.num_ranks, blocks=blocks),
         lower_bound_ML=unpack("lower_bound").astype(np.float64),
-        forecast=Forecast(**meta["forecast"]),
+        prediction=Prediction(**meta["prediction"]),
         reason=meta["reason"],
         repacked=meta["repacked"],
     )

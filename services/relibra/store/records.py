@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning import Cluster, Model, Plan, PlanId, PlanParams
-from relibra.planning.plan import Forecast
+from relibra.planning.plan import Prediction
 from relibra.store.array_codec import PackedArray
 from relibra.store.plan_codec import encode_plan
 
@@ -98,7 +98,7 @@ class PlanRecord:
     step: int
     digest: bytes
     reason: str
-    forecast: Forecast
+    prediction: Prediction
     submitted_at: float | None
     """When the schedule came; None where the writer did not tell."""
     published_at: float

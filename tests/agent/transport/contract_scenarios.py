@@ -11,8 +11,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from relibra.agent.cells import Copy
 from relibra.agent.transport import (
+    Copy,
     ExpertTransport,
     Handle,
     Parcel,

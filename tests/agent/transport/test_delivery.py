@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transfer_cells import transfer_cells
 
-from relibra.agent.cells import Copy
-from relibra.agent.transport import FrozenLayer, Parcel, Pull, fetch_copies, return_gradients, transfer_schedule
+from relibra.agent.transport import Copy, FrozenLayer, Parcel, Pull, fetch_copies, return_gradients, transfer_schedule
 
 NUM_RANKS, FIRST_EXPERT = 8, 100
 Lists = defaultdict[tuple[int, int], list[Tensor]]

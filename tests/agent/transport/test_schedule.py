@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transfer_cells import transfer_cells
 
-from relibra.agent.cells import Copy, StepCells
+from relibra.agent.cells.cells import StepCells
 from relibra.agent.placement import Placement
-from relibra.agent.transport import TransferSchedule, rounds, transfer_schedule
+from relibra.agent.transport import Copy, TransferSchedule, rounds, transfer_schedule
 
 speeds = st.just(0.0) | st.floats(0.01, 100)
 

@@ -3,7 +3,7 @@ import pytest
 
 from relibra.evaluation.baselines.ultraep import quota_replicas
 from relibra.planning import Cluster
-from relibra.planning.replicate import slowest_rank_ML
+from relibra.planning.replicas.replicate import slowest_rank_ML
 
 
 def test_a_hot_expert_is_shared_out_evenly():

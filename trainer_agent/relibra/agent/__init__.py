@@ -12,9 +12,9 @@ Out:  balanced MoE layers, realised loads reported back, weights under their log
 from relibra.agent.agent import Agent
 from relibra.agent.attachment import attach
 from relibra.agent.config import AgentConfig
-from relibra.agent.outcome import StepOutcome
-from relibra.agent.plan_source import PlanSource
-from relibra.agent.session import Session
+from relibra.agent.plans.outcome import StepOutcome
+from relibra.agent.plans.plan_source import PlanSource
+from relibra.agent.plans.session import Session
 from relibra.planning import Phase
 
 __all__ = ["Agent", "AgentConfig", "Phase", "PlanSource", "Session", "StepOutcome", "attach"]

@@ -10,20 +10,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from relibra.agent.cells import StepCells
+from relibra.agent.cells.cells import StepCells
+from relibra.agent.cells.gradient_return import returning_bytes
+from relibra.agent.cells.layer import LayerExecution
+from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, current, running
+from relibra.agent.cells.replay import check_routing
+from relibra.agent.cells.visit import Node
 from relibra.agent.config import AgentConfig
 from relibra.agent.experts import Experts
-from relibra.agent.gradient_return import returning_bytes
 from relibra.agent.groups import Groups
-from relibra.agent.homes import Homes
-from relibra.agent.layer import LayerExecution
-from relibra.agent.logical_names import logical_named_parameters
-from relibra.agent.micro_batch import MicroBatch, RealisedLoad, current, running
-from relibra.agent.outcome import PhaseRecord, StepOutcome
-from relibra.agent.plan_source import PlanSource
-from relibra.agent.replay import check_routing
-from relibra.agent.replicate import Node
-from relibra.agent.steps import Steps
+from relibra.agent.homes.homes import Homes
+from relibra.agent.homes.logical_names import logical_named_parameters
+from relibra.agent.plans.outcome import PhaseRecord, StepOutcome
+from relibra.agent.plans.plan_source import PlanSource
+from relibra.agent.step import Steps
 from relibra.errors import RelibraError, Unsupported
 from relibra.planning import Phase
 

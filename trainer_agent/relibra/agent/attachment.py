@@ -8,22 +8,22 @@ import torch.distributed as dist
 from torch import nn
 
 from relibra.agent.agent import Agent
-from relibra.agent.agreement import together
+from relibra.agent.cells.fetch import Fetcher
+from relibra.agent.cells.host_copy import HostCopy
+from relibra.agent.cells.slots import Slots
+from relibra.agent.cells.visit import Node
 from relibra.agent.config import AgentConfig
 from relibra.agent.experts import Experts, experts_of
-from relibra.agent.fetch import Fetcher
 from relibra.agent.groups import Groups, Member, Topology
-from relibra.agent.homes import Homes
-from relibra.agent.host_copy import HostCopy
-from relibra.agent.optimizer_state import OptimizerState
+from relibra.agent.homes.homes import Homes
+from relibra.agent.homes.optimizer_state import OptimizerState
 from relibra.agent.placement import Placement
-from relibra.agent.plan_source import PlanSource
+from relibra.agent.plans.agreement import together
+from relibra.agent.plans.plan_source import PlanSource
+from relibra.agent.plans.session import Session
 from relibra.agent.refusals import check_version, replay_obstacle
-from relibra.agent.replicate import Node
-from relibra.agent.session import Session
-from relibra.agent.slots import Slots
 from relibra.agent.transport import ExpertTransport, PeerTransport, ProcessGroupTransport
-from relibra.agent.waiting import TimedTransport
+from relibra.agent.transport.timed import TimedTransport
 from relibra.errors import InvalidInput, RelibraError
 
 

@@ -65,10 +65,10 @@ def compare(
     step: int,
     plain: StepRecord,
     balanced: StepRecord,
-    forecast: Mapping[str, Any],
+    prediction: Mapping[str, Any],
     reports: Sequence[Mapping[str, Any]],
 ) -> StepComparison:
-    """Put one step of both runs side by side; the plan's forecast and the reports are what the status service shows."""
+    """Put one step of both runs side by side; plan and reports are as the status service shows them."""
     return StepComparison(
         step=step,
         reward=float(balanced.batch.rewards.mean()),
@@ -81,9 +81,9 @@ def compare(
         num_resampled=balanced.num_resampled,
         plain_imbalance=imbalance(plain.load_MLR),
         balanced_imbalance=imbalance(balanced.load_MLR),
-        planned_imbalance=forecast["imbalance_after"],
-        num_moved_experts=forecast["num_moved_experts"],
-        num_replicas=forecast["num_replicas"],
+        planned_imbalance=prediction["imbalance_after"],
+        num_moved_experts=prediction["num_moved_experts"],
+        num_replicas=prediction["num_replicas"],
         reorder_sent_bytes=sum(report["reorder_sent_bytes"] for report in reports),
         replica_sent_bytes=sum(report["replica_sent_bytes"] for report in reports),
         fell_back="" if all(balanced.applied) else balanced.reason,

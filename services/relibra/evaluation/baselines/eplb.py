@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.evaluation.assignment import Assignment, Known, from_pieces
-from relibra.planning.topology import Cluster, Model
+from relibra.planning.job import Cluster, Model
 
 DECISION_US = 200.0
 """What a layer waits for a placement made after its router has run: SGLang's vectorised EPLB, the fastest measured,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.evaluation.assignment import Assignment, Known, from_pieces
-from relibra.planning.topology import Cluster, Model
+from relibra.planning.job import Cluster, Model
 
 MAX_TOKENS_FACTOR = 1.0
 """alpha: a rank takes this times the mean. The paper's setting."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from relibra.errors import Unsupported
 from relibra.evaluation.assignment import Assignment, Known, from_pieces
 from relibra.evaluation.baselines.eplb import eplb, physical_experts
-from relibra.planning.topology import Cluster, Model
+from relibra.planning.job import Cluster, Model
 
 DECISION_US = 100.0
 """Published time of a solve in a node."""

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.evaluation.assignment import Assignment, Known, at_home
-from relibra.planning.partition import fill, spread
-from relibra.planning.topology import Cluster, Model
+from relibra.planning.job import Cluster, Model
+from relibra.planning.placement.partition import fill, spread
 
 
 def identity(load_MLE: NDArray[np.integer], model: Model, cluster: Cluster) -> Assignment:

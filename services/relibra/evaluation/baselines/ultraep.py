@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from relibra.evaluation.assignment import Assignment, Known, from_pieces
 from relibra.planning.jit import compiled
-from relibra.planning.topology import Cluster, Model
+from relibra.planning.job import Cluster, Model
 
 MIN_TOKENS = 1024
 """Fewest tokens of a replica, as shipped."""

@@ -9,10 +9,10 @@ from typing import Any
 from megatron.core import tensor_parallel
 from torch import Tensor, nn
 
-from relibra.agent.checkpoint import logical_sharded_state_dict
-from relibra.agent.layer import LayerExecution
-from relibra.agent.micro_batch import current_of_any, running
-from relibra.agent.replay import MicroBatchReplay
+from relibra.agent.cells.layer import LayerExecution
+from relibra.agent.cells.micro_batch import current_of_any, running
+from relibra.agent.cells.replay import MicroBatchReplay
+from relibra.agent.homes.checkpoint import logical_sharded_state_dict
 from relibra.planning import Cluster
 
 

@@ -9,8 +9,8 @@ from megatron.core.optimizer import ChainedOptimizer, Float16OptimizerWithFloat1
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
-from relibra.agent.checkpoint import refusing_physical_order, refusing_places
-from relibra.agent.optimizer_state import OptimizerState, Shard
+from relibra.agent.homes.checkpoint import refusing_physical_order, refusing_places
+from relibra.agent.homes.optimizer_state import OptimizerState, Shard
 from relibra.agent.refusals import ddp_refusals, optimizer_refusals, unsupported
 
 

@@ -9,7 +9,7 @@ them, and is no transport by that contract. `schedule` says in which order the c
 which way; `delivery` has them do so. What a reorder moves is ordered by rounds alone.
 """
 
-from relibra.agent.transport.contract import ExpertTransport, Handle, Parcel
+from relibra.agent.transport.contract import Copy, ExpertTransport, Handle, Parcel
 from relibra.agent.transport.delivery import FrozenLayer, fetch_copies, return_gradients
 from relibra.agent.transport.host import HostPulls, HostWeights, Pull
 from relibra.agent.transport.peer import PeerTransport
@@ -17,6 +17,7 @@ from relibra.agent.transport.process_group import ProcessGroupTransport
 from relibra.agent.transport.schedule import Hop, TransferSchedule, rounds, transfer_schedule
 
 __all__ = [
+    "Copy",
     "ExpertTransport",
     "FrozenLayer",
     "Handle",

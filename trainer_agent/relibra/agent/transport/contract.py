@@ -26,6 +26,17 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 
+class Copy(NamedTuple):
+    """One replica of a cell; ranks count within the node."""
+
+    source_rank: int
+    source_slot: int
+    """Home slot of the expert."""
+    destination_rank: int
+    destination_slot: int
+    """Redundant slot, counted from 0."""
+
+
 class Parcel(NamedTuple):
     """One tensor on its way."""
 

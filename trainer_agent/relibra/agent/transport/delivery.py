@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from relibra.agent.cells import Copy
-from relibra.agent.transport.contract import ExpertTransport, Handle, Parcel
+from relibra.agent.transport.contract import Copy, ExpertTransport, Handle, Parcel
 from relibra.agent.transport.host import HostPulls, Pull
 from relibra.agent.transport.schedule import transfer_schedule
 

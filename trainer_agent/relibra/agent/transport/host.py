@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from relibra.agent.peers import noticing_death
 from relibra.agent.transport.claims import Claim, Claims
 from relibra.agent.transport.contract import Handle
+from relibra.agent.transport.lost_ranks import noticing_death
 from relibra.agent.transport.shared_memory import jointly, shared_blocks
 from relibra.errors import InvalidInput, RelibraError
 from relibra.kernels.packed import packed_offsets, packed_size_bytes

@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from relibra.agent.peers import missing, noticing_death
 from relibra.agent.transport.claims import Claim, Claims
 from relibra.agent.transport.contract import Parcel
 from relibra.agent.transport.engine import Engine, Mover
 from relibra.agent.transport.lanes import CHUNKS_PER_LANE, Item, Kind, Lane, Pipes
+from relibra.agent.transport.lost_ranks import missing, noticing_death
 from relibra.agent.transport.push import PushSpeeds, measured, push_way
 from relibra.agent.transport.shared_memory import exchange_descriptors, jointly, shared_blocks
 

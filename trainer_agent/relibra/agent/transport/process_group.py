@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import torch.distributed as dist
 from torch import Tensor
 
-from relibra.agent.peers import missing
 from relibra.agent.transport.claims import Claims
 from relibra.agent.transport.contract import Parcel
+from relibra.agent.transport.lost_ranks import missing
 
 
 class ProcessGroupTransport:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from relibra.agent.cells import Copy
+from relibra.agent.transport.contract import Copy
 
 
 class Hop(NamedTuple):

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from relibra.agent.peers import noticing_death
+from relibra.agent.transport.lost_ranks import noticing_death
 from relibra.errors import Unsupported
 
 _MORE_MEMORY = "give the node more host memory and open files, or use the process_group transport and no host copy"

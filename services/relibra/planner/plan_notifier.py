@@ -1,0 +1,46 @@
+"""Wakes the coroutines of this process that wait for news of a job.
+
+Only a hint: whoever waits looks into the store before and after, because news from another planner do not ring here.
+"""
+
+import asyncio
+
+from relibra.errors import Unavailable
+
+
+class PlanNotifier:
+    """One notifier a job, and a last ring for all when the planner drains. For one event loop."""
+
+    def __init__(self) -> None:
+        self._rings: dict[str, asyncio.Event] = {}
+        self._is_draining = False
+
+    def listen(self, job_id: str) -> asyncio.Event:
+        """Return what the next ring sets. Listen first, then look, then wait: no ring is missed.
+
+        Raises:
+            Unavailable: the planner is draining; another one answers.
+        """
+        if self._is_draining:
+            raise Unavailable("the planner is shutting down; ask again")
+        return self._rings.setdefault(job_id, asyncio.Event())
+
+    def ring(self, job_id: str) -> None:
+        """Wake who listens for `job_id`."""
+        if ring := self._rings.pop(job_id, None):
+            ring.set()
+
+    def drain(self) -> None:
+        """Wake everybody, and refuse to listen from now on."""
+        self._is_draining = True
+        for job_id in list(self._rings):
+            self.ring(job_id)
+
+
+async def wait_until_set(event: asyncio.Event, timeout_s: float) -> None:
+    """Return when `event` is set, or after `timeout_s`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return

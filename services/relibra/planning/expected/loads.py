@@ -1,0 +1,144 @@
+"""Loads that are expected instead of known: where routing is not replayed, or not recorded yet.
+
+Plans are rules, so a plan for expected loads is executed like any other: it costs balance where it is wrong, and
+nothing else. `realised_loads` says how much.
+
+M rows, L layers, E experts, R EP ranks, K top-k, T tokens, S (row, source rank) pairs, Q quotas, Y replicas.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.errors import InvalidInput
+from relibra.planning.fractions import begins, tokens_of
+from relibra.planning.job import Cluster, Model
+from relibra.planning.load import StepLoad, home_loads
+from relibra.planning.plan import Basis, Plan
+from relibra.planning.schedule import Schedule
+
+WINDOW = 4
+"""Earlier steps that are looked at: with the default decay, the one before them would weigh 3 %."""
+
+
+def expected_share(previous: Sequence[NDArray[np.integer]], decay: float = 0.5) -> NDArray[np.float64]:
+    """Return the share of every expert in the token copies of its layer, float64 `[L, E]`, each layer summing to 1.
+
+    EPLB's window of past loads, with weights that fall with age. Steps count by their shares, so a long step does not
+    outweigh a recent one.
+
+    Args:
+        previous: loads `[M, L, E]` of earlier steps, oldest first; M may differ.
+        decay: weight of a step beside the one after it; 1 weighs all alike.
+
+    Raises:
+        InvalidInput: no step, a decay outside of 0 to 1, or steps of different models.
+    """
+    if not previous:
+        raise InvalidInput.of("previous", expected="loads of at least one step", got="none")
+    if not 0 < decay <= 1:
+        raise InvalidInput.of("decay", expected="above 0, at most 1", got=decay)
+    shapes = sorted({load_MLE.shape[1:] for load_MLE in previous})
+    if len(shapes) > 1:
+        raise InvalidInput.of("previous", expected="[M, L, E] of one model", got=shapes)
+    num_layers, num_experts = shapes[0]
+    share_LE = np.zeros((num_layers, num_experts))
+    for load_MLE in previous:
+        total_LE = load_MLE.sum(axis=0, dtype=np.int64)
+        share_LE = decay * share_LE + total_LE / np.maximum(total_LE.sum(axis=1, keepdims=True), 1)
+    copies_L1 = share_LE.sum(axis=1, keepdims=True)
+    expected_LE: NDArray[np.float64] = np.where(
+        copies_L1 > 0, share_LE / np.where(copies_L1 > 0, copies_L1, 1), 1 / num_experts
+    )
+    return expected_LE
+
+
+def expected_load(share_LE: NDArray[np.float64], tokens_MR: NDArray[np.integer], top_k: int) -> StepLoad:
+    """Return the load of a step that has so many tokens in every row on every source rank.
+
+    Copies are whole, and those of a (row, source rank) sum to tokens x top-k in every layer.
+
+    Args:
+        share_LE: what `expected_share` says.
+        tokens_MR: tokens of the schedule.
+        top_k: experts a token.
+    """
+    num_rows, num_ranks = tokens_MR.shape
+    tokens_S = tokens_MR.ravel().astype(np.int64)
+    counts_SLE = np.empty((len(tokens_S), *share_LE.shape), dtype=np.uint32)
+    for pair, tokens in enumerate(tokens_S):
+        counts_SLE[pair] = _whole(share_LE, int(tokens) * top_k)
+    return StepLoad(
+        counts_SLE=counts_SLE,
+        row_S=np.repeat(np.arange(num_rows, dtype=np.int32), num_ranks),
+        source_rank_S=np.tile(np.arange(num_ranks, dtype=np.int32), num_rows),
+        num_rows=num_rows,
+        num_ranks=num_ranks,
+    )
+
+
+def expected_step(
+    previous: Sequence[NDArray[np.integer]], schedule: Schedule, model: Model, cluster: Cluster
+) -> StepLoad:
+    """Return the load to expect of a schedule of which nothing is routed yet.
+
+    As many tokens as earlier steps had in the mean, as many for every sequence; nothing where no step is known.
+
+    Args:
+        previous: loads `[L, E]` of earlier steps, each summed over its rows, oldest first.
+        schedule: of the step.
+        model: the MoE layers.
+        cluster: the EP groups.
+    """
+    sequences_MR = np.zeros((schedule.num_rows(cluster), cluster.num_ranks), dtype=np.int64)
+    np.add.at(sequences_MR, (schedule.row_S, schedule.source_rank_S), 1)
+    if not previous:
+        nothing_LE = np.zeros((model.num_layers, model.num_experts))
+        return expected_load(nothing_LE, 0 * sequences_MR, model.top_k)
+    copies = sum(int(total_LE.sum()) for total_LE in previous) / len(previous)
+    tokens = copies / (model.num_layers * model.top_k * schedule.num_sequences)
+    share_LE = expected_share([total_LE[None] for total_LE in previous])
+    return expected_load(share_LE, np.rint(sequences_MR * tokens).astype(np.int64), model.top_k)
+
+
+def realised_loads(plan: Plan, load: StepLoad) -> NDArray[np.int64]:
+    """Return what every rank computes where a step routes `load` under a plan made for another, int64 `[M, L, R]`.
+
+    Each source rank sends its tokens of an expert to the replicas in their order, to each up to its share, and the rest
+    to the home: what agents do. In a forecast plan shares are fractions of what the source rank has.
+
+    Raises:
+        InvalidInput: the load has other rows or ranks than the plan.
+    """
+    expected = (plan.num_rows, plan.cluster.num_ranks)
+    if (load.num_rows, load.num_ranks) != expected:
+        raise InvalidInput.of("load", expected=f"[M, R] = {expected}", got=(load.num_rows, load.num_ranks))
+    home_LE = plan.home_rank_LE
+    loads_MLR = home_loads(load.load_MLE, home_LE, plan.cluster.num_ranks)
+    index_Y4 = plan.quota_index_Q4[plan.is_replica_Q]
+    share_YR = plan.shares.to_array()
+    end_M = np.searchsorted(index_Y4[:, 0], np.arange(plan.num_rows), side="right")
+    for row, (first, end) in enumerate(zip([0, *end_M[:-1]], end_M, strict=True)):
+        _, layer_Y, expert_Y, rank_Y = index_Y4[first:end].T
+        share = share_YR[first:end].astype(np.int64)
+        before = begins(index_Y4[first:end], share)
+        has_YR = load.source_load_RLE(row)[:, layer_Y, expert_Y].T
+        if plan.prediction.basis is Basis.REPLAY:
+            sent_YR = np.clip(has_YR - before, 0, share)
+        else:
+            source_R = np.arange(load.num_ranks)
+            sent_YR = tokens_of(has_YR, before, share, source_R, load.num_ranks)
+        sent_Y = sent_YR.sum(axis=1)
+        np.add.at(loads_MLR, (row, layer_Y, rank_Y), sent_Y)
+        np.add.at(loads_MLR, (row, layer_Y, home_LE[layer_Y, expert_Y]), -sent_Y)
+    return loads_MLR
+
+
+def _whole(share_LE: NDArray[np.float64], copies: int) -> NDArray[np.int64]:
+    """Divide copies by shares into whole numbers: largest remainders first, lower experts where these are equal."""
+    want_LE = copies * share_LE
+    whole_LE = np.floor(want_LE).astype(np.int64)
+    place_LE = np.argsort(np.argsort(whole_LE - want_LE, axis=1, kind="stable"), axis=1, kind="stable")
+    whole_LE += place_LE < copies - whole_LE.sum(axis=1, keepdims=True)
+    return whole_LE

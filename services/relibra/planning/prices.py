@@ -1,0 +1,81 @@
+"""What replicas and moves must be worth, in tokens: the cost model brought to bear on one step.
+
+Where a job brings no cost model of its own, the defaults are a guess about its hardware, and kept within limits: the
+least size of a replica is at most `_MAX_LOSS` of a rank's tokens, and what moves must gain stays between two bounds.
+
+M rows, L layers, E experts.
+"""
+
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.planning.cost import CostModel
+from relibra.planning.job import Cluster, Model, PlanParams
+
+MIN_GAIN = 0.005
+"""Part of a layer's slowest-rank tokens that a costlier placement must save where the size of experts is not known.
+Reordering all experts takes 1.4 % to 2.1 % of the time of a step (ReLibra), so this pays for about a third of them."""
+
+_STEPS_OF_FIRST_PLACEMENT = 16
+"""Within so many steps the experts that leave where plain expert parallelism puts them must pay for it: the placement
+lasts for longer, but popularity drifts."""
+
+_GUESSED_GAIN = (0.001, 0.02)
+_MAX_LOSS = 0.01
+"""Part of a rank's mean tokens in a cell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaPrice:
+    """What replicas must be worth, in tokens."""
+
+    least: int = 1
+    """Tokens that a replica has at least."""
+    of_busiest: int = 0
+    """Tokens of the slowest rank that each replica of the busiest rank is weighed as; 0 where balance is all that
+    counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hysteresis:
+    """How many tokens of its slowest ranks a layer must save in a step so that experts move for it."""
+
+    tokens_per_move: float = 0.0
+    least: float = MIN_GAIN
+    """Part of the layer's tokens to save, however few experts move."""
+    most: float = MIN_GAIN
+    """Part of the layer's tokens that is enough, however many move."""
+
+    def of_first_placement(self) -> "Hysteresis":
+        """The same for a layer that has never been placed: what moves there is not for one step only."""
+        return replace(self, tokens_per_move=self.tokens_per_move / _STEPS_OF_FIRST_PLACEMENT)
+
+    def net_gain(self, tokens: int, proposed: int, num_moved: int) -> float:
+        """Tokens saved beyond what `num_moved` experts must save; positive where they should move."""
+        needed = max(self.least * tokens, min(self.tokens_per_move * num_moved, self.most * tokens))
+        return tokens - proposed - needed
+
+
+def price_replicas(params: PlanParams, load_MLE: NDArray[np.int64], model: Model, cluster: Cluster) -> ReplicaPrice:
+    """Return what the cost model asks of replicas where sizes are known; a least size in `params` goes first."""
+    if not model.expert_weight_size_bytes:
+        return ReplicaPrice(least=max(1, params.min_tokens_per_replica))
+    cost = params.cost or CostModel.of_expert(model.expert_weight_size_bytes)
+    tokens = cost.min_tokens_per_replica(model.expert_weight_size_bytes)
+    if params.cost is None:
+        mean_tokens = int(load_MLE.sum()) / (load_MLE[..., 0].size * cluster.num_ranks)
+        tokens = max(1, min(tokens, int(_MAX_LOSS * mean_tokens)))
+    return ReplicaPrice(least=params.min_tokens_per_replica or tokens, of_busiest=tokens)
+
+
+def price_moves(params: PlanParams, model: Model, cluster: Cluster) -> Hysteresis:
+    """Return what moving experts must gain: `MIN_GAIN` where their size is not known, else what pays for the move."""
+    if not model.expert_state_size_bytes or not model.expert_weight_size_bytes:
+        return Hysteresis()
+    cost = params.cost or CostModel.of_expert(model.expert_weight_size_bytes)
+    move_us = cost.reorder_us(1, cluster.num_ranks, model.expert_state_size_bytes)
+    least, most = _GUESSED_GAIN if params.cost is None else (0.0, inf)
+    return Hysteresis(tokens_per_move=move_us / cost.saved_us(1), least=least, most=most)

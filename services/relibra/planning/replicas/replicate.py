@@ -1,0 +1,170 @@
+"""Replicas and quotas of every cell: which hot experts are copied to which neighbours, and how many tokens go along.
+
+M rows, L layers, E experts, R EP ranks, N nodes, X experts of a node (rank by rank), Y replicas of a layer, Q quotas.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.planning.jit import compiled
+from relibra.planning.job import Cluster
+from relibra.planning.per_layer import for_each_layer
+from relibra.planning.prices import ReplicaPrice
+from relibra.planning.replicas.node_replicas import replicate_rows
+
+FREE = ReplicaPrice()
+"""Balance is all that counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quotas:
+    """Who computes what: `index_Q4` int32 (row, layer, expert, rank), sorted and unique; `tokens_Q` int64, at least 1.
+
+    An expert that replicas took over in full has no line for its home.
+    """
+
+    index_Q4: NDArray[np.int32]
+    tokens_Q: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerReplicas:
+    """The replicas of one layer, row by row: those of row m are lines `end_M[m - 1]` to `end_M[m]`."""
+
+    limit_M: NDArray[np.int64]
+    """Tokens of the slowest rank."""
+    cost_M: NDArray[np.int64]
+    """The same and what the replicas of the busiest rank cost, in tokens."""
+    end_M: NDArray[np.int64]
+    index_Y2: NDArray[np.int32]
+    """(expert, rank)."""
+    tokens_Y: NDArray[np.int64]
+
+
+ChooseReplicas = Callable[[NDArray[np.int64], NDArray[np.int32], Cluster, ReplicaPrice], LayerReplicas]
+"""Chooses the replicas of one layer from its loads `[M, E]` and home ranks `[E]`."""
+
+
+def replicate(
+    load_MLE: NDArray[np.int64],
+    home_LE: NDArray[np.int32],
+    cluster: Cluster,
+    price: ReplicaPrice = FREE,
+    num_threads: int = 1,
+    choose: ChooseReplicas | None = None,
+) -> tuple[Quotas, str]:
+    """Choose replicas and quotas under a placement; return them and why.
+
+    The result is the same for any number of threads. `choose` is `replicate_layer` by default: in every cell the
+    slowest rank is at most the one without replicas, nodes below the slowest one get no more replicas than it takes to
+    stay below it, and balance that costs more replicas than it is worth is left.
+    """
+    choose = choose or replicate_layer
+
+    def replicate_one(layer: int) -> LayerReplicas:
+        return choose(load_MLE[:, layer], home_LE[layer], cluster, price)
+
+    layers = for_each_layer(replicate_one, len(home_LE), num_threads)
+    index_Q4, tokens_Q = _merge(
+        load_MLE,
+        home_LE,
+        np.stack([layer.end_M for layer in layers]),
+        np.cumsum([0] + [len(layer.tokens_Y) for layer in layers]),
+        np.concatenate([layer.index_Y2 for layer in layers]),
+        np.concatenate([layer.tokens_Y for layer in layers]),
+    )
+    num_replicas = sum(len(layer.tokens_Y) for layer in layers)
+    moved = sum(int(layer.tokens_Y.sum()) for layer in layers)
+    num_cells, share = load_MLE[..., 0].size, moved / max(int(load_MLE.sum()), 1)
+    reason = f"{num_replicas / num_cells:.1f} replicas a cell compute {share:.1%} of the tokens"
+    if num_replicas and price.least > 1:
+        reason += f", each at least {price.least}"
+    return Quotas(index_Q4=index_Q4, tokens_Q=tokens_Q), reason
+
+
+def slowest_rank_ML(
+    load_MLE: NDArray[np.int64], home_LE: NDArray[np.int32], cluster: Cluster, price: ReplicaPrice = FREE
+) -> NDArray[np.int64]:
+    """Tokens of the slowest rank that `replicate` would leave in every cell."""
+    limits = [
+        replicate_layer(load_MLE[:, layer], home_E, cluster, price).limit_M for layer, home_E in enumerate(home_LE)
+    ]
+    return np.stack(limits, axis=1)
+
+
+def replicate_layer(
+    load_ME: NDArray[np.int64], home_E: NDArray[np.int32], cluster: Cluster, price: ReplicaPrice
+) -> LayerReplicas:
+    """Choose the replicas of one layer."""
+    by_rank_NX = np.argsort(home_E, kind="stable").reshape(cluster.num_nodes, -1)
+    limit_M, cost_M, end_M, index_Y2, tokens_Y = replicate_rows(
+        np.ascontiguousarray(load_ME),
+        by_rank_NX,
+        cluster.gpus_per_node,
+        cluster.redundant_slots,
+        price.least,
+        price.of_busiest,
+    )
+    return LayerReplicas(
+        limit_M=limit_M, cost_M=cost_M, end_M=end_M, index_Y2=index_Y2.copy(), tokens_Y=tokens_Y.copy()
+    )
+
+
+@compiled
+def _merge(
+    load_MLE: NDArray[np.int64],
+    home_LE: NDArray[np.int32],
+    end_LM: NDArray[np.int64],
+    first_L: NDArray[np.int64],
+    index_Y2: NDArray[np.int32],
+    tokens_Y: NDArray[np.int64],
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Write home and replica quotas of all cells in their order; `first_L` is where the replicas of a layer begin."""
+    num_rows, num_layers, num_experts = load_MLE.shape
+    num_quotas = len(tokens_Y)
+    for row in range(num_rows):
+        for layer in range(num_layers):
+            for expert in range(num_experts):
+                num_quotas += load_MLE[row, layer, expert] > 0
+    index_Q4 = np.empty((num_quotas, 4), dtype=np.int32)
+    tokens_Q = np.empty(num_quotas, dtype=np.int64)
+    kept_E = np.empty(num_experts, dtype=np.int64)
+    first_E = np.empty(num_experts, dtype=np.int64)  # the replicas of an expert are a list by rising rank
+    next_Y = np.empty(len(tokens_Y), dtype=np.int64)
+    written = 0
+    for row in range(num_rows):
+        for layer in range(num_layers):
+            kept_E[:] = load_MLE[row, layer]
+            first_E[:] = -1
+            begin = first_L[layer] + (end_LM[layer, row - 1] if row > 0 else 0)
+            for replica in range(begin, first_L[layer] + end_LM[layer, row]):
+                expert = index_Y2[replica, 0]
+                kept_E[expert] -= tokens_Y[replica]
+                before, after = np.int64(-1), first_E[expert]
+                while after >= 0 and index_Y2[after, 1] < index_Y2[replica, 1]:
+                    before, after = after, next_Y[after]
+                next_Y[replica] = after
+                if before < 0:
+                    first_E[expert] = replica
+                else:
+                    next_Y[before] = replica
+            for expert in range(num_experts):
+                home, replica = home_LE[layer, expert], first_E[expert]
+                home_is_left = kept_E[expert] > 0
+                while home_is_left or replica >= 0:
+                    if home_is_left and (replica < 0 or home < index_Y2[replica, 1]):
+                        rank, tokens = home, kept_E[expert]
+                        home_is_left = False
+                    else:
+                        rank, tokens = index_Y2[replica, 1], tokens_Y[replica]
+                        replica = next_Y[replica]
+                    index_Q4[written, 0] = row
+                    index_Q4[written, 1] = layer
+                    index_Q4[written, 2] = expert
+                    index_Q4[written, 3] = rank
+                    tokens_Q[written] = tokens
+                    written += 1
+    return index_Q4[:written], tokens_Q[:written]

@@ -1,0 +1,167 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relibra.agent.cells.cells import StepCells, redundant_slots
+from relibra.agent.placement import Placement
+from relibra.agent.transport import Copy
+from relibra.kernels import EMPTY, REST, quota_remap
+from relibra.planning import Cluster, Model, PlanId, RankPlan, check_rank_plan
+from relibra.planning.fractions import WHOLE
+from relibra.planning.plan import Basis
+
+SEEDS = st.integers(0, 2**32 - 1)
+CPU = torch.device("cpu")
+
+
+def cells_of(placement: Placement, cluster: Cluster, ep_group: int, ep_rank: int, plan: RankPlan | None) -> StepCells:
+    return StepCells(placement, cluster, ep_group=ep_group, ep_rank=ep_rank, plan=plan, device=CPU)
+
+
+@settings(max_examples=40)
+@given(st.data(), SEEDS, st.integers(1, 3))
+def test_S5_slot_tables_say_what_the_plan_says(
+    some: SimpleNamespace, data: st.DataObject, seed: int, num_micro_batches: int
+) -> None:
+    model, cluster = data.draw(some.shapes)
+    plan, _ = some.plan(np.random.default_rng(seed), model, cluster, num_micro_batches)
+    placement = Placement.identity(model, cluster).rehomed(plan.home_rank_LE)
+    share = cluster.experts_per_rank(model)
+    for ep_group in range(cluster.num_ep_groups):
+        cells = cells_of(placement, cluster, ep_group, 0, plan)
+        for micro_batch in range(num_micro_batches):
+            for layer in range(model.num_layers):
+                want = {}
+                for expert in range(model.num_experts):
+                    rank, slot = placement.home_rank_LE[layer, expert], placement.home_slot_LE[layer, expert]
+                    want[int(rank), int(slot)] = (expert, REST)
+                used = [share] * cluster.num_ranks
+                row = ep_group * num_micro_batches + micro_batch
+                for (of_row, of_layer, expert, rank), quota in zip(
+                    plan.replica_index_Q4.tolist(), plan.replica_share_Q.tolist(), strict=True
+                ):
+                    if (of_row, of_layer) == (row, layer):
+                        want[rank, used[rank]] = (expert, quota)
+                        used[rank] += 1
+                table = cells.table(micro_batch, layer)
+                if table is None:
+                    assert want == {divmod(expert, share): (expert, REST) for expert in range(model.num_experts)}
+                    continue
+                has_replicas = len(want) > model.num_experts
+                shape = (cluster.num_ranks, share + has_replicas * cluster.redundant_slots)
+                got = torch.stack([table.slot_expert_P, table.share_P], dim=-1).view(*shape, 2)
+                for rank, slot in np.ndindex(*shape):
+                    assert tuple(got[rank, slot].tolist()) == want.get((rank, slot), (EMPTY, 0))
+
+
+@settings(max_examples=40)
+@given(st.data(), SEEDS)
+def test_S5_all_ranks_of_a_node_mean_the_same_copies(some: SimpleNamespace, data: st.DataObject, seed: int) -> None:
+    model, cluster = data.draw(some.shapes)
+    plan, _ = some.plan(np.random.default_rng(seed), model, cluster, 2)
+    placement = Placement.identity(model, cluster).rehomed(plan.home_rank_LE)
+    share, size = cluster.experts_per_rank(model), cluster.gpus_per_node
+    by_rank = [cells_of(placement, cluster, 0, rank, plan) for rank in range(cluster.num_ranks)]
+    travelled = 0
+    for micro_batch, layer in np.ndindex(2, model.num_layers):
+        for node in range(cluster.num_nodes):
+            copies, *others = [by_rank[node * size + i].copies(micro_batch, layer) for i in range(size)]
+            assert all(other == copies for other in others)
+            for copy in copies:
+                slot_expert_P = by_rank[0].table(micro_batch, layer).slot_expert_P
+                source_rank, destination_rank = node * size + copy.source_rank, node * size + copy.destination_rank
+                slot = destination_rank * (share + cluster.redundant_slots) + share + copy.destination_slot
+                held = int(slot_expert_P[slot])
+                assert held == placement.expert_of_slot(source_rank)[layer][copy.source_slot]
+            by_home = [(copy.source_rank, copy.source_slot, copy.destination_rank) for copy in copies]
+            for home in {each[:2] for each in by_home}:
+                ranks = [each[2] for each in by_home if each[:2] == home]
+                assert ranks == sorted(set(ranks))
+            travelled += len(by_home)
+    assert travelled == (plan.replica_index_Q4[:, 0] < 2).sum()
+
+
+def test_without_a_plan_or_a_planned_micro_batch_there_are_no_replicas() -> None:
+    model, cluster = (
+        Model(num_layers=1, num_experts=4, top_k=1),
+        Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1),
+    )
+    placement = Placement.identity(model, cluster)
+    for cells in (cells_of(placement, cluster, 0, 0, None), planned(placement, cluster)):
+        for micro_batch in (None, 2):
+            assert cells.table(micro_batch, 0) is None
+            assert micro_batch is None or not cells.copies(micro_batch, 0)
+    moved = placement.rehomed(np.array([[1, 0, 0, 1]], dtype=np.int32))
+    table = cells_of(moved, cluster, 0, 0, None).table(None, 0)
+    assert table is not None
+    assert table.slot_expert_P.tolist() == [2, 1, 0, 3]
+    assert table.share_P.tolist() == [REST] * 4
+    table = planned(placement, cluster).table(1, 0)
+    assert table is not None
+    assert table.slot_expert_P.tolist() == [0, 1, EMPTY, 2, 3, 1]
+    assert table.share_P.tolist() == [REST, REST, 0, REST, REST, 7]
+    assert planned(placement, cluster).copies(1, 0) == (
+        Copy(source_rank=0, source_slot=1, destination_rank=1, destination_slot=0),
+    )
+    assert planned(placement, cluster).replicated(1, [0]) == [0]
+    assert planned(placement, cluster).replicated(0, [0]) == []
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 7, 1000])
+@pytest.mark.parametrize("ep_rank", [0, 1, 2])
+def test_S5_a_forecast_plan_divides_whatever_comes_by_fractions(num_tokens: int, ep_rank: int) -> None:
+    cluster = Cluster(num_nodes=1, gpus_per_node=3, redundant_slots=1)
+    model = Model(num_layers=1, num_experts=3, top_k=1)
+    quarter, half = WHOLE // 4, WHOLE // 2
+    plan = RankPlan(
+        id=PlanId(epoch=1, version=1),
+        step=0,
+        digest=b"",
+        home_rank_LE=cluster.identity_placement(model),
+        replica_index_Q4=np.array([[0, 0, 1, 0], [0, 0, 1, 2], [0, 0, 2, 1]], dtype=np.int32),
+        replica_share_Q=np.array([half, quarter, WHOLE], dtype=np.int32),
+        num_micro_batches=1,
+        reason="",
+        basis=Basis.PREVIOUS_STEPS,
+    )
+    check_rank_plan(plan, model, cluster)
+    cells = cells_of(Placement.identity(model, cluster), cluster, 0, ep_rank, plan)
+    table = cells.table(0, 0)
+    assert table is not None
+    assert table.slot_expert_P.tolist() == [0, 1, 1, 2, 2, 1]
+    routing_map_TE = torch.zeros((num_tokens + 9, 3), dtype=torch.bool)
+    routing_map_TE[:num_tokens, 1] = True
+    routing_map_TE[num_tokens : num_tokens + 6, 2] = True
+    tokens_P = table.tokens(routing_map_TE)
+    first, second = (int(num_tokens * part / WHOLE + ep_rank / 3) for part in (half, half + quarter))
+    assert tokens_P.tolist() == [REST, first, REST, 6, REST, second - first]
+    _, routing_map_TP = quota_remap(routing_map_TE.float(), routing_map_TE, table.slot_expert_P, tokens_P)
+    assert routing_map_TP.sum(dim=0).tolist() == [0, first, num_tokens - second, 6, 0, second - first]
+    assert (routing_map_TP.sum(dim=1) == routing_map_TE.sum(dim=1)).all()
+
+
+def planned(placement: Placement, cluster: Cluster) -> StepCells:
+    """Expert 1 has a replica on rank 1, in micro-batch 1 of 2."""
+    plan = RankPlan(
+        id=PlanId(epoch=1, version=1),
+        step=0,
+        digest=b"",
+        home_rank_LE=placement.home_rank_LE,
+        replica_index_Q4=np.array([[1, 0, 1, 1]], dtype=np.int32),
+        replica_share_Q=np.array([7], dtype=np.int32),
+        num_micro_batches=2,
+        reason="",
+    )
+    return cells_of(placement, cluster, 0, 0, plan)
+
+
+def test_redundant_slots_count_from_zero_in_order_of_expert() -> None:
+    index_Q4 = np.array(
+        [[0, 0, 2, 1], [0, 0, 3, 0], [0, 0, 5, 0], [0, 0, 5, 1], [0, 1, 0, 0], [1, 1, 0, 0]], dtype=np.int32
+    )
+    assert redundant_slots(index_Q4).tolist() == [0, 0, 1, 1, 0, 0]
+    assert redundant_slots(index_Q4[:0]).tolist() == []

@@ -1,0 +1,69 @@
+"""Routing by micro-batch, on one router; whole schedules run in tests/distributed."""
+
+import pytest
+import torch
+
+from relibra.agent.cells.replay import MicroBatchReplay, check_routing
+from relibra.errors import InvalidInput
+from relibra.planning import Model
+
+MODEL = Model(num_layers=2, num_experts=5, top_k=2)
+
+
+def native(scores: torch.Tensor, topk: int, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.topk(scores, topk, dim=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_any_integers_are_taken(dtype: torch.dtype) -> None:
+    routed_LTK = torch.tensor([[[0, 4]], [[3, 1]]], dtype=dtype)
+    assert check_routing(routed_LTK, MODEL).tolist() == routed_LTK.tolist()
+
+
+@pytest.mark.parametrize(
+    ("routing", "field"),
+    [
+        pytest.param([[[0, 1]]], "routing: expected integers of shape", id="all layers but one"),
+        pytest.param([[[0, 1, 2]]] * 2, "routing: expected integers of shape", id="another top-k"),
+        pytest.param([[[0.0, 1.0]]] * 2, "routing: expected integers", id="floats"),
+        pytest.param([[[0, 1]], [[0, 5]]], r"routing\[1, 0\]", id="an expert that does not exist"),
+        pytest.param([[[0, 1]], [[2, 2]]], r"routing\[1, 0\].*distinct", id="an expert twice in a row"),
+        pytest.param([[[0, -1]], [[2, 3]]], r"routing\[0, 0\]", id="half a native row"),
+    ],
+)
+def test_what_the_router_would_lose_silently_is_refused(routing: list[object], field: str) -> None:
+    with pytest.raises(InvalidInput, match=field):
+        check_routing(torch.tensor(routing), MODEL)
+
+
+def test_scores_are_those_of_the_given_experts_and_differentiable() -> None:
+    scores = torch.rand(3, 5, requires_grad=True)
+    given = torch.tensor([[0, 1], [-1, -1], [4, 2]])
+    probs, chosen = MicroBatchReplay(None, lambda: given).get_replay_topk(scores, 2, None, None, native)
+    assert chosen.tolist() == [[0, 1], native(scores, 2)[1][1].tolist(), [4, 2]]
+    assert torch.equal(probs, scores.gather(1, chosen))
+    probs.sum().backward()
+    assert scores.grad is not None
+    assert scores.grad.sum() == 6
+
+
+def test_without_routing_the_router_or_its_own_replay_decides() -> None:
+    scores = torch.rand(3, 5)
+
+    class Own:
+        queue = 3
+
+        def get_replay_topk(self, scores: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+            return scores[:, :2], torch.tensor([[0, 1]] * 3)
+
+    _, chosen = MicroBatchReplay(None, lambda: None).get_replay_topk(scores, 2, None, None, native)
+    assert torch.equal(chosen, native(scores, 2)[1])
+    replay = MicroBatchReplay(Own(), lambda: None)
+    assert replay.get_replay_topk(scores, 2, None, None, native)[1].tolist() == [[0, 1]] * 3
+    assert replay.queue == 3
+
+
+def test_rows_for_another_number_of_tokens_are_refused() -> None:
+    replay = MicroBatchReplay(None, lambda: torch.tensor([[0, 1]]))
+    with pytest.raises(InvalidInput, match="rows for 3 tokens, got 1"):
+        replay.get_replay_topk(torch.rand(3, 5), 2, None, None, native)

@@ -1,0 +1,83 @@
+"""How a reorder is cut into waves and undone; real messages travel in tests/distributed."""
+
+import math
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relibra.agent.homes.waves import experts_within, inverse, waves_of
+from relibra.agent.placement import Move, Placement
+from relibra.planning import Cluster, Model
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def contents(placement: Placement, cluster: Cluster) -> list[list[list[int]]]:
+    """The expert in every (rank, layer, slot)."""
+    return [placement.expert_of_slot(rank).tolist() for rank in range(cluster.num_ranks)]
+
+
+def carried_out(slots: list[list[list[int]]], wave: list[Move]) -> list[list[list[int]]]:
+    after = [[list(of_layer) for of_layer in of_rank] for of_rank in slots]
+    for move in wave:
+        assert slots[move.source_rank][move.layer][move.source_slot] == move.expert
+        after[move.destination_rank][move.layer][move.destination_slot] = move.expert
+    return after
+
+
+@given(st.data(), SEEDS, st.integers(1, 3), st.integers(2, 5))
+def test_S5_the_waves_of_all_stages_together_give_the_target(
+    some: SimpleNamespace, data: st.DataObject, seed: int, num_stages: int, limit: int
+) -> None:
+    """Every wave writes all slots it empties, and its inverse brings everything back; no rank has too much of one."""
+    model, cluster = data.draw(some.shapes)
+    rng = np.random.default_rng(seed)
+    start = Placement.identity(model, cluster).rehomed(some.homes(rng, model, cluster))
+    target = start.rehomed(some.homes(rng, model, cluster))
+    stage_layers = [range(stage, model.num_layers, num_stages) for stage in range(num_stages)]
+    moves = start.moves_to(target)
+    waves_of_stage = [waves_of(moves, stage_layers, stage, limit) for stage in range(num_stages)]
+    assert len({len(waves) for waves in waves_of_stage}) == 1
+    slots = contents(start, cluster)
+    for waves in waves_of_stage:
+        for wave in waves:
+            assert len({move.layer for move in wave}) <= 1
+            for ranks in ([m.source_rank for m in wave], [m.destination_rank for m in wave]):
+                assert max(Counter(ranks).values(), default=0) <= limit
+            before, slots = slots, carried_out(slots, wave)
+            assert carried_out(slots, inverse(wave)) == before
+    assert slots == contents(target, cluster)
+
+
+def test_S7_a_cycle_longer_than_a_wave_is_cut_and_one_expert_moves_twice() -> None:
+    """Five experts in a ring over two ranks, three of them on one, whose buffers hold two each way."""
+    ranks, slots = [0, 1, 0, 1, 0], [0, 0, 1, 1, 2]
+    ring = [Move(0, i, ranks[i], slots[i], ranks[(i + 1) % 5], slots[(i + 1) % 5]) for i in range(5)]
+    waves = waves_of(ring, [[0]], 0, 2)
+    assert [[move.expert for move in wave] for wave in waves] == [[0, 1, 2, 3], [3, 4]]
+    assert waves[0][3][2:] == (1, 1, 0, 0)
+    assert waves[1] == [Move(0, 3, 0, 0, 0, 2), Move(0, 4, 0, 2, 0, 0)]
+    assert waves_of(ring, [[0]], 0, 3) == [ring]
+
+
+@given(SEEDS, st.integers(2, 5))
+def test_few_experts_move_twice_and_waves_are_few(seed: int, limit: int) -> None:
+    """For the worst that can come, where any expert may go anywhere: each rank sends 16 in all."""
+    model = Model(num_layers=1, num_experts=128, top_k=1)
+    cluster = Cluster(num_nodes=2, gpus_per_node=4, redundant_slots=0)
+    rng = np.random.default_rng(seed)
+    start = Placement.identity(model, cluster)
+    target = start.rehomed(rng.permutation(start.home_rank_LE[0])[None])
+    moves = start.moves_to(target)
+    waves = waves_of(moves, [[0]], 0, limit)
+    assert sum(map(len, waves)) <= 1.35 * len(moves)
+    assert len(waves) <= 2 * math.ceil(16 / limit) + 1
+
+
+def test_S7_a_wave_is_as_large_as_its_buffers_and_never_less_than_a_cut_takes() -> None:
+    assert experts_within(buffer_bytes=1000, expert_bytes=100) == 5
+    assert experts_within(buffer_bytes=1000, expert_bytes=400) == 2
+    assert experts_within(buffer_bytes=1, expert_bytes=0) == 2

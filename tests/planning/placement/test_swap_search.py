@@ -1,0 +1,75 @@
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relibra.planning.placement.partition import spread
+from relibra.planning.placement.swap_search import improve, num_proposals
+
+
+def _cost(load_ME, group_E, num_groups):
+    return sum(max(row_E[group_E == group].sum() for group in range(num_groups)) for row_E in load_ME)
+
+
+def _loads(seed, num_rows, num_experts):
+    rng = np.random.default_rng(seed)
+    return rng.poisson(rng.lognormal(5, 1, num_experts), (num_rows, num_experts))
+
+
+@given(seed=st.integers(0, 10**6), num_groups=st.integers(1, 6), size=st.integers(1, 5), num_rows=st.integers(1, 5))
+@settings(max_examples=60, deadline=None)
+def test_search_keeps_group_sizes_and_never_worsens(seed, num_groups, size, num_rows):
+    load_ME = _loads(seed, num_rows, num_groups * size)
+    start_E = spread(load_ME.sum(axis=0), num_groups)
+    found_E = improve(load_ME, start_E, num_groups, seed, 2000)
+    assert (np.bincount(start_E, minlength=num_groups) == size).all()
+    assert (np.bincount(found_E, minlength=num_groups) == size).all()
+    assert _cost(load_ME, found_E, num_groups) <= _cost(load_ME, start_E, num_groups)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_search_finds_the_best_of_all_splits_in_two(seed):
+    load_ME = _loads(seed, 4, 10)
+    every = (np.isin(np.arange(10), half).astype(np.int32) for half in combinations(range(10), 5))
+    best = min(_cost(load_ME, group_E, 2) for group_E in every)
+    found_E = improve(load_ME, spread(load_ME.sum(axis=0), 2), 2, seed, 20_000)
+    assert _cost(load_ME, found_E, 2) == best
+
+
+def test_search_beats_the_greedy_split_it_starts_from():
+    load_ME = _loads(1, 16, 64)
+    start_E = spread(load_ME.sum(axis=0), 4)
+    ideal = load_ME.sum() / 4
+    before = _cost(load_ME, start_E, 4) / ideal - 1
+    after = _cost(load_ME, improve(load_ME, start_E, 4, 0, 100_000), 4) / ideal - 1
+    assert after < before / 2
+
+
+def test_S8_search_gives_the_same_split_for_the_same_seed():
+    load_ME = _loads(2, 8, 32)
+    start_E = spread(load_ME.sum(axis=0), 4)
+    first_E, again_E, other_E = (improve(load_ME, start_E, 4, seed, 5000) for seed in (7, 7, 8))
+    np.testing.assert_array_equal(first_E, again_E)
+    assert (first_E != other_E).any()
+
+
+def test_loads_beyond_32_bits_are_searched_as_well():
+    load_ME = _loads(1, 16, 64)
+    start_E = spread(load_ME.sum(axis=0), 4)
+    large_ME = load_ME * 2**33
+    found_E = improve(large_ME, start_E, 4, 0, 20_000)
+    assert _cost(large_ME, found_E, 4) < _cost(large_ME, start_E, 4)
+
+
+def test_an_empty_load_keeps_its_split():
+    group_E = np.arange(8, dtype=np.int32) // 4
+    np.testing.assert_array_equal(improve(np.zeros((2, 8), dtype=np.int64), group_E, 2, 0, 1000), group_E)
+
+
+def test_a_step_gets_the_same_work_however_it_is_cut():
+    assert num_proposals(16, 10, 64) == 2 * num_proposals(16, 20, 64)
+    assert num_proposals(1000, 1, 64) < num_proposals(10, 1, 64)
+    assert num_proposals(10**6, 60, 256) > 256 * 100
+    assert num_proposals(1, 1, 4) <= 16_000

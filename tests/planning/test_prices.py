@@ -1,0 +1,56 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from relibra.planning import Cluster, CostModel, Model, PlanParams
+from relibra.planning.prices import MIN_GAIN, Hysteresis, price_moves, price_replicas
+
+_CLUSTER = Cluster(num_nodes=8, gpus_per_node=8, redundant_slots=2)
+_UNKNOWN = Model(num_layers=1, num_experts=64, top_k=8)
+_MODEL = replace(_UNKNOWN, expert_weight_size_bytes=88_080_384, expert_state_size_bytes=616_562_688)
+_LARGE_MLE = np.full((2, 1, 64), 65_536)
+
+
+def _least_size(params, load_MLE=_LARGE_MLE, model=_MODEL):
+    return price_replicas(params, load_MLE, model, _CLUSTER).least
+
+
+def test_replicas_have_the_least_size_that_is_asked_for():
+    assert _least_size(PlanParams(min_tokens_per_replica=7)) == 7
+
+
+def test_replicas_of_experts_of_unknown_size_may_have_any():
+    assert _least_size(PlanParams(), model=_UNKNOWN) == 1
+
+
+def test_replicas_must_save_what_they_cost():
+    cost = CostModel.of_expert(_MODEL.expert_weight_size_bytes)
+    assert _least_size(PlanParams()) == cost.min_tokens_per_replica(_MODEL.expert_weight_size_bytes) > 100
+
+
+def test_a_guess_about_hardware_costs_little_balance_and_a_measurement_what_it_costs():
+    small_MLE = _LARGE_MLE // 100
+    assert _least_size(PlanParams(), small_MLE) == small_MLE[0].sum() // 64 // 100
+    assert _least_size(PlanParams(), 0 * small_MLE) == 1
+    cost = CostModel.of_expert(_MODEL.expert_weight_size_bytes)
+    assert _least_size(PlanParams(cost=cost), small_MLE) == _least_size(PlanParams())
+
+
+def test_moves_of_unknown_size_must_gain_a_fixed_part():
+    hysteresis = price_moves(PlanParams(), _UNKNOWN, _CLUSTER)
+    assert hysteresis == Hysteresis()
+    assert hysteresis.net_gain(1000, 994, num_moved=60) == pytest.approx(6 - 1000 * MIN_GAIN)
+
+
+def test_moves_must_gain_what_they_cost():
+    hysteresis = price_moves(PlanParams(cost=CostModel.of_expert(88_080_384)), _MODEL, _CLUSTER)
+    # 616.6 MB at 45 GB/s on one of 64 ranks are 214 us; a token saved is worth four passes of 0.22 us.
+    assert hysteresis.tokens_per_move == pytest.approx(214.1 / (4 * 0.2202), rel=0.001)
+    assert hysteresis.net_gain(10**6, 10**6 - 2500, num_moved=10) > 0 > hysteresis.net_gain(10**6, 10**6 - 2400, 10)
+
+
+def test_a_guess_asks_for_a_gain_within_limits():
+    hysteresis = price_moves(PlanParams(), _MODEL, _CLUSTER)
+    assert hysteresis.net_gain(10**6, 10**6 - 20_001, num_moved=10**6) > 0
+    assert hysteresis.net_gain(10**6, 10**6 - 999, num_moved=1) < 0

@@ -1,0 +1,1 @@
+"""How one layer runs one micro-batch: token remapping, replica weights in, gradients out."""

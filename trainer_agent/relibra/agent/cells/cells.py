@@ -1,0 +1,206 @@
+"""The step's plan as one rank looks it up: what each physical slot holds in each cell, and which weights travel.
+
+M micro-batches of the rank's EP group, L layers, P physical slots, S redundant slots, Q replicas.
+
+Physical slot of rank r = r * (E/R + S) + s: its home slots first, then its redundant slots. In a cell, the replicas on
+a rank fill its redundant slots from the first, in order of expert. A cell without replicas has home slots only, so that
+it costs what plain expert parallelism does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from relibra.agent.placement import Placement
+from relibra.agent.transport import Copy
+from relibra.kernels import EMPTY, REST
+from relibra.planning import Cluster, RankPlan
+from relibra.planning.fractions import begins, tokens_of
+from relibra.planning.plan import Basis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotTable:
+    """One cell: what `quota_remap` needs."""
+
+    slot_expert_P: torch.Tensor
+    share_P: torch.Tensor
+
+    def tokens(self, routing_map_TE: torch.Tensor) -> torch.Tensor:
+        """Return the tokens of this rank that each slot takes at most, `REST` for a home slot."""
+        return self.share_P
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastTable(SlotTable):
+    """One cell of a forecast plan: shares are fractions of the tokens that come."""
+
+    begin_P: torch.Tensor
+    """Fractions of the slots before it that hold the same expert."""
+    ep_rank: int
+    num_ranks: int
+
+    def tokens(self, routing_map_TE: torch.Tensor) -> torch.Tensor:
+        """Divide the tokens of every expert; without a look at the device's memory from the host."""
+        tokens_P = routing_map_TE.sum(dim=0).index_select(0, self.slot_expert_P.clamp(min=0))
+        taken_P = tokens_of(tokens_P, self.begin_P, self.share_P, self.ep_rank, self.num_ranks)
+        return taken_P.masked_fill(self.share_P == REST, REST)
+
+
+class StepCells:
+    """All cells of a step for one rank; immutable, so that a late backward still finds its own plan.
+
+    Args:
+        placement: where the experts live during the step.
+        cluster: the shape of the EP groups.
+        ep_group: index of this rank's EP group.
+        ep_rank: this rank within its EP group.
+        plan: the agreed plan, whose placement is `placement`; None for no replicas.
+        device: where the tables are looked up.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        cluster: Cluster,
+        *,
+        ep_group: int,
+        ep_rank: int,
+        plan: RankPlan | None,
+        device: torch.device,
+    ) -> None:
+        self._cluster, self._ep_rank, self._placement = cluster, ep_rank, placement
+        self.num_micro_batches = plan.num_micro_batches if plan is not None else 0
+        home_LE, rest_LE = _home_table(placement, cluster, num_redundant=0)
+        self._home_LE, self._rest_LE = (torch.from_numpy(each).to(device) for each in (home_LE, rest_LE))
+        self._is_identity_L: list[bool] = (home_LE == np.arange(home_LE.shape[1])).all(axis=1).tolist()
+        index_Q4, share_Q = np.zeros((0, 4), np.int32), np.zeros(0, np.int32)
+        if plan is not None:
+            row_Q = plan.replica_index_Q4[:, 0]
+            first_row = ep_group * plan.num_micro_batches
+            own_Q = (row_Q >= first_row) & (row_Q < first_row + plan.num_micro_batches)
+            index_Q4 = plan.replica_index_Q4[own_Q] - np.array([first_row, 0, 0, 0], np.int32)
+            share_Q = plan.replica_share_Q[own_Q]
+        self.has_replicas = bool(len(index_Q4))
+        self._is_forecast = plan is not None and plan.basis is not Basis.REPLAY
+        self._index_Q4 = index_Q4
+        self._redundant_slot_Q = redundant_slots(index_Q4)
+        num_layers = len(home_LE)
+        self._cell_start: list[int] = np.searchsorted(
+            index_Q4[:, 0] * num_layers + index_Q4[:, 1], np.arange(self.num_micro_batches * num_layers + 1)
+        ).tolist()
+        self._copies: dict[tuple[int, int], tuple[Copy, ...]] = {}
+        if self.has_replicas:
+            slot_expert_LP, share_LP = _home_table(placement, cluster, num_redundant=cluster.redundant_slots)
+            shape = (self.num_micro_batches, 1, 1)
+            slot_expert_MLP, share_MLP = np.tile(slot_expert_LP, shape), np.tile(share_LP, shape)
+            micro_batch_Q, layer_Q, expert_Q, rank_Q = index_Q4.T
+            num_home = num_home_slots(placement, cluster)
+            slot_Q = rank_Q * (num_home + cluster.redundant_slots) + num_home + self._redundant_slot_Q
+            slot_expert_MLP[micro_batch_Q, layer_Q, slot_Q] = expert_Q
+            share_MLP[micro_batch_Q, layer_Q, slot_Q] = share_Q
+            self._slot_expert_MLP = torch.from_numpy(slot_expert_MLP).to(device)
+            self._share_MLP = torch.from_numpy(share_MLP).to(device)
+            if self._is_forecast:
+                begin_MLP = np.zeros(share_MLP.shape, dtype=np.int64)
+                begin_MLP[micro_batch_Q, layer_Q, slot_Q] = begins(index_Q4, share_Q)
+                self._begin_MLP = torch.from_numpy(begin_MLP).to(device)
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas of this rank's EP group, over all cells."""
+        return len(self._index_Q4)
+
+    def table(self, micro_batch: int | None, layer: int) -> SlotTable | None:
+        """Look up one cell: None where routing stays as it is, because every expert is where plain parallelism has it.
+
+        A micro-batch that was not planned, or None, has no replicas. Equal on all ranks of the EP group, shares apart.
+        """
+        if micro_batch is not None and self._replicas_of(micro_batch, layer):
+            slot_expert_P, share_P = self._slot_expert_MLP[micro_batch, layer], self._share_MLP[micro_batch, layer]
+            if not self._is_forecast:
+                return SlotTable(slot_expert_P=slot_expert_P, share_P=share_P)
+            return ForecastTable(
+                slot_expert_P=slot_expert_P,
+                share_P=share_P,
+                begin_P=self._begin_MLP[micro_batch, layer],
+                ep_rank=self._ep_rank,
+                num_ranks=self._cluster.num_ranks,
+            )
+        if self._is_identity_L[layer]:
+            return None
+        return SlotTable(slot_expert_P=self._home_LE[layer], share_P=self._rest_LE[layer])
+
+    def replicated(self, micro_batch: int, layers: Sequence[int]) -> list[int]:
+        """Return those of `layers` that have replicas in this node."""
+        return [layer for layer in layers if self.copies(micro_batch, layer)]
+
+    def copies(self, micro_batch: int, layer: int) -> tuple[Copy, ...]:
+        """Return all replicas on ranks of this node, in order of expert and then rank; the same on all of them."""
+        cell = micro_batch, layer
+        if cell not in self._copies:
+            self._copies[cell] = self._copies_in(self._replicas_of(micro_batch, layer))
+        return self._copies[cell]
+
+    def _replicas_of(self, micro_batch: int, layer: int) -> range:
+        """Return the rows of a cell in the index of replicas."""
+        if micro_batch >= self.num_micro_batches:
+            return range(0)
+        cell = micro_batch * len(self._home_LE) + layer
+        return range(self._cell_start[cell], self._cell_start[cell + 1])
+
+    def _copies_in(self, rows: range) -> tuple[Copy, ...]:
+        of_cell = slice(rows.start, rows.stop)
+        size = self._cluster.gpus_per_node
+        first_rank = self._ep_rank // size * size
+        return tuple(
+            Copy(
+                source_rank=int(self._placement.home_rank_LE[layer, expert]) - first_rank,
+                source_slot=int(self._placement.home_slot_LE[layer, expert]),
+                destination_rank=rank - first_rank,
+                destination_slot=slot,
+            )
+            for (_, layer, expert, rank), slot in zip(
+                self._index_Q4[of_cell].tolist(), self._redundant_slot_Q[of_cell].tolist(), strict=True
+            )
+            if first_rank <= rank < first_rank + size
+        )
+
+
+def num_home_slots(placement: Placement, cluster: Cluster) -> int:
+    """E/R."""
+    return int(placement.home_rank_LE.shape[1]) // cluster.num_ranks
+
+
+def redundant_slots(index_Q4: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Number the replicas of every (row, layer, rank) from 0 in order of expert, int32 `[Q]`.
+
+    `index_Q4` is (row, layer, expert, rank), sorted.
+    """
+    row_Q, layer_Q, expert_Q, rank_Q = index_Q4.T
+    order_Q = np.lexsort((expert_Q, rank_Q, layer_Q, row_Q))
+    key_Q3 = index_Q4[order_Q][:, [0, 1, 3]]
+    position_Q = np.arange(len(index_Q4))
+    starts_Q = np.ones(len(index_Q4), dtype=np.bool_)
+    starts_Q[1:] = (key_Q3[1:] != key_Q3[:-1]).any(axis=1)
+    first_Q = np.maximum.accumulate(np.where(starts_Q, position_Q, 0))
+    slot_Q = np.empty(len(index_Q4), dtype=np.int32)
+    slot_Q[order_Q] = position_Q - first_Q
+    return slot_Q
+
+
+def _home_table(
+    placement: Placement, cluster: Cluster, *, num_redundant: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    num_layers, num_experts = placement.home_rank_LE.shape
+    slots_per_rank = num_home_slots(placement, cluster) + num_redundant
+    slot_expert_LP = np.full((num_layers, cluster.num_ranks * slots_per_rank), EMPTY, dtype=np.int32)
+    share_LP = np.zeros_like(slot_expert_LP)
+    slot_LE = placement.home_rank_LE * slots_per_rank + placement.home_slot_LE
+    layer_L1 = np.arange(num_layers)[:, None]
+    slot_expert_LP[layer_L1, slot_LE] = np.arange(num_experts)
+    share_LP[layer_L1, slot_LE] = REST
+    return slot_expert_LP, share_LP

@@ -1,0 +1,82 @@
+"""The node's expert weights in host memory through a phase in which no optimizer steps, beside the way between ranks.
+
+Which of the two ways is faster, and how much, is not the same on all machines: one expert over each tells.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from relibra.agent.experts import Experts
+from relibra.agent.transport import FrozenLayer, HostWeights, Parcel, Pull, rounds
+from relibra.agent.transport.lost_ranks import noticing_death
+from relibra.agent.transport.timed import TimedHost, TimedTransport
+
+_NUM_TRIALS = 3
+
+
+class HostCopy:
+    """One rank's view of it. Collective over `group`, the ranks of a node.
+
+    Args:
+        group: the ranks.
+        transport: between them; pulls are waited for as its transfers are.
+        experts: of this rank, by layer; the same layers on all ranks.
+
+    Raises:
+        RelibraError: a peer is gone.
+        Unsupported: as `HostWeights`.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, transport: TimedTransport, experts: Mapping[int, Experts]) -> None:
+        self._group, self._transport = group, transport
+        flat = [slot for layer in sorted(experts) for slot in experts[layer].parameters]
+        of_layers = [len(experts[layer].parameters) for layer in sorted(experts)]
+        self._first = {layer: sum(of_layers[:i]) for i, layer in enumerate(sorted(experts))}
+        self._host, self._one, self._speed = HostWeights(group, flat), flat[0] if flat else [], 0.0
+
+    def refresh(self) -> None:
+        """Collective: copy all weights as they are now, while no fetch is under way.
+
+        Raises:
+            RelibraError: a peer is gone.
+        """
+        self._host.refresh()
+        if not self._speed:
+            self._speed = self._measured_speed()
+
+    def of(self, layer: int) -> FrozenLayer:
+        """Return where the weights of a layer are."""
+        return FrozenLayer(TimedHost(self._host, self._transport), self._first[layer], self._speed)
+
+    def _measured_speed(self) -> float:
+        """Return how many experts come from the host while one comes from a peer; equal on all ranks."""
+        ahead, behind = rounds(self._transport.rank, self._transport.num_ranks)[0]
+        into = [torch.empty_like(tensor) for tensor in self._one]
+
+        def from_peer() -> None:
+            sends = [Parcel(ahead, tensor.detach()) for tensor in self._one]
+            self._transport.start(sends, [Parcel(behind, tensor) for tensor in into]).wait()
+
+        def from_host() -> None:
+            self._host.start([Pull(behind, 0, into)]).wait()
+
+        lasted = torch.tensor([_fastest_s(from_peer, into), _fastest_s(from_host, into)], device=into[0].device)
+        with noticing_death("measuring how fast experts travel"):
+            dist.all_reduce(lasted, dist.ReduceOp.MAX, group=self._group)
+        peer_s, host_s = lasted.tolist()
+        return float(peer_s / host_s)
+
+
+def _fastest_s(way: Callable[[], None], into: Sequence[Tensor]) -> float:
+    lasted_s = []
+    for _ in range(_NUM_TRIALS):
+        began_s = time.perf_counter()
+        way()
+        if into[0].is_cuda:
+            torch.cuda.synchronize(into[0].device)
+        lasted_s.append(time.perf_counter() - began_s)
+    return min(lasted_s)

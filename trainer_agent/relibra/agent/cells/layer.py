@@ -1,0 +1,114 @@
+"""What happens inside one attached MoE layer: logical to physical routing, replicas beside home experts, a count."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from relibra.agent.cells.cells import SlotTable, StepCells
+from relibra.agent.cells.micro_batch import MicroBatch
+from relibra.agent.cells.uses import Moment, Use
+from relibra.agent.cells.visit import Node, Visit
+from relibra.agent.experts import Dispatched, Experts, ExpertsForward
+from relibra.errors import RelibraError
+from relibra.kernels import quota_remap
+
+
+class LayerExecution:
+    """Executes the cells of one layer.
+
+    Args:
+        index: of the layer among the MoE layers of the whole model.
+        chunk: the layers of its model chunk, ascending.
+        experts: its experts on this rank.
+        node: what it shares with the other layers.
+        active: returns the cells of the present step, and the micro-batch that runs now, if any.
+        has_routing: returns whether the open phase was given routing.
+        logical_experts: returns the logical expert in every home slot, now.
+    """
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        chunk: Sequence[int],
+        experts: Experts,
+        node: Node,
+        active: Callable[[], tuple[StepCells, MicroBatch | None]],
+        has_routing: Callable[[], bool],
+        logical_experts: Callable[[], Sequence[int]],
+    ) -> None:
+        self.index, self.experts, self.logical_experts = index, experts, logical_experts
+        self._chunk, self._node, self._active, self._has_routing = chunk, node, active, has_routing
+        self._visit: Visit | None = None
+
+    def routing(self) -> Tensor | None:
+        """Return the experts `[T, K]` given for the micro-batch that runs now, if any were."""
+        _, micro_batch = self._active()
+        if micro_batch is None or micro_batch.routed_LTK is None:
+            return None
+        return micro_batch.routed_LTK[self.index]
+
+    def enter(self) -> None:
+        """Begin the cell early, where the transformer layer does; `remap` begins it otherwise."""
+        _, micro_batch = self._active()
+        if micro_batch is not None:
+            self._visit = self._visit_of(micro_batch)
+
+    def remap(self, probs_TE: Tensor, routing_map_TE: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
+        """Return physical probabilities and routing map `[T, P]`; P is E in a cell without replicas.
+
+        Raises:
+            RelibraError: a training forward outside a micro-batch while the step has replicas or routing.
+        """
+        _, micro_batch = self._active()
+        self._visit = self._visit_of(micro_batch) if micro_batch is not None else None
+        table = self._table(training)
+        if table is None:
+            return probs_TE, routing_map_TE
+        share_P = table.tokens(routing_map_TE)
+        physical: tuple[Tensor, Tensor] = quota_remap(probs_TE, routing_map_TE, table.slot_expert_P, share_P)
+        return physical
+
+    def compute(
+        self, forward: ExpertsForward, tokens: Tensor, tokens_per_slot: Tensor, probs: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Stand in for the forward of the experts module."""
+        _, micro_batch = self._active()
+        if micro_batch is not None and micro_batch.realised is not None:
+            micro_batch.realised.record(micro_batch.index, self.index, int(tokens_per_slot.sum()))
+        visit, self._visit = self._visit, None
+        if visit is None:
+            return forward(tokens, tokens_per_slot[: self.experts.num_home_slots], probs)
+        tokens, probs, replicas = visit.begin(tokens, probs)
+        outputs = self.experts.run(forward, Dispatched(tokens, tokens_per_slot, probs), replicas)
+        return visit.end(outputs, replicas), None
+
+    def _visit_of(self, micro_batch: MicroBatch) -> Visit | None:
+        """Return the visit of the cell that runs now: the one entered, if it fits, or a new one."""
+        cells, recorded = micro_batch.cells, torch.is_grad_enabled()
+        if not cells.copies(micro_batch.index, self.index):
+            return None
+        moment = Moment.INFERENCE
+        if micro_batch.is_checkpointed:
+            moment = Moment.RECOMPUTATION if recorded else Moment.FORWARD
+        elif recorded:
+            moment = Moment.FORWARD
+        use = Use(cells, micro_batch.index, self.index, in_backward=moment is Moment.RECOMPUTATION)
+        if self._visit is not None and (self._visit.use, self._visit.is_recorded) == (use, recorded):
+            return self._visit
+        layers = cells.replicated(micro_batch.index, self._chunk)
+        return Visit(self._node, use, moment, layers, self.experts)
+
+    def _table(self, training: bool) -> SlotTable | None:
+        cells, micro_batch = self._active()
+        if micro_batch is not None:
+            return micro_batch.cells.table(micro_batch.index, self.index)
+        missed = "replicas" if cells.has_replicas else "routing" if self._has_routing() else None
+        if training and missed is not None:
+            raise RelibraError(
+                f"MoE layer {self.index} ran in training mode outside `agent.micro_batch(i)` while the step has "
+                f"{missed}: which is meant depends on the micro-batch, and a wrong guess gives wrong gradients "
+                "silently; run the forward inside `with agent.micro_batch(i):`, or validate in eval mode"
+            )
+        return cells.table(None, self.index)

@@ -1,0 +1,175 @@
+"""Replicas in the graph of autograd: weights in before the experts run, gradients home after their backward.
+
+Three nodes of every cell act at points that all ranks of the node pass in the same order:
+
+    accept   made where the transformer layer begins   backward: gradients of replicas are added up at their homes
+    begin    made where the experts begin              backward: the gradients set out
+    end      made where the experts end                backward: the weights are fetched again
+
+Autograd runs what was made last first. Hence `accept` comes after the backward of dispatch and attention, during which
+gradients travel. The home's parameters are inputs of it, hence it comes before their own gradients are reported.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.profiler import record_function
+
+from relibra.agent.cells.fetch import Fetcher
+from relibra.agent.cells.gradient_return import GradientReturn, returning, trained
+from relibra.agent.cells.slots import NUM_SIDES, Slots
+from relibra.agent.cells.uses import Moment, Use, next_use
+from relibra.agent.experts import Experts
+from relibra.agent.transport.timed import TimedTransport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What the layers of a rank share, to work with the other ranks of the node."""
+
+    transport: TimedTransport
+    slots: Slots
+    fetcher: Fetcher
+
+
+@dataclass(slots=True, kw_only=True)
+class _Home:
+    """Parameters of a layer to which gradients return, and the return once it is under way."""
+
+    layer: int
+    parameters: Sequence[nn.Parameter]
+    arriving: list[GradientReturn] = field(default_factory=list)
+
+
+class Visit:
+    """One run of a layer over one cell with replicas; kept by its graph. To be made by all ranks of the node.
+
+    Args:
+        node: of this rank.
+        use: of the cell.
+        moment: what the layer is doing.
+        layers: of the model chunk, those with replicas in this micro-batch, ascending.
+        experts: of the layer.
+    """
+
+    def __init__(self, node: Node, use: Use, moment: Moment, layers: Sequence[int], experts: Experts) -> None:
+        self.use, self.is_recorded = use, torch.is_grad_enabled()
+        self._node, self._moment, self._layers, self._experts = node, moment, layers, experts
+        self._side = layers.index(use.layer) % NUM_SIDES
+        rank = node.transport.rank
+        self._num_own = sum(copy.destination_rank == rank for copy in use.copies)
+        self._home = _Home(layer=use.layer, parameters=returning(rank, use.copies, experts.parameters))
+        # A graph on all ranks of the node alike, also where this one has nothing to return or to accept.
+        anchor = experts.parameters[0][0].new_empty(0).requires_grad_()
+        self._anchor: Tensor = _Accept.apply(self._home, anchor, *self._home.parameters)  # type: ignore[no-untyped-call]
+        node.fetcher.prefetch(use, self._side)
+
+    def begin(self, tokens: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, list[list[Tensor]]]:
+        """Return tokens and probabilities unchanged, and the weights of this rank's replicas by redundant slot."""
+        tokens, probs, *weights = _Begin.apply(self, self._anchor, tokens, probs)  # type: ignore[no-untyped-call]
+        size = len(self._experts.parameters[0])
+        for weight, gradient in zip(weights, self._gradients(), strict=True):
+            if gradient is not None:
+                weight.main_grad = gradient
+        return tokens, probs, [weights[i : i + size] for i in range(0, len(weights), size)]
+
+    def end(self, outputs: Tensor, replicas: Sequence[Sequence[Tensor]]) -> Tensor:
+        """Return the outputs of the experts unchanged; kernels may keep no more than weak references to weights."""
+        ended: Tensor = _End.apply(self, replicas, outputs)  # type: ignore[no-untyped-call]
+        return ended
+
+    def fetch(self) -> list[Tensor]:
+        """Return the weights of this rank's replicas, slot by slot."""
+        self._take(self.use, self._moment)
+        own = range(self._num_own)
+        return [each for slot in own for each in self._node.slots.weights(self._side, slot, self.use.layer)]
+
+    def fetch_again(self) -> None:
+        """Fill the slots as they were in forward, and clear the gradients that kernels add to."""
+        self._take(self.use._replace(in_backward=True), Moment.BACKWARD)
+        for gradient in self._gradients():
+            if gradient is not None:
+                gradient.zero_()
+
+    def send_gradients(self, gradients: Sequence[Tensor | None]) -> None:
+        """Begin to send the gradients of this rank's replicas home, given slot by slot as autograd has them."""
+        one = self._experts.parameters[0]
+        of_tensors = zip([*one] * self._num_own, gradients, self._gradients(), strict=True)
+        produced = [_produced(like, gradient, into) for like, gradient, into in of_tensors if like.requires_grad]
+        size = len(trained(one))
+        with record_function(f"relibra::return layer {self.use.layer}"):
+            under_way = GradientReturn(
+                self._node.transport,
+                self.use.copies,
+                own=[produced[slot * size : (slot + 1) * size] for slot in range(self._num_own)],
+                home=self._experts.parameters,
+                dtype=self._node.slots.gradient_dtype,
+            )
+        self._node.fetcher.hold(self._side, under_way.handle)
+        self._home.arriving.append(under_way)
+
+    def _take(self, use: Use, moment: Moment) -> None:
+        self._node.fetcher.take(use, self._side, next_use(use, moment, self._layers))
+
+    def _gradients(self) -> list[Tensor | None]:
+        own = range(self._num_own)
+        return [each for slot in own for each in self._node.slots.gradients(self._side, slot, self.use.layer)]
+
+
+def _produced(like: Tensor, gradient: Tensor | None, into: Tensor | None) -> Tensor:
+    """Return the gradient of one tensor of a replica: of autograd, or what a kernel added to `main_grad` instead."""
+    if into is None:
+        return torch.zeros_like(like) if gradient is None else gradient
+    return into if gradient is None else into.add_(gradient)
+
+
+class _Accept(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, home: _Home, anchor: Tensor, *parameters: nn.Parameter) -> Tensor:
+        ctx.home = home
+        ctx.set_materialize_grads(False)
+        return anchor.view_as(anchor)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        home: _Home = ctx.home
+        with record_function(f"relibra::returned layer {home.layer}"):
+            gradients = home.arriving.pop().add_up(home.parameters)
+        return None, None, *gradients
+
+
+class _Begin(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, visit: Visit, anchor: Tensor, tokens: Tensor, probs: Tensor) -> tuple[Tensor, ...]:
+        ctx.visit = visit
+        ctx.set_materialize_grads(False)
+        weights = visit.fetch()
+        one = visit._experts.parameters[0]
+        ctx.mark_non_differentiable(*(w for i, w in enumerate(weights) if not one[i % len(one)].requires_grad))
+        return tokens.view_as(tokens), probs.view_as(probs), *weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, tokens: Tensor | None, probs: Tensor | None, *weights: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        ctx.visit.send_gradients(weights)
+        return None, None, tokens, probs
+
+
+class _End(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, visit: Visit, replicas: Sequence[Sequence[Tensor]], outputs: Tensor) -> Tensor:
+        ctx.visit, ctx.replicas = visit, replicas
+        return outputs.view_as(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, outputs: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.visit.fetch_again()
+        return None, None, outputs

@@ -1,0 +1,121 @@
+"""Which tensors of an expert travel between which two ranks of a pipeline stage.
+
+Weights are alike in all EP groups of the stage, hence they travel inside one. So does optimizer state that is alike; a
+distributed optimizer's shards travel between the ranks that own them, wherever the ranges of both ends overlap.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from relibra.agent.experts import Experts
+from relibra.agent.groups import Seat
+from relibra.agent.homes.optimizer_state import OptimizerState
+from relibra.agent.placement import Move
+from relibra.kernels import ALIGNMENT_BYTES, packed_size_bytes
+
+Ranges = Mapping[tuple[int, int], NDArray[np.int64]]
+"""(layer, home slot) -> (start, stop) of the owned part of every parameter, int64 `[K, 2]`, K parameters."""
+
+
+class ExpertTensors:
+    """What travels, as one rank of the stage sees it.
+
+    Args:
+        experts: of this rank's layers, by layer.
+        state: of this rank's optimizer.
+        ranges_by_rank: what every rank of the stage owns of its parameters' state.
+        seats: of every rank of the stage.
+    """
+
+    def __init__(
+        self,
+        experts: Mapping[int, Experts],
+        state: OptimizerState,
+        ranges_by_rank: Sequence[Ranges],
+        seats: Sequence[Seat],
+    ) -> None:
+        self._experts, self._state, self._seats = experts, state, seats
+        self._ranges_by_rank = ranges_by_rank
+
+    @classmethod
+    def exchange(
+        cls, experts: Mapping[int, Experts], state: OptimizerState, stage: dist.ProcessGroup, seats: Sequence[Seat]
+    ) -> "ExpertTensors":
+        """Collective over the stage: learn what every rank owns."""
+        own = owned_ranges(experts, state)
+        ranges_by_rank = [own] * len(seats)
+        if state.is_sharded:
+            dist.all_gather_object(ranges_by_rank, own, group=stage)
+        return cls(experts, state, ranges_by_rank, seats)
+
+    @property
+    def expert_bytes(self) -> int:
+        """The most that one expert of this rank takes in messages, with its state as it is now; 0 without experts."""
+        num_groups = len({seat.ep_group for seat in self._seats})
+        tensors_of_experts = (
+            [tensor for parameter in slot for tensor in (parameter, *self._state.tensors_of(parameter))]
+            for each in self._experts.values()
+            for slot in each.parameters
+        )
+        # ExpertTensors for several groups are padded each by itself, and every message has a checksum.
+        return max(
+            (
+                packed_size_bytes(tensors) + num_groups * (len(tensors) + 1) * ALIGNMENT_BYTES
+                for tensors in tensors_of_experts
+            ),
+            default=0,
+        )
+
+    def outgoing(self, moves: Sequence[Move], sender: int, receiver: int) -> list[Move]:
+        """Return the moves that need a message from `sender` to `receiver`, ranks of the stage, in order."""
+        from_seat, to_seat = self._seats[sender], self._seats[receiver]
+        return [
+            move
+            for move in moves
+            if (move.source_rank, move.destination_rank) == (from_seat.ep_rank, to_seat.ep_rank)
+            and (from_seat.ep_group == to_seat.ep_group or self._shares_state(move, sender, receiver))
+        ]
+
+    def tensors(self, move: Move, sender: int, receiver: int, *, at_source: bool) -> list[Tensor]:
+        """Return what `move` carries from `sender` to `receiver`, as it lies on this rank: either of the two."""
+        slot = move.source_slot if at_source else move.destination_slot
+        same_group = self._seats[sender].ep_group == self._seats[receiver].ep_group
+        overlap_K2 = self._overlap(move, sender, receiver)
+        tensors: list[Tensor] = []
+        for parameter, (start, stop) in zip(self._experts[move.layer].parameters[slot], overlap_K2, strict=True):
+            if same_group:
+                tensors.append(parameter)
+            if not self._state.is_sharded:
+                tensors += self._state.tensors_of(parameter) if same_group else []
+            elif start < stop:
+                first, _ = self._state.range_of(parameter)
+                tensors += [each[start - first : stop - first] for each in self._state.tensors_of(parameter)]
+        return tensors
+
+    def _shares_state(self, move: Move, sender: int, receiver: int) -> bool:
+        overlap_K2 = self._overlap(move, sender, receiver)
+        return self._state.is_sharded and bool((overlap_K2[:, 0] < overlap_K2[:, 1]).any())
+
+    def _overlap(self, move: Move, sender: int, receiver: int) -> NDArray[np.int64]:
+        source_K2 = self._ranges_by_rank[sender][move.layer, move.source_slot]
+        destination_K2 = self._ranges_by_rank[receiver][move.layer, move.destination_slot]
+        return np.stack(
+            [
+                np.maximum(source_K2[:, 0], destination_K2[:, 0]),
+                np.minimum(source_K2[:, 1], destination_K2[:, 1]),
+            ],
+            axis=1,
+        )
+
+
+def owned_ranges(experts: Mapping[int, Experts], state: OptimizerState) -> Ranges:
+    """Return what this rank owns."""
+    return {
+        (layer, slot): np.array([state.range_of(each) for each in parameters], dtype=np.int64)
+        for layer, of_layer in experts.items()
+        for slot, parameters in enumerate(of_layer.parameters)
+    }

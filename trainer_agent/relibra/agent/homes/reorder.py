@@ -1,0 +1,186 @@
+"""Move experts to their new homes at a step boundary: weights, fp32 copies and optimizer moments, all or none.
+
+Runs between `optimizer.step()` and the next forward; gradients are not moved, they are zeroed or overwritten before the
+next backward.
+
+The experts of a wave are staged into buffers, exchanged, verified, and written only after all ranks of the job said
+that theirs are whole. What a slot held lies packed until all ranks have written; where one failed, all put it back, and
+undo the waves before.
+"""
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from relibra.agent.homes.expert_tensors import ExpertTensors
+from relibra.agent.homes.waves import Wave, inverse
+from relibra.agent.placement import Move
+from relibra.agent.plans.agreement import together
+from relibra.agent.transport import ExpertTransport, Parcel, rounds
+from relibra.errors import RelibraError
+from relibra.kernels import expert_checksum, expert_pack, expert_unpack, packed_size_bytes
+
+
+@torch.no_grad()
+def reorder(
+    waves: Sequence[Wave],
+    pieces: ExpertTensors,
+    *,
+    transport: ExpertTransport,
+    everyone: dist.ProcessGroup,
+    device: torch.device,
+) -> tuple[int, str | None]:
+    """Collective over the job: carry out `waves`; return the bytes this rank sent, and why nothing moved, if so.
+
+    Args:
+        waves: of this rank's stage; as many on every stage.
+        pieces: what travels.
+        transport: of the ranks that exchange experts, those of the stage.
+        everyone: the ranks that decide together.
+        device: of the message buffers.
+
+    Raises:
+        RelibraError: after a failure the experts could not be put back either; no rank may go on.
+    """
+    carry_out = functools.partial(_carry_out, pieces=pieces, transport=transport, everyone=everyone, device=device)
+    sent_bytes, done = 0, list[Wave]()
+    for wave in waves:
+        sent, failure = carry_out(wave)
+        if failure is None:
+            sent_bytes += sent
+            done.append(wave)
+            continue
+        for previous in reversed(done):
+            _, again = carry_out(inverse(previous))
+            if again is not None:
+                raise RelibraError(f"experts are between two placements: {failure}, and undoing it: {again}; {_ADVICE}")
+        return 0, failure
+    return sent_bytes, None
+
+
+_ADVICE = "weights in memory must not be used or saved; restart from the last checkpoint"
+
+
+def _carry_out(
+    wave: Wave, *, pieces: ExpertTensors, transport: ExpertTransport, everyone: dist.ProcessGroup, device: torch.device
+) -> tuple[int, str | None]:
+    """Return the bytes this rank sent, and None where all ranks have written the wave, else why none has."""
+    transfer = Transfer(wave, pieces, transport, device)
+    attempt = functools.partial(together, group=everyone, device=device)
+    failure = attempt(transfer.stage, "staging experts") or attempt(transfer.exchange, "exchanging experts")
+    if failure is not None:
+        return 0, failure
+    failure = attempt(transfer.commit, "writing experts")
+    if failure is not None:
+        again = attempt(transfer.restore, "putting experts back")
+        if again is not None:
+            raise RelibraError(f"experts are between two placements: {failure}, {again}; {_ADVICE}")
+    return transfer.sent_bytes, failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Message:
+    """Packed experts on their way between two ranks: one checksum for each move, then the tensors of each."""
+
+    moves: Sequence[Move]
+    tensors: Sequence[Sequence[Tensor]]
+    """Of each move: where they come from or go to on this rank."""
+    buffer: Tensor
+
+    @property
+    def checksums(self) -> Tensor:
+        """Int64 `[moves]`, a view of the buffer."""
+        return self.buffer[: 8 * len(self.moves)].view(torch.int64)
+
+    def parts(self) -> Iterator[tuple[Tensor, Sequence[Tensor], Tensor]]:
+        """Yield for each move: its packed tensors, the tensors, and their checksum."""
+        offset = packed_size_bytes([self.checksums])
+        for move, tensors in zip(self.moves, self.tensors, strict=True):
+            size_bytes = packed_size_bytes(tensors)
+            packed = self.buffer[offset : offset + size_bytes]
+            # An expert that arrives in the place of another is as wrong as one that arrives damaged.
+            yield packed, tensors, expert_checksum(packed, salt=(move.layer << 32) + move.expert)
+            offset += size_bytes
+
+
+class Transfer:
+    """One wave on one rank, step by step: `stage`, `exchange`, `commit`; `restore` where a rank failed to commit."""
+
+    def __init__(self, wave: Wave, pieces: ExpertTensors, transport: ExpertTransport, device: torch.device) -> None:
+        self._wave, self._pieces, self._transport, self._device = wave, pieces, transport, device
+        self._sends: dict[int, _Message] = {}
+        self._receives: dict[int, _Message] = {}
+        self.sent_bytes = 0
+
+    @property
+    def staged_bytes(self) -> int:
+        """What the buffers take on this rank."""
+        return sum(each.buffer.nbytes for messages in (self._sends, self._receives) for each in messages.values())
+
+    def stage(self) -> None:
+        """Pack all that leaves, and make room for all that arrives; in the order in which it travels."""
+        rank = self._transport.rank
+        for ahead, behind in [(rank, rank), *rounds(rank, self._transport.num_ranks)]:
+            leaving = self._pieces.outgoing(self._wave, rank, ahead)
+            if leaving:
+                self._sends[ahead] = self._pack(leaving, rank, ahead)
+            arriving = self._pieces.outgoing(self._wave, behind, rank)
+            if arriving:
+                self._receives[behind] = self._make_room(arriving, behind, rank)
+
+    def exchange(self) -> None:
+        """Send and receive, and compare what arrived with its checksums.
+
+        Raises:
+            RelibraError: a peer is gone, or an expert arrived damaged.
+        """
+        rank = self._transport.rank
+        if rank in self._receives:
+            self._receives[rank].buffer.copy_(self._sends[rank].buffer)
+        sends, receives = (
+            [Parcel(peer, message.buffer) for peer, message in messages.items() if peer != rank]
+            for messages in (self._sends, self._receives)
+        )
+        self._transport.start(sends, receives).wait()
+        self.sent_bytes = sum(parcel.tensor.nbytes for parcel in sends)
+        self._verify()
+
+    def _verify(self) -> None:
+        for peer, message in self._receives.items():
+            actual = torch.stack([checksum for _, _, checksum in message.parts()])
+            for i in torch.nonzero(actual != message.checksums).flatten().tolist():
+                move = message.moves[i]
+                raise RelibraError(f"expert {move.expert} of MoE layer {move.layer} arrived damaged from rank {peer}")
+
+    def commit(self) -> None:
+        """Write what arrived into its slots."""
+        _write(self._receives)
+
+    def restore(self) -> None:
+        """Write what was packed back into the slots it came from."""
+        _write(self._sends)
+
+    def _pack(self, moves: Sequence[Move], sender: int, receiver: int) -> _Message:
+        tensors = [self._pieces.tensors(move, sender, receiver, at_source=True) for move in moves]
+        header = torch.zeros(len(moves), dtype=torch.int64, device=self._device)
+        buffer = expert_pack([header, *(tensor for each in tensors for tensor in each)], self._device)
+        message = _Message(moves=moves, tensors=tensors, buffer=buffer)
+        message.checksums.copy_(torch.stack([checksum for _, _, checksum in message.parts()]))
+        return message
+
+    def _make_room(self, moves: Sequence[Move], sender: int, receiver: int) -> _Message:
+        tensors = [self._pieces.tensors(move, sender, receiver, at_source=False) for move in moves]
+        header = torch.zeros(len(moves), dtype=torch.int64, device=self._device)
+        size_bytes = packed_size_bytes([header, *(tensor for each in tensors for tensor in each)])
+        buffer = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+        return _Message(moves=moves, tensors=tensors, buffer=buffer)
+
+
+def _write(messages: dict[int, _Message]) -> None:
+    for message in messages.values():
+        for packed, tensors, _ in message.parts():
+            expert_unpack(packed, tensors)

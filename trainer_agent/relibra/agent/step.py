@@ -1,0 +1,127 @@
+"""The opening of a step: one plan for all ranks or none, and experts where it wants them."""
+
+import logging
+import time
+
+import torch
+
+from relibra.agent.cells.cells import StepCells
+from relibra.agent.config import AgentConfig
+from relibra.agent.groups import Groups
+from relibra.agent.homes.homes import Homes
+from relibra.agent.placement import Placement
+from relibra.agent.plans import agreement
+from relibra.agent.plans.agreement import Lack, Offer
+from relibra.agent.plans.outcome import StepOutcome
+from relibra.agent.plans.plan_source import PlanSource
+from relibra.errors import InvalidPlan, RelibraError
+from relibra.planning import RankPlan, check_rank_plan
+
+log = logging.getLogger(__name__)
+
+
+class Steps:
+    """How one step becomes the next.
+
+    Args:
+        config: of the agent.
+        groups: of this rank.
+        plans: where plans come from.
+        homes: where the experts live.
+        device: of messages and tables.
+    """
+
+    def __init__(
+        self, config: AgentConfig, groups: Groups, plans: PlanSource, homes: Homes, device: torch.device
+    ) -> None:
+        self._config, self._groups, self._plans, self._homes = config, groups, plans, homes
+        self._device = device
+        self._accepted_epoch = 0
+        self._cells = self._cells_of(None)
+
+    @property
+    def cells(self) -> StepCells:
+        """Of the open step, or of none.
+
+        Raises:
+            RelibraError: the experts are between two placements.
+        """
+        _ = self._homes.placement  # raises
+        return self._cells
+
+    def open(self, step: int) -> StepOutcome:
+        """Collective over all ranks: wait for the plan of `step`, agree on it, and move experts to their new homes."""
+        began = time.monotonic()
+        plan, why = self._plans.wait(step, self._config.plan_timeout_s)
+        plan_wait_s = time.monotonic() - began
+        offer, why = self._offer(step, plan, why)
+        plan_id, reason = agreement.decide(agreement.exchange(offer, self._groups.everyone, self._device))
+        if plan is None or plan_id is None:
+            own = f" (this rank: {why})" if offer.plan_id is None else ""
+            log.warning("step %d keeps its placement, without replicas: %s%s", step, reason, own)
+            return StepOutcome(step=step, applied=None, reason=reason + own, plan_wait_s=plan_wait_s)
+        placement = self._homes.placement
+        num_moved_experts = int((plan.home_rank_LE != placement.home_rank_LE).sum())
+        began = time.monotonic()
+        sent_bytes, failure = self._move_to(placement.rehomed(plan.home_rank_LE))
+        reorder_s = time.monotonic() - began
+        if failure is not None:
+            reason = f"the reorder was undone: {failure}"
+            log.error("step %d keeps its placement, without replicas: %s", step, reason)
+            return StepOutcome(step=step, applied=None, reason=reason, plan_wait_s=plan_wait_s, reorder_s=reorder_s)
+        self._accepted_epoch = plan_id.epoch
+        self._cells = self._cells_of(plan)
+        return StepOutcome(
+            step=step,
+            applied=plan_id,
+            reason=reason,
+            num_moved_experts=num_moved_experts,
+            num_replicas=self.cells.num_replicas,
+            reorder_sent_bytes=sent_bytes,
+            plan_wait_s=plan_wait_s,
+            reorder_s=reorder_s,
+        )
+
+    def close(self) -> None:
+        """End the step: the placement stays, its replicas do not."""
+        self._cells = self._cells_of(None)
+
+    def move_back(self) -> None:
+        """Collective over all ranks: bring every expert to where the plain model has it.
+
+        Raises:
+            RelibraError: it could not be brought there.
+        """
+        _, failure = self._move_to(Placement.identity(self._config.model, self._config.cluster))
+        if failure is not None:
+            raise RelibraError(f"the experts are not where the plain model has them: {failure}; detach again")
+
+    def _offer(self, step: int, plan: RankPlan | None, why: str) -> tuple[Offer, str]:
+        """What this rank brings to the agreement, and why not the plan it was given."""
+        if plan is None:
+            return Offer(step=step, plan_id=None, lack=Lack.LATE), why
+        if plan.id.epoch < self._accepted_epoch:
+            why = f"plan {plan.id} is of an older epoch than {self._accepted_epoch:016x}, which was applied before"
+            return Offer(step=step, plan_id=None, lack=Lack.STALE), why
+        try:
+            if plan.step != step:
+                raise InvalidPlan.of("plan.step", expected=str(step), got=plan.step)
+            check_rank_plan(plan, self._config.model, self._config.cluster)
+        except InvalidPlan as error:
+            return Offer(step=step, plan_id=None, lack=Lack.INVALID), str(error)
+        return Offer(step=step, plan_id=plan.id, digest=plan.digest), why
+
+    def _move_to(self, target: Placement) -> tuple[int, str | None]:
+        sent_bytes, failure = self._homes.move_to(target)
+        self._cells = self._cells_of(None)
+        return sent_bytes, failure
+
+    def _cells_of(self, plan: RankPlan | None) -> StepCells:
+        return StepCells(
+            self._homes.placement,
+            self._config.cluster,
+            ep_group=self._groups.seat.ep_group,
+            ep_rank=self._groups.seat.ep_rank,
+            plan=plan,
+            device=self._device,
+        )
