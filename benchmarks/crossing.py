@@ -1,6 +1,6 @@
 """What balance costs in traffic between nodes: plans that weigh crossing, and plans that do not.
 
-    python benchmarks/crossing.py
+    python -m benchmarks.crossing
 
 Round-robin schedules of real routing. The price of crossing follows from the size of a token and of an expert, on
 H100-class nodes (`CostModel.of_expert`). Writes `results/crossing.json`.
@@ -9,10 +9,10 @@ H100-class nodes (`CostModel.of_expert`). Writes `results/crossing.json`.
 from itertools import product
 
 import numpy as np
-import results
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import results
 from relibra.evaluation import model_of, score_schedule
 from relibra.planning import Cluster, CostModel, PlanParams, Schedule, StepLoad, check_plan
 from relibra.planning.solve import solve

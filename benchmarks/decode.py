@@ -1,6 +1,6 @@
 """How fast routed experts become counts: routed (token, layer) rows per second on one core, by format.
 
-    python benchmarks/decode.py
+    python -m benchmarks.decode
 
 One sequence of 16384 tokens, 48 layers, 128 experts, top 8, from the payload in memory to counts. JSON parsing is not
 in it. Processor time, the best of five. *Alone* is base64 decoding, which bounds formats of four bytes an id.

@@ -1,6 +1,6 @@
 """Every table of docs/evaluation.md, from the traces: simulated training steps under ways of balancing.
 
-    python benchmarks/evaluation.py [part ...]
+    python -m benchmarks.evaluation [part ...]
 
 Writes `results/evaluation-<part>.json`; `evaluation_figures.py` and `evaluation_tables.py` show them. Parts are cut
 into cases that run on all cores, one thread each.
@@ -13,12 +13,20 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-import results
-from evaluation_cases import DEEPSEEK_LITE, GPT_OSS, MAIN_POLICIES, of_domain, question, rows_of, rows_on, trace
-from evaluation_counts import counts
-from evaluation_mismatch import mismatch
-from evaluation_sensitivity import sensitivity
-
+from benchmarks import results
+from benchmarks.evaluation_cases import (
+    DEEPSEEK_LITE,
+    GPT_OSS,
+    MAIN_POLICIES,
+    of_domain,
+    question,
+    rows_of,
+    rows_on,
+    trace,
+)
+from benchmarks.evaluation_counts import counts
+from benchmarks.evaluation_mismatch import mismatch
+from benchmarks.evaluation_sensitivity import sensitivity
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.policies import POLICIES
 

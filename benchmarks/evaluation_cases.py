@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-import results
-
+from benchmarks import results
 from relibra.evaluation.cell_time import Training
 from relibra.evaluation.hardware import hardware_of
 from relibra.evaluation.model_presets import model_shape

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
-import results
-from evaluation_cases import MAIN_POLICIES, question, rows_on
 
+from benchmarks import results
+from benchmarks.evaluation_cases import MAIN_POLICIES, question, rows_on
 from relibra.evaluation.workload import Workload
 from relibra.evaluation.workload_mix import mix_workloads
 from relibra.planning import Schedule

@@ -1,6 +1,6 @@
 """Draw the figures of docs/evaluation.md from the results on disk.
 
-python benchmarks/evaluation_figures.py
+python -m benchmarks.evaluation_figures
 """
 
 from pathlib import Path
@@ -8,9 +8,10 @@ from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
-import results
-from evaluation_tables import cases
 from matplotlib.axes import Axes
+
+from benchmarks import results
+from benchmarks.evaluation_tables import cases
 
 _IMAGES = Path(__file__).parents[1] / "docs" / "images"
 _STYLE = {

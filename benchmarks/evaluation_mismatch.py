@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from evaluation_cases import DEEPSEEK_LITE, GPT_OSS, question
-
+from benchmarks.evaluation_cases import DEEPSEEK_LITE, GPT_OSS, question
 from relibra.evaluation.assignment import at_home
 from relibra.evaluation.mismatch import executed, rerouted
 from relibra.evaluation.step_time import balanced_step_time, step_time

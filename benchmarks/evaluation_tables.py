@@ -1,6 +1,6 @@
 """Write the tables of docs/evaluation.md from the results on disk.
 
-    python benchmarks/evaluation_tables.py
+    python -m benchmarks.evaluation_tables
 
 A table goes between `<!-- name -->` and `<!-- /name -->`, which the page has for every one.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import results
+from benchmarks import results
 
 _PAGE = Path(__file__).parents[1] / "docs" / "evaluation.md"
 _OTHERS = ("longest-first", "eplb-history", "eplb-oracle", "ultraep")

@@ -1,6 +1,6 @@
 """Draw the figures of docs/benchmarks.md from the results on disk.
 
-python benchmarks/figures.py
+python -m benchmarks.figures
 """
 
 from collections.abc import Callable, Sequence
@@ -10,8 +10,9 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
-import results
 from matplotlib.axes import Axes
+
+from benchmarks import results
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 STYLE = {

@@ -1,6 +1,6 @@
 """What planning without foresight costs: plan from expected loads, execute what really comes.
 
-    python benchmarks/forecast.py
+    python -m benchmarks.forecast
 
 The sequences of a trace make five steps; four are past, the fifth is executed under the rule of the agents. Either
 the steps are shuffled together, or the fifth has other domains than the others. *rollout*: nothing is replayed, and a
@@ -13,11 +13,11 @@ from dataclasses import replace
 from itertools import product
 
 import numpy as np
-import results
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import results
 from relibra.evaluation import eplb, identity, model_of
 from relibra.planning import Cluster, Model, Schedule, StepLoad, imbalance
 from relibra.planning.expected.loads import expected_load, expected_share, realised_loads

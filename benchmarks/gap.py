@@ -1,6 +1,6 @@
 """Gap of the planner to the exact optimum on random small cells, and of the bound to it.
 
-    python benchmarks/gap.py [CELLS] [SEED] [MIN_TOKENS]
+    python -m benchmarks.gap [CELLS] [SEED] [MIN_TOKENS]
 
 Cells have 2 to 8 ranks, 2 to 16 experts and 0 to 3 slots, drawn with four kinds of skew; half of them have their heavy
 experts on the same ranks, where slots are short. The optimum is the MILP of
@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-import results
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import results
 from relibra.planning import Cluster
 from relibra.planning.bounds.cell import lower_bound_ML
 from relibra.planning.bounds.exact import exact_limit

@@ -1,6 +1,6 @@
 """Kernels, host paths and expert times on a CUDA device.
 
-    python benchmarks/gpu.py
+    python -m benchmarks.gpu
 
 Prints a summary and writes `benchmarks/results/gpu-<device>.json` (see `gpu_report.py`), also into the folder that the
 variable OUT names. Needs torch with CUDA, and relibra on the path; goes on when a part fails, and then ends with 1.
@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from gpu_experts import PRESETS, measure_experts
-from gpu_report import GOAL, GpuReport, HostPath, KernelRate, Machine
-from gpu_timing import device_us, host_us, stream_us
 from torch import Tensor
 
+from benchmarks.gpu_experts import PRESETS, measure_experts
+from benchmarks.gpu_report import GOAL, GpuReport, HostPath, KernelRate, Machine
+from benchmarks.gpu_timing import device_us, host_us, stream_us
 from relibra.kernels import (
     REST,
     driver,

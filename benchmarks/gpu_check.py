@@ -51,7 +51,7 @@ def main() -> int:
         return 1
     parts = {
         "tests": (_TESTS, 130.0),
-        "benchmark": ([sys.executable, "benchmarks/gpu.py"], 160.0),
+        "benchmark": ([sys.executable, "-m", "benchmarks.gpu"], 160.0),
     }
     sanitizer = shutil.which("compute-sanitizer", path=os.environ["PATH"] + ":/usr/local/cuda/bin")
     if sanitizer is not None:

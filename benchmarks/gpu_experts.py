@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 import torch
-from gpu_report import ExpertTimes
-from gpu_timing import device_us
 from torch import Tensor
+
+from benchmarks.gpu_report import ExpertTimes
+from benchmarks.gpu_timing import device_us
 
 PRESETS = {
     "qwen3-30b-a3b": (2048, 768),

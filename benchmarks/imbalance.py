@@ -1,6 +1,6 @@
 """Imbalance of plans on real routing, for several seeds and sizes of micro-batches.
 
-    python benchmarks/imbalance.py
+    python -m benchmarks.imbalance
 
 Every seed shuffles the sequences of a trace, which are then dealt round-robin. Writes `results/imbalance.json`.
 """
@@ -9,10 +9,10 @@ from dataclasses import asdict
 from itertools import product
 
 import numpy as np
-import results
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import results
 from relibra.evaluation import compare, model_of
 from relibra.planning import Cluster, Schedule, StepLoad, check_plan
 from relibra.planning.solve import solve

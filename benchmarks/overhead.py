@@ -1,6 +1,6 @@
 """What an attached agent costs where it has nothing to do: training steps with the identity plan beside plain ones.
 
-    python benchmarks/overhead.py [--steps 40]
+    python -m benchmarks.overhead [--steps 40]
 
 Two expert-parallel ranks on CPU train the same small GPT of MoE layers, plain and attached, one step of each in turn,
 which of them first alternating. Overhead is the median over pairs, of wall time and of the CPU time of both ranks,
@@ -16,10 +16,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from fixed_plans import FixedPlans
-from gpt_on_cpu import Gpt, Shape, join
-from results import write
 
+from benchmarks.fixed_plans import FixedPlans
+from benchmarks.gpt_on_cpu import Gpt, Shape, join
+from benchmarks.results import write
 from relibra.agent import Agent, AgentConfig, Phase, attach
 from relibra.planning import Cluster, Model
 

@@ -1,6 +1,6 @@
 """What packing gains: the same step under round-robin, length-balanced and packed schedules, planned with equal slots.
 
-    python benchmarks/pack.py
+    python -m benchmarks.pack
 
 Every seed shuffles the sequences
 of a trace, which changes what round-robin deals; the token budget is what round-robin needs. *Removed* is the part of
@@ -16,11 +16,11 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import results
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import results
 from relibra.evaluation import ScheduleScore, comparison_schedules, model_of, score_schedule
 from relibra.evaluation.schedules import largest_tokens
 from relibra.planning import Cluster, Model, Plan, Schedule, StepLoad, check_plan

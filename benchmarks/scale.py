@@ -1,6 +1,6 @@
 """Plan time and memory of large steps, how they grow, and how they compare with EPLB run once a cell.
 
-    taskset -c 0 python benchmarks/scale.py [--threads 1] [--quick] [--case NAME]
+    taskset -c 0 python -m benchmarks.scale [--threads 1] [--quick] [--case NAME]
 
 Loads are mixtures of the workloads in `deepseek-v3_counts_dev.npz` (`relibra.evaluation.workload_mix`). Every case runs
 in its own process, which has compiled code loaded; times are the least of several calls. `input MiB` is what the
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import results
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import results
 from relibra.evaluation.workload_mix import mix_workloads
 from relibra.planning import Cluster, Model, Schedule, StepLoad, check_plan
 from relibra.planning.replicas.replicate import replicate
@@ -75,7 +75,8 @@ def _resident_mib() -> float:
 def _eplb_us_per_cell(load_MLE: NDArray[np.int64], cluster: Cluster) -> float:
     """EPLB on the loads of one micro-batch, all layers at once, as it is called."""
     import torch  # here, so that it is not in the memory measured before
-    from eplb_torch import rebalance_experts
+
+    from benchmarks.eplb_torch import rebalance_experts
 
     torch.set_num_threads(1)
     _, num_layers, num_experts = load_MLE.shape

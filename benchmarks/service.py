@@ -1,6 +1,6 @@
 """Ingest, publish and fetch of a planner process on this machine, in one run.
 
-    python benchmarks/service.py [FOLDER OF TRACES]
+    python -m benchmarks.service [FOLDER OF TRACES]
 
 Starts an embedded Redis (append-only file on) and one planner. Ingest: sequences of 48 layers x 128 experts through
 one reporter a process, until all are durable. Plan: one step of 58 layers x 256 experts on 8 x 8 ranks with 32
@@ -28,10 +28,10 @@ from typing import Any
 
 import grpc.aio
 import numpy as np
-import results
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import results
 from relibra.evaluation.workload_mix import mix_workloads
 from relibra.planning import Cluster, Model, Schedule
 from relibra.rollout.outbox import CountedSequence

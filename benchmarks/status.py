@@ -1,6 +1,6 @@
 """The status service on a large job: time of every endpoint, weight and first paint of the pages.
 
-    python benchmarks/status.py
+    python -m benchmarks.status
 
 The job has 94 layers x 128 experts on 8 x 8 ranks, 32 micro-batches a step (3008 cells), and 100 planned steps whose
 64 ranks reported both phases. Two plans are solved and published in turn. *Cold*: each request is for a step whose plan
@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import results
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import results
 from relibra.planning import Cluster, ExecutionReport, Model, Phase, Plan, PlanParams, Schedule, StepLoad
 from relibra.planning.solve import solve
 from relibra.store import EmbeddedRedis, EncodedPlan, Store

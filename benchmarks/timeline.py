@@ -1,6 +1,6 @@
 """Draw what a rank computes and what travels meanwhile, from a trace of a real training step.
 
-    python benchmarks/timeline.py [--trace FILE]
+    python -m benchmarks.timeline [--trace FILE]
 
 Two expert-parallel ranks on CPU, a core each, train a small GPT of MoE layers; in every layer each rank has replicas of
 two experts of the other one, which come and whose gradients go by the `peer` transport. The last of three steps runs
@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import torch.multiprocessing as mp
-from figures import IMAGES, STYLE
-from fixed_plans import FixedPlans
-from gpt_on_cpu import Gpt, Shape, join
 from matplotlib.axes import Axes
 from torch import nn
 from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile, record_function
 
+from benchmarks.figures import IMAGES, STYLE
+from benchmarks.fixed_plans import FixedPlans
+from benchmarks.gpt_on_cpu import Gpt, Shape, join
 from relibra.agent import AgentConfig, Phase, attach
 from relibra.planning import Cluster, Model
 

@@ -1,6 +1,6 @@
 """One layer's fetch of replicas and return of their gradients over each transport, beside an all-to-all of the bytes.
 
-    python benchmarks/transport.py [--turns 30] [--expert-mib 4]
+    python -m benchmarks.transport [--turns 30] [--expert-mib 4]
 
 Four ranks of a node on CPU, two redundant slots each. In a round each way of moving has its turn, in another order
 every time. Figures are medians over rounds of the slowest rank's time from a barrier on. The all-to-all moves
@@ -18,9 +18,9 @@ from statistics import median
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from results import write
 from torch import Tensor
 
+from benchmarks.results import write
 from relibra.agent.transport import (
     Copy,
     ExpertTransport,

@@ -1,6 +1,6 @@
 """Seconds of real training steps: plain, with relibra, and under forced balance; and what the simulation says of them.
 
-    python benchmarks/wall_clock.py [--steps 5] [--tokens 4096] [--sigma 1.5]
+    python -m benchmarks.wall_clock [--steps 5] [--tokens 4096] [--sigma 1.5]
 
 Two expert-parallel ranks, a core each, train a small GPT with megatron's MoE layers in fp32, whose matrix
 multiplications take the time they take. The planner, Redis and the status service are those of `relibra up`, on the
@@ -23,16 +23,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import results
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-import wall_clock_routing as routing
-from gpt_on_cpu import Gpt, Shape, join
 from megatron.core.transformer.moe.router_replay import RouterReplayAction
 from numpy.typing import NDArray
-from wall_clock_prediction import predict
 
+import benchmarks.wall_clock_routing as routing
+from benchmarks import results
+from benchmarks.gpt_on_cpu import Gpt, Shape, join
+from benchmarks.wall_clock_prediction import predict
 from relibra.agent import Agent, AgentConfig, Phase, attach
 from relibra.demo.services import OwnServices, Services
 from relibra.planning import Cluster, Model, PlanParams

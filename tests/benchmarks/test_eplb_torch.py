@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from eplb_torch import rebalance_experts as in_torch
 
+from benchmarks.eplb_torch import rebalance_experts as in_torch
 from relibra.evaluation.baselines import rebalance_experts
 
 

@@ -1,8 +1,9 @@
 """What `make gpu-check` does on a machine without a GPU."""
 
-import gpu_check
 import pytest
 import torch
+
+from benchmarks import gpu_check
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")

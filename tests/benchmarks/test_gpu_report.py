@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from gpu_report import ExpertTimes, GpuReport, KernelRate, Machine
 
+from benchmarks.gpu_report import ExpertTimes, GpuReport, KernelRate, Machine
 from relibra.evaluation.calibration import calibrate, read_measurements
 
 MACHINE = Machine(

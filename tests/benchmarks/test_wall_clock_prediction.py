@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-import wall_clock_routing as routing
-from wall_clock_prediction import predict
 
+import benchmarks.wall_clock_routing as routing
+from benchmarks.wall_clock_prediction import predict
 from relibra.planning import Cluster, Model
 from relibra.planning.cost import CostModel
 

@@ -177,3 +177,5 @@ def understand(line: str) -> None:
             assert any(words[2] in each.get("profiles", ()) for each in services), line
         for script in re.findall(r"\bpython ([\w/]+\.py)", part):
             assert (REPOSITORY / script).is_file(), line
+        for module in re.findall(r"\bpython -m (benchmarks[.\w]*)", part):
+            assert (REPOSITORY / module.replace(".", "/")).with_suffix(".py").is_file(), line
