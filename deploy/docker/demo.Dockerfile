@@ -4,7 +4,7 @@ FROM python:3.11.11-slim-bookworm AS build
 WORKDIR /src
 RUN python -m venv /opt/relibra \
     && /opt/relibra/bin/pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
-COPY pyproject.toml constraints.txt README.md ./
+COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY proto proto
 COPY services services
 COPY trainer_agent trainer_agent

@@ -2,7 +2,7 @@
 #   docker build -f deploy/docker/services.Dockerfile -t relibra/services .
 FROM python:3.11.11-slim-bookworm AS build
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md ./
+COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY proto proto
 COPY services services
 COPY trainer_agent trainer_agent
