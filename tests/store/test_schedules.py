@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 from services_harness import CLUSTER, MODEL, PARAMS, Loop
-from step_samples import IDS, SCHEDULE, report_all
+from step_samples import IDS, SCHEDULE, report_all, sequence
 
 from relibra.errors import Conflict, LimitExceeded, NotFound, StaleEpoch
 from relibra.planning import Schedule
@@ -32,6 +32,14 @@ def test_a_schedule_keeps_what_its_plan_is_based_on(store: Store, run: Loop, job
     with pytest.raises(Conflict, match="has another schedule"):
         run(store.put_schedule(job, 1, IDS, SCHEDULE))
     assert run(store.get_schedule("job", 1))[2] is Basis.PREVIOUS_STEPS
+
+
+def test_what_a_sequence_is_called_does_not_pass_for_a_basis(store: Store, run: Loop, job: JobRecord) -> None:
+    ids = ['{"basis": "previous steps"', *IDS[1:]]
+    run(store.put_schedule(job, 1, ids, SCHEDULE))
+    assert run(store.get_schedule("job", 1))[2] is Basis.REPLAY
+    (late,) = run(store.put_counts([sequence("late")]))
+    assert isinstance(late, Conflict)
 
 
 def test_pending_steps_of_all_jobs_come_longest_waiting_first(store: Store, run: Loop, job: JobRecord) -> None:

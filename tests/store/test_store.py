@@ -18,8 +18,15 @@ def test_an_empty_redis_is_marked_and_accepted_again(store: Store, run: Loop, re
         assert client.get(SCHEMA) == str(SCHEMA_VERSION).encode()
 
 
-@pytest.mark.parametrize(("version", "advice"), [(SCHEMA_VERSION + 1, "upgrade relibra"), (1, "empty Redis")])
+@pytest.mark.parametrize(
+    ("version", "advice"),
+    [
+        (SCHEMA_VERSION + 1, "upgrade relibra"),
+        (2, f"holds schema version 2, this relibra reads and writes {SCHEMA_VERSION}; start on an empty Redis"),
+    ],
+)
 def test_another_schema_is_refused(store: Store, run: Loop, redis_url: str, version: int, advice: str) -> None:
+    assert SCHEMA_VERSION == 3
     with Redis.from_url(redis_url) as client:
         client.set(SCHEMA, version)
     with pytest.raises(Unsupported, match=advice):

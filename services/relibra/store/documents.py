@@ -12,7 +12,7 @@ import numpy as np
 
 from relibra.planning import Cluster, ExecutionReport, Model, Phase, PlanId, PlanParams, Schedule
 from relibra.planning.execution_sum import Cause, Execution
-from relibra.planning.plan import Basis, Prediction
+from relibra.planning.plan import Prediction
 from relibra.store.records import JobRecord, PlanRecord
 
 
@@ -35,11 +35,10 @@ def decode_job(job_id: str, epoch: bytes, registered_at: bytes, shape: bytes) ->
     )
 
 
-def encode_schedule(sequence_ids: Sequence[str], schedule: Schedule, basis: Basis) -> str:
-    """Encode a schedule; equal schedules give equal text. The basis comes first, and only where it is not replay."""
+def encode_schedule(sequence_ids: Sequence[str], schedule: Schedule) -> str:
+    """Encode a schedule; equal schedules give equal text."""
     return json.dumps(
-        ({} if basis is Basis.REPLAY else {"basis": basis})
-        | {
+        {
             "sequence_ids": list(sequence_ids),
             "micro_batch": schedule.micro_batch_S.tolist(),
             "source_rank": schedule.source_rank_S.tolist(),
@@ -48,15 +47,15 @@ def encode_schedule(sequence_ids: Sequence[str], schedule: Schedule, basis: Basi
     )
 
 
-def decode_schedule(document: bytes) -> tuple[list[str], Schedule, Basis]:
-    """Decode the sequence ids, the schedule, and what its plan is based on."""
+def decode_schedule(document: bytes) -> tuple[list[str], Schedule]:
+    """Decode what `encode_schedule` wrote."""
     fields = json.loads(document)
     schedule = Schedule(
         micro_batch_S=np.array(fields["micro_batch"], dtype=np.int32),
         source_rank_S=np.array(fields["source_rank"], dtype=np.int32),
         ep_group_S=np.array(fields["ep_group"], dtype=np.int32),
     )
-    return fields["sequence_ids"], schedule, Basis(fields.get("basis", Basis.REPLAY))
+    return fields["sequence_ids"], schedule
 
 
 RECORD_FIELDS = ("epoch", "version", "digest", "submitted_at", "published_at", "meta")

@@ -33,7 +33,7 @@ Of one step, with the prefix `relibra:{job}:step:<step>:`; they stay as long as 
 |---|---|---|---|
 | `counts` | hash | sequence id -> counts `[L, E]`, see `count_codec` | at most `max_step_size_bytes` |
 | `policies` | hash | `<first>-<last>` policy version -> number of sequences | 30 B a pair |
-| `schedule` | string | JSON: `basis` if not replay, ids, `micro_batch`, `source_rank`, `ep_group` | 60 B a sequence |
+| `schedule` | hash | `basis`; `document`, JSON: ids, `micro_batch`, `source_rank`, `ep_group` | 60 B a sequence |
 | `plan` | hash | what `plan_codec` says; `epoch`, `version`, `digest`, `submitted_at`, `published_at` | 2 KiB a cell |
 | `failure` | string | why the step cannot be planned | 1 KiB |
 | `reports` | hash | `<phase>/<ep group>/<ep rank>` -> JSON of an execution report | 500 B a rank and phase |
@@ -48,7 +48,7 @@ keys of a job live in one slot, so scripts and transactions work on a Redis Clus
 from dataclasses import dataclass
 
 SCHEMA = "relibra:schema"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 JOBS = "relibra:jobs"
 TOKENS = "relibra:tokens"
 

@@ -37,12 +37,18 @@ class Schedules(Connected):
         outcome = await self._script(
             "put_schedule",
             [
-                *(keys.of("job"), keys.step(step, "schedule")),
-                *(keys.of(name) for name in ("pending", "steps", "open", "floor", "traces")),
+                keys.of("job"),
+                keys.step(step, "schedule"),
+                *map(keys.of, ("pending", "steps", "open", "floor", "traces")),
             ],
             [
-                *(f"{job.epoch:016x}", encode_schedule(sequence_ids, schedule, basis), step),
-                *(time.time(), limits.max_open_steps, traceparent),
+                f"{job.epoch:016x}",
+                basis,
+                encode_schedule(sequence_ids, schedule),
+                step,
+                time.time(),
+                limits.max_open_steps,
+                traceparent,
             ],
         )
         match outcome:
@@ -64,10 +70,11 @@ class Schedules(Connected):
         Raises:
             NotFound: it has none.
         """
-        document = await self._redis.get(JobKeys(job_id).step(step, "schedule"))
+        basis, document = await self._redis.hmget(JobKeys(job_id).step(step, "schedule"), "basis", "document")
         if document is None:
             raise NotFound(f"step {step} of job {job_id!r} has no schedule")
-        return decode_schedule(document)
+        sequence_ids, schedule = decode_schedule(document)
+        return sequence_ids, schedule, Basis(basis.decode())
 
     @raises_unavailable
     async def pending_steps(self) -> list[PendingStep]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import Conflict, LimitExceeded, NotFound, RelibraError, UnknownJob
+from relibra.planning.plan import Basis
 from relibra.store.connection import Connected, raises_unavailable
 from relibra.store.count_codec import decode_counts, encode_counts
 from relibra.store.keys import JobKeys
@@ -38,7 +39,7 @@ class Sequences(Connected):
         # Steps are of one job as a rule, and of one step: then this is one call.
         for (job_id, step), indices in steps.items():
             keys = JobKeys(job_id)
-            arguments: list[object] = [step, limits.max_step_size_bytes, limits.max_open_steps]
+            arguments: list[object] = [step, limits.max_step_size_bytes, limits.max_open_steps, Basis.PREVIOUS_STEPS]
             for index in indices:
                 each = sequences[index]
                 arguments += [each.sequence_id, encode_counts(each.counts_LE), each.policies]

@@ -1,28 +1,34 @@
 -- Keep the counts of some sequences of one step, each once.
 --
 -- KEYS  1 job   2 counts   3 schedule   4 steps   5 open   6 floor   7 sizes   8 policies
--- ARGV  1 step   2 limit on bytes of the step   3 limit on open steps
---       4... sequence id, counts, policy versions ('' where not told), for every sequence
--- Returns one word a sequence: 'kept' now, 'same' (these very counts are there), 'other' (different ones are, and stand),
---   'late' (the step has its schedule, and not by forecast from previous steps), 'expired', 'large' (the step is full), 'busy' (too many open steps), 'unknown'.
+-- ARGV  1 step   2 limit on bytes of the step   3 limit on open steps   4 the basis that needs no reports of the step
+--       5... sequence id, counts (opaque), policy versions ('' if unknown), for every sequence
+-- Returns one word per sequence:
+--   'kept'     the counts are stored now
+--   'same'     these very counts were stored before
+--   'other'    different counts were stored before, and stay
+--   'late'     the step has its schedule, and its plan needed the reports (its basis is not ARGV 4)
+--   'expired'  the step has expired
+--   'large'    the counts exceed the limit on bytes of the step
+--   'busy'     the step would be one open step too many
+--   'unknown'  the job is not registered
 
 local step = ARGV[1]
-local is_scheduled = redis.call('EXISTS', KEYS[3]) == 1
-local is_forecast = redis.call('GETRANGE', KEYS[3], 0, 25) == '{"basis": "previous steps"'
+local basis = redis.call('HGET', KEYS[3], 'basis')
 local refusal = nil
 if redis.call('EXISTS', KEYS[1]) == 0 then
   refusal = 'unknown'
 elseif tonumber(step) < tonumber(redis.call('GET', KEYS[6]) or '0') then
   refusal = 'expired'
-elseif is_scheduled and not is_forecast then
+elseif basis and basis ~= ARGV[4] then
   refusal = 'late'
-elseif not is_scheduled and not redis.call('ZSCORE', KEYS[5], step) and redis.call('ZCARD', KEYS[5]) >= tonumber(ARGV[3]) then
+elseif not basis and not redis.call('ZSCORE', KEYS[5], step) and redis.call('ZCARD', KEYS[5]) >= tonumber(ARGV[3]) then
   refusal = 'busy'
 end
 
 local size = tonumber(redis.call('HGET', KEYS[7], step) or '0')
 local outcomes, added = {}, 0
-for index = 4, #ARGV, 3 do
+for index = 5, #ARGV, 3 do
   local kept = redis.call('HGET', KEYS[2], ARGV[index])
   local outcome
   if kept then
@@ -44,7 +50,7 @@ end
 if added > 0 then
   redis.call('HINCRBY', KEYS[7], step, added)
   redis.call('ZADD', KEYS[4], step, step)
-  if not is_scheduled then
+  if not basis then
     redis.call('ZADD', KEYS[5], step, step)
   end
 end
