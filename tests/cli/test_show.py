@@ -4,7 +4,7 @@ from http import HTTPStatus
 import pytest
 
 from relibra.errors import InvalidInput, NotFound
-from relibra.status.health import Verdict
+from relibra.status.health import JobState
 
 
 def test_a_job_and_whether_it_is_well(relibra):
@@ -14,7 +14,7 @@ def test_a_job_and_whether_it_is_well(relibra):
     assert json.loads(relibra("show", "job", "--json"))["health"]["verdict"] == "failing"
 
 
-@pytest.mark.parametrize("verdict", [*Verdict, "of a newer service"])
+@pytest.mark.parametrize("verdict", [*JobState, "of a newer service"])
 def test_a_job_is_shown_whatever_the_verdict(relibra, answering, verdict):
     said = json.loads(relibra("show", "job", "--json"))
     said["health"] = {"verdict": verdict, "reason": "no plan for 15 min"}

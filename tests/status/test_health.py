@@ -8,7 +8,7 @@ import pytest
 from relibra.planning import Phase, PlanId
 from relibra.planning.execution_sum import Cause, Execution
 from relibra.planning.plan import Prediction
-from relibra.status.health import Verdict, duration, job_health
+from relibra.status.health import JobState, duration, job_health
 from relibra.store import PlanRecord, StepRecord
 
 NOW = 1000.0
@@ -51,27 +51,27 @@ EXECUTION = Execution(
 @pytest.mark.parametrize(
     ("steps", "executed", "verdict", "words"),
     [
-        ([], [], Verdict.WAITING, "no sequence"),
-        ([COLLECTING], [], Verdict.WAITING, "12 sequences"),
-        ([COLLECTING, PLANNED], [EXECUTION], Verdict.WELL, "step 8 is collecting"),
-        ([PLANNED], [EXECUTION], Verdict.WELL, "1.800 to 1.020"),
-        ([replace(COLLECTING, failure="no load"), PLANNED], [], Verdict.FAILING, "step 8 cannot be planned: no load"),
-        ([replace(COLLECTING, submitted_at=NOW - 31), PLANNED], [], Verdict.FAILING, "is a planner running"),
-        ([replace(COLLECTING, submitted_at=NOW - 1), PLANNED], [], Verdict.WELL, "solving"),
-        ([PLANNED, replace(COLLECTING, step=3, failure="old")], [], Verdict.WELL, "step 7"),
-        ([PLANNED], [replace(EXECUTION, fallbacks={Cause.LATE: 2})], Verdict.ATTENTION, r"2 of 4 ranks .*\(2 late\)"),
-        ([PLANNED], [replace(EXECUTION, missing=((0, 2),))], Verdict.ATTENTION, "missing: rank 2$"),
+        ([], [], JobState.WAITING, "no sequence"),
+        ([COLLECTING], [], JobState.WAITING, "12 sequences"),
+        ([COLLECTING, PLANNED], [EXECUTION], JobState.WELL, "step 8 is collecting"),
+        ([PLANNED], [EXECUTION], JobState.WELL, "1.800 to 1.020"),
+        ([replace(COLLECTING, failure="no load"), PLANNED], [], JobState.FAILING, "step 8 cannot be planned: no load"),
+        ([replace(COLLECTING, submitted_at=NOW - 31), PLANNED], [], JobState.FAILING, "is a planner running"),
+        ([replace(COLLECTING, submitted_at=NOW - 1), PLANNED], [], JobState.WELL, "solving"),
+        ([PLANNED, replace(COLLECTING, step=3, failure="old")], [], JobState.WELL, "step 7"),
+        ([PLANNED], [replace(EXECUTION, fallbacks={Cause.LATE: 2})], JobState.ATTENTION, r"2 of 4 ranks .*\(2 late\)"),
+        ([PLANNED], [replace(EXECUTION, missing=((0, 2),))], JobState.ATTENTION, "missing: rank 2$"),
         (
             [PLANNED],
             [replace(EXECUTION, missing=((1, 2),), num_ep_groups=2)],
-            Verdict.ATTENTION,
+            JobState.ATTENTION,
             "missing: rank 2 of group 1",
         ),
-        ([PLANNED], [replace(EXECUTION, imbalance=1.3)], Verdict.ATTENTION, "1.300 .* 1.020 was planned"),
+        ([PLANNED], [replace(EXECUTION, imbalance=1.3)], JobState.ATTENTION, "1.300 .* 1.020 was planned"),
     ],
 )
 def test_a_verdict_has_its_reason(
-    steps: list[StepRecord], executed: list[Execution], verdict: Verdict, words: str
+    steps: list[StepRecord], executed: list[Execution], verdict: JobState, words: str
 ) -> None:
     health = job_health(steps, PLANNED if executed else None, executed, NOW)
     assert health.verdict is verdict
@@ -99,7 +99,7 @@ def test_a_job_that_stands_still_says_where(
 ) -> None:
     steps = [*newest, *EVERY_40_S]
     health = job_health(steps, planned(executed_step, 0), executed, NOW)
-    assert health.verdict is Verdict.STALLED
+    assert health.verdict is JobState.STALLED
     assert health.reason.startswith("no plan for 15 min, where one came every 40 s: ")
     assert re.search(words, health.reason), health.reason
 
@@ -108,7 +108,7 @@ def test_a_job_that_stands_still_says_where(
 def test_a_job_that_has_ended_does_not_stand_still(phases: list[Phase]) -> None:
     executed = [replace(EXECUTION, phase=phase) for phase in phases]
     health = job_health(EVERY_40_S, EVERY_40_S[0], executed, NOW + 86_400)
-    assert health.verdict is Verdict.WAITING
+    assert health.verdict is JobState.WAITING
     assert re.search("^no plan for 24 h, .*all ranks reported step 7, .* has the job ended", health.reason)
 
 
@@ -122,7 +122,7 @@ def test_a_job_that_has_ended_does_not_stand_still(phases: list[Phase]) -> None:
     ],
 )
 def test_a_job_is_not_said_to_stand_still_too_early(steps: list[StepRecord], why: str) -> None:
-    assert job_health(steps, None, [], NOW).verdict is not Verdict.STALLED, why
+    assert job_health(steps, None, [], NOW).verdict is not JobState.STALLED, why
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,15 @@ from rich.console import Console
 from rich.text import Text
 
 from relibra.cli.checks import gpu, megatron, packages, planner, redis, status, topology
-from relibra.cli.checks.finding import Finding, Verdict
+from relibra.cli.checks.finding import CheckResult, Finding
 from relibra.cli.output import AsJson, print_json, working
 
-_COLOURS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "bold red", Verdict.SKIPPED: "dim"}
+_COLOURS = {
+    CheckResult.OK: "green",
+    CheckResult.WARNING: "yellow",
+    CheckResult.FAILED: "bold red",
+    CheckResult.SKIPPED: "dim",
+}
 
 
 def doctor(
@@ -51,7 +56,7 @@ def doctor(
         print_json([asdict(each) for each in findings])
     else:
         _print(Console(), findings)
-    if any(each.verdict is Verdict.FAILED for each in findings):
+    if any(each.verdict is CheckResult.FAILED for each in findings):
         raise typer.Exit(1)
 
 

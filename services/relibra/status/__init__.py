@@ -1,18 +1,18 @@
 """The read-only HTTP service that shows what relibra does and why.
 
 In:   the store.
-Out:  pages for people, JSON for programs (`/v1/...`, described at `/docs`), news, health, metrics for Prometheus.
+Out:  HTML pages, JSON (`/v1/...`, documented at `/docs`), live updates, health checks, Prometheus metrics.
 
     app                                    `create_app`: puts the parts together
-    figures, execution, health, explain    pure: numbers of a plan, sums of reports, verdicts, sentences
-    reader, memory                         what endpoints read; what is expensive is kept, within bounds
-    api, plan_api, answer                  JSON of jobs and steps, of plans, and the validators of answers
-    models, load_models, history_models    what the JSON looks like, with examples
-    pages, sparkline                       HTML, with templates/ and static/
-    live                                   news: one poll of Redis for all open pages
-    access, context                        tokens, and what every endpoint may ask for
-    problems                               errors as `application/problem+json`, or as a page
-    metrics                                gauges computed from the store at each scrape
+    figures, health, explain               pure functions: a plan's numbers, a job's state, explanations in sentences
+    reader, single_flight                  reads the store for all endpoints; a bounded cache of costly results
+    api, plan_api, etag                    JSON endpoints of jobs and steps, of plans; responses with an `ETag`
+    models, load_models, history_models    the JSON schemas, with examples
+    pages, sparkline                       HTML pages, with templates/ and static/
+    live                                   live updates: one poll of Redis for all open pages
+    access, context                        tokens; the dependencies that endpoints share
+    problems                               errors as `application/problem+json`, or as an HTML page
+    metrics                                gauges, computed from the store at each scrape
     settings, serve                        the process
 """
 

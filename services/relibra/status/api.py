@@ -24,14 +24,14 @@ _NUM_HISTORY = 20
 async def list_jobs(app: App, viewer: Looker, request: Request) -> Response:
     """All registered jobs the caller may see, by id; there are at most `max_jobs` of them."""
     jobs = [job for job in await app.store.list_jobs() if viewer.may_see(job.job_id)]
-    return await app.answers.json(request, lambda: [JobView.of(job) for job in jobs])
+    return await app.tagged.json(request, lambda: [JobView.of(job) for job in jobs])
 
 
 @api.get("/jobs/{job_id}", tags=["jobs"], response_model=JobHealthView)
 async def get_job(app: App, job: Job, request: Request) -> Response:
     """One job, and whether it is well."""
     glance = await app.reader.glance(job)
-    return await app.answers.json(request, lambda: JobHealthView.show(job, glance.health))
+    return await app.tagged.json(request, lambda: JobHealthView.show(job, glance.health))
 
 
 @api.get("/jobs/{job_id}/steps", tags=["steps"], response_model=list[StepView])
@@ -46,14 +46,14 @@ async def list_steps(
     """The last steps of a job, newest first."""
     steps = await app.store.list_steps(job.job_id, limit=limit if state is None else _MAX_SCANNED, before=before)
     wanted = [step for step in steps if state in (None, step.state)][:limit]
-    return await app.answers.json(request, lambda: [StepView.of(step) for step in wanted])
+    return await app.tagged.json(request, lambda: [StepView.of(step) for step in wanted])
 
 
 @api.get("/jobs/{job_id}/steps/{step}", tags=["steps"], response_model=StepView)
 async def get_step(app: App, job: Job, request: Request, step: Step) -> Response:
     """How far a step has come; one nobody spoke of has no sequences."""
     record = await app.store.get_step(job.job_id, step)
-    return await app.answers.json(request, lambda: StepView.of(record))
+    return await app.tagged.json(request, lambda: StepView.of(record))
 
 
 @api.get("/jobs/{job_id}/steps/{step}/explain", tags=["steps"], response_model=Explanation)
@@ -61,14 +61,14 @@ async def explain_step(app: App, job: Job, request: Request, step: Step) -> Resp
     """Why this placement, why these replicas, why a fallback: in sentences."""
     record = await app.store.get_step(job.job_id, step)
     (executed,) = await app.reader.executions(job, [step])
-    return await app.answers.json(request, lambda: explain(record, job.cluster, executed))
+    return await app.tagged.json(request, lambda: explain(record, job.cluster, executed))
 
 
 @api.get("/jobs/{job_id}/steps/{step}/execution", tags=["execution"], response_model=list[ExecutionView])
 async def get_execution(app: App, job: Job, request: Request, step: Step) -> Response:
     """What the ranks did in a step, summed up by phase: who is missing, who fell back and why, realised imbalance."""
     (executed,) = await app.reader.executions(job, [step])
-    return await app.answers.json(request, lambda: [ExecutionView.of(each) for each in executed])
+    return await app.tagged.json(request, lambda: [ExecutionView.of(each) for each in executed])
 
 
 @api.get("/jobs/{job_id}/steps/{step}/reports", tags=["execution"], response_model=list[ReportView])
@@ -87,7 +87,7 @@ async def list_reports(
         for report in await app.store.get_reports(job.job_id, step)
         if phase in (None, report.phase) and ep_rank in (None, report.ep_rank)
     ]
-    return await app.answers.json(request, lambda: [ReportView.of(each, with_realised=realised) for each in reports])
+    return await app.tagged.json(request, lambda: [ReportView.of(each, with_realised=realised) for each in reports])
 
 
 @api.get("/jobs/{job_id}/history", tags=["history"], response_model=list[HistoryPoint])
@@ -95,7 +95,7 @@ async def get_history(app: App, job: Job, request: Request, limit: Limit = 100, 
     """Imbalance planned and realised, waits and fallbacks over the last steps, oldest first."""
     steps = (await app.store.list_steps(job.job_id, limit=limit, before=before))[::-1]
     executed = await app.reader.executions(job, [step.step for step in steps])
-    return await app.answers.json(
+    return await app.tagged.json(
         request, lambda: [HistoryPoint.of(step, each) for step, each in zip(steps, executed, strict=True)]
     )
 
@@ -109,7 +109,7 @@ async def get_expert_history(
     check_index("expert", expert, job.model.num_experts)
     plans = await _plans(app, job, limit, before)
     totals = await app.reader.totals(job, plans)
-    return await app.answers.json(
+    return await app.tagged.json(
         request,
         lambda: [ExpertPoint.of(plan.step, each, layer, expert) for plan, each in zip(plans, totals, strict=True)],
     )
@@ -124,7 +124,7 @@ async def get_rank_history(
     plans = await _plans(app, job, limit, before)
     totals = await app.reader.totals(job, plans)
     executed = await app.reader.executions(job, [plan.step for plan in plans])
-    return await app.answers.json(
+    return await app.tagged.json(
         request,
         lambda: [
             RankPoint.of(plan.step, each, rank, did) for plan, each, did in zip(plans, totals, executed, strict=True)

@@ -12,9 +12,9 @@ from relibra.status import metrics
 from relibra.status.access import EVERYTHING, Access
 from relibra.status.api import api
 from relibra.status.context import App, Context, Looker
-from relibra.status.etag import Answers
+from relibra.status.etag import ETagResponses
 from relibra.status.live import Live
-from relibra.status.models import Health
+from relibra.status.models import ProbeResult
 from relibra.status.pages import STATIC, pages, plotly, show_problem
 from relibra.status.plan_api import plan_api
 from relibra.status.problems import PROBLEM_RESPONSES, install_problem_handlers
@@ -56,7 +56,7 @@ def create_app(store: Store, settings: StatusSettings) -> FastAPI:
     app.state.context = Context(
         store=store,
         reader=reader,
-        answers=Answers(reader),
+        tagged=ETagResponses(reader),
         access=Access(store, is_required=settings.auth == "required"),
         live=Live(store, poll_interval_s=settings.poll_interval_s, max_viewers=settings.max_viewers),
     )
@@ -71,15 +71,15 @@ def create_app(store: Store, settings: StatusSettings) -> FastAPI:
     app.mount("/static", StaticFiles(directory=STATIC))
 
     @app.get("/healthz", tags=["health"])
-    async def healthz() -> Health:
+    async def healthz() -> ProbeResult:
         """Whether the process answers; says nothing of Redis."""
-        return Health()
+        return ProbeResult()
 
     @app.get("/readyz", tags=["health"], responses={503: PROBLEM_RESPONSES[503]})
-    async def readyz(context: App) -> Health:
+    async def readyz(context: App) -> ProbeResult:
         """Whether Redis answers; 503 with the reason where it does not."""
         await context.store.ping()
-        return Health()
+        return ProbeResult()
 
     @app.get(
         "/metrics",

@@ -7,7 +7,7 @@ from fastapi import Depends, Path, Query, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBasic, HTTPBasicCredentials, HTTPBearer
 
 from relibra.status.access import Access, Viewer
-from relibra.status.etag import Answers
+from relibra.status.etag import ETagResponses
 from relibra.status.live import Live
 from relibra.status.problems import PROBLEM_RESPONSES
 from relibra.status.reader import Reader
@@ -24,7 +24,7 @@ class Context:
 
     store: Store
     reader: Reader
-    answers: Answers
+    tagged: ETagResponses
     access: Access
     live: Live
 

@@ -1,4 +1,4 @@
-"""Answers with validators: who has the newest content already is told so in a few bytes."""
+"""Responses with an `ETag`: a caller that already has the newest content gets a 304 instead of a body."""
 
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,19 +12,19 @@ from pydantic_core import to_json
 from relibra.status.reader import Reader
 
 
-class Answers:
-    """Makes responses of views, off the event loop."""
+class ETagResponses:
+    """Turns views into responses with an `ETag`, off the event loop."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
     async def json(self, request: Request, make: Callable[[], Any], *, tag: str | None = None) -> Response:
-        """Answer with what `make` returns, as JSON.
+        """Return the view that `make` builds as a JSON response.
 
         Args:
-            request: may say in `If-None-Match` what the caller has.
-            make: returns the view; it is not called where `tag` says that the caller has it.
-            tag: names the content; without it, its hash does.
+            request: its `If-None-Match` names the content that the caller has.
+            make: builds the view; it is not called if `tag` shows that the caller has the content.
+            tag: identifies the content; without it, the hash of the content does.
         """
         if tag is not None and _has(request, tag):
             return Response(status_code=304, headers=_headers(tag))
@@ -37,7 +37,7 @@ class Answers:
     async def file(
         self, request: Request, make: Callable[[], Awaitable[Iterator[bytes]]], *, tag: str, name: str
     ) -> Response:
-        """Answer with a file, sent as its pieces come; `make` is not awaited where the caller has it."""
+        """Return a file response that streams its chunks; `make` is not awaited if the caller has the file."""
         if _has(request, tag):
             return Response(status_code=304, headers=_headers(tag))
         kept_as = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}"}
@@ -50,5 +50,5 @@ def _has(request: Request, tag: str) -> bool:
 
 
 def _headers(tag: str) -> dict[str, str]:
-    # no-cache means ask first: a job that was re-created has other plans under the same addresses.
+    # no-cache means revalidate: after a job was re-created, the same addresses serve other plans.
     return {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache", "Vary": "Authorization"}

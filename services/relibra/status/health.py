@@ -19,7 +19,7 @@ _STALL_S = 120.0
 """A job is silent that had no plan for so long, and so many times as long as its steps take."""
 
 
-class Verdict(StrEnum):
+class JobState(StrEnum):
     """How well, the worst first."""
 
     FAILING = "failing"
@@ -37,7 +37,7 @@ class Verdict(StrEnum):
 class JobHealth:
     """A verdict and why."""
 
-    verdict: Verdict
+    verdict: JobState
     reason: str
 
 
@@ -53,36 +53,36 @@ def job_health(
         now: Unix time in seconds.
     """
     if not steps:
-        return JobHealth(verdict=Verdict.WAITING, reason="registered; no sequence has been reported yet")
+        return JobHealth(verdict=JobState.WAITING, reason="registered; no sequence has been reported yet")
     for step in steps:
         if step.failure is not None and step.plan is None:
-            return JobHealth(verdict=Verdict.FAILING, reason=f"step {step.step} cannot be planned: {step.failure}")
+            return JobHealth(verdict=JobState.FAILING, reason=f"step {step.step} cannot be planned: {step.failure}")
         if step.state is StepState.SOLVING and step.submitted_at is not None:
             waited_s = now - step.submitted_at
             if waited_s > _SLOW_SOLVE_S:
                 reason = f"step {step.step} has waited {duration(waited_s)} for its plan: is a planner running?"
-                return JobHealth(verdict=Verdict.FAILING, reason=reason)
+                return JobHealth(verdict=JobState.FAILING, reason=reason)
         if step.plan is not None:
             break
     silence = _silence(steps, now)
     if silence and not _is_done(steps[0], executed_step, executed):
         standstill = _standstill(steps[0], executed_step, executed)
-        return JobHealth(verdict=Verdict.STALLED, reason=f"{silence}: {standstill}")
+        return JobHealth(verdict=JobState.STALLED, reason=f"{silence}: {standstill}")
     if executed_step is not None:
         for execution in executed:
             if trouble := fallback(execution) or absence(execution) or excess(execution, executed_step):
-                return JobHealth(verdict=Verdict.ATTENTION, reason=f"step {executed_step.step}: {trouble}")
+                return JobHealth(verdict=JobState.ATTENTION, reason=f"step {executed_step.step}: {trouble}")
     newest = steps[0]
     if silence:
         rest = f"all ranks reported step {newest.step}, and no other has begun; has the job ended?"
-        return JobHealth(verdict=Verdict.WAITING, reason=f"{silence}: {rest}")
+        return JobHealth(verdict=JobState.WAITING, reason=f"{silence}: {rest}")
     if newest.plan is not None:
         prediction = newest.plan.prediction
         change = f"imbalance {prediction.imbalance_before:.3f} to {prediction.imbalance_after:.3f}"
-        return JobHealth(verdict=Verdict.WELL, reason=f"step {newest.step} is planned, {change}")
+        return JobHealth(verdict=JobState.WELL, reason=f"step {newest.step} is planned, {change}")
     reason = f"step {newest.step} is {newest.state}, {newest.num_sequences} sequences so far"
     is_planning = any(step.plan is not None for step in steps)
-    return JobHealth(verdict=Verdict.WELL if is_planning else Verdict.WAITING, reason=reason)
+    return JobHealth(verdict=JobState.WELL if is_planning else JobState.WAITING, reason=reason)
 
 
 def _silence(steps: Sequence[StepRecord], now: float) -> str | None:

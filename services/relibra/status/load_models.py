@@ -158,8 +158,8 @@ def _experts(
     return sorted(experts, key=lambda each: -each.load_tokens)
 
 
-class Move(Shown):
-    """An expert whose home differs."""
+class HomeChange(Shown):
+    """An expert whose home differs between two placements."""
 
     layer: int = Field(examples=[12])
     expert: int = Field(examples=[17])
@@ -174,7 +174,7 @@ class DiffView(Shown):
     to_step: int = Field(examples=[12])
     num_moved: int = Field(description="Experts with another home, over all layers.", examples=[24])
     num_crossing: int = Field(description="Those whose new home is on another node.", examples=[20])
-    moves: list[Move]
+    moves: list[HomeChange]
 
     @classmethod
     def of(
@@ -190,7 +190,7 @@ class DiffView(Shown):
             num_moved=len(layer_X),
             num_crossing=int((from_X // cluster.gpus_per_node != to_X // cluster.gpus_per_node).sum()),
             moves=[
-                Move(layer=layer, expert=expert, from_rank=one, to_rank=other)
+                HomeChange(layer=layer, expert=expert, from_rank=one, to_rank=other)
                 for layer, expert, one, other in zip(*columns, strict=True)
             ],
         )

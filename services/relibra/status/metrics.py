@@ -12,7 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from relibra.planning.execution_sum import Cause
 from relibra.status.access import Viewer
 from relibra.status.context import Context
-from relibra.status.health import Verdict
+from relibra.status.health import JobState
 from relibra.status.reader import JobGlance, Reader
 from relibra.store import JobRecord, PlanRecord
 
@@ -87,7 +87,7 @@ class _Collector:
     def _health(self) -> Iterator[Metric]:
         health = _gauge("job_health", "1 for the verdict on the job, 0 for the others.", "job_id", "verdict")
         for each in self._figures:
-            for verdict in Verdict:
+            for verdict in JobState:
                 health.add_metric([each.glance.job.job_id, verdict], verdict is each.glance.health.verdict)
         yield health
 

@@ -23,8 +23,8 @@ class Shown(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class Health(Shown):
-    """That the process answers."""
+class ProbeResult(Shown):
+    """The answer to a liveness or readiness probe."""
 
     status: Literal["ok"] = "ok"
 

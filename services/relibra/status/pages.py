@@ -17,7 +17,7 @@ from markupsafe import Markup
 from relibra.status.context import MAX_INDEX, App, Before, Job, Layer, Looker, Row, Step
 from relibra.status.explain import explain, size_text
 from relibra.status.figures import slowest_ranks
-from relibra.status.health import Verdict
+from relibra.status.health import JobState
 from relibra.status.history_models import realised_imbalance, speedup
 from relibra.status.load_models import CellView
 from relibra.status.problems import Problem
@@ -37,7 +37,7 @@ async def overview(app: App, viewer: Looker, request: Request) -> Response:
     """All jobs, those in trouble first."""
     jobs = [job for job in await app.store.list_jobs() if viewer.may_see(job.job_id)]
     glances = [await app.reader.glance(job) for job in jobs]
-    worst_first = list(Verdict)
+    worst_first = list(JobState)
     glances.sort(key=lambda each: worst_first.index(each.health.verdict))
     return _page(request, "jobs.html", glances=glances)
 

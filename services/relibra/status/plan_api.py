@@ -20,14 +20,14 @@ async def get_plan(app: App, job: Job, request: Request, step: Step) -> Response
     """The plan of a step: where experts live, how balanced every cell is, and why."""
     record = await app.reader.planned(job, step)
     figures = await app.reader.figures(job, record)
-    return await app.answers.json(request, lambda: PlanView.show(record, figures), tag=_tag(record))
+    return await app.tagged.json(request, lambda: PlanView.show(record, figures), tag=_tag(record))
 
 
 @plan_api.get("/plan/summary", response_model=PlanSummary)
 async def get_plan_summary(app: App, job: Job, request: Request, step: Step) -> Response:
     """The plan of a step without its arrays."""
     record = await app.reader.planned(job, step)
-    return await app.answers.json(request, lambda: PlanSummary.of(record), tag=_tag(record))
+    return await app.tagged.json(request, lambda: PlanSummary.of(record), tag=_tag(record))
 
 
 @plan_api.get(
@@ -42,7 +42,7 @@ async def download_plan(app: App, job: Job, request: Request, step: Step) -> Res
     async def chunks() -> Iterator[bytes]:
         return plan_chunks(await app.reader.plan(job, record), record.digest)
 
-    return await app.answers.file(request, chunks, tag=_tag(record), name=f"{job.job_id}-step-{step}.npz")
+    return await app.tagged.file(request, chunks, tag=_tag(record), name=f"{job.job_id}-step-{step}.npz")
 
 
 @plan_api.get("/heatmap", response_model=HeatMapView)
@@ -56,7 +56,7 @@ async def get_heat_map(
     """Loads of ranks x layers, before and after balancing."""
     record = await app.reader.planned(job, step)
     figures = await app.reader.figures(job, record)
-    return await app.answers.json(request, lambda: HeatMapView.of(figures, row), tag=_tag(record))
+    return await app.tagged.json(request, lambda: HeatMapView.of(figures, row), tag=_tag(record))
 
 
 @plan_api.get("/cells/{row}/{layer}", response_model=CellView)
@@ -64,7 +64,7 @@ async def get_cell(app: App, job: Job, request: Request, step: Step, row: Row, l
     """One cell in full: every rank before and after, every expert's home and replicas, bound and gap."""
     record = await app.reader.planned(job, step)
     figures = await app.reader.figures(job, record)
-    return await app.answers.json(request, lambda: CellView.of(figures, row, layer), tag=_tag(record))
+    return await app.tagged.json(request, lambda: CellView.of(figures, row, layer), tag=_tag(record))
 
 
 @plan_api.get("/diff", response_model=DiffView)
@@ -85,7 +85,7 @@ async def get_diff(
     other = earlier or await app.reader.planned(job, against or 0)
     from_LE = await app.store.get_placement(job.job_id, other.step)
     to_LE = await app.store.get_placement(job.job_id, step)
-    return await app.answers.json(
+    return await app.tagged.json(
         request,
         lambda: DiffView.of((other.step, step), from_LE, to_LE, job.cluster),
         tag=f"{_tag(other)}-{_tag(record)}",

@@ -1,6 +1,6 @@
 import pytest
 
-from relibra.cli.checks.finding import Verdict
+from relibra.cli.checks.finding import CheckResult
 from relibra.cli.checks.gpu import TorchCuda, judge
 
 GPUS = ["NVIDIA H100, 570.1"] * 8
@@ -9,11 +9,11 @@ GPUS = ["NVIDIA H100, 570.1"] * 8
 @pytest.mark.parametrize(
     ("gpus", "cuda", "is_available", "verdict", "said"),
     [
-        (None, None, False, Verdict.SKIPPED, "no NVIDIA GPU"),
-        (None, "13.0", False, Verdict.WARNING, "no driver answers"),
-        (GPUS, None, False, Verdict.FAILED, "built without CUDA"),
-        (GPUS, "13.0", False, Verdict.FAILED, "on driver 570.1"),
-        (GPUS, "13.0", True, Verdict.OK, "CUDA 13.0"),
+        (None, None, False, CheckResult.SKIPPED, "no NVIDIA GPU"),
+        (None, "13.0", False, CheckResult.WARNING, "no driver answers"),
+        (GPUS, None, False, CheckResult.FAILED, "built without CUDA"),
+        (GPUS, "13.0", False, CheckResult.FAILED, "on driver 570.1"),
+        (GPUS, "13.0", True, CheckResult.OK, "CUDA 13.0"),
     ],
 )
 def test_driver_and_torch_must_fit(gpus, cuda, is_available, verdict, said):
@@ -23,4 +23,4 @@ def test_driver_and_torch_must_fit(gpus, cuda, is_available, verdict, said):
 
 
 def test_a_machine_without_torch_is_no_trainer():
-    assert [each.verdict for each in judge(GPUS, None)] == [Verdict.OK, Verdict.SKIPPED]
+    assert [each.verdict for each in judge(GPUS, None)] == [CheckResult.OK, CheckResult.SKIPPED]

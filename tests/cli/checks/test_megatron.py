@@ -1,13 +1,13 @@
 import pytest
 
-from relibra.cli.checks.finding import Verdict
+from relibra.cli.checks.finding import CheckResult
 from relibra.cli.checks.megatron import judge, read_arguments
 from relibra.errors import InvalidInput
 
 GOOD = "--moe-token-dispatcher-type alltoall --moe-enable-routing-replay"
 
 
-def found(text: str, *, is_yaml: bool = False) -> list[tuple[Verdict, str]]:
+def found(text: str, *, is_yaml: bool = False) -> list[tuple[CheckResult, str]]:
     return [(each.verdict, each.fix) for each in judge(read_arguments(text, is_yaml=is_yaml))]
 
 
@@ -33,22 +33,22 @@ def found(text: str, *, is_yaml: bool = False) -> list[tuple[Verdict, str]]:
     ],
 )
 def test_what_the_agent_refuses_is_named_with_what_to_use(more, fix):
-    assert found(f"torchrun train.py {GOOD} \\\n {more}  # a comment") == [(Verdict.FAILED, fix)]
+    assert found(f"torchrun train.py {GOOD} \\\n {more}  # a comment") == [(CheckResult.FAILED, fix)]
 
 
 def test_what_it_takes_is_well_in_words_and_in_yaml():
-    assert found(f"{GOOD} --cuda-graph-impl local --cuda-graph-scope attn") == [(Verdict.OK, "")]
+    assert found(f"{GOOD} --cuda-graph-impl local --cuda-graph-scope attn") == [(CheckResult.OK, "")]
     sizes = "--tensor-model-parallel-size 2 --tensor-parallel-num-weight-shards 2 --expert-tensor-parallel-size 1"
-    assert found(f"{GOOD} {sizes}") == [(Verdict.OK, "")]
+    assert found(f"{GOOD} {sizes}") == [(CheckResult.OK, "")]
     inner = "  moe-token-dispatcher-type: alltoall\n  moe_enable_routing_replay: true\n"
-    assert found(f"model:\n{inner}", is_yaml=True) == [(Verdict.OK, "")]
+    assert found(f"model:\n{inner}", is_yaml=True) == [(CheckResult.OK, "")]
 
 
 def test_all_refusals_are_said_at_once_and_no_replay_is_a_warning():
     assert [verdict for verdict, _ in found("--moe-router-fusion --fp8-format e4m3")] == [
-        Verdict.FAILED,  # the dispatcher, which is allgather by default
-        Verdict.FAILED,  # fp8; fusion alone hurts replay only
-        Verdict.WARNING,
+        CheckResult.FAILED,  # the dispatcher, which is allgather by default
+        CheckResult.FAILED,  # fp8; fusion alone hurts replay only
+        CheckResult.WARNING,
     ]
 
 

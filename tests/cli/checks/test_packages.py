@@ -1,6 +1,6 @@
 from packaging.requirements import Requirement
 
-from relibra.cli.checks.finding import Verdict
+from relibra.cli.checks.finding import CheckResult
 from relibra.cli.checks.packages import judge
 
 WANTED = [
@@ -14,19 +14,19 @@ WANTED = [
 ]
 
 
-def verdicts(**installed: str) -> dict[str, Verdict]:
+def verdicts(**installed: str) -> dict[str, CheckResult]:
     return {each.subject.removeprefix("versions: "): each.verdict for each in judge(WANTED, installed)}
 
 
 def test_roles_are_judged_by_their_own_packages():
     found = verdicts(numpy="2.0", redis="6.1", rich="13.0")
     assert (found["rollout worker"], found["planner and status"], found["trainer"]) == (
-        Verdict.OK,
-        Verdict.OK,
-        Verdict.SKIPPED,
+        CheckResult.OK,
+        CheckResult.OK,
+        CheckResult.SKIPPED,
     )
 
 
 def test_old_and_half_installed_fail():
     found = verdicts(numpy="1.20", rich="13.0", torch="2.6.0rc1")
-    assert (found["rollout worker"], found["planner and status"]) == (Verdict.FAILED, Verdict.FAILED)
+    assert (found["rollout worker"], found["planner and status"]) == (CheckResult.FAILED, CheckResult.FAILED)

@@ -1,21 +1,21 @@
-from relibra.cli.checks.finding import Verdict
+from relibra.cli.checks.finding import CheckResult
 from relibra.cli.checks.planner import examine, judge, judge_version
 
 
 def test_none_named_is_skipped_and_one_named_that_is_not_there_fails():
     (found,) = examine("127.0.0.1:1", "1.0")
-    assert found.verdict is Verdict.FAILED
+    assert found.verdict is CheckResult.FAILED
     assert "relibra planner" in found.fix
 
 
 def test_only_a_network_asks_for_tls():
-    def of_tls(address: str, *, has_tls: bool) -> Verdict:
+    def of_tls(address: str, *, has_tls: bool) -> CheckResult:
         return judge(address, "SERVING", "", has_tls=has_tls, has_token=True)[1].verdict
 
-    assert of_tls("127.0.0.1:7420", has_tls=False) is Verdict.OK
-    assert of_tls("localhost:7420", has_tls=False) is Verdict.OK
-    assert of_tls("dns:///planner.example:7420", has_tls=False) is Verdict.WARNING
-    assert of_tls("dns:///planner.example:7420", has_tls=True) is Verdict.OK
+    assert of_tls("127.0.0.1:7420", has_tls=False) is CheckResult.OK
+    assert of_tls("localhost:7420", has_tls=False) is CheckResult.OK
+    assert of_tls("dns:///planner.example:7420", has_tls=False) is CheckResult.WARNING
+    assert of_tls("dns:///planner.example:7420", has_tls=True) is CheckResult.OK
 
 
 def test_a_wrong_ca_and_a_planner_without_redis_are_told_apart():
@@ -26,6 +26,6 @@ def test_a_wrong_ca_and_a_planner_without_redis_are_told_apart():
 
 
 def test_another_version_is_a_warning_and_so_is_one_that_does_not_say():
-    assert judge_version("1.0", "1.0").verdict is Verdict.OK
+    assert judge_version("1.0", "1.0").verdict is CheckResult.OK
     for theirs in ("0.9", None):
-        assert judge_version(theirs, "1.0").verdict is Verdict.WARNING
+        assert judge_version(theirs, "1.0").verdict is CheckResult.WARNING

@@ -1,7 +1,7 @@
 import pytest
 from redis import Redis
 
-from relibra.cli.checks.finding import Verdict
+from relibra.cli.checks.finding import CheckResult
 from relibra.cli.checks.redis import examine, judge
 from relibra.store.keys import SCHEMA_VERSION
 
@@ -9,7 +9,7 @@ WELL = {"redis_version": "7", "aof_enabled": 1, "maxmemory_policy": "noeviction"
 
 
 def test_a_redis_of_relibra_up_is_well_and_nothing_is_written(redis_url):
-    assert {each.verdict for each in examine(redis_url)} == {Verdict.OK}
+    assert {each.verdict for each in examine(redis_url)} == {CheckResult.OK}
     with Redis.from_url(redis_url) as client:
         assert client.dbsize() == 0
 
@@ -17,20 +17,20 @@ def test_a_redis_of_relibra_up_is_well_and_nothing_is_written(redis_url):
 @pytest.mark.parametrize(
     ("change", "schema", "verdict", "fix"),
     [
-        ({"aof_enabled": 0}, None, Verdict.FAILED, "set `appendonly yes`"),
-        ({"aof_last_write_status": "err"}, None, Verdict.FAILED, "free its disk"),
-        ({"maxmemory_policy": "allkeys-lru"}, None, Verdict.FAILED, "set `maxmemory-policy noeviction`"),
-        ({"used_memory": 90}, None, Verdict.WARNING, "raise `maxmemory`"),
-        ({}, SCHEMA_VERSION + 1, Verdict.FAILED, "upgrade relibra"),
+        ({"aof_enabled": 0}, None, CheckResult.FAILED, "set `appendonly yes`"),
+        ({"aof_last_write_status": "err"}, None, CheckResult.FAILED, "free its disk"),
+        ({"maxmemory_policy": "allkeys-lru"}, None, CheckResult.FAILED, "set `maxmemory-policy noeviction`"),
+        ({"used_memory": 90}, None, CheckResult.WARNING, "raise `maxmemory`"),
+        ({}, SCHEMA_VERSION + 1, CheckResult.FAILED, "upgrade relibra"),
     ],
 )
 def test_what_is_wrong_is_named_with_what_to_do(change, schema, verdict, fix):
-    (wrong,) = [each for each in judge(WELL | change, schema) if each.verdict is not Verdict.OK]
+    (wrong,) = [each for each in judge(WELL | change, schema) if each.verdict is not CheckResult.OK]
     assert wrong.verdict is verdict
     assert fix in wrong.fix
 
 
 def test_a_password_is_not_shown_where_nobody_answers():
     (found,) = examine("redis://user:hush@127.0.0.1:1/0")
-    assert found.verdict is Verdict.FAILED
+    assert found.verdict is CheckResult.FAILED
     assert "hush" not in found.reason

@@ -1,6 +1,6 @@
 from itertools import combinations
 
-from relibra.cli.checks.finding import Verdict
+from relibra.cli.checks.finding import CheckResult
 from relibra.cli.checks.topology import judge, read_links
 
 PRINTED = """
@@ -21,16 +21,16 @@ def test_pairs_of_gpus_are_read_and_groups_that_nvlink_joins_are_nodes():
     links = read_links(PRINTED)
     assert links.keys() == set(combinations(range(4), 2))
     (found,) = judge(links)
-    assert found.verdict is Verdict.WARNING
+    assert found.verdict is CheckResult.WARNING
     assert "NVLink joins (0, 1) (2, 3) only; 4 pairs over PCIe and the link between sockets" in found.reason
     assert "gpus_per_node=2" in found.fix
 
 
 def test_nvlink_everywhere_is_well_and_nowhere_is_not():
     (full,) = judge(dict.fromkeys(combinations(range(8), 2), "NV18"))
-    assert full.verdict is Verdict.OK
+    assert full.verdict is CheckResult.OK
     assert full.reason == "all 8 GPUs reach each other over NVLink, 18 links"
     (none,) = judge(dict.fromkeys(combinations(range(4), 2), "PHB"))
-    assert none.verdict is Verdict.WARNING
+    assert none.verdict is CheckResult.WARNING
     assert "no NVLink between 4 GPUs" in none.reason
-    assert judge({})[0].verdict is Verdict.SKIPPED
+    assert judge({})[0].verdict is CheckResult.SKIPPED

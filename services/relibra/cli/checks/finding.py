@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Verdict(StrEnum):
+class CheckResult(StrEnum):
     """How it is."""
 
     OK = "ok"
@@ -20,7 +20,7 @@ class Finding:
     """One thing that was looked at."""
 
     subject: str
-    verdict: Verdict
+    verdict: CheckResult
     reason: str
     fix: str = ""
     """What to do; of warnings and failures."""
@@ -28,19 +28,19 @@ class Finding:
 
 def ok(subject: str, reason: str) -> Finding:
     """It is well."""
-    return Finding(subject=subject, verdict=Verdict.OK, reason=reason)
+    return Finding(subject=subject, verdict=CheckResult.OK, reason=reason)
 
 
 def warning(subject: str, reason: str, fix: str) -> Finding:
     """It works, and could be better."""
-    return Finding(subject=subject, verdict=Verdict.WARNING, reason=reason, fix=fix)
+    return Finding(subject=subject, verdict=CheckResult.WARNING, reason=reason, fix=fix)
 
 
 def failed(subject: str, reason: str, fix: str) -> Finding:
     """It does not work."""
-    return Finding(subject=subject, verdict=Verdict.FAILED, reason=reason, fix=fix)
+    return Finding(subject=subject, verdict=CheckResult.FAILED, reason=reason, fix=fix)
 
 
 def skipped(subject: str, reason: str) -> Finding:
     """It was not looked at."""
-    return Finding(subject=subject, verdict=Verdict.SKIPPED, reason=reason)
+    return Finding(subject=subject, verdict=CheckResult.SKIPPED, reason=reason)
