@@ -28,12 +28,10 @@ from relibra.kernels import (
     expert_pack,
     expert_push,
     expert_unpack,
-    flag_wait,
     grad_accumulate,
     nvrtc,
     quota_remap,
     reference,
-    route_count,
 )
 
 _EXPERT_SIZES = (9_000_000, 30_000_000, 90_000_000)
@@ -82,12 +80,12 @@ def _moves(report: GpuReport, size_bytes: int) -> None:
 
 def _pushes(report: GpuReport, size_bytes: int) -> None:
     experts = _experts(size_bytes, max(2, _TOTAL_BYTES // 4 // size_bytes))
-    slots, flag = [torch.empty_like(tensor) for tensor in experts], torch.zeros(1, dtype=torch.int64, device=_CUDA)
+    slots = [torch.empty_like(tensor) for tensor in experts]
     moved_bytes = 2 * sum(tensor.nbytes for tensor in experts)
-    by_copies = partial(reference.expert_push, experts, slots, flag, 1)
+    by_copies = partial(reference.expert_push, experts, slots)
     for num_sms in (4, 8, 16, 32):
         case = f"{size_bytes // 10**6} MB experts, {num_sms} SMs, same device"
-        run = partial(expert_push, experts, slots, flag, 1, num_sms=num_sms)
+        run = partial(expert_push, experts, slots, num_sms=num_sms)
         report.kernels.append(_rate("expert_push", case, moved_bytes, run, by_copies))
 
 
@@ -116,10 +114,6 @@ def _routings(report: GpuReport) -> None:
         case = f"{num_tokens} tokens, {num_experts} experts, {num_experts + num_replicas} slots, fp32"
         run, by_torch = (partial(f, *arguments) for f in (quota_remap, reference.quota_remap))
         report.kernels.append(_rate("quota_remap", case, moved_bytes, run, by_torch))
-    routed_TLK = torch.randint(0, 128, (32768, 48, 8), dtype=torch.uint8, device=_CUDA)
-    run, by_torch = (partial(f, routed_TLK, 128) for f in (route_count, reference.route_count))
-    case = "32768 tokens, 48 layers, top 8 of 128, uint8"
-    report.kernels.append(_rate("route_count", case, routed_TLK.nbytes, run, by_torch))
 
 
 def _host_paths(report: GpuReport, size_bytes: int) -> None:
@@ -153,20 +147,18 @@ def _host_paths(report: GpuReport, size_bytes: int) -> None:
 
 
 def _launches(report: GpuReport) -> None:
-    value, flag = torch.ones(64, device=_CUDA), torch.ones(1, dtype=torch.int64, device=_CUDA)
+    value = torch.ones(64, device=_CUDA)
     packed, slot = expert_pack([value], _CUDA), torch.zeros(64, device=_CUDA)
     probs_TE, slot_expert_P = torch.ones(8, 8, device=_CUDA), torch.arange(8, device=_CUDA, dtype=torch.int32)
     calls: dict[str, Call] = {
         "torch": partial(slot.add_, 1),
         "expert_pack": partial(expert_pack, [value], _CUDA),
         "expert_unpack": partial(expert_unpack, packed, [slot]),
-        "expert_push": partial(expert_push, [value], [slot], flag, 1),
-        "flag_wait": partial(flag_wait, flag, 1, 1.0),
+        "expert_push": partial(expert_push, [value], [slot]),
         "grad_accumulate": partial(grad_accumulate, [slot], [[value]]),
         "quota_remap": partial(
             quota_remap, probs_TE, probs_TE > 0, slot_expert_P, torch.full_like(slot_expert_P, REST)
         ),
-        "route_count": partial(route_count, slot_expert_P.view(8, 1, 1), 8),
     }
     for name, call in calls.items():
         report.launch_us[name] = host_us(call)

@@ -20,7 +20,7 @@ from relibra.kernels.sources import KERNELS
 
 _ROOT = Path(__file__).parents[1]
 _TESTS = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/gpu"]
-_SMALL = "test_kernels_on_cuda and not graph and not another_stream and not current_stream and not every_run"
+_SMALL = "test_kernels_on_cuda and not graph and not current_stream and not every_run"
 
 
 def _sanitizer(program: str, tool: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""`python pushing_peer.py`: opens the slots and flag it is sent through CUDA IPC, and pushes when told to.
+"""`python pushing_peer.py`: opens slots of another process through CUDA IPC, and pushes into them on request.
 
-Reads pickles from standard input: first the handles, then numbers; for each number it pushes `contents(number)` with
-the number as flag value, and answers with a line. Ends with its input.
+The program reads pickles from standard input: first the handles of the slots, then numbers. For each number it pushes
+`contents(number)`, waits for the device and prints a line. It ends when its input ends.
 """
 
 import pickle
@@ -16,7 +16,7 @@ SHAPES = ((1536, 2048), (2048, 768), (33,))
 
 
 def contents(number: int) -> list[Tensor]:
-    """What is pushed in round `number`, in bf16, on the CPU."""
+    """Return the bf16 tensors that are pushed for `number`, on the CPU."""
     random = torch.Generator().manual_seed(number)
     return [torch.randn(shape, generator=random).bfloat16() for shape in SHAPES]
 
@@ -24,14 +24,14 @@ def contents(number: int) -> list[Tensor]:
 def main() -> None:
     torch.cuda.init()
     assert driver.device(0) is not None
-    *slots, flag = [rebuild(*args) for rebuild, args in pickle.load(sys.stdin.buffer)]
+    slots = [rebuild(*args) for rebuild, args in pickle.load(sys.stdin.buffer)]
     print("ready", flush=True)
     while True:
         try:
             number = pickle.load(sys.stdin.buffer)
         except EOFError:
             break
-        expert_push([tensor.cuda() for tensor in contents(number)], slots, flag, number, num_sms=8)
+        expert_push([tensor.cuda() for tensor in contents(number)], slots, num_sms=8)
         torch.cuda.synchronize()
         print("pushed", flush=True)
 

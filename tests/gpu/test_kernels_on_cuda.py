@@ -14,11 +14,9 @@ from relibra.kernels import (
     expert_pack,
     expert_push,
     expert_unpack,
-    flag_wait,
     grad_accumulate,
     quota_remap,
     reference,
-    route_count,
 )
 
 
@@ -73,35 +71,10 @@ def test_pack_and_unpack(shapes: list[tuple[int, ...]], shift: int, dtype: torch
 
 def test_push_in_one_process() -> None:
     tensors = [_random(1000, 77).cuda(), _random(5, dtype=torch.bfloat16).cuda()]
-    slots, flag = [torch.zeros_like(tensor) for tensor in tensors], torch.zeros(1, dtype=torch.int64, device="cuda")
+    slots = [torch.zeros_like(tensor) for tensor in tensors]
     with _no_waiting():
-        expert_push(tensors, slots, flag, 41, num_sms=4)
-        arrived, later = flag_wait(flag, 41, 1.0), flag_wait(flag, 42, 1e-3)
+        expert_push(tensors, slots, num_sms=4)
     assert all(map(torch.equal, slots, tensors))
-    assert flag.item() == 41
-    assert bool(arrived)
-    assert not bool(later)
-
-
-def test_a_wait_sees_what_another_stream_pushes() -> None:
-    source, slot = _random(3_000_000).cuda(), torch.zeros(3_000_000, device="cuda")
-    flag = torch.zeros(1, dtype=torch.int64, device="cuda")
-    seen = torch.zeros_like(slot)
-    waiter, pusher = torch.cuda.Stream(), torch.cuda.Stream()
-    with torch.cuda.stream(pusher):
-        # The allocator of this stream gets its memory now: later that could wait for the waiting kernel.
-        expert_push([source], [slot], flag, 0, num_sms=8)
-    torch.cuda.synchronize()
-    for value in range(1, 6):
-        with torch.cuda.stream(waiter):
-            arrived = flag_wait(flag, value, 30.0)
-            seen.copy_(slot)
-        with torch.cuda.stream(pusher):
-            expert_push([source], [slot], flag, value, num_sms=8)
-        torch.cuda.synchronize()
-        assert bool(arrived)
-        assert torch.equal(seen, source)
-        source.mul_(-1.5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -156,16 +129,6 @@ def test_S7_a_slot_whose_expert_does_not_exist_takes_nothing(
     assert torch.equal(grad_TE, routing_map_TE.float())
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
-@pytest.mark.parametrize(("shape", "num_experts"), [((3000, 48, 8), 128), ((5, 1, 1), 3), ((900, 60, 8), 5000)])
-def test_count(dtype: torch.dtype, shape: tuple[int, ...], num_experts: int) -> None:
-    routed_TLK = torch.randint(-1 if dtype.is_signed else 0, min(num_experts, 127), shape).to(dtype)
-    on_cuda = routed_TLK.cuda()
-    with _no_waiting():
-        count_LE = route_count(on_cuda, num_experts)
-    assert torch.equal(count_LE.cpu(), reference.route_count(routed_TLK, num_experts))
-
-
 def test_an_operator_runs_on_the_current_stream() -> None:
     tensors = [torch.zeros(100_000, device="cuda")]
     torch.cuda.synchronize()
@@ -187,11 +150,9 @@ def _all_operators(values: Tensor, slot_expert: Tensor, share: Tensor) -> list[T
     into, into_probs = torch.empty_like(values), torch.empty_like(probs)
     expert_unpack(buffer, [into, into_probs])
     grad_accumulate([into], [[values, values]])
-    slot, flag = torch.empty_like(values), torch.zeros(1, dtype=torch.int64, device="cuda")
-    expert_push([into], [slot], flag, 5, num_sms=2)
-    arrived = flag_wait(flag, 5, 1.0)
-    counts = route_count((values.abs() * 8).to(torch.int32)[:, None], 32)
-    return [probs, physical_map, buffer, into, slot, flag, arrived, counts]
+    slot = torch.empty_like(values)
+    expert_push([into], [slot], num_sms=2)
+    return [probs, physical_map, buffer, into, slot]
 
 
 def test_a_cuda_graph_replays_every_operator_on_new_values() -> None:

@@ -5,13 +5,7 @@ import torch
 from torch import Tensor
 
 from relibra.kernels import EMPTY, REST
-from relibra.kernels.reference import (
-    expert_pack,
-    expert_unpack,
-    grad_accumulate,
-    quota_remap,
-    route_count,
-)
+from relibra.kernels.reference import expert_pack, expert_unpack, grad_accumulate, quota_remap
 
 
 def _random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -46,8 +40,3 @@ def test_S5_grad_accumulate(dtype: torch.dtype) -> None:
     grad_accumulate([on_cuda], [[gradient.cuda() for gradient in gradients]])
     grad_accumulate([target], [gradients])
     assert torch.equal(on_cuda.cpu(), target)
-
-
-def test_route_count() -> None:
-    routed_TLK = (_random(1000, 4, 2) * 32).to(torch.uint8)
-    assert torch.equal(route_count(routed_TLK, 32), route_count(routed_TLK.cuda(), 32).cpu())

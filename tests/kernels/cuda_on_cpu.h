@@ -6,7 +6,6 @@
 #pragma once
 #include <ucontext.h>
 
-#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <functional>
@@ -40,14 +39,6 @@ inline unsigned int __float_as_uint(float value) {
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
 }
-template <typename Count>
-inline Count atomicAdd(Count* address, Count value) {
-  const Count old = *address;
-  *address += value;
-  return old;
-}
-inline void __threadfence_system() {}
-inline long long clock64() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
 struct Fiber {
   ucontext_t context;

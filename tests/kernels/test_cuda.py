@@ -78,44 +78,28 @@ def test_pack_of_whole_experts_is_one_launch_and_overwrites_what_the_allocator_l
 
 
 @_few
-@given(
-    st.lists(st.tuples(_SIZES, st.integers(0, 15)), min_size=1, max_size=4),
-    st.integers(1, 5),
-    st.integers(-(2**63), 2**63 - 1),
-)
-def test_push_fills_the_slots_then_the_flag(run: Run, specs: list[tuple[int, int]], num_sms: int, value: int) -> None:
+@given(st.lists(st.tuples(_SIZES, st.integers(0, 15)), min_size=1, max_size=4), st.integers(1, 5))
+def test_push_fills_the_slots(run: Run, specs: list[tuple[int, int]], num_sms: int) -> None:
     tensors = [_random(size_bytes, i) for i, (size_bytes, _) in enumerate(specs)]
-    arena = Arena(sum(size_bytes + 2 * _MARGIN_BYTES + 64 for size_bytes, _ in specs) + 256)
+    arena = Arena(sum(size_bytes + 2 * _MARGIN_BYTES + 64 for size_bytes, _ in specs))
     slots = [arena.like(tensor, shift) for tensor, (_, shift) in zip(tensors, specs, strict=True)]
-    flag = arena.like(torch.zeros(1, dtype=torch.int64))
-    cuda.expert_push(run, tensors, slots, flag, value, num_sms)
-    assert flag.item() == value
+    cuda.expert_push(run, tensors, slots, num_sms)
     assert all(map(torch.equal, slots, tensors))
-    slots[-1].fill_(_GUARD)
-    cuda.expert_push(run, tensors, slots, None, value, num_sms)
-    assert all(map(torch.equal, slots, tensors))
-    assert flag.item() == value
     arena.assert_untouched()
 
 
-def test_push_writes_the_flag_once_and_last(run: Run) -> None:
-    tensors = [_random(40, i) for i in range(MAX_SEGMENTS + 1)]
-    slots = [torch.zeros_like(tensor) for tensor in tensors]
-    flag = torch.zeros(1, dtype=torch.int64)
-    seen = []
+def test_a_push_of_more_tensors_than_a_table_holds_takes_several_launches_of_few_blocks(run: Run) -> None:
+    launches: list[Launch] = []
 
     def recorded(launch: Launch) -> None:
+        launches.append(launch)
         run(launch)
-        seen.append(flag.item())
 
-    cuda.expert_push(recorded, tensors, slots, flag, 7, num_sms=3)
-    assert seen == [0, 7]
+    tensors = [_random(40, i) for i in range(MAX_SEGMENTS + 1)]
+    slots = [torch.zeros_like(tensor) for tensor in tensors]
+    cuda.expert_push(recorded, tensors, slots, num_sms=3)
+    assert [launch.num_blocks for launch in launches] == [(3, 1), (1, 1)]
     assert all(map(torch.equal, slots, tensors))
-
-
-@pytest.mark.parametrize(("present", "arrived"), [(6, False), (7, True), (8, True)])
-def test_waiting_ends_with_the_flag_or_the_timeout(run: Run, present: int, arrived: bool) -> None:
-    assert bool(cuda.flag_wait(run, torch.tensor([present]), 7, timeout_cycles=100_000)) is arrived
 
 
 _DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
@@ -214,24 +198,3 @@ def test_S7_a_negative_share_takes_nothing(run: Run) -> None:
     _, routing_map_TP = cuda.quota_remap(run, torch.rand(40, 1), routing_map_TE, slot_expert_P, share_P)
     assert routing_map_TP.sum(dim=0).tolist() == [3, 0, 4, 33]
     assert bool((routing_map_TP.sum(dim=1) == 1).all())
-
-
-_IDS = (torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32, torch.int64)
-
-
-@_few
-@given(
-    shape=st.tuples(st.sampled_from([0, 1, 5, 700]), st.integers(1, 5), st.integers(1, 9)),
-    num_experts=st.sampled_from([1, 3, 120, 5000, cuda.MAX_CELLS]),
-    dtype=st.sampled_from(_IDS),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_counts_are_those_of_the_reference(
-    run: Run, shape: tuple[int, int, int], num_experts: int, dtype: torch.dtype, seed: int
-) -> None:
-    least, most = (-2, 127) if dtype == torch.int8 else (0, 255) if dtype == torch.uint8 else (0, 6000)
-    random = torch.Generator().manual_seed(seed)
-    routed_TLK = torch.randint(least, most + 1, shape, generator=random).to(dtype)
-    if dtype.is_signed and shape[0]:
-        routed_TLK[0] = -1
-    assert torch.equal(cuda.route_count(run, routed_TLK, num_experts), reference.route_count(routed_TLK, num_experts))

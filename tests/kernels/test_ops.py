@@ -15,11 +15,9 @@ from relibra.kernels import (
     expert_pack,
     expert_push,
     expert_unpack,
-    flag_wait,
     grad_accumulate,
     quota_remap,
     reference,
-    route_count,
 )
 
 OPS = torch.ops.relibra
@@ -41,14 +39,8 @@ def _cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
         "quota_give_back": (OPS.quota_give_back.default, (torch.rand(9, 6), routing_map_TP, rest[1], 4)),
         "expert_pack": (OPS.expert_pack.default, (tensors,)),
         "expert_unpack": (OPS.expert_unpack.default, (torch.zeros(80, dtype=torch.uint8), tensors)),
-        "expert_push": (
-            OPS.expert_push.default,
-            (tensors, [t.clone() for t in tensors], torch.zeros(1, dtype=torch.int64), 3, 4),
-        ),
-        "expert_push without a flag": (OPS.expert_push.default, (tensors, [t.clone() for t in tensors], None, 0, 4)),
-        "flag_wait": (OPS.flag_wait.default, (torch.ones(1, dtype=torch.int64), 1, 0.0)),
+        "expert_push": (OPS.expert_push.default, (tensors, [t.clone() for t in tensors], 4)),
         "grad_accumulate": (OPS.grad_accumulate.default, ([torch.zeros(3), torch.zeros(2)], [torch.randn(2)], [0, 1])),
-        "route_count": (OPS.route_count.default, (torch.randint(0, 5, (6, 2, 3), dtype=torch.uint8), 5)),
     }
 
 
@@ -105,7 +97,6 @@ def test_nothing_to_move_is_fine() -> None:
     grad_accumulate([torch.zeros(2)], [[]])
 
 
-_FLAG = torch.zeros(1, dtype=torch.int64)
 _PROBS, _MAP, _EXPERTS, _SHARES = _routing()
 _REFUSED: Sequence[tuple[str, Callable[[], object]]] = [
     (r"probs_TE: expected \[T, E\], floating", lambda: quota_remap(_PROBS.int(), _MAP, _EXPERTS, _SHARES)),
@@ -116,18 +107,14 @@ _REFUSED: Sequence[tuple[str, Callable[[], object]]] = [
     (r"slot_expert_P: .* got torch.float32", lambda: quota_remap(_PROBS, _MAP, _EXPERTS.float(), _SHARES)),
     (r"slot_expert_P: expected experts 0 to 3, .* got 5", lambda: quota_remap(_PROBS, _MAP, _EXPERTS + 2, _SHARES)),
     (r"slot_expert_P: .* or -1 \(empty\), got -2", lambda: quota_remap(_PROBS, _MAP, _EXPERTS - 1, _SHARES)),
-    (r"slots: expected 1, one for each tensor, got 0", lambda: expert_push([torch.zeros(2)], [], _FLAG, 1)),
-    (r"tensors: expected at least one", lambda: expert_push([], [], _FLAG, 1)),
-    (r"slots\[0\]: expected torch.float32 \[2\]", lambda: expert_push([torch.zeros(2)], [torch.zeros(3)], _FLAG, 1)),
-    (r"flag: expected int64, one element", lambda: expert_push([torch.zeros(2)], [torch.zeros(2)], _FLAG.int(), 1)),
+    (r"slots: expected 1, one for each tensor, got 0", lambda: expert_push([torch.zeros(2)], [])),
+    (r"tensors: expected at least one", lambda: expert_push([], [])),
+    (r"slots\[0\]: expected torch.float32 \[2\]", lambda: expert_push([torch.zeros(2)], [torch.zeros(3)])),
     (
         r"slots\[1\]: expected on cpu, got meta",
-        lambda: checks.expert_push([_FLAG] * 2, [_FLAG, _FLAG.to("meta")], None, 1),
+        lambda: checks.expert_push([_PROBS] * 2, [_PROBS, _PROBS.to("meta")], 1),
     ),
-    (r"flag: expected on cpu, got meta", lambda: checks.expert_push([_FLAG], [_FLAG], _FLAG.to("meta"), 1)),
-    (r"num_sms: expected at least 1", lambda: expert_push([_FLAG], [_FLAG.clone()], _FLAG, 1, num_sms=0)),
-    (r"flag: .* got torch.int64 \[2\]", lambda: flag_wait(torch.zeros(2, dtype=torch.int64), 1, 1.0)),
-    (r"timeout_s: expected 0 or more, finite, got inf", lambda: flag_wait(_FLAG, 1, float("inf"))),
+    (r"num_sms: expected at least 1", lambda: expert_push([_PROBS], [_PROBS.clone()], num_sms=0)),
     (r"into\[0\]: expected torch.float32", lambda: grad_accumulate([torch.zeros(2).half()], [[torch.zeros(2).half()]])),
     (
         r"gradients\[0\]\[1\]: expected torch",
@@ -138,9 +125,6 @@ _REFUSED: Sequence[tuple[str, Callable[[], object]]] = [
         lambda: grad_accumulate([torch.zeros(2)], [[torch.zeros(2).double()]]),
     ),
     (r"gradients: expected 1 lists", lambda: grad_accumulate([torch.zeros(2)], [])),
-    (r"routed_experts_TLK: expected \[T, L, K\]", lambda: route_count(torch.zeros(3, 2, dtype=torch.uint8), 4)),
-    (r"routed_experts_TLK: .* got torch.float32", lambda: route_count(torch.zeros(3, 2, 1), 4)),
-    (r"num_experts: expected at least 1", lambda: route_count(torch.zeros(3, 2, 1, dtype=torch.uint8), 0)),
 ]
 
 

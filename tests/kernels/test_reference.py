@@ -1,7 +1,5 @@
 """Every reference operation against a naive loop."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
@@ -17,12 +15,10 @@ from relibra.kernels import (
     expert_pack,
     expert_push,
     expert_unpack,
-    flag_wait,
     grad_accumulate,
     packed_size_bytes,
     quota_remap,
     reference,
-    route_count,
 )
 
 
@@ -153,48 +149,16 @@ def test_the_order_of_gradients_matters_and_is_kept() -> None:
     assert [float(total) for total in sums] == [0.0, 1.0]
 
 
-def test_a_push_fills_slots_and_raises_the_flag() -> None:
+def test_a_push_fills_slots() -> None:
     tensors = [torch.randn(3, 4), torch.arange(5)]
-    slots, flag = [torch.zeros(3, 4), torch.zeros(5, dtype=torch.int64)], torch.zeros(1, dtype=torch.int64)
-    expert_push(tensors, slots, flag, 9)
-    assert all(map(torch.equal, slots, tensors))
-    assert flag.item() == 9
-    slots[1].zero_()
+    slots = [torch.zeros(3, 4), torch.zeros(5, dtype=torch.int64)]
     expert_push(tensors, slots)
     assert all(map(torch.equal, slots, tensors))
-
-
-def test_a_wait_ends_when_the_flag_is_raised_or_the_time_is_over() -> None:
-    flag = torch.zeros(1, dtype=torch.int64)
-    assert not bool(flag_wait(flag, 1, 1e-3))
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(flag_wait, flag, 1, 60.0)
-        flag.fill_(2)
-        assert bool(waiting.result(30))
 
 
 def test_S7_a_buffer_of_the_wrong_size_is_refused() -> None:
     with pytest.raises(ValueError, match="expected 16 bytes for 1 tensors, got 32"):
         expert_unpack(torch.zeros(32, dtype=torch.uint8), [torch.zeros(4)])
-
-
-@given(st.integers(0, 6), st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(0, 2**32 - 1))
-def test_route_count_is_what_a_loop_over_routes_does(
-    num_tokens: int, num_layers: int, top_k: int, num_experts: int, seed: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    routed_TLK = rng.integers(-1, num_experts + 1, size=(num_tokens, num_layers, top_k))
-    want_LE = np.zeros((num_layers, num_experts), dtype=np.int64)
-    for token, layer, choice in np.ndindex(*routed_TLK.shape):
-        expert = routed_TLK[token, layer, choice]
-        if 0 <= expert < num_experts:
-            want_LE[layer, expert] += 1
-    assert np.array_equal(route_count(torch.from_numpy(routed_TLK), num_experts).numpy(), want_LE)
-
-
-def test_route_count_takes_the_unsigned_ids_of_rollout_engines() -> None:
-    routed_TLK = torch.tensor([[[3, 0]], [[3, 1]]], dtype=torch.uint8)
-    assert route_count(routed_TLK, 4).tolist() == [[1, 1, 0, 2]]
 
 
 def test_a_checksum_tells_contents_places_and_owners_apart() -> None:

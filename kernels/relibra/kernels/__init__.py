@@ -13,10 +13,8 @@ from relibra.kernels.ops import (
     expert_pack,
     expert_push,
     expert_unpack,
-    flag_wait,
     grad_accumulate,
     quota_remap,
-    route_count,
 )
 from relibra.kernels.packed import ALIGNMENT_BYTES, packed_size_bytes
 from relibra.kernels.reference import EMPTY, REST, expert_checksum
@@ -29,9 +27,7 @@ __all__ = [
     "expert_pack",
     "expert_push",
     "expert_unpack",
-    "flag_wait",
     "grad_accumulate",
     "packed_size_bytes",
     "quota_remap",
-    "route_count",
 ]

@@ -5,7 +5,6 @@ not exist takes nothing, by kernel and by reference, and nothing out of bounds i
 """
 
 from collections.abc import Sequence
-from math import isfinite
 
 import torch
 from torch import Tensor
@@ -14,7 +13,6 @@ from relibra.errors import InvalidInput
 from relibra.kernels.packed import packed_size_bytes
 
 _SLOT_DTYPES = (torch.int32, torch.int64)
-_ID_DTYPES = (torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32, torch.int64)
 _GRADIENT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -46,8 +44,8 @@ def packed_buffer(buffer: Tensor, tensors: Sequence[Tensor]) -> None:
         raise InvalidInput.of("buffer", expected=f"{size_bytes} bytes for {len(tensors)} tensors", got=buffer.numel())
 
 
-def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor | None, num_sms: int) -> None:
-    """Tensors, and as many slots in shape and dtype; an int64 flag, if any; at least one multiprocessor."""
+def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], num_sms: int) -> None:
+    """At least one tensor, one slot of its shape and dtype for each, and at least one multiprocessor."""
     if not tensors:
         raise InvalidInput.of("tensors", expected="at least one", got=0)
     if len(slots) != len(tensors):
@@ -57,19 +55,8 @@ def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor
             raise InvalidInput.of(f"slots[{i}]", expected=_of(tensor), got=_of(slot))
         _one_device(f"tensors[{i}]", tensors[0], [tensor])
         _one_device(f"slots[{i}]", slots[0], [slot])
-    if flag is not None:
-        flag_of_peer(flag)
-        _one_device("flag", slots[0], [flag])
     if num_sms < 1:
         raise InvalidInput.of("num_sms", expected="at least 1", got=num_sms)
-
-
-def flag_of_peer(flag: Tensor, timeout_s: float = 0.0) -> None:
-    """One int64 element, and a finite time to wait for it."""
-    if flag.dtype != torch.int64 or flag.numel() != 1:
-        raise InvalidInput.of("flag", expected="int64, one element", got=_of(flag))
-    if not isfinite(timeout_s) or timeout_s < 0:
-        raise InvalidInput.of("timeout_s", expected="0 or more, finite", got=timeout_s)
 
 
 def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
@@ -87,15 +74,6 @@ def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]
                 expected = f"{dtype} {list(target.shape)}"
                 raise InvalidInput.of(f"gradients[{i}][{j}]", expected=expected, got=_of(gradient))
         _one_device(f"gradients[{i}]", into[0], [target, *added])
-
-
-def route_count(routed_experts_TLK: Tensor, num_experts: int) -> None:
-    """Integer ids [T, L, K] and at least one expert."""
-    if routed_experts_TLK.dim() != 3 or routed_experts_TLK.dtype not in _ID_DTYPES:
-        expected = "[T, L, K] of " + ", ".join(str(dtype) for dtype in _ID_DTYPES)
-        raise InvalidInput.of("routed_experts_TLK", expected=expected, got=_of(routed_experts_TLK))
-    if num_experts < 1:
-        raise InvalidInput.of("num_experts", expected="at least 1", got=num_experts)
 
 
 def _one_device(name: str, first: Tensor, tensors: Sequence[Tensor]) -> None:

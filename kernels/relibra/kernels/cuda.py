@@ -7,7 +7,7 @@ T tokens, E logical experts, P physical slots, L layers, K top-k, C chunks of to
 """
 
 from collections.abc import Iterator, Sequence
-from ctypes import c_int32, c_int64
+from ctypes import c_int32
 
 import torch
 from torch import Tensor
@@ -20,17 +20,13 @@ from relibra.kernels.launch import (
     TILE_ELEMENTS,
     Gradients,
     Launch,
-    Routes,
     Routing,
     Run,
     Segments,
 )
 from relibra.kernels.packed import packed_offsets, packed_size_bytes
 
-MAX_CELLS = 12288
-"""Counters of one block of `route_count`; more experts than that are counted by the reference."""
 _CHUNK_TOKENS = 32
-_ROUTES_PER_BLOCK = 8192
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 Segment = tuple[int, int, int]
@@ -51,32 +47,11 @@ def expert_unpack(run: Run, buffer: Tensor, into: Sequence[Tensor]) -> None:
     _copy(run, [(place, t.data_ptr(), t.nbytes) for t, place in zip(into, places, strict=True)], zero_padding=False)
 
 
-def expert_push(
-    run: Run, tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor | None, value: int, num_sms: int
-) -> None:
+def expert_push(run: Run, tensors: Sequence[Tensor], slots: Sequence[Tensor], num_sms: int) -> None:
     """`reference.expert_push`; a block of 1024 threads keeps one multiprocessor busy."""
     segments = [(t.data_ptr(), slot.data_ptr(), t.nbytes) for t, slot in zip(tensors, slots, strict=True)]
-    tables = list(_tables(segments)) or [(Segments(), 0)]
-    num_arrived = torch.zeros(1, dtype=torch.int32, device=tensors[0].device) if flag is not None else None
-    for i, (table, num_tiles) in enumerate(tables):
-        # Launches follow one another on the stream, so the last one's flag speaks for all.
-        last_flag = flag if i == len(tables) - 1 else None
-        run(
-            Launch(
-                kernel="expert_push",
-                num_blocks=(max(1, min(num_sms, num_tiles)), 1),
-                num_threads=1024,
-                args=(table, num_arrived, last_flag, c_int64(value)),
-            )
-        )
-
-
-def flag_wait(run: Run, flag: Tensor, value: int, timeout_cycles: int) -> Tensor:
-    """`reference.flag_wait`, with the timeout in cycles of the device's clock."""
-    arrived = torch.empty((), dtype=torch.bool, device=flag.device)
-    args = (flag, c_int64(value), c_int64(timeout_cycles), arrived)
-    run(Launch(kernel="flag_wait", num_blocks=(1, 1), num_threads=1, args=args))
-    return arrived
+    for table, num_tiles in _tables(segments):
+        run(Launch(kernel="expert_push", num_blocks=(min(num_sms, num_tiles), 1), num_threads=1024, args=(table,)))
 
 
 def grad_accumulate(run: Run, into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
@@ -158,22 +133,6 @@ def quota_give_back(
             )
         )
     return grad_TE
-
-
-def route_count(run: Run, routed_experts_TLK: Tensor, num_experts: int) -> Tensor:
-    """`reference.route_count` for at most `MAX_CELLS` experts."""
-    num_tokens, num_layers, top_k = routed_experts_TLK.shape
-    count_LE = routed_experts_TLK.new_zeros(num_layers, num_experts, dtype=torch.int64)
-    if routed_experts_TLK.numel() and num_experts:
-        layers_per_block = min(num_layers, MAX_CELLS // num_experts)
-        tokens_per_block = max(1, _ROUTES_PER_BLOCK // (layers_per_block * top_k))
-        routes = Routes(num_tokens, num_layers, top_k, num_experts, tokens_per_block, layers_per_block)
-        signed = routed_experts_TLK.dtype.is_signed
-        id_bytes = c_int32(routed_experts_TLK.element_size() * (-1 if signed else 1))
-        num_blocks = (-(-num_tokens // tokens_per_block), -(-num_layers // layers_per_block))
-        args = (routes, routed_experts_TLK, id_bytes, count_LE)
-        run(Launch(kernel="route_count", num_blocks=num_blocks, num_threads=256, args=args))
-    return count_LE
 
 
 def _copy(run: Run, segments: Sequence[Segment], *, zero_padding: bool) -> None:

@@ -11,7 +11,6 @@ from relibra.kernels import sources
 from relibra.kernels.launch import Launch
 
 _PEER_ACCESS_ALREADY_ENABLED = 704
-_CLOCK_RATE_KHZ = 13
 _NUM_REGISTERS = 4
 
 
@@ -39,8 +38,8 @@ class Device:
             for kernel, function in self._functions.items():
                 name = ctypes.c_char_p(kernel.encode())
                 self._call("cuModuleGetFunction", ctypes.byref(function), modules[sources.KERNELS[kernel]], name)
-                # Asking for its registers loads it. Later, at its first launch, that could wait for a running kernel,
-                # which may be one that waits for this one, and no CUDA graph could be captured meanwhile.
+                # Asking for its registers loads the kernel. If the driver loaded it at its first launch instead, that
+                # launch could wait for kernels that are running, and could not be captured in a CUDA graph.
                 self._call("cuFuncGetAttribute", ctypes.byref(ctypes.c_int()), _NUM_REGISTERS, function)
         finally:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
@@ -77,12 +76,6 @@ class Device:
         finally:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
         self._reached.add(peer)
-
-    def cycles(self, duration_s: float) -> int:
-        """Return cycles of the device's clock that take at least this long."""
-        rate_khz = ctypes.c_int()
-        self._call("cuDeviceGetAttribute", ctypes.byref(rate_khz), _CLOCK_RATE_KHZ, self._handle)
-        return int(duration_s * rate_khz.value * 1000)
 
     def _primary_context(self, index: int) -> ctypes.c_void_p:
         handle, context = ctypes.c_int(), ctypes.c_void_p()

@@ -17,16 +17,11 @@ class Launch:
     kernel: str
     num_blocks: tuple[int, int]
     num_threads: int
-    args: tuple["Tensor | ctypes.Structure | ctypes._SimpleCData[int] | None", ...]
+    args: tuple["Tensor | ctypes.Structure | ctypes._SimpleCData[int]", ...]
 
     def parameters(self) -> "ctypes.Array[ctypes.c_void_p]":
         """Return the array of addresses of arguments that the driver takes; it keeps them alive."""
-        values = [
-            ctypes.c_void_p(arg.data_ptr() if arg is not None else None)
-            if arg is None or isinstance(arg, Tensor)
-            else arg
-            for arg in self.args
-        ]
+        values = [ctypes.c_void_p(arg.data_ptr()) if isinstance(arg, Tensor) else arg for arg in self.args]
         parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         parameters.values = values  # type: ignore[attr-defined]
         return parameters
@@ -72,17 +67,4 @@ class Routing(ctypes.Structure):
         ("num_tokens", ctypes.c_int32),
         ("num_experts", ctypes.c_int32),
         ("num_slots", ctypes.c_int32),
-    )
-
-
-class Routes(ctypes.Structure):
-    """The shape of `route_count`, and what one block of it counts."""
-
-    _fields_ = (
-        ("num_tokens", ctypes.c_int64),
-        ("num_layers", ctypes.c_int32),
-        ("top_k", ctypes.c_int32),
-        ("num_experts", ctypes.c_int32),
-        ("tokens_per_block", ctypes.c_int32),
-        ("layers_per_block", ctypes.c_int32),
     )

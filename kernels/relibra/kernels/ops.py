@@ -121,67 +121,32 @@ def expert_unpack(buffer: Tensor, into: Sequence[Tensor]) -> None:
 
 @torch.library.custom_op(
     "relibra::expert_push",
-    mutates_args=("slots", "flag"),
-    schema="(Tensor[] tensors, Tensor(a!)[] slots, Tensor(b!)? flag, int value, int num_sms) -> ()",
+    mutates_args=("slots",),
+    schema="(Tensor[] tensors, Tensor(a!)[] slots, int num_sms) -> ()",
 )
-def _expert_push(
-    tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor | None, value: int, num_sms: int
-) -> None:
-    checks.expert_push(tensors, slots, flag, num_sms)
+def _expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], num_sms: int) -> None:
+    checks.expert_push(tensors, slots, num_sms)
     run = _kernels(tensors[0].device, [*tensors, *slots])
     if run is None:
-        reference.expert_push(tensors, slots, flag, value)
+        reference.expert_push(tensors, slots)
         return
     run.reach(slots[0].device.index)
-    cuda.expert_push(run, tensors, slots, flag, value, num_sms)
+    cuda.expert_push(run, tensors, slots, num_sms)
 
 
-def expert_push(
-    tensors: Sequence[Tensor],
-    slots: Sequence[Tensor],
-    flag: Tensor | None = None,
-    value: int = 0,
-    *,
-    num_sms: int = 16,
-) -> None:
+def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], *, num_sms: int = 16) -> None:
     """`reference.expert_push` by a kernel that takes few multiprocessors, beside computation on other streams.
 
     Args:
         tensors: at least one, all on one device.
         slots: memory of the peer, such as tensors that CUDA IPC opened; one for each tensor, of its shape and dtype.
-        flag: int64, one element, on the device of the slots. It should count up, as the peer waits for a least value.
-            None where the peer hears of it another way.
-        value: what the flag becomes after all bytes are there, to whoever sees it.
         num_sms: multiprocessors that push.
 
     Raises:
-        InvalidInput: a tensor and its slot differ, slots are on several devices, or the flag is no int64.
+        InvalidInput: a tensor and its slot differ, or slots are on several devices.
         RelibraError: the two devices cannot reach each other.
     """
-    _expert_push([tensor.detach() for tensor in tensors], [slot.detach() for slot in slots], flag, value, num_sms)
-
-
-@torch.library.custom_op("relibra::flag_wait", mutates_args=())
-def flag_wait(flag: Tensor, value: int, timeout_s: float) -> Tensor:
-    """`reference.flag_wait`; on CUDA the stream waits, in a kernel of one thread, and the caller does not.
-
-    What follows on the stream runs also after a timeout, so whatever trusts the data must look at the result first.
-    Do not let the peer's push depend on work that this process starts only after the wait: allocating memory or loading
-    another kernel may wait for the stream.
-
-    Raises:
-        InvalidInput: the flag is no int64 of one element, or the timeout is negative or endless.
-    """
-    checks.flag_of_peer(flag, timeout_s)
-    run = _kernels(flag.device)
-    if run is None:
-        return reference.flag_wait(flag, value, timeout_s)
-    return cuda.flag_wait(run, flag, value, run.cycles(timeout_s))
-
-
-@flag_wait.register_fake
-def _(flag: Tensor, value: int, timeout_s: float) -> Tensor:
-    return flag.new_empty((), dtype=torch.bool)
+    _expert_push([tensor.detach() for tensor in tensors], [slot.detach() for slot in slots], num_sms)
 
 
 @torch.library.custom_op(
@@ -213,25 +178,6 @@ def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]
     if into:
         flat = [gradient.detach() for gradient in chain.from_iterable(gradients)]
         _grad_accumulate([target.detach() for target in into], flat, list(map(len, gradients)))
-
-
-@torch.library.custom_op("relibra::route_count", mutates_args=())
-def route_count(routed_experts_TLK: Tensor, num_experts: int) -> Tensor:
-    """`reference.route_count`, for ids of 8 to 64 bits, signed or, up to 16 bits, unsigned.
-
-    Raises:
-        InvalidInput: not `[T, L, K]` of such ids, or no experts.
-    """
-    checks.route_count(routed_experts_TLK, num_experts)
-    run = _kernels(routed_experts_TLK.device, [routed_experts_TLK])
-    if run is None or num_experts > cuda.MAX_CELLS:
-        return reference.route_count(routed_experts_TLK, num_experts)
-    return cuda.route_count(run, routed_experts_TLK, num_experts)
-
-
-@route_count.register_fake
-def _(routed_experts_TLK: Tensor, num_experts: int) -> Tensor:
-    return routed_experts_TLK.new_empty(routed_experts_TLK.shape[1], num_experts, dtype=torch.int64)
 
 
 def _all_on(device: torch.device, tensors: Sequence[Tensor]) -> bool:

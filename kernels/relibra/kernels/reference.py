@@ -4,7 +4,6 @@ T tokens, E logical experts, P physical slots, L layers, K top-k.
 """
 
 from collections.abc import Iterator, Sequence
-from time import monotonic, sleep
 
 import torch
 from torch import Tensor
@@ -17,8 +16,6 @@ REST = -1
 
 EMPTY = -1
 """Expert of a slot that holds none."""
-
-_POLL_S = 1e-4
 
 
 def quota_remap(
@@ -88,27 +85,10 @@ def expert_unpack(buffer: Tensor, into: Sequence[Tensor]) -> None:
         tensor.detach().copy_(place)
 
 
-def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], flag: Tensor | None, value: int) -> None:
-    """Write each tensor to its slot, memory that another process reads, then `value` to `flag`, if there is one.
-
-    Whoever reads `value` from the flag also reads all of the tensors.
-    """
+def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor]) -> None:
+    """Write each tensor to its slot, memory that another process reads once it has been told."""
     for tensor, slot in zip(tensors, slots, strict=True):
         slot.detach().copy_(tensor.detach())
-    if flag is not None:
-        flag.fill_(value)
-
-
-def flag_wait(flag: Tensor, value: int, timeout_s: float) -> Tensor:
-    """Wait until `flag` is at least `value`, so that what was written before it can be read.
-
-    Returns:
-        bool scalar: False when `timeout_s` passed before.
-    """
-    deadline_s = monotonic() + timeout_s
-    while not (arrived := bool(flag >= value)) and monotonic() < deadline_s:
-        sleep(_POLL_S)
-    return torch.tensor(arrived, device=flag.device)
 
 
 def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
@@ -127,16 +107,6 @@ def expert_checksum(packed: Tensor, salt: int) -> Tensor:
     words = packed.view(torch.int64)
     weights = torch.arange(len(words), device=packed.device) * 2 + 1
     return (words * weights).sum() + salt
-
-
-def route_count(routed_experts_TLK: Tensor, num_experts: int) -> Tensor:
-    """Count the tokens of every expert in every layer, int64 `[L, E]`; ids outside 0 to E-1 are padding."""
-    num_layers = routed_experts_TLK.shape[1]
-    expert_TLK = routed_experts_TLK.long()
-    layer_L1 = torch.arange(num_layers, device=expert_TLK.device)[:, None]
-    valid_TLK = (expert_TLK >= 0) & (expert_TLK < num_experts)
-    cell = (layer_L1 * num_experts + expert_TLK)[valid_TLK]
-    return torch.bincount(cell, minlength=num_layers * num_experts).view(num_layers, num_experts)
 
 
 def _places(buffer: Tensor, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -11,13 +11,11 @@ FOLDER = Path(__file__).parent / "csrc"
 KERNELS = {
     "expert_copy": "expert_copy.cu",
     "expert_push": "expert_push.cu",
-    "flag_wait": "expert_push.cu",
     "grad_accumulate": "grad_accumulate.cu",
     "quota_count": "quota_remap.cu",
     "quota_prefix": "quota_remap.cu",
     "quota_place": "quota_remap.cu",
     "quota_give_back": "quota_remap.cu",
-    "route_count": "route_count.cu",
 }
 """The file of every kernel."""
 
