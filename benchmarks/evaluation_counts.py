@@ -7,8 +7,8 @@ import numpy as np
 
 from benchmarks import results
 from benchmarks.evaluation_cases import MAIN_POLICIES, question, rows_on
+from benchmarks.workload_mix import mix_workloads
 from relibra.evaluation.workload import Workload
-from relibra.evaluation.workload_mix import mix_workloads
 from relibra.planning import Schedule
 
 Rows = list[dict[str, object]]

@@ -1,14 +1,21 @@
-"""What plans are worth when some rows are routed elsewhere than recorded, on the traces themselves."""
+"""How much of a plan's balance is left when some token copies are routed elsewhere than the plan was told.
+
+M rows, L layers, E experts, S sequences, X (row, layer, expert) triples, Y replicas.
+"""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from benchmarks.evaluation_cases import DEEPSEEK_LITE, GPT_OSS, question
-from relibra.evaluation.assignment import at_home
-from relibra.evaluation.mismatch import executed, rerouted
+from relibra.evaluation.assignment import Assignment, at_home, from_pieces
 from relibra.evaluation.step_time import balanced_step_time, step_time
 from relibra.planning import PlanParams
-from relibra.planning.load import imbalance
+from relibra.planning.expected.loads import realised_replica_tokens
+from relibra.planning.load import StepLoad, imbalance
+from relibra.planning.plan import Plan
 from relibra.planning.solve import solve
 
 Rows = list[dict[str, object]]
@@ -47,3 +54,29 @@ def _measure(trace_name: str, model: str, ep: int) -> Rows:
                 }
             )
     return found
+
+
+def executed(plan: Plan, load: StepLoad) -> Assignment:
+    """Return what the ranks compute under `plan` when the routers choose `load`, which has the plan's shape."""
+    replica_Y4, sent_Y = plan.quota_index_Q4[plan.is_replica_Q], realised_replica_tokens(plan, load)
+    kept_MLE = load.load_MLE.astype(np.int64)
+    np.subtract.at(kept_MLE, tuple(replica_Y4[:, :3].T), sent_Y)
+    cell_X3 = np.argwhere(kept_MLE)
+    home_X = plan.home_rank_LE[cell_X3[:, 1], cell_X3[:, 2]]
+    index = np.concatenate([replica_Y4, np.column_stack([cell_X3, home_X])])
+    return from_pieces(index, np.concatenate([sent_Y, kept_MLE[tuple(cell_X3.T)]]), plan.home_rank_LE, load.num_rows)
+
+
+def rerouted(load: StepLoad, share: float, seed: int, *, evenly: bool = False) -> StepLoad:
+    """Return the load with this share of every sequence's token copies routed to other experts.
+
+    The copies go to any expert alike if `evenly`, and otherwise to experts as the whole step chooses them.
+    """
+    rng = np.random.default_rng(seed)
+    counts_SLE = load.counts_SLE.astype(np.int64)
+    total_LE = counts_SLE.sum(axis=0)
+    other_LE = np.ones(total_LE.shape) if evenly else total_LE.astype(np.float64)
+    other_LE /= other_LE.sum(axis=-1, keepdims=True)
+    leaving_SLE = rng.binomial(counts_SLE, share)
+    arriving_SLE = np.stack([rng.multinomial(leaving_LE.sum(axis=-1), other_LE) for leaving_LE in leaving_SLE])
+    return replace(load, counts_SLE=counts_SLE - leaving_SLE + arriving_SLE)

@@ -2,7 +2,7 @@
 
     taskset -c 0 python -m benchmarks.scale [--threads 1] [--quick] [--case NAME]
 
-Loads are mixtures of the workloads in `deepseek-v3_counts_dev.npz` (`relibra.evaluation.workload_mix`). Every case runs
+Loads are mixtures of the workloads in `deepseek-v3_counts_dev.npz` (`benchmarks.workload_mix`). Every case runs
 in its own process, which has compiled code loaded; times are the least of several calls. `input MiB` is what the
 process holds before it plans, counts included, `peak MiB` the most it held in all. The first case also runs EPLB, as
 published (`eplb_torch.py`), on the loads of some of its micro-batches. A run of all cases writes `results/scale.json`.
@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import results
-from relibra.evaluation.workload_mix import mix_workloads
+from benchmarks.workload_mix import mix_workloads
 from relibra.planning import Cluster, Model, Schedule, StepLoad, check_plan
 from relibra.planning.replicas.replicate import replicate
 from relibra.planning.solve import solve

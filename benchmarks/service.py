@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import results
-from relibra.evaluation.workload_mix import mix_workloads
+from benchmarks.workload_mix import mix_workloads
 from relibra.planning import Cluster, Model, Schedule
 from relibra.rollout.outbox import CountedSequence
 from relibra.rollout.reporter import RolloutReporter

@@ -103,10 +103,25 @@ def expected_step(
 
 
 def realised_loads(plan: Plan, load: StepLoad) -> NDArray[np.int64]:
-    """Return what every rank computes where a step routes `load` under a plan made for another, int64 `[M, L, R]`.
+    """Return the token copies that every rank computes where a step routes `load` under `plan`, int64 `[M, L, R]`.
+
+    Raises:
+        InvalidInput: the load has other rows or ranks than the plan.
+    """
+    home_LE = plan.home_rank_LE
+    loads_MLR = home_loads(load.load_MLE, home_LE, plan.cluster.num_ranks)
+    row_Y, layer_Y, expert_Y, rank_Y = plan.quota_index_Q4[plan.is_replica_Q].T
+    sent_Y = realised_replica_tokens(plan, load)
+    np.add.at(loads_MLR, (row_Y, layer_Y, rank_Y), sent_Y)
+    np.add.at(loads_MLR, (row_Y, layer_Y, home_LE[layer_Y, expert_Y]), -sent_Y)
+    return loads_MLR
+
+
+def realised_replica_tokens(plan: Plan, load: StepLoad) -> NDArray[np.int64]:
+    """Return the token copies that every replica of `plan` computes where a step routes `load`, int64 `[Y]`.
 
     Each source rank sends its tokens of an expert to the replicas in their order, to each up to its share, and the rest
-    to the home: what agents do. In a forecast plan shares are fractions of what the source rank has.
+    to the home. Agents follow the same rule. In a forecast plan a share is a fraction of what the source rank has.
 
     Raises:
         InvalidInput: the load has other rows or ranks than the plan.
@@ -114,13 +129,12 @@ def realised_loads(plan: Plan, load: StepLoad) -> NDArray[np.int64]:
     expected = (plan.num_rows, plan.cluster.num_ranks)
     if (load.num_rows, load.num_ranks) != expected:
         raise InvalidInput.of("load", expected=f"[M, R] = {expected}", got=(load.num_rows, load.num_ranks))
-    home_LE = plan.home_rank_LE
-    loads_MLR = home_loads(load.load_MLE, home_LE, plan.cluster.num_ranks)
     index_Y4 = plan.quota_index_Q4[plan.is_replica_Q]
     share_YR = plan.shares.to_array()
+    sent_Y = np.zeros(len(index_Y4), dtype=np.int64)
     end_M = np.searchsorted(index_Y4[:, 0], np.arange(plan.num_rows), side="right")
     for row, (first, end) in enumerate(zip([0, *end_M[:-1]], end_M, strict=True)):
-        _, layer_Y, expert_Y, rank_Y = index_Y4[first:end].T
+        _, layer_Y, expert_Y, _ = index_Y4[first:end].T
         share = share_YR[first:end].astype(np.int64)
         before = begins(index_Y4[first:end], share)
         has_YR = load.source_load_RLE(row)[:, layer_Y, expert_Y].T
@@ -129,10 +143,8 @@ def realised_loads(plan: Plan, load: StepLoad) -> NDArray[np.int64]:
         else:
             source_R = np.arange(load.num_ranks)
             sent_YR = tokens_of(has_YR, before, share, source_R, load.num_ranks)
-        sent_Y = sent_YR.sum(axis=1)
-        np.add.at(loads_MLR, (row, layer_Y, rank_Y), sent_Y)
-        np.add.at(loads_MLR, (row, layer_Y, home_LE[layer_Y, expert_Y]), -sent_Y)
-    return loads_MLR
+        sent_Y[first:end] = sent_YR.sum(axis=1)
+    return sent_Y
 
 
 def _whole(share_LE: NDArray[np.float64], copies: int) -> NDArray[np.int64]:

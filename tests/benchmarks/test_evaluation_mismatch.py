@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from benchmarks.evaluation_mismatch import executed, rerouted
 from relibra.evaluation.assignment import Assignment
-from relibra.evaluation.mismatch import executed, rerouted
 from relibra.planning import Cluster, Model, Schedule, StepLoad
 from relibra.planning.load import imbalance
 from relibra.planning.solve import solve

@@ -1,6 +1,6 @@
 import numpy as np
 
-from relibra.evaluation.workload_mix import mix_workloads
+from benchmarks.workload_mix import mix_workloads
 
 _COUNTS_WLE = np.random.default_rng(0).integers(1, 100, (3, 2, 4))
 
