@@ -25,7 +25,7 @@ from relibra.evaluation import ScheduleScore, comparison_schedules, model_of, sc
 from relibra.evaluation.schedules import largest_tokens
 from relibra.planning import Cluster, Model, Plan, Schedule, StepLoad, check_plan
 from relibra.planning.packing.pack import pack
-from relibra.planning.packing.packing import Packing
+from relibra.planning.schedule import Packing
 from relibra.planning.solve import solve
 from relibra.routing import count_sequences, read_trace
 

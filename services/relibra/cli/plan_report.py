@@ -10,7 +10,7 @@ from rich.table import Table
 from relibra.evaluation import Comparison, ScheduleScore
 from relibra.planning import Plan
 from relibra.planning.bounds.exact import ExactGap
-from relibra.planning.packing.packing import Packing
+from relibra.planning.schedule import Packing
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,7 @@ from relibra.errors import InvalidInput
 from relibra.evaluation.schedules import largest_tokens
 from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad
-from relibra.planning.packing.packing import Packing
-from relibra.planning.schedule import Schedule
+from relibra.planning.schedule import Packing, Schedule
 from relibra.routing.counts import count_sequences
 from relibra.routing.trace import RoutingTrace
 

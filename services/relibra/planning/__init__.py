@@ -8,7 +8,7 @@ Out:  a `Plan` that passes `check_plan`, with its lower bound and a sentence of 
                                                   split makes source shares when the plan is read
 
     expected.loads                 before `solve`: estimates loads that are not known
-    expected.replicas, fractions   in `solve` for estimated loads: they replace the choice of replicas and the split
+    expected.replicas, shares      in `solve` for estimated loads: they replace the choice of replicas and the split
 
     packing                        optional, before `solve`: chooses which sequences share a micro-batch
     bounds, check                  how good and how valid a plan is

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidPlan
-from relibra.planning.fractions import WHOLE, begins, fractions
 from relibra.planning.job import Cluster, Model
 from relibra.planning.plan import Basis, Plan
 from relibra.planning.rank_plan import RankPlan
+from relibra.planning.shares import WHOLE, begins, fractions
 
 
 def check_plan(plan: Plan, load_MLE: NDArray[np.integer] | None = None) -> None:

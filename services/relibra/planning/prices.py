@@ -1,9 +1,13 @@
-"""What replicas and moves must be worth, in tokens: the cost model brought to bear on one step.
+"""What replicas, moves and crossing nodes cost, in tokens: the cost model applied to one step.
 
-Where a job brings no cost model of its own, the defaults are a guess about its hardware, and kept within limits: the
-least size of a replica is at most `_MAX_LOSS` of a rank's tokens, and what moves must gain stays between two bounds.
+Where a job brings no cost model of its own, the defaults are a guess about its hardware, so their effect is limited:
+the least size of a replica is at most `_MAX_LOSS` of a rank's tokens, and what moves must gain lies between two bounds.
 
-M rows, L layers, E experts.
+The network between nodes is the slow one, so a token copy that crosses nodes costs as much time as some number of
+computed tokens (`CostModel.crossing_tokens`). The reorder weighs balance against traffic in these units. Where the cost
+model does not say how large a token is, crossing is free and only balance counts.
+
+M rows, L layers, N nodes, E experts, S sequences.
 """
 
 from dataclasses import dataclass, replace
@@ -14,6 +18,7 @@ from numpy.typing import NDArray
 
 from relibra.planning.cost import CostModel
 from relibra.planning.job import Cluster, Model, PlanParams
+from relibra.planning.load import StepLoad
 
 MIN_GAIN = 0.005
 """Part of a layer's slowest-rank tokens that a costlier placement must save where the size of experts is not known.
@@ -26,6 +31,9 @@ lasts for longer, but popularity drifts."""
 _GUESSED_GAIN = (0.001, 0.02)
 _MAX_LOSS = 0.01
 """Part of a rank's mean tokens in a cell."""
+
+_UNIT_BITS = 10
+"""Prices are whole multiples of 2**-10 tokens, so that they are the same on every host (S8)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,3 +87,21 @@ def price_moves(params: PlanParams, model: Model, cluster: Cluster) -> Hysteresi
     move_us = cost.reorder_us(1, cluster.num_ranks, model.expert_state_size_bytes)
     least, most = _GUESSED_GAIN if params.cost is None else (0.0, inf)
     return Hysteresis(tokens_per_move=move_us / cost.saved_us(1), least=least, most=most)
+
+
+def price_crossing(load: StepLoad, cluster: Cluster, params: PlanParams) -> NDArray[np.int64] | None:
+    """Return what living on a node costs every expert, in tokens of the largest node, int64 `[L, N, E]`.
+
+    It is summed over the rows of the step and shared by the ranks of all nodes, which send and receive at once. None
+    where there is one node only, or crossing costs nothing.
+    """
+    crossing_tokens = params.cost.crossing_tokens if params.cost is not None else 0.0
+    price = round(crossing_tokens / cluster.num_nodes * (1 << _UNIT_BITS))
+    if cluster.num_nodes == 1 or price == 0:
+        return None
+    num_layers, num_experts = load.counts_SLE.shape[1:]
+    stays_LNE = np.zeros((num_layers, cluster.num_nodes, num_experts), dtype=np.int64)
+    for sequence, node in enumerate(load.source_rank_S // cluster.gpus_per_node):
+        stays_LNE[:, node] += load.counts_SLE[sequence].astype(np.int64, copy=False)
+    crossing_LNE: NDArray[np.int64] = (stays_LNE.sum(axis=1, keepdims=True) - stays_LNE) * price >> _UNIT_BITS
+    return crossing_LNE

@@ -33,7 +33,7 @@ class RankPlan:
     replica_index_Q4: NDArray[np.int32]
     """(row, layer, expert, rank) of every replica of the step, sorted."""
     replica_share_Q: NDArray[np.int32]
-    """Tokens of that replica which come from this rank; fractions of its tokens (see `fractions`) in a forecast."""
+    """Tokens of that replica which come from this rank; fractions of its tokens (see `shares`) in a forecast."""
     num_micro_batches: int
     reason: str
     basis: Basis = Basis.REPLAY

@@ -1,6 +1,6 @@
 """Which sequences share a micro-batch, and the EP rank each one's tokens start from.
 
-S sequences.
+S sequences, L layers, E experts.
 """
 
 from dataclasses import dataclass
@@ -90,3 +90,13 @@ class Schedule:
             source_rank_S=turn_S % np.int32(cluster.num_ranks),
             ep_group_S=turn_S // np.int32(cluster.num_ranks) % np.int32(cluster.num_ep_groups),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """A packed schedule: what `pack` decides and `solve` takes over."""
+
+    schedule: Schedule
+    home_LE: NDArray[np.int32]
+    """The placement that the schedule was made for. `reorder` chose it, so it moves experts only where that gains
+    enough."""

@@ -8,19 +8,18 @@ from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
 from relibra.planning.bounds.cell import lower_bound_ML
+from relibra.planning.bounds.step import step_bound_L
 from relibra.planning.check import check_placement
-from relibra.planning.crossing import price_crossing
 from relibra.planning.expected.replicas import hedge_layer
-from relibra.planning.fractions import fraction_shares
 from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad
-from relibra.planning.packing.packing import Packing
 from relibra.planning.placement.reorder import reorder
 from relibra.planning.plan import Basis, Plan
-from relibra.planning.prices import price_moves, price_replicas
+from relibra.planning.prices import price_crossing, price_moves, price_replicas
 from relibra.planning.replicas.replicate import replicate, replicate_layer
 from relibra.planning.replicas.split import split
-from relibra.planning.schedule import Schedule
+from relibra.planning.schedule import Packing, Schedule
+from relibra.planning.shares import fraction_shares
 from relibra.planning.summary import predict, sentence
 
 
@@ -81,7 +80,18 @@ def solve(
     else:
         shares = fraction_shares(quotas.index_Q4, quotas.tokens_Q, home_LE, cluster.num_ranks)
     bound_ML = lower_bound_ML(load_MLE, home_LE, cluster)
-    numbers = predict(load_MLE, home_LE, previous_LE, quotas, bound_ML, model, cluster, basis)
+    numbers = predict(
+        load_MLE,
+        home_LE,
+        previous_LE,
+        quotas.index_Q4,
+        quotas.tokens_Q,
+        bound_ML,
+        step_bound_L(load_MLE, cluster),
+        model,
+        cluster,
+        basis,
+    )
 
     return Plan(
         model=model,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from relibra.errors import NotFound
 from relibra.planning import Cluster, Plan
 from relibra.planning.load import rank_loads
-from relibra.planning.totals import PlanTotals
+from relibra.planning.summary import PlanTotals
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from pydantic import Field
 from relibra.planning import Phase
 from relibra.planning.execution_sum import Execution
 from relibra.planning.plan import Prediction
-from relibra.planning.totals import PlanTotals
+from relibra.planning.summary import PlanTotals
 from relibra.status.models import Shown
 from relibra.store import PlanRecord, StepRecord, StepState
 

@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 from relibra.errors import NotFound
 from relibra.planning import Plan
 from relibra.planning.execution_sum import Execution, executions
-from relibra.planning.totals import PlanTotals
+from relibra.planning.summary import PlanTotals
 from relibra.status.figures import PlanFigures
 from relibra.status.health import JobHealth, job_health
 from relibra.status.single_flight import Memory

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, SourceShares
 from relibra.planning.plan import Prediction
-from relibra.planning.totals import PlanTotals
+from relibra.planning.summary import PlanTotals
 from relibra.store.array_codec import PackedArray
 
 COMMON_FIELDS = ("home_rank", "replica_count", "replica_expert", "replica_rank")

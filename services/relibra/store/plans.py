@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from relibra.errors import Conflict, LostLease, NotFound, StaleEpoch
 from relibra.planning import Plan, PlanId
-from relibra.planning.totals import PlanTotals
+from relibra.planning.summary import PlanTotals
 from relibra.store.array_codec import PackedArray
 from relibra.store.connection import Connected, raises_unavailable
 from relibra.store.documents import RECORD_FIELDS, decode_plan_record

@@ -11,8 +11,8 @@ from relibra.agent.placement import Placement
 from relibra.agent.transport import Copy
 from relibra.kernels import EMPTY, REST, quota_remap
 from relibra.planning import Cluster, Model, PlanId, RankPlan, check_rank_plan
-from relibra.planning.fractions import WHOLE
 from relibra.planning.plan import Basis
+from relibra.planning.shares import WHOLE
 
 SEEDS = st.integers(0, 2**32 - 1)
 CPU = torch.device("cpu")

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
-from relibra.planning.fractions import begins, tokens_of
 from relibra.planning.job import Cluster, Model
 from relibra.planning.load import StepLoad, home_loads
 from relibra.planning.plan import Basis, Plan
 from relibra.planning.schedule import Schedule
+from relibra.planning.shares import begins, tokens_of
 
 WINDOW = 4
 """Earlier steps that are looked at: with the default decay, the one before them would weigh 3 %."""

@@ -14,11 +14,11 @@ M rows, E experts, G ranks of a node, X experts of a node, S slots, Y replicas.
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.fractions import WHOLE
 from relibra.planning.jit import compiled
 from relibra.planning.job import Cluster
 from relibra.planning.prices import ReplicaPrice
 from relibra.planning.replicas.replicate import LayerReplicas
+from relibra.planning.shares import WHOLE
 
 _SCALE = 1 << 20
 """Tokens of a node, in the units of the search: squares and their sums stay within int64."""

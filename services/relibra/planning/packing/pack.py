@@ -24,13 +24,11 @@ from relibra.planning.check import check_placement
 from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import home_loads
 from relibra.planning.packing.length_balance import length_balanced, schedule_of
-from relibra.planning.packing.packing import Packing
-from relibra.planning.packing.rows import Caps, even_rows, lower_floor
-from relibra.planning.packing.sequence_load import group_loads, mix_loads
+from relibra.planning.packing.rows import Caps, even_rows, group_loads, lower_floor, mix_loads
 from relibra.planning.packing.sources import keep_local
 from relibra.planning.placement.reorder import reorder
 from relibra.planning.prices import price_moves, price_replicas
-from relibra.planning.schedule import Schedule
+from relibra.planning.schedule import Packing, Schedule
 
 SLACK = Fraction(1, 10)
 """How far the slowest source rank of a micro-batch may be above the one of the length-balanced schedule, in tokens and

@@ -1,13 +1,14 @@
 """Which sequences share a micro-batch: two searches that swap sequences between rows.
 
-`even_rows` needs no placement: it makes the expert loads of all rows alike, in least squares, so that one placement
-suits them all. `lower_floor` fits rows to a placement: it lowers the load of the largest group, summed over cells.
+`even_rows` needs no placement. It makes the expert loads of all rows alike, in least squares, so that one placement
+suits them all; `mix_loads` gives it few numbers per sequence to compare. `lower_floor` fits rows to a placement: it
+lowers the load of the largest group of ranks, summed over cells; `group_loads` gives it the loads of each sequence.
 
-Both accept changes below a falling threshold, as `partition.improve` does, keep to the caps, and return the best
-assignment seen. Sequences that swap rows swap source ranks too.
+Both searches accept changes below a falling threshold, as `swap_search.improve` does, keep to the caps, and return the
+best assignment seen. Sequences that swap rows swap source ranks too.
 
-S sequences, M rows, L layers, P groups of ranks, C (row, source rank) pairs, D mixed loads; 2 is (tokens, attention
-work), the latter a sum of squared lengths.
+S sequences, M rows, L layers, E experts, P groups of ranks, C (row, source rank) pairs, D mixed loads. An axis named 2
+is (tokens, attention work); attention work is a sum of squared lengths.
 """
 
 from dataclasses import dataclass
@@ -15,12 +16,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.jit import compiled
-from relibra.planning.splitmix import next_random
+from relibra.planning.jit import compiled, next_random
 
 _PROPOSALS_PER_SEQUENCE = 4000
 _MAX_WORK = 500_000_000
-"""Most swaps to try, times the numbers that each one compares."""
+"""The most numbers a search compares: swaps tried, times the numbers compared for each."""
+
+_NUM_MIXED = 1024
+"""Mixed loads of a sequence, about."""
+_SUM_BITS = 26
+"""Bits of the largest sum over all sequences: sums of its squares then fit 62 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +66,68 @@ def lower_floor(
     return _lower_floor(load_SLP, size_S2, cell_S, num_ranks, caps.rank_M2, caps.row_2, stream, num_proposals)
 
 
+def group_loads(counts_SLE: NDArray[np.integer], group_LE: NDArray[np.int32], num_groups: int) -> NDArray[np.int64]:
+    """Token copies that every sequence has for every group of a placement, int64 `[S, L, P]`."""
+    return _group_loads(counts_SLE, group_LE, num_groups)
+
+
+def mix_loads(counts_SLE: NDArray[np.integer]) -> NDArray[np.int32]:
+    """Mix how each sequence's expert loads differ from the average into some 1000 numbers, int32 `[S, D]`.
+
+    Experts of a layer are added or subtracted at random into a few sums (count sketch, Charikar, Chen and Farach-Colton
+    2002), which about keeps lengths and angles: rows alike in these sums are alike in their loads. Few layers of few
+    experts are not mixed.
+    """
+    num_layers, num_experts = counts_SLE.shape[1:]
+    mixed_SD = _mix(counts_SLE, min(num_experts, max(1, _NUM_MIXED // num_layers)))
+    copies_S = counts_SLE.sum(axis=(1, 2), dtype=np.int64)
+    # Single float64 products and divisions are the same on every host.
+    share_S = copies_S / max(int(copies_S.sum()), 1)
+    apart_SD = mixed_SD - np.rint(share_S[:, None] * mixed_SD.sum(axis=0)).astype(np.int64)
+    num_sequences, num_mixed = apart_SD.shape
+    largest_sum = int(np.abs(apart_SD).max(initial=0)) * num_sequences
+    bits = largest_sum.bit_length() + num_mixed.bit_length() // 2
+    mixed: NDArray[np.int32] = (apart_SD >> max(0, bits - _SUM_BITS)).astype(np.int32)
+    return mixed
+
+
 def _num_proposals(compared: NDArray[np.integer]) -> int:
     return min(_PROPOSALS_PER_SEQUENCE * len(compared), _MAX_WORK // int(compared[0].size))
+
+
+@compiled
+def _group_loads(counts_SLE: NDArray[np.integer], group_LE: NDArray[np.int32], num_groups: int) -> NDArray[np.int64]:
+    num_sequences, num_layers, num_experts = counts_SLE.shape
+    load_SLP = np.zeros((num_sequences, num_layers, num_groups), dtype=np.int64)
+    for sequence in range(num_sequences):
+        for layer in range(num_layers):
+            for expert in range(num_experts):
+                load_SLP[sequence, layer, group_LE[layer, expert]] += np.int64(counts_SLE[sequence, layer, expert])
+    return load_SLP
+
+
+@compiled
+def _mix(counts_SLE: NDArray[np.integer], per_layer: int) -> NDArray[np.int64]:
+    num_sequences, num_layers, num_experts = counts_SLE.shape
+    place_LE = np.empty((num_layers, num_experts), dtype=np.int64)
+    sign_LE = np.ones((num_layers, num_experts), dtype=np.int64)
+    state = np.uint64(1)
+    for layer in range(num_layers):
+        for expert in range(num_experts):
+            # Knuth's linear congruential generator; its high bits are the random ones.
+            state = state * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+            place_LE[layer, expert] = layer * per_layer + expert
+            if per_layer < num_experts:
+                place_LE[layer, expert] = layer * per_layer + np.int64((state >> np.uint64(33)) % np.uint64(per_layer))
+                if state >> np.uint64(63):
+                    sign_LE[layer, expert] = -1
+    mixed_SD = np.zeros((num_sequences, num_layers * per_layer), dtype=np.int64)
+    for sequence in range(num_sequences):
+        for layer in range(num_layers):
+            for expert in range(num_experts):
+                count = np.int64(counts_SLE[sequence, layer, expert])
+                mixed_SD[sequence, place_LE[layer, expert]] += sign_LE[layer, expert] * count
+    return mixed_SD
 
 
 @compiled

@@ -6,9 +6,8 @@ S sequences, M rows, R EP ranks, N nodes, C (row, source rank) pairs; 2 is (toke
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.jit import compiled
+from relibra.planning.jit import compiled, next_random
 from relibra.planning.packing.rows import Caps
-from relibra.planning.splitmix import next_random
 
 _PROPOSALS_PER_SEQUENCE = 2000
 

@@ -4,7 +4,7 @@ Every layer chooses among three placements, cheapest to reach first: the previou
 anew, stayers keeping their rank; the better of these two with ranks inside nodes rearranged. What counts is the slowest
 rank *after* replication, and a layer moves on only where that gains more than moving costs: experts travel with
 optimizer state. Where a move has a price of its own, a second split is tried that stays close to the previous one.
-Where crossing nodes has a price (`crossing`), it counts like tokens of the slowest rank.
+Where crossing nodes has a price (`prices.price_crossing`), it counts like tokens of the slowest rank.
 
 M rows, L layers, E experts, R EP ranks, N nodes, G ranks per node, P groups (nodes or ranks).
 """
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from relibra.planning.jit import for_each_layer
 from relibra.planning.job import Cluster
-from relibra.planning.per_layer import for_each_layer
 from relibra.planning.placement.partition import align, fill, largest_groups, spread
 from relibra.planning.placement.swap_search import NUM_STARTS, improve, num_proposals, objective
 from relibra.planning.prices import Hysteresis, ReplicaPrice

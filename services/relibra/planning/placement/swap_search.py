@@ -9,9 +9,8 @@ M rows, E experts, P groups, X experts of a group.
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.jit import compiled
+from relibra.planning.jit import compiled, next_random
 from relibra.planning.placement.partition import largest_groups
-from relibra.planning.splitmix import next_random
 
 NUM_STARTS = 4
 """Times the threshold is raised again, from the best split so far, to half its height before."""

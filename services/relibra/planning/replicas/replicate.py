@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.jit import compiled
+from relibra.planning.jit import compiled, for_each_layer
 from relibra.planning.job import Cluster
-from relibra.planning.per_layer import for_each_layer
 from relibra.planning.prices import ReplicaPrice
 from relibra.planning.replicas.node_replicas import replicate_rows
 

@@ -18,8 +18,8 @@ from relibra.agent.placement import Placement
 from relibra.agent.transport import Copy
 from relibra.kernels import EMPTY, REST
 from relibra.planning import Cluster, RankPlan
-from relibra.planning.fractions import begins, tokens_of
 from relibra.planning.plan import Basis
+from relibra.planning.shares import begins, tokens_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

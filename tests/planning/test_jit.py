@@ -1,6 +1,6 @@
 import numpy as np
 
-from relibra.planning.splitmix import next_random
+from relibra.planning.jit import next_random
 
 
 def test_S8_the_published_sequence_of_seed_0():

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relibra.planning.fractions import WHOLE, begins, fraction_shares, fractions, tokens_of
+from relibra.planning.shares import WHOLE, begins, fraction_shares, fractions, tokens_of
 
 HOME_LE = np.array([[0, 1]], dtype=np.int32)
 INDEX_Q4 = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 2], [0, 0, 1, 0], [1, 0, 1, 1]], dtype=np.int32)
