@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from PIL import Image
 from playwright.sync_api import Browser, expect, sync_playwright
 from redis import Redis
-from services_harness import Service
-from watched_job import WatchedJob
 
+from harness.services import Service
+from harness.watched_job import WatchedJob
 from relibra.planning import Cluster, Model, Phase
 from relibra.store import EmbeddedRedis, Store
 from relibra.store.keys import JobKeys

@@ -4,11 +4,8 @@ And a node of four processes, started once.
 """
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from harness import child_process
 from relibra.planning import Cluster, Model, PlanId, RankPlan, check_rank_plan
 
 
@@ -76,9 +74,14 @@ def some() -> SimpleNamespace:
 def node_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
     """What every rank of a node returned from a scenario; fails the test where one raised or never got there."""
     folder = tmp_path_factory.mktemp("node")
-    command = [sys.executable, str(Path(__file__).with_name("node_ranks.py")), str(folder)]
+    command = child_process.command("harness.agent.node_ranks", str(folder))
     log = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=child_process.environment(OMP_NUM_THREADS="1"),
     ).stderr
     by_rank = [json.loads(file.read_text()) for file in sorted(folder.glob("rank*.json"))]
 

@@ -10,9 +10,9 @@ from typing import TypeVar
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 from redis import Redis
-from services_harness import CLUSTER, MODEL, Service
-from watched_job import WatchedJob
 
+from harness.services import CLUSTER, MODEL, Service
+from harness.watched_job import WatchedJob
 from relibra.store import EmbeddedRedis, Store
 
 T = TypeVar("T")

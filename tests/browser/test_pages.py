@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
-from services_harness import CLUSTER, MODEL, Service, eventually
-from watched_job import WatchedJob
 
+from harness.services import CLUSTER, MODEL, Service, eventually
+from harness.watched_job import WatchedJob
 from relibra.store import EmbeddedRedis, Role, Store
 
 expect.set_options(timeout=20_000)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 import pytest
-from services_harness import CLUSTER, MODEL, Service, redis_server, redis_url, run, store  # noqa: F401
 from typer.testing import CliRunner
-from watched_job import WatchedJob
 
+from harness.services import CLUSTER, MODEL, Service, redis_server, redis_url, run, store  # noqa: F401
+from harness.watched_job import WatchedJob
 from relibra.cli.app import app
 from relibra.store import EmbeddedRedis, Role, Store
 

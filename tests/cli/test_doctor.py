@@ -1,7 +1,7 @@
 import json
 from importlib.metadata import version
 
-from services_harness import Service
+from harness.services import Service
 
 
 def test_live_services_are_well_and_of_this_version(relibra, watched, tmp_path):

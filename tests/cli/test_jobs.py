@@ -1,8 +1,8 @@
 import json
 
 import pytest
-from services_harness import CLUSTER, MODEL, PARAMS, Loop
 
+from harness.services import CLUSTER, MODEL, PARAMS, Loop
 from relibra.errors import UnknownJob
 from relibra.store import Store
 

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_payloads import DENSE_FIRST, HYBRID, all_layers, count, nemo_rl, routes, sglang, vllm
 from typer.testing import CliRunner
 
+from harness.engine_payloads import DENSE_FIRST, HYBRID, all_layers, count, nemo_rl, routes, sglang, vllm
 from relibra.cli.app import app
 from relibra.errors import InvalidInput
 from relibra.routing import count_sequences, read_trace

@@ -4,8 +4,8 @@ import ssl
 from http import HTTPStatus
 
 import pytest
-from certificates import Authority
 
+from harness.certificates import Authority
 from relibra.cli.status_client import StatusClient
 from relibra.errors import Forbidden, InvalidInput, Unauthenticated, Unavailable
 from relibra.wire.credentials import Credentials

@@ -1,7 +1,6 @@
 import json
 
-from services_harness import Loop
-
+from harness.services import Loop
 from relibra.store import Store
 
 

@@ -11,9 +11,9 @@ import pytest
 import yaml
 from redis import Redis
 from redis.exceptions import AuthenticationError
-from services_harness import eventually
 from typer.testing import CliRunner
 
+from harness.services import eventually
 from relibra.cli.app import app
 
 _REPOSITORY = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from services_harness import Service
 
+from harness.services import Service
 from relibra.store import EmbeddedRedis
 
 _REPOSITORY = Path(__file__).parents[2]

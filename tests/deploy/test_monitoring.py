@@ -12,9 +12,9 @@ import pytest
 import yaml
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
-from services_harness import CLUSTER, MODEL, Service, redis_server, redis_url, run, store  # noqa: F401
-from watched_job import WatchedJob
 
+from harness.services import CLUSTER, MODEL, Service, redis_server, redis_url, run, store  # noqa: F401
+from harness.watched_job import WatchedJob
 from relibra.status import create_app
 from relibra.status.settings import StatusSettings
 from relibra.store import Store

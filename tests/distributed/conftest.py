@@ -6,13 +6,14 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from harness import child_process
 
 DEADLINE_S = 100.0
 
@@ -75,12 +76,12 @@ class Ranks:
 
 def _started() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("ranks.py"))],
+        child_process.command("harness.distributed.ranks"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         # Compiling megatron's small fused functions takes longer than all they are called for here.
-        env=os.environ | {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"},
+        env=child_process.environment(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1"),
         start_new_session=True,
     )
 

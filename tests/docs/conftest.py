@@ -1,1 +1,1 @@
-from services_harness import planner, redis_server, redis_url, shared_planner  # noqa: F401
+from harness.services import planner, redis_server, redis_url, shared_planner  # noqa: F401

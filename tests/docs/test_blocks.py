@@ -6,7 +6,8 @@ import tomllib
 
 import pytest
 import yaml
-from doc_blocks import ALL_BLOCKS, PAGES, REPOSITORY, Block
+
+from harness.doc_blocks import ALL_BLOCKS, PAGES, REPOSITORY, Block
 
 TESTS_OF_PYTHON = {
     "docs/quick-start.md": ("tests/docs/test_quick_start.py", "tests/distributed/integration_page.py"),

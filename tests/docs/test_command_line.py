@@ -3,8 +3,9 @@
 import re
 
 import pytest
-from command_line import PAGE, commands, rewritten
-from doc_blocks import blocks
+
+from docs.command_line import PAGE, commands, rewritten
+from harness.doc_blocks import blocks
 
 TEXT = PAGE.read_text(encoding="utf-8")
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command_line import commands
-from doc_blocks import ALL_BLOCKS, PAGES, REPOSITORY, Block
-from saved_responses import CONFIG, response
-from services_harness import CLUSTER, MODEL, Service, eventually
 from typer.testing import CliRunner
-from watched_job import WatchedJob
 
+from docs.command_line import commands
+from harness.doc_blocks import ALL_BLOCKS, PAGES, REPOSITORY, Block
+from harness.saved_responses import CONFIG, response
+from harness.services import CLUSTER, MODEL, Service, eventually
+from harness.watched_job import WatchedJob
 from relibra.cli.app import app
 from relibra.planning import PlanParams
 from relibra.store import EmbeddedRedis, Role, Store

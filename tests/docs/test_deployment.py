@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from doc_blocks import REPOSITORY, blocks
+
+from harness.doc_blocks import REPOSITORY, blocks
 
 PAGE = REPOSITORY / "docs" / "deployment.md"
 BLOCKS = blocks(PAGE)

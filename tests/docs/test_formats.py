@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from doc_blocks import python_of
-from engine_payloads import all_layers, routes, vllm
-from services_harness import Service
 
+from harness.doc_blocks import python_of
+from harness.engine_payloads import all_layers, routes, vllm
+from harness.services import Service
 from relibra.planning import Cluster, Model, Schedule
 from relibra.routing import ModelLayers, decode
 from relibra.wire.client import PlannerClient

@@ -3,8 +3,9 @@
 import xml.etree.ElementTree as ET
 
 import pytest
-from doc_blocks import PAGES
-from pictures import FOLDER, PICTURES
+
+from docs.pictures import FOLDER, PICTURES
+from harness.doc_blocks import PAGES
 
 
 @pytest.mark.parametrize("name", PICTURES)

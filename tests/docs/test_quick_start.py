@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from doc_blocks import python_of
-from services_harness import Service
+
+from harness.doc_blocks import python_of
+from harness.services import Service
 
 
 @pytest.mark.integration

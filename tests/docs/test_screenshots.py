@@ -1,7 +1,7 @@
 """Screenshots are those that their script takes, and are shown."""
 
-from doc_blocks import PAGES
-from screenshots import FOLDER, SHOTS
+from docs.screenshots import FOLDER, SHOTS
+from harness.doc_blocks import PAGES
 
 
 def test_every_screenshot_is_taken_by_the_script_and_shown() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
-from doc_blocks import PAGES, REPOSITORY
+
+from harness.doc_blocks import PAGES, REPOSITORY
 
 
 class Page(HTMLParser):

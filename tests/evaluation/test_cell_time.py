@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from small_training import EVEN, HOME_LE, TRAINING
 
+from harness.small_training import EVEN, HOME_LE, TRAINING
 from relibra.evaluation.assignment import at_home, from_pieces
 from relibra.evaluation.cell_time import balanced_cells, cells_of
 from relibra.planning import Cluster, StepLoad

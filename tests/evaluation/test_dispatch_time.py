@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from small_training import CLUSTER, EVEN, HARDWARE, HOME_LE, MODEL
 
+from harness.small_training import CLUSTER, EVEN, HARDWARE, HOME_LE, MODEL
 from relibra.evaluation.assignment import at_home
 from relibra.evaluation.dispatch_time import copies_of, dispatch_us_ML, even_copies, reached
 from relibra.planning import Cluster, StepLoad

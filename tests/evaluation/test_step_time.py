@@ -2,8 +2,8 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from small_training import EVEN, HOME_LE, TRAINING
 
+from harness.small_training import EVEN, HOME_LE, TRAINING
 from relibra.evaluation.assignment import Known, at_home, from_pieces
 from relibra.evaluation.cell_time import cells_of
 from relibra.evaluation.step_time import balanced_step_time, step_time

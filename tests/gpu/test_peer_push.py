@@ -2,26 +2,27 @@
 
 import pickle
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
-PEER = Path(__file__).with_name("pushing_peer.py")
-sys.path.insert(0, str(PEER.parent))
-
-from pushing_peer import SHAPES, contents  # noqa: E402  (a script beside this file)
+from harness import child_process
+from harness.gpu.pushing_peer import SHAPES, contents
 
 
 class Peer:
     """The other process, which has opened this process's slots."""
 
     def __init__(self, slots: list[Tensor]) -> None:
-        self.process = subprocess.Popen([sys.executable, PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = subprocess.Popen(
+            child_process.command("harness.gpu.pushing_peer"),
+            env=child_process.environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         self._say([reduce_tensor(tensor) for tensor in slots])
         self._expect("ready")
 

@@ -1,17 +1,21 @@
 """Two processes on one device that exchange experts through CUDA IPC, by copy engines and by kernels."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from harness import child_process
+
 
 def test_S5_experts_arrive_bit_by_bit_whichever_way_they_are_pushed(tmp_path: Path) -> None:
     pytest.importorskip("grpc", reason="needs what the agent needs")
-    script = Path(__file__).with_name("exchanging_rank.py")
     ranks = [
-        subprocess.Popen([sys.executable, str(script), str(tmp_path), str(rank), "cuda:0"], stderr=subprocess.PIPE)
+        subprocess.Popen(
+            child_process.command("harness.gpu.exchanging_rank", str(tmp_path), str(rank), "cuda:0"),
+            env=child_process.environment(),
+            stderr=subprocess.PIPE,
+        )
         for rank in range(2)
     ]
     try:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from redis import Redis
-from services_harness import CLUSTER, MODEL, PARAMS, Service, eventually, is_alive, report_sequences
 
+from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually, is_alive, report_sequences
 from relibra.errors import NotReady
 from relibra.planning import Schedule
 from relibra.store import EmbeddedRedis

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import uvicorn
-from engine_payloads import count, nemo_rl, routes, sglang, skyrl, vllm
 from fastapi import FastAPI
-from services_harness import CLUSTER, MODEL, PARAMS, Service, eventually
 
+from harness.engine_payloads import count, nemo_rl, routes, sglang, skyrl, vllm
+from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually
 from relibra.planning import Schedule, StepLoad, check_rank_plan
 from relibra.planning.load import home_loads, imbalance
 from relibra.planning.solve import solve

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services_harness import CLUSTER, MODEL, PARAMS, Service, eventually, is_alive, report_sequences
 
+from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually, is_alive, report_sequences
 from relibra.planning import Schedule
 from relibra.wire.client import PlannerClient
 

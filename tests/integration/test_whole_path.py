@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from services_harness import (
+
+from harness.services import (
     CLUSTER,
     MODEL,
     PARAMS,
@@ -16,7 +17,6 @@ from services_harness import (
     report_sequences,
     routed_experts,
 )
-
 from relibra.planning import ExecutionReport, Phase, RankPlan, Schedule, StepLoad, check_rank_plan
 from relibra.planning.load import home_loads, imbalance
 from relibra.wire.client import PlannerClient

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from doc_blocks import blocks
-from saved_responses import CONFIG, response
+
+from harness.doc_blocks import blocks
+from harness.saved_responses import CONFIG, response
 
 pytestmark = pytest.mark.integration
 

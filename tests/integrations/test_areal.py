@@ -2,9 +2,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from engine_payloads import areal, count
-from framework_batches import LAYERS, sequence_rows
 
+from harness.engine_payloads import areal, count
+from harness.framework_batches import LAYERS, sequence_rows
 from relibra.errors import InvalidInput
 from relibra.integrations.areal import response_routing
 

@@ -6,8 +6,8 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
-from services_harness import CLUSTER, MODEL, PARAMS, Service, routed_experts
 
+from harness.services import CLUSTER, MODEL, PARAMS, Service, routed_experts
 from relibra.errors import NotReady
 from relibra.integrations import submit_forecast
 from relibra.planning import Plan, Schedule, StepLoad, check_plan, check_rank_plan, imbalance

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 import torch
-from framework_batches import (
+
+from harness.framework_batches import (
     LAYERS,
     RANKS,
     Replayed,
@@ -12,7 +13,6 @@ from framework_batches import (
     trained_counts,
     with_last,
 )
-
 from relibra.errors import InvalidInput
 from relibra.integrations.nemo_rl import rank_batch, trainer_layout
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed as dist
-from doc_blocks import python_of
-from engine_payloads import all_layers, areal
-from framework_batches import (
+
+from harness.doc_blocks import python_of
+from harness.engine_payloads import all_layers, areal
+from harness.framework_batches import (
     LAYERS,
     LENGTHS,
     nemo_batch,
@@ -22,8 +23,7 @@ from framework_batches import (
     slime_rollout_data,
     verl_data,
 )
-from services_harness import Service
-
+from harness.services import Service
 from relibra.planning import Cluster, Model, Schedule, StepLoad
 from relibra.planning.plan import Basis
 from relibra.routing import read_trace

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
-from framework_batches import LAYERS, Replayed, prime_micro_batches, sequence_rows, trained_counts, with_last
 
+from harness.framework_batches import LAYERS, Replayed, prime_micro_batches, sequence_rows, trained_counts, with_last
 from relibra.errors import InvalidInput
 from relibra.integrations.prime_rl import rank_batch, trainer_layout
 from relibra.routing.token_layout import ParallelLayout

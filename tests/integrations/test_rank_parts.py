@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
-from framework_batches import LAYERS, RANKS, slime_rollout_data
 
+from harness.framework_batches import LAYERS, RANKS, slime_rollout_data
 from relibra.errors import InvalidInput
 from relibra.integrations.rank_batch import RankBatch
 from relibra.integrations.rank_parts import rank_parts

@@ -1,5 +1,6 @@
 import numpy as np
-from framework_batches import (
+
+from harness.framework_batches import (
     LAYERS,
     RANKS,
     Replayed,
@@ -10,7 +11,6 @@ from framework_batches import (
     trained_counts,
     with_last,
 )
-
 from relibra.integrations.skyrl import rank_batch, trainer_layout
 
 

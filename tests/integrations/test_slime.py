@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
-from framework_batches import (
+
+from harness.framework_batches import (
     LAYERS,
     LENGTHS,
     RANKS,
@@ -11,7 +12,6 @@ from framework_batches import (
     trained_counts,
     with_last,
 )
-
 from relibra.errors import InvalidInput
 from relibra.integrations.slime import rank_batch, trainer_layout
 

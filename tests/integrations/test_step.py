@@ -4,9 +4,17 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from framework_batches import LAYERS, RANKS, nemo_batch, skyrl_batch, slime_rollout_data, trained_counts, verl_data
-from services_harness import Service
 
+from harness.framework_batches import (
+    LAYERS,
+    RANKS,
+    nemo_batch,
+    skyrl_batch,
+    slime_rollout_data,
+    trained_counts,
+    verl_data,
+)
+from harness.services import Service
 from relibra.errors import InvalidInput, LimitExceeded
 from relibra.integrations import RankBatch, TrainerLayout, nemo_rl, report_rank, skyrl, slime, submit_step, verl
 from relibra.planning import Cluster, Model, StepLoad, check_rank_plan, imbalance

@@ -1,8 +1,17 @@
 import numpy as np
 import pytest
-from engine_payloads import routes
-from framework_batches import LAYERS, RANKS, Replayed, native, sequence_rows, trained_counts, verl_data, with_last
 
+from harness.engine_payloads import routes
+from harness.framework_batches import (
+    LAYERS,
+    RANKS,
+    Replayed,
+    native,
+    sequence_rows,
+    trained_counts,
+    verl_data,
+    with_last,
+)
 from relibra.errors import InvalidInput
 from relibra.integrations.verl import rank_batch, trainer_layout
 from relibra.routing import as_trained

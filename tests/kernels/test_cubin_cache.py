@@ -52,13 +52,13 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_many_processes_at_once_all_get_the_content_and_leave_one_file(tmp_path: Path) -> None:
-    # Only the module itself: many torch imports would take longer than the race.
-    module = Path(sys.modules[cached.__module__].__file__ or "")
+    # The processes run the file by itself: importing torch in each of them would take longer than the race.
+    module = sys.modules[cached.__module__].__file__
     code = f"""
+import runpy
 import sys
-sys.path.insert(0, {str(module.parent)!r})
-from cubin_cache import cached
 from pathlib import Path
+cached = runpy.run_path({module!r})["cached"]
 sys.stdin.readline()
 for i in range(40):
     data = cached(Path({str(tmp_path)!r}), f"key{{i}}", lambda: bytes([i]) * 300_000)

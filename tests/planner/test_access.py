@@ -12,10 +12,10 @@ from typing import Any
 
 import grpc
 import pytest
-from certificates import Authority
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from services_harness import CLUSTER, MODEL, PARAMS, Loop, Service, count, eventually, routed_experts
 
+from harness.certificates import Authority
+from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, count, eventually, routed_experts
 from relibra.errors import Forbidden, LimitExceeded, NotReady, RelibraError, Unauthenticated, Unavailable, UnknownJob
 from relibra.planning import Schedule
 from relibra.rollout import RolloutReporter

@@ -4,10 +4,10 @@ import ssl
 from pathlib import Path
 
 import pytest
-from certificates import Authority
 from cryptography import x509
-from services_harness import CLUSTER, MODEL, PARAMS, Service, eventually
 
+from harness.certificates import Authority
+from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually
 from relibra.errors import InvalidInput
 from relibra.planner.certificates import CertificateFiles
 from relibra.wire.client import PlannerClient

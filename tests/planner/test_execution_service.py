@@ -2,8 +2,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from services_harness import CLUSTER
 
+from harness.services import CLUSTER
 from relibra.errors import InvalidInput, LimitExceeded, UnknownJob
 from relibra.planning import ExecutionReport, Phase, PlanId
 from relibra.wire.client import PlannerClient

@@ -6,8 +6,8 @@ import threading
 import pytest
 from grpc_health.v1 import health_pb2
 from redis import Redis, RedisError
-from services_harness import Loop, eventually
 
+from harness.services import Loop, eventually
 from relibra.planner.health import Health
 from relibra.planner.metrics import Metrics
 from relibra.store import Store

@@ -1,8 +1,8 @@
 import dataclasses
 
 import pytest
-from services_harness import CLUSTER, MODEL, PARAMS, eventually
 
+from harness.services import CLUSTER, MODEL, PARAMS, eventually
 from relibra.errors import Conflict, InvalidInput, LimitExceeded
 from relibra.planning import Cluster
 from relibra.wire.client import PlannerClient

@@ -4,9 +4,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from services_harness import CLUSTER, MODEL, PARAMS, Loop
-from step_samples import PLAN, publish
 
+from harness.services import CLUSTER, MODEL, PARAMS, Loop
+from harness.step_samples import PLAN, publish
 from relibra.errors import Unavailable, UnknownJob
 from relibra.planner import plan_cache
 from relibra.planner.plan_cache import PlanCache

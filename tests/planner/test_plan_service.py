@@ -4,8 +4,8 @@ import time
 import grpc
 import numpy as np
 import pytest
-from services_harness import CLUSTER, MODEL, PARAMS, Loop, Service, count, eventually, report_sequences, routed_experts
 
+from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, count, eventually, report_sequences, routed_experts
 from relibra.errors import Conflict, InvalidInput, NotFound, NotReady, UnknownJob
 from relibra.planning import RankPlan, Schedule, check_rank_plan
 from relibra.planning.plan import Basis

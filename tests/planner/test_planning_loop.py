@@ -6,9 +6,9 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import pytest
-from services_harness import CLUSTER, MODEL, PARAMS, Loop
-from step_samples import IDS, OTHER_PLAN, PLAN, SCHEDULE
 
+from harness.services import CLUSTER, MODEL, PARAMS, Loop
+from harness.step_samples import IDS, OTHER_PLAN, PLAN, SCHEDULE
 from relibra.errors import InvalidInput, Unavailable
 from relibra.planner.metrics import Metrics
 from relibra.planner.plan_notifier import PlanNotifier

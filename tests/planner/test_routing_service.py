@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 import grpc
 import numpy as np
 import pytest
-from services_harness import CLUSTER, MODEL, PARAMS, Loop, Service, count, routed_experts
 
+from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, count, routed_experts
 from relibra.errors import InvalidInput, LimitExceeded, NotFound, Unavailable
 from relibra.planner.metrics import Metrics
 from relibra.planner.pace import Pace

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from opentelemetry import trace
-from services_harness import CLUSTER, MODEL, PARAMS, Loop, Service, eventually, is_alive, report_sequences
-from step_samples import IDS, SCHEDULE, report_all
 
+from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, eventually, is_alive, report_sequences
+from harness.step_samples import IDS, SCHEDULE, report_all
 from relibra.planner import server
 from relibra.planner.server import PlannerServer
 from relibra.planner.settings import PlannerSettings

@@ -6,9 +6,9 @@ import signal
 from concurrent.futures.process import BrokenProcessPool
 
 import pytest
-from services_harness import CLUSTER, MODEL, PARAMS, Loop, eventually, is_alive
-from step_samples import IDS, SCHEDULE, report_all
 
+from harness.services import CLUSTER, MODEL, PARAMS, Loop, eventually, is_alive
+from harness.step_samples import IDS, SCHEDULE, report_all
 from relibra.errors import UnknownJob
 from relibra.planner.solver import SolverPool
 from relibra.store import Store

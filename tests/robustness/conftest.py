@@ -6,11 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from history import violations
-from redis_deployments import Deployment, Failover, OneServer, ThreePrimaries
 from rich.console import Console
 from rich.table import Table
-from robustness.world import Verdict, World
+
+from harness.redis_deployments import Deployment, Failover, OneServer, ThreePrimaries
+from harness.robustness.history import violations
+from harness.robustness.world import Verdict, World
 
 ROUNDS = int(os.environ.get("RELIBRA_ROBUSTNESS_ROUNDS", "1"))
 DEPLOYMENTS = os.environ.get("RELIBRA_ROBUSTNESS_REDIS", "server").split(",")

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from robustness.world import World, fetch, hold_solve, take_step
+
+from harness.robustness.world import World, fetch, hold_solve, take_step
 
 pytestmark = [pytest.mark.robustness, pytest.mark.integration]
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from history import Event, History, violations
+
+from harness.robustness.history import Event, History, violations
 
 
 def event(kind: str, asked_after: int = 0, **fields: object) -> Event:

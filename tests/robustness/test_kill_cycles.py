@@ -9,10 +9,10 @@ from itertools import count
 from random import Random
 
 import pytest
-from history import Event, violations
-from robustness.world import PATIENT_S, Planner, World, register, take_step
-from services_harness import MODEL, Loop, eventually, routed_experts
 
+from harness.robustness.history import Event, violations
+from harness.robustness.world import PATIENT_S, Planner, World, register, take_step
+from harness.services import MODEL, Loop, eventually, routed_experts
 from relibra.rollout import RolloutReporter
 from relibra.store import Store
 

@@ -8,9 +8,9 @@ from random import Random
 
 import grpc
 import pytest
-from robustness.world import PATIENT_S, World, resident_kib, take_step
-from services_harness import CLUSTER, MODEL, PARAMS, count, eventually, routed_experts
 
+from harness.robustness.world import PATIENT_S, World, resident_kib, take_step
+from harness.services import CLUSTER, MODEL, PARAMS, count, eventually, routed_experts
 from relibra.errors import NotReady, RelibraError
 from relibra.store.address import MAX_CONNECTIONS
 from relibra.v1 import routing_pb2

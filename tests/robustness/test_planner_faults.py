@@ -7,7 +7,8 @@ import threading
 
 import pytest
 from redis import Redis
-from robustness.world import (
+
+from harness.robustness.world import (
     PATIENT_S,
     Planner,
     World,
@@ -18,8 +19,7 @@ from robustness.world import (
     submit_step,
     take_step,
 )
-from services_harness import CLUSTER, MODEL, PARAMS, eventually, routed_experts
-
+from harness.services import CLUSTER, MODEL, PARAMS, eventually, routed_experts
 from relibra.planning import check_rank_plan
 from relibra.rollout import RolloutReporter
 from relibra.wire.client import PlannerClient

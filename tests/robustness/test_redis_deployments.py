@@ -4,10 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from history import violations
-from redis_deployments import Deployment, Failover, ThreePrimaries
-from robustness.world import World, fetch, is_serving, prepare_step, submit_step, take_step
-from services_harness import eventually
+
+from harness.redis_deployments import Deployment, Failover, ThreePrimaries
+from harness.robustness.history import violations
+from harness.robustness.world import World, fetch, is_serving, prepare_step, submit_step, take_step
+from harness.services import eventually
 
 pytestmark = [pytest.mark.robustness, pytest.mark.integration]
 

@@ -4,9 +4,9 @@ import os
 import signal
 
 import pytest
-from robustness.world import PATIENT_S, World, fetch, is_serving, prepare_step, submit_step, take_step
-from services_harness import CLUSTER, MODEL, PARAMS, eventually, routed_experts
 
+from harness.robustness.world import PATIENT_S, World, fetch, is_serving, prepare_step, submit_step, take_step
+from harness.services import CLUSTER, MODEL, PARAMS, eventually, routed_experts
 from relibra.errors import NotReady, Unavailable, UnknownJob
 from relibra.rollout import RolloutReporter
 from relibra.wire.client import PlannerClient

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 from redis import Redis
-from robustness.world import PATIENT_S, SCHEDULE, Planner, World, resident_kib, solvers_of
-from services_harness import CLUSTER, MODEL, PARAMS, routed_experts
 
+from harness.robustness.world import PATIENT_S, SCHEDULE, Planner, World, resident_kib, solvers_of
+from harness.services import CLUSTER, MODEL, PARAMS, routed_experts
 from relibra.rollout import RolloutReporter
 from relibra.wire.client import PlannerClient
 

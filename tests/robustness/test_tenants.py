@@ -11,7 +11,8 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from robustness.world import (
+
+from harness.robustness.world import (
     PATIENT_S,
     Planner,
     World,
@@ -22,8 +23,7 @@ from robustness.world import (
     stop_solvers,
     submit_step,
 )
-from services_harness import CLUSTER, MODEL, Loop, count, eventually, routed_experts
-
+from harness.services import CLUSTER, MODEL, Loop, count, eventually, routed_experts
 from relibra.planner.routing_service import CREDIT_SEQUENCES
 from relibra.planning import Cluster, Model, Schedule
 from relibra.rollout import RolloutReporter

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from engine_payloads import sglang, vllm, vllm_in_process
-from services_harness import CLUSTER, MODEL, PARAMS, Service, count, routed_experts
 
+from harness.engine_payloads import sglang, vllm, vllm_in_process
+from harness.services import CLUSTER, MODEL, PARAMS, Service, count, routed_experts
 from relibra.errors import InvalidInput, NotFound
 from relibra.planning import Schedule, StepLoad
 from relibra.planning.solve import solve

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from services_harness import MODEL, count, routed_experts
 
+from harness.services import MODEL, count, routed_experts
 from relibra.errors import Conflict, InvalidInput, RelibraError
 from relibra.rollout.outbox import CountedSequence, Outbox, RoutedSequence
 

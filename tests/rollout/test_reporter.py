@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from redis import Redis
-from services_harness import CLUSTER, MODEL, PARAMS, Service, eventually, routed_experts
 
+from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually, routed_experts
 from relibra.errors import Conflict, InvalidInput, NotFound, RelibraError, Unavailable, UnknownJob
 from relibra.planning import Schedule
 from relibra.rollout import RolloutReporter

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from engine_payloads import ALL_MOE, DENSE_FIRST, HYBRID, routes
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.engine_payloads import ALL_MOE, DENSE_FIRST, HYBRID, routes
 from relibra.errors import InvalidInput
 from relibra.routing import FILLER_RULES, as_trained, decode
 from relibra.routing.filler import Filler, filler_rows

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
-from engine_payloads import ALL_MOE, HYBRID, count, routes
 
+from harness.engine_payloads import ALL_MOE, HYBRID, count, routes
 from relibra.errors import InvalidInput
 from relibra.planning import Cluster, StepLoad
 from relibra.routing import FILLER_RULES, as_trained, count_sequences, decode

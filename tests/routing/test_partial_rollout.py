@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from engine_payloads import ALL_MOE, DENSE_FIRST, count, routes
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.engine_payloads import ALL_MOE, DENSE_FIRST, count, routes
 from relibra.errors import InvalidInput
 from relibra.routing import decode
 from relibra.routing.partial_rollout import Keep, join

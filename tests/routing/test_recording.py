@@ -3,10 +3,10 @@ import json
 
 import numpy as np
 import pytest
-from engine_payloads import ALL_MOE, DENSE_FIRST, HYBRID, all_layers, count, routes, sglang, vllm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.engine_payloads import ALL_MOE, DENSE_FIRST, HYBRID, all_layers, count, routes, sglang, vllm
 from relibra.errors import InvalidInput, LimitExceeded, RelibraError
 from relibra.routing import count_sequences, recording
 from relibra.routing.recording import read_batch, read_responses, trace_of_router_records, trace_of_sequences

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from engine_payloads import ALL_MOE, count, nemo_rl, routes, sglang, skyrl, vllm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.engine_payloads import ALL_MOE, count, nemo_rl, routes, sglang, skyrl, vllm
 from relibra.errors import InvalidInput, RelibraError
 from relibra.routing.responses import completions_of, decode_response
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from engine_payloads import ALL_MOE, DENSE_FIRST, all_layers, count, routes
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.engine_payloads import ALL_MOE, DENSE_FIRST, all_layers, count, routes
 from relibra.errors import InvalidInput
 from relibra.routing import ModelLayers
 from relibra.routing.sequence_routing import sequence_routing

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 from fastapi.testclient import TestClient
-from services_harness import (  # noqa: F401
+
+from harness.services import (  # noqa: F401
     CLUSTER,
     MODEL,
     Loop,
@@ -13,8 +14,7 @@ from services_harness import (  # noqa: F401
     run,
     store,
 )
-from watched_job import WatchedJob
-
+from harness.watched_job import WatchedJob
 from relibra.planning import Phase
 from relibra.status import create_app
 from relibra.status.settings import StatusSettings

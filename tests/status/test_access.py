@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 from fastapi.testclient import TestClient
-from services_harness import CLUSTER, MODEL, Loop
-from watched_job import WatchedJob
 
+from harness.services import CLUSTER, MODEL, Loop
+from harness.watched_job import WatchedJob
 from relibra.errors import Unauthenticated
 from relibra.status import create_app
 from relibra.status.access import Access

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from services_harness import CLUSTER, MODEL
-from watched_job import WatchedJob
+
+from harness.services import CLUSTER, MODEL
+from harness.watched_job import WatchedJob
 
 
 def test_jobs_are_shown_with_their_health(http: TestClient, job: WatchedJob) -> None:

@@ -7,9 +7,9 @@ import pytest
 import schemathesis
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
-from services_harness import Loop, Service
-from watched_job import WatchedJob
 
+from harness.services import Loop, Service
+from harness.watched_job import WatchedJob
 from relibra.status import create_app
 from relibra.status.settings import StatusSettings
 from relibra.store import ALL_JOBS, Role, Store

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from services_harness import CLUSTER
 
+from harness.services import CLUSTER
 from relibra.planning import Cluster, Phase, PlanId
 from relibra.planning.execution_sum import Cause, Execution
 from relibra.planning.plan import Prediction

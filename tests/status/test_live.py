@@ -5,9 +5,9 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
-from services_harness import CLUSTER, MODEL, Loop
-from watched_job import WatchedJob
 
+from harness.services import CLUSTER, MODEL, Loop
+from harness.watched_job import WatchedJob
 from relibra.errors import LimitExceeded
 from relibra.status.access import EVERYTHING, Viewer
 from relibra.status.live import Live

@@ -8,9 +8,9 @@ from urllib.error import HTTPError
 
 import pytest
 from fastapi.testclient import TestClient
-from services_harness import Service
-from watched_job import WatchedJob
 
+from harness.services import Service
+from harness.watched_job import WatchedJob
 from relibra.errors import Unavailable
 from relibra.status.serve import StatusServer
 from relibra.status.settings import StatusSettings

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from services_harness import CLUSTER, MODEL
-from watched_job import WatchedJob
 
+from harness.services import CLUSTER, MODEL
+from harness.watched_job import WatchedJob
 from relibra.planning.plan_file import plan_from_bytes
 
 PLAN = "/v1/jobs/job/steps/2/plan"

@@ -6,7 +6,8 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
-from services_harness import Service
+
+from harness.services import Service
 
 NUM_STREAMS = 20
 

@@ -1,6 +1,6 @@
 import pytest
-from services_harness import CLUSTER, MODEL, PARAMS, Loop, redis_server, redis_url, run, store  # noqa: F401
 
+from harness.services import CLUSTER, MODEL, PARAMS, Loop, redis_server, redis_url, run, store  # noqa: F401
 from relibra.store import JobRecord, Store
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from certificates import Authority
 from redis import Redis, RedisError
 from redis.asyncio import RedisCluster, SSLConnection
 from redis.asyncio.sentinel import SentinelConnectionPool, SentinelManagedSSLConnection
-from redis_deployments import free_ports
-from services_harness import Loop, eventually
 
+from harness.certificates import Authority
+from harness.redis_deployments import free_ports
+from harness.services import Loop, eventually
 from relibra.errors import InvalidInput, Unavailable
 from relibra.store import Store
 from relibra.store.address import MAX_CONNECTIONS, open_redis, without_password

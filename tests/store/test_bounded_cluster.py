@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from redis_deployments import Node
-from services_harness import Loop, eventually
 
+from harness.redis_deployments import Node
+from harness.services import Loop, eventually
 from relibra.errors import Unavailable
 from relibra.store import Store
 

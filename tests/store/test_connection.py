@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from services_harness import Loop
 
+from harness.services import Loop
 from relibra.store import Store
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from redis import Redis
-from services_harness import eventually, is_alive
 
+from harness.services import eventually, is_alive
 from relibra.errors import Conflict, InvalidInput, Unavailable, Unsupported
 from relibra.store import EmbeddedRedis
 from relibra.store.embedded import find_redis_server

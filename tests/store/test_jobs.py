@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 from redis import Redis
-from services_harness import CLUSTER, MODEL, PARAMS, Loop
-from step_samples import IDS, SCHEDULE, publish, report_all, sequence
 
+from harness.services import CLUSTER, MODEL, PARAMS, Loop
+from harness.step_samples import IDS, SCHEDULE, publish, report_all, sequence
 from relibra.errors import Conflict, StaleEpoch, UnknownJob
 from relibra.planning import Cluster, PlanParams
 from relibra.store import JobRecord, Store

@@ -1,9 +1,9 @@
 import dataclasses
 
 import pytest
-from services_harness import CLUSTER, MODEL, PARAMS, Loop, eventually
-from step_samples import IDS, LONG_S, PLAN, SCHEDULE, lease_of
 
+from harness.services import CLUSTER, MODEL, PARAMS, Loop, eventually
+from harness.step_samples import IDS, LONG_S, PLAN, SCHEDULE, lease_of
 from relibra.errors import LostLease
 from relibra.store import JobRecord, StepState, Store
 

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from redis import Redis
-from services_harness import CLUSTER, MODEL, PARAMS, Loop
-from step_samples import IDS, LONG_S, OTHER_PLAN, PLAN, SCHEDULE, sequence
 
+from harness.services import CLUSTER, MODEL, PARAMS, Loop
+from harness.step_samples import IDS, LONG_S, OTHER_PLAN, PLAN, SCHEDULE, sequence
 from relibra.errors import Conflict, LostLease, StaleEpoch
 from relibra.planning import PlanId
 from relibra.store import EmbeddedRedis, JobRecord, Lease, Store, StoreLimits

@@ -1,8 +1,8 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from services_harness import CLUSTER, MODEL, count, routed_experts
 
+from harness.services import CLUSTER, MODEL, count, routed_experts
 from relibra.planning import Cluster, PlanParams, Schedule, StepLoad, check_plan
 from relibra.planning.solve import solve
 from relibra.store.plan_codec import COMMON_FIELDS, decode_plan, encode_plan, share_field

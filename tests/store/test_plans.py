@@ -3,9 +3,9 @@ import dataclasses
 import numpy as np
 import pytest
 from redis import Redis
-from services_harness import CLUSTER, MODEL, PARAMS, Loop, plain_plan
-from step_samples import COUNTS_SLE, OTHER_PLAN, PLAN, SCHEDULE, lease_of, publish
 
+from harness.services import CLUSTER, MODEL, PARAMS, Loop, plain_plan
+from harness.step_samples import COUNTS_SLE, OTHER_PLAN, PLAN, SCHEDULE, lease_of, publish
 from relibra.errors import Conflict, NotFound, StaleEpoch
 from relibra.planning import PlanId, check_plan
 from relibra.store import JobRecord, Store

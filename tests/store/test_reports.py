@@ -1,9 +1,9 @@
 import dataclasses
 
 import numpy as np
-from services_harness import Loop
-from step_samples import report_all
 
+from harness.services import Loop
+from harness.step_samples import report_all
 from relibra.planning import ExecutionReport, Phase, PlanId
 from relibra.planning.execution_sum import Cause, executions
 from relibra.store import JobRecord, Store

@@ -2,9 +2,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from services_harness import CLUSTER, MODEL, PARAMS, Loop
-from step_samples import IDS, SCHEDULE, report_all, sequence
 
+from harness.services import CLUSTER, MODEL, PARAMS, Loop
+from harness.step_samples import IDS, SCHEDULE, report_all, sequence
 from relibra.errors import Conflict, LimitExceeded, NotFound, StaleEpoch
 from relibra.planning import Schedule
 from relibra.planning.plan import Basis

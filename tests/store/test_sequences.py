@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
-from services_harness import Loop
-from step_samples import COUNTS_SLE, IDS, LONG_S, PLAN, SCHEDULE, lease_of, report_all, sequence
 
+from harness.services import Loop
+from harness.step_samples import COUNTS_SLE, IDS, LONG_S, PLAN, SCHEDULE, lease_of, report_all, sequence
 from relibra.errors import Conflict, LimitExceeded, NotFound, UnknownJob
 from relibra.planning.plan import Basis
 from relibra.store import JobRecord, SequenceCounts, Store, StoreLimits

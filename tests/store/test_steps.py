@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 from redis import Redis
-from services_harness import CLUSTER, MODEL, PARAMS, Loop
-from step_samples import IDS, PLAN, SCHEDULE, lease_of, publish, report_all, sequence
 
+from harness.services import CLUSTER, MODEL, PARAMS, Loop
+from harness.step_samples import IDS, PLAN, SCHEDULE, lease_of, publish, report_all, sequence
 from relibra.errors import Conflict
 from relibra.store import JobRecord, StepState, Store
 

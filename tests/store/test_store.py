@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from redis import Redis
-from services_harness import Loop
 
+from harness.services import Loop
 from relibra.errors import Unavailable, Unsupported
 from relibra.store import EmbeddedRedis, Store
 from relibra.store.keys import SCHEMA, SCHEMA_VERSION

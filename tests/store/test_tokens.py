@@ -1,6 +1,6 @@
 import pytest
-from services_harness import Loop
 
+from harness.services import Loop
 from relibra.errors import NotFound
 from relibra.store import Role, Store
 

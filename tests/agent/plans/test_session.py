@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scripted_planner import PATIENT_S, ScriptedPlanner
 
+from harness.agent.scripted_planner import PATIENT_S, ScriptedPlanner
 from relibra.agent import AgentConfig, Session
 from relibra.errors import InvalidInput
 from relibra.planning import Cluster, ExecutionReport, Model, Phase, RankPlan

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transfer_cells import transfer_cells
 
+from harness.agent.transfer_cells import transfer_cells
 from relibra.agent.transport import Copy, FrozenLayer, Parcel, Pull, fetch_copies, return_gradients, transfer_schedule
 
 NUM_RANKS, FIRST_EXPERT = 8, 100

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transfer_cells import transfer_cells
 
+from harness.agent.transfer_cells import transfer_cells
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.placement import Placement
 from relibra.agent.transport import Copy, TransferSchedule, rounds, transfer_schedule

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
-from engine_payloads import DENSE_FIRST, HYBRID, all_layers, count, routes
 
+from harness.engine_payloads import DENSE_FIRST, HYBRID, all_layers, count, routes
 from relibra.errors import InvalidInput
 from relibra.routing import ModelLayers
 from relibra.routing.formats.batch import decode_jagged, decode_padded

@@ -2,8 +2,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from engine_payloads import DENSE_FIRST, WIDE, prime_rl, routes, skyrl
 
+from harness.engine_payloads import DENSE_FIRST, WIDE, prime_rl, routes, skyrl
 from relibra.errors import InvalidInput, LimitExceeded
 from relibra.routing import decode as decode_any
 from relibra.routing.formats.envelope import decode

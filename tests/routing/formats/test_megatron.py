@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
-from engine_payloads import DENSE_FIRST, HYBRID, count, routes
 
+from harness.engine_payloads import DENSE_FIRST, HYBRID, count, routes
 from relibra.errors import InvalidInput
 from relibra.routing import ModelLayers
 from relibra.routing.formats.megatron import decode_replay, decode_trace

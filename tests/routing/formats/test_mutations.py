@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_payloads import DENSE_FIRST, ENCODERS, all_layers, routes
 
+from harness.engine_payloads import DENSE_FIRST, ENCODERS, all_layers, routes
 from relibra.errors import RelibraError
 from relibra.routing import SequenceRouting, decode
 from relibra.routing.formats.batch import decode_jagged, decode_padded

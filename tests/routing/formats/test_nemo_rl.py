@@ -2,8 +2,8 @@ import base64
 
 import numpy as np
 import pytest
-from engine_payloads import ALL_MOE, HYBRID, count, nemo_rl, routes
 
+from harness.engine_payloads import ALL_MOE, HYBRID, count, nemo_rl, routes
 from relibra.errors import InvalidInput
 from relibra.routing.formats.nemo_rl import decode
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_payloads import ALL_MOE, DENSE_FIRST, ENCODERS, HYBRID, WIDE, count, nemo_rl, routes, sglang, vllm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.engine_payloads import ALL_MOE, DENSE_FIRST, ENCODERS, HYBRID, WIDE, count, nemo_rl, routes, sglang, vllm
 from relibra.errors import InvalidInput, RelibraError
 from relibra.routing import FILLER_RULES, decode
 from relibra.routing.formats import FORMATS, detect

@@ -2,8 +2,8 @@ import base64
 
 import numpy as np
 import pytest
-from engine_payloads import ALL_MOE, DENSE_FIRST, all_layers, areal, routes, sglang
 
+from harness.engine_payloads import ALL_MOE, DENSE_FIRST, all_layers, areal, routes, sglang
 from relibra.errors import InvalidInput
 from relibra.routing import ModelLayers
 from relibra.routing.formats.sglang import decode

@@ -3,8 +3,8 @@ import io
 
 import numpy as np
 import pytest
-from engine_payloads import ALL_MOE, DENSE_FIRST, WIDE, all_layers, routes, vllm
 
+from harness.engine_payloads import ALL_MOE, DENSE_FIRST, WIDE, all_layers, routes, vllm
 from relibra.errors import InvalidInput
 from relibra.routing.formats.vllm import NPY_IN_BASE64, decode
 

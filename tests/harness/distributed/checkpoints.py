@@ -1,0 +1,163 @@
+"""Checkpoints written under one placement and number of expert-parallel ranks, loaded under another."""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from torch import Tensor
+
+from harness.distributed.gpt_job import GptJob
+from harness.distributed.matrix import balanced_job, num_micro_batches
+from relibra.agent import Phase
+from relibra.agent.megatron import hooks
+from relibra.errors import Unsupported
+from relibra.planning import Cluster
+
+Result = dict[str, Any]
+METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
+"""To be copied: megatron writes the present data-parallel group into what it is given."""
+FOUR_RANKS = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=2)
+TWO_GROUPS = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2, num_ep_groups=2)
+TWO_STAGES = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
+
+
+def arrange(cluster: Cluster, num_chunks: int | None) -> None:
+    """All four ranks in stages as large as the cluster."""
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(
+        pipeline_model_parallel_size=dist.get_world_size() // (cluster.num_ranks * cluster.num_ep_groups),
+        virtual_pipeline_model_parallel_size=num_chunks,
+        expert_model_parallel_size=cluster.num_ranks,
+        expert_tensor_parallel_size=1,
+        distributed_timeout_minutes=1,
+    )
+    model_parallel_cuda_manual_seed(1)
+
+
+def sharded(job: GptJob, *, is_loading: bool) -> dict[str, Any]:
+    """As megatron's own training loop lays them out: `model`, or `model<i>` of several chunks."""
+    chunks = {name: model.sharded_state_dict(metadata=dict(METADATA)) for name, model in named(job)}
+    of_all = chunks if len(chunks) > 1 else chunks["model"]
+    return chunks | {
+        "optimizer": job.optimizer.sharded_state_dict(of_all, is_loading=is_loading, metadata=dict(METADATA))
+    }
+
+
+def named(job: GptJob) -> list[tuple[str, GPTModel]]:
+    several = len(job.models) > 1
+    return [(f"model{index}" if several else "model", model) for index, model in enumerate(job.models)]
+
+
+def save(job: GptJob, folder: Path) -> None:
+    if dist.get_rank() == 0:
+        folder.mkdir()
+    dist.barrier()
+    dist_checkpointing.save(sharded(job, is_loading=False), str(folder))
+
+
+def load(job: GptJob, folder: Path) -> None:
+    loaded = dist_checkpointing.load(sharded(job, is_loading=True), str(folder))
+    for name, model in named(job):
+        model.load_state_dict(loaded[name])
+    job.optimizer.load_state_dict(loaded["optimizer"])
+
+
+def moved(cluster: Cluster, *, num_experts: int, steps: int, **options: Any) -> GptJob:
+    """A job after `steps` steps, its experts away from home."""
+    job, _ = balanced_job(cluster, num_experts=num_experts, **options)
+    assert job.agent is not None
+    for step in range(steps):
+        job.agent.begin_step(step, Phase.UPDATE)
+        job.step(step, num_micro_batches())
+        job.agent.end_step()
+    assert (job.agent.home_rank_LE != cluster.identity_placement(job.model)).any()
+    return job
+
+
+def same(got: dict[str, dict[str, Tensor]], want: dict[str, dict[str, Tensor]]) -> list[str]:
+    """Names of what differs in any bit."""
+    return [
+        name
+        for kind in want
+        for name in want[kind].keys() | got[kind].keys()
+        if name not in got[kind] or name not in want[kind] or not torch.equal(got[kind][name], want[kind][name])
+    ]
+
+
+def round_trip(
+    _: Cluster,
+    *,
+    saved_with: Cluster,
+    loaded_with: Cluster,
+    num_chunks: int | None = None,
+    num_experts: int = 12,
+    **options: Any,
+) -> Result:
+    """Save in one placement; load without relibra, and in another placement, perhaps with other numbers of ranks."""
+    # dist_checkpointing spawns a helper process, which would import the main module of this run, and megatron with it.
+    main = sys.modules["__main__"]
+    main.__spec__ = None
+    vars(main).pop("__file__", None)
+    shared: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(shared)
+    folder = Path(shared[0], "checkpoint")
+    arrange(saved_with, num_chunks)
+    job = moved(saved_with, num_experts=num_experts, steps=1, **options)
+    want = job.state()
+    save(job, folder)
+    untouched = same(job.state(), want)
+    arrange(loaded_with, num_chunks)
+    plain = GptJob(loaded_with, num_experts=num_experts, **options)
+    if options.get("sharded"):
+        # Without Transformer Engine, megatron's distributed optimizer can only load into one that has stepped.
+        plain.replay_without_agent()
+        plain.step(0, num_micro_batches())
+    load(plain, folder)
+    elsewhere = moved(loaded_with, num_experts=num_experts, steps=1, **options)
+    load(elsewhere, folder)
+    return {
+        "untouched": untouched,
+        "plain": same(plain.state(), want),
+        "elsewhere": same(elsewhere.state(), want),
+        "num_compared": sum(map(len, want.values())),
+        "kinds": sorted({name.rsplit("/")[-1] for of_kind in want.values() for name in of_kind}),
+    }
+
+
+def not_remapped(cluster: Cluster) -> Result:
+    """Experts are saved by place: the comparison must notice."""
+    with mock.patch.object(hooks, "logical_sharded_state_dict", lambda module, *_: module.sharded_state_dict):
+        return round_trip(cluster, saved_with=FOUR_RANKS, loaded_with=FOUR_RANKS, num_experts=4)
+
+
+def refused(cluster: Cluster) -> Result:
+    """What would store experts by place."""
+    job, _ = balanced_job(cluster, sharded=True)
+    assert job.agent is not None
+    model = job.models[0].sharded_state_dict(metadata=dict(METADATA))
+    messages = {}
+    for sharding_type in ("dp_reshardable", "fully_sharded_model_space", "dp_zero_gather_scatter", None):
+        metadata = {} if sharding_type is None else {"distrib_optim_sharding_type": sharding_type}
+        try:
+            job.optimizer.sharded_state_dict(model, metadata=metadata)
+        except Unsupported as error:
+            messages[str(sharding_type)] = str(error)
+    parts = job.optimizer.chained_optimizers
+    in_torch_format = []
+    for method in ("save_parameter_state", "load_parameter_state"):
+        for each in (job.optimizer, *parts):
+            try:
+                getattr(each, method)("nowhere")
+            except Unsupported as error:
+                in_torch_format.append(str(error))
+    job.agent.detach()
+    guarded = {"sharded_state_dict", "save_parameter_state", "load_parameter_state"}
+    left_behind = [name for each in (job.optimizer, *parts) for name in guarded & vars(each).keys()]
+    return {"messages": messages, "in_torch_format": in_torch_format, "left_behind": left_behind}

@@ -1,0 +1,144 @@
+"""A GPT in training: megatron's DDP and optimizers, and the schedule that megatron chooses."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from torch import Tensor
+
+from harness.distributed import state
+from harness.distributed.gpt_batches import ReplayByContent, forward_step, routing
+from harness.distributed.gpt_model import (
+    BATCH,
+    EXPERT,
+    IS_MOE,
+    SEQUENCE,
+    build,
+    by_tensor_rank,
+    gpt_config,
+    logical_by_place,
+    model_of,
+)
+from relibra.agent import Agent
+from relibra.planning import Cluster
+
+
+class GptJob:
+    """One rank's chunks and optimizer; `agent` is set where there is one."""
+
+    agent: Agent | None = None
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        sharded: bool = False,
+        clip_grad: float = 1.0,
+        num_experts: int | None = None,
+        grouped: bool = False,
+        **options: Any,
+    ) -> None:
+        self.model = model_of(cluster, num_experts)
+        self.config = gpt_config(cluster, self.model, **options)
+        num_chunks = self.config.virtual_pipeline_model_parallel_size or 1
+        self.models = [build(self.config, chunk, grouped=grouped) for chunk in range(num_chunks)]
+        ddp_config = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            use_distributed_optimizer=sharded,
+            overlap_grad_reduce=sharded,
+            overlap_param_gather=sharded,
+        )
+        wrapped = [Float16Module(self.config, model) if self.config.bf16 else model for model in self.models]
+        self.chunks = [
+            DistributedDataParallel(self.config, ddp_config, each, disable_bucketing=index > 0)
+            for index, each in enumerate(wrapped)
+        ]
+        no_sync = [chunk.no_sync for chunk in self.chunks]
+        self.config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+        self.optimizer = get_megatron_optimizer(
+            OptimizerConfig(
+                optimizer="adam",
+                lr=1e-2,
+                # Where a gradient is next to nothing, Adam makes a full step of the sign of its rounding error.
+                adam_eps=1e-4,
+                clip_grad=clip_grad,
+                bf16=self.config.bf16,
+                params_dtype=self.config.params_dtype,
+                use_distributed_optimizer=sharded,
+                overlap_param_gather=sharded,
+            ),
+            self.chunks,
+        )
+
+    def named_logical(self) -> Iterator[tuple[str, Tensor]]:
+        yield from by_tensor_rank(self._named() if self.agent is None else self.agent.logical_named_parameters())
+
+    def _named(self) -> Iterator[tuple[str, Tensor]]:
+        for index, model in enumerate(self.models):
+            chunk = f"model{index}." if len(self.models) > 1 else ""
+            yield from ((chunk + name, parameter) for name, parameter in logical_by_place(model, self.config))
+
+    @property
+    def moe_layers(self) -> list[MoELayer]:
+        return [module for model in self.models for module in model.modules() if isinstance(module, MoELayer)]
+
+    def replay_without_agent(self) -> None:
+        """Force the same routing on a plain job."""
+        for layer in self.moe_layers:
+            layer.router.router_replay = ReplayByContent(self.model, sum(IS_MOE[: layer.layer_number]) - 1)
+
+    def step(self, step: int, num_micro_batches: int, *, split: bool = False) -> dict[str, Any]:
+        """One optimizer step through the schedule that megatron chooses; `split` adds up every sample by itself."""
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        losses = self.run(step, num_micro_batches, split=split)
+        gradients = state.assembled(state.gradients(self.optimizer, self.named_logical()))
+        _, grad_norm, _ = self.optimizer.step()
+        return {"loss": losses, "grad": gradients, "grad_norm": [grad_norm or 0.0]}
+
+    def run(self, step: int, num_micro_batches: int, *, forward_only: bool = False, split: bool = False) -> list[float]:
+        """Forward, and backward unless `forward_only`; losses on the last stage."""
+        if self.agent is not None:
+            for index in range(num_micro_batches):
+                self.agent.set_routing(index, routing(self.model, step, index))
+        function = forward_step if self.agent is None else self.agent.forward_step(forward_step)
+        samples = [slice(i, i + 1) for i in range(BATCH)] if split else [slice(None)]
+        cells = [(step, index, sample) for index in range(num_micro_batches) for sample in samples]
+        batches = [iter(cells) for _ in self.chunks]
+        several = len(self.chunks) > 1
+        results = get_forward_backward_func()(
+            forward_step_func=function,
+            data_iterator=batches if several else batches[0],
+            model=self.chunks if several else self.chunks[0],
+            num_microbatches=len(cells),
+            seq_length=SEQUENCE,
+            micro_batch_size=BATCH // len(samples),
+            forward_only=forward_only,
+        )
+        return [result["loss"] for result in results]
+
+    def is_shared_within_a_parameter(self) -> bool:
+        """Whether this rank has the state of a part of some expert's parameter."""
+        own = [
+            (state.owned(part, parameter), parameter.numel())
+            for name, parameter in self.named_logical()
+            if EXPERT.search(name)
+            for part in state.parts(self.optimizer, parameter)
+        ]
+        return any((start, stop) != (0, num) for (start, stop), num in own)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        state.gather_parameters(self.chunks)
+        return {
+            "moments": state.assembled(state.optimizer_state(self.optimizer, self.named_logical())),
+            "weights": state.assembled(state.weights(self.named_logical())),
+            "expert_bias": state.assembled(
+                (f"layer {layer.layer_number}", "bias", 0, layer.router.expert_bias.numel(), layer.router.expert_bias)
+                for layer in self.moe_layers
+            ),
+        }

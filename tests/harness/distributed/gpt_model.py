@@ -1,0 +1,140 @@
+"""A small GPT of dense and MoE layers with shared experts, whose weights depend on nothing but their names."""
+
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+
+from harness.distributed.grouped import use_grouped_experts
+from relibra.planning import Cluster, Model
+
+IS_MOE = [1, 0, 1, 1]
+EXPERT = re.compile(r"(local_experts\.|experts\.linear_fc\d\.(?:weight|bias))(\d+)")
+HIDDEN, SEQUENCE, BATCH, VOCABULARY = 32, 8, 2, 32
+RECOMPUTE: dict[str, dict[str, Any]] = {
+    "none": {},
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["moe", "shared_experts", "core_attn"]},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+
+
+def model_of(cluster: Cluster, num_experts: int | None = None) -> Model:
+    """Nine experts a rank of a whole model: two expert-data-parallel ranks share the state of the fifth."""
+    return Model(num_layers=sum(IS_MOE), num_experts=num_experts or 3 * cluster.num_ranks, top_k=2)
+
+
+def gpt_config(cluster: Cluster, model: Model, **options: Any) -> TransformerConfig:
+    virtual = parallel_state.get_virtual_pipeline_model_parallel_world_size()
+    tensor = parallel_state.get_tensor_model_parallel_world_size()
+    settings: dict[str, Any] = {
+        "num_layers": len(IS_MOE),
+        "moe_layer_freq": IS_MOE,
+        "hidden_size": HIDDEN,
+        "ffn_hidden_size": 48,
+        "moe_ffn_hidden_size": 24,
+        "moe_shared_expert_intermediate_size": 24,
+        "num_attention_heads": 4,
+        "num_moe_experts": model.num_experts,
+        "moe_router_topk": model.top_k,
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": 0.1,
+        "moe_router_score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_enable_routing_replay": True,
+        "expert_model_parallel_size": cluster.num_ranks,
+        "expert_tensor_parallel_size": 1,
+        "tensor_model_parallel_size": tensor,
+        "sequence_parallel": tensor > 1,
+        "pipeline_model_parallel_size": parallel_state.get_pipeline_model_parallel_world_size(),
+        "virtual_pipeline_model_parallel_size": virtual,
+        "pipeline_dtype": torch.bfloat16 if options.get("bf16") else torch.float32,
+        "params_dtype": torch.bfloat16 if options.get("bf16") else torch.float32,
+        "batch_p2p_comm": virtual is None,
+        "deallocate_pipeline_outputs": True,
+        "add_bias_linear": False,
+        "gated_linear_unit": True,
+        "activation_func": F.silu,
+        "normalization": "RMSNorm",
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "use_cpu_initialization": True,
+        "bias_activation_fusion": False,
+        "bias_dropout_fusion": False,
+        "gradient_accumulation_fusion": False,
+        "masked_softmax_fusion": False,
+        "persist_layer_norm": False,
+        "finalize_model_grads_func": finalize_model_grads,
+    }
+    return TransformerConfig(**(settings | options))
+
+
+class SequenceParallelNorm(nn.RMSNorm):
+    """What megatron's own norms are with Transformer Engine or Apex only: one of a part of the sequence."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
+        super().__init__(hidden_size, eps)
+        self.weight.sequence_parallel = config.sequence_parallel
+
+
+def build(config: TransformerConfig, chunk: int, *, grouped: bool) -> GPTModel:
+    """One chunk of this rank's pipeline stage."""
+    num_chunks = config.virtual_pipeline_model_parallel_size
+    vp_stage = chunk if num_chunks else None
+    stage, num_stages = parallel_state.get_pipeline_model_parallel_rank(), config.pipeline_model_parallel_size
+    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage)
+    for layer_spec in spec.layer_specs:
+        parts = layer_spec.submodules
+        if config.sequence_parallel:
+            parts.input_layernorm = parts.pre_mlp_layernorm = spec.layer_norm = SequenceParallelNorm
+        if grouped:
+            use_grouped_experts(layer_spec)
+    model = GPTModel(
+        config,
+        spec,
+        vocab_size=VOCABULARY,
+        max_sequence_length=SEQUENCE,
+        pre_process=stage == 0 and chunk == 0,
+        post_process=stage == num_stages - 1 and chunk == (num_chunks or 1) - 1,
+        position_embedding_type="rope",
+        share_embeddings_and_output_weights=False,
+        pg_collection=ProcessGroupCollection.use_mpu_process_groups(),
+        vp_stage=vp_stage,
+    )
+    with torch.no_grad():
+        for name, parameter in by_tensor_rank(logical_by_place(model, config)):
+            if "norm" not in name:
+                seed = zlib.crc32(f"{stage}/{chunk}/{name}".encode())
+                values = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+                parameter.copy_(values * (0.5 if "router" in name else 0.15))
+    return model
+
+
+def logical_by_place(model: nn.Module, config: TransformerConfig) -> Iterator[tuple[str, Tensor]]:
+    """Plain expert parallelism's own arithmetic."""
+    experts_per_rank = config.num_moe_experts // config.expert_model_parallel_size
+    first = parallel_state.get_expert_model_parallel_rank() * experts_per_rank
+    for name, parameter in model.named_parameters():
+        yield EXPERT.sub(lambda m: f"{m[1]}{int(m[2]) + first}", name), parameter
+
+
+def by_tensor_rank(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """What is cut between tensor-parallel ranks is another tensor on each of them; experts are whole."""
+    rank, size = (
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_tensor_model_parallel_world_size(),
+    )
+    for name, parameter in named:
+        is_cut = size > 1 and getattr(parameter, "tensor_model_parallel", False) and not EXPERT.search(name)
+        yield f"{name}@{rank}" if is_cut else name, parameter

@@ -1,0 +1,164 @@
+"""Which scenarios run on which arrangement of ranks."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from harness.distributed import (
+    attachments,
+    checkpoints,
+    deaths,
+    faults,
+    integration_page,
+    matrix,
+    mutations,
+    planner_outage,
+    refusals,
+    replicas,
+    timeline,
+)
+from harness.distributed.scenarios import (
+    Result,
+    both_phases,
+    fallbacks,
+    fifty_reorders,
+    mutated,
+    neutrality,
+    no_gradient_return,
+    no_moments_moved,
+    no_wait_for_gathering,
+    ungathered,
+)
+from relibra.planning import Cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How ranks are arranged, and what they do one after the other."""
+
+    cluster: Cluster
+    scenarios: dict[str, Callable[[Cluster], Result]]
+    num_ranks: int = 4
+    tensor_parallel_size: int = 1
+    context_parallel_size: int = 1
+    num_stages: int = 1
+    num_chunks: int | None = None
+    """Virtual pipeline stages of a stage."""
+    is_fatal: bool = False
+    """Not all ranks see the end of the last scenario."""
+
+
+EP4 = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=2)
+EP2_EDP2 = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=3, num_ep_groups=2)
+EP2 = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
+EP1 = Cluster(num_nodes=1, gpus_per_node=1, redundant_slots=2)
+SHARDED: dict[str, Any] = {"use_distributed_optimizer": True}
+OVERLAPPED: dict[str, Any] = SHARDED | {"overlap_grad_reduce": True, "overlap_param_gather": True}
+BUFFER_BYTES = 1 << 18
+"""For three of the eight experts that a rank of two groups has in a layer, with half of the state of each."""
+BF16: dict[str, Any] = {"bf16": True, "params_dtype": torch.bfloat16}
+ROUND_TRIPS: dict[str, dict[str, Any]] = {
+    "pipeline": {"saved_with": checkpoints.TWO_STAGES, "loaded_with": checkpoints.TWO_STAGES, "num_experts": 6},
+    "pipeline_of_chunks_sharded": {
+        "saved_with": checkpoints.TWO_STAGES,
+        "loaded_with": checkpoints.TWO_STAGES,
+        "num_experts": 6,
+        "num_chunks": 2,
+        "sharded": True,
+    },
+    "ep4_to_ep2": {"saved_with": checkpoints.FOUR_RANKS, "loaded_with": checkpoints.TWO_GROUPS},
+    "ep4_to_ep2_sharded_bf16": {
+        "saved_with": checkpoints.FOUR_RANKS,
+        "loaded_with": checkpoints.TWO_GROUPS,
+        "sharded": True,
+        "bf16": True,
+    },
+    "grouped": {
+        "saved_with": checkpoints.FOUR_RANKS,
+        "loaded_with": checkpoints.TWO_GROUPS,
+        "grouped": True,
+    },
+    "ep2_to_ep4_sharded": {
+        "saved_with": checkpoints.TWO_GROUPS,
+        "loaded_with": checkpoints.FOUR_RANKS,
+        "sharded": True,
+    },
+}
+LAYOUTS = {
+    "two_nodes": Layout(
+        cluster=EP4,
+        scenarios={
+            "sgd": functools.partial(neutrality, optimizer="sgd"),
+            "sgd_peer": functools.partial(neutrality, optimizer="sgd", transport="peer"),
+            "reorder_only": functools.partial(neutrality, plan={"replicate": False}, clip_grad=0.0),
+            "reorder_only_bf16": functools.partial(neutrality, plan={"replicate": False}, clip_grad=0.0, **BF16),
+            "no_gradient_return": functools.partial(mutated, mutation=no_gradient_return),
+            "no_moments_moved": functools.partial(mutated, mutation=no_moments_moved),
+            "fallbacks": fallbacks,
+            "both_phases": both_phases,
+            "both_phases_host_copy": functools.partial(both_phases, host_copy=True),
+            "both_phases_peer_host_copy": functools.partial(both_phases, transport="peer", host_copy=True),
+            "guard": attachments.guard,
+            "without_ddp": attachments.without_ddp,
+            "detachment": attachments.detachment,
+            "refusals": refusals.refusals,
+            "reorder_undone": faults.undone,
+            "cannot_be_undone": faults.cannot_be_undone,
+        },
+    ),
+    "two_groups": Layout(
+        cluster=EP2_EDP2,
+        scenarios={
+            "sgd": functools.partial(neutrality, optimizer="sgd", ddp={"overlap_grad_reduce": True}),
+            "sharded_bf16_reorder_only": functools.partial(
+                neutrality, ddp=OVERLAPPED, plan={"replicate": False}, clip_grad=0.0, **BF16
+            ),
+            "sharded_stay": functools.partial(
+                mutated, mutation=ungathered, ddp=OVERLAPPED, plan={"move": False}, in_flight=False
+            ),
+            "sharded_no_wait": functools.partial(
+                mutated, mutation=no_wait_for_gathering, ddp=OVERLAPPED, plan={"move": False}, in_flight=False
+            ),
+            "sharded_no_moments_moved": functools.partial(mutated, mutation=no_moments_moved, ddp=SHARDED),
+            "sharded_reorder_undone": functools.partial(faults.undone, ddp=OVERLAPPED, buffer_bytes=BUFFER_BYTES),
+        },
+    ),
+    "two_groups_for_long": Layout(
+        cluster=EP2_EDP2, scenarios={"fifty_reorders": functools.partial(fifty_reorders, ddp=OVERLAPPED)}
+    ),
+    "gpt_ep4": Layout(cluster=EP4, scenarios=matrix.SCENARIOS),
+    "gpt_replicas": Layout(cluster=EP4, scenarios=replicas.SCENARIOS | timeline.SCENARIOS | mutations.SCENARIOS),
+    "checkpoints": Layout(
+        cluster=EP4, scenarios={"refused": checkpoints.refused, "not_remapped": checkpoints.not_remapped}
+    ),
+    # One by one: groups of arrangements that are over keep threads, which take more time than to start anew.
+    **{
+        f"checkpoint_{name}": Layout(
+            cluster=EP4, scenarios={name: functools.partial(checkpoints.round_trip, **options)}
+        )
+        for name, options in ROUND_TRIPS.items()
+    },
+    "services": Layout(cluster=EP4, scenarios={"planner_outage": planner_outage.planner_outage}),
+    "one_rank": Layout(cluster=EP1, scenarios={"integration_page": integration_page.integration_page}, num_ranks=1),
+    "gpt_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios=matrix.SCENARIOS),
+    "gpt_experts": Layout(cluster=EP2_EDP2, scenarios=matrix.EXPERTS_SCENARIOS | mutations.EXPERTS_SCENARIOS),
+    "gpt_tp2_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios=matrix.TENSOR_SCENARIOS, tensor_parallel_size=2),
+    "cp2_ep2_edp2": Layout(
+        cluster=EP2_EDP2,
+        scenarios={"sgd": functools.partial(neutrality, optimizer="sgd", context_parallel_size=2)},
+        context_parallel_size=2,
+    ),
+    "gpt_ep2_pp2": Layout(cluster=EP2, scenarios=matrix.SCENARIOS, num_stages=2),
+    "gpt_ep2_vpp": Layout(cluster=EP2, scenarios=matrix.SCENARIOS, num_stages=2, num_chunks=2),
+    **{
+        f"death_{scenario}": Layout(cluster=EP4, scenarios={scenario: each}, is_fatal=True)
+        for scenario, each in deaths.SCENARIOS.items()
+    },
+    **{
+        f"death_{scenario}": Layout(cluster=EP2, scenarios={scenario: each}, num_stages=2, is_fatal=True)
+        for scenario, each in deaths.PIPELINE_SCENARIOS.items()
+    },
+}

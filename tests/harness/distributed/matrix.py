@@ -1,0 +1,141 @@
+"""Every way people train, plain and balanced side by side."""
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from megatron.core import parallel_state
+
+from harness.distributed.gpt_job import GptJob
+from harness.distributed.gpt_model import RECOMPUTE
+from harness.distributed.plans import ScriptedPlans, random_plans
+from harness.distributed.scenarios import Differences
+from relibra.agent import AgentConfig, Phase, attach
+from relibra.agent.config import Transport
+from relibra.planning import Cluster
+
+STEPS = 2
+Result = dict[str, Any]
+
+
+def num_micro_batches() -> int:
+    """Two to accumulate, and as many again to be in flight in a pipeline."""
+    return 2 * parallel_state.get_pipeline_model_parallel_world_size()
+
+
+def balanced_job(
+    cluster: Cluster,
+    *,
+    plan: dict[str, Any] | None = None,
+    collective_timeout_s: float = 600.0,
+    transport: Transport = "process_group",
+    **options: Any,
+) -> tuple[GptJob, ScriptedPlans]:
+    job = GptJob(cluster, **options)
+    ep_rank = parallel_state.get_expert_model_parallel_rank()
+    by_step = {
+        step: random_plans(33 + step, step, job.model, cluster, num_micro_batches(), **(plan or {}))[ep_rank]
+        for step in range(STEPS)
+    }
+    plans = ScriptedPlans(by_step)
+    config = AgentConfig(
+        planner_address="none:0",
+        job_id="test",
+        model=job.model,
+        cluster=cluster,
+        plan_timeout_s=1.0,
+        collective_timeout_s=collective_timeout_s,
+        transport=transport,
+    )
+    job.agent = attach(job.chunks, job.optimizer, config, plans=plans)
+    return job, plans
+
+
+@functools.cache
+def reference(*, sharded: bool, bf16: bool, split: bool, **options: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Plain training without recomputation, which changes nothing: every step, and the state after the last."""
+    plain = GptJob(*_cluster, sharded=sharded, bf16=bf16, **options)
+    plain.replay_without_agent()
+    return [plain.step(step, num_micro_batches(), split=split) for step in range(STEPS)], plain.state()
+
+
+_cluster: list[Cluster] = []
+
+
+def compare(
+    cluster: Cluster, *, sharded: bool, bf16: bool, experts: dict[str, Any] | None = None, **options: Any
+) -> Result:
+    """Balanced training, another random plan in every step, beside plain training with the same kind of experts."""
+    _cluster[:] = [cluster]
+    steps, final = reference(sharded=sharded, bf16=bf16, split=False, **(experts or {}))
+    balanced, plans = balanced_job(cluster, sharded=sharded, bf16=bf16, **(experts or {}), **options)
+    agent = balanced.agent
+    assert agent is not None
+    differences, outcomes = Differences(), []
+    for step in range(STEPS):
+        outcomes.append(agent.begin_step(step, Phase.UPDATE))
+        got = balanced.step(step, num_micro_batches())
+        for kind, want in steps[step].items():
+            differences.note(kind, got[kind], want)
+        agent.end_step()
+    got = balanced.state()
+    for kind, want in final.items():
+        differences.note(kind, got[kind], want)
+    shared = balanced.is_shared_within_a_parameter()
+    agent.detach()
+    return {
+        "difference": differences.of,
+        "applied": [str(outcome.applied) for outcome in outcomes],
+        "moved_experts": [outcome.num_moved_experts for outcome in outcomes],
+        "replica_sent_bytes": [report.replica_sent_bytes for report in plans.reports],
+        "reorder_sent_bytes": [report.reorder_sent_bytes for report in plans.reports],
+        "replica_wait_s": [report.replica_wait_s for report in plans.reports],
+        "reorder_s": [report.reorder_s for report in plans.reports],
+        "is_shared_within_a_parameter": shared,
+        "realised_load": [report.realised_load_ML.tolist() for report in plans.reports],
+    }
+
+
+def rounding(cluster: Cluster, *, sharded: bool = False, experts: dict[str, Any] | None = None) -> Result:
+    """How much plain bf16 training differs from itself when it adds up every sample by itself."""
+    _cluster[:] = [cluster]
+    differences = Differences()
+    (want, want_state), (got, got_state) = (
+        reference(sharded=sharded, bf16=True, split=split, **(experts or {})) for split in (False, True)
+    )
+    for of_want, of_got in [*zip(want, got, strict=True), (want_state, got_state)]:
+        for kind in of_want:
+            if kind != "loss":
+                differences.note(kind, of_got[kind], of_want[kind])
+    return {"difference": differences.of}
+
+
+def case(cluster: Cluster, name: str) -> Result:
+    recompute, optimizer, dtype = name.split("-")
+    return compare(cluster, sharded=optimizer == "sharded", bf16=dtype == "bf16", **RECOMPUTE[recompute])
+
+
+SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
+    name: functools.partial(case, name=name)
+    for name in map("-".join, itertools.product(RECOMPUTE, ("plain", "sharded"), ("fp32", "bf16")))
+}
+TENSOR_SCENARIOS = {name: SCENARIOS[name] for name in ("none-plain-fp32", "full-sharded-fp32")}
+SCENARIOS["rounding"] = rounding
+GROUPED: dict[str, Any] = {"grouped": True}
+FUSED: dict[str, Any] = {"gradient_accumulation_fusion": True}
+BIAS: dict[str, Any] = {"add_bias_linear": True, "moe_shared_expert_intermediate_size": None}
+EXPERTS = {"grouped": GROUPED, "fused": FUSED | BIAS, "grouped_fused": GROUPED | FUSED | BIAS}
+"""Other kinds of experts than sequential ones whose gradients come from autograd."""
+EXPERTS_SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
+    f"{experts}-{recompute}-{optimizer}": functools.partial(
+        compare, sharded=optimizer == "sharded", bf16=False, experts=EXPERTS[experts], **RECOMPUTE[recompute]
+    )
+    for experts in EXPERTS
+    for recompute, optimizer in (("none", "plain"), ("full", "sharded"))
+}
+IN_PRODUCTION: dict[str, Any] = {"experts": EXPERTS["grouped_fused"], "sharded": True}
+EXPERTS_SCENARIOS |= {
+    "grouped_fused-full-sharded-bf16": functools.partial(compare, bf16=True, **IN_PRODUCTION, **RECOMPUTE["full"]),
+    "grouped_fused-rounding": functools.partial(rounding, **IN_PRODUCTION),
+}

@@ -1,0 +1,94 @@
+"""A part of the agent is taken out: the comparison with plain training must notice."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from harness.distributed.gpt_model import RECOMPUTE
+from harness.distributed.matrix import EXPERTS, STEPS, balanced_job, compare
+from relibra.agent import Agent, Phase
+from relibra.agent.cells.gradient_return import GradientReturn
+from relibra.agent.cells.micro_batch import current_of_any, running
+from relibra.agent.cells.visit import Visit
+from relibra.agent.megatron import hooks
+from relibra.errors import RelibraError
+from relibra.planning import Cluster
+
+Result = dict[str, Any]
+WAY: dict[str, Any] = {"sharded": False, "bf16": False}
+
+
+def no_replay(cluster: Cluster) -> Result:
+    """Routers decide themselves instead of following the routing given for the micro-batch."""
+    with mock.patch.object(Agent, "set_routing"):
+        return compare(cluster, **WAY)
+
+
+def forgetful_checkpoints(cluster: Cluster) -> Result:
+    """Recomputations do not know their micro-batch: refused, before anything is exchanged, with a plan and without."""
+    job, _ = balanced_job(cluster, **RECOMPUTE["full"])
+    assert job.agent is not None
+    messages = []
+    with mock.patch.object(hooks, "current_of_any", return_value=None):
+        for step in (0, STEPS):
+            job.agent.begin_step(step, Phase.UPDATE)
+            try:
+                job.run(step, 1)
+            except RelibraError as error:
+                messages.append(str(error))
+            job.agent.end_step()
+    job.agent.detach()
+    return {"messages": messages}
+
+
+def confused_checkpoints(cluster: Cluster) -> Result:
+    """Recomputations take the plan and routing of another micro-batch."""
+
+    def other(function: Callable[..., Any], *args: Any) -> Any:
+        own = current_of_any()
+        assert own is not None
+        index = (own.index + 1) % own.cells.num_micro_batches
+        routed_LTK = own.agent._records[-1].routed_LTK[index]
+        confused = dataclasses.replace(own, index=index, routed_LTK=routed_LTK, is_checkpointed=True)
+
+        def run(*run_args: Any) -> Any:
+            with running(confused if torch.is_grad_enabled() else own):
+                return function(*run_args)
+
+        return hooks._plain_checkpoint(run, *args)
+
+    with mock.patch.object(hooks, "_checkpoint", other):
+        return compare(cluster, **WAY, **RECOMPUTE["full"])
+
+
+def stale_slots(cluster: Cluster) -> Result:
+    """A backward finds in its slots what the last forward left there."""
+    with mock.patch.object(Visit, "fetch_again"):
+        return compare(cluster, **WAY)
+
+
+def fused_through_autograd(cluster: Cluster) -> Result:
+    """Gradients of replicas return to parameters whose own gradients kernels add to `main_grad`."""
+    plain = GradientReturn.add_up
+
+    def add_up(self: GradientReturn, parameters: Sequence[nn.Parameter]) -> list[Tensor | None]:
+        held = [parameter.main_grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.main_grad = None
+        rest = plain(self, parameters)
+        for parameter, main_grad in zip(parameters, held, strict=True):
+            parameter.main_grad = main_grad
+        return rest
+
+    with mock.patch.object(GradientReturn, "add_up", add_up):
+        return compare(cluster, **WAY, experts=EXPERTS["fused"])
+
+
+SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
+    each.__name__: each for each in (no_replay, confused_checkpoints, stale_slots, forgetful_checkpoints)
+}
+EXPERTS_SCENARIOS = {"fused_through_autograd": fused_through_autograd}

@@ -1,0 +1,204 @@
+"""Attach to what cannot be executed: the message of every refusal, and a model that is as good as before."""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import FullyShardedDataParallel, TorchFullyShardedDataParallel
+from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
+from megatron.core.transformer.moe import experts
+from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher, MoEFlexTokenDispatcher
+
+from harness.distributed.networks import MODEL, Trained, routing
+from harness.distributed.plans import ScriptedPlans
+from relibra.agent import AgentConfig, Phase, attach, megatron
+from relibra.errors import Unsupported
+from relibra.planning import Cluster
+
+Result = dict[str, Any]
+Change = Callable[[Trained], AbstractContextManager[Any]]
+
+BUILT: dict[str, dict[str, Any]] = {
+    "allgather": {"moe_token_dispatcher_type": "allgather"},
+    "mtp_num_layers": {"mtp_num_layers": 1},
+    "moe_expert_capacity_factor": {"moe_expert_capacity_factor": 1.0},
+    "moe_apply_probs_on_input": {
+        "moe_apply_probs_on_input": True,
+        "moe_router_topk": 1,
+        "moe_router_pre_softmax": True,
+    },
+}
+"""What megatron builds here."""
+
+SET: dict[str, dict[str, Any]] = {
+    "moe_router_fusion": {"moe_router_fusion": True},
+    "overlap_moe_expert_parallel_comm": {"overlap_moe_expert_parallel_comm": True},
+    "delay_wgrad_compute": {"delay_wgrad_compute": True},
+    "overlap_dispatch_backward_with_experts_wgrad": {"overlap_dispatch_backward_with_experts_wgrad": True},
+    "cpu_offloading": {"cpu_offloading": True, "cpu_offloading_num_layers": 1},
+    "fine_grained_activation_offloading": {"fine_grained_activation_offloading": True},
+    "moe_paged_stash": {"moe_paged_stash": True},
+    "moe_shared_expert_overlap": {"moe_shared_expert_overlap": True},
+    "moe_expert_rank_capacity_factor": {"moe_expert_rank_capacity_factor": 1.5},
+    "expert_gtp_weight_remat_size": {"expert_gtp_weight_remat_size": 2},
+    "expert_tensor_parallel_num_weight_shards": {"expert_tensor_parallel_num_weight_shards": 2},
+    "gtp_weight_remat_size": {"gtp_weight_remat_size": 2},
+    "tensor_parallel_num_weight_shards": {"tensor_parallel_num_weight_shards": 2},
+    "fp8": {"fp8": "hybrid"},
+    "fp4": {"fp4": "e2m1"},
+    "moe_router_padding_for_quantization": {"moe_router_padding_for_quantization": True},
+    "graph of a layer": {"cuda_graph_impl": "local", "cuda_graph_scope": []},
+    "graph of moe": {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn", "moe"]},
+    "graph of moe_router": {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["moe_router"]},
+    "graph of moe_preprocess": {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["moe_preprocess"]},
+    "graph of full_iteration": {"cuda_graph_impl": "local", "cuda_graph_scope": ["full_iteration"]},
+    "graph by the newer name": {"cuda_graph_impl": "local", "cuda_graph_scope": None, "cuda_graph_modules": ["moe"]},
+}
+"""What megatron refuses itself, or does not know, on a machine without CUDA: set on the layers it built."""
+
+
+def unbuilt(kind: type) -> Any:
+    """An object whose constructor wants CUDA or a package that is not here."""
+    made = object.__new__(kind)
+    if isinstance(made, torch.nn.Module):
+        torch.nn.Module.__init__(made)
+    return made
+
+
+@contextmanager
+def configured(trained: Trained, options: dict[str, Any]) -> Iterator[None]:
+    plain, changed = trained.config, copy.copy(trained.config)
+    vars(changed).update(options)
+    for layer in trained.network.moe:
+        layer.config = changed
+    yield
+    for layer in trained.network.moe:
+        layer.config = plain
+
+
+@contextmanager
+def flex(trained: Trained) -> Iterator[None]:
+    with (
+        configured(trained, {"moe_token_dispatcher_type": "flex"}),
+        mock.patch.object(trained.network.moe[1], "token_dispatcher", unbuilt(MoEFlexTokenDispatcher)),
+    ):
+        yield
+
+
+def in_optimizer(holder: str, name: str, value: Any) -> Change:
+    return lambda trained: mock.patch.object(getattr(trained.optimizer.chained_optimizers[0], holder), name, value)
+
+
+CHANGED: dict[str, Change] = {
+    "flex": flex,
+    "another dispatcher": lambda trained: mock.patch.object(
+        trained.network.moe[1], "token_dispatcher", unbuilt(MoEAllGatherTokenDispatcher)
+    ),
+    "legacy grouped gemm": lambda trained: mock.patch.object(
+        trained.network.moe[1], "experts", unbuilt(getattr(experts, "GroupedMLP", experts.MegatronModule))
+    ),
+    "op fuser": lambda trained: mock.patch.object(
+        trained.network.moe[0].experts, "_with_fused_impl", True, create=True
+    ),
+    "use_precision_aware_optimizer": in_optimizer("config", "use_precision_aware_optimizer", True),
+    "use_megatron_fsdp": in_optimizer("ddp_config", "use_megatron_fsdp", True),
+    "several instances": in_optimizer("ddp_config", "num_distributed_optimizer_instances", 2),
+    "optimizer_cpu_offload": in_optimizer("config", "optimizer_cpu_offload", True),
+    "layer-wise optimizer": lambda trained: mock.patch.object(
+        trained, "optimizer", unbuilt(LayerWiseDistributedOptimizer)
+    ),
+    "megatron fsdp": lambda trained: mock.patch.object(trained, "ddp", unbuilt(FullyShardedDataParallel)),
+    "torch fsdp": lambda trained: mock.patch.object(trained, "ddp", unbuilt(TorchFullyShardedDataParallel)),
+    "older megatron": lambda _: mock.patch.object(megatron, "version", "0.15.3"),
+    "newer megatron": lambda _: mock.patch.object(megatron, "version", "0.20.0"),
+}
+"""What is put into a built model with a distributed optimizer."""
+
+
+def refusals(cluster: Cluster) -> Result:
+    """The messages by case; on rank 2 alone where the case says so."""
+    config = AgentConfig(planner_address="none:0", job_id="test", model=MODEL, cluster=cluster)
+    rank = dist.get_rank()
+
+    def refused(trained: Trained, agent_config: AgentConfig = config) -> str:
+        try:
+            attach(trained.ddp, trained.optimizer, agent_config, plans=ScriptedPlans({}))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "not refused"
+
+    messages = {case: refused(Trained(cluster, **options)) for case, options in BUILT.items()}
+    trained = Trained(cluster, ddp={"use_distributed_optimizer": True})
+    for case, options in SET.items():
+        with configured(trained, options):
+            messages[case] = refused(trained)
+    for case, change in CHANGED.items():
+        with change(trained):
+            messages[case] = refused(trained)
+    with configured(trained, {"fp8": "hybrid"} if rank == 2 else {}):
+        messages["on one rank"] = refused(trained)
+    surprises: dict[str, Any] = {
+        "a surprise in looking": mock.patch.object(trained.network.moe[1], "config", SimpleNamespace()),
+        "a surprise in hooking": mock.patch.object(megatron, "guard_checkpoints", side_effect=MemoryError("injected")),
+    }
+    for case, surprise in surprises.items():
+        with surprise if rank == 2 else nullcontext():
+            messages[case] = refused(trained)
+    left_behind = [name for layer in trained.network.moe for name in vars(layer) if name == "preprocess"]
+    for case, changes in {
+        "num_layers": {"model": dataclasses.replace(MODEL, num_layers=3)},
+        "num_experts": {"model": dataclasses.replace(MODEL, num_experts=32)},
+        "top_k": {"model": dataclasses.replace(MODEL, top_k=1)},
+        "num_ranks": {"cluster": Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)},
+        "num_ep_groups": {"cluster": dataclasses.replace(cluster, num_ep_groups=2)},
+    }.items():
+        messages[case] = refused(trained, dataclasses.replace(config, **changes))
+    for case, changes in {
+        "another job": {"job_id": "other"},
+        "another cluster": {"cluster": dataclasses.replace(cluster, redundant_slots=3)},
+    }.items():
+        messages[case] = refused(trained, dataclasses.replace(config, **changes) if rank == 2 else config)
+    agent = attach(trained.ddp, trained.optimizer, config, plans=ScriptedPlans({}))
+    agent.detach()
+    messages |= {"replay into a fused router": replay(trained, config, moe_router_fusion=True)}
+    messages |= {"replay into sinkhorn": replay(trained, config, moe_router_load_balancing_type="sinkhorn")}
+    with arranged(expert_tensor_parallel_size=2, expert_model_parallel_size=2):
+        two = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
+        messages["expert_tensor_parallel_size"] = refused(
+            Trained(two, expert_tensor_parallel_size=2), dataclasses.replace(config, cluster=two)
+        )
+    return {"messages": messages, "left_behind": left_behind}
+
+
+def replay(trained: Trained, config: AgentConfig, **options: Any) -> str:
+    """Attached without routing replay, which is then given to routers that would ignore it."""
+    with configured(trained, {"moe_enable_routing_replay": False, **options}):
+        agent = attach(trained.ddp, trained.optimizer, config, plans=ScriptedPlans({}))
+        agent.begin_step(0, Phase.UPDATE)
+        try:
+            agent.set_routing(0, routing(0, 0, dist.get_rank()))
+        except Unsupported as error:
+            return f"Unsupported: {error}"
+        finally:
+            agent.detach()
+    return "not refused"
+
+
+@contextmanager
+def arranged(**sizes: int) -> Iterator[None]:
+    """Other process groups for a while."""
+    plain = parallel_state.get_expert_model_parallel_world_size()
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(**sizes, distributed_timeout_minutes=1)
+    yield
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(
+        expert_model_parallel_size=plain, expert_tensor_parallel_size=1, distributed_timeout_minutes=1
+    )

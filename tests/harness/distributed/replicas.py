@@ -1,0 +1,176 @@
+"""What replicas cost in memory, that nothing of them stays behind, and that they travel beside computation."""
+
+import functools
+import gc
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+
+from harness.distributed.gpt_model import RECOMPUTE
+from harness.distributed.matrix import EXPERTS, balanced_job, num_micro_batches
+from relibra.agent import Phase
+from relibra.agent.cells.fetch import Fetcher
+from relibra.agent.cells.gradient_return import GradientReturn
+from relibra.agent.cells.slots import NUM_SIDES
+from relibra.agent.cells.uses import Use
+from relibra.agent.cells.visit import Visit
+from relibra.kernels import packed_size_bytes
+from relibra.planning import Cluster
+
+Result = dict[str, Any]
+NUM_LOOKS = 5
+
+
+def live_bytes() -> int:
+    """Memory of all tensors Python knows of, each storage once."""
+    gc.collect()
+    storages = {
+        each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
+        for each in gc.get_objects()
+        if isinstance(each, torch.Tensor)
+    }
+    return sum(storages.values())
+
+
+def settled_bytes() -> int:
+    """The same, once several looks in a row agree: other threads hold a tensor for a moment."""
+    looks = [live_bytes()]
+    while len(looks) < NUM_LOOKS or len(set(looks[-NUM_LOOKS:])) > 1:
+        looks.append(live_bytes())
+    return looks[-1]
+
+
+def memory(cluster: Cluster) -> Result:
+    """A slot is what the formula says, and what attaching allocates."""
+    job, _ = balanced_job(cluster)
+    agent = job.agent
+    assert agent is not None
+    one = packed_size_bytes(agent.layers[min(agent.layers)].experts.parameters[0])
+    slots = agent._node.slots
+    allocated = slots._weights.untyped_storage().nbytes() + slots._gradients.untyped_storage().nbytes()
+    agent.detach()
+    return {
+        "computed": NUM_SIDES * cluster.redundant_slots * one,
+        "reported": agent.slot_bytes,
+        "allocated": allocated,
+    }
+
+
+def returning(cluster: Cluster, *, experts: dict[str, Any]) -> Result:
+    """What gradients take beside the slots, over all cells of a step: rooms at their homes, and what autograd made."""
+    job, _ = balanced_job(cluster, **experts)
+    agent = job.agent
+    assert agent is not None
+    plain, alive, largest, homes = GradientReturn.__init__, list[weakref.ref[torch.Tensor]](), [0], [0]
+    slots = agent._node.slots._gradients.untyped_storage().data_ptr()
+
+    def make(self: GradientReturn, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        arrivals = [each for of_parameter in self._arrivals.values() for each in of_parameter]
+        leaving = [each for of_slot in kwargs["own"] for each in of_slot]
+        beside = [each for each in leaving if each.untyped_storage().data_ptr() != slots]
+        alive.extend(map(weakref.ref, arrivals + beside))
+        largest.append(sum(each.nbytes for ref in alive if (each := ref()) is not None))
+        homes.append(sum(each.nbytes for each in arrivals))
+
+    with mock.patch.object(GradientReturn, "__init__", make):
+        agent.begin_step(0, Phase.UPDATE)
+        job.run(0, num_micro_batches())
+        agent.end_step()
+    said = agent.gradient_bytes
+    agent.detach()
+    return {"said": said, "largest": max(largest), "largest_at_home": max(homes)}
+
+
+def abandoned(cluster: Cluster) -> Result:
+    """Forwards without a backward, and one that fails: a step after them ends as a step before them did.
+
+    Megatron's dispatchers hold the graph of their last forward, hence the same step is what is compared.
+    """
+    job, _ = balanced_job(cluster)
+    agent = job.agent
+    assert agent is not None
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("injected")
+
+    def train() -> tuple[int, int, list[float]]:
+        agent.begin_step(0, Phase.UPDATE)
+        losses = job.run(0, num_micro_batches())
+        agent.end_step()
+        gc.collect()
+        return settled_bytes(), Counter(type(each) for each in gc.get_objects())[Visit], losses
+
+    train()
+    before, failures = train(), 0
+    for _ in range(3):
+        agent.begin_step(0, Phase.RECOMPUTE)
+        job.run(0, num_micro_batches(), forward_only=True)
+    agent.begin_step(0, Phase.UPDATE)
+    handle = job.moe_layers[1].experts.register_forward_hook(fail)
+    try:
+        job.run(0, num_micro_batches())
+    except MemoryError:
+        failures += 1
+    handle.remove()
+    agent.end_step()
+    after = train()
+    agent.detach()
+    return {"failures": failures, "before": before, "after": after}
+
+
+def in_time(cluster: Cluster) -> Result:
+    """How many uses found that their fetch had begun before, and how many did not, by way of recomputation."""
+    plain, counts = Fetcher.take, dict[str, Counter[str]]()
+
+    for way, options in RECOMPUTE.items():
+        count = counts[way] = Counter[str]()
+
+        def take(self: Fetcher, use: Use, side: int, following: Use | None, count: Counter[str] = count) -> None:
+            count["begun" if self._expected == use else "late"] += 1
+            plain(self, use, side, following)
+
+        job, _ = balanced_job(cluster, **options)
+        assert job.agent is not None
+        with mock.patch.object(Fetcher, "take", take):
+            job.agent.begin_step(0, Phase.UPDATE)
+            job.run(0, num_micro_batches())
+        job.agent.detach()
+    return {way: dict(count) for way, count in counts.items()}
+
+
+def beside_attention(cluster: Cluster) -> Result:
+    """What happens in a backward: when gradients set out, and when they are added up."""
+    job, _ = balanced_job(cluster)
+    assert job.agent is not None
+    events: list[str] = []
+
+    def noting(event: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def note(*args: Any) -> Any:
+            events.append(event)
+            return plain(*args)
+
+        return note
+
+    attentions = [layer.self_attention for layer in job.models[0].decoder.layers]
+    handles = [each.register_full_backward_hook(lambda *_: events.append("attention")) for each in attentions]
+    with (
+        mock.patch.object(Visit, "send_gradients", noting("set out", Visit.send_gradients)),
+        mock.patch.object(GradientReturn, "add_up", noting("added up", GradientReturn.add_up)),
+    ):
+        job.agent.begin_step(0, Phase.UPDATE)
+        job.run(0, 1)
+    for handle in handles:
+        handle.remove()
+    job.agent.detach()
+    return {"events": events}
+
+
+RETURNING: dict[str, dict[str, Any]] = {"autograd": {}, "fused": EXPERTS["fused"]}
+SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
+    each.__name__: each for each in (memory, abandoned, in_time, beside_attention)
+} | {f"returning_{name}": functools.partial(returning, experts=RETURNING[name]) for name in RETURNING}

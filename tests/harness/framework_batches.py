@@ -1,0 +1,194 @@
+"""Batches as frameworks hold them, and the rows their trainers replay, both written down anew from their code.
+
+N tokens, X transformer layers, L MoE layers, K top-k.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from harness.engine_payloads import all_layers, routes
+from relibra.integrations import TrainerLayout
+from relibra.routing import ModelLayers
+from relibra.routing.token_layout import ParallelLayout
+
+LAYERS = ModelLayers(num_experts=8, top_k=2, is_moe=(False, True, True))
+RANKS = ParallelLayout(data=2, context=2, tensor=2, expert=4)
+"""Eight ranks in two EP groups: every way there is to split a sequence."""
+LENGTHS = ([13, 7, 22, 5], [9, 18, 4, 11])
+"""Tokens of the sequences of both data ranks."""
+NATIVE = -1
+
+Fill = Callable[[int], NDArray[np.integer]]
+"""Padding rows `[P, L, K]`."""
+
+
+@dataclass
+class Replayed:
+    """What every rank of a stage replays in every micro-batch, as counts by (row, source rank)."""
+
+    ranks: ParallelLayout = field(default_factory=lambda: RANKS)
+    num_micro_batches: int = 2
+
+    def __post_init__(self) -> None:
+        self.counts_MRLE = np.zeros(
+            (self.ranks.num_ep_groups * self.num_micro_batches, self.ranks.expert, LAYERS.num_moe_layers, 8), np.int64
+        )
+
+    def add(self, data_rank: int, micro_batch: int, context: int, tensor: int, rows_NLK: NDArray[np.integer]) -> None:
+        """Count the rows of one rank; those of NATIVE are the router's."""
+        rank = (data_rank * self.ranks.context + context) * self.ranks.tensor + tensor
+        group, source = divmod(rank, self.ranks.expert)
+        counts_LE = self.counts_MRLE[group * self.num_micro_batches + micro_batch, source]
+        for row_LK in rows_NLK:
+            for layer, chosen_K in enumerate(row_LK):
+                for expert in chosen_K:
+                    if expert != NATIVE:
+                        counts_LE[layer, expert] += 1
+
+    def add_packed(
+        self,
+        data_rank: int,
+        micro_batch: int,
+        sequences: Sequence[NDArray[np.integer]],
+        fill: Fill,
+        *,
+        sequence_multiple: int,
+        rank_multiple: int = 1,
+    ) -> None:
+        """Pad every sequence, cut it in zigzag, put the cuts of a rank one after the other, pad, and cut by tensor."""
+        context, tensor = self.ranks.context, self.ranks.tensor
+        for rank in range(context):
+            cuts = []
+            for rows_NLK in sequences:
+                padded = np.concatenate([rows_NLK, fill(-len(rows_NLK) % sequence_multiple)])
+                chunks = np.split(padded, 2 * context)
+                cuts += [chunks[rank], chunks[2 * context - 1 - rank]]
+            local = np.concatenate(cuts)
+            local = np.concatenate([local, fill(-len(local) % rank_multiple)])
+            for part, rows_NLK in enumerate(np.split(local, tensor)):
+                self.add(data_rank, micro_batch, rank, part, rows_NLK)
+
+
+def sequence_rows(data_rank: int) -> list[NDArray[np.int64]]:
+    """Return the routes that the rollout recorded: one row less than tokens."""
+    return [routes(10 * data_rank + place, length - 1, LAYERS) for place, length in enumerate(LENGTHS[data_rank])]
+
+
+def with_last(rows_NLK: NDArray[np.integer], last: NDArray[np.integer]) -> NDArray[np.integer]:
+    """Add the row of the last token."""
+    return np.concatenate([rows_NLK, last])
+
+
+def native(num_rows: int) -> NDArray[np.int64]:
+    """Rows that the router decides."""
+    return np.full((num_rows, LAYERS.num_moe_layers, LAYERS.top_k), NATIVE)
+
+
+def first_experts(num_rows: int) -> NDArray[np.int64]:
+    """`arange(topk)` in every row."""
+    return np.broadcast_to(np.arange(LAYERS.top_k), (num_rows, LAYERS.num_moe_layers, LAYERS.top_k))
+
+
+def counted_on(num_rows: int) -> NDArray[np.int64]:
+    """`_pad_routed_experts` of slime, MoE layers only."""
+    flat = np.arange(num_rows * LAYERS.num_layers * LAYERS.top_k) % LAYERS.num_experts
+    return flat.reshape(num_rows, LAYERS.num_layers, LAYERS.top_k)[:, 1:]
+
+
+def slime_rollout_data(data_rank: int) -> dict[str, Any]:
+    """`rollout_data` of THUDM/slime 624b824, `RolloutManager._split_train_data_by_dp`: two training steps."""
+    return {
+        "partition": [data_rank, data_rank + 2],
+        "tokens": [[0] * length for length in LENGTHS[data_rank]],
+        "rollout_routed_experts": [
+            torch.from_numpy(all_layers(rows, LAYERS, "int32")) for rows in sequence_rows(data_rank)
+        ],
+        "micro_batch_indices": [[0, 2], [1], [3]],
+        "num_microbatches": [2, 1],
+    }
+
+
+def verl_data(data_rank: int, *, is_recorded: bool = False) -> dict[str, Any]:
+    """`data` of verl 1dda039, `MegatronEngine.forward_backward_batch`: jagged, int16; R2 has all rows of MoE layers."""
+    rows = sequence_rows(data_rank)
+    if is_recorded:
+        rows = [with_last(each, routes(99, 1, LAYERS)) for each in rows]
+        routed = [torch.from_numpy(each.astype(np.int16)) for each in rows]
+    else:
+        routed = [torch.from_numpy(all_layers(each, LAYERS, "int16")) for each in rows]
+    tokens = [torch.zeros(length, dtype=torch.int64) for length in LENGTHS[data_rank]]
+    return {
+        "input_ids": torch.nested.as_nested_tensor(tokens, layout=torch.jagged),
+        "routed_experts": torch.nested.as_nested_tensor(routed, layout=torch.jagged),
+    }
+
+
+def padded(data_rank: int, *, is_left: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Routed experts `[B, S, X, K]` with `arange(topk)` for padding and last tokens, and the attention mask."""
+    most = max(LENGTHS[data_rank])
+    routed_BSXK = np.broadcast_to(np.arange(LAYERS.top_k), (4, most, LAYERS.num_layers, LAYERS.top_k)).copy()
+    routed_BSXK[:, :, 0] = 0
+    mask_BS = np.zeros((4, most), dtype=np.int64)
+    for place, rows in enumerate(sequence_rows(data_rank)):
+        start = most - len(rows) - 1 if is_left else 0
+        routed_BSXK[place, start : start + len(rows)] = all_layers(rows, LAYERS, "int64")
+        mask_BS[place, start : start + len(rows) + 1] = 1
+    return torch.from_numpy(routed_BSXK.astype(np.int16)), torch.from_numpy(mask_BS)
+
+
+class NemoBatch(dict[str, Any]):
+    """A `SlicedDataDict` of NeMo-RL 7ea279a after `get_batch`."""
+
+    micro_batch_indices: list[list[list[int]]] | None = None
+
+
+def nemo_batch(data_rank: int) -> NemoBatch:
+    """One global batch in two packed micro-batches."""
+    routed, mask = padded(data_rank, is_left=False)
+    batch = NemoBatch(routed_experts=routed, input_lengths=mask.sum(dim=1), input_ids=mask)
+    batch.micro_batch_indices = [[[0, 3], [3, 4]]]
+    return batch
+
+
+def skyrl_batch(data_rank: int) -> dict[str, torch.Tensor]:
+    """A `TrainingInputBatch` of SkyRL a956457: padded on the left."""
+    routed, mask = padded(data_rank, is_left=True)
+    return {"rollout_expert_indices": routed, "attention_mask": mask}
+
+
+def skyrl_token_batches(data_rank: int) -> SimpleNamespace:
+    """What is used of a `TokenBasedBatchIterator`; the second data rank has a micro-batch less."""
+    if data_rank:
+        return SimpleNamespace(_microbatches=[[2, 0, 1, 3]], num_padding_microbatches=1)
+    return SimpleNamespace(_microbatches=[[2, 0], [1, 3]], num_padding_microbatches=0)
+
+
+def prime_micro_batches() -> list[SimpleNamespace]:
+    """Two `MicroBatch` of prime-rl 559b447: packed, the last token and padding as zeros."""
+    found = []
+    for rank, padding in ((0, 3), (1, 0)):
+        rows = [all_layers(with_last(each, np.zeros((1, 2, 2), int)), LAYERS, "uint8") for each in sequence_rows(rank)]
+        ids = np.concatenate([*rows, np.zeros((padding, *rows[0].shape[1:]), np.uint8)])
+        routed = SimpleNamespace(data=ids.tobytes(), shape=list(ids.shape), dtype="uint8")
+        found.append(SimpleNamespace(sequence_lengths=LENGTHS[rank], routed_experts=routed))
+    return found
+
+
+def trained_counts(batch: Any, data_rank: int, trainer: TrainerLayout, num_micro_batches: int = 2) -> NDArray[np.int64]:
+    """Count what the parts of a batch say, by (row, source rank)."""
+    from relibra.integrations.rank_parts import rank_parts
+    from relibra.routing import count_sequences
+
+    trace = rank_parts(batch, data_rank, trainer)
+    schedule = trace.schedule
+    assert schedule is not None
+    counts_MRLE = Replayed(trainer.ranks, num_micro_batches).counts_MRLE
+    rows = schedule.ep_group_S * num_micro_batches + schedule.micro_batch_S
+    np.add.at(counts_MRLE, (rows, schedule.source_rank_S), count_sequences(trace).astype(np.int64))
+    return counts_MRLE

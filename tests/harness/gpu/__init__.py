@@ -1,0 +1,1 @@
+"""Programs of peer processes that share a CUDA device with a test."""

@@ -1,0 +1,226 @@
+"""The three ways to run Redis, as real servers whose primary of one job can be killed and brought back."""
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Protocol
+
+from redis import Redis, RedisError
+from redis.crc import key_slot
+
+from harness.services import eventually
+from relibra.store import EmbeddedRedis
+from relibra.store.embedded import find_redis_server
+from relibra.store.keys import JobKeys
+
+_ANSWER_TIMEOUT_S = 60.0
+_NUM_SLOTS = 16384
+_NODE_TIMEOUT_MS = 1000
+_BUS_OFFSET = 10_000
+"""A node of a Cluster talks to the others on its port plus this."""
+
+
+class Deployment(Protocol):
+    """A Redis that planners use."""
+
+    url: str
+
+    @property
+    def pid(self) -> int:
+        """Of the server that holds the job named `job`."""
+
+    def client(self) -> "Redis":
+        """That server, as a person with redis-cli sees it."""
+
+    def kill(self) -> None:
+        """SIGKILL that server, and see it dead."""
+
+    def recover(self) -> None:
+        """Bring back what was killed; returns when it serves."""
+
+    def stop(self) -> None:
+        """Stop all servers."""
+
+
+class OneServer:
+    """The embedded Redis."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._start()
+
+    def _start(self) -> None:
+        self._server = EmbeddedRedis(self._folder)
+        self._server.start()
+        self.url = self._server.url
+
+    @property
+    def pid(self) -> int:
+        return self._server.pid
+
+    def client(self) -> "Redis":
+        return Redis.from_url(self.url, socket_timeout=_ANSWER_TIMEOUT_S)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        assert eventually(self._server.poll) == -signal.SIGKILL
+
+    recover = _start
+
+    def stop(self) -> None:
+        if self._server.poll() is None:
+            os.kill(self.pid, signal.SIGCONT)
+        self._server.stop()
+
+
+class Node:
+    """One redis-server of several, on a port of its own."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self._folder = folder
+        self._options = options
+        folder.mkdir()
+        self.port = next(free_ports())
+        self.start()
+
+    def start(self) -> None:
+        command = [find_redis_server(), *self._options, "--port", str(self.port), "--dir", str(self._folder)]
+        with (self._folder / "log").open("a") as log:
+            self.process = subprocess.Popen([*command, "--bind", "127.0.0.1"], stdout=log, stderr=log)
+        eventually(self.answers)
+
+    def answers(self) -> bool:
+        assert self.process.poll() is None, (self._folder / "log").read_text()
+        try:
+            with self.client() as client:
+                return bool(client.ping())
+        except RedisError:
+            return False
+
+    def client(self) -> "Redis":
+        return Redis(port=self.port, socket_timeout=_ANSWER_TIMEOUT_S)
+
+    def kill(self) -> None:
+        self.process.kill()
+        assert self.process.wait() == -signal.SIGKILL
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait()
+
+
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
+
+
+class ThreePrimaries:
+    """Three primaries; the one that holds the job is killed, and starts again on its data."""
+
+    def __init__(self, folder: Path) -> None:
+        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(_NODE_TIMEOUT_MS), *DURABLE)
+        self._nodes = [Node(folder / f"node-{index}", *options) for index in range(3)]
+        self.url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self._nodes)
+        bounds = [index * _NUM_SLOTS // 3 for index in range(4)]
+        for index, node in enumerate(self._nodes):
+            with node.client() as client:
+                client.execute_command("CLUSTER SET-CONFIG-EPOCH", index + 1)
+                client.execute_command("CLUSTER ADDSLOTS", *range(bounds[index], bounds[index + 1]))
+                client.execute_command("CLUSTER MEET", "127.0.0.1", self._nodes[0].port)
+        owner = key_slot(JobKeys("job").of("job").encode()) * 3 // _NUM_SLOTS
+        self._primary = self._nodes[owner]
+        self._wait_until_it_serves()
+
+    @property
+    def pid(self) -> int:
+        return self._primary.process.pid
+
+    def client(self) -> "Redis":
+        return self._primary.client()
+
+    def kill(self) -> None:
+        self._primary.kill()
+
+    def recover(self) -> None:
+        self._primary.start()
+        self._wait_until_it_serves()
+
+    def stop(self) -> None:
+        for node in self._nodes:
+            node.stop()
+
+    def _wait_until_it_serves(self) -> None:
+        for node in self._nodes:
+            with node.client() as client:
+                eventually(lambda client=client: _cluster_is_ok(client))
+
+
+class Failover:
+    """A primary, a replica and a Sentinel that promotes it; what was killed comes back as the replica."""
+
+    def __init__(self, folder: Path, *, down_after_ms: int) -> None:
+        self._primary = Node(folder / "first", *DURABLE)
+        self._replica = Node(folder / "second", *DURABLE)
+        self._replicate()
+        config = folder / "sentinel.conf"
+        config.write_text(
+            f"sentinel monitor primary 127.0.0.1 {self._primary.port} 1\n"
+            f"sentinel down-after-milliseconds primary {down_after_ms}\n"
+            "sentinel failover-timeout primary 5000\n"
+        )
+        self._sentinel = Node(folder / "sentinel", str(config), "--sentinel")
+        self.url = f"redis+sentinel://127.0.0.1:{self._sentinel.port}/primary"
+        # A Sentinel that has not met the replica yet has nothing to promote.
+        eventually(lambda: self._ask("SENTINEL REPLICAS", "primary"))
+
+    @property
+    def pid(self) -> int:
+        return self._primary.process.pid
+
+    def client(self) -> "Redis":
+        return self._primary.client()
+
+    def kill(self) -> None:
+        self._primary.kill()
+
+    def recover(self) -> None:
+        self._primary, self._replica = self._replica, self._primary
+        eventually(lambda: self._ask("SENTINEL GET-MASTER-ADDR-BY-NAME", "primary")[1] == self._primary.port)
+        self._replica.start()
+        # A Sentinel does this too, in its time; until then there are two primaries.
+        self._replicate()
+
+    def stop(self) -> None:
+        for node in (self._sentinel, self._primary, self._replica):
+            node.stop()
+
+    def _ask(self, *question: str) -> list[object]:
+        with self._sentinel.client() as client:
+            return client.execute_command(*question)
+
+    def _replicate(self) -> None:
+        with self._replica.client() as client:
+            client.replicaof("127.0.0.1", self._primary.port)
+            eventually(lambda: client.info("replication").get("master_link_status") == "up")
+
+
+def _cluster_is_ok(client: "Redis") -> bool:
+    info = client.execute_command("CLUSTER INFO")
+    return bool(info["cluster_state"] == "ok" and info["cluster_known_nodes"] == "3")
+
+
+def free_ports() -> Iterator[int]:
+    """Ports that are free, and whose cluster bus port is too."""
+    while True:
+        with closing(socket.create_server(("127.0.0.1", 0))) as server:
+            port = int(server.getsockname()[1]) - _BUS_OFFSET
+        if port < 1024:
+            continue
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        yield port

@@ -1,0 +1,236 @@
+"""One Redis, planners on it, and one small step, with every fault that real processes can have."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from harness.redis_deployments import Deployment
+from harness.robustness.history import Event, History
+from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually, report_sequences
+from relibra.errors import RelibraError
+from relibra.planning import RankPlan, Schedule
+from relibra.wire.client import PlannerClient
+
+T = TypeVar("T")
+
+SCHEDULE = Schedule.round_robin(8, 2, CLUSTER)
+PATIENT_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """A line of the table."""
+
+    redis: str
+    fault: str
+    promises: str
+    recovery_s: float
+    figures: str
+
+
+@dataclass
+class Clock:
+    """How long it took until everything worked again."""
+
+    started_at: float = field(default_factory=time.monotonic)
+    recovery_s: float = float("nan")
+    figures: str = ""
+    """What else was measured."""
+
+    def restart(self) -> None:
+        """Count from now: the fault is over, or another part may take over."""
+        self.started_at = time.monotonic()
+
+    def stop(self) -> None:
+        """Everything works again."""
+        self.recovery_s = time.monotonic() - self.started_at
+
+
+class Planner(Service):
+    """A planner process, and what its clients saw."""
+
+    history: History
+
+    def wake(self) -> None:
+        """SIGCONT it."""
+        self.process.send_signal(signal.SIGCONT)
+
+
+class World:
+    """A Redis and any number of planners, all stopped at the end whatever happened to them."""
+
+    def __init__(self, folder: Path, redis: Deployment, verdicts: list[Verdict]) -> None:
+        self._folder = folder
+        self._verdicts = verdicts
+        self.redis = redis
+        self.history = History(folder / "history.jsonl")
+        self._planners: list[Planner] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for planner in self._planners:
+            for signal_ in (signal.SIGCONT, signal.SIGKILL):
+                if planner.process.poll() is None:
+                    planner.process.send_signal(signal_)
+            planner.process.wait()
+        self.redis.stop()
+
+    def start_planner(self, **environment: str) -> Planner:
+        """Start one more planner."""
+        folder = self._folder / f"planner-{len(self._planners)}"
+        folder.mkdir()
+        planner = Planner("planner", self.redis.url, folder, **environment)
+        planner.history = self.history
+        self._planners.append(planner)
+        return planner
+
+    @contextmanager
+    def fault(self, fault: str, promises: str) -> Iterator[Clock]:
+        """Run a fault and its checks; a failure names the promises that are broken."""
+        clock = Clock()
+        try:
+            yield clock
+        except AssertionError as error:
+            raise AssertionError(f"broke {promises} - {fault}: {error}") from error
+        self._verdicts.append(
+            Verdict(
+                redis=type(self.redis).__name__,
+                fault=fault,
+                promises=promises,
+                recovery_s=clock.recovery_s,
+                figures=clock.figures,
+            )
+        )
+
+
+def take_step(planner: Planner, step: int, job_id: str = "job") -> RankPlan:
+    """Take a step of a job all the way; return its plan. Here and below, what may help is tried again."""
+
+    def attempt() -> RankPlan:
+        _prepare(planner, step, job_id)
+        _submit(planner, step, job_id)
+        return _fetch(planner, step, job_id)
+
+    return _again(attempt)
+
+
+def prepare_step(planner: Planner, step: int, job_id: str = "job") -> None:
+    """Register the job and report the sequences of a step, all but its schedule."""
+    _again(lambda: _prepare(planner, step, job_id))
+
+
+def submit_step(planner: Planner, step: int, job_id: str = "job") -> None:
+    """Submit the schedule of a prepared step."""
+    _again(lambda: _submit(planner, step, job_id))
+
+
+def fetch(planner: Planner, step: int, job_id: str = "job") -> RankPlan:
+    """Fetch a plan that will come."""
+    return _again(lambda: _fetch(planner, step, job_id))
+
+
+def _prepare(planner: Planner, step: int, job_id: str) -> None:
+    epoch = register(planner, job_id)
+    asked_after = len(planner.history)
+    ids = report_sequences(planner.address, job_id, step)
+    planner.history.tell(
+        Event(kind="acknowledged", asked_after=asked_after, job_id=job_id, epoch=epoch, step=step, sequence_ids=ids)
+    )
+
+
+def register(planner: Planner, job_id: str) -> int:
+    """Register a job; return its epoch."""
+    asked_after = len(planner.history)
+    with PlannerClient(planner.address) as client:
+        epoch = client.register_job(job_id, MODEL, CLUSTER, PARAMS)
+    planner.history.tell(Event(kind="registered", asked_after=asked_after, job_id=job_id, epoch=epoch))
+    return epoch
+
+
+def _submit(planner: Planner, step: int, job_id: str) -> None:
+    epoch, asked_after = register(planner, job_id), len(planner.history)
+    with PlannerClient(planner.address, timeout_s=30) as client:
+        client.submit_schedule(job_id, step, [f"seq-{index}" for index in range(8)], SCHEDULE)
+    planner.history.tell(Event(kind="submitted", asked_after=asked_after, job_id=job_id, epoch=epoch, step=step))
+
+
+def _fetch(planner: Planner, step: int, job_id: str) -> RankPlan:
+    asked_after = len(planner.history)
+    with PlannerClient(planner.address) as client:
+        plan = client.fetch_plan(job_id, step, MODEL, 0, wait_s=10)
+    planner.history.tell(
+        Event(
+            kind="planned",
+            asked_after=asked_after,
+            job_id=job_id,
+            epoch=plan.id.epoch,
+            step=step,
+            version=plan.id.version,
+            digest=plan.digest.hex(),
+        )
+    )
+    return plan
+
+
+def _again(call: Callable[[], T]) -> T:
+    def attempt() -> tuple[T] | None:
+        try:
+            return (call(),)
+        except RelibraError as error:
+            if not error.retryable:
+                raise
+            return None
+
+    return eventually(attempt, within_s=PATIENT_S)[0]
+
+
+def is_serving(planner: Service) -> bool:
+    """What a health probe of an orchestrator sees."""
+    with grpc.insecure_channel(planner.address) as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def solvers_of(planner: Service) -> list[int]:
+    """Pids of the solver processes of a planner."""
+    children = Path(f"/proc/{planner.process.pid}/task/{planner.process.pid}/children").read_text().split()
+    return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def resident_kib(pid: int) -> int:
+    """Memory of a process."""
+    return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
+
+
+def stop_solvers(planner: Service) -> list[int]:
+    """Freeze the solvers of a planner, so that what they solve stays unsolved."""
+    pids = eventually(lambda: solvers_of(planner))
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    return pids
+
+
+def let_go(pids: list[int]) -> None:
+    """SIGCONT processes that were frozen."""
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+def hold_solve(world: World, planner: Planner, step: int = 1) -> list[int]:
+    """Take a step as far as its solve, which has begun and stands still; return the pids of the solvers."""
+    prepare_step(planner, step)
+    pids = stop_solvers(planner)
+    submit_step(planner, step)
+    with world.redis.client() as redis:
+        eventually(lambda: redis.get("relibra:{job}:lease"))
+    return pids

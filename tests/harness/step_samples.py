@@ -1,0 +1,43 @@
+"""One small step in all its stages, for tests of what keeps and serves steps."""
+
+import numpy as np
+
+from harness.services import CLUSTER, Loop, count, plain_plan, routed_experts
+from relibra.errors import RelibraError
+from relibra.planning import Schedule
+from relibra.store import EncodedPlan, JobRecord, Lease, SequenceCounts, Store, StoreLimits
+
+IDS = [f"seq-{index}" for index in range(8)]
+COUNTS_SLE = np.stack([count(routed_experts(index, 5 + index)) for index in range(8)])
+SCHEDULE = Schedule.round_robin(8, 2, CLUSTER)
+PLAN = EncodedPlan.of(plain_plan(COUNTS_SLE, SCHEDULE))
+OTHER_PLAN = EncodedPlan.of(plain_plan(COUNTS_SLE, SCHEDULE, "another plan", shift=1))
+LONG_S = 60.0
+
+
+def sequence(name: str, counts_LE: np.ndarray = COUNTS_SLE[0], *, step: int = 1, policies: str = "") -> SequenceCounts:
+    return SequenceCounts(job_id="job", step=step, sequence_id=name, counts_LE=counts_LE, policies=policies)
+
+
+def report_all(
+    store: Store,
+    run: Loop,
+    step: int = 1,
+    limits: StoreLimits = StoreLimits(),  # noqa: B008
+) -> list[RelibraError | None]:
+    sequences = [sequence(name, counts_LE, step=step) for name, counts_LE in zip(IDS, COUNTS_SLE, strict=True)]
+    return run(store.put_counts(sequences, limits))
+
+
+def lease_of(store: Store, run: Loop, job: JobRecord, step: int, lease_s: float = LONG_S) -> Lease:
+    """Submit the schedule of a step, and take the lease on solving it."""
+    run(store.put_schedule(job, step, IDS, SCHEDULE))
+    lease = run(store.take_lease(job.job_id, lease_s))
+    assert lease is not None
+    assert lease.step == step
+    return lease
+
+
+def publish(store: Store, run: Loop, job: JobRecord, step: int, plan: EncodedPlan = PLAN) -> int:
+    """Take a step all the way; return the version of its plan."""
+    return run(store.publish_plan(lease_of(store, run, job, step), plan)).version
