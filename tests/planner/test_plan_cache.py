@@ -8,7 +8,6 @@ import pytest
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
 from harness.step_samples import PLAN, publish
 from relibra.errors import Unavailable, UnknownJob
-from relibra.planner import plan_cache
 from relibra.planner.plan_cache import PlanCache
 from relibra.store import JobRecord, Store
 
@@ -76,9 +75,8 @@ def test_what_failed_or_is_not_there_is_looked_for_again(counting: CountingStore
         run(cache.get("nobody", 1))
 
 
-def test_S4_a_re_created_job_is_noticed(counting: CountingStore, run: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_cache, "FRESH_S", 0.0)
-    cache = PlanCache(counting)
+def test_S4_a_re_created_job_is_noticed(counting: CountingStore, run: Loop) -> None:
+    cache = PlanCache(counting, fresh_s=0.0)
     before = run(cache.get("job", 1))
     assert run(cache.get("job", 1)) is before
     assert counting.num_reads == 1

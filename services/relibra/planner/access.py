@@ -1,12 +1,12 @@
 """Who calls, and what they may do (S6)."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from relibra.errors import Forbidden, Unauthenticated
 from relibra.store import ALL_JOBS, Role, Store
+from relibra.store.identity import Identities
 
 _MAY_CALL: Mapping[Role, frozenset[str]] = {
     Role.ROLLOUT: frozenset({"ReportRouting"}),
@@ -15,10 +15,6 @@ _MAY_CALL: Mapping[Role, frozenset[str]] = {
     ),
     Role.VIEWER: frozenset({"WatchPlans"}),
 }
-
-_REMEMBERED_S = 2.0
-"""How long a revoked token may still work at one planner."""
-_MAX_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +45,9 @@ class Access:
     """Finds out who calls: a bearer token first, else the SPIFFE id of the client certificate."""
 
     def __init__(self, store: Store, *, is_required: bool, trust_domain: str) -> None:
-        self._store = store
+        self._identities = Identities(store)
         self._is_required = is_required
         self._trust_domain = trust_domain
-        self._remembered: dict[str, tuple[float, Caller]] = {}
 
     async def identify(self, context: Any) -> Caller:
         """Return the caller of a gRPC call.
@@ -73,20 +68,11 @@ class Access:
         )
 
     async def _of_token(self, value: str) -> Caller:
-        now = time.monotonic()
-        found = self._remembered.get(value)
-        if found is not None and now - found[0] < _REMEMBERED_S:
-            return found[1]
         scheme, _, token = value.partition(" ")
-        record = await self._store.find_token(token) if scheme.lower() == "bearer" else None
-        if record is None:
-            self._remembered.pop(value, None)
-            raise Unauthenticated("the token is not valid: it is unknown, revoked or expired")
-        caller = Caller(name=f"token {record.token_id}", job_id=record.job_id, role=Role(record.role))
-        if len(self._remembered) >= _MAX_REMEMBERED:
-            self._remembered.clear()
-        self._remembered[value] = now, caller
-        return caller
+        if scheme.lower() != "bearer":
+            raise Unauthenticated("the authorization header of the call is not valid: expected `Bearer <token>`")
+        record = await self._identities.identify(token)
+        return Caller(name=f"token {record.token_id}", job_id=record.job_id, role=Role(record.role))
 
     def _of_certificate(self, spiffe_id: str) -> Caller:
         prefix = f"spiffe://{self._trust_domain}/job/"

@@ -1,15 +1,12 @@
 """Who looks, and at which job (S6)."""
 
-import time
 from dataclasses import dataclass
 
 from relibra.errors import Forbidden, Unauthenticated
 from relibra.store import ALL_JOBS, Role, Store
+from relibra.store.identity import Identities
 
 _MAY_LOOK = frozenset({Role.VIEWER, Role.TRAINER, Role.ADMIN})
-_REMEMBERED_S = 2.0
-"""How long a revoked token may still work."""
-_MAX_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +38,8 @@ class Access:
     """Finds out who a token stands for. Programs send it as a bearer, browsers as the password of HTTP Basic."""
 
     def __init__(self, store: Store, *, is_required: bool) -> None:
-        self._store = store
+        self._identities = Identities(store)
         self.is_required = is_required
-        self._remembered: dict[str, tuple[float, Viewer]] = {}
 
     async def identify(self, token: str | None) -> Viewer:
         """Return who shows `token`.
@@ -60,21 +56,7 @@ class Access:
                 "no token came with the request; make one with `relibra tokens create` and send it as a bearer, or as "
                 "the password where a browser asks for one"
             )
-        now = time.monotonic()
-        found = self._remembered.get(token)
-        if found is not None and now - found[0] < _REMEMBERED_S:
-            return found[1]
-        self._remembered.pop(token, None)
-        viewer = await self._look_up(token)
-        if len(self._remembered) >= _MAX_REMEMBERED:
-            self._remembered.clear()
-        self._remembered[token] = now, viewer
-        return viewer
-
-    async def _look_up(self, token: str) -> Viewer:
-        record = await self._store.find_token(token)
-        if record is None:
-            raise Unauthenticated("the token is not valid: it is unknown, revoked or expired")
+        record = await self._identities.identify(token)
         if record.role not in _MAY_LOOK:
             raise Forbidden(f"token {record.token_id} has role {record.role}, which may not look")
         return Viewer(name=f"token {record.token_id}", job_id=record.job_id)

@@ -13,8 +13,8 @@ from relibra.planning.execution_sum import Execution, executions
 from relibra.planning.summary import PlanTotals
 from relibra.status.figures import PlanFigures
 from relibra.status.health import JobHealth, job_health
-from relibra.status.single_flight import Memory
 from relibra.store import JobRecord, PlanRecord, StepRecord, Store
+from relibra.store.single_flight import SingleFlight
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,8 +44,8 @@ class Reader:
 
     def __init__(self, store: Store, *, num_plans: int) -> None:
         self.store = store
-        self._figures: Memory[PlanFigures] = Memory(num_plans)
-        self._executions: Memory[list[Execution]] = Memory(_NUM_EXECUTIONS)
+        self._figures: SingleFlight[PlanFigures] = SingleFlight(num_plans)
+        self._executions: SingleFlight[list[Execution]] = SingleFlight(_NUM_EXECUTIONS)
         self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="status")
 
     @property

@@ -1,0 +1,68 @@
+"""A bounded cache for what the store returns: many callers that ask for one key at a time share one read."""
+
+import asyncio
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight(Generic[V]):
+    started_at: float
+    task: asyncio.Task[V]
+
+    @property
+    def value(self) -> V | None:
+        """What was made; None while it is being made, and if that failed."""
+        task = self.task
+        return None if not task.done() or task.cancelled() or task.exception() is not None else task.result()
+
+
+class SingleFlight(Generic[V]):
+    """The `capacity` values that were used last; each is made once, however many callers ask for it at the same time.
+
+    A value is returned for `fresh_s` seconds after its making began, and then made again. A result of None and an
+    exception reach the callers that wait for them and are not kept. For one event loop.
+    """
+
+    def __init__(self, capacity: int, *, fresh_s: float = math.inf) -> None:
+        self._capacity = capacity
+        self._fresh_s = fresh_s
+        self._flights: OrderedDict[Hashable, _Flight[V]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def last(self, key: Hashable) -> V | None:
+        """Return the value that was made last for `key`, fresh or not; None if there is none."""
+        flight = self._flights.get(key)
+        return None if flight is None else flight.value
+
+    async def get(self, key: Hashable, make: Callable[[], Awaitable[V]]) -> V:
+        """Return the value of `key`; await `make` for it if there is no fresh one."""
+        flight = self._flights.get(key)
+        if flight is None or not self._is_fresh(flight):
+            flight = _Flight(time.monotonic(), asyncio.ensure_future(_awaited(make)))
+            flight.task.add_done_callback(lambda _: self._drop_empty(key, flight))
+            self._flights[key] = flight
+            while len(self._flights) > self._capacity:
+                self._flights.popitem(last=False)
+        self._flights.move_to_end(key)
+        # Shielded: a caller that hangs up must not cancel the making for the others.
+        return await asyncio.shield(flight.task)
+
+    def _is_fresh(self, flight: _Flight[V]) -> bool:
+        return not flight.task.done() or time.monotonic() - flight.started_at < self._fresh_s
+
+    def _drop_empty(self, key: Hashable, flight: _Flight[V]) -> None:
+        if flight.value is None and self._flights.get(key) is flight:
+            del self._flights[key]
+
+
+async def _awaited(make: Callable[[], Awaitable[V]]) -> V:
+    return await make()
