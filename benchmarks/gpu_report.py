@@ -7,6 +7,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from relibra.atomic_file import write_atomically
+
 GOAL = 0.9
 """Of a copy's bandwidth."""
 
@@ -101,5 +103,5 @@ class GpuReport:
         name = "-".join(self.machine.device.lower().split())
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"gpu-{name}.json"
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        write_atomically(path, (json.dumps(asdict(self), indent=1) + "\n").encode())
         return path

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from relibra.atomic_file import write_atomically
+
 RESULTS = Path(__file__).parent / "results"
 TRACES = Path(os.environ.get("RELIBRA_TRACES", Path(__file__).parents[2] / "shared" / "traces"))
 """The real routing traces, beside the repository by default."""
@@ -18,7 +20,7 @@ def write(name: str, rows: Sequence[Mapping[str, object]], **settings: object) -
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     text = json.dumps({"machine": machine(), "settings": settings, "rows": list(rows)}, indent=1)
-    path.write_text(text + "\n")
+    write_atomically(path, (text + "\n").encode())
     return path
 
 

@@ -2,10 +2,11 @@
 
 import hashlib
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from relibra.atomic_file import write_atomically
 
 _DIGEST_BYTES = 32
 
@@ -40,17 +41,5 @@ def cached(folder: Path, key: str, build: Callable[[], bytes]) -> bytes:
     data = build()
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        _store(path, hashlib.sha256(data).digest() + data)
+        write_atomically(path, hashlib.sha256(data).digest() + data)
     return data
-
-
-def _store(path: Path, entry: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with partial.open("xb") as file:
-            file.write(entry)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -13,12 +13,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from relibra.atomic_file import write_atomically
 from relibra.cli.output import AsJson, print_json
 from relibra.errors import InvalidInput
 from relibra.evaluation import calibration
 from relibra.evaluation.calibration import Measurement, read_measurements
 from relibra.planning.cost import CostModel
-from relibra.routing.atomic_file import write_atomically
 
 _ROWS: dict[str, Callable[[CostModel, int], str]] = {
     "an expert with one token": lambda cost, _: f"{cost.compute_us(1):.1f} us",

@@ -13,6 +13,7 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 
+from relibra.atomic_file import write_atomically
 from relibra.cli.output import AsJson, print_json, working
 from relibra.cli.plan_report import PackReport, PlanReport
 from relibra.errors import InvalidInput
@@ -30,7 +31,6 @@ from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, StepLoa
 from relibra.planning.bounds.exact import exact_gap
 from relibra.planning.plan_file import plan_to_bytes
 from relibra.routing import RoutingTrace, count_sequences, read_trace
-from relibra.routing.atomic_file import write_atomically
 
 
 def plan(

@@ -5,13 +5,13 @@ import json
 import logging
 import os
 import signal
-import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from relibra.atomic_file import write_atomically
 from relibra.errors import InvalidInput
 
 RedisUrl = Annotated[
@@ -68,7 +68,7 @@ def announce(service: str, address: str, ready_file: Path | None) -> None:
 
 
 def write_ready_file(path: Path | None, content: dict[str, Any]) -> None:
-    """Write `content` so that whoever sees the file sees all of it.
+    """Write `content` as JSON to `path`, if there is a path; a reader never sees half a file.
 
     Raises:
         InvalidInput: the file cannot be written.
@@ -76,9 +76,7 @@ def write_ready_file(path: Path | None, content: dict[str, Any]) -> None:
     if path is None:
         return
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            json.dump(content, file)
-        Path(file.name).replace(path)
+        write_atomically(path, json.dumps(content).encode())
     except OSError as error:
         raise InvalidInput.of("ready file", expected="a path to write to", got=error) from error
 

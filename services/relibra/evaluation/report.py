@@ -6,6 +6,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
+from relibra.atomic_file import write_atomically
 from relibra.evaluation.question import Question
 from relibra.evaluation.simulation import Outcome
 
@@ -33,7 +34,7 @@ _INK = "#808890"
 
 def write_report(path: Path, question: Question, outcomes: Sequence[Outcome]) -> None:
     """Write the page."""
-    path.write_text(report_html(question, outcomes), encoding="utf-8")
+    write_atomically(path, report_html(question, outcomes).encode())
 
 
 def report_html(question: Question, outcomes: Sequence[Outcome]) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.npyio import NpzFile
 
+from relibra.atomic_file import write_atomically
 from relibra.errors import InvalidTrace
-from relibra.routing.atomic_file import write_atomically
 from relibra.routing.trace import RoutingTrace
 
 _REQUIRED = ("routed_experts", "offsets", "num_experts")

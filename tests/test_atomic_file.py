@@ -1,6 +1,6 @@
 import pytest
 
-from relibra.routing.atomic_file import write_atomically
+from relibra.atomic_file import write_atomically
 
 
 def test_content_replaces_what_was_there(tmp_path):
