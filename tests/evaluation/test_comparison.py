@@ -1,6 +1,6 @@
 import numpy as np
 
-from relibra.evaluation import compare
+from relibra.evaluation import eplb_imbalance
 from relibra.planning import Cluster, Model, Schedule, StepLoad
 from relibra.planning.solve import solve
 
@@ -12,5 +12,7 @@ def test_a_plan_beats_the_baselines_on_a_skewed_load():
     counts_SLE = rng.poisson(rng.lognormal(3, 1, (64, 2, 16)))
     schedule = Schedule.round_robin(64, 8, cluster)
     load = StepLoad.of(counts_SLE, schedule, cluster)
-    result = compare(load.load_MLE, solve(load, schedule, model, cluster))
-    assert 1 <= result.bound <= result.planned < result.eplb_oracle < result.identity
+    plan = solve(load, schedule, model, cluster)
+    prediction = plan.prediction
+    assert 1 <= prediction.imbalance_bound <= prediction.imbalance_after
+    assert prediction.imbalance_after < eplb_imbalance(load.load_MLE, plan) < prediction.imbalance_before

@@ -19,8 +19,8 @@ from relibra.cli.plan_report import PackReport, PlanReport
 from relibra.errors import InvalidInput
 from relibra.evaluation import (
     ScheduleScore,
-    compare,
     comparison_schedules,
+    eplb_imbalance,
     model_of,
     pack_trace,
     schedule_of,
@@ -110,7 +110,7 @@ def plan(
             now(f"solving {step_plan.lower_bound_ML.size} cells exactly")
         report = PlanReport(
             plan=step_plan,
-            imbalance=compare(load.load_MLE, step_plan),
+            eplb_imbalance=eplb_imbalance(load.load_MLE, step_plan),
             schedule=score,
             plan_time_s=plan_time_s,
             packed=packed,

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from relibra.evaluation import Comparison, ScheduleScore
+from relibra.evaluation import ScheduleScore
 from relibra.planning import Plan
 from relibra.planning.bounds.exact import ExactGap
 from relibra.planning.schedule import Packing
@@ -29,7 +29,8 @@ class PlanReport:
     """A plan and what is said about it."""
 
     plan: Plan
-    imbalance: Comparison
+    eplb_imbalance: float
+    """Imbalance of EPLB on the same loads and slots."""
     schedule: ScheduleScore
     plan_time_s: float
     packed: PackReport | None
@@ -40,7 +41,12 @@ class PlanReport:
         plan, numbers = self.plan, self.plan.prediction
         said: dict[str, object] = {
             "digest": plan.digest.hex(),
-            "imbalance": asdict(self.imbalance),
+            "imbalance": {
+                "identity": numbers.imbalance_before,
+                "eplb_oracle": self.eplb_imbalance,
+                "planned": numbers.imbalance_after,
+                "bound": numbers.imbalance_bound,
+            },
             "plan_time_s": round(self.plan_time_s, 3),
             "num_micro_batches": plan.schedule.num_micro_batches,
             "num_moved_experts": numbers.num_moved_experts,
@@ -74,10 +80,10 @@ class PlanReport:
         plan, numbers = self.plan, self.plan.prediction
         model, cluster, num_cells = plan.model, plan.cluster, plan.lower_bound_ML.size
         rows = [
-            ("imbalance without balancing", f"{self.imbalance.identity:.4f}"),
-            ("imbalance with EPLB, oracle loads", f"{self.imbalance.eplb_oracle:.4f}"),
-            ("imbalance planned", f"[bold green]{self.imbalance.planned:.4f}[/]"),
-            ("lower bound of this placement", f"{self.imbalance.bound:.4f}"),
+            ("imbalance without balancing", f"{numbers.imbalance_before:.4f}"),
+            ("imbalance with EPLB, oracle loads", f"{self.eplb_imbalance:.4f}"),
+            ("imbalance planned", f"[bold green]{numbers.imbalance_after:.4f}[/]"),
+            ("lower bound of this placement", f"{numbers.imbalance_bound:.4f}"),
         ]
         if self.exact:
             rows.append(("above the exact optimum of this placement", _exact(self.exact)))

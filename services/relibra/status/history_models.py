@@ -1,6 +1,7 @@
 """The JSON of how a job, an expert or a rank changed over steps, oldest first."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,11 +13,6 @@ from relibra.planning.plan import Prediction
 from relibra.planning.summary import PlanTotals
 from relibra.status.models import Shown
 from relibra.store import PlanRecord, StepRecord, StepState
-
-_OF_PREDICTION = (
-    *("imbalance_before", "imbalance_after", "imbalance_bound", "imbalance_floor"),
-    *("num_replicas", "num_moved_experts"),
-)
 
 
 def realised_imbalance(executed: Sequence[Execution]) -> float | None:
@@ -74,7 +70,8 @@ class HistoryPoint(Shown):
 
 
 def _of_plan(plan: PlanRecord, realised: float | None) -> dict[str, Any]:
-    return {name: getattr(plan.prediction, name) for name in _OF_PREDICTION} | {
+    # The model leaves out what a point does not show of the prediction.
+    return asdict(plan.prediction) | {
         "speedup_planned": speedup(plan.prediction, plan.prediction.imbalance_after),
         "speedup_realised": speedup(plan.prediction, realised),
         "published_at": datetime.fromtimestamp(plan.published_at, tz=UTC),
