@@ -24,7 +24,7 @@ from relibra.v1 import plan_pb2, plan_pb2_grpc
 from relibra.wire.channel import open_channel
 from relibra.wire.client import PlannerClient
 from relibra.wire.credentials import Credentials
-from relibra.wire.routing import encode_report, open_stream
+from relibra.wire.routing import encode_sequence, open_stream
 from relibra.wire.status import from_rpc_error
 
 pytestmark = pytest.mark.integration
@@ -222,7 +222,7 @@ def test_S6_streams_that_are_open_end_when_their_token_is_revoked(asking: Servic
 
         def report_for_ever() -> None:
             for ordinal, _ in enumerate(stream, start=1):
-                reports.put(encode_report(ordinal, "ours", 1, "seq", 5, count(routed_experts(0, 5))))
+                reports.put(encode_sequence(ordinal, "ours", 1, "seq", 5, count(routed_experts(0, 5))))
 
         with pytest.raises(grpc.RpcError) as caught:
             report_for_ever()

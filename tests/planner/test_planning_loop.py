@@ -14,8 +14,7 @@ from relibra.planner.metrics import Metrics
 from relibra.planner.plan_notifier import PlanNotifier
 from relibra.planner.planning_loop import PlanningLoop
 from relibra.planner.settings import PlannerSettings
-from relibra.planner.solving import SolvedStep
-from relibra.store import JobRecord, StepState, Store
+from relibra.store import EncodedPlan, JobRecord, StepState, Store
 
 Before = Callable[[str, int], Awaitable[None]]
 
@@ -27,10 +26,10 @@ class Solver:
         self._before = before
         self.steps: list[tuple[str, int]] = []
 
-    async def solve(self, job_id: str, step: int) -> SolvedStep:
+    async def solve(self, job_id: str, step: int) -> EncodedPlan:
         self.steps.append((job_id, step))
         await self._before(job_id, step)
-        return SolvedStep(plan=PLAN)
+        return PLAN
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from relibra.v1 import routing_pb2
 from relibra.wire import array
 from relibra.wire.channel import open_channel
 from relibra.wire.client import PlannerClient
-from relibra.wire.routing import encode_report, open_stream
+from relibra.wire.routing import encode_sequence, open_stream
 from relibra.wire.status import from_rpc_error
 
 COUNTS_LE = count(routed_experts(0, 10))
@@ -32,7 +32,7 @@ def channel(shared_planner: Service) -> Iterator[grpc.Channel]:
 
 
 def good(ordinal: int, job_id: str, name: str = "seq", step: int = 1) -> Request:
-    return encode_report(ordinal, job_id, step, name, 10, COUNTS_LE)
+    return encode_sequence(ordinal, job_id, step, name, 10, COUNTS_LE)
 
 
 def bad(ordinal: int, job_id: str, **change: object) -> Request:
@@ -109,7 +109,7 @@ def test_bad_sequences_are_refused_by_name_and_the_stream_goes_on(
 
 
 def test_the_same_content_is_acknowledged_again_and_other_content_refused(channel: grpc.Channel, job_id: str) -> None:
-    other = encode_report(3, job_id, 1, "seq", 9, count(routed_experts(1, 9)))
+    other = encode_sequence(3, job_id, 1, "seq", 9, count(routed_experts(1, 9)))
     refused = answers(channel, [good(1, job_id), good(2, job_id), other, good(4, job_id)])
     assert list(refused) == [3]
     assert refused[3][0] == "Conflict"

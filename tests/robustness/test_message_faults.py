@@ -16,7 +16,7 @@ from relibra.store.address import MAX_CONNECTIONS
 from relibra.v1 import routing_pb2
 from relibra.wire.channel import open_channel
 from relibra.wire.client import PlannerClient
-from relibra.wire.routing import encode_report, open_stream
+from relibra.wire.routing import encode_sequence, open_stream
 
 pytestmark = [pytest.mark.robustness, pytest.mark.integration]
 
@@ -44,7 +44,7 @@ def test_S7_random_truncated_and_oversize_messages_are_refused(world: World, rou
         world.fault("random, truncated and oversize messages", "S6 S7 S8") as clock,
         open_channel(planner.address) as channel,
     ):
-        good = encode_report(1, "job", 1, "seq", 6, COUNTS_LE).SerializeToString()
+        good = encode_sequence(1, "job", 1, "seq", 6, COUNTS_LE).SerializeToString()
         codes = set()
         for _ in range(50):
             for method in METHODS:
@@ -77,7 +77,9 @@ def test_S8_duplicated_and_reordered_reports_change_nothing(world: World, round_
         with open_channel(planner.address) as channel:
             for half in (order[:16], order[16:]):
                 requests = [
-                    encode_report(ordinal, "job", 1, f"seq-{index}", 5 + index, count(routed_experts(index, 5 + index)))
+                    encode_sequence(
+                        ordinal, "job", 1, f"seq-{index}", 5 + index, count(routed_experts(index, 5 + index))
+                    )
                     for ordinal, index in enumerate(half, start=1)
                 ]
                 *_, last = open_stream(channel, iter(requests))
@@ -102,7 +104,7 @@ def test_S6_S7_a_client_that_never_reads_its_answers_is_held_back(world: World) 
         def flood() -> Iterator[routing_pb2.ReportRoutingRequest]:
             nonlocal num_sent
             # Refused ones, whose answers are long.
-            request = encode_report(1, "x" * 200, 1, "s" * 200, 6, COUNTS_LE)
+            request = encode_sequence(1, "x" * 200, 1, "s" * 200, 6, COUNTS_LE)
             while not stop.is_set():
                 num_sent += 1
                 request.ordinal = num_sent

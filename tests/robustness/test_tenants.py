@@ -32,7 +32,7 @@ from relibra.store.address import open_redis
 from relibra.store.keys import JobKeys
 from relibra.wire.channel import open_channel
 from relibra.wire.client import PlannerClient
-from relibra.wire.routing import encode_report, open_stream
+from relibra.wire.routing import encode_sequence, open_stream
 
 pytestmark = [pytest.mark.robustness, pytest.mark.integration]
 
@@ -105,7 +105,7 @@ class Flood:
         eventually(lambda: sum(self._num_sent) >= NUM_FLOODERS * CREDIT_SEQUENCES)
 
     def _report(self, ordinal: int, name: str) -> Any:
-        return encode_report(ordinal, "flood", 1, name, 6, self._counts_LE)
+        return encode_sequence(ordinal, "flood", 1, name, 6, self._counts_LE)
 
     def _send(self, worker: int) -> None:
         def requests() -> Iterator[Any]:

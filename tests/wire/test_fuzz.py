@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.rank_plan_message import encode_rank_plan
 from relibra.errors import InvalidInput
 from relibra.planning import Cluster, CostModel, ExecutionReport, Model, Phase, PlanId, PlanParams, RankPlan, Schedule
 from relibra.v1 import array_pb2, execution_pb2, job_pb2, plan_pb2, routing_pb2
@@ -35,7 +36,7 @@ GOOD: dict[str, tuple[Message, Callable[[Any], object]]] = {
         lambda message: messages.decode_schedule(message, CLUSTER),
     ),
     "rank plan": (
-        messages.encode_rank_plan(
+        encode_rank_plan(
             RankPlan(
                 id=PlanId(epoch=5, version=2),
                 step=9,
@@ -50,7 +51,7 @@ GOOD: dict[str, tuple[Message, Callable[[Any], object]]] = {
         lambda message: messages.decode_rank_plan(message, MODEL),
     ),
     "execution": (
-        messages.encode_execution(
+        messages.encode_execution_report(
             "job",
             ExecutionReport(
                 step=1,
@@ -65,14 +66,14 @@ GOOD: dict[str, tuple[Message, Callable[[Any], object]]] = {
                 plan_wait_s=0.25,
             ),
         ),
-        lambda message: messages.decode_execution(message, MODEL, CLUSTER),
+        lambda message: messages.decode_execution_report(message, MODEL, CLUSTER),
     ),
     "counts": (
-        routing.encode_report(1, "job", 1, "seq", 4, np.ones((3, 8), np.uint32), (3, 4)),
+        routing.encode_sequence(1, "job", 1, "seq", 4, np.ones((3, 8), np.uint32), (3, 4)),
         lambda message: routing.decode_counts(message, MODEL),
     ),
     "policies": (
-        routing.encode_report(1, "job", 1, "seq", 4, np.ones((3, 8), np.uint32), (3, 4)),
+        routing.encode_sequence(1, "job", 1, "seq", 4, np.ones((3, 8), np.uint32), (3, 4)),
         routing.decode_policies,
     ),
     "array": (

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.rank_plan_message import encode_rank_plan
 from relibra.errors import InvalidInput
 from relibra.planning import Cluster, CostModel, ExecutionReport, Model, Phase, PlanId, PlanParams, RankPlan, Schedule
 from relibra.planning.plan import Basis
@@ -119,7 +120,7 @@ def test_rank_plans_survive_the_wire(basis: Basis) -> None:
         reason="two replicas",
         basis=basis,
     )
-    data = messages.encode_rank_plan(plan).SerializeToString()
+    data = encode_rank_plan(plan).SerializeToString()
     assert same(messages.decode_rank_plan(plan_pb2.RankPlan.FromString(data), MODEL), plan)
     with pytest.raises(InvalidInput, match=r"plan.home_rank.shape"):
         messages.decode_rank_plan(plan_pb2.RankPlan.FromString(data), dataclasses.replace(MODEL, num_layers=2))
@@ -147,9 +148,9 @@ def test_execution_reports_survive_the_wire(applied: PlanId | None, phase: Phase
         reorder_s=0.25,
         replica_wait_s=0.125,
     )
-    data = messages.encode_execution("job", report).SerializeToString()
+    data = messages.encode_execution_report("job", report).SerializeToString()
     request = execution_pb2.ReportExecutionRequest.FromString(data)
-    assert same(messages.decode_execution(request, MODEL, CLUSTER), report)
+    assert same(messages.decode_execution_report(request, MODEL, CLUSTER), report)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_bad_execution_reports_are_refused_by_name(change: dict[str, float], fau
         realised_load=array.encode(np.zeros((1, 3), dtype=np.int64)),
     )
     with pytest.raises(InvalidInput, match=fault):
-        messages.decode_execution(request, MODEL, CLUSTER)
+        messages.decode_execution_report(request, MODEL, CLUSTER)
 
 
 def test_S7_replica_counts_whose_sum_wraps_around_are_refused() -> None:

@@ -7,14 +7,14 @@ from relibra.errors import InvalidInput
 from relibra.planning import Model
 from relibra.v1 import routing_pb2
 from relibra.wire import array
-from relibra.wire.routing import MAX_NUM_ROWS, MAX_SEQUENCE_ID_SIZE_BYTES, decode_counts, encode_report
+from relibra.wire.routing import MAX_NUM_ROWS, MAX_SEQUENCE_ID_SIZE_BYTES, decode_counts, encode_sequence
 
 MODEL = Model(num_layers=2, num_experts=3, top_k=2)
 COUNTS_LE = np.array([[4, 3, 3], [5, 5, 0]], dtype=np.uint32)
 
 
 def report(**change: object) -> routing_pb2.ReportRoutingRequest:
-    message = encode_report(1, "job", 2, "seq", 5, COUNTS_LE)
+    message = encode_sequence(1, "job", 2, "seq", 5, COUNTS_LE)
     for field, value in change.items():
         if isinstance(value, np.ndarray):
             message.counts.CopyFrom(array.encode(value))
@@ -27,7 +27,7 @@ def report(**change: object) -> routing_pb2.ReportRoutingRequest:
 def test_counts_survive_the_wire_in_their_narrowest_dtype(num_rows: int, data: st.DataObject) -> None:
     first_L = [data.draw(st.integers(0, num_rows)) for _ in range(2)]
     counts_LE = np.array([[first, 2 * num_rows - first, 0] for first in first_L], dtype=np.uint32)
-    request = encode_report(9, "job", 1, "seq", num_rows, counts_LE)
+    request = encode_sequence(9, "job", 1, "seq", num_rows, counts_LE)
     decoded_LE = decode_counts(routing_pb2.ReportRoutingRequest.FromString(request.SerializeToString()), MODEL)
     np.testing.assert_array_equal(decoded_LE, counts_LE)
     assert decoded_LE.dtype == np.min_scalar_type(int(counts_LE.max()))

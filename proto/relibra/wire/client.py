@@ -113,7 +113,7 @@ class PlannerClient:
         Raises:
             UnknownJob: the job was never registered.
         """
-        self._call(self._executions.ReportExecution, messages.encode_execution(job_id, report))
+        self._call(self._executions.ReportExecution, messages.encode_execution_report(job_id, report))
 
     def _call(self, method: Callable[..., _Response], request: Message, timeout_s: float | None = None) -> _Response:
         try:

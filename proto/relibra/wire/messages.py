@@ -164,27 +164,6 @@ def decode_plan_id(message: plan_pb2.PlanId) -> PlanId:
     return PlanId(epoch=message.epoch, version=message.version)
 
 
-def encode_rank_plan(plan: RankPlan) -> plan_pb2.RankPlan:
-    """Build the message of one rank's plan."""
-    num_layers = len(plan.home_rank_LE)
-    cell_Q = plan.replica_index_Q4[:, 0].astype(np.int64) * num_layers + plan.replica_index_Q4[:, 1]
-    num_rows = -(-(int(cell_Q.max(initial=-1)) + 1) // num_layers)
-    count_ML = np.bincount(cell_Q, minlength=num_rows * num_layers).reshape(num_rows, num_layers)
-    return plan_pb2.RankPlan(
-        id=encode_plan_id(plan.id),
-        step=plan.step,
-        digest=plan.digest,
-        home_rank=array.encode(plan.home_rank_LE),
-        replica_count=array.encode(count_ML),
-        replica_expert=array.encode(plan.replica_index_Q4[:, 2]),
-        replica_rank=array.encode(plan.replica_index_Q4[:, 3]),
-        replica_share=array.encode(plan.replica_share_Q),
-        num_micro_batches=plan.num_micro_batches,
-        reason=plan.reason,
-        basis=encode_basis(plan.basis),
-    )
-
-
 def decode_rank_plan(message: plan_pb2.RankPlan, model: Model) -> RankPlan:
     """Read one rank's plan; `check_rank_plan` says whether it may be applied.
 
@@ -219,7 +198,7 @@ def decode_rank_plan(message: plan_pb2.RankPlan, model: Model) -> RankPlan:
 _PHASES = {Phase.RECOMPUTE: execution_pb2.PHASE_RECOMPUTE, Phase.UPDATE: execution_pb2.PHASE_UPDATE}
 
 
-def encode_execution(job_id: str, report: ExecutionReport) -> execution_pb2.ReportExecutionRequest:
+def encode_execution_report(job_id: str, report: ExecutionReport) -> execution_pb2.ReportExecutionRequest:
     """Build the message of an execution report."""
     return execution_pb2.ReportExecutionRequest(
         job_id=job_id,
@@ -238,7 +217,9 @@ def encode_execution(job_id: str, report: ExecutionReport) -> execution_pb2.Repo
     )
 
 
-def decode_execution(request: execution_pb2.ReportExecutionRequest, model: Model, cluster: Cluster) -> ExecutionReport:
+def decode_execution_report(
+    request: execution_pb2.ReportExecutionRequest, model: Model, cluster: Cluster
+) -> ExecutionReport:
     """Read an execution report.
 
     Raises:

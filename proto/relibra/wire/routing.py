@@ -42,7 +42,7 @@ def check_name(step: int, sequence_id: str, policy_versions: tuple[int, int] | N
             raise InvalidInput.of(field, expected=f"whole, 0 to {_MAX_NUMBER}", got=repr(number))
 
 
-def encode_report(
+def encode_sequence(
     ordinal: int,
     job_id: str,
     step: int,

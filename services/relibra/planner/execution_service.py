@@ -6,7 +6,7 @@ from relibra.errors import InvalidInput
 from relibra.planner.limits import MAX_REASON_LENGTH, check_num_cells, check_step
 from relibra.store import Store
 from relibra.v1 import execution_pb2, execution_pb2_grpc
-from relibra.wire.messages import check_job_id, decode_execution
+from relibra.wire.messages import check_job_id, decode_execution_report
 
 
 class ExecutionService(execution_pb2_grpc.ExecutionServiceServicer):
@@ -26,6 +26,6 @@ class ExecutionService(execution_pb2_grpc.ExecutionServiceServicer):
             raise InvalidInput.of("reason", expected=f"at most {MAX_REASON_LENGTH} letters", got=len(request.reason))
         # Before it is decoded: a deflated load is as large as it says.
         check_num_cells(max(request.realised_load.shape, default=0), job.model, self._max_cells)
-        report = decode_execution(request, job.model, job.cluster)
+        report = decode_execution_report(request, job.model, job.cluster)
         await self._store.put_report(job, report)
         return execution_pb2.ReportExecutionResponse()

@@ -1,4 +1,4 @@
-"""Takes pending steps from the store under a lease, has them solved, and publishes their plans."""
+"""From pending steps to published plans: takes the lease on a step, has the step solved, publishes the plan."""
 
 import asyncio
 import contextlib
@@ -13,24 +13,24 @@ from relibra.planner.fair_order import next_turns
 from relibra.planner.metrics import Metrics
 from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
 from relibra.planner.settings import PlannerSettings
-from relibra.planner.solving import SolvedStep
-from relibra.store import Lease, Store
+from relibra.store import EncodedPlan, Lease, Store
 
 logger = logging.getLogger(__name__)
 _tracer = trace.get_tracer("relibra.planner")
 
 SCAN_INTERVAL_S = 0.25
-"""How long a step may go unnoticed that another planner took in, or left behind."""
+"""How long a step that another planner accepted or left behind may go unnoticed."""
 MAX_CRASHES = 3
+"""A step fails for good when planning it has crashed this often."""
 _RENEWALS_PER_LEASE = 4
 
 
 class _Solver(Protocol):
-    async def solve(self, job_id: str, step: int) -> SolvedStep: ...
+    async def solve(self, job_id: str, step: int) -> EncodedPlan: ...
 
 
 class PlanningLoop:
-    """One step a job at a time, jobs in turn. Supervised: whatever a step does, the others are tried."""
+    """Plans one step of a job at a time, and jobs in turn. A step that fails or hangs stops no other job."""
 
     def __init__(
         self, store: Store, solver: _Solver, notifier: PlanNotifier, metrics: Metrics, settings: PlannerSettings
@@ -47,11 +47,11 @@ class PlanningLoop:
         self._num_turns = 0
 
     def wake(self) -> None:
-        """Look for pending steps now, not at the next scan."""
+        """Look for pending steps now instead of at the next scan."""
         self._news.set()
 
     def stop(self) -> None:
-        """Let `run` return after the steps that are being solved."""
+        """Let `run` return when the steps that are being solved have ended."""
         self._is_stopping = True
         self._news.set()
 
@@ -80,69 +80,51 @@ class PlanningLoop:
             if lease := await self._store.take_lease(job_id, self._settings.lease_s):
                 self._num_turns += 1
                 self._last_turn[job_id] = self._num_turns
-                self._solves[job_id] = asyncio.create_task(self._plan_traced(lease))
-
-    async def _plan_traced(self, lease: Lease) -> None:
-        caller = propagate.extract({"traceparent": lease.traceparent})
-        with _tracer.start_as_current_span("PlanStep", context=caller):
-            await self._plan(lease)
+                self._solves[job_id] = asyncio.create_task(self._plan(lease))
 
     async def _plan(self, lease: Lease) -> None:
-        outcome = "crashed"
-        told = _about(lease)
-        name = f"job {lease.job_id} step {lease.step}"
-        try:
-            outcome = await self._publish(lease)
-            # After a failure too: a job whose every step fails goes on reporting.
-            await self._store.expire_steps(lease, self._settings.retained_steps)
-        except (Unavailable, LostLease, StaleEpoch, Conflict) as error:
-            outcome = type(error).__name__
-            logger.warning("%s: plan not published: %s", name, error, extra=told)
-        except Exception:
-            logger.exception("%s: planning failed", name, extra=told)
-        finally:
-            # Does nothing where the lease has ended, as it has after publishing.
-            with contextlib.suppress(Unavailable):
-                await self._store.return_lease(lease)
-            self._metrics.solves.labels(outcome).inc()
-            del self._solves[lease.job_id]
-            self._notifier.ring(lease.job_id)
-            self.wake()
+        """Solve the leased step and publish its plan, or keep the reason why it has none; then expire old steps."""
+        submitter = propagate.extract({"traceparent": lease.traceparent})
+        with _tracer.start_as_current_span("PlanStep", context=submitter):
+            name, about, outcome = f"job {lease.job_id} step {lease.step}", _about(lease), "crashed"
+            started_at = time.monotonic()
+            try:
+                try:
+                    plan = await self._solve_under(lease)
+                except (Unavailable, LostLease):
+                    raise
+                except Exception as error:
+                    outcome = await self._end_solve(lease, error)
+                else:
+                    solved_at = time.monotonic()
+                    plan_id = await self._store.publish_plan(lease, plan)
+                    outcome, published_at = "published", time.monotonic()
+                    self._metrics.solve_s.observe(solved_at - started_at)
+                    self._metrics.publish_s.observe(published_at - solved_at)
+                    took_s, about = published_at - started_at, about | {"version": plan_id.version}
+                    logger.info("%s: plan %s in %.2f s: %s", name, plan_id, took_s, plan.reason, extra=about)
+                # After a failure too: a job whose steps all fail goes on reporting.
+                await self._store.expire_steps(lease, self._settings.retained_steps)
+            except (Unavailable, LostLease, StaleEpoch, Conflict) as error:
+                outcome = type(error).__name__
+                logger.warning("%s: plan not published: %s", name, error, extra=about)
+            except Exception:
+                logger.exception("%s: planning failed", name, extra=about)
+            finally:
+                # Publishing has ended the lease; returning it then changes nothing.
+                with contextlib.suppress(Unavailable):
+                    await self._store.return_lease(lease)
+                self._metrics.solves.labels(outcome).inc()
+                del self._solves[lease.job_id]
+                self._notifier.ring(lease.job_id)
+                self.wake()
 
-    async def _publish(self, lease: Lease) -> str:
-        """Solve and publish the leased step, or tell why not; return how it ended."""
-        started_at = time.monotonic()
-        name = f"job {lease.job_id} step {lease.step}"
-        try:
-            solved = await self._solve_under(lease)
-        except (Unavailable, LostLease):
-            raise
-        except RelibraError as error:
-            logger.warning("%s cannot be planned: %s", name, error, extra=_about(lease))
-            await self._store.end_solve(lease, str(error))
-            return "failed"
-        except Exception as error:
-            logger.error("%s: planning crashed", name, exc_info=error, extra=_about(lease))
-            reason = f"planning crashed {MAX_CRASHES} times, at last with {type(error).__name__}: {error}"
-            has_failed = await self._store.end_solve(lease, reason, max_crashes=MAX_CRASHES)
-            return "failed" if has_failed else "crashed"
-        solved_at = time.monotonic()
-        plan_id = await self._store.publish_plan(lease, solved.plan)
-        published_at = time.monotonic()
-        self._metrics.solve_s.observe(solved_at - started_at)
-        self._metrics.publish_s.observe(published_at - solved_at)
-        logger.info(
-            *("%s: plan %s in %.2f s: %s", name, plan_id, published_at - started_at, solved.plan.reason),
-            extra=_about(lease) | {"version": plan_id.version},
-        )
-        return "published"
-
-    async def _solve_under(self, lease: Lease) -> SolvedStep:
-        """Solve while the lease holds; who loses it stops, and its worker with it."""
+    async def _solve_under(self, lease: Lease) -> EncodedPlan:
+        """Solve the step while the lease holds. Losing the lease stops the solve and its worker."""
         solving = asyncio.create_task(self._solver.solve(lease.job_id, lease.step))
         renewing = asyncio.create_task(self._renew(lease))
         try:
-            # Beside each other: a renewal that Redis does not answer must not hold up a plan that is there.
+            # Side by side: a renewal that waits for Redis must not hold up a plan that is ready.
             await asyncio.wait({solving, renewing}, return_when=asyncio.FIRST_COMPLETED)
             if renewing.done():
                 await renewing
@@ -152,16 +134,28 @@ class PlanningLoop:
             renewing.cancel()
 
     async def _renew(self, lease: Lease) -> None:
-        """Hold a lease until it is lost."""
+        """Renew the lease until it is lost."""
         while True:
             await asyncio.sleep(self._settings.lease_s / _RENEWALS_PER_LEASE)
-            # Redis out of reach costs the lease at worst, and `publish_plan` will tell.
+            # If Redis cannot be reached, the lease may end; `publish_plan` notices.
             with contextlib.suppress(Unavailable):
                 await self._store.renew_lease(lease, self._settings.lease_s)
 
+    async def _end_solve(self, lease: Lease, error: Exception) -> str:
+        """Keep why the step could not be planned, for good or to be tried again; return the outcome."""
+        name, about = f"job {lease.job_id} step {lease.step}", _about(lease)
+        if isinstance(error, RelibraError):
+            logger.warning("%s cannot be planned: %s", name, error, extra=about)
+            await self._store.end_solve(lease, str(error))
+            return "failed"
+        logger.error("%s: planning crashed", name, exc_info=error, extra=about)
+        reason = f"planning crashed {MAX_CRASHES} times, at last with {type(error).__name__}: {error}"
+        has_failed = await self._store.end_solve(lease, reason, max_crashes=MAX_CRASHES)
+        return "failed" if has_failed else "crashed"
+
 
 def _about(lease: Lease) -> dict[str, Any]:
-    """What a log record says it is about."""
+    """Return the fields of a log record about a leased step."""
     about = {"job": lease.job_id, "step": lease.step, "epoch": lease.epoch}
     context = trace.get_current_span().get_span_context()
     return about | {"trace": trace.format_trace_id(context.trace_id)} if context.is_valid else about

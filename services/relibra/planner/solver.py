@@ -6,7 +6,8 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 
-from relibra.planner.solving import SolvedStep, prepare_worker, solve_step, warm_up
+from relibra.planner.solving import prepare_worker, solve_step, warm_up
+from relibra.store import EncodedPlan
 
 
 class SolverPool:
@@ -21,7 +22,7 @@ class SolverPool:
         self._timeout_s = timeout_s
         self._idle = [_Worker()]
 
-    async def solve(self, job_id: str, step: int) -> SolvedStep:
+    async def solve(self, job_id: str, step: int) -> EncodedPlan:
         """Solve one step; cancelling this kills the solve.
 
         Raises:
@@ -60,7 +61,7 @@ class _Worker:
         )
         self._pool.submit(warm_up)
 
-    async def solve(self, redis_url: str, job_id: str, step: int) -> SolvedStep:
+    async def solve(self, redis_url: str, job_id: str, step: int) -> EncodedPlan:
         return await asyncio.wrap_future(self._pool.submit(solve_step, redis_url, job_id, step))
 
     def kill(self) -> list[BaseProcess]:

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import signal
 import threading
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,13 +17,6 @@ from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad, che
 from relibra.planning.expected.loads import WINDOW, expected_step
 from relibra.planning.plan import Basis
 from relibra.store import EncodedPlan, Store
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SolvedStep:
-    """A checked plan."""
-
-    plan: EncodedPlan
 
 
 def prepare_worker() -> None:
@@ -57,7 +49,7 @@ def warm_up() -> None:
         EncodedPlan.of(plan)
 
 
-def solve_step(redis_url: str, job_id: str, step: int) -> SolvedStep:
+def solve_step(redis_url: str, job_id: str, step: int) -> EncodedPlan:
     """Solve one step of the store at `redis_url`.
 
     Raises:
@@ -66,7 +58,7 @@ def solve_step(redis_url: str, job_id: str, step: int) -> SolvedStep:
     return asyncio.run(_solve_step(redis_url, job_id, step))
 
 
-async def _solve_step(redis_url: str, job_id: str, step: int) -> SolvedStep:
+async def _solve_step(redis_url: str, job_id: str, step: int) -> EncodedPlan:
     from relibra.planning.solve import solve
 
     async with Store.open(redis_url) as store:
@@ -85,4 +77,4 @@ async def _solve_step(redis_url: str, job_id: str, step: int) -> SolvedStep:
         *(load, schedule, job.model, job.cluster, job.params, previous_home_LE), num_threads=num_cores, basis=basis
     )
     check_plan(plan, load.load_MLE)
-    return SolvedStep(plan=EncodedPlan.of(plan))
+    return EncodedPlan.of(plan)

@@ -15,7 +15,7 @@ from relibra.errors import ERRORS, InvalidInput, RelibraError, Unavailable
 from relibra.rollout.outbox import CountedSequence, Outbox, RoutedSequence
 from relibra.wire.channel import open_channel
 from relibra.wire.credentials import Credentials
-from relibra.wire.routing import check_name, encode_report, open_stream
+from relibra.wire.routing import check_name, encode_sequence, open_stream
 from relibra.wire.status import from_rpc_error
 
 logger = logging.getLogger(__name__)
@@ -216,7 +216,7 @@ class RolloutReporter:
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
 
     def _encode(self, ordinal: int, sequence: CountedSequence) -> Any:
-        return encode_report(
+        return encode_sequence(
             ordinal,
             self._job_id,
             sequence.step,

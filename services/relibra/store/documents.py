@@ -78,7 +78,7 @@ def decode_plan_record(step: int, values: list[bytes | None]) -> PlanRecord | No
     )
 
 
-def encode_report(report: ExecutionReport) -> str:
+def encode_execution_report(report: ExecutionReport) -> str:
     """Encode a report without its array."""
     return json.dumps(
         {
@@ -97,7 +97,7 @@ def encode_report(report: ExecutionReport) -> str:
     )
 
 
-def decode_report(step: int, document: bytes, realised: bytes) -> ExecutionReport:
+def decode_execution_report(step: int, document: bytes, realised: bytes) -> ExecutionReport:
     """Decode a report and its array."""
     fields = json.loads(document)
     applied = fields["applied"]
@@ -117,13 +117,13 @@ def decode_report(step: int, document: bytes, realised: bytes) -> ExecutionRepor
     )
 
 
-def encode_execution(execution: Execution) -> str:
+def encode_execution_sum(execution: Execution) -> str:
     """Encode what all ranks did in one phase."""
     return json.dumps(asdict(execution))
 
 
-def decode_execution(document: bytes) -> Execution:
-    """Decode what `encode_execution` wrote."""
+def decode_execution_sum(document: bytes) -> Execution:
+    """Decode what `encode_execution_sum` wrote."""
     fields = json.loads(document)
     return Execution(
         **fields

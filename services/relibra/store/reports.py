@@ -6,7 +6,12 @@ from collections.abc import Iterable, Sequence
 from relibra.planning import ExecutionReport
 from relibra.planning.execution_sum import Execution, executions
 from relibra.store.connection import Connected, raises_unavailable
-from relibra.store.documents import decode_execution, decode_report, encode_execution, encode_report
+from relibra.store.documents import (
+    decode_execution_report,
+    decode_execution_sum,
+    encode_execution_report,
+    encode_execution_sum,
+)
 from relibra.store.keys import JobKeys
 from relibra.store.records import JobRecord
 
@@ -28,7 +33,7 @@ class Reports(Connected):
             [
                 step,
                 f"{report.phase}/{report.ep_group}/{report.ep_rank}",
-                encode_report(report),
+                encode_execution_report(report),
                 report.realised_load_ML.astype("<i8").tobytes(),
             ],
         )
@@ -46,14 +51,14 @@ class Reports(Connected):
             return  # the step has expired meanwhile
 
         def sum_up() -> Execution:
-            reports = [decode_report(step, *each) for each in zip(documents, realised, strict=True)]
+            reports = [decode_execution_report(step, *each) for each in zip(documents, realised, strict=True)]
             return executions(reports, job.cluster)[0]
 
         execution = await asyncio.to_thread(sum_up)
         await self._script(
             "put_execution",
             [keys.of("steps"), keys.step(step, "executed")],
-            [step, execution.phase, encode_execution(execution)],
+            [step, execution.phase, encode_execution_sum(execution)],
         )
 
     @raises_unavailable
@@ -65,7 +70,9 @@ class Reports(Connected):
         pipe.hgetall(keys.step(step, "realised"))
         documents, realised = await pipe.execute()
         # The step may expire between the two.
-        reports = [decode_report(step, documents[field], realised[field]) for field in documents if field in realised]
+        reports = [
+            decode_execution_report(step, documents[field], realised[field]) for field in documents if field in realised
+        ]
         return sorted(reports, key=lambda each: (each.phase, each.ep_group, each.ep_rank))
 
     @raises_unavailable
@@ -83,4 +90,4 @@ class Reports(Connected):
         for step in steps:
             pipe.hvals(JobKeys(job_id).step(step, "executed"))
         found = await pipe.execute() if len(pipe) else []
-        return [sorted(map(decode_execution, values), key=lambda each: each.phase) for values in found]
+        return [sorted(map(decode_execution_sum, values), key=lambda each: each.phase) for values in found]

@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 
+from harness.rank_plan_message import encode_rank_plan
 from relibra.errors import NotReady, RelibraError
 from relibra.planning import Cluster, ExecutionReport, Model, RankPlan
 from relibra.v1 import execution_pb2, execution_pb2_grpc, plan_pb2, plan_pb2_grpc
@@ -56,8 +57,8 @@ class ScriptedPlanner(plan_pb2_grpc.PlanServiceServicer, execution_pb2_grpc.Exec
             code, details, metadata = to_status(error)
             context.set_trailing_metadata(metadata)
             context.abort(code, details)
-        return plan_pb2.FetchPlanResponse(plan=messages.encode_rank_plan(self.plans[request.step]))
+        return plan_pb2.FetchPlanResponse(plan=encode_rank_plan(self.plans[request.step]))
 
     def ReportExecution(self, request: execution_pb2.ReportExecutionRequest, context: grpc.ServicerContext) -> Any:
-        self.reports.append(messages.decode_execution(request, self._model, self._cluster))
+        self.reports.append(messages.decode_execution_report(request, self._model, self._cluster))
         return execution_pb2.ReportExecutionResponse()
