@@ -19,22 +19,23 @@ def test_S1_all_ranks_execute_the_same_plan(results):
 
 
 @pytest.mark.parametrize(
-    ("step", "reason"),
+    ("step", "cause", "reason"),
     [
-        pytest.param(NO_PLAN, "rank 1 without a plan in time", id="L1-one-rank-without-a-plan"),
-        pytest.param(OTHER_ID, "ranks hold different plans: ranks 0, 1, 3 plan", id="S1-one-rank-with-another-plan"),
-        pytest.param(OLDER_EPOCH, "ranks 0, 1, 2, 3 offered an older epoch", id="S4-an-older-epoch"),
-        pytest.param(INVALID, "rank 3 offered an invalid plan", id="S2-one-rank-with-an-invalid-plan"),
-        pytest.param(LATE, "ranks 0, 1, 2, 3 offered an invalid plan", id="S1-the-plan-of-the-step-before"),
-        pytest.param(OTHER_MODEL, "ranks 0, 1, 2, 3 offered an invalid plan", id="S2-a-plan-for-another-model"),
-        pytest.param(OTHER_CLUSTER, "ranks 0, 1, 2, 3 offered an invalid plan", id="S2-a-plan-for-another-cluster"),
+        pytest.param(NO_PLAN, "late", "rank 1 without a plan in time", id="L1-one-rank-without-a-plan"),
+        pytest.param(OTHER_ID, "disagreed", "ranks hold different plans: ranks 0, 1, 3 plan", id="S1-one-other-plan"),
+        pytest.param(OLDER_EPOCH, "stale", "ranks 0, 1, 2, 3 offered an older epoch", id="S4-an-older-epoch"),
+        pytest.param(INVALID, "invalid", "rank 3 offered an invalid plan", id="S2-one-rank-with-an-invalid-plan"),
+        pytest.param(LATE, "invalid", "ranks 0, 1, 2, 3 offered an invalid plan", id="S1-the-plan-of-the-step-before"),
+        pytest.param(OTHER_MODEL, "invalid", "ranks 0, 1, 2, 3 offered an invalid plan", id="S2-another-model"),
+        pytest.param(OTHER_CLUSTER, "invalid", "ranks 0, 1, 2, 3 offered an invalid plan", id="S2-another-cluster"),
     ],
 )
-def test_the_step_falls_back_and_says_why(results, step, reason):
+def test_the_step_falls_back_and_says_why(results, step, cause, reason):
     for result in results:
         assert result["applied"][step] is None
         assert result["reason"][step].startswith(reason)
         assert result["reported_reason"][step] == result["reason"][step]
+        assert result["causes"][step] == result["reported_causes"][step] == [cause]
         assert result["placement"][step] == result["placement"][0]
 
 

@@ -54,4 +54,5 @@ def test_L2_the_planner_learns_afterwards_what_ranks_did_without_it(results):
         for report, result in zip(reports, results, strict=True):
             assert report["applied"] == result["applied"][step]
             assert report["reason"] == result["reason"][step]
+            assert report["causes"] == (["late"] if step == AWAY else [])
             assert (report["reorder_s"] > 0) == (report["replica_wait_s"] > 0) == (step != AWAY)

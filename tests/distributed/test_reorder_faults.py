@@ -16,6 +16,7 @@ def test_S1_a_failure_at_any_point_moves_nothing_anywhere(layout_run, layout, sc
             assert case["applied"] == "None"
             assert case["same_placement"], case
             assert case["same_bits"], case
+            assert case["causes"] == ["undone"]
             assert case["reason"].startswith("the reorder was undone: ")
             assert "failed on rank 1" in case["reason"]
             assert ("injected" in case["reason"] or "arrived damaged" in case["reason"]) == bool(case["happened"])

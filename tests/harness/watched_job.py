@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning import (
+    Cause,
     Cluster,
     ExecutionReport,
     Model,
@@ -80,9 +81,17 @@ class WatchedJob:
         await self.store.end_solve(lease, reason)
 
     async def report(
-        self, step: int, plan_id: PlanId | None, *, phase: Phase = Phase.UPDATE, ranks: Sequence[int] | None = None
+        self,
+        step: int,
+        plan_id: PlanId | None,
+        *,
+        phase: Phase = Phase.UPDATE,
+        ranks: Sequence[int] | None = None,
+        causes: tuple[Cause, ...] = (Cause.LATE,),
+        reason: str = "",
     ) -> None:
-        """Let ranks report that they executed a plan as it is, or, without one, that it came too late."""
+        """Let ranks report that they executed a plan as it is, or, without one, that they fell back."""
+        reason = reason or ("all ranks hold it" if plan_id else "rank 3 without a plan in time")
         plan = self.plans[step]
         loads_MLR = plan.rank_loads_MLR
         per_group = plan.num_rows // self.cluster.num_ep_groups
@@ -97,7 +106,8 @@ class WatchedJob:
                         ep_group=group,
                         ep_rank=rank,
                         applied=plan_id,
-                        reason="all ranks hold it" if plan_id else "rank 3 without a plan in time",
+                        reason=reason,
+                        causes=() if plan_id else causes,
                         realised_load_ML=loads_MLR[rows, :, rank],
                         reorder_sent_bytes=1 << 20,
                         replica_sent_bytes=1 << 18,

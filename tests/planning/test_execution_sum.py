@@ -1,12 +1,10 @@
-"""Sums of reports, and the class of every reason agents give."""
+"""The sum of what ranks report of a step."""
 
 import numpy as np
 import pytest
 
-from relibra.agent.plans import agreement
-from relibra.agent.plans.agreement import Lack, Offer
-from relibra.planning import Cluster, ExecutionReport, Phase, PlanId
-from relibra.planning.execution_sum import Cause, cause_of, executions
+from relibra.planning import Cause, Cluster, ExecutionReport, Phase, PlanId
+from relibra.planning.execution_sum import executions
 
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1, num_ep_groups=2)
 PLAN_ID = PlanId(epoch=7, version=1)
@@ -60,23 +58,15 @@ def test_phases_are_in_the_order_they_happen() -> None:
     assert executions([], CLUSTER) == []
 
 
-def test_ranks_that_fell_back_are_counted_by_cause() -> None:
-    late, odd = "rank 3 without a plan in time", "the cat sat on the keyboard"
-    reports = [report(0, 0, [[1]], applied=None, reason=late), report(0, 1, [[1]], applied=None, reason=odd)]
+def test_ranks_that_fell_back_are_counted_under_each_of_their_causes() -> None:
+    both, silent = (Cause.LATE, Cause.STALE), ()
+    reports = [
+        report(0, 0, [[1]], applied=None, reason="the cat sat on the keyboard", causes=both),
+        report(0, 1, [[1]], applied=None, reason="rank 3 without a plan in time", causes=silent),
+        report(1, 0, [[1]], applied=None, reason="the cat sat on the keyboard", causes=both),
+        report(1, 1, [[1]]),
+    ]
     (execution,) = executions(reports, CLUSTER)
-    assert execution.fallbacks == {Cause.LATE: 1, Cause.OTHER: 1}
-    assert execution.reasons == (late, odd)
-
-
-def test_every_reason_of_an_agreement_has_its_cause() -> None:
-    def reason(*offers: Offer) -> str:
-        plan_id, text = agreement.decide(offers)
-        assert plan_id is None
-        return text
-
-    held = Offer(step=1, plan_id=PLAN_ID)
-    for lack, cause in ((Lack.LATE, Cause.LATE), (Lack.STALE, Cause.STALE), (Lack.INVALID, Cause.INVALID)):
-        assert cause_of(reason(held, Offer(step=1, plan_id=None, lack=lack))) is cause
-    assert cause_of(reason(held, Offer(step=1, plan_id=PlanId(epoch=7, version=2)))) is Cause.DISAGREED
-    assert cause_of(reason(held, Offer(step=2, plan_id=PLAN_ID))) is Cause.DISAGREED
-    assert cause_of("the reorder was undone: moving failed on rank 1") is Cause.UNDONE
+    assert execution.fallbacks == {Cause.LATE: 2, Cause.STALE: 2, Cause.UNSPECIFIED: 1}
+    assert (execution.num_applied, execution.num_fallbacks) == (1, 3)
+    assert execution.reasons == ("the cat sat on the keyboard", "rank 3 without a plan in time")

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from relibra.planning import Phase, PlanId
-from relibra.planning.execution_sum import Cause, Execution
+from relibra.planning import Cause, Phase, PlanId
+from relibra.planning.execution_sum import Execution
 from relibra.planning.plan import Prediction
 from relibra.status.health import JobState, duration, job_health
 from relibra.store import PlanRecord, StepRecord
@@ -59,11 +59,16 @@ EXECUTION = Execution(
         ([replace(COLLECTING, submitted_at=NOW - 31), PLANNED], [], JobState.FAILING, "is a planner running"),
         ([replace(COLLECTING, submitted_at=NOW - 1), PLANNED], [], JobState.WELL, "solving"),
         ([PLANNED, replace(COLLECTING, step=3, failure="old")], [], JobState.WELL, "step 7"),
-        ([PLANNED], [replace(EXECUTION, fallbacks={Cause.LATE: 2})], JobState.ATTENTION, r"2 of 4 ranks .*\(2 late\)"),
-        ([PLANNED], [replace(EXECUTION, missing=((0, 2),))], JobState.ATTENTION, "missing: rank 2$"),
         (
             [PLANNED],
-            [replace(EXECUTION, missing=((1, 2),), num_ep_groups=2)],
+            [replace(EXECUTION, num_applied=2, fallbacks={Cause.LATE: 2, Cause.STALE: 1})],
+            JobState.ATTENTION,
+            r"2 of 4 ranks .*\(2 late, 1 stale\)",
+        ),
+        ([PLANNED], [replace(EXECUTION, num_applied=3, missing=((0, 2),))], JobState.ATTENTION, "missing: rank 2$"),
+        (
+            [PLANNED],
+            [replace(EXECUTION, num_applied=3, missing=((1, 2),), num_ep_groups=2)],
             JobState.ATTENTION,
             "missing: rank 2 of group 1",
         ),
@@ -90,7 +95,12 @@ EVERY_40_S = [planned(step, NOW - 900 - 40 * (7 - step)) for step in (7, 6, 5, 4
     [
         ([COLLECTING], 7, [EXECUTION], "step 8 has 12 sequences and no schedule"),
         ([], 6, [EXECUTION], "step 7 is planned and no rank has reported"),
-        ([], 7, [replace(EXECUTION, missing=((0, 2),))], "step 7: .* missing: rank 2; look at their logs"),
+        (
+            [],
+            7,
+            [replace(EXECUTION, num_applied=3, missing=((0, 2),))],
+            "step 7: .* missing: rank 2; look at their logs",
+        ),
         ([], 7, [replace(EXECUTION, phase=Phase.RECOMPUTE)], "no rank has reported phase update of step 7"),
     ],
 )

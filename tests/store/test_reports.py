@@ -4,8 +4,8 @@ import numpy as np
 
 from harness.services import Loop
 from harness.step_samples import report_all
-from relibra.planning import ExecutionReport, Phase, PlanId
-from relibra.planning.execution_sum import Cause, executions
+from relibra.planning import Cause, ExecutionReport, Phase, PlanId
+from relibra.planning.execution_sum import executions
 from relibra.store import JobRecord, Store
 
 
@@ -16,7 +16,8 @@ def report(job: JobRecord, phase: Phase, rank: int, step: int = 1) -> ExecutionR
         ep_group=0,
         ep_rank=rank,
         applied=PlanId(epoch=job.epoch, version=1) if rank else None,
-        reason="as planned" if rank else "no plan in time",
+        reason="as planned" if rank else "the cat sat on the keyboard",
+        causes=() if rank else (Cause.LATE, Cause.STALE),
         realised_load_ML=np.array([[1 << 40, 2, 3]], dtype=np.int64),
         reorder_sent_bytes=5,
         replica_sent_bytes=6,
@@ -36,7 +37,7 @@ def test_reports_are_kept_by_phase_and_rank(store: Store, run: Loop, job: JobRec
         (phase, rank) for phase in (Phase.RECOMPUTE, Phase.UPDATE) for rank in (0, 1)
     ]
     assert found[1].applied == reports[0].applied
-    assert found[0].applied is None
+    assert (found[0].applied, found[0].causes) == (None, (Cause.LATE, Cause.STALE))
     assert (found[0].reorder_s, found[0].replica_wait_s) == (0.5, 0.75)
     np.testing.assert_array_equal(found[1].realised_load_ML, reports[0].realised_load_ML)
 
@@ -56,7 +57,8 @@ def test_the_report_that_completes_a_phase_makes_its_sum(store: Store, run: Loop
     ((update,), none) = run(store.get_executions("job", [1, 2]))
     assert none == []
     assert [update] == executions([report(job, Phase.UPDATE, rank) for rank in ranks], job.cluster)
-    assert update.fallbacks == {Cause.OTHER: 1}
+    assert update.fallbacks == {Cause.LATE: 1, Cause.STALE: 1}
+    assert update.num_fallbacks == 1
     assert update.rank_tokens == ((1 << 40) + 5,) * len(ranks)
     run(store.put_report(job, report(job, Phase.RECOMPUTE, 0)))
     ((recompute, _),) = run(store.get_executions("job", [1]))
@@ -66,7 +68,7 @@ def test_the_report_that_completes_a_phase_makes_its_sum(store: Store, run: Loop
 def test_a_report_that_replaces_another_changes_the_sum(store: Store, run: Loop, job: JobRecord) -> None:
     report_all(store, run)
     reports = [report(job, Phase.UPDATE, rank) for rank in range(job.cluster.num_ranks)]
-    for each in [*reports, dataclasses.replace(reports[0], applied=reports[1].applied, reason="as planned")]:
+    for each in [*reports, dataclasses.replace(reports[0], applied=reports[1].applied, causes=())]:
         run(store.put_report(job, each))
     ((update,),) = run(store.get_executions("job", [1]))
     assert (update.num_fallbacks, update.num_applied) == (0, job.cluster.num_ranks)

@@ -8,7 +8,18 @@ from hypothesis import strategies as st
 
 from harness.rank_plan_message import encode_rank_plan
 from relibra.errors import InvalidInput
-from relibra.planning import Cluster, CostModel, ExecutionReport, Model, Phase, PlanId, PlanParams, RankPlan, Schedule
+from relibra.planning import (
+    Cause,
+    Cluster,
+    CostModel,
+    ExecutionReport,
+    Model,
+    Phase,
+    PlanId,
+    PlanParams,
+    RankPlan,
+    Schedule,
+)
 from relibra.planning.plan import Basis
 from relibra.v1 import execution_pb2, job_pb2, plan_pb2
 from relibra.wire import array, messages
@@ -141,6 +152,7 @@ def test_execution_reports_survive_the_wire(applied: PlanId | None, phase: Phase
         ep_rank=3,
         applied=applied,
         reason="as planned",
+        causes=() if applied else tuple(Cause),
         realised_load_ML=np.array([[1, 2, 2**40]], dtype=np.int64),
         reorder_sent_bytes=2**40,
         replica_sent_bytes=1,
@@ -162,9 +174,13 @@ def test_execution_reports_survive_the_wire(applied: PlanId | None, phase: Phase
         ({"plan_wait_s": math.nan}, "plan_wait_s: expected seconds, at least 0, got nan"),
         ({"reorder_s": -1.0}, "reorder_s: expected seconds"),
         ({"replica_wait_s": math.inf}, "replica_wait_s: expected seconds"),
+        (
+            {"applied": plan_pb2.PlanId(epoch=1, version=1), "causes": [execution_pb2.CAUSE_LATE]},
+            r"causes: expected none where a plan was applied, got \[1\]",
+        ),
     ],
 )
-def test_bad_execution_reports_are_refused_by_name(change: dict[str, float], fault: str) -> None:
+def test_bad_execution_reports_are_refused_by_name(change: dict[str, object], fault: str) -> None:
     fields = {"phase": execution_pb2.PHASE_UPDATE} | change
     request = execution_pb2.ReportExecutionRequest(
         **fields,  # type: ignore[arg-type]
@@ -172,6 +188,25 @@ def test_bad_execution_reports_are_refused_by_name(change: dict[str, float], fau
     )
     with pytest.raises(InvalidInput, match=fault):
         messages.decode_execution_report(request, MODEL, CLUSTER)
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        ([], ()),
+        ([execution_pb2.CAUSE_UNSPECIFIED], (Cause.UNSPECIFIED,)),
+        ([1000, execution_pb2.CAUSE_LATE, 1001], (Cause.UNSPECIFIED, Cause.LATE)),
+        ([execution_pb2.CAUSE_STALE] * 1000, (Cause.STALE,)),
+    ],
+)
+def test_causes_of_another_version_are_unspecified_and_each_counts_once(sent: list[int], read: tuple[Cause]) -> None:
+    request = execution_pb2.ReportExecutionRequest(
+        phase=execution_pb2.PHASE_UPDATE,
+        realised_load=array.encode(np.zeros((1, 3), dtype=np.int64)),
+        causes=sent,  # type: ignore[arg-type]
+    )
+    received = execution_pb2.ReportExecutionRequest.FromString(request.SerializeToString())
+    assert messages.decode_execution_report(received, MODEL, CLUSTER).causes == read
 
 
 def test_S7_replica_counts_whose_sum_wraps_around_are_refused() -> None:

@@ -1,9 +1,10 @@
 from relibra.v1 import array_pb2 as _array_pb2
 from relibra.v1 import plan_pb2 as _plan_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -12,12 +13,27 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PHASE_UNSPECIFIED: _ClassVar[Phase]
     PHASE_RECOMPUTE: _ClassVar[Phase]
     PHASE_UPDATE: _ClassVar[Phase]
+
+class Cause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CAUSE_UNSPECIFIED: _ClassVar[Cause]
+    CAUSE_LATE: _ClassVar[Cause]
+    CAUSE_STALE: _ClassVar[Cause]
+    CAUSE_INVALID: _ClassVar[Cause]
+    CAUSE_DISAGREED: _ClassVar[Cause]
+    CAUSE_UNDONE: _ClassVar[Cause]
 PHASE_UNSPECIFIED: Phase
 PHASE_RECOMPUTE: Phase
 PHASE_UPDATE: Phase
+CAUSE_UNSPECIFIED: Cause
+CAUSE_LATE: Cause
+CAUSE_STALE: Cause
+CAUSE_INVALID: Cause
+CAUSE_DISAGREED: Cause
+CAUSE_UNDONE: Cause
 
 class ReportExecutionRequest(_message.Message):
-    __slots__ = ("job_id", "step", "phase", "ep_group", "ep_rank", "applied", "reason", "realised_load", "reorder_sent_bytes", "replica_sent_bytes", "plan_wait_s", "reorder_s", "replica_wait_s")
+    __slots__ = ("job_id", "step", "phase", "ep_group", "ep_rank", "applied", "reason", "realised_load", "reorder_sent_bytes", "replica_sent_bytes", "plan_wait_s", "reorder_s", "replica_wait_s", "causes")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +47,7 @@ class ReportExecutionRequest(_message.Message):
     PLAN_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     REORDER_S_FIELD_NUMBER: _ClassVar[int]
     REPLICA_WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    CAUSES_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     step: int
     phase: Phase
@@ -44,7 +61,8 @@ class ReportExecutionRequest(_message.Message):
     plan_wait_s: float
     reorder_s: float
     replica_wait_s: float
-    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., ep_group: _Optional[int] = ..., ep_rank: _Optional[int] = ..., applied: _Optional[_Union[_plan_pb2.PlanId, _Mapping]] = ..., reason: _Optional[str] = ..., realised_load: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., reorder_sent_bytes: _Optional[int] = ..., replica_sent_bytes: _Optional[int] = ..., plan_wait_s: _Optional[float] = ..., reorder_s: _Optional[float] = ..., replica_wait_s: _Optional[float] = ...) -> None: ...
+    causes: _containers.RepeatedScalarFieldContainer[Cause]
+    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., ep_group: _Optional[int] = ..., ep_rank: _Optional[int] = ..., applied: _Optional[_Union[_plan_pb2.PlanId, _Mapping]] = ..., reason: _Optional[str] = ..., realised_load: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., reorder_sent_bytes: _Optional[int] = ..., replica_sent_bytes: _Optional[int] = ..., plan_wait_s: _Optional[float] = ..., reorder_s: _Optional[float] = ..., replica_wait_s: _Optional[float] = ..., causes: _Optional[_Iterable[_Union[Cause, str]]] = ...) -> None: ...
 
 class ReportExecutionResponse(_message.Message):
     __slots__ = ()

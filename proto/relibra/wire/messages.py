@@ -7,7 +7,18 @@ from dataclasses import asdict
 import numpy as np
 
 from relibra.errors import InvalidInput
-from relibra.planning import Cluster, CostModel, ExecutionReport, Model, Phase, PlanId, PlanParams, RankPlan, Schedule
+from relibra.planning import (
+    Cause,
+    Cluster,
+    CostModel,
+    ExecutionReport,
+    Model,
+    Phase,
+    PlanId,
+    PlanParams,
+    RankPlan,
+    Schedule,
+)
 from relibra.planning.plan import Basis
 from relibra.v1 import execution_pb2, job_pb2, plan_pb2
 from relibra.wire import array
@@ -196,6 +207,15 @@ def decode_rank_plan(message: plan_pb2.RankPlan, model: Model) -> RankPlan:
 
 
 _PHASES = {Phase.RECOMPUTE: execution_pb2.PHASE_RECOMPUTE, Phase.UPDATE: execution_pb2.PHASE_UPDATE}
+_CAUSES = {
+    Cause.UNSPECIFIED: execution_pb2.CAUSE_UNSPECIFIED,
+    Cause.LATE: execution_pb2.CAUSE_LATE,
+    Cause.STALE: execution_pb2.CAUSE_STALE,
+    Cause.INVALID: execution_pb2.CAUSE_INVALID,
+    Cause.DISAGREED: execution_pb2.CAUSE_DISAGREED,
+    Cause.UNDONE: execution_pb2.CAUSE_UNDONE,
+}
+_CAUSE_OF_NUMBER = {number: cause for cause, number in _CAUSES.items()}
 
 
 def encode_execution_report(job_id: str, report: ExecutionReport) -> execution_pb2.ReportExecutionRequest:
@@ -214,16 +234,18 @@ def encode_execution_report(job_id: str, report: ExecutionReport) -> execution_p
         plan_wait_s=report.plan_wait_s,
         reorder_s=report.reorder_s,
         replica_wait_s=report.replica_wait_s,
+        causes=[_CAUSES[cause] for cause in report.causes],
     )
 
 
 def decode_execution_report(
     request: execution_pb2.ReportExecutionRequest, model: Model, cluster: Cluster
 ) -> ExecutionReport:
-    """Read an execution report.
+    """Read an execution report. A cause that this version does not know is read as `Cause.UNSPECIFIED`.
 
     Raises:
-        InvalidInput: a field is malformed, names a rank, group or phase that does not exist, or is no time.
+        InvalidInput: a field is malformed, a rank, group or phase does not exist, a time is negative or not finite, or
+            a report that names a plan also names causes of a fallback.
     """
     phase = next((each for each, number in _PHASES.items() if number == request.phase), None)
     if phase is None:
@@ -237,6 +259,8 @@ def decode_execution_report(
     for field in ("plan_wait_s", "reorder_s", "replica_wait_s"):
         if not 0 <= getattr(request, field) < math.inf:
             raise InvalidInput.of(field, expected="seconds, at least 0", got=getattr(request, field))
+    if request.causes and request.HasField("applied"):
+        raise InvalidInput.of("causes", expected="none where a plan was applied", got=list(request.causes))
     return ExecutionReport(
         step=request.step,
         phase=phase,
@@ -252,4 +276,5 @@ def decode_execution_report(
         plan_wait_s=request.plan_wait_s,
         reorder_s=request.reorder_s,
         replica_wait_s=request.replica_wait_s,
+        causes=tuple(dict.fromkeys(_CAUSE_OF_NUMBER.get(each, Cause.UNSPECIFIED) for each in request.causes)),
     )

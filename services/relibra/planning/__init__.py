@@ -19,7 +19,7 @@ modules that need numba are imported by `solve` only.
 
 from relibra.planning.check import check_placement, check_plan, check_rank_plan
 from relibra.planning.cost import CostModel
-from relibra.planning.execution import ExecutionReport, Phase
+from relibra.planning.execution import Cause, ExecutionReport, Phase
 from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad, imbalance
 from relibra.planning.plan import Plan
@@ -28,6 +28,7 @@ from relibra.planning.schedule import Schedule
 from relibra.planning.shares import SourceShares
 
 __all__ = [
+    "Cause",
     "Cluster",
     "CostModel",
     "ExecutionReport",

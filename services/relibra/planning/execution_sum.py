@@ -6,40 +6,12 @@ M micro-batches, L layers, R EP ranks.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
-from relibra.planning.execution import ExecutionReport, Phase
+from relibra.planning.execution import Cause, ExecutionReport, Phase
 from relibra.planning.job import Cluster
 from relibra.planning.load import imbalance
-
-
-class Cause(StrEnum):
-    """Why ranks fell back to the previous placement without replicas."""
-
-    LATE = "late"
-    """A rank had no plan in time."""
-    STALE = "stale"
-    """A rank was offered a plan of an older epoch."""
-    INVALID = "invalid"
-    """A rank was offered a plan that breaks an invariant."""
-    DISAGREED = "disagreed"
-    """Ranks held different plans, or were at different steps."""
-    UNDONE = "undone"
-    """The reorder failed on some rank, and was undone on all."""
-    OTHER = "other"
-
-
-_WORDS: Mapping[str, Cause] = {
-    "reorder was undone": Cause.UNDONE,
-    "different plans": Cause.DISAGREED,
-    "different steps": Cause.DISAGREED,
-    "invalid plan": Cause.INVALID,
-    "older epoch": Cause.STALE,
-    "without a plan in time": Cause.LATE,
-}
-"""What agents say, the weightiest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +26,7 @@ class Execution:
     """(EP group, rank) of those that did not report, in order."""
     num_applied: int
     fallbacks: dict[Cause, int]
-    """Ranks by cause."""
+    """The number of ranks for which each cause applies; a rank with two causes counts under both."""
     reasons: tuple[str, ...]
     """What the ranks that fell back say, each text once; the first of them."""
     imbalance: float | None
@@ -78,7 +50,7 @@ class Execution:
     @property
     def num_fallbacks(self) -> int:
         """Ranks that kept the previous placement."""
-        return sum(self.fallbacks.values())
+        return self.num_reports - self.num_applied
 
 
 _MAX_REASONS = 3
@@ -101,7 +73,7 @@ def _sum_up(phase: Phase, reports: Sequence[ExecutionReport], cluster: Cluster) 
         num_ep_groups=cluster.num_ep_groups,
         missing=missing,
         num_applied=len(by_rank) - len(fell_back),
-        fallbacks=dict(Counter(cause_of(each.reason) for each in fell_back)),
+        fallbacks=_by_cause(fell_back),
         reasons=tuple(dict.fromkeys(each.reason for each in fell_back))[:_MAX_REASONS],
         imbalance=None if missing else _realised(by_rank, cluster),
         rank_tokens=tuple(_tokens(by_rank, rank, cluster) for rank in range(cluster.num_ranks)),
@@ -113,9 +85,9 @@ def _sum_up(phase: Phase, reports: Sequence[ExecutionReport], cluster: Cluster) 
     )
 
 
-def cause_of(reason: str) -> Cause:
-    """Return the class of what an agent gave as its reason to fall back."""
-    return next((cause for words, cause in _WORDS.items() if words in reason), Cause.OTHER)
+def _by_cause(fell_back: Sequence[ExecutionReport]) -> dict[Cause, int]:
+    numbers = Counter(cause for each in fell_back for cause in each.causes or (Cause.UNSPECIFIED,))
+    return {cause: numbers[cause] for cause in Cause if cause in numbers}
 
 
 def _realised(by_rank: Mapping[tuple[int, int], ExecutionReport], cluster: Cluster) -> float | None:

@@ -6,8 +6,8 @@ The planner's own reason says what each part of planning did; the forecast and t
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from relibra.planning import Cluster
-from relibra.planning.execution_sum import Cause, Execution
+from relibra.planning import Cause, Cluster
+from relibra.planning.execution_sum import Execution
 from relibra.planning.plan import Basis, Prediction
 from relibra.status.health import absence, excess, fallback
 from relibra.store import StepRecord, StepState
@@ -18,7 +18,7 @@ _ADVICE = {
     Cause.INVALID: "agent and planner disagree: compare their versions, and the registered model and cluster",
     Cause.DISAGREED: "ranks looked at different moments or steps: look for a trainer that was restarted alone",
     Cause.UNDONE: "moving experts failed and nothing was moved: the log of the named rank has the error",
-    Cause.OTHER: "the reports have the agents' own words",
+    Cause.UNSPECIFIED: "agents of another version of relibra do not name a cause: read the reasons in their reports",
 }
 _CLOSE = 1.01
 

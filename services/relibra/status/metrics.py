@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from relibra.planning.execution_sum import Cause
+from relibra.planning import Cause
 from relibra.status.access import Viewer
 from relibra.status.context import Context
 from relibra.status.health import JobState
@@ -122,7 +122,9 @@ class _Collector:
         step = _gauge("executed_step", "The newest step that has reports; those below are of it.", "job_id")
         imbalance = _gauge("realised_imbalance_ratio", "Slowest rank over mean rank, once all ranks reported.", *labels)
         missing = _gauge("missing_reports", "Ranks that have not reported.", *labels)
-        fallbacks = _gauge("fallback_ranks", "Ranks that kept the previous placement.", *labels, "cause")
+        fallbacks = _gauge(
+            "fallback_ranks", "Ranks that kept the previous placement, under each of their causes.", *labels, "cause"
+        )
         wait = _gauge("plan_wait_seconds", "How long the slowest rank waited for the plan.", *labels)
         sent = _gauge("sent_bytes", "What ranks sent, all together.", *labels, "kind")
         lasted = _gauge("transfer_seconds", "Reorder, or wait for replicas, of the slowest rank.", *labels, "kind")

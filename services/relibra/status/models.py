@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from relibra.planning import Cluster, ExecutionReport, Model, Phase, PlanParams
-from relibra.planning.execution_sum import Cause, Execution
+from relibra.planning import Cause, Cluster, ExecutionReport, Model, Phase, PlanParams
+from relibra.planning.execution_sum import Execution
 from relibra.planning.plan import Prediction
 from relibra.status.figures import PlanFigures
 from relibra.status.health import JobHealth
@@ -165,7 +165,10 @@ class ReportView(Shown):
         description="Id of the applied plan; null where the rank kept the previous placement without replicas.",
         examples=["5f3c0a9be1d24c77.12"],
     )
-    reason: str = Field(description="Why this plan, or why none.")
+    reason: str = Field(description="Why this plan, or why none, in the agent's words.")
+    causes: list[Cause] = Field(
+        description="Why the rank kept the previous placement; empty where it applied a plan.", examples=[["late"]]
+    )
     realised_tokens: list[list[int]] | None = Field(
         description="`[micro_batch][layer]`: token copies this rank computed; null unless `realised` asks for them.",
         examples=[[[1029, 1033]]],
@@ -185,6 +188,7 @@ class ReportView(Shown):
             ep_rank=report.ep_rank,
             applied=None if report.applied is None else str(report.applied),
             reason=report.reason,
+            causes=list(report.causes),
             realised_tokens=report.realised_load_ML.tolist() if with_realised else None,
             reorder_sent_bytes=report.reorder_sent_bytes,
             replica_sent_bytes=report.replica_sent_bytes,
@@ -202,7 +206,10 @@ class ExecutionView(Shown):
     num_reports: int = Field(examples=[64])
     missing: list[tuple[int, int]] = Field(description="(EP group, rank) without a report.", examples=[[[0, 17]]])
     num_applied: int = Field(description="Ranks that executed the plan.", examples=[64])
-    fallbacks: dict[Cause, int] = Field(description="Ranks that kept the previous placement.", examples=[{"late": 2}])
+    num_fallbacks: int = Field(description="Ranks that kept the previous placement.", examples=[2])
+    fallbacks: dict[Cause, int] = Field(
+        description="Those ranks by cause; a rank with two causes counts under both.", examples=[{"late": 2}]
+    )
     reasons: list[str] = Field(description="What those ranks say; the first few.")
     imbalance: float | None = Field(description="Realised; null until all ranks have reported.", examples=[1.012])
     reorder_sent_bytes: int
@@ -222,6 +229,7 @@ class ExecutionView(Shown):
             num_reports=execution.num_reports,
             missing=list(execution.missing),
             num_applied=execution.num_applied,
+            num_fallbacks=execution.num_fallbacks,
             fallbacks=execution.fallbacks,
             reasons=list(execution.reasons),
             imbalance=execution.imbalance,

@@ -10,8 +10,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from relibra.planning import Cluster, ExecutionReport, Model, Phase, PlanId, PlanParams, Schedule
-from relibra.planning.execution_sum import Cause, Execution
+from relibra.planning import Cause, Cluster, ExecutionReport, Model, Phase, PlanId, PlanParams, Schedule
+from relibra.planning.execution_sum import Execution
 from relibra.planning.plan import Prediction
 from relibra.store.records import JobRecord, PlanRecord
 
@@ -93,6 +93,7 @@ def encode_execution_report(report: ExecutionReport) -> str:
             "plan_wait_s": report.plan_wait_s,
             "reorder_s": report.reorder_s,
             "replica_wait_s": report.replica_wait_s,
+            "causes": report.causes,
         }
     )
 
@@ -114,6 +115,7 @@ def decode_execution_report(step: int, document: bytes, realised: bytes) -> Exec
         plan_wait_s=fields["plan_wait_s"],
         reorder_s=fields.get("reorder_s", 0.0),
         replica_wait_s=fields.get("replica_wait_s", 0.0),
+        causes=tuple(dict.fromkeys(map(_cause, fields.get("causes", ())))),
     )
 
 
@@ -130,8 +132,24 @@ def decode_execution_sum(document: bytes) -> Execution:
         | {
             "phase": Phase(fields["phase"]),
             "missing": tuple((group, rank) for group, rank in fields["missing"]),
-            "fallbacks": {Cause(cause): number for cause, number in fields["fallbacks"].items()},
+            "fallbacks": _fallbacks(fields["fallbacks"]),
             "reasons": tuple(fields["reasons"]),
             "rank_tokens": tuple(fields["rank_tokens"]),
         }
     )
+
+
+def _fallbacks(numbers: dict[str, int]) -> dict[Cause, int]:
+    fallbacks: dict[Cause, int] = {}
+    for name, number in numbers.items():
+        cause = _cause(name)
+        fallbacks[cause] = max(number, fallbacks.get(cause, 0))
+    return fallbacks
+
+
+def _cause(name: str) -> Cause:
+    """Another version of relibra, which shares the Redis during an upgrade, may have written a cause of its own."""
+    try:
+        return Cause(name)
+    except ValueError:
+        return Cause.UNSPECIFIED

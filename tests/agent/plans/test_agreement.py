@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relibra.agent.plans.agreement import Lack, Offer, decide
-from relibra.planning import PlanId
+from relibra.agent.plans import agreement
+from relibra.agent.plans.agreement import Decision, Offer, decide
+from relibra.planning import Cause, PlanId
 
 ID = PlanId(epoch=7, version=3)
 OTHER_VERSION = PlanId(epoch=7, version=4)
@@ -17,50 +18,80 @@ def holds(plan_id: PlanId = ID, step: int = 1, digest: bytes = b"content1") -> O
     return Offer(step=step, plan_id=plan_id, digest=digest)
 
 
-def lacks(lack: Lack, step: int = 1) -> Offer:
-    return Offer(step=step, plan_id=None, lack=lack)
+def lacks(cause: Cause, step: int = 1) -> Offer:
+    return Offer(step=step, plan_id=None, lack=cause)
 
 
 def test_S1_all_ranks_hold_the_same_plan() -> None:
-    assert decide([holds()] * 4) == (ID, f"all 4 ranks hold plan {ID}")
+    assert decide([holds()] * 4) == Decision(plan_id=ID, causes=(), reason=f"all 4 ranks hold plan {ID}")
+
+
+LATE, STALE, INVALID, DISAGREED = Cause.LATE, Cause.STALE, Cause.INVALID, Cause.DISAGREED
 
 
 @pytest.mark.parametrize(
-    ("offers", "reason"),
+    ("offers", "causes", "reason"),
     [
-        ([holds(), lacks(Lack.LATE), holds(), lacks(Lack.LATE)], "ranks 1, 3 without a plan in time"),
-        ([lacks(Lack.LATE)] * 2, "ranks 0, 1 without a plan in time"),
-        ([holds(), lacks(Lack.STALE)], "rank 1 offered an older epoch than was applied before"),
-        ([lacks(Lack.INVALID), holds()], "rank 0 offered an invalid plan"),
+        ([holds(), lacks(LATE), holds(), lacks(LATE)], [LATE], "ranks 1, 3 without a plan in time"),
+        ([lacks(LATE)] * 2, [LATE], "ranks 0, 1 without a plan in time"),
+        ([holds(), lacks(STALE)], [STALE], "rank 1 offered an older epoch than was applied before"),
+        ([lacks(INVALID), holds()], [INVALID], "rank 0 offered an invalid plan"),
         (
-            [lacks(Lack.LATE), lacks(Lack.STALE), holds()],
-            "rank 0 without a plan in time; rank 1 offered an older epoch than was applied before",
+            [lacks(STALE), lacks(LATE), holds()],
+            [LATE, STALE],
+            "rank 1 without a plan in time; rank 0 offered an older epoch than was applied before",
         ),
-        ([holds(step=1), holds(step=2)], "ranks are at different steps: 1, 2"),
+        ([holds(step=1), holds(step=2)], [DISAGREED], "ranks are at different steps: 1, 2"),
+        (
+            [lacks(LATE, step=1), holds(step=2)],
+            [LATE, DISAGREED],
+            "rank 0 without a plan in time; ranks are at different steps: 1, 2",
+        ),
+        (
+            [lacks(LATE), holds(), holds(OTHER_VERSION)],
+            [LATE, DISAGREED],
+            f"rank 0 without a plan in time; ranks hold different plans: rank 1 plan {ID} ({b'content1'.hex()}); "
+            f"rank 2 plan {OTHER_VERSION} ({b'content1'.hex()})",
+        ),
     ],
 )
-def test_L1_without_a_common_plan_nothing_is_applied(offers: list[Offer], reason: str) -> None:
-    assert decide(offers) == (None, reason)
+def test_L1_without_a_common_plan_nothing_is_applied(offers: list[Offer], causes: list[Cause], reason: str) -> None:
+    assert decide(offers) == Decision(plan_id=None, causes=tuple(causes), reason=reason)
 
 
 @pytest.mark.parametrize("other", [holds(OTHER_VERSION), holds(OTHER_EPOCH), holds(digest=b"content2")])
 def test_S1_different_plans_are_not_mixed(other: Offer) -> None:
-    plan_id, reason = decide([holds(), other, holds()])
-    assert plan_id is None
-    assert "ranks 0, 2 plan" in reason
-    assert "rank 1 plan" in reason
+    decision = decide([holds(), other, holds()])
+    assert decision.plan_id is None
+    assert decision.causes == (DISAGREED,)
+    assert "ranks 0, 2 plan" in decision.reason
+    assert "rank 1 plan" in decision.reason
+
+
+def test_causes_do_not_depend_on_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    offers = [lacks(LATE), lacks(STALE), lacks(INVALID), holds(), holds(OTHER_VERSION)]
+    before = decide(offers)
+    for cause in (LATE, STALE, INVALID):
+        monkeypatch.setitem(agreement._LACKS, cause, "ranks hold different plans")
+    reworded = decide(offers)
+    assert reworded.reason != before.reason
+    assert reworded.causes == before.causes == (LATE, STALE, INVALID, DISAGREED)
 
 
 def test_reason_stays_readable_with_many_ranks() -> None:
-    assert decide([lacks(Lack.LATE)] * 64)[1] == "ranks 0, 1, 2, 3, 4, 5, 6, 7, ... without a plan in time"
+    assert decide([lacks(LATE)] * 64).reason == "ranks 0, 1, 2, 3, 4, 5, 6, 7, ... without a plan in time"
 
 
-_WORDS = st.integers(0, 2**64 - 1)
+_WORDS_OF_64_BITS = st.integers(0, 2**64 - 1)
 
 
-@given(st.integers(0, 2**62), st.none() | st.builds(PlanId, epoch=_WORDS, version=_WORDS), st.binary(max_size=32))
-def test_an_offer_survives_the_collective(step: int, plan_id: PlanId | None, digest: bytes) -> None:
-    offer = Offer(step=step, plan_id=plan_id, digest=digest, lack=Lack.NOTHING if plan_id else Lack.LATE)
-    got = Offer.from_tensor(offer.to_tensor(torch.device("cpu")))
-    assert (got.step, got.plan_id, got.lack) == (offer.step, offer.plan_id, offer.lack)
+@given(
+    st.integers(0, 2**62),
+    st.builds(PlanId, epoch=_WORDS_OF_64_BITS, version=_WORDS_OF_64_BITS) | st.sampled_from([LATE, STALE, INVALID]),
+    st.binary(max_size=32),
+)
+def test_an_offer_survives_the_collective(step: int, brought: PlanId | Cause, digest: bytes) -> None:
+    plan_id, lack = (brought, None) if isinstance(brought, PlanId) else (None, brought)
+    got = Offer.from_tensor(Offer(step=step, plan_id=plan_id, digest=digest, lack=lack).to_tensor(torch.device("cpu")))
+    assert (got.step, got.plan_id, got.lack) == (step, plan_id, lack)
     assert got.digest == digest[:8].ljust(8, b"\0")

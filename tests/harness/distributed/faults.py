@@ -13,7 +13,7 @@ from torch import Tensor
 from harness.distributed.networks import MODEL, Trained
 from harness.distributed.scenarios import Differences, attached, plan_by_step
 from relibra.agent import Phase
-from relibra.agent.homes.homes import reorder
+from relibra.agent.homes import reorder
 from relibra.errors import RelibraError
 from relibra.planning import Cluster
 
@@ -132,6 +132,7 @@ def undone(cluster: Cluster, *, buffer_bytes: int = 1 << 30, **options: Any) -> 
                 "wave": wave,
                 "happened": faults.happened,
                 "applied": str(outcome.applied),
+                "causes": [str(cause) for cause in outcome.causes],
                 "reason": outcome.reason,
                 "same_placement": np.array_equal(agent.home_rank_LE, before),
                 "same_bits": all(map(torch.equal, held, snapshot(balanced))),

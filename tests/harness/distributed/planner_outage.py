@@ -83,6 +83,7 @@ class Driver:
                     "ep_rank": each.ep_rank,
                     "applied": str(each.applied) if each.applied else None,
                     "reason": each.reason,
+                    "causes": [str(cause) for cause in each.causes],
                     "tokens": int(each.realised_load_ML.sum()),
                     "reorder_s": each.reorder_s,
                     "replica_wait_s": each.replica_wait_s,

@@ -187,6 +187,8 @@ def fallbacks(cluster: Cluster) -> Result:
         "applied": [str(outcome.applied) if outcome.applied else None for outcome in outcomes],
         "reason": [outcome.reason for outcome in outcomes],
         "reported_reason": [report.reason for report in plans.reports],
+        "causes": [[str(cause) for cause in outcome.causes] for outcome in outcomes],
+        "reported_causes": [[str(cause) for cause in report.causes] for report in plans.reports],
         "placement": placements,
     }
 

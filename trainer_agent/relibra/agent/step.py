@@ -11,11 +11,11 @@ from relibra.agent.groups import Groups
 from relibra.agent.homes.homes import Homes
 from relibra.agent.placement import Placement
 from relibra.agent.plans import agreement
-from relibra.agent.plans.agreement import Lack, Offer
+from relibra.agent.plans.agreement import Offer
 from relibra.agent.plans.outcome import StepOutcome
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.errors import InvalidPlan, RelibraError
-from relibra.planning import RankPlan, check_rank_plan
+from relibra.planning import Cause, RankPlan, check_rank_plan
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +55,12 @@ class Steps:
         plan, why = self._plans.wait(step, self._config.plan_timeout_s)
         plan_wait_s = time.monotonic() - began
         offer, why = self._offer(step, plan, why)
-        plan_id, reason = agreement.decide(agreement.exchange(offer, self._groups.everyone, self._device))
-        if plan is None or plan_id is None:
+        decision = agreement.decide(agreement.exchange(offer, self._groups.everyone, self._device))
+        if plan is None or decision.plan_id is None:
             own = f" (this rank: {why})" if offer.plan_id is None else ""
-            log.warning("step %d keeps its placement, without replicas: %s%s", step, reason, own)
-            return StepOutcome(step=step, applied=None, reason=reason + own, plan_wait_s=plan_wait_s)
+            reason = decision.reason + own
+            log.warning("step %d keeps its placement, without replicas: %s", step, reason)
+            return StepOutcome(step=step, applied=None, causes=decision.causes, reason=reason, plan_wait_s=plan_wait_s)
         placement = self._homes.placement
         num_moved_experts = int((plan.home_rank_LE != placement.home_rank_LE).sum())
         began = time.monotonic()
@@ -68,13 +69,20 @@ class Steps:
         if failure is not None:
             reason = f"the reorder was undone: {failure}"
             log.error("step %d keeps its placement, without replicas: %s", step, reason)
-            return StepOutcome(step=step, applied=None, reason=reason, plan_wait_s=plan_wait_s, reorder_s=reorder_s)
-        self._accepted_epoch = plan_id.epoch
+            return StepOutcome(
+                step=step,
+                applied=None,
+                causes=(Cause.UNDONE,),
+                reason=reason,
+                plan_wait_s=plan_wait_s,
+                reorder_s=reorder_s,
+            )
+        self._accepted_epoch = decision.plan_id.epoch
         self._cells = self._cells_of(plan)
         return StepOutcome(
             step=step,
-            applied=plan_id,
-            reason=reason,
+            applied=decision.plan_id,
+            reason=decision.reason,
             num_moved_experts=num_moved_experts,
             num_replicas=self.cells.num_replicas,
             reorder_sent_bytes=sent_bytes,
@@ -99,16 +107,16 @@ class Steps:
     def _offer(self, step: int, plan: RankPlan | None, why: str) -> tuple[Offer, str]:
         """What this rank brings to the agreement, and why not the plan it was given."""
         if plan is None:
-            return Offer(step=step, plan_id=None, lack=Lack.LATE), why
+            return Offer(step=step, plan_id=None, lack=Cause.LATE), why
         if plan.id.epoch < self._accepted_epoch:
             why = f"plan {plan.id} is of an older epoch than {self._accepted_epoch:016x}, which was applied before"
-            return Offer(step=step, plan_id=None, lack=Lack.STALE), why
+            return Offer(step=step, plan_id=None, lack=Cause.STALE), why
         try:
             if plan.step != step:
                 raise InvalidPlan.of("plan.step", expected=str(step), got=plan.step)
             check_rank_plan(plan, self._config.model, self._config.cluster)
         except InvalidPlan as error:
-            return Offer(step=step, plan_id=None, lack=Lack.INVALID), str(error)
+            return Offer(step=step, plan_id=None, lack=Cause.INVALID), str(error)
         return Offer(step=step, plan_id=plan.id, digest=plan.digest), why
 
     def _move_to(self, target: Placement) -> tuple[int, str | None]:

@@ -3,32 +3,23 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 import torch.distributed as dist
 
 from relibra.agent.transport.lost_ranks import noticing_death
-from relibra.planning import PlanId
+from relibra.planning import Cause, PlanId
 
 log = logging.getLogger(__name__)
 
 
-class Lack(IntEnum):
-    """Why a rank has nothing to offer."""
-
-    NOTHING = 0
-    """It lacks nothing: it holds a plan."""
-    LATE = 1
-    STALE = 2
-    INVALID = 3
-
-
 _LACKS = {
-    Lack.LATE: "without a plan in time",
-    Lack.STALE: "offered an older epoch than was applied before",
-    Lack.INVALID: "offered an invalid plan",
+    Cause.LATE: "without a plan in time",
+    Cause.STALE: "offered an older epoch than was applied before",
+    Cause.INVALID: "offered an invalid plan",
 }
+"""Why a rank offers no plan."""
+_LACK_BY_CODE = (None, *_LACKS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +29,9 @@ class Offer:
     step: int
     plan_id: PlanId | None
     digest: bytes = b""
-    """Of the plan; the same id with another content is another plan."""
-    lack: Lack = Lack.NOTHING
+    """The digest of the plan. Two plans with one id and different digests are different plans."""
+    lack: Cause | None = None
+    """Why this rank has no plan to offer: LATE, STALE or INVALID. None where it has one."""
 
     def to_tensor(self, device: torch.device) -> torch.Tensor:
         """Encode as int64 `[6]`; 64-bit identities keep their bits."""
@@ -50,45 +42,64 @@ class Offer:
             _signed(plan_id.epoch),
             _signed(plan_id.version),
             int.from_bytes(self.digest[:8].ljust(8, b"\0"), "little", signed=True),
-            int(self.lack),
+            _LACK_BY_CODE.index(self.lack),
         )
         return torch.tensor(fields, dtype=torch.int64, device=device)
 
     @classmethod
     def from_tensor(cls, encoded: torch.Tensor) -> "Offer":
-        """Decode what `to_tensor` made; of the digest its first 8 bytes remain."""
+        """Decode what `to_tensor` made, with the first 8 bytes of the digest."""
         step, has_plan, epoch, version, digest, lack = encoded.tolist()
         return cls(
             step=step,
             plan_id=PlanId(epoch=epoch % 2**64, version=version % 2**64) if has_plan else None,
             digest=int(digest).to_bytes(8, "little", signed=True),
-            lack=Lack(lack),
+            lack=_LACK_BY_CODE[lack],
         )
 
 
-def decide(offers: Sequence[Offer]) -> tuple[PlanId | None, str]:
-    """Return the plan all ranks execute, or None for the previous placement without replicas, and why.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The plan that all ranks execute in a step."""
 
-    A pure function of what all ranks know after `exchange`, hence the same decision on all of them.
+    plan_id: PlanId | None
+    """None: all ranks keep the previous placement and make no replicas."""
+    causes: tuple[Cause, ...]
+    """Why there is no plan: all causes, in the order of `Cause`. Empty where there is one."""
+    reason: str
+    """Why, for people."""
+
+
+def decide(offers: Sequence[Offer]) -> Decision:
+    """Return what all ranks execute, and why.
+
+    The result depends only on what all ranks know after `exchange`, so it is the same on all of them.
     """
+    found: dict[Cause, str] = {}
+    for cause, text in _LACKS.items():
+        ranks = [rank for rank, offer in enumerate(offers) if offer.lack is cause]
+        if ranks:
+            found[cause] = f"{_ranks(ranks)} {text}"
+    if disagreement := _disagreement(offers):
+        found[Cause.DISAGREED] = disagreement
+    if found:
+        return Decision(plan_id=None, causes=tuple(found), reason="; ".join(found.values()))
+    plan_id = offers[0].plan_id
+    return Decision(plan_id=plan_id, causes=(), reason=f"all {len(offers)} ranks hold plan {plan_id}")
+
+
+def _disagreement(offers: Sequence[Offer]) -> str | None:
     steps = sorted({offer.step for offer in offers})
     if len(steps) > 1:
-        return None, f"ranks are at different steps: {', '.join(map(str, steps))}"
-    lacks: list[str] = []
-    for lack, text in _LACKS.items():
-        ranks = [rank for rank, offer in enumerate(offers) if offer.plan_id is None and offer.lack == lack]
-        if ranks:
-            lacks.append(f"{_ranks(ranks)} {text}")
-    if lacks:
-        return None, "; ".join(lacks)
-    held: dict[tuple[PlanId | None, bytes], list[int]] = {}
+        return f"ranks are at different steps: {', '.join(map(str, steps))}"
+    held: dict[tuple[PlanId, bytes], list[int]] = {}
     for rank, offer in enumerate(offers):
-        held.setdefault((offer.plan_id, offer.digest[:8]), []).append(rank)
-    if len(held) > 1:
-        parts = [f"{_ranks(ranks)} plan {plan_id} ({digest.hex()})" for (plan_id, digest), ranks in held.items()]
-        return None, f"ranks hold different plans: {'; '.join(parts)}"
-    plan_id = offers[0].plan_id
-    return plan_id, f"all {len(offers)} ranks hold plan {plan_id}"
+        if offer.plan_id is not None:
+            held.setdefault((offer.plan_id, offer.digest[:8]), []).append(rank)
+    if len(held) < 2:
+        return None
+    parts = [f"{_ranks(ranks)} plan {plan_id} ({digest.hex()})" for (plan_id, digest), ranks in held.items()]
+    return f"ranks hold different plans: {'; '.join(parts)}"
 
 
 def exchange(offer: Offer, group: dist.ProcessGroup, device: torch.device) -> list[Offer]:
@@ -115,7 +126,7 @@ def together(action: Callable[[], None], what: str, group: dist.ProcessGroup, de
         log.exception("%s failed", what)
         own = f" (this rank: {type(error).__name__}: {error})"
     mine = torch.tensor([bool(own)], dtype=torch.int64, device=device)
-    failed = [rank for rank, verdict in enumerate(_gathered(mine, f"{what}{own}", group)) if verdict.item()]
+    failed = [rank for rank, has_failed in enumerate(_gathered(mine, f"{what}{own}", group)) if has_failed.item()]
     return f"{what} failed on {_ranks(failed)}{own}" if failed else None
 
 

@@ -8,17 +8,20 @@ from torch import Tensor
 
 from relibra.agent.cells.micro_batch import RealisedLoad
 from relibra.agent.transport.lost_ranks import noticing_death
-from relibra.planning import ExecutionReport, Phase, PlanId
+from relibra.planning import Cause, ExecutionReport, Phase, PlanId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """How a step will be executed; `applied` and the first part of `reason` are equal on all ranks."""
+    """How a step will be executed. `applied`, `causes` and the first part of `reason` are equal on all ranks."""
 
     step: int
     applied: PlanId | None
-    """None: the previous placement, without replicas."""
+    """The id of the plan that all ranks execute. None: they keep the previous placement and make no replicas."""
     reason: str
+    """Why, for people and logs. Programs read `causes`."""
+    causes: tuple[Cause, ...] = ()
+    """Why no plan is applied; empty where one is."""
     num_moved_experts: int = 0
     """Over all ranks and layers."""
     num_replicas: int = 0
@@ -78,6 +81,7 @@ class PhaseRecord:
             ep_group=ep_group,
             ep_rank=ep_rank,
             applied=self.outcome.applied,
+            causes=self.outcome.causes,
             reason=self.outcome.reason,
             realised_load_ML=self.realised.load_ML,
             reorder_sent_bytes=self.reorder_sent_bytes,
