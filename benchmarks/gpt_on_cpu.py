@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from relibra import megatron_on_cpu
+from relibra.demo import megatron_on_cpu
 
 megatron_on_cpu.install()
 

@@ -18,7 +18,7 @@ from relibra.cli.output import AsJson, print_json
 from relibra.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
-    from relibra.demo.verdict import Verdict
+    from relibra.demo.comparison import RunComparison
 
 
 def demo(
@@ -42,10 +42,10 @@ def demo(
         raise Unsupported("the demo trains with megatron-core: pip install 'relibra[all]'")
     if (planner is None) != (status_url is None):
         raise InvalidInput.of("--planner", expected="--status-url beside it", got="one without the other")
+    from relibra.demo.comparison import compare, judge
     from relibra.demo.job import Job, StepRecord, register
     from relibra.demo.services import OwnServices, Services
     from relibra.demo.shape import Registration
-    from relibra.demo.verdict import compare, judge
 
     console = Console(stderr=as_json)
     with ExitStack() as stack:
@@ -88,15 +88,15 @@ def demo(
             shown = f"/v1/jobs/{job_id}/steps/{step}"
             prediction = services.get(f"{shown}/plan")["prediction"]
             comparisons.append(compare(step, plain, balanced, prediction, services.get(f"{shown}/reports")))
-        verdict = judge(comparisons)
+        comparison = judge(comparisons)
         if as_json:
-            print_json(asdict(verdict))
+            print_json(asdict(comparison))
         else:
-            _show(console, verdict)
+            _show(console, comparison)
         if keep:
             console.print(f"\nthe services are up, look at {services.status_url}; Ctrl-C stops them")
             _wait_for_interrupt()
-    raise typer.Exit(0 if verdict.passed else 1)
+    raise typer.Exit(0 if comparison.passed else 1)
 
 
 _NEUTRAL_HEADINGS = (
@@ -121,7 +121,7 @@ _BALANCED_HEADINGS = (
 )
 
 
-def _show(console: Console, verdict: "Verdict") -> None:
+def _show(console: Console, comparison: "RunComparison") -> None:
     neutral = [
         (
             f"{each.step}",
@@ -133,7 +133,7 @@ def _show(console: Console, verdict: "Verdict") -> None:
             f"{each.difference:.0e}",
             f"{each.weight_difference:.0e}",
         )
-        for each in verdict.steps
+        for each in comparison.steps
     ]
     balanced = [
         (
@@ -146,19 +146,19 @@ def _show(console: Console, verdict: "Verdict") -> None:
             f"{each.reorder_sent_bytes / 2**20:.1f}",
             f"{each.replica_sent_bytes / 2**20:.1f}",
         )
-        for each in verdict.steps
+        for each in comparison.steps
     ]
     console.print(_table("loss and gradient norm", _NEUTRAL_HEADINGS, neutral))
     console.print(_table("imbalance: slowest rank / mean rank, 1.0 is ideal", _BALANCED_HEADINGS, balanced))
     for passed, name, reason in (
-        (verdict.neutral, "neutral", verdict.neutral_reason),
-        (verdict.balanced, "balanced", verdict.balanced_reason),
+        (comparison.neutral, "neutral", comparison.neutral_reason),
+        (comparison.balanced, "balanced", comparison.balanced_reason),
     ):
         mark = "[green]yes[/]" if passed else "[bold red]NO[/] "
         console.print(f"{mark} {name}: {reason}", highlight=False, soft_wrap=True)
-    num_resampled = sum(each.num_resampled for each in verdict.steps)
-    num_active = sum(each.num_moved_experts > 0 and each.num_replicas > 0 for each in verdict.steps)
-    console.print(f"    {num_active} of {len(verdict.steps)} steps moved experts and made replicas", highlight=False)
+    num_resampled = sum(each.num_resampled for each in comparison.steps)
+    num_active = sum(each.num_moved_experts > 0 and each.num_replicas > 0 for each in comparison.steps)
+    console.print(f"    {num_active} of {len(comparison.steps)} steps moved experts and made replicas", highlight=False)
     console.print(
         "    both runs trained on the plain run's rollouts; "
         f"sampling by itself, the balanced run differed in {num_resampled} sequences",

@@ -21,7 +21,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.multiprocessing import ProcessExitedException
 
-from relibra import megatron_on_cpu
+from relibra.demo import megatron_on_cpu
 
 megatron_on_cpu.install()
 

@@ -1,4 +1,4 @@
-"""The RL loop: one rollout worker and one process per trainer rank, driven over pipes.
+"""The RL loop. It drives one rollout worker and one process per trainer rank over pipes.
 
 M micro-batches, L MoE layers, R EP ranks.
 """
@@ -24,19 +24,20 @@ class StepRecord:
 
     batch: Batch
     num_resampled: int
-    """Sequences whose own sample or routing differed from the recorded run's."""
+    """Sequences that this run sampled or routed otherwise than the recorded run."""
     loss: float
     grad_norm: float
     load_MLR: NDArray[np.int64]
-    """Token copies each rank computed in UPDATE."""
+    """Token copies that each rank computed in UPDATE."""
     applied: tuple[str, str]
     """Plan ids of RECOMPUTE and UPDATE, empty for the plain run."""
     reason: str
+    """The agent's reason for applying a plan in UPDATE, or for applying none."""
     weights: Weights
 
 
 class Job:
-    """A rollout worker and `CLUSTER.num_ranks` trainers; with `balanced`, each trainer has a relibra agent."""
+    """A rollout worker and `CLUSTER.num_ranks` trainers. In a balanced job each trainer has a relibra agent."""
 
     def __init__(self, folder: Path, registration: Registration, *, balanced: bool, seed: int) -> None:
         self._folder = folder
@@ -50,11 +51,14 @@ class Job:
         rollouts, trainers = self._folder / "rollout", self._folder / "trainers"
         agents = self._registration if self._balanced else None
         with ExitStack() as undo:
-            self._rollout = Worker("the rollout worker", "rollout", self._seed, rollouts, self._registration)
+            self._rollout = Worker(
+                "the rollout worker", "relibra.demo.rollout", self._seed, rollouts, self._registration
+            )
             undo.callback(self._rollout.close)
             self._trainers = []
             for rank in range(CLUSTER.num_ranks):
-                self._trainers.append(Worker(f"trainer {rank}", "trainer", self._seed, trainers, agents, rank))
+                arguments = (self._seed, trainers, agents, rank)
+                self._trainers.append(Worker(f"trainer {rank}", "relibra.demo.trainer", *arguments))
                 undo.callback(self._trainers[-1].close)
             self._load_rollout(self._ask_all("weights"))
             self._exit = undo.pop_all()
@@ -80,10 +84,11 @@ class Job:
         return weights
 
     def step(self, step: int, recorded: Batch | None, on_stage: Callable[[str], None]) -> StepRecord:
-        """Run one RL step: rollout, plan where balanced, RECOMPUTE, UPDATE, weights back to the rollout worker.
+        """Run one RL step: rollout, plan if balanced, RECOMPUTE, UPDATE, weights back to the rollout worker.
 
-        With `recorded`, the step trains on that rollout, and what this run sampled itself is compared with it: a sample
-        that falls on a near tie may differ in its last bit, and two runs on different data cannot be compared.
+        If `recorded` is given, the step trains on that rollout instead of its own, because two runs on different data
+        cannot be compared: weights that differ in the last bit can change a sample at a near tie. The record counts how
+        many sequences of this run's own rollout differ from it.
         """
         on_stage("rollout")
         own: Batch = self._ask_rollout("generate", step)

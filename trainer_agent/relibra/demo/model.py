@@ -1,4 +1,4 @@
-"""The small GPT of the demo, built by megatron-core from its own parts; the only module here that imports megatron.
+"""The demo's small GPT, built from megatron-core's own parts. Only this module imports megatron.
 
 S tokens of a sequence, B sequences, L MoE layers, K top-k.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from relibra.megatron_on_cpu import install
+from relibra.demo.megatron_on_cpu import install
 
 install()
 
@@ -35,7 +35,7 @@ _LOCAL_EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
 
 
 def start(rendezvous: Path, rank: int, world_size: int, seed: int) -> None:
-    """Join a gloo group of `world_size` processes as one expert-parallel group and seed everything."""
+    """Join a gloo group of `world_size` processes, which is one expert-parallel group, and seed all generators."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -99,7 +99,7 @@ def wrap(model: GPTModel, learning_rate: float) -> tuple[DistributedDataParallel
 
 
 def logits(model: torch.nn.Module, tokens_BS: torch.Tensor) -> torch.Tensor:
-    """Run the model on whole sequences; returns `[B, S, vocabulary]`."""
+    """Run the model on whole sequences and return logits `[B, S, vocabulary]`."""
     num_sequences, length = tokens_BS.shape
     position_BS = torch.arange(length).expand(num_sequences, -1)
     future = torch.triu(torch.ones(length, length, dtype=torch.bool), diagonal=1)[None, None]
@@ -114,7 +114,7 @@ def moe_layers(model: torch.nn.Module) -> list[MoELayer]:
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Record the routing of every forward run inside; read the last one with `recorded`."""
+    """Record the routing of every forward pass in this context; `recorded` returns the last one."""
     RouterReplay.set_global_router_replay_action(RouterReplayAction.RECORD)
     try:
         yield
@@ -123,7 +123,7 @@ def recording() -> Iterator[None]:
 
 
 def recorded(num_sequences: int) -> torch.Tensor:
-    """Return the routing of the last recorded forward as `[B, S, L, K]`."""
+    """Return the routing of the last recorded forward pass as `[B, S, L, K]`."""
     per_layer = torch.stack(RouterReplay.get_recorded_data())  # [L, S * B, K], tokens in [S, B] order
     num_layers, num_tokens, top_k = per_layer.shape
     routed_LSBK = per_layer.reshape(num_layers, num_tokens // num_sequences, num_sequences, top_k)
@@ -132,7 +132,7 @@ def recorded(num_sequences: int) -> torch.Tensor:
 
 @contextmanager
 def replaying(routed_BSLK: torch.Tensor) -> Iterator[None]:
-    """Force the routing of the forward run inside."""
+    """Force this routing on the forward pass in this context."""
     per_layer = routed_BSLK.permute(2, 1, 0, 3).flatten(1, 2).long()
     RouterReplay.set_replay_data(list(per_layer.unbind()))
     RouterReplay.set_global_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
@@ -144,7 +144,7 @@ def replaying(routed_BSLK: torch.Tensor) -> Iterator[None]:
 
 
 def named_parameters_in_identity_order(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield this rank's parameters as an EP 1 model names them, for a model without an agent."""
+    """Yield the parameters of this rank under the names of an EP 1 model, for a model without an agent."""
     share = MODEL.num_experts // dist.get_world_size()
     first = dist.get_rank() * share
     for name, parameter in getattr(model, "module", model).named_parameters():

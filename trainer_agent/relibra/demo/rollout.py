@@ -1,4 +1,4 @@
-"""The rollout worker: a process with the whole model (EP 1) that generates, records routing and reports it."""
+"""The rollout worker: a process that holds the whole model (EP 1), generates, records routing and reports it."""
 
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,7 +19,7 @@ def main(pipe: Connection, seed: int, rendezvous: Path, registration: Registrati
     Commands and answers:
         ("load", weights)     -> None
         ("generate", step)    -> Batch
-        ("report", step, batch) -> None, when every sequence is durable at the planner
+        ("report", step, batch) -> None, once the planner has stored every sequence
     """
     gpt.start(rendezvous, rank=0, world_size=1, seed=seed)
     model = gpt.build().eval()
@@ -59,7 +59,7 @@ def generate(model: torch.nn.Module, seed: int, step: int) -> Batch:
     with gpt.recording():
         for _ in range(LENGTH):
             logits = gpt.logits(model, tokens)[:, -1]
-            # Gumbel noise drawn beside the logits: a tiny change of the weights changes a sample only at a near tie.
+            # The Gumbel noise does not depend on the logits, so a tiny change of weights only changes near ties.
             noise = -torch.log(-torch.log(torch.rand(logits.shape, generator=generator)))
             tokens = torch.cat([tokens, (logits + noise).argmax(dim=-1, keepdim=True)], dim=1)
         routed = gpt.recorded(len(tokens))

@@ -1,4 +1,4 @@
-"""The services the demo talks to: `relibra up` as a child process on free ports, or some that run already."""
+"""The services that the demo talks to: `relibra up` as a child process on free ports, or services already running."""
 
 import json
 import subprocess
@@ -16,19 +16,19 @@ START_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Where they are."""
+    """The addresses of the planner and the status service."""
 
     planner_address: str
     status_url: str
 
     def get(self, path: str) -> Any:
-        """Read a JSON document of the status service."""
+        """Read a JSON document from the status service."""
         with urllib.request.urlopen(self.status_url + path, timeout=10.0) as response:
             return json.load(response)
 
 
 class OwnServices:
-    """Context manager around `relibra up`; its log is `services.log` in the data directory."""
+    """Context manager that runs `relibra up`; the log is `services.log` in the data directory."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
@@ -46,7 +46,9 @@ class OwnServices:
         while not self._ready.exists():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.__exit__()
-                raise RelibraError(f"relibra up did not start; its log ends with:\n{self._log.read_text()[-2000:]}")
+                raise RelibraError(
+                    f"relibra up did not start; the end of its log says why:\n{self._log.read_text()[-2000:]}"
+                )
             time.sleep(0.05)
         addresses = json.loads(self._ready.read_text())
         return Services(addresses["planner"], addresses["status"])

@@ -1,4 +1,4 @@
-"""The numbers of the demo: what is trained, on how many ranks, in how many micro-batches."""
+"""The sizes of the demo: its model, cluster, micro-batches and sequences."""
 
 from typing import NamedTuple
 
@@ -13,21 +13,21 @@ MODEL = Model(
     num_experts=16,
     top_k=2,
     expert_weight_size_bytes=4 * _EXPERT_PARAMETERS,
-    # fp32 weights and both Adam moments.
+    # An expert's state is its fp32 weights and both Adam moments.
     expert_state_size_bytes=12 * _EXPERT_PARAMETERS,
 )
 CLUSTER = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=2)
 
 NUM_MICRO_BATCHES = 4
 SEQUENCES_PER_RANK = 4
-"""Sequences of one source rank in one micro-batch; they are the responses to one prompt."""
+"""Sequences of one source rank in one micro-batch. All of them answer one prompt."""
 NUM_SEQUENCES = NUM_MICRO_BATCHES * CLUSTER.num_ranks * SEQUENCES_PER_RANK
 
 LEARNING_RATE = 3e-3
 
 
 class Registration(NamedTuple):
-    """Under which name a job is known to which planner."""
+    """The planner that a job is registered with, and the job's name there."""
 
     planner_address: str
     job_id: str = "demo"

@@ -1,6 +1,7 @@
-"""A verifiable task in four domains, each with an alphabet of its own, so that each domain wakes other experts.
+"""A verifiable task in four domains. Each domain has its own alphabet, so that domains prefer different experts.
 
-A prompt is an operator, a string of `LENGTH` symbols and a separator; the answer is the string as the operator asks.
+A prompt is an operator, a string of `LENGTH` symbols and a separator. The answer is the string that results from
+applying the operator.
 """
 
 from dataclasses import dataclass
@@ -20,14 +21,14 @@ SEQUENCE_LENGTH = PROMPT_LENGTH + LENGTH
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompts:
-    """Prompts of one step: `tokens` int64 `[P, PROMPT_LENGTH]`, `domain` int64 `[P]`."""
+    """The prompts of one step: `tokens` int64 `[P, PROMPT_LENGTH]`, `domain` int64 `[P]`."""
 
     tokens: NDArray[np.int64]
     domain: NDArray[np.int64]
 
 
 def draw_prompts(seed: int, step: int, num_micro_batches: int, prompts_per_micro_batch: int) -> Prompts:
-    """Draw the prompts of a step in data-set order: each micro-batch leans to other domains, as curricula do."""
+    """Draw the prompts of a step in data-set order; each micro-batch prefers other domains, as curricula do."""
     rng = np.random.default_rng([seed, step])
     domain = np.concatenate(
         [
@@ -56,7 +57,7 @@ def answer(prompt: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def reward(prompt: NDArray[np.int64], response: NDArray[np.int64]) -> float:
-    """Score a response in 0 to 1: right symbols count fully, wrong ones of the right alphabet a little."""
+    """Score a response from 0 to 1: a right symbol counts fully, a wrong one of the right alphabet a little."""
     domain = int(prompt[0]) - _SYMBOLS
     right = np.mean(response == answer(prompt))
     in_alphabet = np.mean(response // ALPHABET == domain)
@@ -64,7 +65,7 @@ def reward(prompt: NDArray[np.int64], response: NDArray[np.int64]) -> float:
 
 
 def group_advantages(rewards: NDArray[np.float64], group_size: int) -> NDArray[np.float64]:
-    """GRPO: each response against the others to the same prompt, in units of their spread."""
+    """Return GRPO advantages: each reward minus the mean of its prompt's rewards, in standard deviations."""
     grouped = rewards.reshape(-1, group_size)
     centred = grouped - grouped.mean(axis=1, keepdims=True)
     advantages: NDArray[np.float64] = centred / (grouped.std(axis=1, keepdims=True) + 1e-4)

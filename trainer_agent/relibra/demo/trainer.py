@@ -1,4 +1,4 @@
-"""One trainer rank: RECOMPUTE and UPDATE of every step on its share of the batch, plain or with a relibra agent.
+"""One trainer rank. It runs RECOMPUTE and UPDATE of every step on its share of the batch, plain or with an agent.
 
 B sequences, T rows of a sequence, M micro-batches, L MoE layers.
 """
@@ -25,16 +25,17 @@ ENTROPY_WEIGHT = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one rank did in one step."""
+    """The results of one rank in one step."""
 
     loss: float
-    """Mean over this rank's tokens; the ranks' mean is the loss of the step."""
+    """The mean over this rank's tokens. The mean over ranks is the loss of the step."""
     grad_norm: float
     load_ML: NDArray[np.int64]
-    """Token copies this rank computed in UPDATE, counted where the experts run."""
+    """Token copies that this rank computed in UPDATE, counted at the input of the experts."""
     applied: tuple[str, str]
     """Plan ids of RECOMPUTE and UPDATE, empty for the plain run."""
     reason: str
+    """The agent's reason for applying a plan in UPDATE, or for applying none."""
     weights: Weights
     """This rank's parameters under their logical names."""
 
@@ -45,7 +46,7 @@ def main(pipe: Connection, seed: int, rendezvous: Path, registration: Registrati
     Commands and answers:
         ("weights",)            -> Weights
         ("step", step, batches) -> StepResult
-        ("finish",)             -> None, the plain model is back and all reports are delivered
+        ("finish",)             -> None, once experts are back at their identity homes and all reports are delivered
     """
     gpt.start(rendezvous, rank=rank, world_size=CLUSTER.num_ranks, seed=seed)
     trainer = Trainer(registration)
@@ -65,7 +66,7 @@ def main(pipe: Connection, seed: int, rendezvous: Path, registration: Registrati
 
 
 class Trainer:
-    """The model, its optimizer and, where there is a planner, the agent."""
+    """The model, its optimizer and, in a balanced run, the agent."""
 
     def __init__(self, registration: Registration | None) -> None:
         self._model, self._optimizer = gpt.wrap(gpt.build(), LEARNING_RATE)
@@ -90,7 +91,7 @@ class Trainer:
         return hook
 
     def weights(self) -> Weights:
-        """Return this rank's parameters under the names an EP 1 model gives them."""
+        """Return the parameters of this rank under the names of an EP 1 model."""
         if self._agent is not None:
             named = self._agent.logical_named_parameters()
         else:
@@ -98,7 +99,7 @@ class Trainer:
         return {name: tensor.detach().float().numpy().copy() for name, tensor in named}
 
     def step(self, step: int, micro_batches: list[Batch]) -> StepResult:
-        """Train one step on this rank's sequences of every micro-batch."""
+        """Train one step on this rank's sequences, given as one batch per micro-batch."""
         applied_recompute, _ = self._begin(step, Phase.RECOMPUTE)
         self._model.eval()
         with torch.no_grad():
@@ -131,7 +132,7 @@ class Trainer:
         )
 
     def finish(self) -> None:
-        """Detach the agent, which brings every expert back to where plain expert parallelism has it."""
+        """Detach the agent, which returns every expert to its home rank under plain expert parallelism."""
         if self._agent is not None:
             self._agent.detach()
 
@@ -145,7 +146,7 @@ class Trainer:
         return nullcontext() if self._agent is None else self._agent.micro_batch(index)
 
     def _log_probs(self, index: int, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability of every response token and the entropy beside it, `[B, LENGTH]` each."""
+        """Return the log-probability and the entropy of every response token, `[B, LENGTH]` each."""
         tokens_BT = torch.from_numpy(batch.tokens)
         with gpt.replaying(torch.from_numpy(batch.routed_experts)), self._micro_batch(index):
             logits = gpt.logits(self._model, tokens_BT[:, :-1])[:, -LENGTH:]
@@ -154,7 +155,7 @@ class Trainer:
         return chosen, -(distribution.exp() * distribution).sum(-1)
 
     def _loss(self, index: int, batch: Batch, old_log_prob: torch.Tensor) -> torch.Tensor:
-        """GRPO with clipping, and an entropy bonus that keeps the policy from collapsing."""
+        """Return the clipped GRPO loss, with an entropy bonus that keeps the policy from collapsing."""
         log_prob, entropy = self._log_probs(index, batch)
         advantage = torch.from_numpy(batch.advantages).float()[:, None]
         ratio = torch.exp(log_prob - old_log_prob)

@@ -1,4 +1,4 @@
-"""Child processes that answer one command at a time over a pipe, forked from a server that has imported torch once."""
+"""Child processes that answer one command at a time over a pipe. A fork server imports torch once for all of them."""
 
 import importlib
 import multiprocessing
@@ -15,13 +15,14 @@ ANSWER_TIMEOUT_S = 120.0
 
 
 class Worker:
-    """One child that runs `main(pipe, *arguments)` of a module of this package."""
+    """One child process that runs `main(pipe, *arguments)` of a module."""
 
     def __init__(self, name: str, module: str, *arguments: object) -> None:
         self.name = name
-        # The server imports torch and megatron, but never gRPC, whose channels do not survive a fork.
-        os.environ["OMP_NUM_THREADS"] = "1"
+        # The fork server inherits these before it imports torch: this model trains on the CPU on GPU hosts too.
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         context = multiprocessing.get_context("forkserver")
+        # Torch and megatron are safe to import before a fork. gRPC is not: its channels do not survive one.
         context.set_forkserver_preload(["relibra.demo.model"])
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(module, theirs, *arguments), name=name, daemon=True)
@@ -33,7 +34,7 @@ class Worker:
         self._pipe.send(command)
 
     def close(self) -> None:
-        """Let the process finish; kill it where it does not."""
+        """Close the pipe, which ends the process; kill the process if it does not end."""
         self._pipe.close()
         self._process.join(timeout=10.0)
         if self._process.is_alive():
@@ -42,10 +43,10 @@ class Worker:
 
     @staticmethod
     def answers(workers: Sequence["Worker"]) -> list[Any]:
-        """Wait for one answer of each worker, in their order.
+        """Wait for one answer from each worker, and return the answers in the order of the workers.
 
         Raises:
-            RelibraError: one of them died (its own output says why) or they did not all answer in time.
+            RelibraError: a worker died (its own output says why), or a worker did not answer in time.
         """
         answers: dict[int, Any] = {}
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
@@ -72,7 +73,7 @@ class Worker:
 
 
 def _serve(module: str, pipe: Connection, *arguments: object) -> None:
-    """Named by text, so that the parent never imports torch."""
-    # megatron and torch warn about each other's deprecations in every process; nobody here can act on it.
+    """Import the module by its name, so that the parent process never imports torch."""
+    # megatron and torch warn about each other's deprecations in every process; users of the demo cannot act on that.
     warnings.filterwarnings("ignore", module=r"megatron|torch")
-    importlib.import_module(f"relibra.demo.{module}").main(pipe, *arguments)
+    importlib.import_module(module).main(pipe, *arguments)

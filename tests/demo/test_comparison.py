@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from relibra.demo.verdict import StepComparison, judge, weight_difference
+from relibra.demo.comparison import StepComparison, judge, weight_difference
 
 GOOD = StepComparison(
     step=0,
@@ -27,16 +27,16 @@ GOOD = StepComparison(
 
 
 def test_S5_equal_runs_as_balanced_as_planned_pass() -> None:
-    verdict = judge([GOOD, replace(GOOD, step=1)])
-    assert verdict.passed
-    assert "1.500 to 1.020" in verdict.balanced_reason
+    comparison = judge([GOOD, replace(GOOD, step=1)])
+    assert comparison.passed
+    assert "1.500 to 1.020" in comparison.balanced_reason
 
 
 @pytest.mark.parametrize("difference", [2e-5, float("nan"), float("inf")])
 def test_S5_a_run_that_differs_fails_and_says_where(difference: float) -> None:
-    verdict = judge([GOOD, replace(GOOD, step=1, difference=difference)])
-    assert not verdict.passed
-    assert "step 1" in verdict.neutral_reason
+    comparison = judge([GOOD, replace(GOOD, step=1, difference=difference)])
+    assert not comparison.passed
+    assert "step 1" in comparison.neutral_reason
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_S5_a_run_that_differs_fails_and_says_where(difference: float) -> None:
     ],
 )
 def test_a_run_not_as_balanced_as_planned_fails_and_says_why(change: dict[str, object], reason: str) -> None:
-    verdict = judge([replace(GOOD, **change)])  # type: ignore[arg-type]
-    assert verdict.neutral
-    assert not verdict.balanced
-    assert reason in verdict.balanced_reason
+    comparison = judge([replace(GOOD, **change)])  # type: ignore[arg-type]
+    assert comparison.neutral
+    assert not comparison.balanced
+    assert reason in comparison.balanced_reason
 
 
 def test_weight_difference_is_relative_to_each_tensor() -> None:

@@ -1,4 +1,4 @@
-"""Does balancing work, and does it change nothing? Two runs in, rows and two verdicts out.
+"""Compare a plain run with a balanced one: did balancing work, and did it leave training unchanged?
 
 R EP ranks, M micro-batches, L MoE layers.
 """
@@ -14,7 +14,7 @@ from relibra.demo.job import StepRecord
 from relibra.planning import imbalance
 
 NEUTRAL_WITHIN = 1e-5
-"""Largest relative difference of loss and gradient norm between the runs (S5, fp32)."""
+"""The largest relative difference of loss and gradient norm that counts as neutral (S5, fp32)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,9 @@ class StepComparison:
     plain_grad_norm: float
     balanced_grad_norm: float
     difference: float
-    """Largest relative difference of loss and gradient norm."""
+    """The larger of the relative differences of loss and gradient norm."""
     weight_difference: float
-    """Largest difference of a weight handed to the rollout worker, relative to the largest weight of its tensor."""
+    """The largest difference of a weight sent to the rollout worker, relative to the largest weight of its tensor."""
     num_resampled: int
     plain_imbalance: float
     balanced_imbalance: float
@@ -38,16 +38,16 @@ class StepComparison:
     num_moved_experts: int
     num_replicas: int
     reorder_sent_bytes: int
-    """By all ranks together, as their agents reported."""
+    """Bytes that all ranks sent together, as their agents reported."""
     replica_sent_bytes: int
-    """Weights and gradients of replicas, in both phases."""
+    """Bytes of replicas' weights and gradients that all ranks sent together, in both phases."""
     fell_back: str
-    """Why a phase ran without its plan; empty where both had it."""
+    """Why a phase ran without its plan; empty if both phases had it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Both answers, each with its reason."""
+class RunComparison:
+    """The two answers about a whole run, each with its reason."""
 
     steps: list[StepComparison]
     neutral: bool
@@ -68,7 +68,7 @@ def compare(
     prediction: Mapping[str, Any],
     reports: Sequence[Mapping[str, Any]],
 ) -> StepComparison:
-    """Put one step of both runs side by side; plan and reports are as the status service shows them."""
+    """Put one step of both runs side by side; prediction and reports are JSON from the status service."""
     return StepComparison(
         step=step,
         reward=float(balanced.batch.rewards.mean()),
@@ -90,12 +90,12 @@ def compare(
     )
 
 
-def judge(steps: Sequence[StepComparison]) -> Verdict:
-    """Decide whether the balanced run was neutral (S5), and as balanced as its plans promised."""
+def judge(steps: Sequence[StepComparison]) -> RunComparison:
+    """Decide whether the balanced run was neutral (S5) and as balanced as its plans promised."""
     worst = max(steps, key=lambda each: np.nan_to_num(each.difference, nan=np.inf))
     balanced, balanced_reason = _judge_balance(steps)
     neutral = bool(np.isfinite(worst.difference)) and worst.difference <= NEUTRAL_WITHIN
-    return Verdict(
+    return RunComparison(
         steps=list(steps),
         neutral=neutral,
         neutral_reason=(
@@ -125,10 +125,10 @@ def _judge_balance(steps: Sequence[StepComparison]) -> tuple[bool, str]:
 
 
 def weight_difference(plain: Weights, balanced: Weights) -> float:
-    """Return the largest difference of two exports, each tensor relative to its largest weight.
+    """Return the largest difference between two sets of weights, each relative to its tensor's largest weight.
 
     Raises:
-        KeyError: the exports do not name the same parameters.
+        KeyError: the two sets do not name the same parameters; the exception names the difference.
     """
     if plain.keys() != balanced.keys():
         raise KeyError(sorted(plain.keys() ^ balanced.keys()))

@@ -1,17 +1,18 @@
 """Run unmodified megatron-core 0.16 to 0.19 on CPU and gloo: its MoE layers, DDP, optimizers and GPTModel.
 
-megatron-core is written for CUDA, yet little of it *needs* CUDA: most of what breaks are device names, streams and the
-CUDA random generator. `install()` stands the CPU in for them. No shim touches a number: the same operators run on the
-same values, so whatever is shown on CPU about the mathematics of a training step holds for the real thing.
+megatron-core is written for CUDA, yet little of it *needs* CUDA: mostly device names, streams and the CUDA random
+generator break. `install()` replaces them by their CPU counterparts. No shim changes a number: the same operators run
+on the same values, so a result on the CPU about the mathematics of a training step also holds on GPUs.
 
-The model must still be configured for it: `use_cpu_initialization=True`, and `moe_grouped_gemm`, `moe_permute_fusion`,
-`moe_router_fusion`, `bias_activation_fusion`, `masked_softmax_fusion` and `persist_layer_norm` off; layer specs come
-from the `local` (not Transformer Engine) builders.
+The model must still be configured for the CPU: `use_cpu_initialization=True`, and `moe_grouped_gemm`,
+`moe_permute_fusion`, `moe_router_fusion`, `bias_activation_fusion`, `masked_softmax_fusion` and `persist_layer_norm`
+off; layer specs come from the `local` (not Transformer Engine) builders.
 """
 
 import contextlib
 import functools
 import importlib
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -19,10 +20,12 @@ from typing import Any
 
 import torch
 
+from relibra.errors import RelibraError
+
 _FACTORIES = ("tensor", "as_tensor", "zeros", "ones", "empty", "full", "arange", "zeros_like", "empty_like")
 
 _IMPORTED_FIRST = (
-    "torch._dynamo",  # this and the next look at the factories, and must see them unwrapped
+    "torch._dynamo",  # this module and the next one inspect the factories, and must see them unwrapped
     "torch.distributed.tensor",
     "megatron.core",
     "megatron.core.models.gpt.gpt_layer_specs",
@@ -34,10 +37,22 @@ _installed = False
 
 
 def install() -> None:
-    """Install the shims, before any megatron module is *built*; a no-op with CUDA, and when called again."""
+    """Hide CUDA devices from this process and its children, and install the shims; a second call does nothing.
+
+    Call this function before anything uses CUDA and before any megatron module is *built*.
+
+    Raises:
+        RelibraError: this process has used CUDA already.
+    """
     global _installed
-    if _installed or torch.cuda.is_available():
+    if _installed:
         return
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if torch.cuda.is_available():
+        raise RelibraError(
+            "expected a process that has not used CUDA yet, but torch still sees CUDA devices after hiding them; "
+            "start the process with CUDA_VISIBLE_DEVICES= (empty)"
+        )
     _installed = True
     with warnings.catch_warnings():
         # Importing megatron-core without Transformer Engine and Apex warns five times that it falls back to torch.
@@ -59,7 +74,7 @@ def _devices() -> None:
 
     What breaks: `device=torch.cuda.current_device()` (router, mappings, gradient buffers) and literals
     `device="cuda"` (schedules, optimizer, gradient clipping) raise `Torch not compiled with CUDA enabled`.
-    Harmless: only where the tensor lives changes.
+    Why this is harmless: only the device of the tensor changes.
     """
     cpu = torch.device("cpu")
     torch.cuda.current_device = lambda: cpu  # type: ignore[assignment,return-value]
@@ -79,7 +94,7 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 
 class _Event:
-    """A point in a stream that has already been passed."""
+    """An event that has already happened."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
     def record(self, *_: object) -> None: ...
@@ -90,7 +105,7 @@ class _Event:
 
 
 class _Stream:
-    """The only stream there is: program order."""
+    """The only stream: program order."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
     def wait_stream(self, *_: object) -> None: ...
@@ -109,10 +124,10 @@ def _no_stream(*_: object) -> Iterator[None]:
 
 
 def _streams() -> None:
-    """Replace streams, events and profiler ranges by ones that do nothing.
+    """Replace streams, events and profiler ranges by objects that do nothing.
 
-    What breaks: creating or asking for a stream raises without CUDA (alltoall dispatcher, DDP, schedules).
-    Harmless: CPU operators run in program order, which is stricter than any stream order.
+    What breaks: creating or requesting a stream raises without CUDA (alltoall dispatcher, DDP, schedules).
+    Why this is harmless: CPU operators run in program order, which is stricter than any stream order.
     """
     only = _Stream()
     replacements: dict[str, object] = {
@@ -132,12 +147,12 @@ def _streams() -> None:
 
 
 def _random_generator() -> None:
-    """Let the CPU generator stand in for the CUDA one.
+    """Replace the CUDA random generator by the CPU one.
 
     What breaks: `model_parallel_cuda_manual_seed`, the tracker's `fork` around expert initialisation, and activation
     checkpointing read and write the CUDA generator's state.
-    Harmless: the generator that operators draw from on a CPU *is* the CPU one, so saving, forking and restoring it
-    gives the reproducibility megatron means.
+    Why this is harmless: operators on a CPU draw from the CPU generator, so saving, forking and restoring that
+    generator gives the reproducibility that megatron intends.
     """
     import megatron.core.tensor_parallel.random as megatron_random
 
@@ -152,11 +167,11 @@ def _random_generator() -> None:
 
 
 def _tensor_types() -> None:
-    """Spell the type strings of CPU tensors the way megatron compares them.
+    """Give CPU tensors the type strings that megatron compares.
 
     What breaks: optimizers and gradient clipping sort parameters by `param.type() == "torch.cuda.FloatTensor"` and
     raise on anything else.
-    Harmless: the string is only compared; `type(dtype)` conversions are left alone.
+    Why this is harmless: megatron only compares the string, and `type(dtype)` conversions work as before.
     """
     plain = torch.Tensor.type
 
@@ -173,8 +188,8 @@ def _dispatcher() -> None:
     """Give the alltoall dispatcher its split sizes as numpy arrays.
 
     What breaks: `maybe_move_tensor_to_cpu(as_numpy=True)` converts CUDA tensors only, so the collective gets tensors
-    where it wants numbers.
-    Harmless: the same integers in another container.
+    although it needs numbers.
+    Why this is harmless: the arrays hold the same integers.
     """
     from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 
@@ -190,11 +205,11 @@ def _dispatcher() -> None:
 
 
 def _missing_transformer_engine() -> None:
-    """Bind two names that 0.16 reads although they exist only with Transformer Engine.
+    """Bind two names that megatron-core 0.16 reads although they exist only with Transformer Engine.
 
-    What breaks: the fp32 router reads `te_general_gemm`, and `CheckpointWithoutOutput(fp8=False)` takes False for
-    fp8 because it is not None, and then asks for Transformer Engine's fp8 state; both raise `NameError`.
-    Harmless: None and False are what both places mean.
+    What breaks: the fp32 router reads `te_general_gemm`. `CheckpointWithoutOutput(fp8=False)` treats False as fp8
+    because it is not None, and then asks for Transformer Engine's fp8 state. Both raise `NameError`.
+    Why this is harmless: None and False are the values that both places intend.
     """
     import megatron.core.tensor_parallel.random as megatron_random
     import megatron.core.transformer.moe.moe_utils as moe_utils
@@ -212,10 +227,10 @@ def _missing_transformer_engine() -> None:
 
 
 def _missing_apex() -> None:
-    """Stand in for the kernel that adds the gradient of a weight to its fp32 `main_grad`.
+    """Replace the kernel that adds the gradient of a weight to its fp32 `main_grad`.
 
-    What breaks: linear layers with `gradient_accumulation_fusion` want Apex's CUDA extension and raise `RuntimeError`.
-    Harmless: a product in fp32 and a sum, as there.
+    What breaks: linear layers with `gradient_accumulation_fusion` need Apex's CUDA extension and raise `RuntimeError`.
+    Why this is harmless: Apex's kernel also computes a product in fp32 and adds it.
     """
     import megatron.core.tensor_parallel.layers as layers
 
@@ -229,9 +244,9 @@ def _missing_apex() -> None:
 def _torch_adam() -> None:
     """Let the distributed optimizer load a checkpoint into torch's Adam.
 
-    What breaks: torch's Adam counts steps for every parameter, the fused one of Transformer Engine and Apex for a
-    group; the checkpoint has the latter, and copying it state by state raises `KeyError: 'step'`.
-    Harmless: the count of the group has been set before.
+    What breaks: torch's Adam counts steps per parameter; the fused Adam of Transformer Engine and Apex counts them per
+    group. The checkpoint has the count per group, so copying it state by state raises `KeyError: 'step'`.
+    Why this is harmless: the group's count has been set before.
     """
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
