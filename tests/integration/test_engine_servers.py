@@ -21,7 +21,7 @@ from relibra.planning.solve import solve
 from relibra.rollout import EngineReporter, RolloutReporter
 from relibra.routing import ModelLayers, count_sequences, decode
 from relibra.routing.micro_batches import scheduled_trace, verl_micro_batches
-from relibra.routing.token_layout import Packing, ParallelLayout, lay_out
+from relibra.routing.token_layout import ParallelLayout, TokenPacking, lay_out
 from relibra.wire.client import PlannerClient
 
 pytestmark = pytest.mark.integration
@@ -157,7 +157,7 @@ def test_parts_of_sequences_that_ranks_share_are_planned_in_the_schedule_of_the_
     layout = ParallelLayout(data=2, context=2, expert=4)
     rows = [recorded(index) for index in range(NUM_SEQUENCES)]
     micro_batches = verl_micro_batches(NUM_SEQUENCES, [[[0, 3], [1, 2]], [[3], [2, 1, 0]]])
-    table = lay_out(micro_batches, np.array([len(each) + 1 for each in rows]), layout, Packing.verl(layout))
+    table = lay_out(micro_batches, np.array([len(each) + 1 for each in rows]), layout, TokenPacking.verl(layout))
     trace = scheduled_trace([decode(each.astype(np.uint8), LAYERS) for each in rows], table)
     assert trace.schedule is not None
     names = [f"part-{index}" for index in range(trace.num_sequences)]

@@ -7,7 +7,7 @@ from relibra.planning import Cluster, StepLoad
 from relibra.routing import FILLER_RULES, as_trained, count_sequences, decode
 from relibra.routing.filler import Filler
 from relibra.routing.micro_batches import megatron_micro_batches, scheduled_trace, sequence_schedule, verl_micro_batches
-from relibra.routing.token_layout import Packing, ParallelLayout, lay_out
+from relibra.routing.token_layout import ParallelLayout, TokenPacking, lay_out
 
 LENGTHS = np.array([9, 4, 17, 6, 12, 3, 8, 5])
 LAYOUT = ParallelLayout(data=2, context=2, tensor=2, expert=4)
@@ -33,7 +33,7 @@ def test_megatron_deals_the_next_sequences_to_each_data_rank_in_turn():
 @pytest.mark.parametrize("framework", ["verl", "slime", "padded"])
 def test_every_row_is_counted_once_in_its_micro_batch(layers, framework):
     micro_batches = verl_micro_batches(8, [[[0, 3], [1, 2]], [[3], [2, 1, 0]]])
-    packing = getattr(Packing, framework)(LAYOUT)
+    packing = getattr(TokenPacking, framework)(LAYOUT)
     routings = _routings(layers)
     trace = scheduled_trace(routings, lay_out(micro_batches, LENGTHS, LAYOUT, packing))
     cluster = Cluster(num_nodes=1, gpus_per_node=4, redundant_slots=0, num_ep_groups=2)
@@ -47,7 +47,7 @@ def test_source_ranks_of_a_row_are_those_of_the_layout():
     layers = ALL_MOE
     layout = ParallelLayout(data=1, context=2, expert=2)
     routing = decode(routes(0, 7, layers).astype(np.uint8), layers)
-    trace = scheduled_trace([routing], lay_out([[[0]]], np.array([8]), layout, Packing.verl(layout)))
+    trace = scheduled_trace([routing], lay_out([[[0]]], np.array([8]), layout, TokenPacking.verl(layout)))
     np.testing.assert_array_equal(trace.source_rank, [0, 1])
     front_and_back = routing.routed_TLK[[0, 1, 6]]  # the last token, 7, has no row
     np.testing.assert_array_equal(trace.routed_experts[:3], front_and_back)
@@ -56,7 +56,7 @@ def test_source_ranks_of_a_row_are_those_of_the_layout():
 
 def test_fillers_of_slime_are_load_of_the_ranks_that_have_them():
     layout = ParallelLayout(data=1, tensor=2, expert=2)
-    packing = Packing.slime(layout, pad_multiplier=4)
+    packing = TokenPacking.slime(layout, pad_multiplier=4)
     routing = as_trained(decode(routes(0, 4, ALL_MOE).astype(np.uint8), ALL_MOE), FILLER_RULES["slime"])
     trace = scheduled_trace([routing], lay_out([[[0]]], np.array([5]), layout, packing), Filler.ROUND_ROBIN)
     # 8 rows: 4 known, the last token, 3 of padding, cut in two.
@@ -69,18 +69,18 @@ def test_fillers_of_slime_are_load_of_the_ranks_that_have_them():
 def test_sequences_that_start_from_one_rank_have_a_schedule_without_parts():
     layout = ParallelLayout(data=4, expert=2)
     micro_batches = megatron_micro_batches(8, 4, 1)
-    schedule = sequence_schedule(lay_out(micro_batches, LENGTHS, layout, Packing.slime(layout)))
+    schedule = sequence_schedule(lay_out(micro_batches, LENGTHS, layout, TokenPacking.slime(layout)))
     np.testing.assert_array_equal(schedule.micro_batch_S, [0, 0, 0, 0, 1, 1, 1, 1])
     np.testing.assert_array_equal(schedule.source_rank_S, [0, 1] * 4)
     np.testing.assert_array_equal(schedule.ep_group_S, [0, 0, 1, 1] * 2)
-    split = lay_out(megatron_micro_batches(8, 2, 4), LENGTHS, LAYOUT, Packing.verl(LAYOUT))
+    split = lay_out(megatron_micro_batches(8, 2, 4), LENGTHS, LAYOUT, TokenPacking.verl(LAYOUT))
     with pytest.raises(InvalidInput, match="sequence 0: expected to start from one rank, got several"):
         sequence_schedule(split)
 
 
 def test_a_sequence_that_is_longer_than_laid_out_is_refused():
     layout = ParallelLayout(data=1, expert=1)
-    laid = lay_out([[[0]]], np.array([3]), layout, Packing.verl(layout))
+    laid = lay_out([[[0]]], np.array([3]), layout, TokenPacking.verl(layout))
     with pytest.raises(InvalidInput, match=r"routings\[0\]: expected rows of its 3 tokens"):
         scheduled_trace([decode(routes(0, 4, ALL_MOE).astype(np.uint8), ALL_MOE)], laid)
     with pytest.raises(InvalidInput, match="routings: expected at least one sequence"):

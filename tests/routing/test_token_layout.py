@@ -4,12 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relibra.errors import InvalidInput
-from relibra.routing.token_layout import Packing, ParallelLayout, lay_out
+from relibra.routing.token_layout import ParallelLayout, TokenPacking, lay_out
 
 PACKINGS = {
-    "verl": Packing.verl,
-    "slime": lambda layout: Packing.slime(layout, pad_multiplier=4),
-    "padded": Packing.padded,
+    "verl": TokenPacking.verl,
+    "slime": lambda layout: TokenPacking.slime(layout, pad_multiplier=4),
+    "padded": TokenPacking.padded,
 }
 
 
@@ -64,35 +64,35 @@ def _ranks(laid, sequence):
 
 def test_context_parallel_ranks_have_a_front_and_a_back_chunk():
     layout = ParallelLayout(data=1, context=2, expert=2)
-    laid = lay_out([[[0, 1]]], np.array([8, 6]), layout, Packing.verl(layout))
+    laid = lay_out([[[0, 1]]], np.array([8, 6]), layout, TokenPacking.verl(layout))
     assert _ranks(laid, 0) == [0, 0, 1, 1, 1, 1, 0, 0]
     assert _ranks(laid, 1) == [0, 0, 1, 1, 1, 1]  # two rows of padding at the end of rank 0
     padding = [(0, 0), (1, 0)]
     is_padding_N = laid.sequence_N < 0
     assert list(zip(laid.position_N[is_padding_N], laid.source_rank_N[is_padding_N], strict=True)) == padding
     contiguous = ParallelLayout(data=1, context=2, expert=2, zigzag=False)
-    assert _ranks(lay_out([[[0]]], np.array([8]), contiguous, Packing.verl(contiguous)), 0) == [0] * 4 + [1] * 4
+    assert _ranks(lay_out([[[0]]], np.array([8]), contiguous, TokenPacking.verl(contiguous)), 0) == [0] * 4 + [1] * 4
 
 
 def test_sequence_parallel_ranks_cut_what_is_packed_not_each_sequence():
     layout = ParallelLayout(data=1, tensor=2, expert=2)
     lengths = np.array([6, 2])
-    packed = lay_out([[[0, 1]]], lengths, layout, Packing.verl(layout))
+    packed = lay_out([[[0, 1]]], lengths, layout, TokenPacking.verl(layout))
     assert (_ranks(packed, 0), _ranks(packed, 1)) == ([0, 0, 0, 0, 1, 1], [1, 1])
-    padded = lay_out([[[0, 1]]], lengths, layout, Packing.padded(layout))
+    padded = lay_out([[[0, 1]]], lengths, layout, TokenPacking.padded(layout))
     assert (_ranks(padded, 0), _ranks(padded, 1)) == ([0, 0, 0, 1, 1, 1], [0, 0])
 
 
 def test_slime_pads_each_rank_behind_its_sequences():
     layout = ParallelLayout(data=1, tensor=2, expert=2)
-    laid = lay_out([[[0]]], np.array([5]), layout, Packing.slime(layout, pad_multiplier=4))
+    laid = lay_out([[[0]]], np.array([5]), layout, TokenPacking.slime(layout, pad_multiplier=4))
     assert _ranks(laid, 0) == [0, 0, 0, 0, 1]
     assert laid.position_N[laid.sequence_N < 0].tolist() == [0, 1, 2]
 
 
 def test_expert_groups_cut_the_ranks_anew():
     layout = ParallelLayout(data=4, tensor=2, expert=2, expert_tensor=2)
-    laid = lay_out([[[each]] for each in range(4)], np.full(4, 2), layout, Packing.verl(layout))
+    laid = lay_out([[[each]] for each in range(4)], np.full(4, 2), layout, TokenPacking.verl(layout))
     assert layout.num_ep_groups == 2
     assert laid.ep_group_N[np.argsort(laid.sequence_N)].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     assert laid.source_rank_N[np.argsort(laid.sequence_N, kind="stable")].tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
@@ -111,7 +111,7 @@ def test_expert_groups_cut_the_ranks_anew():
 def test_micro_batches_that_lose_a_sequence_are_refused(micro_batches, message):
     layout = ParallelLayout(data=2, expert=2)
     with pytest.raises(InvalidInput, match=f"micro_batches: {message}"):
-        lay_out(micro_batches, np.array([3, 4]), layout, Packing.verl(layout))
+        lay_out(micro_batches, np.array([3, 4]), layout, TokenPacking.verl(layout))
 
 
 def test_layouts_and_packings_that_cannot_be_are_refused():
@@ -121,8 +121,11 @@ def test_layouts_and_packings_that_cannot_be_are_refused():
         ParallelLayout(data=4, expert=2, tensor=0)
     layout = ParallelLayout(data=1, context=2, tensor=2, expert=2)
     for packing, message in [
-        (Packing(sequence_multiple=2, rank_multiple=1), "sequence_multiple: expected a multiple of 4 chunks, got 2"),
-        (Packing(sequence_multiple=4, rank_multiple=3), "rows that 2 tensor-parallel ranks can share, got 3 rows"),
+        (
+            TokenPacking(sequence_multiple=2, rank_multiple=1),
+            "sequence_multiple: expected a multiple of 4 chunks, got 2",
+        ),
+        (TokenPacking(sequence_multiple=4, rank_multiple=3), "rows that 2 tensor-parallel ranks can share, got 3 rows"),
     ]:
         with pytest.raises(InvalidInput, match=message):
             lay_out([[[0]]], np.array([3]), layout, packing)
@@ -146,7 +149,7 @@ def test_ranks_and_expert_groups_are_those_that_megatron_makes(layout):
     # One sequence a data rank, as long as it has ranks twice: every rank has tokens.
     length = 2 * layout.context * layout.tensor
     laid = lay_out(
-        [[[each]] for each in range(layout.data)], np.full(layout.data, length), layout, Packing.verl(layout)
+        [[[each]] for each in range(layout.data)], np.full(layout.data, length), layout, TokenPacking.verl(layout)
     )
     for data_rank, ranks in enumerate(plain.get_ranks("tp-cp")):
         expected = {
@@ -166,7 +169,7 @@ def test_context_parallel_ranks_have_the_tokens_that_megatron_gives_them(context
     megatron_utils = pytest.importorskip("megatron.core.utils")
     layout = ParallelLayout(data=1, context=context, expert=context)
     length = 4 * context
-    laid = lay_out([[[0]]], np.array([length]), layout, Packing.verl(layout))
+    laid = lay_out([[[0]]], np.array([length]), layout, TokenPacking.verl(layout))
     monkeypatch.setattr(megatron_utils.parallel_state, "get_context_parallel_world_size", lambda: context)
     for rank in range(context):
         monkeypatch.setattr(megatron_utils.parallel_state, "get_context_parallel_rank", lambda rank=rank: rank)

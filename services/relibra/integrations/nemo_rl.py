@@ -16,7 +16,7 @@ from relibra.routing.filler import FILLER_RULES
 from relibra.routing.formats.batch import decode_padded
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import as_integers
-from relibra.routing.token_layout import Packing, ParallelLayout
+from relibra.routing.token_layout import ParallelLayout, TokenPacking
 
 
 def trainer_layout(
@@ -24,9 +24,9 @@ def trainer_layout(
 ) -> TrainerLayout:
     """Return how NeMo-RL deals tokens out; the arguments are `policy.` settings of these names."""
     packing = (
-        Packing(sequence_multiple=make_sequence_length_divisible_by, rank_multiple=1)
+        TokenPacking(sequence_multiple=make_sequence_length_divisible_by, rank_multiple=1)
         if sequence_packing
-        else Packing.padded(ranks, make_sequence_length_divisible_by)
+        else TokenPacking.padded(ranks, make_sequence_length_divisible_by)
     )
     return TrainerLayout(ranks=ranks, packing=packing, filler_rule=FILLER_RULES["nemo-rl"])
 

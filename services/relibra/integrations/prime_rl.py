@@ -17,7 +17,7 @@ from relibra.routing.filler import Filler, FillerRule
 from relibra.routing.formats.batch import decode_jagged
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import SequenceRouting
-from relibra.routing.token_layout import Packing, ParallelLayout
+from relibra.routing.token_layout import ParallelLayout, TokenPacking
 
 _DTYPES = {name: np.dtype(name) for name in ("uint8", "uint16")}
 
@@ -26,7 +26,7 @@ def trainer_layout(ranks: ParallelLayout, pad_to_multiple_of: int = 1) -> Traine
     """Return how prime-rl deals tokens out: one row of packed sequences a rank, padded with zeros, which it replays."""
     return TrainerLayout(
         ranks=ranks,
-        packing=Packing(sequence_multiple=1, rank_multiple=pad_to_multiple_of),
+        packing=TokenPacking(sequence_multiple=1, rank_multiple=pad_to_multiple_of),
         filler_rule=FillerRule(last_token=Filler.EXPERT_ZERO, missing=Filler.EXPERT_ZERO, padding=Filler.EXPERT_ZERO),
     )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from relibra.routing.filler import FillerRule
 from relibra.routing.sequence_routing import SequenceRouting
-from relibra.routing.token_layout import Packing, ParallelLayout
+from relibra.routing.token_layout import ParallelLayout, TokenPacking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -22,5 +22,5 @@ class TrainerLayout:
     """How a trainer deals tokens to ranks, and what it makes of tokens without a route; equal on all ranks."""
 
     ranks: ParallelLayout
-    packing: Packing
+    packing: TokenPacking
     filler_rule: FillerRule

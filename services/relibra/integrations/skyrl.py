@@ -16,12 +16,12 @@ from relibra.routing.filler import FILLER_RULES
 from relibra.routing.formats.batch import decode_padded
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import SequenceRouting
-from relibra.routing.token_layout import Packing, ParallelLayout
+from relibra.routing.token_layout import ParallelLayout, TokenPacking
 
 
 def trainer_layout(ranks: ParallelLayout, remove_microbatch_padding: bool = True) -> TrainerLayout:
     """Return how SkyRL deals tokens out; `remove_microbatch_padding` is the `trainer.` setting of this name."""
-    packing = Packing.verl(ranks) if remove_microbatch_padding else Packing.padded(ranks)
+    packing = TokenPacking.verl(ranks) if remove_microbatch_padding else TokenPacking.padded(ranks)
     return TrainerLayout(ranks=ranks, packing=packing, filler_rule=FILLER_RULES["skyrl"])
 
 

@@ -14,13 +14,13 @@ from relibra.integrations.rank_batch import RankBatch, TrainerLayout
 from relibra.routing.filler import FILLER_RULES
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import sequence_routing
-from relibra.routing.token_layout import Packing, ParallelLayout
+from relibra.routing.token_layout import ParallelLayout, TokenPacking
 
 
 def trainer_layout(ranks: ParallelLayout, data_pad_size_multiplier: int = 128) -> TrainerLayout:
     """Return how slime deals tokens out; `data_pad_size_multiplier` is its argument of this name."""
     return TrainerLayout(
-        ranks=ranks, packing=Packing.slime(ranks, data_pad_size_multiplier), filler_rule=FILLER_RULES["slime"]
+        ranks=ranks, packing=TokenPacking.slime(ranks, data_pad_size_multiplier), filler_rule=FILLER_RULES["slime"]
     )
 
 

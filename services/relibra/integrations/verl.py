@@ -16,7 +16,7 @@ from relibra.integrations.rank_batch import RankBatch, TrainerLayout
 from relibra.routing.filler import FILLER_RULES, Filler
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import SequenceRouting, as_integers, sequence_routing
-from relibra.routing.token_layout import Packing, ParallelLayout
+from relibra.routing.token_layout import ParallelLayout, TokenPacking
 
 _RULES = {
     # Tokens behind the last generation have rows of zeros, which are replayed.
@@ -31,7 +31,7 @@ def trainer_layout(ranks: ParallelLayout, mode: str = "R3") -> TrainerLayout:
     Raises:
         InvalidInput: another mode, in which nothing is replayed.
     """
-    return TrainerLayout(ranks=ranks, packing=Packing.verl(ranks), filler_rule=_RULES[_check(mode)])
+    return TrainerLayout(ranks=ranks, packing=TokenPacking.verl(ranks), filler_rule=_RULES[_check(mode)])
 
 
 def rank_batch(

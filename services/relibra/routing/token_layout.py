@@ -52,7 +52,7 @@ class ParallelLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packing:
+class TokenPacking:
     """What a micro-batch of one data-parallel rank is padded to."""
 
     sequence_multiple: int
@@ -63,13 +63,13 @@ class Packing:
     """One sequence after the other; else all as long as the longest, each split by itself."""
 
     @classmethod
-    def verl(cls, layout: ParallelLayout) -> "Packing":
+    def verl(cls, layout: ParallelLayout) -> "TokenPacking":
         """Sequence packing of verl."""
         multiple = layout.tensor * layout.context * 2 if layout.context > 1 else layout.tensor
         return cls(sequence_multiple=multiple, rank_multiple=1)
 
     @classmethod
-    def slime(cls, layout: ParallelLayout, pad_multiplier: int = 128) -> "Packing":
+    def slime(cls, layout: ParallelLayout, pad_multiplier: int = 128) -> "TokenPacking":
         """Sequence packing of slime; `pad_multiplier` is its `data_pad_size_multiplier`."""
         return cls(
             sequence_multiple=2 * layout.context if layout.context > 1 else 1,
@@ -77,7 +77,7 @@ class Packing:
         )
 
     @classmethod
-    def padded(cls, layout: ParallelLayout, multiple: int = 1) -> "Packing":
+    def padded(cls, layout: ParallelLayout, multiple: int = 1) -> "TokenPacking":
         """Sequences as long as the longest of the micro-batch, and that a multiple of `multiple`."""
         needed = layout.tensor * layout.context * (2 if layout.context > 1 and layout.zigzag else 1)
         return cls(sequence_multiple=math.lcm(needed, multiple), rank_multiple=1, is_packed=False)
@@ -100,7 +100,7 @@ def lay_out(
     micro_batches: Sequence[Sequence[Sequence[int]]],
     length_S: NDArray[np.integer],
     layout: ParallelLayout,
-    packing: Packing,
+    packing: TokenPacking,
 ) -> TokenLayout:
     """Return the layout of a step. Every token of every sequence is in it exactly once.
 
@@ -136,7 +136,7 @@ def _lay_out_one(
     length_B: NDArray[np.integer],
     sequence_B: NDArray[np.integer],
     layout: ParallelLayout,
-    packing: Packing,
+    packing: TokenPacking,
     data_rank: int,
     micro_batch: int,
 ) -> NDArray[np.int64]:
