@@ -9,6 +9,7 @@ import pytest
 from harness.doc_blocks import python_of
 from harness.engine_payloads import all_layers, routes, vllm
 from harness.services import Service
+from relibra.errors import NotFound
 from relibra.planning import Cluster, Model, Schedule
 from relibra.routing import ModelLayers, decode
 from relibra.wire.client import PlannerClient
@@ -43,7 +44,8 @@ def test_engines_report_what_they_answer(shared_planner: Service, tmp_path, monk
     with PlannerClient(shared_planner.address) as client:
         client.register_job("page-formats", model, cluster)
         exec(WORKER.replace("planner:7420", shared_planner.address).replace("my-job", "page-formats"), names)
-        # It is refused if one of them was not reported.
+        with pytest.raises(NotFound, match="seq-2"):
+            client.submit_schedule("page-formats", 0, ["seq-0", "seq-1", "seq-2"], Schedule.round_robin(3, 1, cluster))
         client.submit_schedule("page-formats", 0, ["seq-0", "seq-1"], Schedule.round_robin(2, 1, cluster))
 
 

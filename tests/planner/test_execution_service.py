@@ -3,9 +3,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from harness.services import CLUSTER
+from harness.services import CLUSTER, Loop, Service, report_sequences
 from relibra.errors import InvalidInput, LimitExceeded, UnknownJob
 from relibra.planning import ExecutionReport, Phase, PlanId
+from relibra.store import Store
 from relibra.wire.client import PlannerClient
 
 REPORT = ExecutionReport(
@@ -22,9 +23,19 @@ REPORT = ExecutionReport(
 )
 
 
-def test_a_report_is_taken_and_may_be_repeated(client: PlannerClient, job_id: str) -> None:
-    client.report_execution(job_id, REPORT)
-    client.report_execution(job_id, REPORT)
+def test_a_report_is_taken_and_may_be_repeated(
+    client: PlannerClient, job_id: str, shared_planner: Service, run: Loop
+) -> None:
+    report_sequences(shared_planner.address, job_id, REPORT.step)
+    client.report_execution(job_id, dataclasses.replace(REPORT, reason="an earlier word", applied=None))
+    for _ in range(2):
+        client.report_execution(job_id, REPORT)
+    store = Store.open(shared_planner.redis_url)
+    (kept,) = run(store.get_reports(job_id, REPORT.step))
+    run(store.close())
+    assert kept.realised_load_ML.tolist() == REPORT.realised_load_ML.tolist()
+    load_ML = REPORT.realised_load_ML
+    assert dataclasses.replace(kept, realised_load_ML=load_ML) == REPORT
 
 
 def test_S7_more_cells_than_a_step_may_have_are_refused(client: PlannerClient, job_id: str) -> None:

@@ -1,5 +1,6 @@
 """The session against a gRPC server on a real socket whose answers a test scripts, to hit each moment of an outage."""
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -249,4 +250,9 @@ def test_S7_reports_of_a_long_outage_do_not_pile_up(planner: ScriptedPlanner, se
 
 
 def test_a_session_that_was_never_used_closes_without_a_connection() -> None:
-    Session(AgentConfig(planner_address="127.0.0.1:1", job_id="job", model=MODEL, cluster=CLUSTER), 0).close()
+    with socket.create_server(("127.0.0.1", 0)) as planner:
+        address = f"127.0.0.1:{planner.getsockname()[1]}"
+        Session(AgentConfig(planner_address=address, job_id="job", model=MODEL, cluster=CLUSTER), 0).close()
+        planner.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            planner.accept()
