@@ -5,11 +5,18 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from harness import cuda_devices
+
 REPOSITORY = Path(__file__).parents[1]
 
 # A test never asserts seconds, and a busy machine is no failure.
 settings.register_profile("relibra", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("relibra")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not cuda_devices.is_gpu_session(config.args, config.option.markexpr, config.invocation_params.dir):
+        cuda_devices.hide()
 
 
 @pytest.fixture(scope="session")

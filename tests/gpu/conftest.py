@@ -7,7 +7,7 @@ _HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    no_device = pytest.mark.skip(reason="needs a CUDA device")
+    no_device = pytest.mark.skip(reason="needs a CUDA device, and a session of its own: make gpu-check")
     for item in items:
         if _HERE in item.path.parents:
             item.add_marker(pytest.mark.gpu)

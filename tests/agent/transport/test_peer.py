@@ -1,7 +1,6 @@
 """What shared memory adds to the contract; the ranks are those of the contract suite."""
 
 import pytest
-import torch
 
 pytestmark = pytest.mark.distributed
 
@@ -23,7 +22,6 @@ def test_what_one_rank_cannot_do_is_refused_by_all_of_them_at_once_and_leaves_no
     assert stages == [allocate, allocate, opening, mapping, "make a pipe", opening]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
 def test_a_gpu_whose_memory_cannot_be_had_is_refused_by_all_ranks(node_run):
     (message,) = {result["message"] for result in node_run("peer/one_has_no_gpu")}
     assert message.startswith("Unsupported: rank 1 cannot lend memory of its GPU (")
