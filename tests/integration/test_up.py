@@ -76,6 +76,9 @@ def test_everything_starts_answers_and_stops(
             assert client.register_job("job", MODEL, CLUSTER, PARAMS) > 0
         assert all(is_alive(pid) for pid in ready["pids"].values())
         assert ready["pids"].keys() == {"redis", "planner", "status"}
+        for service in ("planner", "status"):
+            environment = Path(f"/proc/{ready['pids'][service]}/environ").read_bytes().split(b"\0")
+            assert b"CUDA_VISIBLE_DEVICES=" in environment, f"{service} sees the GPUs of this machine"
         log = (tmp_path / "up.log").read_text()
         assert ready["planner"] in log
         assert f"  status   {ready['status']}\n" in log

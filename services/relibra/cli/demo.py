@@ -1,6 +1,7 @@
 """`relibra demo`: a real MoE RL job on this machine, run plain and balanced, and compared."""
 
 import importlib.util
+import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -38,6 +39,8 @@ def demo(
     Four trainer processes (2 nodes x 2 ranks), a rollout worker, planner, Redis and status service, all on this
     machine, no GPU. Exits 1 if the balanced run was not neutral or not as balanced as planned.
     """
+    # Trainers and rollout worker inherit this. The demo runs on the CPU, and megatron would choose any GPU it can see.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if importlib.util.find_spec("megatron") is None:
         raise Unsupported("the demo trains with megatron-core: pip install 'relibra[all]'")
     if (planner is None) != (status_url is None):

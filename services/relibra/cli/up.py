@@ -96,7 +96,8 @@ class _Service:
     def __enter__(self) -> "_Service":
         command = [sys.executable, "-m", "relibra.cli", self._verb, *self._options]
         # The URL goes through the environment: command lines are visible to all users, and it may hold a password.
-        environment = os.environ | {"RELIBRA_REDIS_URL": self._redis_url}
+        # Neither service computes on a GPU, and a CUDA context would take memory from a trainer on the same machine.
+        environment = os.environ | {"RELIBRA_REDIS_URL": self._redis_url, "CUDA_VISIBLE_DEVICES": ""}
         if self._verb != "planner":
             environment.pop("RELIBRA_METRICS_PORT", None)  # one port, and both would take it
         self._process = subprocess.Popen(
