@@ -3,27 +3,15 @@
 python -m benchmarks.figures
 """
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
 from benchmarks import results
+from benchmarks.drawing import write_figure
 
-IMAGES = Path(__file__).parents[1] / "docs" / "images"
-STYLE = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "font.size": 9,
-    "svg.hashsalt": "relibra",
-    "svg.fonttype": "none",
-}
 _POLICIES = {
     "identity": ("plain expert parallelism", "#b0b0b0"),
     "eplb_oracle": ("EPLB, oracle loads", "#e0a030"),
@@ -31,7 +19,7 @@ _POLICIES = {
 }
 
 
-def growth(axes: Sequence[Axes]) -> None:
+def growth(axes: list[Axes]) -> None:
     """Plan time against what a step is made of, each alone, from the target step on."""
     rows = results.read("scale")
     target = rows[0]
@@ -55,7 +43,7 @@ def growth(axes: Sequence[Axes]) -> None:
     axes[0].set_ylabel("seconds, one core")
 
 
-def imbalance(axes: Sequence[Axes]) -> None:
+def imbalance(axes: list[Axes]) -> None:
     """What every policy leaves above 1 on real routing, by topology."""
     rows = results.read("imbalance")
     for axis, trace in zip(axes, dict.fromkeys(row["trace"] for row in rows), strict=True):
@@ -80,17 +68,8 @@ def _of(rows: list[dict[str, Any]], trace: object, num_nodes: int) -> list[dict[
 
 def main() -> None:
     """Write the figures as SVG."""
-    mpl.use("svg")
-    IMAGES.mkdir(exist_ok=True)
-    for name, draw, panels, size in (("growth", growth, 4, (11, 3.0)), ("imbalance", imbalance, 2, (9, 3.6))):
-        with plt.rc_context(STYLE):
-            figure, axes = plt.subplots(1, panels, figsize=size, sharey=True, layout="constrained")
-            draw(list(axes))
-            figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
-            path = IMAGES / f"{name}.svg"
-            figure.savefig(path, metadata={"Date": None})
-            plt.close(figure)
-            print(path)
+    write_figure("growth", growth, num_panels=4, size=(11, 3.0))
+    write_figure("imbalance", imbalance, num_panels=2, size=(9, 3.6))
 
 
 if __name__ == "__main__":

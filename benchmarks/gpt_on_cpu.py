@@ -22,6 +22,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  #
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 from megatron.core.transformer.moe.moe_layer import MoELayer  # noqa: E402
+from megatron.core.transformer.moe.router_replay import RouterReplayAction  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
 from relibra.planning import Model  # noqa: E402
@@ -94,6 +95,14 @@ class Gpt:
         self.ddp = DistributedDataParallel(config, DistributedDataParallelConfig(overlap_grad_reduce=True), model)
         self.optimizer: Any = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-5), [self.ddp])
         self.moe_layers: list[MoELayer] = [each for each in model.modules() if isinstance(each, MoELayer)]
+
+    def replay(self, routed_LTK: torch.Tensor) -> None:
+        """Let the next forward pass of every MoE layer replay the given routing."""
+        for layer, routed_TK in zip(self.moe_layers, routed_LTK, strict=True):
+            replay = layer.router.router_replay
+            replay.clear_indices()
+            replay.set_target_indices(routed_TK)
+            replay.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
 
     def loss(self, seed: int) -> torch.Tensor:
         """Forward a batch of random tokens, another on every rank; return its mean loss."""

@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from torch import nn
 from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile, record_function
 
-from benchmarks.figures import IMAGES, STYLE
+from benchmarks.drawing import IMAGES, STYLE
 from benchmarks.fixed_plans import FixedPlans
 from benchmarks.gpt_on_cpu import Gpt, Shape, join
 from relibra.agent import AgentConfig, Phase, attach

@@ -178,4 +178,5 @@ def understand(line: str) -> None:
         for script in re.findall(r"\bpython ([\w/]+\.py)", part):
             assert (REPOSITORY / script).is_file(), line
         for module in re.findall(r"\bpython -m (benchmarks[.\w]*)", part):
-            assert (REPOSITORY / module.replace(".", "/")).with_suffix(".py").is_file(), line
+            path = REPOSITORY / module.replace(".", "/")
+            assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), line

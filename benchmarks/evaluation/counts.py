@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks import results
-from benchmarks.evaluation_cases import MAIN_POLICIES, question, rows_on
+from benchmarks.evaluation.cases import MAIN_POLICIES, question, rows_on
 from benchmarks.workload_mix import mix_workloads
 from relibra.evaluation.workload import Workload
 from relibra.planning import Schedule

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-import benchmarks.wall_clock_routing as routing
-from benchmarks.wall_clock_prediction import predict
+from benchmarks.wall_clock import routing
+from benchmarks.wall_clock.prediction import predict
 from relibra.planning import Cluster, Model
 from relibra.planning.cost import CostModel
 

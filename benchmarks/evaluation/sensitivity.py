@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from benchmarks.evaluation_cases import question, rows_on, trace
+from benchmarks.evaluation.cases import question, rows_on, trace
 from relibra.evaluation.cell_time import Training
 from relibra.evaluation.routing_statistics import RoutingStatistics
 from relibra.evaluation.workload import drawn

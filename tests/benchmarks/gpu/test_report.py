@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_report import ExpertTimes, GpuReport, KernelRate, Machine
+from benchmarks.gpu.report import ExpertTimes, GpuReport, KernelRate, Machine
 from relibra.evaluation.calibration import calibrate, read_measurements
 
 MACHINE = Machine(

@@ -26,13 +26,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from megatron.core.transformer.moe.router_replay import RouterReplayAction
 from numpy.typing import NDArray
 
-import benchmarks.wall_clock_routing as routing
 from benchmarks import results
 from benchmarks.gpt_on_cpu import Gpt, Shape, join
-from benchmarks.wall_clock_prediction import predict
+from benchmarks.wall_clock import routing
+from benchmarks.wall_clock.prediction import predict
 from relibra.agent import Agent, AgentConfig, Phase, attach
 from relibra.demo.services import OwnServices, Services
 from relibra.planning import Cluster, Model, PlanParams
@@ -76,11 +75,7 @@ class PlainJob:
         self._gpt.train(losses)
 
     def _loss(self, index: int, routed_LTK: torch.Tensor) -> torch.Tensor:
-        for layer, routed_TK in zip(self._gpt.moe_layers, routed_LTK, strict=True):
-            replay = layer.router.router_replay
-            replay.clear_indices()
-            replay.set_target_indices(routed_TK)
-            replay.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
+        self._gpt.replay(routed_LTK)
         return self._gpt.loss(index)
 
     def expert_us(self, num_tokens: int) -> float:
@@ -247,7 +242,8 @@ def report(
     print(f"written to {path}")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Read the options, start the services and the ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5, help="steps to measure, of each")
     parser.add_argument("--tokens", type=int, default=4096, help="of a rank in a micro-batch; a multiple of 512")

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from benchmarks import results
-from benchmarks.evaluation_cases import (
+from benchmarks.evaluation.cases import (
     DEEPSEEK_LITE,
     GPT_OSS,
     MAIN_POLICIES,
@@ -24,9 +24,9 @@ from benchmarks.evaluation_cases import (
     rows_on,
     trace,
 )
-from benchmarks.evaluation_counts import counts
-from benchmarks.evaluation_mismatch import mismatch
-from benchmarks.evaluation_sensitivity import sensitivity
+from benchmarks.evaluation.counts import counts
+from benchmarks.evaluation.mismatch import mismatch
+from benchmarks.evaluation.sensitivity import sensitivity
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.policies import POLICIES
 
@@ -132,7 +132,3 @@ def main() -> None:
             rows = [row for future in futures for row in future.result()]
             path = results.write(f"evaluation-{part}", rows, trace=GPT_OSS, micro_batches=32, tokens_per_gpu=8192)
             print(f"{path}  {time.monotonic() - started:.0f} s", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,6 @@ variable OUT names. Needs torch with CUDA, and relibra on the path; goes on when
 
 import importlib.util
 import os
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -19,9 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.gpu_experts import PRESETS, measure_experts
-from benchmarks.gpu_report import GOAL, GpuReport, HostPath, KernelRate, Machine
-from benchmarks.gpu_timing import device_us, host_us, stream_us
+from benchmarks.gpu.experts import PRESETS, measure_experts
+from benchmarks.gpu.report import GOAL, GpuReport, HostPath, KernelRate, Machine
+from benchmarks.gpu.timing import device_us, host_us, stream_us
+from benchmarks.results import RESULTS
 from relibra.kernels import (
     REST,
     driver,
@@ -213,7 +213,7 @@ def main() -> int:
         partial(part, size_bytes=size) for part in (_moves, _sums, _pushes, _host_paths) for size in _EXPERT_SIZES
     ]
     parts += [partial(_expert_times, preset=preset) for preset in PRESETS]
-    folders = [Path(__file__).parent / "results", *([Path(os.environ["OUT"])] if os.environ.get("OUT") else [])]
+    folders = [RESULTS, *([Path(os.environ["OUT"])] if os.environ.get("OUT") else [])]
     for part in parts:
         try:
             part(report)
@@ -225,7 +225,3 @@ def main() -> int:
         torch.cuda.empty_cache()
     _print(report)
     return 1 if report.failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_report import ExpertTimes
-from benchmarks.gpu_timing import device_us
+from benchmarks.gpu.report import ExpertTimes
+from benchmarks.gpu.timing import device_us
 
 PRESETS = {
     "qwen3-30b-a3b": (2048, 768),

@@ -1,28 +1,16 @@
 """Draw the figures of docs/evaluation.md from the results on disk.
 
-python -m benchmarks.evaluation_figures
+python -m benchmarks.evaluation.figures
 """
 
-from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from benchmarks import results
-from benchmarks.evaluation_tables import cases
+from benchmarks.drawing import write_figure
+from benchmarks.evaluation.tables import cases
 
-_IMAGES = Path(__file__).parents[1] / "docs" / "images"
-_STYLE = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "font.size": 9,
-    "svg.hashsalt": "relibra",
-    "svg.fonttype": "none",
-}
 _POLICIES = {
     "plain": ("plain expert parallelism", "#b0b0b0", "o"),
     "eplb-oracle": ("EPLB, oracle loads", "#e0a030", "s"),
@@ -97,24 +85,11 @@ def mismatch(axes: list[Axes]) -> None:
     axes[0].set_ylabel("realised imbalance")
 
 
-_FIGURES = {"presets": (presets, 4, (11, 3.2)), "tornado": (tornado, 2, (11, 5.5)), "mismatch": (mismatch, 2, (9, 3.4))}
-
-
 def main() -> None:
     """Write the figures as SVG."""
-    mpl.use("svg")
-    _IMAGES.mkdir(exist_ok=True)
-    for name, (draw, panels, size) in _FIGURES.items():
-        with plt.rc_context(_STYLE):
-            figure, axes = plt.subplots(1, panels, figsize=size, sharey=True, layout="constrained")
-            draw(list(axes))
-            handles, labels = axes[0].get_legend_handles_labels()
-            if labels:
-                figure.legend(handles, labels, loc="outside upper center", ncols=4 if panels == 4 else 3, frameon=False)
-            path = _IMAGES / f"evaluation-{name}.svg"
-            figure.savefig(path, metadata={"Date": None})
-            plt.close(figure)
-            print(path)
+    write_figure("evaluation-presets", presets, num_panels=4, size=(11, 3.2), legend_columns=4)
+    write_figure("evaluation-tornado", tornado, num_panels=2, size=(11, 5.5))
+    write_figure("evaluation-mismatch", mismatch, num_panels=2, size=(9, 3.4))
 
 
 if __name__ == "__main__":

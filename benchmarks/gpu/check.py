@@ -18,7 +18,7 @@ import torch
 
 from relibra.kernels.sources import KERNELS
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _TESTS = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/gpu"]
 _SMALL = "test_kernels_on_cuda and not graph and not current_stream and not every_run"
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.evaluation_cases import DEEPSEEK_LITE, GPT_OSS, question
+from benchmarks.evaluation.cases import DEEPSEEK_LITE, GPT_OSS, question
 from relibra.evaluation.assignment import Assignment, at_home, from_pieces
 from relibra.evaluation.step_time import balanced_step_time, step_time
 from relibra.planning import PlanParams

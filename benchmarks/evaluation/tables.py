@@ -1,6 +1,6 @@
 """Write the tables of docs/evaluation.md from the results on disk.
 
-    python -m benchmarks.evaluation_tables
+    python -m benchmarks.evaluation.tables
 
 A table goes between `<!-- name -->` and `<!-- /name -->`, which the page has for every one.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks import results
 
-_PAGE = Path(__file__).parents[1] / "docs" / "evaluation.md"
+_PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
 _OTHERS = ("longest-first", "eplb-history", "eplb-oracle", "ultraep")
 
 Row = dict[str, Any]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.evaluation_mismatch import executed, rerouted
+from benchmarks.evaluation.mismatch import executed, rerouted
 from relibra.evaluation.assignment import Assignment
 from relibra.planning import Cluster, Model, Schedule, StepLoad
 from relibra.planning.load import imbalance

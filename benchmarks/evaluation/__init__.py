@@ -1,0 +1,1 @@
+"""The simulated training steps behind docs/evaluation.md: cases, tables and figures."""

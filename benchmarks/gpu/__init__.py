@@ -1,0 +1,1 @@
+"""Measurements on a CUDA device, and the check that runs them together with the GPU tests."""

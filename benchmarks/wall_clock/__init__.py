@@ -1,0 +1,1 @@
+"""Real training steps on CPU ranks, timed by a clock and compared with the simulation."""
