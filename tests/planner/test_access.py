@@ -248,7 +248,7 @@ def test_S6_a_job_that_opens_streams_without_end_shuts_out_itself_alone(asking: 
         streams = [open_stream(channel, iter(idle.wait, True)) for _ in range(MAX_CALLS)]
         for each in streams:
             next(each)
-        with pytest.raises(LimitExceeded, match=f"{MAX_CALLS} calls and streams of job 'g' are under way"):
+        with pytest.raises(LimitExceeded, match=f"job 'g' has {MAX_CALLS} calls and streams open"):
             refused.register_job("g", MODEL, CLUSTER, PARAMS)
         client.register_job("m", MODEL, CLUSTER, PARAMS)
         streams[0].cancel()

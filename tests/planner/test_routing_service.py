@@ -9,11 +9,12 @@ import pytest
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, count, routed_experts
 from relibra.errors import InvalidInput, LimitExceeded, NotFound, Unavailable
+from relibra.planner.admission import Admission
 from relibra.planner.metrics import Metrics
-from relibra.planner.pace import Pace
 from relibra.planner.routing_service import CREDIT_SEQUENCES, RoutingService
+from relibra.planner.settings import PlannerSettings
 from relibra.planning import Schedule
-from relibra.store import Store, StoreLimits
+from relibra.store import Store
 from relibra.v1 import routing_pb2
 from relibra.wire import array
 from relibra.wire.channel import open_channel
@@ -122,7 +123,8 @@ def test_the_same_content_is_acknowledged_again_and_other_content_refused(channe
 def test_S7_a_job_beyond_its_quota_waits_on_every_new_stream_whatever_it_sends(
     store: Store, run: Loop, request_: Request
 ) -> None:
-    service = RoutingService(store, StoreLimits(), Pace(1), Metrics())
+    slow = PlannerSettings.load(redis_url="unix:///unused", max_ingest_bytes_per_s=1)
+    service = RoutingService(store, Admission(slow), Metrics())
 
     async def requests() -> AsyncIterator[Request]:
         yield request_

@@ -11,7 +11,7 @@ Out:  acknowledgements of what is durable, and for every scheduled step one publ
     solver, solving   the worker processes, and what they do: read, solve, check, encode
     plan_cache, served_plan   what all agents of a job fetch, read once
     notifier              wakes who waits for a plan
-    limits, pace, calls_under_way   what one request may ask for, how fast a job may send, how much at a time
+    admission         how large a request may be, how fast a job may send, how many calls it may have open
     read_ahead        turns a stream of requests into batches
     certificates      its own, read anew when the files change
     settings, health, metrics   what it is told, and what it tells

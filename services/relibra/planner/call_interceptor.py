@@ -14,7 +14,7 @@ from opentelemetry.context import Context
 
 from relibra.errors import InvalidInput, RelibraError
 from relibra.planner.access import Access, Caller
-from relibra.planner.calls_under_way import CallsUnderWay
+from relibra.planner.admission import Admission
 from relibra.planner.metrics import Metrics
 from relibra.wire.status import to_status
 
@@ -29,9 +29,9 @@ _tracer = trace.get_tracer("relibra.planner")
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps the handlers of our services; those of others, such as health, are left alone."""
 
-    def __init__(self, access: Access, calls: CallsUnderWay, metrics: Metrics) -> None:
+    def __init__(self, access: Access, admission: Admission, metrics: Metrics) -> None:
         self._access = access
-        self._calls = calls
+        self._admission = admission
         self._metrics = metrics
         self._guarded: dict[str, Any] = {}
 
@@ -95,7 +95,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     async def _guard(self, method: str, context: Any) -> AsyncIterator[Caller]:
         try:
             caller = await self._access.identify(context)
-            with self._calls.one(caller.job_id):
+            with self._admission.call(caller.job_id):
                 yield caller
         except Exception as error:
             await self._abort(context, method, error)

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from relibra.errors import InvalidInput
-from relibra.planner.limits import MAX_REASON_LENGTH, check_num_cells, check_step
+from relibra.planner.admission import Admission
 from relibra.store import Store
 from relibra.v1 import execution_pb2, execution_pb2_grpc
 from relibra.wire.messages import check_job_id, decode_execution_report
@@ -12,20 +11,19 @@ from relibra.wire.messages import check_job_id, decode_execution_report
 class ExecutionService(execution_pb2_grpc.ExecutionServiceServicer):
     """Keeps execution reports in the store, for the status service to show."""
 
-    def __init__(self, store: Store, *, max_cells: int) -> None:
+    def __init__(self, store: Store, admission: Admission) -> None:
         self._store = store
-        self._max_cells = max_cells
+        self._admission = admission
 
     async def ReportExecution(
         self, request: execution_pb2.ReportExecutionRequest, context: Any
     ) -> execution_pb2.ReportExecutionResponse:
         """Keep the report of one rank and phase."""
         job = await self._store.get_job(check_job_id(request.job_id))
-        check_step(request.step)
-        if len(request.reason) > MAX_REASON_LENGTH:
-            raise InvalidInput.of("reason", expected=f"at most {MAX_REASON_LENGTH} letters", got=len(request.reason))
+        self._admission.check_step(request.step)
+        self._admission.check_reason(request.reason)
         # Before it is decoded: a deflated load is as large as it says.
-        check_num_cells(max(request.realised_load.shape, default=0), job.model, self._max_cells)
+        self._admission.check_num_cells(max(request.realised_load.shape, default=0), job.model)
         report = decode_execution_report(request, job.model, job.cluster)
         await self._store.put_report(job, report)
         return execution_pb2.ReportExecutionResponse()

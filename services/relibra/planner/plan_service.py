@@ -7,10 +7,9 @@ from typing import Any
 from opentelemetry import propagate
 
 from relibra.errors import InvalidInput, NotFound, NotReady
-from relibra.planner.limits import MAX_FETCH_WAIT_S, check_num_cells, check_step
+from relibra.planner.admission import MAX_FETCH_WAIT_S, Admission
 from relibra.planner.plan_cache import PlanCache
 from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
-from relibra.planner.settings import PlannerSettings
 from relibra.planning import PlanId
 from relibra.planning.plan import Basis
 from relibra.store import PlanRecord, StepRecord, StepState, Store
@@ -27,10 +26,10 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     """Keeps schedules in the store, and hands out the plans that are published there."""
 
     def __init__(
-        self, store: Store, notifier: PlanNotifier, settings: PlannerSettings, on_schedule: Callable[[], None]
+        self, store: Store, admission: Admission, notifier: PlanNotifier, on_schedule: Callable[[], None]
     ) -> None:
         self._store = store
-        self._settings = settings
+        self._admission = admission
         self._notifier = notifier
         self._on_schedule = on_schedule
         self._cache = PlanCache(store)
@@ -40,7 +39,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     ) -> plan_pb2.SubmitScheduleResponse:
         """Keep the schedule of a step, all of whose sequences have been reported, unless it is planned without them."""
         job = await self._store.get_job(check_job_id(request.job_id))
-        step = check_step(request.step)
+        step = self._admission.check_step(request.step)
         sequence_ids, schedule = decode_schedule(request.schedule, job.cluster)
         basis = decode_basis(request.basis)
         if schedule.num_micro_batches > len(sequence_ids):
@@ -49,7 +48,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
                 expected=f"below {len(sequence_ids)}, the number of sequences",
                 got=schedule.num_micro_batches - 1,
             )
-        check_num_cells(schedule.num_rows(job.cluster), job.model, self._settings.max_cells)
+        self._admission.check_num_cells(schedule.num_rows(job.cluster), job.model)
         if basis is Basis.PREVIOUS_STEPS:
             # Reported after it, if at all: then what no report can be called is not refused by its absence.
             for sequence_id in sequence_ids:
@@ -57,14 +56,14 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         else:
             await self._check_reported(job.job_id, step, sequence_ids)
         await self._store.put_schedule(
-            *(job, step, sequence_ids, schedule, self._settings.store_limits, basis), traceparent=_traceparent()
+            job, step, sequence_ids, schedule, self._admission.store_limits, basis, traceparent=_traceparent()
         )
         self._on_schedule()
         return plan_pb2.SubmitScheduleResponse()
 
     async def FetchPlan(self, request: plan_pb2.FetchPlanRequest, context: Any) -> plan_pb2.FetchPlanResponse:
         """Return one rank's plan of a step, as soon as it is published."""
-        job_id, step, rank = check_job_id(request.job_id), check_step(request.step), request.ep_rank
+        job_id, step, rank = check_job_id(request.job_id), self._admission.check_step(request.step), request.ep_rank
         plan = await self._cache.get(job_id, step)
         if plan is None:
             job = await self._store.get_job(job_id)

@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from relibra.errors import InvalidInput, LimitExceeded, RelibraError, Unavailable, UnknownJob
-from relibra.planner.limits import check_step
+from relibra.planner.admission import Admission
 from relibra.planner.metrics import Metrics
-from relibra.planner.pace import Pace
 from relibra.planner.plan_notifier import wait_until_set
 from relibra.planner.read_ahead import ReadAhead
-from relibra.store import JobRecord, SequenceCounts, Store, StoreLimits
+from relibra.store import JobRecord, SequenceCounts, Store
 from relibra.v1 import routing_pb2, routing_pb2_grpc
 from relibra.wire.routing import decode_counts, decode_policies
 
@@ -27,10 +26,9 @@ CREDIT_SEQUENCES = 512
 class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
     """Keeps counts in the store. What is waiting on a stream goes to Redis in one round trip."""
 
-    def __init__(self, store: Store, limits: StoreLimits, pace: Pace, metrics: Metrics) -> None:
+    def __init__(self, store: Store, admission: Admission, metrics: Metrics) -> None:
         self._store = store
-        self._limits = limits
-        self._pace = pace
+        self._admission = admission
         self._metrics = metrics
         self._streams: set[ReadAhead[routing_pb2.ReportRoutingRequest]] = set()
         self._draining = asyncio.Event()
@@ -81,7 +79,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
             sizes[request.job_id] += request.ByteSize()
         self._metrics.ingested_bytes.inc(sizes.total())
         now = time.monotonic()
-        return max(self._pace.delay_s(job_id, size_bytes, now) for job_id, size_bytes in sizes.items())
+        return max(self._admission.delay_s(job_id, size_bytes, now) for job_id, size_bytes in sizes.items())
 
     async def _keep(self, batch: list[routing_pb2.ReportRoutingRequest]) -> list[routing_pb2.Refusal]:
         """Keep what can be kept; return what cannot."""
@@ -91,15 +89,27 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         sequences: list[SequenceCounts] = []
         for request in batch:
             try:
-                sequences.append(_decode(request, jobs))
+                sequences.append(self._decode(request, jobs))
                 accepted.append(request)
             except RelibraError as error:
                 refused.append(_refusal(request, error))
-        outcomes = await self._store.put_counts(sequences, self._limits)
+        outcomes = await self._store.put_counts(sequences, self._admission.store_limits)
         refused += [_refusal(request, error) for request, error in zip(accepted, outcomes, strict=True) if error]
         self._metrics.sequences.labels("refused").inc(len(refused))
         self._metrics.sequences.labels("kept").inc(len(batch) - len(refused))
         return sorted(refused, key=lambda each: each.ordinal)
+
+    def _decode(self, request: routing_pb2.ReportRoutingRequest, jobs: dict[str, JobRecord]) -> SequenceCounts:
+        job = jobs.get(request.job_id)
+        if job is None:
+            raise UnknownJob(f"job {request.job_id[:80]!r} is not registered; register it first")
+        return SequenceCounts(
+            job_id=job.job_id,
+            step=self._admission.check_step(request.step),
+            sequence_id=request.sequence_id,
+            counts_LE=decode_counts(request, job.model),
+            policies=decode_policies(request),
+        )
 
 
 def _check_ordinals(batch: list[routing_pb2.ReportRoutingRequest], answered_through: int) -> None:
@@ -108,19 +118,6 @@ def _check_ordinals(batch: list[routing_pb2.ReportRoutingRequest], answered_thro
             raise InvalidInput.of("ordinal", expected=str(ordinal), got=request.ordinal)
     if len(batch) > CREDIT_SEQUENCES:
         raise LimitExceeded(f"{len(batch)} sequences came at once; the credit was {CREDIT_SEQUENCES}")
-
-
-def _decode(request: routing_pb2.ReportRoutingRequest, jobs: dict[str, JobRecord]) -> SequenceCounts:
-    job = jobs.get(request.job_id)
-    if job is None:
-        raise UnknownJob(f"job {request.job_id[:80]!r} is not registered; register it first")
-    return SequenceCounts(
-        job_id=job.job_id,
-        step=check_step(request.step),
-        sequence_id=request.sequence_id,
-        counts_LE=decode_counts(request, job.model),
-        policies=decode_policies(request),
-    )
 
 
 def _refusal(request: routing_pb2.ReportRoutingRequest, error: RelibraError) -> routing_pb2.Refusal:

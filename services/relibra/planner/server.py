@@ -10,14 +10,13 @@ import grpc.aio
 
 from relibra.errors import RelibraError, Unavailable
 from relibra.planner.access import Access
+from relibra.planner.admission import Admission
 from relibra.planner.call_interceptor import CallInterceptor
-from relibra.planner.calls_under_way import CallsUnderWay
 from relibra.planner.certificates import CertificateFiles
 from relibra.planner.execution_service import ExecutionService
 from relibra.planner.health import Health
 from relibra.planner.job_service import JobService
 from relibra.planner.metrics import Metrics
-from relibra.planner.pace import Pace
 from relibra.planner.plan_notifier import PlanNotifier
 from relibra.planner.plan_service import PlanService
 from relibra.planner.planning_loop import PlanningLoop
@@ -66,6 +65,7 @@ class PlannerServer:
         self._store = Store.open(settings.redis_url)
         self._metrics = Metrics()
         self._notifier = PlanNotifier()
+        self._admission = Admission(settings)
         try:
             await self._store.check()
             if settings.metrics_port is not None:
@@ -101,24 +101,20 @@ class PlannerServer:
         return address
 
     def _add_services(self) -> None:
-        settings, server = self._settings, self._server
-        self._routing = RoutingService(
-            self._store, settings.store_limits, Pace(settings.max_ingest_bytes_per_s), self._metrics
-        )
-        plans = PlanService(self._store, self._notifier, settings, self._loop.wake)
-        job_pb2_grpc.add_JobServiceServicer_to_server(JobService(self._store, max_jobs=settings.max_jobs), server)
+        store, admission, server = self._store, self._admission, self._server
+        self._routing = RoutingService(store, admission, self._metrics)
+        plans = PlanService(store, admission, self._notifier, self._loop.wake)
+        job_pb2_grpc.add_JobServiceServicer_to_server(JobService(store, admission), server)
         routing_pb2_grpc.add_RoutingServiceServicer_to_server(self._routing, server)
         plan_pb2_grpc.add_PlanServiceServicer_to_server(plans, server)
-        execution_pb2_grpc.add_ExecutionServiceServicer_to_server(
-            ExecutionService(self._store, max_cells=settings.max_cells), server
-        )
+        execution_pb2_grpc.add_ExecutionServiceServicer_to_server(ExecutionService(store, admission), server)
         self._health.serve_on(server)
 
     def _bind(self) -> tuple[grpc.aio.Server, str]:
         settings = self._settings
         access = Access(self._store, is_required=settings.auth == "required", trust_domain=settings.trust_domain)
         server = grpc.aio.server(
-            interceptors=[CallInterceptor(access, CallsUnderWay(settings.max_calls_per_job), self._metrics)],
+            interceptors=[CallInterceptor(access, self._admission, self._metrics)],
             options=_OPTIONS,
             maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
         )

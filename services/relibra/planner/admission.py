@@ -1,0 +1,147 @@
+"""What a planner accepts: the size of one request, the speed of a job, the number of its calls (S6, S7).
+
+Sizes are checked before anything of that size is allocated. A request that is too large is refused, a job that sends
+too fast is slowed down.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from relibra.errors import InvalidInput, LimitExceeded
+from relibra.planner.settings import PlannerSettings
+from relibra.planning import Cluster, Model
+from relibra.store import ALL_JOBS, StoreLimits
+from relibra.wire.channel import MAX_MESSAGE_SIZE_BYTES
+
+MAX_STEP = 1 << 53
+"""Redis keeps scores as doubles, which count exactly up to here."""
+MAX_EPOCH = 1 << 52
+"""Lua counts epochs in doubles too; this leaves room above any epoch that a caller may claim to know."""
+MAX_NUM_RANKS = 4096
+MAX_NUM_EP_GROUPS = 4096
+MAX_REASON_LENGTH = 4096
+MAX_FETCH_WAIT_S = 60.0
+
+_COUNT_SIZE_BYTES = 4
+_ENVELOPE_SIZE_BYTES = 1024
+_BURST_S = 1.0
+_MAX_CLOCKS = 4096
+"""Callers may send any number of job names; beyond this many clocks, those in the past are dropped."""
+
+
+class Admission:
+    """The limits of one planner, and what each job has used of them."""
+
+    def __init__(self, settings: PlannerSettings) -> None:
+        self._settings = settings
+        self._num_calls: Counter[str] = Counter()
+        self._spent_until: dict[str, float] = {}
+
+    @property
+    def store_limits(self) -> StoreLimits:
+        """The limits that the store enforces, because all planners together must keep them."""
+        return self._settings.store_limits
+
+    @contextmanager
+    def call(self, job_id: str) -> Iterator[None]:
+        """Count a call or stream of a job for as long as it is open; callers with access to all jobs are not limited.
+
+        Raises:
+            LimitExceeded: the job has too many open calls.
+        """
+        limit = self._settings.max_calls_per_job
+        if job_id != ALL_JOBS and self._num_calls[job_id] >= limit:
+            raise LimitExceeded(
+                f"job {job_id!r} has {limit} calls and streams open at this planner (max_calls_per_job); end some, or "
+                "raise the limit"
+            )
+        self._num_calls[job_id] += 1
+        try:
+            yield
+        finally:
+            self._num_calls[job_id] -= 1
+            if not self._num_calls[job_id]:
+                del self._num_calls[job_id]
+
+    def delay_s(self, job_id: str, size_bytes: int, now: float) -> float:
+        """Account for bytes that a job has sent; return how long they must wait before the planner takes them in.
+
+        This is the generic cell rate algorithm with one virtual clock per job: what a job sends moves its clock on.
+        https://en.wikipedia.org/wiki/Generic_cell_rate_algorithm
+
+        Args:
+            job_id: the job, registered or not.
+            size_bytes: the size of what it sent.
+            now: monotonic time in seconds.
+        """
+        if len(self._spent_until) >= _MAX_CLOCKS:
+            # A clock in the past means the same as no clock.
+            self._spent_until = {each: until for each, until in self._spent_until.items() if until > now}
+        spent_until = max(self._spent_until.get(job_id, now), now) + size_bytes / self._settings.max_ingest_bytes_per_s
+        self._spent_until[job_id] = spent_until
+        return max(0.0, spent_until - now - _BURST_S)
+
+    def check_num_jobs(self, num_jobs: int) -> None:
+        """Refuse one more job.
+
+        Raises:
+            LimitExceeded: as many jobs as allowed are registered.
+        """
+        if num_jobs >= self._settings.max_jobs:
+            raise LimitExceeded(
+                f"{self._settings.max_jobs} jobs are registered (max_jobs); remove one with `relibra jobs remove`"
+            )
+
+    def check_registration(self, model: Model, cluster: Cluster, known_epoch: int) -> None:
+        """Refuse a job that is too large to be served.
+
+        Raises:
+            LimitExceeded: the counts of a sequence do not fit a message, or the job has too many ranks.
+            InvalidInput: no planner ever gave out the epoch.
+        """
+        size_bytes = model.num_layers * model.num_experts * _COUNT_SIZE_BYTES
+        if size_bytes + _ENVELOPE_SIZE_BYTES > MAX_MESSAGE_SIZE_BYTES:
+            raise LimitExceeded(
+                f"the counts of a sequence may take {size_bytes} bytes ({model.num_layers} layers x "
+                f"{model.num_experts} experts), but a message holds {MAX_MESSAGE_SIZE_BYTES}"
+            )
+        if cluster.num_ranks > MAX_NUM_RANKS or cluster.num_ep_groups > MAX_NUM_EP_GROUPS:
+            raise LimitExceeded(
+                f"a job may have {MAX_NUM_EP_GROUPS} EP groups of {MAX_NUM_RANKS} ranks, got "
+                f"{cluster.num_ep_groups} of {cluster.num_ranks}"
+            )
+        if known_epoch > MAX_EPOCH:
+            raise InvalidInput.of("known_epoch", expected=f"at most {MAX_EPOCH}", got=known_epoch)
+
+    def check_step(self, step: int) -> int:
+        """Return `step` unchanged, or refuse it.
+
+        Raises:
+            InvalidInput: it is too large.
+        """
+        if step > MAX_STEP:
+            raise InvalidInput.of("step", expected=f"at most {MAX_STEP}", got=step)
+        return step
+
+    def check_num_cells(self, num_rows: int, model: Model) -> None:
+        """Refuse a step with too many cells.
+
+        Raises:
+            LimitExceeded: names the limit.
+        """
+        num_cells, limit = num_rows * model.num_layers, self._settings.max_cells
+        if num_cells > limit:
+            raise LimitExceeded(
+                f"{num_rows} rows x {model.num_layers} layers are {num_cells} cells; a step may have {limit} "
+                "(max_cells)"
+            )
+
+    def check_reason(self, reason: str) -> None:
+        """Refuse a reason that is too long.
+
+        Raises:
+            InvalidInput: names the limit.
+        """
+        if len(reason) > MAX_REASON_LENGTH:
+            raise InvalidInput.of("reason", expected=f"at most {MAX_REASON_LENGTH} letters", got=len(reason))
