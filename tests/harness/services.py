@@ -52,11 +52,12 @@ def routed_experts(seed: int, num_rows: int, model: Model = MODEL) -> NDArray[np
     return np.argsort(-logits, axis=-1)[..., : model.top_k].astype(np.uint8)
 
 
-def count(routed_TLK: NDArray[np.integer], model: Model = MODEL) -> NDArray[np.uint32]:
-    """Counts `[L, E]`, written down anew so that tests do not trust the code they test."""
-    return np.stack(
+def count(routed_TLK: NDArray[np.integer], model: Model = MODEL) -> NDArray[np.unsignedinteger]:
+    """Counts `[L, E]` in their narrowest dtype, written down anew so that tests do not trust the code they test."""
+    counts_LE = np.stack(
         [np.bincount(routed_TLK[:, layer].ravel(), minlength=model.num_experts) for layer in range(model.num_layers)]
-    ).astype(np.uint32)
+    )
+    return counts_LE.astype(np.min_scalar_type(counts_LE.max()))
 
 
 def plain_plan(

@@ -18,6 +18,7 @@ from relibra.planning import (
     StepLoad,
 )
 from relibra.planning.solve import solve
+from relibra.routing.counts import narrow_counts
 from relibra.store import EncodedPlan, JobRecord, SequenceCounts, Store
 
 LEASE_S = 60.0
@@ -54,7 +55,7 @@ class WatchedJob:
         counts_SLE = self._counts(step)
         await self.store.put_counts(
             [
-                SequenceCounts(job_id=self.job_id, step=step, sequence_id=name, counts_LE=counts_LE)
+                SequenceCounts(job_id=self.job_id, step=step, sequence_id=name, counts_LE=narrow_counts(counts_LE))
                 for name, counts_LE in zip(self.ids, counts_SLE, strict=True)
             ]
         )

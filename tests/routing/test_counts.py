@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from relibra.errors import InvalidInput
 from relibra.routing import RoutingTrace, count_routed_experts, count_sequences
+from relibra.routing.counts import narrow_counts
 
 
 @given(
@@ -52,13 +53,23 @@ def test_torch_tensors_count_the_same():
         (np.zeros((2, 2), np.uint8), r"routed_experts: expected integers \[T, L, K\], got uint8 \(2, 2\)"),
         (np.zeros((2, 2, 2)), r"routed_experts: expected integers \[T, L, K\], got float64"),
         (np.zeros((2, 2, 2), bool), "got bool"),
-        (np.full((1, 1, 1), 8), "routed_experts: expected expert ids 0 to 7, padding cut off, got 8"),
-        (np.full((1, 1, 1), -1), "routed_experts: expected expert ids 0 to 7, padding cut off, got -1"),
+        (np.full((1, 1, 1), 8), "routed_experts: expected expert ids 0 to 7, got 8"),
+        (np.full((1, 1, 1), -1), r"routed_experts: expected expert ids 0 to 7, got -1 \(cut padding off first\)"),
     ],
 )
 def test_S7_other_input_is_refused_by_name(ids, message):
     with pytest.raises(InvalidInput, match=message):
         count_routed_experts(ids, 8)
+
+
+@pytest.mark.parametrize(
+    ("largest", "dtype"), [(0, "u1"), (255, "u1"), (256, "u2"), (65535, "u2"), (65536, "u4"), (2**32 - 1, "u4")]
+)
+def test_the_narrowest_dtype_is_chosen(largest: int, dtype: str):
+    counts_LE = np.array([[0, largest]], dtype=np.uint32)
+    narrow_LE = narrow_counts(counts_LE)
+    assert narrow_LE.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(narrow_LE, counts_LE)
 
 
 def test_sequences_of_a_trace_are_counted_apart():

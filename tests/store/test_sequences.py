@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
+from redis import Redis
 
-from harness.services import Loop
+from harness.services import MODEL, Loop
 from harness.step_samples import COUNTS_SLE, IDS, LONG_S, PLAN, SCHEDULE, lease_of, report_all, sequence
 from relibra.errors import Conflict, LimitExceeded, NotFound, UnknownJob
 from relibra.planning.plan import Basis
@@ -20,14 +21,24 @@ def test_L3_counts_come_back_as_they_were_put(store: Store, run: Loop, job: JobR
 
 def test_repeated_counts_are_kept_once_and_conflicting_ones_refused(store: Store, run: Loop, job: JobRecord) -> None:
     report_all(store, run)
-    wide = COUNTS_SLE[0].astype(np.uint32)
     other = np.ascontiguousarray(COUNTS_SLE[1][:, ::-1])
-    again = [sequence(IDS[0], wide), sequence(IDS[1], other), sequence("new", other), sequence("new", wide)]
+    again = [sequence(IDS[0]), sequence(IDS[1], other), sequence("new", other), sequence("new")]
     outcomes = run(store.put_counts(again))
     assert [type(each) for each in outcomes] == [type(None), Conflict, type(None), Conflict]
     np.testing.assert_array_equal(
         run(store.get_counts(job, 1, [IDS[0], IDS[1], "new"])), [COUNTS_SLE[0], COUNTS_SLE[1], other]
     )
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32])
+def test_counts_take_the_bytes_of_their_dtype_and_one(
+    store: Store, run: Loop, job: JobRecord, redis_url: str, dtype: type[np.unsignedinteger]
+) -> None:
+    counts_LE = np.full((MODEL.num_layers, MODEL.num_experts), np.iinfo(dtype).max, dtype=dtype)
+    assert run(store.put_counts([sequence("seq", counts_LE[:, ::-1])])) == [None]
+    with Redis.from_url(redis_url) as client:
+        assert client.hstrlen("relibra:{job}:step:1:counts", "seq") == 1 + counts_LE.nbytes
+    np.testing.assert_array_equal(run(store.get_counts(job, 1, ["seq"])), counts_LE[None])
 
 
 def test_sequences_of_many_steps_and_jobs_get_their_own_answers(store: Store, run: Loop, job: JobRecord) -> None:

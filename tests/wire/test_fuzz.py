@@ -69,11 +69,11 @@ GOOD: dict[str, tuple[Message, Callable[[Any], object]]] = {
         lambda message: messages.decode_execution_report(message, MODEL, CLUSTER),
     ),
     "counts": (
-        routing.encode_sequence(1, "job", 1, "seq", 4, np.ones((3, 8), np.uint32), (3, 4)),
+        routing.encode_sequence(1, "job", 1, "seq", 4, np.ones((3, 8), np.uint8), (3, 4)),
         lambda message: routing.decode_counts(message, MODEL),
     ),
     "policies": (
-        routing.encode_sequence(1, "job", 1, "seq", 4, np.ones((3, 8), np.uint32), (3, 4)),
+        routing.encode_sequence(1, "job", 1, "seq", 4, np.ones((3, 8), np.uint8), (3, 4)),
         routing.decode_policies,
     ),
     "array": (

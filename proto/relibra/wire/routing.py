@@ -51,27 +51,26 @@ def encode_sequence(
     counts_LE: NDArray[np.unsignedinteger],
     policy_versions: tuple[int, int] | None = None,
 ) -> routing_pb2.ReportRoutingRequest:
-    """Build the message of one sequence, its counts in the narrowest dtype that holds them."""
+    """Build the message of one sequence, whose counts come in the narrowest unsigned dtype that holds them."""
     first, last = policy_versions or (None, None)
-    narrow_LE = counts_LE.astype(np.min_scalar_type(counts_LE.max(initial=0)))
     return routing_pb2.ReportRoutingRequest(
         ordinal=ordinal,
         job_id=job_id,
         step=step,
         sequence_id=sequence_id,
         num_rows=num_rows,
-        counts=array.encode(narrow_LE),
+        counts=array.encode(counts_LE),
         first_policy_version=first,
         last_policy_version=last,
     )
 
 
 def decode_counts(request: routing_pb2.ReportRoutingRequest, model: Model) -> NDArray[np.unsignedinteger]:
-    """Read the counts `[L, E]` of one sequence of a job with `model`; the result is read-only.
+    """Read the counts `[L, E]` of one sequence of a job with `model`, without copying them; the result is read-only.
 
     Raises:
-        InvalidInput: the name or length of the sequence is out of range, the array is malformed or not of the model's
-            shape, or a layer does not count every row `top_k` times.
+        InvalidInput: the name or length of the sequence is out of range; the array is malformed, not of the model's
+            shape, or not in the narrowest dtype; or a layer does not count every row `top_k` times.
     """
     check_name(request.step, request.sequence_id)
     if request.num_rows > MAX_NUM_ROWS:
@@ -79,6 +78,11 @@ def decode_counts(request: routing_pb2.ReportRoutingRequest, model: Model) -> ND
     counts_LE: NDArray[np.unsignedinteger] = array.decode(
         request.counts, "counts", kinds="u", shape=(model.num_layers, model.num_experts)
     )
+    narrowest = np.min_scalar_type(int(counts_LE.max()))
+    if counts_LE.dtype != narrowest:
+        raise InvalidInput.of(
+            "counts.dtype", expected=f"{narrowest}, the narrowest that holds these counts", got=counts_LE.dtype
+        )
     total_L = counts_LE.sum(axis=1, dtype=np.int64)
     wrong_L = np.flatnonzero(total_L != request.num_rows * model.top_k)
     if len(wrong_L):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import RelibraError
-from relibra.routing.counts import count_routed_experts
+from relibra.routing.counts import count_routed_experts, narrow_counts
 
 _Request = TypeVar("_Request")
 
@@ -41,6 +41,7 @@ class CountedSequence:
     sequence_id: str
     num_rows: int
     counts_LE: NDArray[np.unsignedinteger]
+    """In the narrowest dtype, see `narrow_counts`."""
     policy_versions: tuple[int, int] | None
 
     @property
@@ -222,11 +223,10 @@ class Outbox:
     def _count(self, sequence: RoutedSequence | CountedSequence) -> CountedSequence:
         if isinstance(sequence, CountedSequence):
             return sequence
-        counts_LE = count_routed_experts(sequence.routed_TLK, self._num_experts)
         return CountedSequence(
             step=sequence.step,
             sequence_id=sequence.sequence_id,
             num_rows=len(sequence.routed_TLK),
-            counts_LE=counts_LE.astype(np.min_scalar_type(counts_LE.max(initial=0))),
+            counts_LE=narrow_counts(count_routed_experts(sequence.routed_TLK, self._num_experts)),
             policy_versions=sequence.policy_versions,
         )

@@ -23,17 +23,12 @@ def count_routed_experts(routed_TLK: Any, num_experts: int) -> NDArray[np.uint32
         num_experts: E.
 
     Raises:
-        InvalidInput: another shape or type, or an id outside 0 to E - 1 (cut padding off before).
+        InvalidInput: the shape or type is another, or an id is outside 0 to E - 1 (cut padding off first).
     """
     ids_TLK = _as_numpy(routed_TLK)
     if ids_TLK.ndim != 3 or ids_TLK.dtype.kind not in "iu":
         raise InvalidInput.of("routed_experts", expected="integers [T, L, K]", got=f"{ids_TLK.dtype} {ids_TLK.shape}")
-    if ids_TLK.size:
-        for extreme in (int(ids_TLK.min()), int(ids_TLK.max())):
-            if not 0 <= extreme < num_experts:
-                raise InvalidInput.of(
-                    "routed_experts", expected=f"expert ids 0 to {num_experts - 1}, padding cut off", got=extreme
-                )
+    check_expert_ids(ids_TLK, num_experts, "routed_experts")
     num_layers = ids_TLK.shape[1]
     first_key_L1 = np.arange(num_layers, dtype=np.int64)[:, None] * num_experts
     counts_LE = np.zeros((num_layers, num_experts), dtype=np.uint32)
@@ -43,6 +38,28 @@ def count_routed_experts(routed_TLK: Any, num_experts: int) -> NDArray[np.uint32
         counts = np.bincount(key_TLK.ravel(), minlength=counts_LE.size)
         counts_LE += counts.reshape(counts_LE.shape).astype(np.uint32)
     return counts_LE
+
+
+def check_expert_ids(ids_TLK: NDArray[np.integer], num_experts: int, field: str) -> None:
+    """Return if every id names an expert.
+
+    Raises:
+        InvalidInput: an id is outside 0 to E - 1.
+    """
+    smallest, largest = int(ids_TLK.min(initial=0)), int(ids_TLK.max(initial=0))
+    for extreme in (smallest, largest):
+        if not 0 <= extreme < num_experts:
+            hint = " (cut padding off first)" if extreme < 0 else ""
+            raise InvalidInput.of(field, expected=f"expert ids 0 to {num_experts - 1}", got=f"{extreme}{hint}")
+
+
+def narrow_counts(counts_LE: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+    """Return counts in the narrowest unsigned dtype that holds them, as they travel and as Redis keeps them.
+
+    Equal counts then have equal bytes, which is how the store tells a repeated report from a conflicting one. In most
+    layers most experts get fewer than 256 of a sequence's tokens, so short sequences take one byte per count.
+    """
+    return counts_LE.astype(np.min_scalar_type(int(counts_LE.max(initial=0))), copy=False)
 
 
 def count_sequences(trace: RoutingTrace) -> NDArray[np.uint32]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput, LimitExceeded
-from relibra.routing.counts import count_routed_experts
+from relibra.routing.counts import check_expert_ids, count_routed_experts
 from relibra.routing.model_layers import ModelLayers
 
 MAX_TOKENS = 1 << 24
@@ -150,9 +150,7 @@ def _known_rows(ids_TLK: NDArray[np.integer], field: str) -> NDArray[np.bool_]:
 
 
 def _check_ids(ids_TLK: NDArray[np.integer], layers: ModelLayers, field: str) -> None:
-    largest = int(ids_TLK.max(initial=0))
-    if largest >= layers.num_experts:
-        raise InvalidInput.of(field, expected=f"expert ids 0 to {layers.num_experts - 1}", got=largest)
+    check_expert_ids(ids_TLK, layers.num_experts, field)
     if layers.top_k == 1 or not len(ids_TLK):
         return
     sample_TLK = ids_TLK[:: max(1, len(ids_TLK) // _NUM_SAMPLED_ROWS)]

@@ -7,7 +7,7 @@ Out:  the same things read back, each written once and never changed; `Unavailab
     store         `Store`: all parts in one; the only one that talks to Redis
     jobs, sequences, schedules, leases, plans, steps, reports, tokens    one part a concept
     lua/          the writes that must look before they write, atomic in Redis
-    array_codec, count_codec, plan_codec, documents                      how things lie in Redis
+    array_codec, plan_codec, documents    how things lie in Redis
     embedded      `EmbeddedRedis`: a real redis-server for one machine
 
 Nothing here decides: the planner decides, the store keeps. Every write is idempotent, so a caller that got

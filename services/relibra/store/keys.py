@@ -31,7 +31,7 @@ Of one step, with the prefix `relibra:{job}:step:<step>:`; they stay as long as 
 
 | key | type | content | size |
 |---|---|---|---|
-| `counts` | hash | sequence id -> counts `[L, E]`, see `count_codec` | at most `max_step_size_bytes` |
+| `counts` | hash | sequence id -> counts `[L, E]`, see `sequences` | at most `max_step_size_bytes` |
 | `policies` | hash | `<first>-<last>` policy version -> number of sequences | 30 B a pair |
 | `schedule` | hash | `basis`; `document`, JSON: ids, `micro_batch`, `source_rank`, `ep_group` | 60 B a sequence |
 | `plan` | hash | what `plan_codec` says; `epoch`, `version`, `digest`, `submitted_at`, `published_at` | 2 KiB a cell |

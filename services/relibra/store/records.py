@@ -36,6 +36,7 @@ class SequenceCounts:
     step: int
     sequence_id: str
     counts_LE: NDArray[np.unsignedinteger]
+    """In the narrowest unsigned dtype that holds them."""
     policies: str = ""
     """`<first>-<last>` version of the policy that generated it; empty where not told."""
 

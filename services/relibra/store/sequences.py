@@ -1,5 +1,10 @@
 """Counts of finished sequences: each kept once.
 
+In Redis the counts of a sequence are one byte with the size of an element, then the elements in little-endian order, in
+the narrowest unsigned dtype that holds them. 48 layers x 128 experts take 6 KiB for a sequence of up to some 500 tokens
+and 12 KiB up to 200 000; the expert ids take 384 B per token. Deflating was measured to save 15 to 40 % of that for 30
+to 170 us per sequence, a quarter of the time that ingest may spend on one. Steps expire, so memory is bounded without.
+
 L layers, E experts, S sequences.
 """
 
@@ -11,7 +16,6 @@ from numpy.typing import NDArray
 from relibra.errors import Conflict, LimitExceeded, NotFound, RelibraError, UnknownJob
 from relibra.planning.plan import Basis
 from relibra.store.connection import Connected, raises_unavailable
-from relibra.store.count_codec import decode_counts, encode_counts
 from relibra.store.keys import JobKeys
 from relibra.store.records import DEFAULT_LIMITS, JobRecord, SequenceCounts, StoreLimits
 
@@ -26,6 +30,8 @@ class Sequences(Connected):
         self, sequences: Sequence[SequenceCounts], limits: StoreLimits = DEFAULT_LIMITS
     ) -> list[RelibraError | None]:
         """Keep the counts of many sequences in one round trip; when this returns they are in Redis.
+
+        Counts of one sequence are equal if their bytes are, so they must come in their narrowest dtype.
 
         Returns:
             One entry a sequence: None where it is kept, now or before; `Conflict` with what is there already, where the
@@ -42,7 +48,7 @@ class Sequences(Connected):
             arguments: list[object] = [step, limits.max_step_size_bytes, limits.max_open_steps, Basis.PREVIOUS_STEPS]
             for index in indices:
                 each = sequences[index]
-                arguments += [each.sequence_id, encode_counts(each.counts_LE), each.policies]
+                arguments += [each.sequence_id, _to_bytes(each.counts_LE), each.policies]
             words = await self._script(
                 "put_sequences",
                 [
@@ -76,20 +82,30 @@ class Sequences(Connected):
             for index, data in enumerate(await self._redis.hmget(key, wanted)):
                 if data is None:
                     raise NotFound(f"sequence {wanted[index]!r} of step {step} was never reported")
-                counts_SLE[start + index] = decode_counts(data, shape)
+                counts_SLE[start + index] = _from_bytes(data, shape)
         return counts_SLE
 
     @raises_unavailable
     async def get_total(self, job: JobRecord, step: int) -> NDArray[np.int64]:
         """Return the counts of all sequences that were reported for a step so far, summed, int64 `[L, E]`."""
-        total_LE = np.zeros((job.model.num_layers, job.model.num_experts), dtype=np.int64)
+        shape = (job.model.num_layers, job.model.num_experts)
+        total_LE = np.zeros(shape, dtype=np.int64)
         key = JobKeys(job.job_id).step(step, "counts")
         sequence_ids = await self._redis.hkeys(key)
         for start in range(0, len(sequence_ids), _SEQUENCES_PER_READ):
             for data in await self._redis.hmget(key, sequence_ids[start : start + _SEQUENCES_PER_READ]):
                 if data is not None:  # the step may expire meanwhile
-                    total_LE += decode_counts(data, total_LE.shape)
+                    total_LE += _from_bytes(data, shape)
         return total_LE
+
+
+def _to_bytes(counts_LE: NDArray[np.unsignedinteger]) -> bytes:
+    little_LE = np.ascontiguousarray(counts_LE, dtype=counts_LE.dtype.newbyteorder("<"))
+    return bytes((little_LE.itemsize,)) + little_LE.tobytes()
+
+
+def _from_bytes(data: bytes, shape: tuple[int, int]) -> NDArray[np.unsignedinteger]:
+    return np.frombuffer(data, dtype=f"<u{data[0]}", offset=1).reshape(shape)
 
 
 def _refusal(word: bytes, sequence: SequenceCounts, limits: StoreLimits) -> RelibraError | None:
