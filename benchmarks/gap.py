@@ -22,7 +22,7 @@ from relibra.planning import Cluster
 from relibra.planning.bounds.cell import lower_bound_ML
 from relibra.planning.bounds.exact import exact_limit
 from relibra.planning.prices import ReplicaPrice
-from relibra.planning.replicas.replicate import slowest_rank_ML
+from relibra.planning.replicas.replicate import replicate_layer
 
 _SKEWS = (0.3, 0.6, 1.2, 2.0)
 _NUM_LISTED = 10
@@ -49,9 +49,8 @@ def main() -> None:
     for load_E, num_ranks, slots, skew in random_cells(num_cells, seed):
         cluster = Cluster(num_nodes=1, gpus_per_node=num_ranks, redundant_slots=slots)
         home_E = np.repeat(np.arange(num_ranks, dtype=np.int32), len(load_E) // num_ranks)
-        load_MLE = load_E[None, None]
-        found = slowest_rank_ML(load_MLE, home_E[None], cluster, ReplicaPrice(least=min_tokens))[0, 0]
-        bound = lower_bound_ML(load_MLE, home_E[None], cluster, min_tokens)[0, 0]
+        found = replicate_layer(load_E[None], home_E, cluster, ReplicaPrice(least=min_tokens)).limit_M[0]
+        bound = lower_bound_ML(load_E[None, None], home_E[None], cluster, min_tokens)[0, 0]
         started = time.perf_counter()
         best = exact_limit(load_E, home_E, num_ranks, slots, min_tokens)
         milp_time_s += time.perf_counter() - started

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from relibra.planning import Cluster, Model, Schedule, StepLoad, check_plan, imbalance
 from relibra.planning.load import home_loads
-from relibra.planning.prices import ReplicaPrice
-from relibra.planning.replicas.replicate import slowest_rank_ML
+from relibra.planning.replicas.replicate import replicate_layer
 from relibra.planning.solve import solve
 
 _LARGEST = np.iinfo(np.int32).max
@@ -114,40 +113,40 @@ _nodes = st.builds(
 def _load(node):
     seed, num_ranks, per_rank, skew, is_sorted = node
     rng = np.random.default_rng(seed)
-    load_MLE = rng.poisson(rng.lognormal(0, skew, (4, 1, num_ranks * per_rank)) * 2000).astype(np.int64)
+    load_ME = rng.poisson(rng.lognormal(0, skew, (4, num_ranks * per_rank)) * 2000).astype(np.int64)
     if is_sorted:
-        load_MLE.sort(axis=-1)
-    return load_MLE, np.repeat(np.arange(num_ranks, dtype=np.int32), per_rank)[None]
+        load_ME.sort(axis=-1)
+    return load_ME, np.repeat(np.arange(num_ranks, dtype=np.int32), per_rank)
 
 
-def _slowest_ML(load_MLE, home_LE, slots, min_tokens=1):
-    cluster = Cluster(num_nodes=1, gpus_per_node=int(home_LE.max()) + 1, redundant_slots=slots)
-    return slowest_rank_ML(load_MLE, home_LE, cluster, ReplicaPrice(least=min_tokens))
+def _slowest_M(load_ME, home_E, slots):
+    cluster = Cluster(num_nodes=1, gpus_per_node=int(home_E.max()) + 1, redundant_slots=slots)
+    return replicate_layer(load_ME, home_E, cluster).limit_M
 
 
 @given(node=_nodes, slots=st.integers(0, 7))
 @settings(max_examples=150, deadline=None)
 def test_more_slots_are_never_worse(node, slots):
-    load_MLE, home_LE = _load(node)
-    assert (_slowest_ML(load_MLE, home_LE, slots + 1) <= 1.001 * _slowest_ML(load_MLE, home_LE, slots)).all()
+    load_ME, home_E = _load(node)
+    assert (_slowest_M(load_ME, home_E, slots + 1) <= 1.001 * _slowest_M(load_ME, home_E, slots)).all()
 
 
 @given(node=_nodes, slots=st.integers(0, 4), shuffle=st.integers(0, 10**6))
 @settings(max_examples=100, deadline=None)
 def test_other_names_of_experts_and_ranks_change_nothing(node, slots, shuffle):
-    load_MLE, home_LE = _load(node)
+    load_ME, home_E = _load(node)
     rng = np.random.default_rng(shuffle)
-    order_E, name_R = rng.permutation(load_MLE.shape[-1]), rng.permutation(home_LE.max() + 1).astype(np.int32)
-    renamed_ML = _slowest_ML(load_MLE[..., order_E], name_R[home_LE[:, order_E]], slots)
-    np.testing.assert_allclose(renamed_ML, _slowest_ML(load_MLE, home_LE, slots), rtol=1e-3)
+    order_E, name_R = rng.permutation(load_ME.shape[-1]), rng.permutation(home_E.max() + 1).astype(np.int32)
+    renamed_M = _slowest_M(load_ME[:, order_E], name_R[home_E[order_E]], slots)
+    np.testing.assert_allclose(renamed_M, _slowest_M(load_ME, home_E, slots), rtol=1e-3)
 
 
 @given(node=_nodes, slots=st.integers(0, 4), factor=st.sampled_from([2, 7, 100_000]))
 @settings(max_examples=100, deadline=None)
 def test_larger_loads_of_the_same_shape_change_nothing(node, slots, factor):
-    load_MLE, home_LE = _load(node)
-    scaled_ML = _slowest_ML(load_MLE * factor, home_LE, slots) / factor
-    np.testing.assert_allclose(scaled_ML, _slowest_ML(load_MLE, home_LE, slots), rtol=1e-3, atol=1.0)
+    load_ME, home_E = _load(node)
+    scaled_M = _slowest_M(load_ME * factor, home_E, slots) / factor
+    np.testing.assert_allclose(scaled_M, _slowest_M(load_ME, home_E, slots), rtol=1e-3, atol=1.0)
 
 
 def _steps(seed, num_layers=4):

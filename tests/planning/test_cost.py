@@ -13,7 +13,7 @@ _DEEPSEEK_V3 = 88_080_384
 def test_tokens_are_the_special_case():
     cost = CostModel.tokens()
     assert cost.compute_us(17) == cost.saved_us(17) / cost.saved_us(1) == 17
-    assert cost.dispatch_us(10, 10) == cost.transfer_us(10**9) == 0
+    assert cost.crossing_tokens == cost.transfer_us(10**9) == 0
     assert cost.reorder_us(5, 8, 10**9) < 1e-9
     assert cost.min_tokens_per_replica(_DEEPSEEK_V3) == 1
 
@@ -48,12 +48,6 @@ def test_hiding_transfers_makes_smaller_replicas_worthwhile():
     ]
     assert tokens == sorted(tokens, reverse=True)
     assert tokens[0] > tokens[-1] == 1
-
-
-def test_the_slower_network_decides_dispatch():
-    cost = CostModel(token_size_bytes=1000, intra_node_bytes_per_us=1000, inter_node_bytes_per_us=100)
-    assert cost.dispatch_us(50, 1) == 50
-    assert cost.dispatch_us(50, 10) == 100
 
 
 def test_reordering_everything_costs_what_papers_report():

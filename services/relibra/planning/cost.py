@@ -124,13 +124,6 @@ class CostModel:
         y0, y1 = self.expert_us[piece - 1 : piece + 1]
         return max(y0 + (num_tokens - x0) * (y1 - y0) / (x1 - x0), 0.0)
 
-    def dispatch_us(self, intra_node_tokens: float, inter_node_tokens: float) -> float:
-        """Time of sending and getting back token copies; the two networks work at the same time."""
-        return max(
-            intra_node_tokens * self.token_size_bytes / self.intra_node_bytes_per_us,
-            inter_node_tokens * self.token_size_bytes / self.inter_node_bytes_per_us,
-        )
-
     def transfer_us(self, size_bytes: float) -> float:
         """What the transfer of replicas adds to a cell."""
         return (1 - self.hidden_transfer_share) * size_bytes / self.intra_node_bytes_per_us

@@ -58,7 +58,7 @@ def solve(
     """
     params = params or PlanParams()
     identity_LE = cluster.identity_placement(model)
-    check_inputs(load, schedule, model, cluster)
+    _check_inputs(load, schedule, model, cluster)
     previous_LE = identity_LE
     if previous_home_LE is not None:
         check_placement(previous_home_LE, model, cluster)
@@ -109,7 +109,7 @@ def solve(
     )
 
 
-def check_inputs(load: StepLoad, schedule: Schedule, model: Model, cluster: Cluster) -> None:
+def _check_inputs(load: StepLoad, schedule: Schedule, model: Model, cluster: Cluster) -> None:
     """Refuse a load that is not one of this schedule, model and cluster.
 
     Raises:

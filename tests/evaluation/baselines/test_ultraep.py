@@ -3,7 +3,7 @@ import pytest
 
 from relibra.evaluation.baselines.ultraep import quota_replicas
 from relibra.planning import Cluster
-from relibra.planning.replicas.replicate import slowest_rank_ML
+from relibra.planning.replicas.replicate import replicate_layer
 
 
 def test_a_hot_expert_is_shared_out_evenly():
@@ -23,7 +23,7 @@ def test_joint_planning_is_at_least_as_good(seed):
     loads_G = load_X.reshape(8, 4).sum(axis=1)
     np.subtract.at(loads_G, replica_Y3[:, 0] // 4, replica_Y3[:, 2])
     np.add.at(loads_G, replica_Y3[:, 1], replica_Y3[:, 2])
-    home_LE = (np.arange(32) // 4)[None].astype(np.int32)
+    home_E = (np.arange(32) // 4).astype(np.int32)
     cluster = Cluster(num_nodes=1, gpus_per_node=8, redundant_slots=2)
-    ours = slowest_rank_ML(load_X[None, None], home_LE, cluster)[0, 0]
+    ours = replicate_layer(load_X[None], home_E, cluster).limit_M[0]
     assert ours <= loads_G.max() < load_X.reshape(8, 4).sum(axis=1).max()

@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 from relibra.planning import Cluster
 from relibra.planning.bounds.cell import lower_bound_ML
 from relibra.planning.bounds.exact import exact_limit
-from relibra.planning.load import home_loads
+from relibra.planning.expected.replicas import hedge_layer
+from relibra.planning.load import home_loads, rank_loads
+from relibra.planning.replicas.replicate import replicate, replicate_layer
 
 
 def _bound(load_E, home_E, num_nodes, gpus_per_node, slots, min_tokens=1):
@@ -19,12 +21,17 @@ def _bound(load_E, home_E, num_nodes, gpus_per_node, slots, min_tokens=1):
 @given(data=st.data())
 @settings(max_examples=100, deadline=None)
 def test_no_plan_is_below_its_bound(problems, data):
+    """Not the plan that carries the bound, and no other choice of replicas under the same placement."""
     problem = data.draw(problems)
-    plan = problem.solve()
+    plan, load_MLE = problem.solve(), problem.load_MLE
+    node_LE = plan.home_rank_LE // plan.cluster.gpus_per_node
+    node_loads_MLN = home_loads(load_MLE, node_LE, plan.cluster.num_nodes)
+    assert (plan.lower_bound_ML >= node_loads_MLN.max(axis=-1) / plan.cluster.gpus_per_node).all()
     assert (plan.lower_bound_ML <= plan.rank_loads_MLR.max(axis=-1)).all()
-    np.testing.assert_array_equal(
-        plan.lower_bound_ML, lower_bound_ML(problem.load_MLE, plan.home_rank_LE, problem.cluster)
-    )
+    for choose in (replicate_layer, hedge_layer):
+        other, _ = replicate(load_MLE, plan.home_rank_LE, plan.cluster, choose=choose)
+        loads_MLR = rank_loads(other.index_Q4, other.tokens_Q, *load_MLE.shape[:2], plan.cluster.num_ranks)
+        assert (plan.lower_bound_ML <= loads_MLR.max(axis=-1)).all()
 
 
 def test_the_heaviest_node_bounds_whatever_its_slots():

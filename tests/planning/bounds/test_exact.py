@@ -10,7 +10,7 @@ from relibra.planning import Cluster, PlanParams, check_plan, imbalance
 from relibra.planning.bounds.cell import lower_bound_ML
 from relibra.planning.bounds.exact import ExactLimit, exact_gap, exact_limit
 from relibra.planning.cost import CostModel
-from relibra.planning.replicas.replicate import slowest_rank_ML
+from relibra.planning.replicas.replicate import replicate_layer
 
 
 def _subsets(items, most):
@@ -102,7 +102,7 @@ def _gap(seed):
         load_E.sort()
     home_E = np.repeat(np.arange(num_ranks, dtype=np.int32), num_experts // num_ranks)
     cluster = Cluster(num_nodes=1, gpus_per_node=num_ranks, redundant_slots=slots)
-    found = slowest_rank_ML(load_E[None, None], home_E[None], cluster)[0, 0]
+    found = replicate_layer(load_E[None], home_E, cluster).limit_M[0]
     if found == lower_bound_ML(load_E[None, None], home_E[None], cluster)[0, 0]:
         return 0.0  # proven without a search
     best = exact_limit(load_E, home_E, num_ranks, slots)

@@ -10,7 +10,7 @@ from relibra.planning import Cluster, check_placement
 from relibra.planning.load import home_loads
 from relibra.planning.placement.reorder import reorder
 from relibra.planning.prices import MIN_GAIN, Hysteresis
-from relibra.planning.replicas.replicate import replicate_layer, slowest_rank_ML
+from relibra.planning.replicas.replicate import replicate_layer
 
 
 def _reorder(problem, previous_LE=None):
@@ -113,7 +113,12 @@ def test_the_dearer_a_move_the_fewer_experts_move(random_problem, seed):
             problem.load_MLE, identity_LE, identity_LE, problem.cluster, problem.price, hysteresis=hysteresis
         )
         num_moved.append((home_LE != identity_LE).sum())
-        slowest.append(slowest_rank_ML(problem.load_MLE, home_LE, problem.cluster, problem.price).sum())
+        slowest.append(
+            sum(
+                replicate_layer(problem.load_MLE[:, layer], home_E, problem.cluster, problem.price).limit_M.sum()
+                for layer, home_E in enumerate(home_LE)
+            )
+        )
     assert num_moved[0] >= num_moved[1] >= num_moved[2] == 0
     assert slowest[0] <= slowest[1] <= slowest[2]
     assert num_moved[0] > 0

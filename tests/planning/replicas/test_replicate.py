@@ -9,7 +9,7 @@ from relibra.planning import Cluster
 from relibra.planning.bounds.cell import lower_bound_ML
 from relibra.planning.load import home_loads, rank_loads
 from relibra.planning.prices import ReplicaPrice
-from relibra.planning.replicas.replicate import replicate, slowest_rank_ML
+from relibra.planning.replicas.replicate import replicate, replicate_layer
 
 
 def _subsets(items, most):
@@ -51,7 +51,7 @@ def test_replicas_come_close_to_the_best_there_are(num_ranks, per_rank, slots):
     load_MLE = _cells(60, num_ranks * per_rank)
     home_LE = np.repeat(np.arange(num_ranks, dtype=np.int32), per_rank)[None]
     cluster = Cluster(num_nodes=1, gpus_per_node=num_ranks, redundant_slots=slots)
-    found_M = slowest_rank_ML(load_MLE, home_LE, cluster)[:, 0]
+    found_M = replicate_layer(load_MLE[:, 0], home_LE[0], cluster).limit_M
     bound_M = lower_bound_ML(load_MLE, home_LE, cluster)[:, 0]
     best_M = np.array([optimum(load_E[0], home_LE[0], num_ranks, slots) for load_E in load_MLE])
     assert (bound_M <= best_M).all()
@@ -67,7 +67,11 @@ def test_replicas_never_slow_a_cell_down(problems, data):
     home_LE = cluster.identity_placement(problem.model)
     quotas, _ = replicate(load_MLE, home_LE, cluster, problem.price)
     loads_MLR = rank_loads(quotas.index_Q4, quotas.tokens_Q, *load_MLE.shape[:2], cluster.num_ranks)
-    slowest_ML = slowest_rank_ML(load_MLE, home_LE, cluster, problem.price)
+    limits = [
+        replicate_layer(load_MLE[:, layer], home_E, cluster, problem.price).limit_M
+        for layer, home_E in enumerate(home_LE)
+    ]
+    slowest_ML = np.stack(limits, axis=1)
     assert (loads_MLR.max(axis=-1) <= slowest_ML).all()
     assert (slowest_ML <= home_loads(load_MLE, home_LE, cluster.num_ranks).max(axis=-1)).all()
 
@@ -101,6 +105,5 @@ def test_small_replicas_are_not_made():
 def test_a_donor_may_be_filled_in_turn():
     """Five heavy ranks and one slot a light rank: only chains through heavy ranks reach the mean."""
     cluster = Cluster(num_nodes=1, gpus_per_node=6, redundant_slots=1)
-    load_MLE = np.array([[[120, 120, 120, 120, 120, 0]]])
-    slowest_ML = slowest_rank_ML(load_MLE, np.arange(6, dtype=np.int32)[None], cluster)
-    assert slowest_ML[0, 0] == 100
+    load_ME = np.array([[120, 120, 120, 120, 120, 0]])
+    assert replicate_layer(load_ME, np.arange(6, dtype=np.int32), cluster).limit_M[0] == 100

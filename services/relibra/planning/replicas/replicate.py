@@ -84,18 +84,8 @@ def replicate(
     return Quotas(index_Q4=index_Q4, tokens_Q=tokens_Q), reason
 
 
-def slowest_rank_ML(
-    load_MLE: NDArray[np.int64], home_LE: NDArray[np.int32], cluster: Cluster, price: ReplicaPrice = FREE
-) -> NDArray[np.int64]:
-    """Tokens of the slowest rank that `replicate` would leave in every cell."""
-    limits = [
-        replicate_layer(load_MLE[:, layer], home_E, cluster, price).limit_M for layer, home_E in enumerate(home_LE)
-    ]
-    return np.stack(limits, axis=1)
-
-
 def replicate_layer(
-    load_ME: NDArray[np.int64], home_E: NDArray[np.int32], cluster: Cluster, price: ReplicaPrice
+    load_ME: NDArray[np.int64], home_E: NDArray[np.int32], cluster: Cluster, price: ReplicaPrice = FREE
 ) -> LayerReplicas:
     """Choose the replicas of one layer."""
     by_rank_NX = np.argsort(home_E, kind="stable").reshape(cluster.num_nodes, -1)
