@@ -25,7 +25,7 @@ autodoc_class_signature = "separated"
 # Nothing is fetched while building, so what other packages define is not linked; nor is what users do not see.
 nitpick_ignore_regex = [
     ("py:.*", r"(?!relibra\.).*"),
-    ("py:class", r"relibra\.agent\.(experts\.Experts|homes\.homes\.Homes|groups\.Groups|cells\.visit\.Node)"),
+    ("py:class", r"relibra\.agent\.(experts\.Experts|homes\.homes\.Homes|groups\.Groups|cells\.visit\.ReplicaContext)"),
     ("py:class", r"relibra\.rollout\.(engine_reporter\.RequestOutput|reporter\.Tensor)"),
 ]
 

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from harness.agent.transfer_cells import transfer_cells
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.placement import Placement
-from relibra.agent.transport import Copy, TransferSchedule, rounds, transfer_schedule
+from relibra.agent.transport import Copy, TransferSchedule, peers_by_round, transfer_schedule
 
 speeds = st.just(0.0) | st.floats(0.01, 100)
 
 
 def lasts(plan: TransferSchedule, copies: tuple[Copy, ...], host_speed: float) -> float:
-    """In waves."""
+    """In rounds."""
     most = max(Counter(copies[i].destination_rank for i in plan.from_host).values(), default=0)
-    return max(len(plan.waves), most / host_speed if most else 0.0)
+    return max(len(plan.rounds), most / host_speed if most else 0.0)
 
 
 @settings(max_examples=500)
@@ -30,11 +30,11 @@ def test_every_copy_is_delivered_once_from_who_has_it_without_conflicts(
     plan = transfer_schedule(copies, relays=relays, host_speed=host_speed)
     delivered = set(plan.from_host)
     by_hops = set[int]()
-    for wave in plan.waves:
-        assert wave
-        assert max(Counter(hop.sender for hop in wave).values()) == 1
-        assert max(Counter(copies[hop.copy].destination_rank for hop in wave).values()) == 1
-        for hop in wave:
+    for hops in plan.rounds:
+        assert hops
+        assert max(Counter(hop.sender for hop in hops).values()) == 1
+        assert max(Counter(copies[hop.copy].destination_rank for hop in hops).values()) == 1
+        for hop in hops:
             copy = copies[hop.copy]
             if hop.sent_copy is None:
                 assert hop.sender == copy.source_rank
@@ -45,10 +45,10 @@ def test_every_copy_is_delivered_once_from_who_has_it_without_conflicts(
                 assert passed_on[:2] == copy[:2]
                 assert hop.sender == passed_on.destination_rank
             assert hop.copy not in delivered
-        by_hops |= {hop.copy for hop in wave}
+        by_hops |= {hop.copy for hop in hops}
         delivered |= by_hops
     assert delivered == set(range(len(copies)))
-    assert [hop for wave in plan.waves for hop in wave] == list(plan.hops)
+    assert [hop for hops in plan.rounds for hop in hops] == list(plan.hops)
     assert host_speed or not plan.from_host
 
 
@@ -57,33 +57,33 @@ def test_both_ways_together_are_never_slower_than_one(
     copies: tuple[Copy, ...], relays: bool, host_speed: float
 ) -> None:
     both = lasts(transfer_schedule(copies, relays=relays, host_speed=host_speed), copies, host_speed)
-    assert both <= len(transfer_schedule(copies, relays=relays).waves)
+    assert both <= len(transfer_schedule(copies, relays=relays).rounds)
     if host_speed:
         assert both <= max(Counter(copy.destination_rank for copy in copies).values(), default=0) / host_speed
 
 
 @given(transfer_cells())
-def test_without_relays_waves_stay_below_twice_the_busiest_rank(copies: tuple[Copy, ...]) -> None:
+def test_without_relays_rounds_stay_below_twice_the_busiest_rank(copies: tuple[Copy, ...]) -> None:
     plan = transfer_schedule(copies, relays=False)
     sent = max(Counter(copy.source_rank for copy in copies).values(), default=0)
     received = max(Counter(copy.destination_rank for copy in copies).values(), default=0)
-    assert max(sent, received) <= len(plan.waves) <= max(0, sent + received - 1)
+    assert max(sent, received) <= len(plan.rounds) <= max(0, sent + received - 1)
 
 
-@pytest.mark.parametrize(("relays", "num_waves"), [(False, 7), (True, 3)])
-def test_a_relay_brings_an_expert_to_seven_others_in_three_waves(relays: bool, num_waves: int) -> None:
+@pytest.mark.parametrize(("relays", "num_rounds"), [(False, 7), (True, 3)])
+def test_a_relay_brings_an_expert_to_seven_others_in_three_rounds(relays: bool, num_rounds: int) -> None:
     plan = transfer_schedule(tuple(Copy(0, 0, rank, 0) for rank in range(1, 8)), relays=relays)
-    assert len(plan.waves) == num_waves
+    assert len(plan.rounds) == num_rounds
 
 
 def test_what_the_host_takes_ends_with_what_peers_bring() -> None:
     plan = transfer_schedule(tuple(Copy(0, slot, 1, slot) for slot in range(6)), relays=True, host_speed=0.5)
-    assert (len(plan.waves), len(plan.from_host)) == (4, 2)
+    assert (len(plan.rounds), len(plan.from_host)) == (4, 2)
 
 
 @given(st.integers(1, 9))
 def test_in_rounds_all_ranks_exchange_with_each_other_once_and_none_is_met_by_two(num_ranks: int) -> None:
-    of_ranks = [rounds(rank, num_ranks) for rank in range(num_ranks)]
+    of_ranks = [peers_by_round(rank, num_ranks) for rank in range(num_ranks)]
     for rank, own in enumerate(of_ranks):
         assert sorted(ahead for ahead, _ in own) == [other for other in range(num_ranks) if other != rank]
     for at_once in zip(*of_ranks, strict=True):

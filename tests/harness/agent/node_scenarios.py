@@ -10,11 +10,10 @@ import torch.distributed as dist
 
 from harness.distributed.plans import random_plans
 from relibra.agent.cells.cells import StepCells
-from relibra.agent.cells.fetch import Fetcher
+from relibra.agent.cells.fetch import Fetcher, Moment, Use, next_use
 from relibra.agent.cells.gradient_return import GradientReturn
 from relibra.agent.cells.host_copy import HostCopy
 from relibra.agent.cells.slots import NUM_SIDES, Slots
-from relibra.agent.cells.uses import Moment, Use, next_use
 from relibra.agent.experts import SequentialExperts
 from relibra.agent.placement import Placement
 from relibra.agent.transport import Copy, ProcessGroupTransport, fetch_copies

@@ -13,10 +13,9 @@ import torch
 from harness.distributed.gpt_model import RECOMPUTE
 from harness.distributed.matrix import EXPERTS, balanced_job, num_micro_batches
 from relibra.agent import Phase
-from relibra.agent.cells.fetch import Fetcher
+from relibra.agent.cells.fetch import Fetcher, Use
 from relibra.agent.cells.gradient_return import GradientReturn
 from relibra.agent.cells.slots import NUM_SIDES
-from relibra.agent.cells.uses import Use
 from relibra.agent.cells.visit import Visit
 from relibra.kernels import packed_size_bytes
 from relibra.planning import Cluster
@@ -50,7 +49,7 @@ def memory(cluster: Cluster) -> Result:
     agent = job.agent
     assert agent is not None
     one = packed_size_bytes(agent.layers[min(agent.layers)].experts.parameters[0])
-    slots = agent._node.slots
+    slots = agent._context.slots
     allocated = slots._weights.untyped_storage().nbytes() + slots._gradients.untyped_storage().nbytes()
     agent.detach()
     return {
@@ -66,7 +65,7 @@ def returning(cluster: Cluster, *, experts: dict[str, Any]) -> Result:
     agent = job.agent
     assert agent is not None
     plain, alive, largest, homes = GradientReturn.__init__, list[weakref.ref[torch.Tensor]](), [0], [0]
-    slots = agent._node.slots._gradients.untyped_storage().data_ptr()
+    slots = agent._context.slots._gradients.untyped_storage().data_ptr()
 
     def make(self: GradientReturn, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)

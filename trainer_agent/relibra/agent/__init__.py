@@ -13,8 +13,7 @@ from relibra.agent.agent import Agent
 from relibra.agent.attachment import attach
 from relibra.agent.config import AgentConfig
 from relibra.agent.plans.outcome import StepOutcome
-from relibra.agent.plans.plan_source import PlanSource
-from relibra.agent.plans.session import Session
+from relibra.agent.plans.session import PlanSource, Session
 from relibra.planning import Phase
 
 __all__ = ["Agent", "AgentConfig", "Phase", "PlanSource", "Session", "StepOutcome", "attach"]

@@ -15,15 +15,15 @@ from relibra.agent.cells.gradient_return import returning_bytes
 from relibra.agent.cells.layer import LayerExecution
 from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, current, running
 from relibra.agent.cells.replay import check_routing
-from relibra.agent.cells.visit import Node
+from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.config import AgentConfig
 from relibra.agent.experts import Experts
 from relibra.agent.groups import Groups
+from relibra.agent.homes.checkpoint import logical_named_parameters
 from relibra.agent.homes.homes import Homes
-from relibra.agent.homes.logical_names import logical_named_parameters
 from relibra.agent.plans.outcome import PhaseRecord, StepOutcome
-from relibra.agent.plans.plan_source import PlanSource
-from relibra.agent.step import Steps
+from relibra.agent.plans.session import PlanSource
+from relibra.agent.step import StepOpener
 from relibra.errors import RelibraError, Unsupported
 from relibra.planning import Phase
 
@@ -41,14 +41,14 @@ class Agent:
         homes: Homes,
         groups: Groups,
         plans: PlanSource,
-        node: Node,
+        context: ReplicaContext,
         replay_obstacle: str | None,
         device: torch.device,
     ) -> None:
-        self._config, self._groups, self._plans, self._node = config, groups, plans, node
+        self._config, self._groups, self._plans, self._context = config, groups, plans, context
         self._models, self._experts, self._homes = models, experts, homes
         self._replay_obstacle, self._device = replay_obstacle, device
-        self._steps = Steps(config, groups, plans, homes, device)
+        self._opener = StepOpener(config, groups, plans, homes, device)
         self._outcome: StepOutcome | None = None
         self._records: list[PhaseRecord] = []
         self._unhook: Callable[[], None] = lambda: None
@@ -57,7 +57,7 @@ class Agent:
                 index=index,
                 chunk=chunks[index],
                 experts=each,
-                node=node,
+                context=context,
                 active=self._active,
                 has_routing=lambda: bool(self._records and self._records[-1].routed_LTK),
                 logical_experts=functools.partial(homes.logical_experts, index),
@@ -93,12 +93,12 @@ class Agent:
     @property
     def slot_bytes(self) -> int:
         """Memory of the redundant slots on this rank, whatever the numbers of layers and micro-batches."""
-        return self._node.slots.size_bytes
+        return self._context.slots.size_bytes
 
     @property
     def gradient_bytes(self) -> int:
         """The most that gradients of replicas take on this rank beside the slots: in a backward, one cell at a time."""
-        cluster, dtype = self._config.cluster, self._node.slots.gradient_dtype
+        cluster, dtype = self._config.cluster, self._context.slots.gradient_dtype
         return returning_bytes(self._experts.values(), cluster.redundant_slots, cluster.gpus_per_node, dtype)
 
     def hook(self, unhook: Callable[[], None]) -> None:
@@ -120,22 +120,22 @@ class Agent:
         is_first = self._outcome is None or self._outcome.step != step
         if is_first:
             self._close_step()
-            self._outcome = self._steps.open(step)
+            self._outcome = self._opener.open(step)
         assert self._outcome is not None
         self._close_phase()
-        self._node.fetcher.drain()
-        if phase is Phase.RECOMPUTE and self._steps.cells.has_replicas:
-            self._node.fetcher.freeze()
+        self._context.fetcher.drain()
+        if phase is Phase.RECOMPUTE and self._opener.cells.has_replicas:
+            self._context.fetcher.freeze()
         self._records.append(
             PhaseRecord(
                 phase=phase,
                 outcome=self._outcome,
                 is_first=is_first,
-                realised=RealisedLoad(self._steps.cells.num_micro_batches, self._config.model.num_layers),
+                realised=RealisedLoad(self._opener.cells.num_micro_batches, self._config.model.num_layers),
                 reorder_sent_bytes=self._outcome.reorder_sent_bytes if is_first else 0,
                 reorder_s=self._outcome.reorder_s if is_first else 0.0,
-                sent_bytes_before=self._node.transport.sent_bytes,
-                waited_before_s=self._node.transport.waited_s,
+                sent_bytes_before=self._context.transport.sent_bytes,
+                waited_before_s=self._context.transport.waited_s,
             )
         )
         return self._outcome
@@ -171,7 +171,7 @@ class Agent:
             MicroBatch(
                 agent=self,
                 index=index,
-                cells=self._steps.cells,
+                cells=self._opener.cells,
                 realised=record.realised if record is not None else None,
                 routed_LTK=record.routed_LTK.get(index) if record is not None else None,
             )
@@ -233,17 +233,17 @@ class Agent:
             RelibraError: an expert could not be brought back; the agent stays.
         """
         self._close_step()
-        self._steps.move_back()
+        self._opener.move_back()
         self._unhook()
         self._unhook = lambda: None
         self._plans.close()
         self._groups.close()
 
     def _active(self) -> tuple[StepCells, MicroBatch | None]:
-        return self._steps.cells, current(self)
+        return self._opener.cells, current(self)
 
     def _close_step(self) -> None:
-        self._node.fetcher.drain()
+        self._context.fetcher.drain()
         self._close_phase()
         for record in self._records:
             if self._groups.num_stages > 1:
@@ -253,10 +253,10 @@ class Agent:
         self._records = []
         if self._outcome is not None:
             self._outcome = None
-            self._steps.close()
+            self._opener.close()
 
     def _close_phase(self) -> None:
         if self._records:
             last = self._records[-1]
-            last.replica_sent_bytes = self._node.transport.sent_bytes - last.sent_bytes_before
-            last.replica_wait_s = self._node.transport.waited_s - last.waited_before_s
+            last.replica_sent_bytes = self._context.transport.sent_bytes - last.sent_bytes_before
+            last.replica_wait_s = self._context.transport.waited_s - last.waited_before_s

@@ -11,7 +11,7 @@ from relibra.agent.agent import Agent
 from relibra.agent.cells.fetch import Fetcher
 from relibra.agent.cells.host_copy import HostCopy
 from relibra.agent.cells.slots import Slots
-from relibra.agent.cells.visit import Node
+from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.config import AgentConfig
 from relibra.agent.experts import Experts, experts_of
 from relibra.agent.groups import Groups, Member, Topology
@@ -19,8 +19,7 @@ from relibra.agent.homes.homes import Homes
 from relibra.agent.homes.optimizer_state import OptimizerState
 from relibra.agent.placement import Placement
 from relibra.agent.plans.agreement import together
-from relibra.agent.plans.plan_source import PlanSource
-from relibra.agent.plans.session import Session
+from relibra.agent.plans.session import PlanSource, Session
 from relibra.agent.refusals import check_version, replay_obstacle
 from relibra.agent.transport import ExpertTransport, PeerTransport, ProcessGroupTransport
 from relibra.agent.transport.timed import TimedTransport
@@ -107,7 +106,9 @@ def attach(
             homes=homes,
             groups=groups,
             plans=plans or Session(config, groups.seat.ep_rank),
-            node=Node(transport=timed, slots=slots, fetcher=Fetcher(timed, slots, experts, gathered, host_copy)),
+            context=ReplicaContext(
+                transport=timed, slots=slots, fetcher=Fetcher(timed, slots, experts, gathered, host_copy)
+            ),
             replay_obstacle=next(filter(None, (replay_obstacle(layer.config) for layer, _ in found)), None),
             device=device,
         )

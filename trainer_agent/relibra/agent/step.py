@@ -13,14 +13,14 @@ from relibra.agent.placement import Placement
 from relibra.agent.plans import agreement
 from relibra.agent.plans.agreement import Offer
 from relibra.agent.plans.outcome import StepOutcome
-from relibra.agent.plans.plan_source import PlanSource
+from relibra.agent.plans.session import PlanSource
 from relibra.errors import InvalidPlan, RelibraError
 from relibra.planning import Cause, RankPlan, check_rank_plan
 
 log = logging.getLogger(__name__)
 
 
-class Steps:
+class StepOpener:
     """How one step becomes the next.
 
     Args:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from relibra.agent.experts import Experts
-from relibra.agent.transport import FrozenLayer, HostWeights, Parcel, Pull, rounds
+from relibra.agent.transport import FrozenLayer, HostWeights, Parcel, Pull, peers_by_round
 from relibra.agent.transport.lost_ranks import noticing_death
 from relibra.agent.transport.timed import TimedHost, TimedTransport
 
@@ -54,7 +54,7 @@ class HostCopy:
 
     def _measured_speed(self) -> float:
         """Return how many experts come from the host while one comes from a peer; equal on all ranks."""
-        ahead, behind = rounds(self._transport.rank, self._transport.num_ranks)[0]
+        ahead, behind = peers_by_round(self._transport.rank, self._transport.num_ranks)[0]
         into = [torch.empty_like(tensor) for tensor in self._one]
 
         def from_peer() -> None:

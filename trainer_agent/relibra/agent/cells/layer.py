@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from relibra.agent.cells.cells import SlotTable, StepCells
+from relibra.agent.cells.fetch import Moment, Use
 from relibra.agent.cells.micro_batch import MicroBatch
-from relibra.agent.cells.uses import Moment, Use
-from relibra.agent.cells.visit import Node, Visit
+from relibra.agent.cells.visit import ReplicaContext, Visit
 from relibra.agent.experts import Dispatched, Experts, ExpertsForward
 from relibra.errors import RelibraError
 from relibra.kernels import quota_remap
@@ -21,7 +21,7 @@ class LayerExecution:
         index: of the layer among the MoE layers of the whole model.
         chunk: the layers of its model chunk, ascending.
         experts: its experts on this rank.
-        node: what it shares with the other layers.
+        context: what it shares with the other layers.
         active: returns the cells of the present step, and the micro-batch that runs now, if any.
         has_routing: returns whether the open phase was given routing.
         logical_experts: returns the logical expert in every home slot, now.
@@ -33,13 +33,13 @@ class LayerExecution:
         index: int,
         chunk: Sequence[int],
         experts: Experts,
-        node: Node,
+        context: ReplicaContext,
         active: Callable[[], tuple[StepCells, MicroBatch | None]],
         has_routing: Callable[[], bool],
         logical_experts: Callable[[], Sequence[int]],
     ) -> None:
         self.index, self.experts, self.logical_experts = index, experts, logical_experts
-        self._chunk, self._node, self._active, self._has_routing = chunk, node, active, has_routing
+        self._chunk, self._context, self._active, self._has_routing = chunk, context, active, has_routing
         self._visit: Visit | None = None
 
     def routing(self) -> Tensor | None:
@@ -98,7 +98,7 @@ class LayerExecution:
         if self._visit is not None and (self._visit.use, self._visit.is_recorded) == (use, recorded):
             return self._visit
         layers = cells.replicated(micro_batch.index, self._chunk)
-        return Visit(self._node, use, moment, layers, self.experts)
+        return Visit(self._context, use, moment, layers, self.experts)
 
     def _table(self, training: bool) -> SlotTable | None:
         cells, micro_batch = self._active()

@@ -19,16 +19,15 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
-from relibra.agent.cells.fetch import Fetcher
+from relibra.agent.cells.fetch import Fetcher, Moment, Use, next_use
 from relibra.agent.cells.gradient_return import GradientReturn, returning, trained
 from relibra.agent.cells.slots import NUM_SIDES, Slots
-from relibra.agent.cells.uses import Moment, Use, next_use
 from relibra.agent.experts import Experts
 from relibra.agent.transport.timed import TimedTransport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class ReplicaContext:
     """What the layers of a rank share, to work with the other ranks of the node."""
 
     transport: TimedTransport
@@ -49,24 +48,26 @@ class Visit:
     """One run of a layer over one cell with replicas; kept by its graph. To be made by all ranks of the node.
 
     Args:
-        node: of this rank.
+        context: of this rank.
         use: of the cell.
         moment: what the layer is doing.
         layers: of the model chunk, those with replicas in this micro-batch, ascending.
         experts: of the layer.
     """
 
-    def __init__(self, node: Node, use: Use, moment: Moment, layers: Sequence[int], experts: Experts) -> None:
+    def __init__(
+        self, context: ReplicaContext, use: Use, moment: Moment, layers: Sequence[int], experts: Experts
+    ) -> None:
         self.use, self.is_recorded = use, torch.is_grad_enabled()
-        self._node, self._moment, self._layers, self._experts = node, moment, layers, experts
+        self._context, self._moment, self._layers, self._experts = context, moment, layers, experts
         self._side = layers.index(use.layer) % NUM_SIDES
-        rank = node.transport.rank
+        rank = context.transport.rank
         self._num_own = sum(copy.destination_rank == rank for copy in use.copies)
         self._home = _Home(layer=use.layer, parameters=returning(rank, use.copies, experts.parameters))
         # A graph on all ranks of the node alike, also where this one has nothing to return or to accept.
         anchor = experts.parameters[0][0].new_empty(0).requires_grad_()
         self._anchor: Tensor = _Accept.apply(self._home, anchor, *self._home.parameters)  # type: ignore[no-untyped-call]
-        node.fetcher.prefetch(use, self._side)
+        context.fetcher.prefetch(use, self._side)
 
     def begin(self, tokens: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, list[list[Tensor]]]:
         """Return tokens and probabilities unchanged, and the weights of this rank's replicas by redundant slot."""
@@ -86,7 +87,7 @@ class Visit:
         """Return the weights of this rank's replicas, slot by slot."""
         self._take(self.use, self._moment)
         own = range(self._num_own)
-        return [each for slot in own for each in self._node.slots.weights(self._side, slot, self.use.layer)]
+        return [each for slot in own for each in self._context.slots.weights(self._side, slot, self.use.layer)]
 
     def fetch_again(self) -> None:
         """Fill the slots as they were in forward, and clear the gradients that kernels add to."""
@@ -103,21 +104,21 @@ class Visit:
         size = len(trained(one))
         with record_function(f"relibra::return layer {self.use.layer}"):
             under_way = GradientReturn(
-                self._node.transport,
+                self._context.transport,
                 self.use.copies,
                 own=[produced[slot * size : (slot + 1) * size] for slot in range(self._num_own)],
                 home=self._experts.parameters,
-                dtype=self._node.slots.gradient_dtype,
+                dtype=self._context.slots.gradient_dtype,
             )
-        self._node.fetcher.hold(self._side, under_way.handle)
+        self._context.fetcher.hold(self._side, under_way.handle)
         self._home.arriving.append(under_way)
 
     def _take(self, use: Use, moment: Moment) -> None:
-        self._node.fetcher.take(use, self._side, next_use(use, moment, self._layers))
+        self._context.fetcher.take(use, self._side, next_use(use, moment, self._layers))
 
     def _gradients(self) -> list[Tensor | None]:
         own = range(self._num_own)
-        return [each for slot in own for each in self._node.slots.gradients(self._side, slot, self.use.layer)]
+        return [each for slot in own for each in self._context.slots.gradients(self._side, slot, self.use.layer)]
 
 
 def _produced(like: Tensor, gradient: Tensor | None, into: Tensor | None) -> Tensor:

@@ -20,7 +20,7 @@ from relibra.agent.homes.expert_tensors import ExpertTensors
 from relibra.agent.homes.waves import Wave, inverse
 from relibra.agent.placement import Move
 from relibra.agent.plans.agreement import together
-from relibra.agent.transport import ExpertTransport, Parcel, rounds
+from relibra.agent.transport import ExpertTransport, Parcel, peers_by_round
 from relibra.errors import RelibraError
 from relibra.kernels import expert_checksum, expert_pack, expert_unpack, packed_size_bytes
 
@@ -124,7 +124,7 @@ class Transfer:
     def stage(self) -> None:
         """Pack all that leaves, and make room for all that arrives; in the order in which it travels."""
         rank = self._transport.rank
-        for ahead, behind in [(rank, rank), *rounds(rank, self._transport.num_ranks)]:
+        for ahead, behind in [(rank, rank), *peers_by_round(rank, self._transport.num_ranks)]:
             leaving = self._pieces.outgoing(self._wave, rank, ahead)
             if leaving:
                 self._sends[ahead] = self._pack(leaving, rank, ahead)

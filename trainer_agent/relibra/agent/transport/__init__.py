@@ -14,7 +14,7 @@ from relibra.agent.transport.delivery import FrozenLayer, fetch_copies, return_g
 from relibra.agent.transport.host import HostPulls, HostWeights, Pull
 from relibra.agent.transport.peer import PeerTransport
 from relibra.agent.transport.process_group import ProcessGroupTransport
-from relibra.agent.transport.schedule import Hop, TransferSchedule, rounds, transfer_schedule
+from relibra.agent.transport.schedule import Hop, TransferSchedule, peers_by_round, transfer_schedule
 
 __all__ = [
     "Copy",
@@ -30,7 +30,7 @@ __all__ = [
     "Pull",
     "TransferSchedule",
     "fetch_copies",
+    "peers_by_round",
     "return_gradients",
-    "rounds",
     "transfer_schedule",
 ]

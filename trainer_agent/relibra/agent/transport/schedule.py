@@ -32,7 +32,7 @@ class Hop(NamedTuple):
 class TransferSchedule:
     """All copies of a cell, each in one hop or from the host."""
 
-    waves: tuple[tuple[Hop, ...], ...]
+    rounds: tuple[tuple[Hop, ...], ...]
     """Hops of a wave share no sender and no receiver."""
     from_host: tuple[int, ...]
     """Indices of copies, ascending."""
@@ -40,7 +40,7 @@ class TransferSchedule:
     @property
     def hops(self) -> Iterator[Hop]:
         """All of them, wave by wave."""
-        return (hop for wave in self.waves for hop in wave)
+        return (hop for hops in self.rounds for hop in hops)
 
 
 @functools.lru_cache(maxsize=4096)  # a cell is fetched up to three times, and its gradients return
@@ -59,14 +59,14 @@ def transfer_schedule(copies: tuple[Copy, ...], *, relays: bool, host_speed: flo
     found = list[tuple[float, TransferSchedule]]()
     for num_host in range(most + 1):
         from_host = _from_host(copies, num_host)
-        waves = _waves(copies, [i for i in range(len(copies)) if i not in from_host], relays=relays)
+        rounds = _rounds(copies, [i for i in range(len(copies)) if i not in from_host], relays=relays)
         most_from_host = max(Counter(copies[i].destination_rank for i in from_host).values(), default=0)
-        lasts = max(len(waves), most_from_host / host_speed if most_from_host else 0.0)
-        found.append((lasts, TransferSchedule(waves=waves, from_host=tuple(sorted(from_host)))))
+        lasts = max(len(rounds), most_from_host / host_speed if most_from_host else 0.0)
+        found.append((lasts, TransferSchedule(rounds=rounds, from_host=tuple(sorted(from_host)))))
     return min(found, key=lambda each: each[0])[1]
 
 
-def rounds(rank: int, num_ranks: int) -> list[tuple[int, int]]:
+def peers_by_round(rank: int, num_ranks: int) -> list[tuple[int, int]]:
     """Return whom `rank` sends to and receives from, round by round, where everyone may have something for everyone.
 
     In a round all ranks send as far ahead as each other, so that no two of them send to the same one.
@@ -89,14 +89,14 @@ def _from_host(copies: Sequence[Copy], num_per_rank: int) -> set[int]:
         taken[copies[best].destination_rank] += 1
 
 
-def _waves(copies: Sequence[Copy], indices: Sequence[int], *, relays: bool) -> tuple[tuple[Hop, ...], ...]:
+def _rounds(copies: Sequence[Copy], indices: Sequence[int], *, relays: bool) -> tuple[tuple[Hop, ...], ...]:
     """Cut into waves, each as large as a greedy matching makes it: who has most to do goes first."""
     delivered: dict[tuple[int, int], list[int]] = {(copy.source_rank, copy.source_slot): [] for copy in copies}
-    pending, waves = list(indices), list[tuple[Hop, ...]]()
+    pending, rounds = list(indices), list[tuple[Hop, ...]]()
     while pending:
         to_send = Counter(copies[i].source_rank for i in pending)
         to_receive = Counter(copies[i].destination_rank for i in pending)
-        senders, receivers, wave = set[int](), set[int](), list[Hop]()
+        senders, receivers, hops = set[int](), set[int](), list[Hop]()
         load = {i: to_send[copies[i].source_rank] + to_receive[copies[i].destination_rank] for i in pending}
         for i in sorted(pending, key=lambda i: (-load[i], i)):
             copy = copies[i]
@@ -110,10 +110,10 @@ def _waves(copies: Sequence[Copy], indices: Sequence[int], *, relays: bool) -> t
             sender, sent_copy = min(free, key=lambda holder: (to_send[holder[0]], holder[0]))
             senders.add(sender)
             receivers.add(copy.destination_rank)
-            wave.append(Hop(i, sender, sent_copy))
-        for hop in wave:
+            hops.append(Hop(i, sender, sent_copy))
+        for hop in hops:
             copy = copies[hop.copy]
             delivered[copy.source_rank, copy.source_slot].append(hop.copy)
             pending.remove(hop.copy)
-        waves.append(tuple(wave))
-    return tuple(waves)
+        rounds.append(tuple(hops))
+    return tuple(rounds)
