@@ -1,9 +1,10 @@
-"""How `make docs` builds the pages: Markdown as it reads on GitHub, and the API from its docstrings."""
+"""The configuration of `make docs`: pages as GitHub shows them, and the API from its docstrings."""
 
 import re
-from importlib import metadata
+from importlib import metadata, util
 from typing import Any
 
+from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 
 project = "relibra"
@@ -11,18 +12,26 @@ author = "the relibra developers"
 release = metadata.version("relibra")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+# The extra `docs` brings the extension that turns Mermaid blocks into diagrams. Without it they stay text.
+_draws_diagrams = util.find_spec("sphinxcontrib.mermaid") is not None
+if _draws_diagrams:
+    extensions.append("sphinxcontrib.mermaid")
+    myst_fence_as_directive = ["mermaid"]
+    mermaid_fullscreen = False
+    mermaid_height = "auto"
+
 html_theme = "furo"
 html_title = "relibra"
 html_copy_source = False
 
-# Anchors as GitHub makes them, so that a link works in both places.
+# The same anchors as on GitHub, so that a link works in both places.
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_class_signature = "separated"
 
-# Nothing is fetched while building, so what other packages define is not linked; nor is what users do not see.
+# Building fetches nothing, so names of other packages are not links. Neither are names that users never see.
 nitpick_ignore_regex = [
     ("py:.*", r"(?!relibra\.).*"),
     ("py:class", r"relibra\.agent\.(experts\.Experts|homes\.homes\.Homes|groups\.Groups|cells\.visit\.ReplicaContext)"),
@@ -31,12 +40,14 @@ nitpick_ignore_regex = [
 
 
 def setup(app: Sphinx) -> None:
-    """Read docstrings as they are written: before napoleon, which is for their sections."""
+    """Translate docstrings before napoleon reads their sections."""
+    if not _draws_diagrams:
+        app.add_lexer("mermaid", TextLexer)
     app.connect("autodoc-process-docstring", read_as_markdown, priority=400)
 
 
 def read_as_markdown(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Let names in backticks and indented blocks be code. Of a module, take the first line: the page says the rest."""
+    """Turn names in backticks and indented blocks into code. A module gives only its first line; the page says the rest."""
     text = "\n".join(lines[:1] if what == "module" else lines)
     text = re.sub(r"(?<!`)`([^`\n]+)`(?!`)", r"``\1``", text)
     lines[:] = re.sub(r"^(\S.*)\n\n(?=    \S)", r"\1\n\n::\n\n", text, flags=re.M).split("\n")

@@ -1,0 +1,126 @@
+"""Draw what a plan does to one cell of recorded routing: `docs/images/concept-balance.svg`.
+
+    python -m benchmarks.balance
+
+Plans a step of gpt-oss-20b on two nodes of four ranks, takes the cell whose imbalance under plain expert parallelism is
+the median, and writes its loads to `results/balance.json`.
+
+M rows, L layers, R EP ranks.
+"""
+
+from dataclasses import dataclass
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from benchmarks import results
+from benchmarks.figures import IMAGES, STYLE
+from relibra.evaluation import model_of
+from relibra.planning import Cluster, Schedule, StepLoad
+from relibra.planning.solve import solve
+from relibra.routing import count_sequences, read_trace
+
+_TRACE = "gpt-oss-20b_mmlu"
+_NUM_MICRO_BATCHES = 16
+_CLUSTER = Cluster(num_nodes=2, gpus_per_node=4, redundant_slots=2)
+_HOME_COLOUR, _REPLICA_COLOUR, _SLOWEST_COLOUR = "#2a7f62", "#e0a030", "#b3261e"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLoads:
+    """Tokens that each rank of the cell computes for experts it is home of, and for replicas."""
+
+    title: str
+    home_R: NDArray[np.int64]
+    replica_R: NDArray[np.int64]
+
+    @property
+    def total_R(self) -> NDArray[np.int64]:
+        """All tokens of each rank."""
+        return self.home_R + self.replica_R
+
+    @property
+    def node_mean_N(self) -> NDArray[np.float64]:
+        """The mean rank of each node."""
+        return self.total_R.reshape(_CLUSTER.num_nodes, -1).mean(axis=1)
+
+
+def plan_cell() -> list[RankLoads]:
+    """Plan the step; return the cell's loads plain, after reordering, and after replicating."""
+    trace = read_trace(results.TRACES / f"{_TRACE}.npz")
+    counts_SLE, model = count_sequences(trace), model_of(trace)
+    schedule = Schedule.round_robin(trace.num_sequences, _NUM_MICRO_BATCHES, _CLUSTER)
+    order_S = np.random.default_rng(0).permutation(trace.num_sequences)
+    load = StepLoad.of(counts_SLE[order_S], schedule, _CLUSTER)
+    plan = solve(load, schedule, model, _CLUSTER)
+
+    load_MLE = load.load_MLE
+    plain_MLR = load_MLE.reshape(*load_MLE.shape[:2], _CLUSTER.num_ranks, -1).sum(axis=-1)
+    imbalance_C = (plain_MLR.max(axis=-1) / plain_MLR.mean(axis=-1)).ravel()
+    row, layer = divmod(int(np.argsort(imbalance_C)[imbalance_C.size // 2]), load_MLE.shape[1])
+
+    def per_rank(rank: NDArray[np.integer], tokens: NDArray[np.integer]) -> NDArray[np.int64]:
+        return np.bincount(rank, weights=tokens, minlength=_CLUSTER.num_ranks).astype(np.int64)
+
+    in_cell_Q = (plan.quota_index_Q4[:, 0] == row) & (plan.quota_index_Q4[:, 1] == layer)
+    rank_Q, tokens_Q = plan.quota_index_Q4[in_cell_Q, 3], plan.quota_tokens_Q[in_cell_Q]
+    is_replica_Q = plan.is_replica_Q[in_cell_Q]
+    none_R = np.zeros(_CLUSTER.num_ranks, dtype=np.int64)
+    return [
+        RankLoads(title="plain expert parallelism", home_R=plain_MLR[row, layer], replica_R=none_R),
+        RankLoads(
+            title="experts reordered, once per step",
+            home_R=per_rank(plan.home_rank_LE[layer], load_MLE[row, layer]),
+            replica_R=none_R,
+        ),
+        RankLoads(
+            title="hot experts replicated, per cell",
+            home_R=per_rank(rank_Q, tokens_Q * ~is_replica_Q),
+            replica_R=per_rank(rank_Q, tokens_Q * is_replica_Q),
+        ),
+    ]
+
+
+def draw(axis: Axes, loads: RankLoads) -> None:
+    """Draw one panel: a bar per rank, the mean of each node, and the rank that all others wait for."""
+    rank_R = np.arange(_CLUSTER.num_ranks)
+    axis.bar(rank_R, loads.home_R, color=_HOME_COLOUR, label="tokens of experts at home")
+    axis.bar(rank_R, loads.replica_R, bottom=loads.home_R, color=_REPLICA_COLOUR, label="tokens of replicas")
+    axis.axhline(loads.total_R.max(), color=_SLOWEST_COLOUR, linestyle="--", label="slowest rank: the layer ends here")
+    for node, mean in enumerate(loads.node_mean_N):
+        left = node * _CLUSTER.gpus_per_node - 0.5
+        axis.hlines(mean, left, left + _CLUSTER.gpus_per_node, color="black", label=None if node else "mean of a node")
+    mean = loads.total_R.mean()
+    node_text = f"slowest node / mean: {loads.node_mean_N.max() / mean:.2f}"
+    axis.set_title(f"{loads.title}\nslowest rank / mean: {loads.total_R.max() / mean:.2f}\n{node_text}")
+    axis.set_xticks(rank_R, [str(rank) for rank in rank_R])
+    axis.set_xlabel("node 0: ranks 0 to 3; node 1: ranks 4 to 7")
+    axis.margins(y=0.05)
+    axis.grid(axis="x", visible=False)
+
+
+def main() -> None:
+    """Write the loads and the figure."""
+    panels = plan_cell()
+    rows = [
+        {"placement": each.title, "home_tokens": each.home_R.tolist(), "replica_tokens": each.replica_R.tolist()}
+        for each in panels
+    ]
+    results.write("balance", rows, trace=_TRACE, micro_batches=_NUM_MICRO_BATCHES, redundant_slots=2)
+    mpl.use("svg")
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, len(panels), figsize=(11, 3.8), sharey=True, layout="constrained")
+        for axis, loads in zip(axes, panels, strict=True):
+            draw(axis, loads)
+        axes[0].set_ylabel("tokens")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+        path = IMAGES / "concept-balance.svg"
+        figure.savefig(path, metadata={"Date": None})
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
