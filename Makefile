@@ -44,7 +44,7 @@ gpu-check:  ## all tests and benchmarks that need a CUDA device
 	PYTHONPATH=services:trainer_agent:kernels:proto $(PYTHON) -m benchmarks.gpu.check
 
 bench: $(READY)  ## figures of docs/benchmarks.md; about five minutes, needs RELIBRA_TRACES
-	for each in imbalance scale gap pack crossing figures; do $(BIN)/python -m benchmarks.$$each || exit 1; done
+	for each in imbalance scale gap pack crossing figures balance; do $(BIN)/python -m benchmarks.$$each || exit 1; done
 
 evaluation: $(READY)  ## figures and tables of docs/evaluation.md; ten to fifteen minutes on two cores; needs RELIBRA_TRACES
 	for each in evaluation evaluation.tables evaluation.figures; do $(BIN)/python -m benchmarks.$$each || exit 1; done

@@ -10,14 +10,12 @@ M rows, L layers, R EP ranks.
 
 from dataclasses import dataclass
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from benchmarks import results
-from benchmarks.figures import IMAGES, STYLE
+from benchmarks.drawing import write_figure
 from relibra.evaluation import model_of
 from relibra.planning import Cluster, Schedule, StepLoad
 from relibra.planning.solve import solve
@@ -110,16 +108,13 @@ def main() -> None:
         for each in panels
     ]
     results.write("balance", rows, trace=_TRACE, micro_batches=_NUM_MICRO_BATCHES, redundant_slots=2)
-    mpl.use("svg")
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, len(panels), figsize=(11, 3.8), sharey=True, layout="constrained")
+
+    def draw_all(axes: list[Axes]) -> None:
         for axis, loads in zip(axes, panels, strict=True):
             draw(axis, loads)
         axes[0].set_ylabel("tokens")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-        path = IMAGES / "concept-balance.svg"
-        figure.savefig(path, metadata={"Date": None})
-    print(path)
+
+    write_figure("concept-balance", draw_all, num_panels=len(panels), size=(11, 3.8), legend_columns=4)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def setup(app: Sphinx) -> None:
 
 
 def read_as_markdown(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Turn names in backticks and indented blocks into code. A module gives only its first line; the page says the rest."""
+    """Turn names in backticks and indented blocks into code; keep only the first line of a module's docstring."""
     text = "\n".join(lines[:1] if what == "module" else lines)
     text = re.sub(r"(?<!`)`([^`\n]+)`(?!`)", r"``\1``", text)
     lines[:] = re.sub(r"^(\S.*)\n\n(?=    \S)", r"\1\n\n::\n\n", text, flags=re.M).split("\n")
