@@ -64,7 +64,7 @@ def _rate(kernel: str, case: str, moved_bytes: int, run: Call, by_torch: Call) -
 
 
 def _experts(size_bytes: int, num: int) -> list[Tensor]:
-    """Weights of so many experts: two bf16 tensors each, two thirds and one third of its size."""
+    """Return the weights of `num` experts: two bf16 tensors each, of two thirds and one third of the expert's size."""
     shapes = [size_bytes // 3, size_bytes // 6]
     return [torch.randn(shape, device=_CUDA, dtype=torch.bfloat16) for _ in range(num) for shape in shapes]
 

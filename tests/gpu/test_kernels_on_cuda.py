@@ -1,4 +1,4 @@
-"""Every kernel on the device: the bits of the reference on the CPU, the current stream, no waiting, CUDA graphs."""
+"""Every kernel on the device: bits of the CPU reference, the current stream, no waiting for the device, CUDA graphs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -144,7 +144,7 @@ def test_an_operator_runs_on_the_current_stream() -> None:
 
 
 def _all_operators(values: Tensor, slot_expert: Tensor, share: Tensor) -> list[Tensor]:
-    """Every operator once, from fp32 `[64, 32]` values to tensors that depend on them."""
+    """Run every operator once on fp32 `[64, 32]` values and return tensors that depend on them."""
     probs, physical_map = quota_remap(values, values > 0.5, slot_expert, share)
     buffer = expert_pack([values, probs], values.device)
     into, into_probs = torch.empty_like(values), torch.empty_like(probs)

@@ -1,4 +1,4 @@
-"""Two processes on one device that exchange experts through CUDA IPC, by copy engines and by kernels."""
+"""Two processes on one device exchange experts through CUDA IPC, by copy engines and by kernels."""
 
 import subprocess
 from pathlib import Path
@@ -9,7 +9,7 @@ from harness import child_process
 
 
 def test_S5_experts_arrive_bit_by_bit_whichever_way_they_are_pushed(tmp_path: Path) -> None:
-    pytest.importorskip("grpc", reason="needs what the agent needs")
+    pytest.importorskip("grpc", reason="needs the dependencies of the agent")
     ranks = [
         subprocess.Popen(
             child_process.command("harness.gpu.exchanging_rank", str(tmp_path), str(rank), "cuda:0"),

@@ -1,4 +1,4 @@
-"""The torch meaning of every operation gives the same bits on a CUDA device as on the CPU."""
+"""The reference of every operation gives the same bits on a CUDA device as on the CPU."""
 
 import pytest
 import torch

@@ -11,7 +11,7 @@ from relibra.kernels import nvrtc
 from relibra.kernels.launch import Launch, Run
 from relibra.kernels.sources import FOLDER, KERNELS
 
-# Undefined behaviour, above all vectors at addresses that do not fit them, ends the process with a message.
+# Undefined behaviour, above all a vector at a misaligned address, ends the process with a message.
 _FLAGS = [
     "-O1",
     "-std=c++17",
@@ -36,7 +36,7 @@ def compiler() -> nvrtc.Nvrtc:
 
 @pytest.fixture(scope="session")
 def emulation(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Run]:
-    """What runs launches of the real kernels on this CPU: forwards, or with blocks and threads in reverse order."""
+    """Compile the kernels for this CPU; return a function from `backwards` to a `Run` in that order of threads."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("needs g++")

@@ -1,8 +1,9 @@
-// CUDA C++ as far as the kernels of relibra use it, on one CPU thread: what a .cu file includes instead of the toolkit.
+// The part of CUDA C++ that relibra's kernels use, on one CPU thread. A .cu file includes this header instead of the
+// toolkit.
 //
-// Blocks run one after the other. The threads of a block are fibers; __syncthreads hands over to the next thread, so
-// every thread passes a barrier before any goes on. `backwards` turns the order of blocks and threads round: kernels
-// that need a barrier they lack, or an order of blocks, give different results.
+// Blocks run one after the other. The threads of a block are fibers; __syncthreads switches to the next thread, so every
+// thread reaches a barrier before any thread passes it. `backwards` reverses the order of blocks and threads: a kernel
+// that lacks a barrier, or depends on the order of blocks, then gives a different result.
 #pragma once
 #include <ucontext.h>
 

@@ -1,4 +1,4 @@
-"""The cache on disk: one key for one content, sound entries only, any number of processes."""
+"""The cache on disk: one content per key, no damaged entries, any number of processes."""
 
 import hashlib
 import subprocess

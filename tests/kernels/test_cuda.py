@@ -1,4 +1,4 @@
-"""The kernels themselves, run by an emulation on the CPU, against the reference: every bit, and no byte beside it."""
+"""The kernels, run by an emulation on the CPU, against the reference: every bit is equal, no byte beside is written."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ _few = settings(max_examples=25)
 
 
 class Arena:
-    """Memory in which tensors lie at given offsets from 16-byte boundaries, with guards around each."""
+    """Memory that holds tensors at given offsets from 16-byte boundaries, with guard bytes around each tensor."""
 
     def __init__(self, size_bytes: int) -> None:
         self.memory = torch.full((size_bytes + 16,), _GUARD, dtype=torch.uint8)
@@ -23,7 +23,7 @@ class Arena:
         self._guards = torch.ones_like(self.memory, dtype=torch.bool)
 
     def like(self, tensor: Tensor, shift: int = 0) -> Tensor:
-        """Place a tensor of this shape and dtype, `shift` bytes after a boundary."""
+        """Return a new tensor of this shape and dtype that starts `shift` bytes after a boundary."""
         begin = self._end + _MARGIN_BYTES + shift
         end = begin + tensor.nbytes
         self._end += _MARGIN_BYTES + -(-(shift + tensor.nbytes) // 16) * 16 + _MARGIN_BYTES

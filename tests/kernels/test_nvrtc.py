@@ -1,4 +1,4 @@
-"""Every CUDA file compiles for the architectures it is meant for, without a warning and without spilling a register."""
+"""Every CUDA file compiles for every supported architecture, without warnings and without spilling registers."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The operators: torch's own check of each, what they refuse, and gradients."""
+"""The operators: torch's own checks, refused arguments, and gradients."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

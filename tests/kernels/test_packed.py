@@ -1,4 +1,4 @@
-"""Where tensors lie in a packed buffer."""
+"""The places of tensors in a packed buffer."""
 
 import torch
 from hypothesis import given

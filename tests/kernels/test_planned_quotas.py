@@ -1,4 +1,4 @@
-"""What a plan promises, what the agent's tables say and where `quota_remap` sends tokens: the same numbers, exactly.
+"""The plan's quotas, the agent's tables and the slots that `quota_remap` fills agree exactly.
 
 M rows, L layers, R ranks, E experts, T tokens, P physical slots.
 """
@@ -31,7 +31,7 @@ _SEEDS = st.integers(0, 2**32 - 1)
 
 @pytest.fixture(params=["operator", "kernel"], scope="module")
 def remap(request: pytest.FixtureRequest, emulation: Callable[[bool], Run]) -> Remap:
-    """On the CPU, and as the CUDA kernel does."""
+    """The operator on the CPU, and the CUDA kernel in its emulation."""
     return quota_remap if request.param == "operator" else partial(cuda.quota_remap, emulation(False))
 
 
@@ -46,7 +46,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
 
 
 def random_load(rng: np.random.Generator, cluster: Cluster, num_experts: int) -> NDArray[np.int64]:
-    """`[M, L, R, E]`, skewed, with experts and ranks that have nothing; two micro-batches, two layers."""
+    """Return a skewed load `[M, L, R, E]`: two micro-batches, two layers, some experts and ranks without tokens."""
     shape = (2 * cluster.num_ep_groups, 2, cluster.num_ranks, num_experts)
     popularity_MLRE = rng.lognormal(0, 1.5, (*shape[:2], 1, num_experts)) * (rng.random(shape) < 0.7)
     return rng.poisson(4 * popularity_MLRE)
@@ -62,14 +62,14 @@ def planned(cluster: Cluster, load_MLRE: NDArray[np.int64]) -> Plan:
 
 
 def routed(rng: np.random.Generator, load_E: NDArray[np.int64]) -> Tensor:
-    """A routing map `[T, E]` of random tokens with just this load."""
+    """Return a routing map `[T, E]` of random tokens with exactly this load."""
     num_tokens = int(load_E.max()) + int(rng.integers(0, 4))
     chosen_ET = [rng.permutation(num_tokens) < tokens for tokens in load_E]
     return torch.from_numpy(np.stack(chosen_ET, axis=1))
 
 
 def executed(remap: Remap, rng: np.random.Generator, plan: Plan, load_MLRE: NDArray[np.int64]) -> Computed:
-    """What all ranks compute under the plan where this load is routed."""
+    """Return the tokens that all ranks compute under the plan when this load is routed."""
     cluster, computed = plan.cluster, Computed()
     placement = Placement.identity(plan.model, cluster).rehomed(plan.home_rank_LE)
     num_rows, num_layers, num_ranks, _ = load_MLRE.shape

@@ -1,4 +1,4 @@
-"""Every reference operation against a naive loop."""
+"""Every reference operation, compared with a naive loop."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from relibra.kernels import (
 
 @st.composite
 def routings(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """probs, routing map, slot experts and shares: one home slot an expert, any replicas, any shares, any order."""
+    """Draw probs, routing map, slot experts and shares: one home slot per expert, any replicas, shares and order."""
     num_experts, num_tokens = draw(st.integers(1, 6)), draw(st.integers(0, 14))
     experts = st.integers(0, num_experts - 1)
     replicas = draw(st.lists(st.tuples(experts, st.integers(0, 9)), max_size=6))
@@ -38,7 +38,7 @@ def routings(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def naive_remap(probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor) -> Tensor:
-    """Physical routing map, one token after the other."""
+    """Return the physical routing map, computed token by token."""
     left = share_P.tolist()
     routing_map_TP = torch.zeros(len(routing_map_TE), len(left), dtype=torch.bool)
     for token, chosen_E in enumerate(routing_map_TE.tolist()):
@@ -79,7 +79,7 @@ def test_S5_quota_remap_loses_no_route_and_no_gradient(routing: tuple[Tensor, Te
 
 @pytest.mark.parametrize("expert", [2, 10**6, EMPTY, -5])
 def test_S7_a_slot_whose_expert_does_not_exist_takes_nothing_and_gives_nothing_back(expert: int) -> None:
-    """As the kernel has it; the operator looks first where it can, on the CPU."""
+    """The reference behaves as the kernel does; the operator refuses such a slot on the CPU."""
     routing_map_TE, slot_expert_P = torch.ones(40, 2, dtype=torch.bool), torch.tensor([0, 1, expert])
     share_P = torch.tensor([REST, REST, 30])
     _, routing_map_TP = reference.quota_remap(torch.rand(40, 2), routing_map_TE, slot_expert_P, share_P)

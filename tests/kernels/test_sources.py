@@ -1,4 +1,4 @@
-"""The table of kernels, and the toolkit's own compiler as a second opinion."""
+"""The table of kernels, and every file compiled by the toolkit's own compiler as well."""
 
 import importlib.util
 import re

@@ -1,12 +1,12 @@
-"""Data movement for experts and their tokens: torch operators with a CUDA kernel and a reference of the same meaning.
+"""Torch operators that move experts and their tokens; each has a CUDA kernel and a torch reference with equal results.
 
 In:   router output, replica shares, expert tensors, gradients of replicas.
-Out:  physical routing, packed buffers, slots of peers, main gradients.
+Out:  physical routing, packed buffers, filled slots of peers, main gradients.
 
-    ops         the operators, checked (`checks`); `packed` is the layout of buffers
-    reference   every operation in pure torch: the CPU path, and the oracle of the kernels
+    ops         the operators; `checks` checks their arguments, `packed` defines the layout of buffers
+    reference   every operation in pure torch: the CPU path, and the oracle for the kernels
     cuda        every operation as launches (`launch`) of the kernels in `csrc`
-    driver      launches them, compiled by `nvrtc` from `sources` and kept by `cubin_cache`
+    driver      runs launches on a device; `nvrtc` compiles the kernels from `sources`, `cubin_cache` keeps the result
 """
 
 from relibra.kernels.ops import (

@@ -1,7 +1,8 @@
-"""What the operators refuse, before anything is read or written; each raises InvalidInput, which names the argument.
+"""Checks of the operators' arguments, made before anything is read or written; each raises `InvalidInput` by name.
 
-Values of tensors are looked at on the CPU only: looking on a device would wait for it. There a slot whose expert does
-not exist takes nothing, by kernel and by reference, and nothing out of bounds is touched.
+The values in tensors are checked on the CPU only, because reading them on a device would wait for the device. On a
+device a slot whose expert does not exist takes no tokens, in the kernel and in the reference, and nothing out of bounds
+is accessed.
 """
 
 from collections.abc import Sequence
@@ -17,14 +18,14 @@ _GRADIENT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def quota_remap(probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor) -> None:
-    """Floating probabilities and a bool map of one shape [T, E]; integer shares, and experts 0 to E-1 or EMPTY."""
+    """Require floating probabilities and a bool map, both [T, E], integer shares, and experts 0 to E-1 or EMPTY."""
     if probs_TE.dim() != 2 or not probs_TE.is_floating_point() or probs_TE.element_size() == 1:
-        raise InvalidInput.of("probs_TE", expected="[T, E], floating, of at least 16 bits", got=_of(probs_TE))
+        raise InvalidInput.of("probs_TE", expected="[T, E], floating, of at least 16 bits", got=_described(probs_TE))
     if routing_map_TE.dtype != torch.bool or routing_map_TE.shape != probs_TE.shape:
-        raise InvalidInput.of("routing_map_TE", expected=f"bool {list(probs_TE.shape)}", got=_of(routing_map_TE))
+        raise InvalidInput.of("routing_map_TE", expected=f"bool {list(probs_TE.shape)}", got=_described(routing_map_TE))
     for name, values_P in (("slot_expert_P", slot_expert_P), ("share_P", share_P)):
         if values_P.dtype not in _SLOT_DTYPES or values_P.shape != slot_expert_P.shape or values_P.dim() != 1:
-            raise InvalidInput.of(name, expected=f"int32 or int64 [{len(slot_expert_P)}]", got=_of(values_P))
+            raise InvalidInput.of(name, expected=f"int32 or int64 [{len(slot_expert_P)}]", got=_described(values_P))
     _one_device("routing_map_TE", probs_TE, [routing_map_TE])
     _one_device("slot_expert_P", probs_TE, [slot_expert_P])
     _one_device("share_P", probs_TE, [share_P])
@@ -36,23 +37,23 @@ def quota_remap(probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor,
 
 
 def packed_buffer(buffer: Tensor, tensors: Sequence[Tensor]) -> None:
-    """A flat uint8 buffer of exactly the size that `tensors` take."""
+    """Require a flat uint8 buffer of exactly the size that `tensors` take when packed."""
     if buffer.dtype != torch.uint8 or buffer.dim() != 1:
-        raise InvalidInput.of("buffer", expected="uint8 [size_bytes]", got=_of(buffer))
+        raise InvalidInput.of("buffer", expected="uint8 [size_bytes]", got=_described(buffer))
     size_bytes = packed_size_bytes(tensors)
     if buffer.numel() != size_bytes:
         raise InvalidInput.of("buffer", expected=f"{size_bytes} bytes for {len(tensors)} tensors", got=buffer.numel())
 
 
 def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], num_sms: int) -> None:
-    """At least one tensor, one slot of its shape and dtype for each, and at least one multiprocessor."""
+    """Require at least one tensor, a slot of the same shape and dtype for each, and at least one multiprocessor."""
     if not tensors:
         raise InvalidInput.of("tensors", expected="at least one", got=0)
     if len(slots) != len(tensors):
         raise InvalidInput.of("slots", expected=f"{len(tensors)}, one for each tensor", got=len(slots))
     for i, (tensor, slot) in enumerate(zip(tensors, slots, strict=True)):
         if (tensor.dtype, tensor.shape) != (slot.dtype, slot.shape):
-            raise InvalidInput.of(f"slots[{i}]", expected=_of(tensor), got=_of(slot))
+            raise InvalidInput.of(f"slots[{i}]", expected=_described(tensor), got=_described(slot))
         _one_device(f"tensors[{i}]", tensors[0], [tensor])
         _one_device(f"slots[{i}]", slots[0], [slot])
     if num_sms < 1:
@@ -60,7 +61,7 @@ def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], num_sms: int
 
 
 def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
-    """Targets of fp32, and for each a list of gradients of its shape and of one dtype."""
+    """Require fp32 targets, and for each target a list of gradients that have its shape and share one dtype."""
     if len(gradients) != len(into):
         raise InvalidInput.of("gradients", expected=f"{len(into)} lists, one for each target", got=len(gradients))
     for i, (target, added) in enumerate(zip(into, gradients, strict=True)):
@@ -72,7 +73,7 @@ def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]
         for j, gradient in enumerate(added):
             if gradient.dtype != dtype or gradient.shape != target.shape:
                 expected = f"{dtype} {list(target.shape)}"
-                raise InvalidInput.of(f"gradients[{i}][{j}]", expected=expected, got=_of(gradient))
+                raise InvalidInput.of(f"gradients[{i}][{j}]", expected=expected, got=_described(gradient))
         _one_device(f"gradients[{i}]", into[0], [target, *added])
 
 
@@ -82,5 +83,5 @@ def _one_device(name: str, first: Tensor, tensors: Sequence[Tensor]) -> None:
             raise InvalidInput.of(name, expected=f"on {first.device}", got=tensor.device)
 
 
-def _of(tensor: Tensor) -> str:
+def _described(tensor: Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"

@@ -12,12 +12,12 @@ _DIGEST_BYTES = 32
 
 
 def default_folder() -> Path:
-    """`relibra/kernels` in XDG_CACHE_HOME, else in ~/.cache."""
+    """Return `relibra/kernels` in XDG_CACHE_HOME, or in ~/.cache if that variable is not set."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "relibra" / "kernels"
 
 
 def cache_key(parts: Sequence[str]) -> str:
-    """Digest of everything the compiled code depends on; parts are told apart, so ("a", "b") is not ("ab",)."""
+    """Return a digest of everything that compiled code depends on; ("a", "b") and ("ab",) give different digests."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode()
@@ -26,11 +26,11 @@ def cache_key(parts: Sequence[str]) -> str:
 
 
 def cached(folder: Path, key: str, build: Callable[[], bytes]) -> bytes:
-    """Return what is stored under `key`; where nothing sound is, build and store it.
+    """Return the entry of `key`; if it is missing or damaged, build and store it.
 
-    Any number of processes may do this at once: entries appear complete or not at all, all builders store the same, and
-    the last one stays. An entry carries its digest; one that does not match is built anew. A folder that cannot be
-    written costs the time of compiling, nothing else.
+    Any number of processes may call this function at once: an entry appears complete or not at all, and all processes
+    store the same content. An entry carries its digest; if the digest does not match, the entry is built again. A
+    folder that cannot be written costs the time of compiling and nothing else.
     """
     path = folder / f"{key}.bin"
     with suppress(OSError):

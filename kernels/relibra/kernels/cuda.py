@@ -1,9 +1,9 @@
-"""Every operation as kernel launches: allocates what is returned, fills the tables, hands launches to `run`.
+"""Every operation as kernel launches: allocate the results, fill the tables, hand the launches to `run`.
 
-Nothing here waits for the device, or needs one: the tests hand in an emulation of the kernels and tensors of the CPU.
-Arguments were checked before, and all tensors are contiguous.
+Nothing here waits for a device or needs one: the tests pass CPU tensors and a `run` that emulates the kernels. The
+callers have checked the arguments, and all tensors are contiguous.
 
-T tokens, E logical experts, P physical slots, L layers, K top-k, C chunks of tokens.
+T tokens, E logical experts, P physical slots, C chunks of tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ _CHUNK_TOKENS = 32
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 Segment = tuple[int, int, int]
-"""Address to read, address to write, bytes."""
+"""Address to read, address to write, number of bytes."""
 
 
 def expert_pack(run: Run, tensors: Sequence[Tensor]) -> Tensor:
@@ -55,7 +55,7 @@ def expert_push(run: Run, tensors: Sequence[Tensor], slots: Sequence[Tensor], nu
 
 
 def grad_accumulate(run: Run, into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
-    """`reference.grad_accumulate`; all gradients of a target have one dtype."""
+    """`reference.grad_accumulate`; all gradients of one target have the same dtype."""
     for targets in _groups(into, gradients):
         table, num_tiles, num_gradients = Gradients(num_targets=len(targets)), 0, 0
         for i, (target, added) in enumerate(targets):
@@ -73,7 +73,7 @@ def grad_accumulate(run: Run, into: Sequence[Tensor], gradients: Sequence[Sequen
 def quota_remap(
     run: Run, probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`reference.quota_remap`; experts and shares are int32."""
+    """`reference.quota_remap`, with experts and shares as int32."""
     (num_tokens, num_experts), num_slots = probs_TE.shape, len(slot_expert_P)
     probs_TP = probs_TE.new_empty(num_tokens, num_slots)
     routing_map_TP = routing_map_TE.new_empty(num_tokens, num_slots)
@@ -97,8 +97,14 @@ def quota_remap(
             num_blocks=(-(-num_experts // 32), 1),
             num_threads=1024,
             args=(
-                *(count_CE, c_int32(num_chunks), c_int32(num_experts)),
-                *(slot_expert_P, share_P, c_int32(num_slots), begin_P, end_P),
+                count_CE,
+                c_int32(num_chunks),
+                c_int32(num_experts),
+                slot_expert_P,
+                share_P,
+                c_int32(num_slots),
+                begin_P,
+                end_P,
             ),
         )
     )
@@ -119,7 +125,7 @@ def quota_remap(
 def quota_give_back(
     run: Run, grad_TP: Tensor, routing_map_TP: Tensor, slot_expert_P: Tensor, num_experts: int
 ) -> Tensor:
-    """`reference.quota_give_back`; experts are int32."""
+    """`reference.quota_give_back`, with experts as int32."""
     num_tokens, num_slots = grad_TP.shape
     grad_TE = grad_TP.new_zeros(num_tokens, num_experts)
     if grad_TP.numel():
@@ -142,7 +148,7 @@ def _copy(run: Run, segments: Sequence[Segment], *, zero_padding: bool) -> None:
 
 
 def _tables(segments: Sequence[Segment]) -> Iterator[tuple[Segments, int]]:
-    """Tables of the segments that are not empty, each with its number of tiles."""
+    """Yield tables of the segments that are not empty, each with its number of tiles."""
     segments = [segment for segment in segments if segment[2]]
     for first in range(0, len(segments), MAX_SEGMENTS):
         some = segments[first : first + MAX_SEGMENTS]
@@ -158,7 +164,7 @@ def _tables(segments: Sequence[Segment]) -> Iterator[tuple[Segments, int]]:
 def _groups(
     into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]
 ) -> Iterator[list[tuple[Tensor, Sequence[Tensor]]]]:
-    """Cut what is to be added into tables, in order; a target of very many gradients gets several."""
+    """Yield the content of each table, in order; a target with very many gradients spans several tables."""
     group: list[tuple[Tensor, Sequence[Tensor]]] = []
     num_gradients = 0
     for target, added in zip(into, gradients, strict=True):

@@ -1,4 +1,4 @@
-"""Kernels on a CUDA device: loads them once and launches them on torch's current stream, by the driver's API."""
+"""Kernels on a CUDA device: load them once, and launch them on torch's current stream through the driver's API."""
 
 import ctypes
 import warnings
@@ -15,9 +15,10 @@ _NUM_REGISTERS = 4
 
 
 class Device:
-    """One device, with every kernel loaded; calling it with a launch enqueues that on the current stream.
+    """One device with every kernel loaded; calling it with a launch enqueues the launch on the current stream.
 
-    The device's primary context, which torch uses, is made current for each call: threads of autograd may have none.
+    Each call makes the device's primary context current, the one that torch uses, because autograd's threads may have
+    no current context.
     """
 
     def __init__(self, index: int) -> None:
@@ -45,10 +46,10 @@ class Device:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def __call__(self, launch: Launch) -> None:
-        """Enqueue a launch; returns before it runs.
+        """Enqueue a launch and return before it runs.
 
         Raises:
-            RelibraError: the driver refused it, or an earlier kernel failed.
+            RelibraError: the driver refused the launch, or an earlier kernel failed.
         """
         stream = ctypes.c_void_p(torch.cuda.current_stream(self.index).cuda_stream)
         blocks, threads, shared_bytes = (*launch.num_blocks, 1), (launch.num_threads, 1, 1), 0
@@ -61,10 +62,10 @@ class Device:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def reach(self, peer: int) -> None:
-        """Let kernels of this device write to memory of another, as far as the hardware can.
+        """Let kernels of this device write to the memory of another device.
 
         Raises:
-            RelibraError: the two devices cannot reach each other.
+            RelibraError: the hardware does not let the two devices reach each other.
         """
         if peer in self._reached:
             return
@@ -95,12 +96,12 @@ class Device:
 
 @cache
 def device(index: int) -> Device | None:
-    """Open a device; None, with one warning, where its kernels cannot be had: the torch reference works there too."""
+    """Open a device; if its kernels cannot be compiled or loaded, warn once and return None."""
     try:
         return Device(index)
     except (RelibraError, OSError) as error:
         warnings.warn(
-            f"relibra's CUDA kernels cannot be had on device {index}; the torch operations used instead give "
+            f"relibra's CUDA kernels cannot be used on device {index}; the torch operations used instead give "
             f"the same results more slowly: {error}",
             RuntimeWarning,
             stacklevel=2,

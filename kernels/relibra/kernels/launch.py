@@ -1,4 +1,4 @@
-"""One kernel launch, and the tables that launches carry by value: the structures of `csrc`, field by field."""
+"""One kernel launch, and the tables that launches carry by value. The tables mirror the structures in `csrc`."""
 
 import ctypes
 from collections.abc import Callable
@@ -12,7 +12,7 @@ MAX_TARGETS, MAX_GRADIENTS, TILE_ELEMENTS = 64, 256, 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A kernel, its grid and its arguments; tensors in `args` stand for their addresses."""
+    """A kernel, its grid and its arguments; a tensor in `args` stands for its address."""
 
     kernel: str
     num_blocks: tuple[int, int]
@@ -20,7 +20,7 @@ class Launch:
     args: tuple["Tensor | ctypes.Structure | ctypes._SimpleCData[int]", ...]
 
     def parameters(self) -> "ctypes.Array[ctypes.c_void_p]":
-        """Return the array of addresses of arguments that the driver takes; it keeps them alive."""
+        """Return the array of argument addresses that the driver takes; the array keeps the arguments alive."""
         values = [ctypes.c_void_p(arg.data_ptr()) if isinstance(arg, Tensor) else arg for arg in self.args]
         parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         parameters.values = values  # type: ignore[attr-defined]
@@ -28,11 +28,11 @@ class Launch:
 
 
 Run = Callable[[Launch], None]
-"""Runs a launch: on the current stream of a device, or in an emulation."""
+"""Runs a launch, on the current stream of a device or in an emulation."""
 
 
 class Segments(ctypes.Structure):
-    """Bytes that move, of at most `MAX_SEGMENTS` tensors."""
+    """The copies of at most `MAX_SEGMENTS` tensors, as bytes."""
 
     _fields_ = (
         ("source", ctypes.c_void_p * MAX_SEGMENTS),
@@ -44,7 +44,7 @@ class Segments(ctypes.Structure):
 
 
 class Gradients(ctypes.Structure):
-    """At most `MAX_TARGETS` fp32 tensors and what is added to each, at most `MAX_GRADIENTS` tensors in all."""
+    """At most `MAX_TARGETS` fp32 tensors, and at most `MAX_GRADIENTS` gradients in all to add to them."""
 
     _fields_ = (
         ("into", ctypes.c_void_p * MAX_TARGETS),
@@ -57,7 +57,7 @@ class Gradients(ctypes.Structure):
 
 
 class Routing(ctypes.Structure):
-    """What places the tokens of `quota_remap`."""
+    """The slots of `quota_remap` and the range of tokens that each slot takes."""
 
     _fields_ = (
         ("slot_expert_P", ctypes.c_void_p),

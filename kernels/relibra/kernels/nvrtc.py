@@ -1,9 +1,9 @@
 """CUDA C++ to machine code at run time, by NVRTC through ctypes.
 
-Every CUDA build of torch brings NVRTC, as a wheel or as part of the toolkit, and the driver needs no development files.
-With ctypes the kernels need no compiler, no headers and no further package in the trainer's environment, and one wheel
-of relibra serves CUDA 12 and 13. `cuda-bindings` would do as well, but must match the CUDA major version, and torch
-brings it only of late.
+Every CUDA build of torch comes with NVRTC, as a wheel or as part of the toolkit, and the driver needs no development
+files. Thanks to ctypes, the trainer's environment needs no compiler, no headers and no further package, and one wheel
+of relibra serves CUDA 12 and 13. `cuda-bindings` would work too, but it must match the CUDA major version, and only
+recent versions of torch depend on it.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ import torch
 from relibra.errors import Unsupported
 
 FLAGS = ("--std=c++17",)
-"""Options of every compilation, beside the architecture."""
+"""Options of every compilation, in addition to the architecture."""
 
 
 class Nvrtc:
@@ -30,7 +30,7 @@ class Nvrtc:
 
     def __init__(self, path: str) -> None:
         for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so.*")) if os.sep in path else []:
-            # NVRTC opens it by bare name, which is found in the folder of a wheel only if it is loaded already.
+            # NVRTC opens this library by its bare name. In a wheel's folder that only works if it is loaded already.
             ctypes.CDLL(str(builtins))
         self._lib = ctypes.CDLL(path)
         self._lib.nvrtcGetErrorString.restype = ctypes.c_char_p
@@ -39,13 +39,13 @@ class Nvrtc:
         self.version = (major.value, minor.value)
 
     def target(self, capability: int) -> str:
-        """Return what to compile for on a device of this compute capability, such as 90.
+        """Return the compilation target for a device of this compute capability, such as 90.
 
-        A device that is newer than this NVRTC gets portable code of the newest architecture before it, which the driver
-        finishes.
+        A device newer than this NVRTC gets portable code for the newest architecture that NVRTC knows; the driver
+        compiles that code for the device.
 
         Raises:
-            Unsupported: NVRTC knows no architecture that runs there.
+            Unsupported: NVRTC knows no architecture that runs on the device.
         """
         num = ctypes.c_int()
         self._call("nvrtcGetNumSupportedArchs", ctypes.byref(num))
@@ -64,17 +64,17 @@ class Nvrtc:
         """Compile one file.
 
         Args:
-            name: of the file, for messages.
-            source: its text.
-            headers: text of every file that it includes, by name.
+            name: the file's name, for messages.
+            source: the file's text.
+            headers: the text of every file that `source` includes, by name.
             target: `sm_NN` for machine code, `compute_NN` for portable code.
             flags: further options.
 
         Returns:
-            What the driver loads, and the compiler's log.
+            The code that the driver loads, and the compiler's log.
 
         Raises:
-            Unsupported: the source does not compile; the text is the log.
+            Unsupported: the source does not compile; the message holds the log.
         """
         program = ctypes.c_void_p()
         includes = [(ctypes.c_char_p * len(headers))(*map(str.encode, texts)) for texts in (headers.values(), headers)]
@@ -106,10 +106,10 @@ class Nvrtc:
 
 @cache
 def load() -> Nvrtc:
-    """Load the NVRTC that fits torch's CUDA, or, where torch has none, the newest there is.
+    """Load the NVRTC that fits torch's CUDA version; for a torch without CUDA, load the newest NVRTC found.
 
     Raises:
-        Unsupported: there is none; the text names the places that were searched.
+        Unsupported: no NVRTC was found; the message names the places that were searched.
     """
     majors = [torch.version.cuda.split(".")[0]] if torch.version.cuda else ["13", "12"]
     spec = importlib.util.find_spec("nvidia")
@@ -125,4 +125,4 @@ def load() -> Nvrtc:
                 return Nvrtc(path)
             except OSError:
                 continue
-    raise Unsupported(f"no NVRTC, which CUDA builds of torch bring along; tried {', '.join(tried)}")
+    raise Unsupported(f"found no NVRTC, which comes with CUDA builds of torch; tried {', '.join(tried)}")

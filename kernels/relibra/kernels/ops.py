@@ -1,8 +1,8 @@
-"""Every operation as a torch operator `relibra::<name>`: checked, with a kernel on CUDA and a reference.
+"""Every operation as a torch operator `relibra::<name>` that checks its arguments and runs a kernel or the reference.
 
 An operator runs on the current stream of its tensors' device and does not wait for it. The first call on a device
-compiles and loads all kernels; after that, every operator can be captured in a CUDA graph. Tensors that are not
-contiguous, and devices whose kernels cannot be had, take the reference: the same results.
+compiles and loads all kernels; after that, every operator can be captured in a CUDA graph. The reference runs for
+tensors that are not contiguous and on devices whose kernels cannot be loaded; its results are the same.
 
 Schemas with lists are written out because torch 2.6 cannot infer them.
 """
@@ -19,7 +19,7 @@ from relibra.kernels.packed import packed_size_bytes
 
 
 def _kernels(device: torch.device, tensors: Sequence[Tensor] = ()) -> driver.Device | None:
-    """Return what runs kernels on this device for these tensors, if anything does."""
+    """Return the device that runs kernels for these tensors, or None if the reference must run."""
     if device.type != "cuda" or not all(tensor.is_cuda and tensor.is_contiguous() for tensor in tensors):
         return None
     return driver.device(device.index)
@@ -32,7 +32,7 @@ def quota_remap(
     """`reference.quota_remap`; differentiable in `probs_TE`.
 
     Raises:
-        InvalidInput: shapes, dtypes or devices do not fit; on the CPU, also a slot whose expert does not exist.
+        InvalidInput: shapes, dtypes or devices do not fit, or (checked on the CPU only) a slot's expert does not exist.
     """
     checks.quota_remap(probs_TE, routing_map_TE, slot_expert_P, share_P)
     run = _kernels(probs_TE.device)
@@ -88,7 +88,7 @@ def _(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def expert_pack(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """`reference.expert_pack`; tensors of another device than `device` are copied by torch."""
+    """`reference.expert_pack`; torch copies tensors that are not on `device`."""
     if tensors and _all_on(torch.empty(0, device=device).device, tensors):
         packed: Tensor = _expert_pack([tensor.detach() for tensor in tensors])
         return packed
@@ -108,10 +108,10 @@ def _expert_unpack(buffer: Tensor, into: Sequence[Tensor]) -> None:
 
 
 def expert_unpack(buffer: Tensor, into: Sequence[Tensor]) -> None:
-    """`reference.expert_unpack`; tensors of another device than the buffer are copied by torch.
+    """`reference.expert_unpack`; torch copies if the tensors are not on the buffer's device.
 
     Raises:
-        InvalidInput: the buffer has another size than these tensors take.
+        InvalidInput: the buffer does not have the size that these tensors take.
     """
     if _all_on(buffer.device, into):
         _expert_unpack(buffer, [tensor.detach() for tensor in into])
@@ -135,15 +135,15 @@ def _expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], num_sms: in
 
 
 def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], *, num_sms: int = 16) -> None:
-    """`reference.expert_push` by a kernel that takes few multiprocessors, beside computation on other streams.
+    """`reference.expert_push`, by a kernel that occupies few multiprocessors beside computation on other streams.
 
     Args:
-        tensors: at least one, all on one device.
-        slots: memory of the peer, such as tensors that CUDA IPC opened; one for each tensor, of its shape and dtype.
-        num_sms: multiprocessors that push.
+        tensors: at least one tensor, all on one device.
+        slots: one for each tensor, of its shape and dtype, in memory of the peer, such as tensors opened by CUDA IPC.
+        num_sms: number of multiprocessors that push.
 
     Raises:
-        InvalidInput: a tensor and its slot differ, or slots are on several devices.
+        InvalidInput: a tensor and its slot differ in shape or dtype, or the slots are on several devices.
         RelibraError: the two devices cannot reach each other.
     """
     _expert_push([tensor.detach() for tensor in tensors], [slot.detach() for slot in slots], num_sms)
@@ -166,11 +166,11 @@ def _grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Tensor], num_gr
 
 
 def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
-    """`reference.grad_accumulate`, bitwise: each element has one thread, which adds in the order given.
+    """`reference.grad_accumulate`, bitwise: one thread per element adds the gradients in the order given.
 
     Args:
-        into: fp32 main gradients; none overlaps another, or a gradient.
-        gradients: for each of `into`, tensors of its shape, all fp32, or bf16, or fp16.
+        into: fp32 main gradients; none overlaps another one or a gradient.
+        gradients: for each tensor of `into`, tensors of its shape that are all fp32, all bf16 or all fp16.
 
     Raises:
         InvalidInput: shapes, dtypes or devices do not fit.

@@ -6,19 +6,19 @@ from itertools import accumulate
 from torch import Tensor
 
 ALIGNMENT_BYTES = 16
-"""Every tensor in a packed buffer starts at a multiple of this, so that kernels can move whole vectors."""
+"""Every tensor in a packed buffer starts at a multiple of this size, so that kernels can move whole vectors."""
 
 
 def packed_size_bytes(tensors: Sequence[Tensor]) -> int:
-    """Bytes of the buffer that holds `tensors`, padding included."""
+    """Return the size of the buffer that holds `tensors`, padding included."""
     return sum(map(_padded_size_bytes, tensors))
 
 
 def packed_offsets(tensors: Sequence[Tensor]) -> list[int]:
-    """First byte of each of `tensors` in the buffer that holds them."""
+    """Return the first byte of each tensor in the buffer that holds `tensors`."""
     return [0, *accumulate(map(_padded_size_bytes, tensors))][:-1]
 
 
 def _padded_size_bytes(tensor: Tensor) -> int:
-    # Not `nbytes`, which tensors of symbolic shape do not have.
+    # Tensors of symbolic shape have no `nbytes`.
     return -(-tensor.numel() * tensor.element_size() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

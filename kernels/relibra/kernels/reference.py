@@ -1,6 +1,6 @@
-"""The meaning of every operation, in torch: runs anywhere, and is what the CUDA kernels are compared with.
+"""The meaning of every operation, in torch. It runs anywhere, and tests compare the CUDA kernels with it.
 
-T tokens, E logical experts, P physical slots, L layers, K top-k.
+T tokens, E logical experts, P physical slots.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,10 +12,10 @@ from relibra.kernels import checks
 from relibra.kernels.packed import packed_offsets, packed_size_bytes
 
 REST = -1
-"""Share of a home slot: all tokens of its expert that no replica took."""
+"""The share of a home slot: all tokens of its expert that no replica took."""
 
 EMPTY = -1
-"""Expert of a slot that holds none."""
+"""The expert of a slot that holds no expert."""
 
 
 def quota_remap(
@@ -23,16 +23,17 @@ def quota_remap(
 ) -> tuple[Tensor, Tensor]:
     """Turn logical routing into physical routing.
 
-    The tokens that chose expert e are taken in token order: the first `share` of them go to e's replica in the lowest
-    slot, the next to its next replica, and so on; what is left goes to the slot whose share is `REST`. Whatever the
-    shares, every routed (token, expert) lands in exactly one slot, as long as each routed expert has one `REST` slot.
+    The tokens that chose an expert are taken in token order. The first `share` of them go to the expert's replica in
+    the lowest slot, the next to its next replica, and so on; the remaining tokens go to the slot whose share is `REST`.
+    For any shares, every routed (token, expert) goes to exactly one slot, provided each routed expert has one `REST`
+    slot.
 
     Args:
         probs_TE: router probabilities, any floating dtype; the result is differentiable in them.
-        routing_map_TE: bool, which experts each token chose.
-        slot_expert_P: int, logical expert held by each slot, or `EMPTY`. A slot whose expert does not exist is empty,
-            too; the operator refuses one where it can look, on the CPU.
-        share_P: int, tokens from this rank that a replica slot takes at most, none if negative; `REST` for a home slot.
+        routing_map_TE: bool, the experts that each token chose.
+        slot_expert_P: int, the logical expert in each slot, or `EMPTY`. A slot whose expert does not exist counts as
+            empty too; the operator refuses such a slot on the CPU, where it can check.
+        share_P: int, the most tokens of this rank that a replica slot takes, none if negative; `REST` for a home slot.
 
     Returns:
         `probs_TP` with zeros where nothing is routed, and bool `routing_map_TP`.
@@ -47,13 +48,13 @@ def quota_remap(
 
 
 def _held(slot_expert_P: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """Index of each slot's expert, the first one's for slots without an expert; and which slots have one."""
+    """Return the index of each slot's expert (0 for a slot without one), and which slots have an expert."""
     is_held_P = (slot_expert_P >= 0) & (slot_expert_P < num_experts)
     return slot_expert_P.masked_fill(~is_held_P, 0), is_held_P
 
 
 def _token_ranges(slot_expert_P: Tensor, share_P: Tensor) -> tuple[Tensor, Tensor]:
-    """Slot p takes the tokens of its expert with index `begin_P[p]` to `end_P[p] - 1`."""
+    """Return the range of its expert's tokens that each slot takes: indices `begin_P[p]` to `end_P[p] - 1`."""
     rest_P = share_P == REST
     take_P = share_P.long().clamp(min=0)
     # Replicas of an expert in slot order, then its home: a stable sort keeps the slot order within equal keys.
@@ -66,13 +67,13 @@ def _token_ranges(slot_expert_P: Tensor, share_P: Tensor) -> tuple[Tensor, Tenso
 
 
 def quota_give_back(grad_TP: Tensor, routing_map_TP: Tensor, slot_expert_P: Tensor, num_experts: int) -> Tensor:
-    """Turn a gradient of `quota_remap`'s probabilities into that of the router's, `[T, E]`."""
+    """Turn the gradient of `quota_remap`'s probabilities into the gradient of the router's probabilities, `[T, E]`."""
     grad_TE, (expert_P, _) = grad_TP.new_zeros(len(grad_TP), num_experts), _held(slot_expert_P, num_experts)
     return grad_TE.index_add_(1, expert_P, grad_TP.masked_fill(~routing_map_TP, 0.0))
 
 
 def expert_pack(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Gather the bytes of `tensors` into one new uint8 buffer on `device`, in order, each padded to the alignment."""
+    """Copy the bytes of `tensors` into one new uint8 buffer on `device`, in order, each padded to the alignment."""
     buffer = torch.zeros(packed_size_bytes(tensors), dtype=torch.uint8, device=device)
     for tensor, place in _places(buffer, tensors):
         place.copy_(tensor.detach())
@@ -80,29 +81,29 @@ def expert_pack(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def expert_unpack(buffer: Tensor, into: Sequence[Tensor]) -> None:
-    """Scatter a packed buffer back: overwrite `into`, tensors of the shapes and dtypes that were packed."""
+    """Overwrite `into`, tensors of the shapes and dtypes that were packed, with the content of a packed buffer."""
     for tensor, place in _places(buffer, into):
         tensor.detach().copy_(place)
 
 
 def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor]) -> None:
-    """Write each tensor to its slot, memory that another process reads once it has been told."""
+    """Write each tensor to its slot, memory that another process reads after it is told that the push is done."""
     for tensor, slot in zip(tensors, slots, strict=True):
         slot.detach().copy_(tensor.detach())
 
 
 def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
-    """Add to each fp32 tensor its gradients, in fp32, one after the other in the order given."""
+    """Add to each fp32 tensor its gradients, in fp32 and in the order given."""
     for target, added in zip(into, gradients, strict=True):
         for gradient in added:
             target.detach().add_(gradient.detach().float())
 
 
 def expert_checksum(packed: Tensor, salt: int) -> Tensor:
-    """Return a 64-bit checksum of a packed buffer, int64 scalar: sum of word i times (2 i + 1), plus `salt`.
+    """Return a 64-bit checksum of a packed buffer as an int64 scalar: the sum of word i times (2 i + 1), plus `salt`.
 
-    Every change of a single word changes it, and so does exchanging two words that differ (but for one difference in
-    2^63). Equal bytes under different salts differ.
+    Changing a single word always changes the checksum. Exchanging two different words changes it too, except for one
+    difference in 2^63. Equal bytes with different salts have different checksums.
     """
     words = packed.view(torch.int64)
     weights = torch.arange(len(words), device=packed.device) * 2 + 1
@@ -110,7 +111,7 @@ def expert_checksum(packed: Tensor, salt: int) -> Tensor:
 
 
 def _places(buffer: Tensor, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each tensor with the view of the buffer that stands for it."""
+    """Yield each tensor with the part of the buffer that belongs to it, viewed as that tensor."""
     checks.packed_buffer(buffer, tensors)
     for tensor, offset in zip(tensors, packed_offsets(tensors), strict=True):
         yield tensor, buffer[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)

@@ -1,4 +1,4 @@
-"""The CUDA C++ files of this package, and what they compile to."""
+"""The CUDA C++ files of this package, and their compiled code."""
 
 from functools import cache
 from pathlib import Path
@@ -17,25 +17,25 @@ KERNELS = {
     "quota_place": "quota_remap.cu",
     "quota_give_back": "quota_remap.cu",
 }
-"""The file of every kernel."""
+"""The file that defines each kernel."""
 
 
 def headers() -> dict[str, str]:
-    """Text of every header, by name."""
+    """Return the text of every header, by name."""
     return {path.name: path.read_text() for path in sorted(FOLDER.glob("*.cuh"))}
 
 
 @cache
 def compiled(file: str, capability: int, folder: Path | None = None) -> bytes:
-    """Return a file's code for devices of a compute capability such as 90, as the driver loads it.
+    """Return the compiled code of a file for one compute capability, ready for the driver to load.
 
     Args:
-        file: its name in `FOLDER`.
-        capability: ten times major plus minor.
-        folder: of the cache on disk; by default `default_folder()`.
+        file: the name of the file in `FOLDER`.
+        capability: ten times the major version plus the minor version, such as 90.
+        folder: the folder of the cache on disk; `default_folder()` by default.
 
     Raises:
-        Unsupported: there is no NVRTC, or none that can compile this.
+        Unsupported: no NVRTC was found, or NVRTC cannot compile the file for this capability.
     """
     compiler = nvrtc.load()
     source, included, target = (FOLDER / file).read_text(), headers(), compiler.target(capability)

@@ -1,4 +1,4 @@
-// expert_pack and expert_unpack: tensors to a contiguous buffer and back, one block a tile.
+// expert_pack and expert_unpack: copy tensors to a contiguous buffer and back. One block copies one tile.
 #include "segments.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)

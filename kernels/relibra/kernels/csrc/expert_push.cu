@@ -1,5 +1,5 @@
-// expert_push: tensors into the slots of a peer, by few blocks of a thousand threads, so that the rest of the device
-// stays free for computing.
+// expert_push: copy tensors into the slots of a peer. Few blocks of a thousand threads do all the copying, so the rest
+// of the device stays free for computing.
 #include "segments.cuh"
 
 extern "C" __global__ void __launch_bounds__(1024) expert_push(const __grid_constant__ Segments segments) {

@@ -1,4 +1,4 @@
-// grad_accumulate: fp32 targets plus their gradients, each element by one thread and in the order of the list.
+// grad_accumulate: add gradients to fp32 targets. One thread per element adds them in the order of the list.
 constexpr int kMaxTargets = 64, kMaxGradients = 256;
 constexpr int kTileElements = 8192;
 constexpr int kUnroll = 4;
@@ -7,11 +7,11 @@ struct Gradients {
   float* into[kMaxTargets];
   long long num_elements[kMaxTargets];
   const void* gradient[kMaxGradients];
-  int first_gradient[kMaxTargets + 1];  // Gradients of all targets follow one another; the last entry is their number.
-  int first_tile[kMaxTargets + 1];      // So do their tiles.
+  int first_gradient[kMaxTargets + 1];  // Gradients are numbered across targets; the last entry is their number.
+  int first_tile[kMaxTargets + 1];      // Tiles are numbered across targets; the last entry is their number.
   int num_targets;
 };
-static_assert(sizeof(Gradients) <= 4032, "every driver takes 4 KB of parameters, the table and a few more");
+static_assert(sizeof(Gradients) <= 4032, "every driver accepts 4 KB of parameters: this table and a few more");
 
 struct BFloat16 {
   unsigned short bits;
@@ -24,7 +24,7 @@ __device__ inline float widen(float value) { return value; }
 
 __device__ inline float widen(BFloat16 value) { return __uint_as_float(static_cast<unsigned int>(value.bits) << 16); }
 
-// Exact: 2^112 moves the exponent from the bias of fp16 to that of fp32, for subnormal numbers too.
+// The result is exact: 2^112 moves the exponent from fp16's bias to fp32's bias, for subnormal numbers too.
 __device__ inline float widen(Float16 value) {
   const unsigned int magnitude = value.bits & 0x7fffu, sign = (value.bits & 0x8000u) << 16;
   const float moved = __uint_as_float(magnitude << 13) * 0x1p112f;
@@ -85,7 +85,7 @@ __device__ inline void accumulate_tile(const Gradients& table, int target, int t
   }
 }
 
-// element: 0 fp32, 1 bf16, 2 fp16.
+// element: the dtype of the gradients; 0 is fp32, 1 is bf16, 2 is fp16.
 extern "C" __global__ void __launch_bounds__(256)
     grad_accumulate(const __grid_constant__ Gradients table, int element) {
   int target = 0;

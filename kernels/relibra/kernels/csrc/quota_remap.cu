@@ -1,12 +1,13 @@
-// quota_remap: logical to physical routing, in three launches: routes of every expert in each chunk of tokens, how many
-// came before each chunk, and one pass over the tokens that places them. No atomics: every number has one writer.
+// quota_remap: logical to physical routing in three launches. The first counts the routes of every expert in each chunk
+// of tokens, the second computes how many routes came before each chunk, and the third passes over the tokens and
+// assigns them to slots. There are no atomics: every number has one writer.
 //
 // T tokens, E experts, P slots, C chunks of kChunkTokens tokens.
 constexpr int kChunkTokens = 32;
-constexpr int kNumRows = 32;  // Rows of 32 threads in quota_prefix; each sums a range of chunks.
+constexpr int kNumRows = 32;  // Rows of 32 threads in quota_prefix; each row sums a range of chunks.
 constexpr int kRest = -1;
 
-// Block (chunk, group of experts), one thread an expert.
+// One block for each (chunk, group of experts), one thread for each expert.
 extern "C" __global__ void __launch_bounds__(128)
     quota_count(const unsigned char* __restrict__ routing_map_TE, int num_tokens, int num_experts,
                 int* __restrict__ count_CE) {
@@ -21,8 +22,8 @@ extern "C" __global__ void __launch_bounds__(128)
   count_CE[static_cast<long long>(blockIdx.x) * num_experts + expert] = count;
 }
 
-// Turns counts into exclusive prefix sums over chunks, in place, one block for 32 experts; and gives every slot the
-// range of its expert's tokens that it takes: replicas in slot order, then the home.
+// Turns counts into exclusive prefix sums over chunks, in place; one block handles 32 experts. Also computes the range
+// of its expert's tokens that each slot takes: first the replicas in slot order, then the home.
 extern "C" __global__ void __launch_bounds__(1024)
     quota_prefix(int* __restrict__ count_CE, int num_chunks, int num_experts, const int* __restrict__ slot_expert_P,
                  const int* __restrict__ share_P, int num_slots, long long* __restrict__ begin_P,
@@ -91,7 +92,7 @@ __device__ inline void place(const Routing& routing, const Bits* __restrict__ pr
   }
 }
 
-// Block (chunk, group of slots), one thread a slot; probabilities of 2, 4 or 8 bytes move as bits.
+// One block for each (chunk, group of slots), one thread for each slot. Probabilities of 2, 4 or 8 bytes move as bits.
 extern "C" __global__ void __launch_bounds__(128)
     quota_place(const __grid_constant__ Routing routing, const void* probs_TE, const unsigned char* routing_map_TE,
                 void* probs_TP, unsigned char* routing_map_TP, int element_bytes) {
@@ -122,7 +123,7 @@ __device__ inline void give_back(const Bits* __restrict__ grad_TP, const unsigne
   }
 }
 
-// The way back of quota_place into a gradient of zeros; every route has one slot, so no two threads write one place.
+// The backward pass of quota_place; grad_TE starts as zeros. Every route has one slot, so every place has one writer.
 extern "C" __global__ void __launch_bounds__(128)
     quota_give_back(const void* grad_TP, const unsigned char* routing_map_TP, const int* slot_expert_P, int num_tokens,
                     int num_experts, int num_slots, void* grad_TE, int element_bytes) {

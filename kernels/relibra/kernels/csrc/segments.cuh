@@ -1,20 +1,20 @@
-// Many tensors moved as bytes by one launch: the table it carries, and how a block moves one tile of it.
+// The table of tensors that one launch moves as bytes, and the code by which a block moves one tile of the table.
 #pragma once
 
 constexpr int kMaxSegments = 128;
 constexpr int kTileBytes = 32768;  // A multiple of 16, so that all tiles of a segment are aligned alike.
-constexpr int kUnroll = 8;         // Vectors a thread has in flight.
+constexpr int kUnroll = 8;         // Vectors that a thread has in flight.
 
 struct Segments {
   const unsigned char* from[kMaxSegments];
   unsigned char* to[kMaxSegments];
   long long size_bytes[kMaxSegments];
-  int first_tile[kMaxSegments + 1];  // Tiles of all segments are numbered in order; the last entry is their number.
+  int first_tile[kMaxSegments + 1];  // Tiles are numbered across segments; the last entry is the number of all tiles.
   int num_segments;
 };
-static_assert(sizeof(Segments) <= 4032, "every driver takes 4 KB of parameters, the table and a few more");
+static_assert(sizeof(Segments) <= 4032, "every driver accepts 4 KB of parameters: this table and a few more");
 
-// Index of the last of `num` rising numbers that is not above `tile`.
+// Returns the index of the last of `num` rising numbers that is not above `tile`.
 __device__ inline int owner_of(const int* first_tile, int num, int tile) {
   int low = 0;
   for (int high = num; high - low > 1;) {
@@ -28,7 +28,7 @@ __device__ inline int owner_of(const int* first_tile, int num, int tile) {
   return low;
 }
 
-// Moves `size_bytes` with all threads of the block; `from` and `to` are aligned alike for `Vector`.
+// Moves `size_bytes` with all threads of the block; `from` and `to` have the same alignment for `Vector`.
 template <typename Vector>
 __device__ inline void copy_bytes(const unsigned char* __restrict__ from, unsigned char* __restrict__ to,
                                   int size_bytes) {
@@ -53,8 +53,8 @@ __device__ inline void copy_bytes(const unsigned char* __restrict__ from, unsign
   for (; i < num_vectors; i += num_threads) vectors_to[i] = vectors_from[i];
 }
 
-// Moves one tile, in the widest vectors that its two addresses allow. With `zero_padding`, the bytes from the end of a
-// segment to the next multiple of 16 become zero.
+// Moves one tile in the widest vectors that its two addresses allow. If `zero_padding` is set, the bytes from the end
+// of a segment to the next multiple of 16 become zero.
 __device__ inline void copy_tile(const Segments& segments, int tile, bool zero_padding) {
   const int segment = owner_of(segments.first_tile, segments.num_segments, tile);
   const long long offset = static_cast<long long>(tile - segments.first_tile[segment]) * kTileBytes;
