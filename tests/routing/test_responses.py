@@ -62,12 +62,12 @@ def test_several_choices_have_tokens_of_their_own_or_unknown_ones():
     [
         ({"choices": [{"text": "x"}]}, "response: expected routed experts .*--enable-return-routed-experts.*choices"),
         ({}, "got the keys none"),
-        ("x", "response: expected a JSON object, or a list of such, got a str"),
-        ([3], "response: expected a JSON object, or a list of such, got a list"),
-        ([], "response: expected a JSON object, or a list of such, got a list"),
+        ("x", "response: expected a JSON object, or a list of JSON objects, got a str"),
+        ([3], "response: expected a JSON object, or a list of JSON objects, got a list"),
+        ([], "response: expected a JSON object, or a list of JSON objects, got a list"),
         (
             {"meta_info": {"routed_experts": None}},
-            r"meta_info.routed_experts: expected routed experts, got null, as for",
+            r"meta_info.routed_experts: expected routed experts, got null, which engines send",
         ),
         ({"choices": [{"routed_experts": None}]}, r"choices\[0\].routed_experts: expected routed experts, got null"),
         ({"choices": [{"routed_experts": "AAAA"}]}, "expected a format that names itself"),
@@ -80,8 +80,22 @@ def test_S7_responses_without_routing_say_what_is_missing(response, message):
 
 
 _KEYS = (
-    *("choices", "meta_info", "message", "sglext", "usage", "tokens", "token_ids", "prompt_token_ids", "prompt_tokens"),
-    *("completion_tokens", "routed_experts", "rollout_routed_experts", "data", "shape", "dtype", "start"),
+    "choices",
+    "meta_info",
+    "message",
+    "sglext",
+    "usage",
+    "tokens",
+    "token_ids",
+    "prompt_token_ids",
+    "prompt_tokens",
+    "completion_tokens",
+    "routed_experts",
+    "rollout_routed_experts",
+    "data",
+    "shape",
+    "dtype",
+    "start",
 )
 _LEAVES = st.one_of(
     st.none(),

@@ -47,7 +47,7 @@ def test_every_token_starts_from_exactly_one_rank_of_its_data_rank(step, packing
         assert (rank // (layout.context * layout.tensor), micro_batch) == where[int(sequence)]
     assert (laid.source_rank_N < layout.expert).all()
     assert (laid.ep_group_N < layout.num_ep_groups).all()
-    # What Megatron needs: the ranks of a data rank have equally many rows.
+    # Megatron needs equally many rows on all ranks of a data rank.
     for data_rank in range(layout.data):
         for micro_batch in range(len(micro_batches[0])):
             here_N = (laid.micro_batch_N == micro_batch) & (rank_N // (layout.context * layout.tensor) == data_rank)
@@ -102,7 +102,7 @@ def test_expert_groups_cut_the_ranks_anew():
     ("micro_batches", "message"),
     [
         ([[[0, 1]]], "expected a list for each of 2 data ranks, got 1"),
-        ([[[0]], [[1], []]], "expected as many for every data rank"),
+        ([[[0]], [[1], []]], "expected the same number for every data rank"),
         ([[[0]], [[0]]], "expected each of sequences 0 to 1 once"),
         ([[[0]], [[2]]], "expected each of sequences 0 to 1 once"),
         ([[[0]], [[]]], "expected each of sequences 0 to 1 once, got 1 entries"),
@@ -146,7 +146,7 @@ def test_ranks_and_expert_groups_are_those_that_megatron_makes(layout):
     expert = parallel_state.RankGenerator(
         tp=layout.expert_tensor, ep=layout.expert, dp=layout.num_ep_groups, pp=1, cp=1, order=order
     )
-    # One sequence a data rank, as long as it has ranks twice: every rank has tokens.
+    # Each data rank gets one sequence of twice as many tokens as it has ranks, so every rank has tokens.
     length = 2 * layout.context * layout.tensor
     laid = lay_out(
         [[[each]] for each in range(layout.data)], np.full(layout.data, length), layout, TokenPacking.verl(layout)

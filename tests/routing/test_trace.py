@@ -39,7 +39,7 @@ def test_sizes_and_schedule(trace):
         ({"offsets": np.array([0, 1, 3], np.int32)}, r"offsets: expected int64 \[S \+ 1\]"),
         ({"offsets": np.array([0])}, "at least one sequence"),
         ({"offsets": np.array([[0, 1, 3]])}, r"offsets: expected int64 \[S \+ 1\]"),
-        ({"offsets": np.array([0, 4, 3])}, r"offsets\[2\]: expected at least the one before, 4, got 3"),
+        ({"offsets": np.array([0, 4, 3])}, r"offsets\[2\]: expected at least the offset before it, 4, got 3"),
         (
             {"offsets": np.array([0, 1, 2])},
             "offsets: expected to run from 0 to the 3 rows of routed_experts, got 0 to 2",

@@ -50,7 +50,9 @@ def test_merged_schedules_number_micro_batches_on():
 
 
 def test_traces_of_other_models_are_refused():
-    with pytest.raises(InvalidInput, match=r"traces\[1\]: expected layers, top-k and experts of the first, 3, 4, 8"):
+    with pytest.raises(
+        InvalidInput, match=r"traces\[1\]: expected the layers, top-k and experts of the first trace, 3, 4, 8"
+    ):
         merge_traces([_trace(), _trace(num_experts=9)])
     with pytest.raises(InvalidInput, match="traces: expected at least one"):
         merge_traces([])

@@ -1,18 +1,18 @@
-"""Routed experts as engines, frameworks and files hold them, and the counts planning needs.
+"""Routed experts as engines, frameworks and files store them, and the counts that planning needs.
 
 In:   payloads of vLLM, SGLang, verl, slime, NeMo-RL, SkyRL, prime-rl, AReaL and Megatron; routing traces on disk.
 Out:  `SequenceRouting`, token counts `[L, E]` (16 to 60 times smaller than the ids), `RoutingTrace`, schedules.
 
     formats, responses           a payload or an HTTP response -> SequenceRouting
-    model_layers, model_config   which layers route, which payloads do not say
-    filler, partial_rollout      what the trainer makes of unknown rows; sequences in pieces
-    token_layout, micro_batches  how trainers deal tokens to ranks -> schedules
-    recording, trace_sets        recorded files -> traces; merged, split
+    model_layers, model_config   which layers of a model route tokens, because payloads do not say
+    filler, partial_rollout      the experts that a trainer gives to unknown rows; sequences in pieces
+    token_layout, micro_batches  how trainers assign tokens to ranks -> schedules
+    recording, trace_sets        recorded files -> traces; traces merged and split
     count_routed_experts         one sequence -> counts
     count_sequences              a trace -> counts of all its sequences
     read_trace, write_trace      the trace file
 
-Rollout workers import this package, so it needs numpy alone.
+Rollout workers import this package, so numpy is its only dependency.
 """
 
 from relibra.routing.counts import count_routed_experts, count_sequences

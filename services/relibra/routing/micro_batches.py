@@ -1,4 +1,4 @@
-"""Micro-batches as frameworks make them, and the schedules that come of them.
+"""Micro-batches as frameworks form them, and the schedules that follow from them.
 
 S sequences, D data-parallel ranks, N rows of a step.
 """
@@ -16,11 +16,11 @@ from relibra.routing.trace import RoutingTrace
 
 
 def verl_micro_batches(num_sequences: int, index_lists: Sequence[Sequence[Sequence[int]]]) -> list[list[list[int]]]:
-    """Number the sequences of verl's dynamic batches through.
+    """Return verl's dynamic micro-batches with sequences numbered over the whole batch, `[D][M][...]`.
 
     Args:
         num_sequences: S of the batch, which verl cuts into D equal runs.
-        index_lists: of every data rank, the lists of places in its run that `rearrange_micro_batches` returns.
+        index_lists: for each data rank, the lists of places in its run that `rearrange_micro_batches` returned.
 
     Raises:
         InvalidInput: D does not divide S.
@@ -37,7 +37,7 @@ def verl_micro_batches(num_sequences: int, index_lists: Sequence[Sequence[Sequen
 
 
 def megatron_micro_batches(num_sequences: int, num_data_ranks: int, micro_batch_size: int) -> list[list[list[int]]]:
-    """Deal sequences out as Megatron's samplers do: the next `micro_batch_size` to each data rank in turn.
+    """Assign sequences as Megatron's samplers do: the next `micro_batch_size` to each data rank in turn.
 
     Raises:
         InvalidInput: the last micro-batch would not be full.
@@ -53,10 +53,10 @@ def megatron_micro_batches(num_sequences: int, num_data_ranks: int, micro_batch_
 
 
 def sequence_schedule(layout: TokenLayout) -> Schedule:
-    """Return the schedule of sequences that each start from one rank: no context or sequence parallelism.
+    """Return the schedule of whole sequences; each starts from one rank, without context or sequence parallelism.
 
     Raises:
-        InvalidInput: a sequence starts from several ranks; plan its parts, as `scheduled_trace` makes them.
+        InvalidInput: a sequence starts from several ranks; plan its parts, which `scheduled_trace` returns.
     """
     table_N4 = np.stack([layout.sequence_N, layout.micro_batch_N, layout.source_rank_N, layout.ep_group_N], axis=1)
     sequence_S, micro_batch_S, source_rank_S, ep_group_S = np.unique(table_N4[layout.sequence_N >= 0], axis=0).T
@@ -65,7 +65,7 @@ def sequence_schedule(layout: TokenLayout) -> Schedule:
         raise InvalidInput.of(
             f"sequence {sequence_S[split_S[0]]}",
             expected="to start from one rank",
-            got="several (context or sequence parallelism); use scheduled_trace and report the parts it makes",
+            got="several (context or sequence parallelism); use scheduled_trace and report the parts that it returns",
         )
     return Schedule(micro_batch_S=micro_batch_S, source_rank_S=source_rank_S, ep_group_S=ep_group_S)
 
@@ -73,17 +73,18 @@ def sequence_schedule(layout: TokenLayout) -> Schedule:
 def scheduled_trace(
     routings: Sequence[SequenceRouting], layout: TokenLayout, padding: Filler = Filler.NATIVE
 ) -> RoutingTrace:
-    """Return a trace in the schedule of a token layout; its sequences are the parts that start from one rank together.
+    """Return a trace with the schedule of a token layout; its sequences are the rows that start from one rank together.
 
-    Tokens without a row, and padding that the router decides, are left out; apply `as_trained` before to have them.
+    The trace leaves out tokens without a row, and padding if the router decides its experts. Call `as_trained` first to
+    fill tokens without a row.
 
     Args:
-        routings: of the sequences that were laid out.
-        layout: where their tokens start from.
-        padding: what the trainer makes of padding.
+        routings: the routing of each sequence in the layout.
+        layout: the rank and micro-batch of every token.
+        padding: the experts that the trainer gives to padding.
 
     Raises:
-        InvalidInput: a sequence has a row that the layout has no token for, or there are no rows.
+        InvalidInput: a sequence has a row without a token in the layout, or there are no rows.
     """
     if not routings:
         raise InvalidInput.of("routings", expected="at least one sequence", got="none")

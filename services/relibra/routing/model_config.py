@@ -1,4 +1,4 @@
-"""The routers of a model as its Hugging Face `config.json` describes them."""
+"""The routers of a model, read from its Hugging Face `config.json`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,19 +22,19 @@ _NUM_LAYERS = ("num_hidden_layers", "n_layers", "num_layers")
 
 
 def read_model_config(path: str | Path) -> ModelLayers:
-    """Read the routers of a model from `config.json`, or from the folder of a checkpoint that holds it.
+    """Read the routers of a model from `config.json`, or from the checkpoint folder that contains it.
 
     Raises:
-        InvalidInput: no such file, not JSON, or no MoE model; names the key that is missing.
+        InvalidInput: the file does not exist, is not JSON or describes no MoE model; the message names a missing key.
     """
     return layers_of_config(read_config(path))
 
 
 def read_config(path: str | Path) -> Mapping[str, Any]:
-    """Read `config.json`, or that in a folder; of a composite model, what it says of text.
+    """Read `config.json`, or the one in a folder; for a composite model, return the configuration of its text model.
 
     Raises:
-        InvalidInput: no such file, or not a JSON object.
+        InvalidInput: the file does not exist or is not a JSON object.
     """
     path = Path(path)
     path = path / "config.json" if path.is_dir() else path
@@ -51,12 +51,12 @@ def read_config(path: str | Path) -> Mapping[str, Any]:
 def layers_of_config(config: Mapping[str, Any]) -> ModelLayers:
     """Return the routers that a model configuration describes.
 
-    Understands dense first layers (`first_k_dense_replace`), a frequency or a mask (`moe_layer_freq`), Qwen's
-    `decoder_sparse_step` and `mlp_only_layers`, Llama's `interleave_moe_layer_step`, hybrid patterns
+    This function understands dense first layers (`first_k_dense_replace`), a frequency or a mask (`moe_layer_freq`),
+    Qwen's `decoder_sparse_step` and `mlp_only_layers`, Llama's `interleave_moe_layer_step`, hybrid patterns
     (`hybrid_override_pattern`, E for MoE) and lists of layer types (`mlp_layer_types`, `layers_block_type`).
 
     Raises:
-        InvalidInput: names the key that is missing or does not fit.
+        InvalidInput: a key is missing or has a wrong value; the message names the key.
     """
     num_layers = number(config, _NUM_LAYERS)
     if not 1 <= num_layers <= 4096:
@@ -70,10 +70,10 @@ def layers_of_config(config: Mapping[str, Any]) -> ModelLayers:
 
 
 def number(config: Mapping[str, Any], keys: Sequence[str], default: int | None = None) -> int:
-    """Return the whole number under the first of `keys` that has one, or the default where none has anything.
+    """Return the whole number under the first of `keys` that has one, or `default` if none of the keys is set.
 
     Raises:
-        InvalidInput: there is something else, or nothing and no default.
+        InvalidInput: the keys have other values than whole numbers, or none is set and there is no default.
     """
     for key in keys:
         value = config.get(key)

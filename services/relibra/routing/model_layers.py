@@ -1,4 +1,4 @@
-"""Which layers of a model route tokens: what a routed-experts payload does not say of itself."""
+"""Which layers of a model route tokens. A routed-experts payload does not say this itself."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from relibra.errors import InvalidInput
 
 MAX_EXPERTS = 1 << 16
-"""Expert ids are held in at most 16 bits."""
+"""Expert ids are stored in at most 16 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,13 +20,13 @@ class ModelLayers:
     """
 
     num_experts: int
-    """E, routed experts only: shared experts are not routed to."""
+    """E, without shared experts, which no router chooses."""
     top_k: int
     """K."""
     is_moe: tuple[bool, ...]
-    """Of every transformer layer, in order. Hybrid models have other layers in the middle."""
+    """Whether each transformer layer, in order, is an MoE layer. Hybrid models have other layers between MoE layers."""
     num_mtp_layers: int = 0
-    """Routers of multi-token prediction behind the last layer. They are left out: a rollout does not replay them."""
+    """Routers of multi-token prediction after the last layer. They are left out, because no trainer replays them."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_experts <= MAX_EXPERTS:
@@ -47,12 +47,12 @@ class ModelLayers:
 
     @property
     def num_layers(self) -> int:
-        """All transformer layers."""
+        """The number of all transformer layers."""
         return len(self.is_moe)
 
     @property
     def num_moe_layers(self) -> int:
-        """L."""
+        """L, the number of MoE layers."""
         return sum(self.is_moe)
 
     @property
@@ -61,10 +61,10 @@ class ModelLayers:
         return np.dtype(np.uint8 if self.num_experts <= 256 else np.uint16)
 
     def select_moe(self, ids_TXK: NDArray[np.integer], field: str) -> NDArray[np.integer]:
-        """Return the MoE layers of a payload over all layers or over MoE layers only; MTP layers are cut.
+        """Return the MoE layers of a payload that has all layers or MoE layers only, without MTP layers.
 
         Raises:
-            InvalidInput: another number of layers, or a dense layer with routes.
+            InvalidInput: the payload has another number of layers, or routes in a dense layer.
         """
         num_found = ids_TXK.shape[1] if ids_TXK.ndim == 3 else -1
         for num_known in (self.num_layers, self.num_moe_layers):

@@ -1,4 +1,4 @@
-"""Sequences that were generated in pieces: partial rollouts, and turns of a conversation."""
+"""Sequences generated in pieces: partial rollouts and turns of a conversation."""
 
 from enum import Enum
 
@@ -9,19 +9,19 @@ from relibra.routing.sequence_routing import SequenceRouting
 
 
 class Keep(Enum):
-    """Whose row counts where both pieces have one; the pieces may come from different weights."""
+    """Which row to keep when both pieces have one for a token; the pieces may come from different weights."""
 
     EARLIER = "earlier"
-    """As verl does: what was recorded first stays."""
+    """Keep the row that was recorded first, as verl does."""
     LATER = "later"
-    """As slime does: the engine's last word."""
+    """Keep the row that the engine sent last, as slime does."""
 
 
 def join(earlier: SequenceRouting, later: SequenceRouting, keep: Keep) -> SequenceRouting:
-    """Return one sequence of two pieces of it. Every token gets one row, however often it was sent.
+    """Join two pieces of one sequence. Every token gets one row, even if both pieces have one.
 
     Raises:
-        InvalidInput: the pieces are of different models, or the later one is the shorter.
+        InvalidInput: the pieces belong to different models, or the later piece has fewer tokens than the earlier one.
     """
     if earlier.layers != later.layers:
         raise InvalidInput.of("layers", expected="two pieces of one model", got="different layers")

@@ -1,8 +1,8 @@
 """Recorded rollouts and training batches, from files to a routing trace.
 
-responses       JSON lines, one HTTP response or sample each
-batch           `.npz` with `routed_experts` and `attention_mask` or `offsets`, as training batches have them
-router trace    Megatron's `router_trace_rank*.jsonl`, of all ranks together
+responses       JSON lines with one HTTP response or sample each
+batch           `.npz` with `routed_experts` and `attention_mask` or `offsets`, like a training batch
+router trace    Megatron's `router_trace_rank*.jsonl` of all ranks together
 """
 
 import json
@@ -33,8 +33,8 @@ def read_lines(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
     """Yield the number and the JSON of every line that is not blank.
 
     Raises:
-        InvalidInput: a line is not JSON; says which.
-        LimitExceeded: a line is larger than a few sequences may be.
+        InvalidInput: a line is not JSON; the message names the line.
+        LimitExceeded: a line is larger than `_MAX_LINE_SIZE_BYTES`.
     """
     number = 0
     while line := file.readline(_MAX_LINE_SIZE_BYTES + 1):
@@ -49,7 +49,7 @@ def read_lines(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
 
 
 def is_router_trace(value: object) -> bool:
-    """Whether a line is a record of Megatron's router trace."""
+    """Return whether the JSON of a line is a record of Megatron's router trace."""
     return isinstance(value, Mapping) and "top_indices" in value and "layer" in value
 
 
@@ -60,20 +60,20 @@ def read_responses(
 
     Args:
         file: JSON lines.
-        layers: the model's.
-        format_name: overrides what the responses say of themselves.
-        turns_by: a key; responses with equal values there are turns of one sequence, in order.
+        layers: the layers of the model.
+        format_name: the format of the payloads; by default the responses tell it.
+        turns_by: a key; responses with equal values under this key are turns of one sequence, in order.
 
     Raises:
-        InvalidInput: names the line, the field and what was expected.
-        LimitExceeded: larger than a line or sequence may be.
+        InvalidInput: a response is malformed; the message names the line, the field and what was expected.
+        LimitExceeded: a line or a sequence is larger than the limit.
     """
     sequences: dict[Hashable, SequenceRouting] = {}
     for number, response in read_lines(file):
         try:
             decoded = decode_response(response, layers, format_name=format_name)
             for index, each in enumerate(decoded):
-                routing = replace(each, routed_TLK=each.narrow())  # lets go of four bytes an id
+                routing = replace(each, routed_TLK=each.narrow())  # frees the payload, which may hold four bytes per id
                 name: Hashable = (number, index) if turns_by is None else (_turn(response, turns_by), index)
                 sequences[name] = join(sequences[name], routing, Keep.LATER) if name in sequences else routing
         except RelibraError as error:
@@ -82,10 +82,10 @@ def read_responses(
 
 
 def read_batch(path: Path, layers: ModelLayers) -> list[SequenceRouting]:
-    """Read the sequences of a `.npz`: padded with `attention_mask`, jagged with `offsets`, or one alone.
+    """Read the sequences of a `.npz`: padded with `attention_mask`, jagged with `offsets`, or a single sequence.
 
     Raises:
-        InvalidInput: not such a file; names the key.
+        InvalidInput: the file does not hold such a batch; the message names the key.
     """
     arrays = _read_npz(path)
     ids = arrays.get("routed_experts", arrays.get("rollout_routed_experts"))
@@ -99,17 +99,19 @@ def read_batch(path: Path, layers: ModelLayers) -> list[SequenceRouting]:
     if ids.ndim == 3:
         return [sequence_routing(ids, layers)]
     raise InvalidInput.of(
-        str(path), expected="attention_mask or offsets beside routed_experts, which say what is padding", got="neither"
+        str(path),
+        expected="attention_mask or offsets beside routed_experts, to tell tokens from padding",
+        got="neither",
     )
 
 
 def trace_of_sequences(
     routings: Sequence[SequenceRouting], layers: ModelLayers, domains: Sequence[str] | None = None
 ) -> RoutingTrace:
-    """Put sequences together to a trace without a schedule.
+    """Return a trace of these sequences, without a schedule.
 
     Raises:
-        InvalidInput: there are none.
+        InvalidInput: there are no sequences.
     """
     if not routings:
         raise InvalidInput.of("recording", expected="at least one sequence", got="none")
@@ -124,15 +126,18 @@ def trace_of_sequences(
 def trace_of_router_records(
     records: Sequence[Mapping[str, Any]], layers: ModelLayers, num_ep_ranks: int | None = None
 ) -> RoutingTrace:
-    """Put a router trace together: what a rank routed in a forward pass is a sequence, in the schedule that was run.
+    """Return a trace of Megatron's router records. The tokens of one rank in one forward pass become one sequence.
+
+    The trace has the schedule that was run.
 
     Args:
-        records: of all ranks.
-        layers: the model's.
-        num_ep_ranks: ranks of an EP group, which the records do not tell; all of a pipeline stage by default.
+        records: the records of all ranks.
+        layers: the layers of the model.
+        num_ep_ranks: ranks of an EP group, which the records do not tell; by default all ranks of a pipeline stage.
 
     Raises:
-        InvalidInput: as `decode_trace`; records that do not fit the model, or `num_ep_ranks` the ranks.
+        InvalidInput: see `decode_trace`; or the records do not fit the model, or `num_ep_ranks` does not divide the
+            ranks.
     """
     forwards = decode_trace(records)
     routings = [

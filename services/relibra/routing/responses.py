@@ -1,9 +1,9 @@
-"""HTTP responses of rollout engines: where the routed experts are in them, and how many tokens they speak of.
+"""HTTP responses of rollout engines: where they hold routed experts, and how many tokens they have.
 
-vLLM        choices[i].routed_experts, of completions, chat completions and generate
+vLLM        choices[i].routed_experts in completions, chat completions and generate
 SGLang      meta_info.routed_experts; OpenAI-compatible: sglext.routed_experts, for the first choice
 NeMo-RL     choices[i].message.routed_experts
-others      routed_experts or rollout_routed_experts at the top: SkyRL, prime-rl, slime, AReaL samples
+others      routed_experts or rollout_routed_experts at the top level: samples of SkyRL, prime-rl, slime, AReaL
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,9 +24,9 @@ class RoutedCompletion:
 
     payload: Any
     format_name: str | None
-    """What the place in the response says of the format; None where the payload must say it."""
+    """The format, if the place in the response determines it; None if the payload itself must tell it."""
     num_tokens: int | None
-    """Prompt and completion; None where the response does not say."""
+    """Tokens of prompt and completion; None if the response does not tell them."""
     field: str
 
 
@@ -36,14 +36,15 @@ def decode_response(
     """Decode all completions of a response, in order.
 
     Args:
-        response: the parsed JSON: an object, or a list of such as SGLang answers a batch with.
-        layers: the model's.
-        format_name: overrides what the response says of itself.
-        start: first token with a row, where the request left out a prefix; found by the number of tokens by default.
+        response: the parsed JSON: an object, or a list of objects, with which SGLang answers a batch.
+        layers: the layers of the model.
+        format_name: the format of the payloads; by default the response tells it.
+        start: the first token with a row, if the request left out a prefix; by default the number of tokens tells it.
 
     Raises:
-        InvalidInput: no routed experts in it, or malformed ones; says which option makes the engine send them.
-        LimitExceeded: larger than a sequence may be.
+        InvalidInput: the response has no routed experts (the message names the engine's option for them), or malformed
+            ones.
+        LimitExceeded: a sequence is larger than the limit.
     """
     return [
         decode(
@@ -62,12 +63,12 @@ def completions_of(response: Any) -> list[RoutedCompletion]:
     """Find the routed experts of every completion of a response.
 
     Raises:
-        InvalidInput: as `decode_response`.
+        InvalidInput: see `decode_response`.
     """
     parts = response if isinstance(response, list) else [response]
     if not parts or not all(isinstance(part, Mapping) for part in parts):
         raise InvalidInput.of(
-            "response", expected="a JSON object, or a list of such", got=f"a {type(response).__name__}"
+            "response", expected="a JSON object, or a list of JSON objects", got=f"a {type(response).__name__}"
         )
     return [each for part in parts for each in _completions_of_one(part)]
 
@@ -77,13 +78,15 @@ def _completions_of_one(response: Mapping[str, Any]) -> list[RoutedCompletion]:
     if not found:
         raise InvalidInput.of(
             "response",
-            expected="routed experts (vLLM: start with --enable-return-routed-experts; SGLang: the same, and ask with "
-            "return_routed_experts)",
+            expected="routed experts (vLLM: start the server with --enable-return-routed-experts; SGLang: do the same, "
+            "and set return_routed_experts in requests)",
             got=f"the keys {', '.join(sorted(map(str, response)))[:200] or 'none'}",
         )
     for each in found:
         if each.payload is None:
-            raise InvalidInput.of(each.field, expected="routed experts", got="null, as for an aborted request")
+            raise InvalidInput.of(
+                each.field, expected="routed experts", got="null, which engines send for an aborted request"
+            )
     return found
 
 
@@ -130,7 +133,7 @@ def _find(response: Mapping[str, Any]) -> Iterator[RoutedCompletion]:
 
 
 def _num_tokens(response: Mapping[str, Any], choices: Sequence[Mapping[str, Any]], index: int) -> int | None:
-    """Tokens of a choice: by its token ids, or by the usage of a response that has no other choice."""
+    """Count the tokens of a choice by its token ids, or by the usage if the response has no other choice."""
     choice = choices[index] if choices else response
     prompt = choice.get("prompt_token_ids") or response.get("prompt_token_ids")
     completion = choice.get("token_ids")

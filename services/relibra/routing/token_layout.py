@@ -1,4 +1,4 @@
-"""How trainers lay tokens out on ranks: data, context and sequence parallelism, packing and padding.
+"""How trainers assign tokens to ranks: data, context and sequence parallelism, packing and padding.
 
 S sequences, N rows (tokens and padding), M micro-batches.
 """
@@ -15,19 +15,20 @@ from relibra.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelLayout:
-    """The ranks of one pipeline stage, as Megatron numbers them: tensor before context before data.
+    """The ranks of one pipeline stage in Megatron's order: tensor ranks vary fastest, then context, then data.
 
-    Expert-parallel groups are the same ranks cut anew: expert-tensor before expert. Every stage has the same cut.
+    Expert-parallel groups divide the same ranks again: expert-tensor ranks vary fastest, then expert ranks. All stages
+    are divided alike.
     """
 
     data: int
     expert: int
     context: int = 1
     tensor: int = 1
-    """With sequence parallelism, as MoE layers demand."""
+    """Tensor-parallel ranks, with sequence parallelism, which MoE layers require."""
     expert_tensor: int = 1
     zigzag: bool = True
-    """Context-parallel rank c has chunks c and 2C - 1 - c of 2C; else chunk c of C."""
+    """Whether context-parallel rank c holds chunks c and 2C - 1 - c of 2C; otherwise it holds chunk c of C."""
 
     def __post_init__(self) -> None:
         for field in ("data", "expert", "context", "tensor", "expert_tensor"):
@@ -42,35 +43,35 @@ class ParallelLayout:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of a stage."""
+        """The number of ranks of a stage."""
         return self.data * self.context * self.tensor
 
     @property
     def num_ep_groups(self) -> int:
-        """Expert-data-parallel size."""
+        """The number of EP groups: the expert-data-parallel size."""
         return self.num_ranks // (self.expert * self.expert_tensor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPacking:
-    """What a micro-batch of one data-parallel rank is padded to."""
+    """How a framework packs and pads a micro-batch of one data-parallel rank."""
 
     sequence_multiple: int
-    """Every sequence, before it is split."""
+    """Every sequence is padded to a multiple of this before it is split over context-parallel ranks."""
     rank_multiple: int
-    """What each context-parallel rank has, after."""
+    """The rows of each context-parallel rank are padded to a multiple of this after the split."""
     is_packed: bool = True
-    """One sequence after the other; else all as long as the longest, each split by itself."""
+    """Whether sequences follow one another; otherwise all are padded to the longest, and each is split by itself."""
 
     @classmethod
     def verl(cls, layout: ParallelLayout) -> "TokenPacking":
-        """Sequence packing of verl."""
+        """Return verl's sequence packing."""
         multiple = layout.tensor * layout.context * 2 if layout.context > 1 else layout.tensor
         return cls(sequence_multiple=multiple, rank_multiple=1)
 
     @classmethod
     def slime(cls, layout: ParallelLayout, pad_multiplier: int = 128) -> "TokenPacking":
-        """Sequence packing of slime; `pad_multiplier` is its `data_pad_size_multiplier`."""
+        """Return slime's sequence packing; `pad_multiplier` is slime's `data_pad_size_multiplier`."""
         return cls(
             sequence_multiple=2 * layout.context if layout.context > 1 else 1,
             rank_multiple=layout.tensor * pad_multiplier,
@@ -78,19 +79,19 @@ class TokenPacking:
 
     @classmethod
     def padded(cls, layout: ParallelLayout, multiple: int = 1) -> "TokenPacking":
-        """Sequences as long as the longest of the micro-batch, and that a multiple of `multiple`."""
+        """Return padding of all sequences to the longest of the micro-batch, rounded up to a multiple of `multiple`."""
         needed = layout.tensor * layout.context * (2 if layout.context > 1 and layout.zigzag else 1)
         return cls(sequence_multiple=math.lcm(needed, multiple), rank_multiple=1, is_packed=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenLayout:
-    """Where every row of a step starts from: a table with a line for each token and each padding row, `[N]` each."""
+    """The rank that each row of a step starts from: one entry per token and per padding row, `[N]` each."""
 
     sequence_N: NDArray[np.int64]
-    """-1 for padding."""
+    """The sequence of each row; -1 for padding."""
     position_N: NDArray[np.int64]
-    """Token of the sequence; of padding, its place in its run."""
+    """The token of the sequence; for padding, the place in its run of padding."""
     micro_batch_N: NDArray[np.int64]
     source_rank_N: NDArray[np.int64]
     ep_group_N: NDArray[np.int64]
@@ -102,17 +103,17 @@ def lay_out(
     layout: ParallelLayout,
     packing: TokenPacking,
 ) -> TokenLayout:
-    """Return the layout of a step. Every token of every sequence is in it exactly once.
+    """Return the layout of a step, which contains every token of every sequence exactly once.
 
     Args:
-        micro_batches: sequences of every data-parallel rank and micro-batch, `[data][M][...]`.
-        length_S: tokens of every sequence.
+        micro_batches: the sequences of every data-parallel rank and micro-batch, `[data][M][...]`.
+        length_S: the number of tokens of every sequence.
         layout: the ranks.
-        packing: how micro-batches are padded.
+        packing: how micro-batches are packed and padded.
 
     Raises:
-        InvalidInput: ranks with different numbers of micro-batches, a sequence that is missing, unknown or twice, or
-            padding that does not split evenly.
+        InvalidInput: ranks have different numbers of micro-batches; a sequence is missing, unknown or listed twice; or
+            the padded rows do not split evenly.
     """
     _check(micro_batches, len(length_S), layout.data)
     columns = [
@@ -140,7 +141,7 @@ def _lay_out_one(
     data_rank: int,
     micro_batch: int,
 ) -> NDArray[np.int64]:
-    """Rows of one micro-batch as columns (sequence, position, micro-batch, rank of the stage)."""
+    """Return the rows of one micro-batch as columns (sequence, position, micro-batch, rank of the stage)."""
     num_chunks = 2 * layout.context if layout.zigzag and layout.context > 1 else layout.context
     multiple = packing.sequence_multiple
     if multiple % num_chunks:
@@ -189,7 +190,7 @@ def _check(micro_batches: Sequence[Sequence[Sequence[int]]], num_sequences: int,
         )
     counts = {len(each) for each in micro_batches}
     if len(counts) > 1:
-        raise InvalidInput.of("micro_batches", expected="as many for every data rank", got=sorted(counts))
+        raise InvalidInput.of("micro_batches", expected="the same number for every data rank", got=sorted(counts))
     dealt = sorted(sequence for of_rank in micro_batches for sequences in of_rank for sequence in sequences)
     if dealt != list(range(num_sequences)):
         raise InvalidInput.of(

@@ -1,4 +1,4 @@
-"""A routing trace: which experts every token of a set of sequences was routed to, with the schedule if one is fixed.
+"""A routing trace: the experts of every token of a set of sequences, and the schedule if one is fixed.
 
 T tokens of all sequences, L MoE layers, K top-k, S sequences, E experts.
 """
@@ -17,24 +17,25 @@ from relibra.planning.schedule import Schedule
 class RoutingTrace:
     """Routed experts of S sequences, one after the other; sequence s has the rows `offsets[s]` to `offsets[s + 1]`.
 
-    Fields are named as in the file, and checked when a trace is made.
+    The fields have the names of the file's keys. The constructor checks them.
 
     Raises:
-        InvalidTrace: names the field at fault and what was expected.
+        InvalidTrace: a field is wrong; the message names it and says what was expected.
     """
 
     routed_experts: NDArray[np.uint8] | NDArray[np.uint16]
     """`[T, L, K]`, each below `num_experts`."""
     offsets: NDArray[np.int64]
-    """`[S + 1]`, from 0 to T, never falling."""
+    """`[S + 1]`, from 0 to T, never decreasing."""
     num_experts: int
     domain: NDArray[np.str_] | None = None
-    """Where each sequence comes from, `[S]`."""
+    """The kind of data that each sequence comes from, `[S]`."""
     micro_batch: NDArray[np.int32] | None = None
-    """With `source_rank`, a fixed schedule: `[S]` each."""
+    """The micro-batch of each sequence in a fixed schedule, `[S]`; `source_rank` must come with it."""
     source_rank: NDArray[np.int32] | None = None
+    """The source rank of each sequence in a fixed schedule, `[S]`."""
     ep_group: NDArray[np.int32] | None = None
-    """EP group of each sequence in a fixed schedule, `[S]`; all 0 where absent."""
+    """The EP group of each sequence in a fixed schedule, `[S]`; all 0 if absent."""
 
     def __post_init__(self) -> None:
         _check_routed_experts(self.routed_experts, self.num_experts)
@@ -51,17 +52,17 @@ class RoutingTrace:
 
     @property
     def num_sequences(self) -> int:
-        """S."""
+        """S, the number of sequences."""
         return len(self.offsets) - 1
 
     @property
     def num_layers(self) -> int:
-        """L."""
+        """L, the number of MoE layers."""
         return int(self.routed_experts.shape[1])
 
     @property
     def top_k(self) -> int:
-        """K."""
+        """K, the experts that each token chooses."""
         return int(self.routed_experts.shape[2])
 
     @property
@@ -103,7 +104,7 @@ def _check_offsets(offsets: NDArray[Any], num_tokens: int) -> None:
     if len(falls):
         at = int(falls[0])
         raise InvalidTrace.of(
-            f"offsets[{at + 1}]", expected=f"at least the one before, {offsets[at]}", got=offsets[at + 1]
+            f"offsets[{at + 1}]", expected=f"at least the offset before it, {offsets[at]}", got=offsets[at + 1]
         )
     if offsets[0] != 0 or offsets[-1] != num_tokens:
         raise InvalidTrace.of(

@@ -1,8 +1,8 @@
-"""The routing trace file: a `.npz` that others may read and write.
+"""The routing trace file: a `.npz` that other programs may read and write.
 
 Keys: `routed_experts` uint8 or uint16 [T, L, K], the rows of all sequences one after the other; `offsets` int64
 [S + 1]; `num_experts` int; optional `domain` str [S]; optional fixed schedule `micro_batch`, `source_rank` and
-`ep_group`, int32 [S] each. Other keys are ignored.
+`ep_group`, int32 [S] each. Readers ignore other keys.
 """
 
 import io
@@ -21,7 +21,7 @@ from relibra.routing.trace import RoutingTrace
 
 _REQUIRED = ("routed_experts", "offsets", "num_experts")
 _OPTIONAL = ("domain", "micro_batch", "source_rank", "ep_group")
-# Whatever zipfile, zlib and numpy raise on bytes that are not theirs; MemoryError where a header claims a huge array.
+# zipfile, zlib and numpy raise these on bytes that are not theirs; MemoryError comes from headers of huge arrays.
 _UNREADABLE = (
     ValueError,
     KeyError,
@@ -39,7 +39,8 @@ def read_trace(path: str | Path) -> RoutingTrace:
     """Read a trace and check it.
 
     Raises:
-        InvalidTrace: no such file, not a `.npz`, truncated, or inconsistent; names the key and what was expected.
+        InvalidTrace: the file does not exist, is not a `.npz`, is truncated or inconsistent; the message names the key
+            and says what was expected.
     """
     path = Path(path)
     try:

@@ -1,4 +1,4 @@
-"""Traces merged and split, by sequences."""
+"""Traces merged, and split into some of their sequences."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -14,12 +14,13 @@ _PER_SEQUENCE = ("domain", "micro_batch", "source_rank", "ep_group")
 
 
 def merge_traces(traces: Sequence[RoutingTrace]) -> RoutingTrace:
-    """Return one trace of the sequences of all.
+    """Return one trace with the sequences of all traces.
 
-    Domains and schedules stay where every trace has them; micro-batches of later traces are numbered on.
+    The result has domains if every trace has them, and a schedule if every trace has one. Micro-batches of a later
+    trace get the numbers after those of the earlier traces.
 
     Raises:
-        InvalidInput: no traces, or of different models.
+        InvalidInput: there are no traces, or they belong to different models.
     """
     if not traces:
         raise InvalidInput.of("traces", expected="at least one", got="none")
@@ -28,7 +29,7 @@ def merge_traces(traces: Sequence[RoutingTrace]) -> RoutingTrace:
         if shape != shapes[0]:
             raise InvalidInput.of(
                 f"traces[{index}]",
-                expected="layers, top-k and experts of the first, {}, {}, {}".format(*shapes[0]),
+                expected="the layers, top-k and experts of the first trace, {}, {}, {}".format(*shapes[0]),
                 got=shape,
             )
     lengths = np.concatenate([np.diff(each.offsets) for each in traces])
@@ -50,10 +51,10 @@ def merge_traces(traces: Sequence[RoutingTrace]) -> RoutingTrace:
 
 
 def take_sequences(trace: RoutingTrace, sequences: NDArray[np.integer]) -> RoutingTrace:
-    """Return the trace of some sequences, in the order given; a fixed schedule keeps its micro-batches.
+    """Return a trace of some sequences, in the order given. A fixed schedule keeps its micro-batch numbers.
 
     Raises:
-        InvalidTrace: none are given.
+        InvalidTrace: no sequences are given.
     """
     spans = [(int(trace.offsets[each]), int(trace.offsets[each + 1])) for each in sequences]
     return RoutingTrace(
@@ -65,7 +66,7 @@ def take_sequences(trace: RoutingTrace, sequences: NDArray[np.integer]) -> Routi
 
 
 def split_by_domain(trace: RoutingTrace) -> dict[str, RoutingTrace]:
-    """Return a trace for every domain, by name.
+    """Return a trace for each domain, by the domain's name.
 
     Raises:
         InvalidInput: the trace has no domains.
@@ -76,10 +77,10 @@ def split_by_domain(trace: RoutingTrace) -> dict[str, RoutingTrace]:
 
 
 def split_in_parts(trace: RoutingTrace, num_parts: int) -> list[RoutingTrace]:
-    """Return traces of consecutive sequences, as many of each as whole numbers allow.
+    """Return traces of consecutive sequences, with numbers of sequences that differ by one at most.
 
     Raises:
-        InvalidInput: fewer than one part, or more than sequences.
+        InvalidInput: `num_parts` is less than one or more than the sequences.
     """
     if not 1 <= num_parts <= trace.num_sequences:
         raise InvalidInput.of("parts", expected=f"1 to the {trace.num_sequences} sequences", got=num_parts)

@@ -10,7 +10,7 @@ LENGTHS = (12, 5, 9)
 
 
 def _padded(layers, dtype="int16", filler=0):
-    """Prompts padded left to 6, responses right to 8; the last token and padding are filler."""
+    """Return a batch with prompts left-padded to 6 and responses right-padded to 8; other rows hold `filler`."""
     ids_BSXK = np.full((3, 14, layers.num_layers, layers.top_k), filler, dtype=dtype)
     mask_BS = np.zeros((3, 14), dtype=np.int64)
     routed = []

@@ -19,7 +19,7 @@ def test_start_comes_from_the_object_or_the_request_and_they_must_agree():
     payload = skyrl(routes(0, 10, DENSE_FIRST), DENSE_FIRST)
     assert decode(payload | {"start": 5}, DENSE_FIRST).position_T[0] == 5
     assert decode(payload, DENSE_FIRST, start=5).position_T[0] == 5
-    with pytest.raises(InvalidInput, match=r"routed_experts\.start: expected the 4 asked for, got 5"):
+    with pytest.raises(InvalidInput, match=r"routed_experts\.start: expected 4, as requested, got 5"):
         decode(payload | {"start": 5}, DENSE_FIRST, start=4)
 
 

@@ -75,9 +75,12 @@ def test_trace_records_that_do_not_fit_each_other_are_refused():
         ([{"layer": 1, "top_indices": []}], "record 0.rank: expected a whole number"),
         ([{"rank": 0, "layer": 1, "top_indices": [["a"]]}], "record 0.top_indices: expected an array of integers"),
         ([{"rank": 0, "layer": 1, "top_indices": [[-1]]}], r"record 0.top_indices: expected expert ids"),
-        (whole + _records(1, [2, 5], rows_TLK[:, :2]), "stages with layers of their own"),
-        (whole + _records(1, [6], rows_TLK[:, :1]) + _records(2, [6], rows_TLK[:, :1]), "as many ranks in every"),
-        (whole + whole[:1], "as many passes of every rank and layer"),
+        (whole + _records(1, [2, 5], rows_TLK[:, :2]), "no layer in several stages"),
+        (
+            whole + _records(1, [6], rows_TLK[:, :1]) + _records(2, [6], rows_TLK[:, :1]),
+            "the same number of ranks in every",
+        ),
+        (whole + whole[:1], "the same number of passes for every rank and layer"),
         ([*whole[:2], whole[2] | {"top_indices": [[1, 2]]}], "pass 0 of ranks .0.: expected the same .tokens, K."),
     ]:
         with pytest.raises(InvalidInput, match=message):

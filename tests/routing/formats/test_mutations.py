@@ -1,4 +1,4 @@
-"""Ten thousand damaged payloads of every kind: routing, or an error with a name, and nothing else."""
+"""Ten thousand damaged payloads of every kind: each decodes to routing or raises an error that names the fault."""
 
 import random
 from collections.abc import Callable
@@ -39,7 +39,7 @@ DTYPES = ("uint8", "int8", "uint16", "int32", "int64", "uint64", "float32", "boo
 
 
 def mutated(rng: random.Random, payload: Any) -> Any:
-    """Something near a payload: bytes changed, cut, repeated; items replaced; other shapes and types of arrays."""
+    """Return a damaged copy of a payload: bytes changed or cut, items replaced or dropped, arrays reshaped or cast."""
     if rng.random() < 0.02:
         return rng.choice(SCALARS)
     if isinstance(payload, str | bytes) and len(payload):

@@ -1,4 +1,4 @@
-"""What all formats have in common."""
+"""Properties that all formats share."""
 
 from pathlib import Path
 

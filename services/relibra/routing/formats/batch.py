@@ -1,7 +1,8 @@
 """Training batches: padded `[B, S, L, K]` with an attention mask, or jagged `[T, L, K]` with offsets.
 
-verl holds int16 with zeros for padding, the last token and tokens behind the last generation. SkyRL and NeMo-RL have
-experts 0 to K - 1 there, which they replay. Which rows are tokens, only mask and offsets say: zero is an expert.
+verl's batches are int16, with zeros for padding, the last token and tokens after the last generation. SkyRL and NeMo-RL
+fill those rows with experts 0 to K - 1, which they replay. Only the mask or the offsets tell tokens from padding,
+because zero is an expert.
 """
 
 from itertools import pairwise
@@ -15,15 +16,15 @@ from relibra.routing.sequence_routing import SequenceRouting, as_integers, seque
 
 
 def decode_padded(routed_experts: Any, attention_mask: Any, layers: ModelLayers) -> list[SequenceRouting]:
-    """Decode a padded batch, one sequence a row of the mask; padding may be left, right or both.
+    """Decode a padded batch with one sequence per row of the mask; padding may be on the left, on the right or on both.
 
     Args:
         routed_experts: integers `[B, S, layers, K]`.
         attention_mask: `[B, S]`, true or 1 at tokens.
-        layers: the model's.
+        layers: the layers of the model.
 
     Raises:
-        InvalidInput: shapes that do not fit each other, or a sequence that is malformed.
+        InvalidInput: the shapes do not fit each other, or a sequence is malformed.
     """
     ids_BSXK = as_integers(routed_experts, "routed_experts")
     mask = attention_mask.detach().cpu().numpy() if hasattr(attention_mask, "detach") else np.asarray(attention_mask)
@@ -40,10 +41,10 @@ def decode_padded(routed_experts: Any, attention_mask: Any, layers: ModelLayers)
 
 
 def decode_jagged(values: Any, offsets: Any, layers: ModelLayers) -> list[SequenceRouting]:
-    """Decode a jagged batch: sequence b has the rows `offsets[b]` to `offsets[b + 1]`, its last token included.
+    """Decode a jagged batch: sequence b has the rows `offsets[b]` to `offsets[b + 1]`, including its last token.
 
     Raises:
-        InvalidInput: offsets that do not fit the rows, or a sequence that is malformed.
+        InvalidInput: the offsets do not fit the rows, or a sequence is malformed.
     """
     ids_TXK = as_integers(values, "routed_experts")
     offsets_B = as_integers(offsets, "offsets")
@@ -57,7 +58,7 @@ def decode_jagged(values: Any, offsets: Any, layers: ModelLayers) -> list[Sequen
     ):
         raise InvalidInput.of(
             "offsets",
-            expected=f"rising from 0 to the rows of routed_experts {list(ids_TXK.shape)}",
+            expected=f"numbers that rise from 0 to the rows of routed_experts {list(ids_TXK.shape)}",
             got=f"{list(offsets_B.shape)} numbers",
         )
     return [

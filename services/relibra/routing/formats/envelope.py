@@ -1,7 +1,7 @@
 """SkyRL and prime-rl: `{data, shape, dtype}` with base64 or, in the process, raw bytes; prime-rl may add `start`.
 
-dtype is the narrowest that holds the ids: uint8, then uint16 (prime-rl) or int16 and int32 (SkyRL). prime-rl pads the
-tail with rows of zeros.
+`dtype` is the narrowest type that holds the ids: uint8, then uint16 (prime-rl) or int16 and int32 (SkyRL). prime-rl
+pads the tail with rows of zeros.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _KEYS = ("data", "shape", "dtype")
 
 
 def is_envelope(payload: object) -> bool:
-    """Whether this is a `{data, shape, dtype}`."""
+    """Return whether this is a mapping with `data`, `shape` and `dtype`."""
     return isinstance(payload, Mapping) and all(key in payload for key in _KEYS)
 
 
@@ -31,11 +31,11 @@ def decode(
     start: int | None = None,
     field: str = "routed_experts",
 ) -> SequenceRouting:
-    """Decode a mapping, or an object with these attributes.
+    """Decode a mapping, or an object with the same names as attributes.
 
     Raises:
-        InvalidInput: not such a payload.
-        LimitExceeded: larger than a sequence may be.
+        InvalidInput: the payload does not have this format.
+        LimitExceeded: the payload is larger than the limit of a sequence.
     """
     if not isinstance(payload, Mapping):
         payload = {key: getattr(payload, key) for key in (*_KEYS, "start") if hasattr(payload, key)}
@@ -56,6 +56,6 @@ def decode(
         if not isinstance(said_start, int) or isinstance(said_start, bool):
             raise InvalidInput.of(f"{field}.start", expected="a whole number", got=f"{said_start!r:.40}")
         if start not in (None, said_start):
-            raise InvalidInput.of(f"{field}.start", expected=f"the {start} asked for", got=said_start)
+            raise InvalidInput.of(f"{field}.start", expected=f"{start}, as requested", got=said_start)
         start = said_start
     return sequence_routing(ids, layers, num_tokens=num_tokens, start=start, field=field)

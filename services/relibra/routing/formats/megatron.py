@@ -1,8 +1,8 @@
-"""Megatron: one array a router (`RouterReplay`), and `router_trace` files of JSON lines.
+"""Megatron: one array per router (`RouterReplay`), and `router_trace` files of JSON lines.
 
-`RouterReplay` holds `[tokens, K]` for every router of a pipeline stage in the order they were made, those of
-multi-token prediction last. A trace has a record for every rank, router and forward pass, with the tokens that the
-rank's router saw.
+`RouterReplay` holds an array `[tokens, K]` for every router of a pipeline stage, in the order in which the routers were
+built; those of multi-token prediction are last. A trace has one record for every rank, router and forward pass, with
+the tokens that the router saw on that rank.
 """
 
 from collections import defaultdict
@@ -23,9 +23,9 @@ class TracedForward:
     """The tokens that one rank of every pipeline stage routed in one forward pass."""
 
     micro_batch: int
-    """Forward passes before it."""
+    """The number of forward passes before this one."""
     source_rank: int
-    """Position of the rank within its stage."""
+    """The position of the rank within its stage."""
     routed_TLK: NDArray[np.integer]
 
 
@@ -34,15 +34,15 @@ def decode_replay(
 ) -> SequenceRouting:
     """Decode the arrays `[tokens, K]` of all routers, stage by stage.
 
-    The tokens are those of one rank, all with a route: no last one is missing.
+    The tokens are those of one rank. All of them have a route, the last token too.
 
     Args:
         stages: the arrays of every pipeline stage.
-        layers: the model's.
-        stage_layers: MoE layer of every array, from `stage_routers`; one stage after the other by default.
+        layers: the layers of the model.
+        stage_layers: the MoE layer of every array, from `stage_routers`; by default stages hold consecutive layers.
 
     Raises:
-        InvalidInput: another number of routers than the model has, or arrays that differ in shape.
+        InvalidInput: the number of routers is not the model's, or the arrays differ in shape.
     """
     if stage_layers is None:
         stage_layers = [list(range(layers.num_moe_layers))]
@@ -58,14 +58,14 @@ def decode_replay(
 
 
 def decode_trace(records: Iterable[Mapping[str, Any]]) -> list[TracedForward]:
-    """Put the records of `router_trace_rank*.jsonl` of all ranks together.
+    """Combine the records in the `router_trace_rank*.jsonl` of all ranks.
 
-    The nth record of a rank and layer belongs to the nth forward pass. Ranks with the same layers are a pipeline stage;
-    the ith rank of every stage has the same tokens, as Megatron numbers ranks. Records of multi-token prediction are
-    left out.
+    The nth record of a rank and layer belongs to the nth forward pass. Ranks with the same layers are one pipeline
+    stage. By Megatron's order of ranks, the ith rank of every stage has the same tokens. Records of multi-token
+    prediction are left out.
 
     Raises:
-        InvalidInput: a record without its fields, or stages, layers or passes that do not fit each other.
+        InvalidInput: a record lacks a field, or stages, layers or passes do not fit each other.
     """
     by_rank: dict[int, dict[int, list[NDArray[np.integer]]]] = defaultdict(lambda: defaultdict(list))
     for index, record in enumerate(records):
@@ -87,7 +87,9 @@ def decode_trace(records: Iterable[Mapping[str, Any]]) -> list[TracedForward]:
     _check_stages(in_order, [len(stages[each]) for each in in_order])
     num_passes = {len(passes) for by_layer in by_rank.values() for passes in by_layer.values()}
     if len(num_passes) > 1:
-        raise InvalidInput.of("router_trace", expected="as many passes of every rank and layer", got=sorted(num_passes))
+        raise InvalidInput.of(
+            "router_trace", expected="the same number of passes for every rank and layer", got=sorted(num_passes)
+        )
     return [
         TracedForward(
             micro_batch=micro_batch,
@@ -109,10 +111,12 @@ def decode_trace(records: Iterable[Mapping[str, Any]]) -> list[TracedForward]:
 def _check_stages(layers_of_stage: list[tuple[int, ...]], num_ranks: list[int]) -> None:
     seen = [layer for layers in layers_of_stage for layer in layers]
     if len(set(seen)) != len(seen):
-        raise InvalidInput.of("router_trace", expected="stages with layers of their own", got=layers_of_stage)
+        raise InvalidInput.of("router_trace", expected="no layer in several stages", got=layers_of_stage)
     if len(set(num_ranks)) > 1:
         raise InvalidInput.of(
-            "router_trace", expected="as many ranks in every pipeline stage; give the files of all ranks", got=num_ranks
+            "router_trace",
+            expected="the same number of ranks in every stage; give the files of all ranks",
+            got=num_ranks,
         )
 
 
@@ -122,5 +126,5 @@ def _stack(arrays: list[NDArray[np.integer]], field: str) -> NDArray[np.integer]
         raise InvalidInput.of(field, expected="the same [tokens, K] in every layer", got=sorted(shapes))
     extremes = [extreme for each in arrays for extreme in (int(each.min(initial=0)), int(each.max(initial=0)))]
     dtype = np.result_type(np.min_scalar_type(min(extremes)), np.min_scalar_type(max(extremes)))
-    # Routers gather with int64: narrowed while each is in one piece, or interleaving would move eight times as much.
+    # Routers record int64. Narrowing each array before interleaving moves an eighth of the bytes.
     return np.stack([each.astype(dtype) for each in arrays], axis=1)

@@ -1,7 +1,7 @@
-"""NeMo-RL: `nrlre1:<int8|int16|int32>:<rows>x<layers>x<K>:<base64>`, or nested lists as it was before.
+"""NeMo-RL: `nrlre1:<int8|int16|int32>:<rows>x<layers>x<K>:<base64>`, or nested lists in older versions.
 
-Over all layers or MoE layers only. A row of -1 is a token without a route, so int8 must not be read as uint8; experts
-0 to K - 1 in every layer are its padding.
+Payloads have all layers or MoE layers only. A row of -1 is a token without a route, so int8 must not be read as uint8.
+A row of experts 0 to K - 1 in every layer is padding.
 """
 
 from typing import Any
@@ -29,12 +29,12 @@ def decode(
     """Decode a string, nested lists or an array.
 
     Raises:
-        InvalidInput: not such a payload.
-        LimitExceeded: larger than a sequence may be.
+        InvalidInput: the payload does not have this format.
+        LimitExceeded: the payload is larger than the limit of a sequence.
     """
     ids = _decode_text(payload, field) if isinstance(payload, str) else as_integers(payload, field)
     if num_tokens is None and ids.ndim == 3 and len(ids) and (ids[-1] == np.arange(ids.shape[2])).all():
-        ids = ids[:-1]  # padding to full length
+        ids = ids[:-1]  # NeMo-RL pads payloads to the full number of tokens
     return sequence_routing(ids, layers, num_tokens=num_tokens, start=start, field=field)
 
 

@@ -1,4 +1,4 @@
-"""The formats by name, and which one a payload is in."""
+"""The formats by name, and the detection of a payload's format."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from relibra.routing.sequence_routing import SequenceRouting, sequence_routing
 
 
 class Decoder(Protocol):
-    """A payload of one sequence to its routing."""
+    """A function from the payload of one sequence to its routing."""
 
     def __call__(
         self,
@@ -34,14 +34,14 @@ FORMATS: dict[str, Decoder] = {
     "prime-rl": envelope.decode,
     "array": sequence_routing,
 }
-"""Decoders by the name that `--format` takes; `array` is `[rows, layers, K]` as it is, such as Megatron's."""
+"""Decoders by the name that `--format` takes; `array` is a plain `[rows, layers, K]`, such as Megatron's."""
 
 
 def detect(payload: object) -> str:
-    """Return the format a payload is in, where that is beyond doubt.
+    """Return the format of a payload, if the payload determines it.
 
     Raises:
-        InvalidInput: base64 that says nothing of itself, as SGLang's, or nothing known.
+        InvalidInput: the payload is base64 without a header, as SGLang sends it, or has no known format.
     """
     if isinstance(payload, str):
         if payload.startswith(nemo_rl.MAGIC):
@@ -76,16 +76,17 @@ def decode(
     """Decode the payload of one sequence.
 
     Args:
-        payload: as the engine or framework holds it.
-        layers: the model's.
+        payload: the routed experts, as the engine or framework gives them.
+        layers: the layers of the model.
         format_name: one of `FORMATS`; detected by default.
-        num_tokens: tokens of the sequence, prompt and response, where known: then missing rows are noticed.
-        start: token of the first row, where the request left out a prefix.
-        field: how to name the payload in errors.
+        num_tokens: tokens of the sequence, prompt and response, if known; with it, missing rows are detected.
+        start: the token of the first row, if the request left out a prefix.
+        field: the name of the payload in errors.
 
     Raises:
-        InvalidInput: unknown or ambiguous format, or malformed; says what was expected.
-        LimitExceeded: larger than a sequence may be.
+        InvalidInput: the format is unknown or ambiguous, or the payload is malformed; the message says what was
+            expected.
+        LimitExceeded: the payload is larger than the limit of a sequence.
     """
     name = detect(payload) if format_name is None else format_name
     if name not in FORMATS:

@@ -1,7 +1,8 @@
 """SGLang: base64 of raw little-endian int32, flattened; the receiver must know layers and top-k.
 
-`[rows, layers, K]` over all layers, zeros for dense ones. Rows end at the last token but one;
-`routed_experts_start_len` leaves out leading ones. slime reads the same; AReaL reshapes it to `[rows, layers x K]`.
+The ids are `[rows, layers, K]` over all layers, with zeros for dense layers. The last token has no row, and
+`routed_experts_start_len` leaves out leading rows. slime reads the same payload; AReaL reshapes it to
+`[rows, layers x K]`.
 """
 
 from typing import Any
@@ -24,11 +25,11 @@ def decode(
     start: int | None = None,
     field: str = "routed_experts",
 ) -> SequenceRouting:
-    """Decode the string of a response, or the array a framework made of it: flat, 2-D or 3-D.
+    """Decode the string of a response, or the flat, 2-D or 3-D array that a framework made from it.
 
     Raises:
-        InvalidInput: not such a payload, or not of this model's layers and top-k.
-        LimitExceeded: larger than a sequence may be.
+        InvalidInput: the payload does not have this format, or does not fit the model's layers and top-k.
+        LimitExceeded: the payload is larger than the limit of a sequence.
     """
     if isinstance(payload, str | bytes):
         data = base64_to_bytes(payload, field)

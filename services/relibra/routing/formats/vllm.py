@@ -1,7 +1,8 @@
 """vLLM: base64 of a whole `.npy` file over HTTP, a numpy array in the process.
 
-`[rows, layers, K]` over all layers, zeros for dense ones; int32 up to 0.19, then uint8, or uint16 above 256 experts.
-Rows end at the last token but one; `routed_experts_prompt_start` leaves out leading ones.
+The ids are `[rows, layers, K]` over all layers, with zeros for dense layers. Up to vLLM 0.19 they are int32; later they
+are uint8, or uint16 above 256 experts. The last token has no row, and `routed_experts_prompt_start` leaves out leading
+rows.
 """
 
 from typing import Any
@@ -11,7 +12,7 @@ from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import SequenceRouting, sequence_routing
 
 NPY_IN_BASE64 = "k05VTVBZ"
-"""How base64 of a `.npy` file begins."""
+"""The first characters of a `.npy` file in base64."""
 
 
 def decode(
@@ -22,11 +23,11 @@ def decode(
     start: int | None = None,
     field: str = "routed_experts",
 ) -> SequenceRouting:
-    """Decode a string of an HTTP response, or the array of a `CompletionOutput`.
+    """Decode the string of an HTTP response, or the array of a `CompletionOutput`.
 
     Raises:
-        InvalidInput: not such a payload.
-        LimitExceeded: larger than a sequence may be.
+        InvalidInput: the payload does not have this format.
+        LimitExceeded: the payload is larger than the limit of a sequence.
     """
     if isinstance(payload, str | bytes):
         payload = npy_to_array(base64_to_bytes(payload, field), field)
