@@ -17,7 +17,7 @@ def test_a_margin_of_few_seeds_is_that_of_students_t():
     [
         (0.10, 0.02, Answer.TURN_ON, "the best of the others, eplb-oracle, is at"),
         (0.055, 0.02, Answer.TURN_ON, "the best of the others, eplb-oracle, may do as well with +5.0% ± 1.0%"),
-        (0.10, 0.09, Answer.NOT_ENOUGH_DATA, "2% lies in between"),
+        (0.10, 0.09, Answer.NOT_ENOUGH_DATA, "may be above or below 2%"),
         (0.01, 0.005, Answer.WILL_NOT_PAY, "less than the 2%"),
         (0.05, 0.001, Answer.WILL_NOT_PAY, "eplb-oracle does as well"),
         (-0.05, 0.001, Answer.WILL_NOT_PAY, "less than the 2%"),

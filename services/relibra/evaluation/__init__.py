@@ -1,8 +1,8 @@
-"""How good a plan is: baselines on the same loads, and what planning needs of a trace.
+"""Compare plans with baselines on the same loads, and prepare a recorded trace for planning.
 
 In:   loads `[M, L, E]`, plans, routing traces.
-Out:  rank loads `[M, L, R]` of the baselines, the imbalance of EPLB beside a plan; model, schedule, loads and packing
-      of a trace; what schedules cost.
+Out:  the baselines' assignments, the imbalance of EPLB beside a plan; the model, schedule, load and packing of a
+      trace; a `ScheduleScore` for every schedule.
 """
 
 from relibra.evaluation.baselines import eplb, identity

@@ -1,4 +1,4 @@
-"""Should I turn it on? An answer with its reasons, from simulations of the user's own routing."""
+"""Answer whether relibra pays for a user, with reasons, from simulations of the user's own routing."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,22 +10,22 @@ from relibra.evaluation.simulation import Outcome, simulate
 from relibra.evaluation.workload import Workload
 
 MIN_GAIN = 0.02
-"""Gains below this are not worth a change of one's training stack."""
+"""A smaller gain is not worth a change to the training stack."""
 MIN_SEQUENCES = 32
-"""With fewer recorded sequences, steps drawn from them are more alike than real ones."""
+"""With fewer recorded sequences, the steps drawn from them resemble each other more than real steps do."""
 OTHERS = ("longest-first", "eplb-history", "eplb-oracle", "ultraep")
-"""What it must not be slower than: reordering alone; replicas for the last step, for this one, and for every cell as
-it comes."""
+"""The published ways that relibra must not be slower than: reordering alone, and replicas made for the last step, for
+this step, or for every cell when its router has run."""
 _SLOTS = (0, 1, 2, 4)
 _ENOUGH = 0.005
-"""Fewer slots are better where they cost at most this much throughput."""
+"""Fewer slots are better if they cost at most this much throughput."""
 _SEEDS = (0, 1, 2)
 _T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
-"""Student's t: standard errors either side that hold the mean in 95 % of all cases, by the number of values."""
+"""Student's t by the number of values: this many standard errors either side hold the mean in 95 % of all cases."""
 
 
 class Answer(Enum):
-    """What to do."""
+    """The recommendation."""
 
     TURN_ON = "turn it on"
     WILL_NOT_PAY = "it will not pay"
@@ -34,15 +34,15 @@ class Answer(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """Throughput over plain expert parallelism, less 1: the mean over seeds, and what it is certain to."""
+    """Throughput over plain expert parallelism, minus 1: the mean over seeds, and its margin of error."""
 
     mean: float
     margin: float
-    """Half of a 95 % interval."""
+    """Half the width of the 95 % interval."""
 
     @classmethod
     def of(cls, gains: Sequence[float]) -> "Gain":
-        """From one gain a seed; two to five of them."""
+        """Return the gain from one value per seed; takes two to five values."""
         return cls(mean=mean(gains), margin=_T_95[len(gains)] * stdev(gains) / len(gains) ** 0.5)
 
     def __str__(self) -> str:
@@ -51,24 +51,25 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """The answer, and what it rests on."""
+    """The answer and its evidence."""
 
     answer: Answer
     reason: str
     gain: Gain
     redundant_slots: int
-    """The fewest that gain about as much as the best."""
+    """The smallest number of slots that gains about as much as the best number."""
     slot_size_bytes: int
-    """Memory that the slots of a GPU take: weights and fp32 gradients, shared by all layers."""
+    """The memory of a GPU's slots: weights and fp32 gradients, shared by all layers."""
     gain_of_others: dict[str, Gain]
-    """Of published ways of balancing, each with the number of slots that suits it."""
+    """The gain of each published way of balancing, with the number of slots that suits it."""
     gain_by_slots: dict[int, float]
-    """With the first seed, as are the parts."""
+    """The gain for each number of slots, with the first seed only."""
     gain_by_part: dict[str, float]
-    """Of reordering without slots, of replicating with the number that suits it, and of packing sequences too."""
+    """The gain, with the first seed only, of reordering without slots, of replicating with the number of slots that
+    suits it, and of packing sequences as well."""
     of_balanced: float
     limit: str
-    """What keeps it from the throughput of perfect balance."""
+    """The main reason why throughput is below that of perfect balance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +79,13 @@ class _Run:
 
 
 def advise(question: Question, on_run: Callable[[str], None] = lambda name: None) -> Advice:
-    """Simulate the question with several seeds and numbers of slots; `on_run` hears of each before it starts.
+    """Simulate the question with several seeds and numbers of slots, and advise.
 
-    Every seed resamples the recorded sequences too, so that margins say what another recording might change.
+    Every seed also resamples the recorded sequences, so the margins include what another recording might change.
+
+    Args:
+        question: the trace, model and machines.
+        on_run: called with a short name of each simulation before it starts.
     """
     on_run("two steps")
     first, swept = question.resampled(_SEEDS[0]).steps(_SEEDS[0]), dict[int, dict[str, _Run]]()
@@ -126,7 +131,7 @@ def decide(gain: Gain, others: dict[str, Gain], num_sequences: int) -> tuple[Ans
     if gain.mean + gain.margin < MIN_GAIN:
         return (
             Answer.WILL_NOT_PAY,
-            f"throughput changes by {gain}, less than the {MIN_GAIN:.0%} that a change should bring",
+            f"throughput changes by {gain}, less than the {MIN_GAIN:.0%} that makes a change worthwhile",
         )
     if gain.mean <= others[best].mean:
         return Answer.WILL_NOT_PAY, f"throughput changes by {gain}, and {best} does as well with {others[best]}"
@@ -136,18 +141,18 @@ def decide(gain: Gain, others: dict[str, Gain], num_sequences: int) -> tuple[Ans
         return Answer.TURN_ON, f"throughput rises by {gain}; the best of the others, {best}, {beside} {others[best]}"
     return (
         Answer.NOT_ENOUGH_DATA,
-        f"throughput changes by {gain}, and {MIN_GAIN:.0%} lies in between: record more sequences",
+        f"throughput changes by {gain}, which may be above or below {MIN_GAIN:.0%}: record more sequences",
     )
 
 
 def fewest_slots(by_slots: dict[int, float]) -> int:
-    """Return the smallest number of slots that gains nearly as much as the best."""
+    """Return the smallest number of slots that gains nearly as much as the best number."""
     best = max(by_slots.values())
     return min(slots for slots, gain in by_slots.items() if gain >= best - _ENOUGH)
 
 
 def limit_of(outcomes: Sequence[Outcome]) -> str:
-    """Say what the rest to perfect balance is made of."""
+    """Return the main cause of what is missing to perfect balance, as a phrase."""
     lost = 1 - mean(each.of_balanced for each in outcomes)
     if lost < _ENOUGH:
         return "nothing: this is the throughput of perfect balance"
@@ -165,8 +170,8 @@ def limit_of(outcomes: Sequence[Outcome]) -> str:
     }
     cause, part = max(causes.items(), key=lambda item: item[1])
     if part < lost / 4:
-        return f"dispatch and combine, which wait for the busiest adapter ({lost:.1%} of the step lost)"
-    return f"first of all {cause} ({part:.1%} of the step)"
+        return f"mainly dispatch and combine, which wait for the busiest adapter ({lost:.1%} of the step lost)"
+    return f"mainly {cause} ({part:.1%} of the step)"
 
 
 def _run(question: Question, steps: tuple[Workload, Workload], policies: Sequence[str]) -> dict[str, _Run]:

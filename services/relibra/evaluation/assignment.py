@@ -1,4 +1,4 @@
-"""What a way of balancing does with a step: who computes which tokens, and which weights must travel for it.
+"""What a policy decides for a step: which rank computes which tokens, and which weights must travel for that.
 
 M rows, L layers, E experts, R EP ranks, Q quotas.
 """
@@ -15,31 +15,31 @@ from relibra.planning.plan import Plan
 
 
 class Known(Enum):
-    """When it is known which weights a cell needs away from their home."""
+    """The moment when it is known which weights a cell needs away from their home."""
 
     AHEAD = "ahead"
-    """Before the layer runs: what travels can hide behind attention."""
+    """Before the layer runs: transfers can hide behind attention."""
     ROUTED = "routed"
-    """When the router of the layer has run: what travels inside nodes can hide behind dispatch."""
+    """After the layer's router has run: transfers inside a node can hide behind dispatch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """Tokens of every cell by rank; a copy of an expert away from its home is a replica, for this cell alone."""
+    """The tokens of every cell by rank. A copy of an expert away from its home is a replica for this cell alone."""
 
     home_LE: NDArray[np.int32]
-    """Where parameters and optimizer state live."""
+    """The home rank of each expert: its parameters and optimizer state live there."""
     index_Q4: NDArray[np.int32]
-    """(row, layer, expert, rank), unique."""
+    """(row, layer, expert, rank) of each quota, unique."""
     tokens_Q: NDArray[np.int64]
     num_rows: int
     known: Known = Known.AHEAD
     decision_us: float = 0.0
-    """What every cell waits for before it knows where its tokens go."""
+    """The time for which every cell waits before it knows where its tokens go."""
 
     @classmethod
     def of_plan(cls, plan: Plan) -> "Assignment":
-        """What a plan says."""
+        """Return the assignment that a plan makes."""
         return cls(
             home_LE=plan.home_rank_LE,
             index_Q4=plan.quota_index_Q4,
@@ -49,18 +49,18 @@ class Assignment:
 
     @property
     def is_replica_Q(self) -> NDArray[np.bool_]:
-        """Which quotas are computed away from the expert's home."""
+        """Whether each quota is computed away from the expert's home."""
         _, layer_Q, expert_Q, rank_Q = self.index_Q4.T
         is_replica: NDArray[np.bool_] = self.home_LE[layer_Q, expert_Q] != rank_Q
         return is_replica
 
     def rank_loads_MLR(self, cluster: Cluster) -> NDArray[np.int64]:
-        """Token copies each rank computes in every cell."""
+        """Return the token copies that each rank computes in every cell."""
         return rank_loads(self.index_Q4, self.tokens_Q, self.num_rows, len(self.home_LE), cluster.num_ranks)
 
 
 def at_home(load_MLE: NDArray[np.integer], home_LE: NDArray[np.int32]) -> Assignment:
-    """Compute every token where its expert lives."""
+    """Return the assignment that computes every token on its expert's home rank."""
     row_Q, layer_Q, expert_Q = np.nonzero(load_MLE)
     index_Q4 = np.stack([row_Q, layer_Q, expert_Q, home_LE[layer_Q, expert_Q]], axis=1).astype(np.int32)
     tokens_Q = load_MLE[row_Q, layer_Q, expert_Q].astype(np.int64)
@@ -75,7 +75,16 @@ def from_pieces(
     known: Known = Known.AHEAD,
     decision_us: float = 0.0,
 ) -> Assignment:
-    """Add up pieces (row, layer, expert, rank) of tokens: in any order, several in one place, some without tokens."""
+    """Return the assignment that the given pieces add up to.
+
+    Args:
+        index_X4: (row, layer, expert, rank) of each piece, in any order; several pieces may have the same place.
+        tokens_X: the tokens of each piece; pieces without tokens are dropped.
+        home_LE: the home rank of each expert.
+        num_rows: M.
+        known: when the assignment is known.
+        decision_us: the time for which every cell waits for the assignment.
+    """
     width = index_X4.max(axis=0, initial=0).astype(np.int64) + 1
     key_X = np.ravel_multi_index(tuple(index_X4.T), tuple(width))
     key_Q, piece_X = np.unique(key_X, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Cost models from measurements, and as files: JSON with the fields of `CostModel`."""
+"""Make cost models from measurements, and read them from files: JSON with the fields of `CostModel`."""
 
 import json
 from collections.abc import Mapping
@@ -13,22 +13,22 @@ from relibra.planning.cost import CostModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Times of one expert's forward pass on a device, from `make gpu-check`."""
+    """The times of one expert's forward pass on a device, as `make gpu-check` measured them."""
 
     device: str
     preset: str
     weight_size_bytes: int
     token_size_bytes: int
-    """What dispatch and combine of one token copy move, in bf16."""
+    """The bytes that dispatch and combine of one token copy move, in bf16."""
     expert_tokens: tuple[float, ...]
     expert_us: tuple[float, ...]
 
 
 def read_measurements(path: Path) -> list[Measurement]:
-    """Read what `make gpu-check` wrote, one measurement for each model it ran.
+    """Read a report of `make gpu-check`; return one measurement for each model in it.
 
     Raises:
-        InvalidInput: the file cannot be read, or is none of these.
+        InvalidInput: the file cannot be read, or is not such a report.
     """
     report = _read_object(path, "a report of `make gpu-check`")
     try:
@@ -52,14 +52,14 @@ def read_measurements(path: Path) -> list[Measurement]:
 def calibrate(measurement: Measurement, networks: Mapping[str, float]) -> CostModel:
     """Turn a measurement into a cost model.
 
-    Only the times of experts are taken from it. What the report says of kernels and of ways to the host is for people.
+    The cost model takes only the times of experts from the report; the rest of the report is for people.
 
-    Measured times go up and down with noise, and no expert gets faster by more tokens: each time counts at least as
-    much as those of fewer tokens. The first point is moved to zero tokens, where reading the weights is all there is.
+    Measured times are noisy, but an expert never gets faster with more tokens. So each time is raised to at least the
+    times of fewer tokens. The first point is moved to zero tokens, where an expert only reads its weights.
 
     Args:
-        measurement: of the model to be planned for.
-        networks: other fields of the cost model, as far as they are known: a single device cannot measure them.
+        measurement: the measurement for the model that will be planned.
+        networks: the known values of other fields of the cost model, which a single device cannot measure.
 
     Raises:
         InvalidInput: fewer than two points, or values out of range.
@@ -80,7 +80,7 @@ def read_cost(path: Path) -> CostModel:
     """Read a cost model.
 
     Raises:
-        InvalidInput: the file cannot be read, is no JSON object, or as `CostModel.from_dict`.
+        InvalidInput: the file cannot be read or is no JSON object; or as `CostModel.from_dict`.
     """
     return CostModel.from_dict(_read_object(path, "a cost model, as `relibra calibrate` writes it"))
 

@@ -1,4 +1,4 @@
-"""How long the cells of a step take, part by part: one forward pass of every layer of every micro-batch.
+"""The simulated time of every cell of a step, part by part, for one forward pass.
 
 M rows (EP groups x micro-batches), L layers, E experts, R EP ranks, Q quotas, Y replicas.
 """
@@ -19,35 +19,38 @@ from relibra.planning.load import StepLoad
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What is trained, on what, and how."""
+    """A simulated training job: model, machines, and how it trains."""
 
     model: ModelShape
     hardware: Hardware
     cluster: Cluster
     sequence_length: float = 8192.0
-    """Tokens of a typical sequence, for the cost of attention scores."""
+    """The tokens of a typical sequence; they decide what attention scores cost."""
     recompute_activations: bool = False
-    """The update phase runs every forward again in its backward."""
+    """Whether the update phase repeats every forward pass in its backward pass."""
     num_pipeline_stages: int = 1
     sends_once_per_node: bool = True
-    """Whether dispatch sends a token once to each node, and there once to each rank, that has experts of it, as DeepEP
-    does; megatron's all-to-all sends every copy."""
+    """Whether dispatch sends a token only once to each node, and there only once to each rank, that has experts for it.
+    DeepEP does; megatron's all-to-all sends every copy."""
     hiding_share: float = 1.0
-    """Part of attention behind which weights and gradients travel. A guess: nothing else is on NVLink then."""
+    """The part of attention behind which weights and gradients can travel. The default is a guess: nothing else uses
+    NVLink at that time."""
     gradient_fetches: float = 8.0
-    """Time in which gradients of replicas return over NVLink, in times their weights take. Twice the bytes explain a
-    quarter of it: UltraEP measures 1.9 to 2.4 ms for gradients and 0.21 to 0.32 ms for weights."""
+    """The time that replicas' gradients take to return over NVLink, as a multiple of the time that their weights take.
+    Twice the bytes explain a quarter of it: UltraEP measures 1.9 to 2.4 ms for gradients and 0.21 to 0.32 ms for
+    weights."""
     gradient_sm_share: float = 42 / 132
-    """Part of the GPU taken from attention meanwhile: UltraEP's 42 of 132 multiprocessors."""
+    """The part of the GPU that returning gradients take from attention: UltraEP uses 42 of 132 multiprocessors."""
     reroute_us: float = 37.0
-    """A cell with replicas maps its router's output to copies, whoever planned them; UltraEP's kernel, as published."""
+    """The time in which a cell with replicas maps its router's output to copies, under any policy. The default is the
+    published time of UltraEP's kernel."""
 
     @property
     def planning_cost(self) -> CostModel:
-        """What planning is told.
+        """The cost model that planning gets.
 
-        What a transfer takes from attention counts as not hidden, and a token copy costs what one more of them adds to
-        the messages between nodes.
+        The time that a transfer takes from attention counts as not hidden. A token copy costs what one more copy adds
+        to the traffic between nodes.
         """
         taken = self.gradient_fetches * self.gradient_sm_share / WEIGHT_TRANSFERS
         cost = replace(self.hardware.cost_of(self.model), hidden_transfer_share=max(0.0, 1 - taken))
@@ -63,21 +66,21 @@ class Cells:
     """Microseconds of one forward pass of every cell, `[M, L]` each."""
 
     attention_ML: NDArray[np.float64]
-    """Attention, router and shared experts: what goes on while weights for the layer may travel."""
+    """Attention, router and shared experts. Weights for the layer may travel during this time."""
     other_ML: NDArray[np.float64]
-    """Dense layers and the output head, in equal parts over layers."""
+    """Dense layers and the output head, spread evenly over the MoE layers."""
     experts_ML: NDArray[np.float64]
-    """The slowest rank."""
+    """The routed experts of the slowest rank."""
     dispatch_ML: NDArray[np.float64]
-    """And combine."""
+    """Dispatch and combine."""
     fetch_inside_ML: NDArray[np.float64]
-    """Replicas' weights to where they are needed in the node of their home, hidden or not."""
+    """The transfer of weights to replicas on the home's node, hidden or not."""
     fetch_across_ML: NDArray[np.float64]
-    """The same on other nodes; both networks work at the same time."""
+    """The transfer of weights to replicas on other nodes. Both networks work at the same time."""
 
 
 def cells_of(assignment: Assignment, load: StepLoad, training: Training) -> Cells:
-    """The cells of `load` under an assignment."""
+    """Return the times of the cells of `load` under an assignment."""
     cost = training.hardware.cost_of(training.model)
     attention_ML, other_ML = _attention_us_ML(load, training)
     return Cells(
@@ -91,7 +94,7 @@ def cells_of(assignment: Assignment, load: StepLoad, training: Training) -> Cell
 
 
 def balanced_cells(load: StepLoad, training: Training) -> Cells:
-    """The cells of `load` if the router spread tokens evenly over all experts."""
+    """Return the times of the cells of `load` if the router spread its tokens evenly over all experts."""
     cost, cluster = training.hardware.cost_of(training.model), training.cluster
     rank_tokens_ML = load.load_MLE.sum(axis=-1) / cluster.num_ranks
     per_rank = training.model.num_experts // cluster.num_ranks
@@ -107,7 +110,7 @@ def balanced_cells(load: StepLoad, training: Training) -> Cells:
 
 
 def _attention_us_ML(load: StepLoad, training: Training) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What every rank does besides its routed experts, in and outside MoE layers; tokens of source ranks are alike."""
+    """Return the times outside routed experts, in MoE layers and elsewhere; all source ranks have equal tokens."""
     model, num_layers = training.model, training.model.num_layers
     tokens_M = load.load_MLE[:, 0].sum(axis=-1) / (model.top_k * training.cluster.num_ranks)
     us_M1 = (tokens_M / training.hardware.flop_per_us)[:, None]
@@ -131,7 +134,7 @@ def _experts_us_ML(assignment: Assignment, cost: CostModel, cluster: Cluster) ->
 
 
 def _fetch_us_ML(assignment: Assignment, training: Training, *, inside: bool) -> NDArray[np.float64]:
-    """Replicas come straight from their home: the rank that sends or receives most is waited for."""
+    """Return the time of fetching weights from their homes: the rank that sends or receives the most decides."""
     cluster, hardware = training.cluster, training.hardware
     row_Y, layer_Y, expert_Y, to_Y = assignment.index_Q4[assignment.is_replica_Q].T
     from_Y = assignment.home_LE[layer_Y, expert_Y]

@@ -1,4 +1,4 @@
-"""The baseline that stands beside a plan: EPLB, given the loads of the step itself.
+"""The baseline that reports show beside a plan: EPLB with the loads of the step itself.
 
 M rows, L layers, E experts, R EP ranks.
 """

@@ -1,8 +1,8 @@
-"""How long tokens travel to their experts and back: what the busiest adapter or link has to carry.
+"""The time in which tokens travel to their experts and back, which the busiest adapter or link decides.
 
-All-to-all sends every token copy on its own. DeepEP sends a token once to every node that has experts of it, and once
-to every rank of that node, so a crowded node is less of a bottleneck than its copies suggest: most of its tokens want
-several experts there.
+An all-to-all sends every token copy on its own. DeepEP sends a token once to every node that has experts for it, and
+there once to every such rank. So a crowded node is less of a bottleneck than its copies suggest: most of its tokens
+want several experts there.
 
 M rows, L layers, E experts, R EP ranks, N source nodes, D destination nodes, G ranks per node, Q quotas.
 """
@@ -18,10 +18,10 @@ from relibra.planning.load import StepLoad
 
 
 def reached(share: NDArray[np.floating], model: ModelShape) -> NDArray[np.float64]:
-    """Part of tokens that have at least one of their K experts among those who get this share of token copies.
+    """Return the part of tokens that have at least one of their K experts in a set with this share of all token copies.
 
-    A token draws K different experts, and what it draws first says nothing about the rest. On the tokens of the two
-    recorded traces, this is 1 % to 8 % less than what is counted: experts of a token avoid one another.
+    The model: a token draws K different experts, otherwise independently. For the two recorded traces the result is
+    1 % to 8 % below the counted part, because the experts of a token avoid one another.
     """
     missed = np.ones_like(share, dtype=np.float64)
     for drawn in range(model.top_k):
@@ -30,9 +30,9 @@ def reached(share: NDArray[np.floating], model: ModelShape) -> NDArray[np.float6
 
 
 def copies_of(assignment: Assignment, load: StepLoad, cluster: Cluster) -> NDArray[np.float64]:
-    """Token copies by source node and computing rank, `[M, L, N, R]`.
+    """Return the token copies by source node and computing rank, `[M, L, N, R]`.
 
-    Copies of an expert take the same share of every source node's tokens.
+    Each copy of an expert gets the same share of every source node's tokens.
     """
     row_Q, layer_Q, expert_Q, rank_Q = assignment.index_Q4.T.astype(np.int64)
     num_layers, num_nodes, num_ranks = len(assignment.home_LE), cluster.num_nodes, cluster.num_ranks
@@ -51,7 +51,7 @@ def copies_of(assignment: Assignment, load: StepLoad, cluster: Cluster) -> NDArr
 
 
 def even_copies(load: StepLoad, cluster: Cluster) -> NDArray[np.float64]:
-    """The same where every token draws its experts evenly, `[M, L, N, R]`."""
+    """Return what `copies_of` would if every token drew its experts evenly, `[M, L, N, R]`."""
     by_node_MLN = np.stack(
         [
             load.source_load_RLE(row).sum(axis=-1).reshape(cluster.num_nodes, cluster.gpus_per_node, -1).sum(axis=1).T
@@ -64,13 +64,13 @@ def even_copies(load: StepLoad, cluster: Cluster) -> NDArray[np.float64]:
 def dispatch_us_ML(
     copies_MLNR: NDArray[np.float64], cost: CostModel, cluster: Cluster, once_to: ModelShape | None
 ) -> NDArray[np.float64]:
-    """Dispatch and combine of every cell, in microseconds; both networks work at the same time.
+    """Return the time of dispatch and combine of every cell; both networks work at the same time.
 
     Args:
-        copies_MLNR: as `copies_of`.
-        cost: sizes and bandwidths.
+        copies_MLNR: the result of `copies_of`.
+        cost: the token size and the bandwidths.
         cluster: the EP groups.
-        once_to: the model whose tokens are sent once to a node and once to a rank; None sends every copy.
+        once_to: the model, if a token is sent once to each node and once to each rank; None if every copy is sent.
     """
     num_nodes, size = cluster.num_nodes, cluster.gpus_per_node
     copies_MLND = copies_MLNR.reshape(*copies_MLNR.shape[:-1], num_nodes, size).sum(axis=-1)
@@ -83,7 +83,7 @@ def dispatch_us_ML(
         total_MLN1 = np.maximum(copies_MLNR.sum(axis=-1, keepdims=True), 1e-9)
         tokens_MLN1 = total_MLN1 / once_to.top_k
         to_node_MLND = tokens_MLN1 * reached(copies_MLND / total_MLN1, once_to)
-        # What crosses arrives at the adapter with the number of its source, and is spread over NVLink from there.
+        # A token that crosses arrives at the adapter of its source's index, and NVLink spreads it from there.
         inside_MLR = (tokens_MLN1 * reached(copies_MLNR / total_MLN1, once_to)).sum(axis=2)
         entering_ML = _crossing(to_node_MLND).sum(axis=-2).max(axis=-1) / size
     leaving_ML = _crossing(to_node_MLND).sum(axis=-1).max(axis=-1) / size
@@ -95,6 +95,6 @@ def dispatch_us_ML(
 
 
 def _crossing(to_node_MLND: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Without what stays on its node."""
+    """Return the traffic without the part that stays on its node."""
     crossing_MLND: NDArray[np.float64] = to_node_MLND * ~np.eye(to_node_MLND.shape[-1], dtype=np.bool_)
     return crossing_MLND

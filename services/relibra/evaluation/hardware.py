@@ -1,7 +1,7 @@
-"""What machines can do, and what a cell costs on them.
+"""Presets of machines, and what an expert costs on them.
 
-Peak figures are vendors' data sheets; shares of peak are what published measurements reach. `relibra calibrate` puts
-a measured curve in the place of computed expert times.
+Peak figures come from the vendors' data sheets, and the shares of peak from published measurements. `relibra calibrate`
+replaces computed expert times by a measured curve.
 """
 
 from dataclasses import dataclass
@@ -24,21 +24,21 @@ _NETWORK_SHARE = 0.90
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """One GPU of a node and its share of the networks, as it is used."""
+    """The usable rates of one GPU and of its share of the networks."""
 
     name: str
     flop_per_us: float
     hbm_bytes_per_us: float
     intra_node_bytes_per_us: float
-    """Each direction."""
+    """The rate of one direction."""
     inter_node_bytes_per_us: float
-    """Each direction, of one GPU's adapter."""
+    """The rate of one direction of one GPU's adapter."""
     source: str
     measured: CostModel | None = None
-    """Measured times of one expert, by tokens; computed from the peaks without."""
+    """The measured times of one expert; without them, times are computed from the peaks."""
 
     def cost_of(self, model: ModelShape) -> CostModel:
-        """Cost model of one expert's forward pass: its weights are read once, and every token is computed."""
+        """Return the cost model of one expert's forward pass: it reads its weights once and computes every token."""
         if self.measured is not None:
             return self.measured
         read_us = model.expert_weight_size_bytes / self.hbm_bytes_per_us
@@ -53,7 +53,7 @@ class Hardware:
 
     @staticmethod
     def expert_us(cost: CostModel, tokens_Q: NDArray[np.integer]) -> NDArray[np.float64]:
-        """`CostModel.compute_us` of many numbers of tokens at once."""
+        """Return `CostModel.compute_us` for many numbers of tokens at once."""
         x, y = np.array(cost.expert_tokens), np.array(cost.expert_us)
         inside_Q = np.interp(tokens_Q, x, y)
         beyond_Q = y[-1] + (tokens_Q - x[-1]) * cost.us_per_token
@@ -62,7 +62,7 @@ class Hardware:
 
 
 def _of_peaks(name: str, tflops: float, hbm: float, nvlink: float, network: float, source: str) -> Hardware:
-    """Peaks in TFLOP/s and GB/s; NVLink and network are of one direction of one GPU."""
+    """Return hardware from its peaks in TFLOP/s and GB/s; NVLink and network count one direction of one GPU."""
     return Hardware(
         name=name,
         flop_per_us=_GEMM_SHARE * tflops * 1e6,
@@ -82,14 +82,14 @@ HARDWARE = {
         _of_peaks("a100", 312, 2039, 300, 25, "A100 SXM4 80 GB data sheet; 8 x 200 Gb/s adapters a node"),
     )
 }
-"""Nodes of 8 GPUs, by name."""
+"""Presets of nodes with 8 GPUs, by name."""
 
 
 def hardware_of(name: str) -> Hardware:
-    """Look a preset up.
+    """Return the preset of this name.
 
     Raises:
-        InvalidInput: there is none of that name.
+        InvalidInput: there is no preset of this name.
     """
     if name not in HARDWARE:
         raise InvalidInput.of("hardware", expected=f"one of {', '.join(HARDWARE)}", got=name)

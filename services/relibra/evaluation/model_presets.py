@@ -1,4 +1,4 @@
-"""Models people train, by what of their published `config.json` decides time."""
+"""Presets of models that people train: the part of each published `config.json` that decides training time."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from relibra.evaluation.model_shape import ModelShape, shape_of_config
 from relibra.routing.model_config import read_config
 
 _LATENT_ATTENTION = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-"""Of DeepSeek-V3 and of all that follow it."""
+"""The attention of DeepSeek-V3 and of the models that follow it."""
 
 _CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "qwen3-30b-a3b": {
@@ -105,17 +105,17 @@ _CONFIGS: Mapping[str, Mapping[str, Any]] = {
 }
 
 MODELS = {name: shape_of_config(name, config) for name, config in _CONFIGS.items()}
-"""By name."""
+"""The shapes of the presets, by name."""
 
 
 def model_shape(name: str) -> ModelShape:
-    """Look a preset up, or read the `config.json` of another model.
+    """Return a preset, or read the shape of another model from its `config.json`.
 
     Args:
-        name: of a preset; or path of a `config.json`, or of the folder of a checkpoint that holds it.
+        name: the name of a preset, or the path of a `config.json` or of the checkpoint folder that holds it.
 
     Raises:
-        InvalidInput: neither one, or a configuration that says too little.
+        InvalidInput: `name` is neither a preset nor a path, or the configuration lacks a value.
     """
     if name in MODELS:
         return MODELS[name]

@@ -1,4 +1,4 @@
-"""What of a model's shape decides time, and how its Hugging Face `config.json` says it."""
+"""The part of a model's shape that decides training time, and how to read it from a Hugging Face `config.json`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from relibra.routing.model_config import layers_of_config, number
 
 _BF16 = 2
 _STATE_BYTES_PER_PARAMETER = 14
-"""bf16 weight, fp32 master and two moments."""
+"""bf16 weight, fp32 master weight and two fp32 moments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A mixture-of-experts transformer."""
+    """The sizes of a mixture-of-experts transformer."""
 
     name: str
     num_layers: int
-    """MoE layers."""
+    """The number of MoE layers."""
     num_dense_layers: int
     num_experts: int
     top_k: int
@@ -27,35 +27,35 @@ class ModelShape:
     expert_ffn_size: int
     dense_ffn_size: int
     num_shared_experts: int
-    """In units of `expert_ffn_size`."""
+    """The number of shared experts, each as wide as a routed expert (`expert_ffn_size`)."""
     attention_parameters: int
-    """Of one layer."""
+    """The attention parameters of one layer."""
     attention_width: int
-    """Heads times the mean of query and value dimension: what scores and their use cost per pair of tokens."""
+    """Heads times the mean of query and value dimension: the cost of scores and their use for each pair of tokens."""
     vocabulary_size: int
 
     @property
     def expert_parameters(self) -> int:
-        """Gate, up and down projection."""
+        """The parameters of one expert: gate, up and down projection."""
         return 3 * self.hidden_size * self.expert_ffn_size
 
     @property
     def expert_weight_size_bytes(self) -> int:
-        """bf16 weights of one expert."""
+        """The bytes of one expert's bf16 weights."""
         return _BF16 * self.expert_parameters
 
     @property
     def slot_size_bytes(self) -> int:
-        """A redundant slot: bf16 weights and fp32 gradients."""
+        """The bytes of a redundant slot: bf16 weights and fp32 gradients."""
         return 3 * self.expert_weight_size_bytes
 
     @property
     def token_size_bytes(self) -> int:
-        """What dispatch and combine of one token copy move together, in bf16."""
+        """The bytes that dispatch and combine of one token copy move together, in bf16."""
         return 2 * _BF16 * self.hidden_size
 
     def model(self) -> Model:
-        """What planning needs to know."""
+        """Return the model as planning knows it."""
         return Model(
             num_layers=self.num_layers,
             num_experts=self.num_experts,
@@ -65,14 +65,14 @@ class ModelShape:
         )
 
     def layer_flop(self, num_tokens: float, sequence_length: float) -> float:
-        """Forward FLOP of an MoE layer besides its routed experts: attention, router and shared experts."""
+        """Return the forward FLOP of an MoE layer without its routed experts: attention, router and shared experts."""
         shared = self.num_shared_experts * self.expert_parameters
         router = self.hidden_size * self.num_experts
         scores = 2 * sequence_length * self.attention_width  # causal: half of 4 x length x width
         return num_tokens * (2 * (self.attention_parameters + shared + router) + scores)
 
     def other_flop(self, num_tokens: float, sequence_length: float) -> float:
-        """Forward FLOP outside MoE layers: dense layers and the output head."""
+        """Return the forward FLOP outside MoE layers: dense layers and the output head."""
         dense = 2 * (self.attention_parameters + 3 * self.hidden_size * self.dense_ffn_size)
         scores = 2 * sequence_length * self.attention_width
         head = 2 * self.hidden_size * self.vocabulary_size
@@ -82,11 +82,11 @@ class ModelShape:
 def shape_of_config(name: str, config: Mapping[str, Any]) -> ModelShape:
     """Return the shape that a model configuration describes.
 
-    Attention is multi-head latent attention (`kv_lora_rank`) or grouped-query attention. Of layers that look back a
-    window or attend linearly (`layer_types`), scores cost next to nothing here.
+    Attention is multi-head latent attention (`kv_lora_rank`) or grouped-query attention. Layers that look back a window
+    or attend linearly (`layer_types`) have scores that count as free.
 
     Raises:
-        InvalidInput: names the key that is missing, or the kind of model of whose time there is no model.
+        InvalidInput: a key is missing (the error names it), or the simulation has no model of time for such a model.
     """
     if "hybrid_override_pattern" in config:
         raise InvalidInput.of(
@@ -117,7 +117,7 @@ def shape_of_config(name: str, config: Mapping[str, Any]) -> ModelShape:
 
 
 def _attention(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Return parameters and width of a layer."""
+    """Return the parameters of one layer's attention, and its width."""
     hidden_size, num_heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     latent_size = number(config, ["kv_lora_rank"], default=0)
     if not latent_size:

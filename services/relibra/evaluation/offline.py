@@ -1,4 +1,4 @@
-"""What planning needs of a routing trace, with no services running.
+"""Prepare a routing trace for planning, with no services running.
 
 S sequences, L layers, E experts.
 """
@@ -17,7 +17,7 @@ from relibra.routing.trace import RoutingTrace
 _DEFAULT_MICRO_BATCHES = 16
 
 _STATE_BYTES_PER_WEIGHT_BYTE = 7
-"""A bf16 parameter has 2 bytes; its fp32 master and two moments have 12 more."""
+"""A bf16 parameter has 2 bytes; its fp32 master weight and two moments add 12."""
 
 
 def model_of(
@@ -27,8 +27,9 @@ def model_of(
 
     Args:
         trace: the trace.
-        expert_weight_size_bytes: weights of one expert, which a trace does not tell; 0 leaves it unknown.
-        expert_state_size_bytes: weights, fp32 masters and moments of one expert; bf16 weights and Adam by default.
+        expert_weight_size_bytes: the size of one expert's weights, which the trace does not contain; 0 means unknown.
+        expert_state_size_bytes: the size of one expert's weights, master weights and moments; by default that of bf16
+            weights with Adam.
     """
     if expert_state_size_bytes is None:
         expert_state_size_bytes = _STATE_BYTES_PER_WEIGHT_BYTE * expert_weight_size_bytes
@@ -42,12 +43,13 @@ def model_of(
 
 
 def schedule_of(trace: RoutingTrace, cluster: Cluster, num_micro_batches: int | None = None) -> Schedule:
-    """Return the fixed schedule of a trace, or else deal its sequences out.
+    """Return the fixed schedule of a trace, or deal its sequences round-robin if it has none.
 
     Args:
         trace: the trace.
-        cluster: whose source ranks take turns.
-        num_micro_batches: for a trace without a schedule; defaults to 16, or fewer where there are fewer sequences.
+        cluster: the EP groups whose source ranks take turns.
+        num_micro_batches: the number for a trace without a schedule; by default 16, or the number of sequences if
+            that is smaller.
 
     Raises:
         InvalidInput: `num_micro_batches` contradicts a fixed schedule, is not positive, or exceeds the sequences.
@@ -65,7 +67,7 @@ def schedule_of(trace: RoutingTrace, cluster: Cluster, num_micro_batches: int | 
 
 
 def load_of(trace: RoutingTrace, schedule: Schedule, cluster: Cluster) -> StepLoad:
-    """Sum the routing of a trace into the cells of a schedule."""
+    """Return the load of a trace's routing under a schedule."""
     return StepLoad.of(count_sequences(trace), schedule, cluster)
 
 
@@ -78,19 +80,20 @@ def pack_trace(
     num_micro_batches: int | None = None,
     token_budget: int | None = None,
 ) -> tuple[Packing, int, str]:
-    """Pack the sequences of a trace anew; return the packing, the token budget it keeps, and why.
+    """Pack the sequences of a trace into micro-batches; return the packing, its token budget, and the reason.
 
     Args:
         trace: the trace.
-        counts_SLE: what `count_sequences` says of it.
-        model: what `model_of` says of it.
+        counts_SLE: the result of `count_sequences` on the trace.
+        model: the result of `model_of` on the trace.
         cluster: the EP groups.
-        params: how to plan.
-        num_micro_batches: as many as a fixed schedule has, else as for `schedule_of`, by default.
-        token_budget: most tokens of a source rank in a micro-batch; what the schedule without packing needs by default.
+        params: the planning parameters.
+        num_micro_batches: by default the number of the trace's fixed schedule, or the default of `schedule_of`.
+        token_budget: the most tokens of a source rank in a micro-batch; by default what the schedule without packing
+            needs.
 
     Raises:
-        InvalidInput: as `schedule_of` and `pack`.
+        InvalidInput: in the cases of `schedule_of` and `pack`.
     """
     from relibra.planning.packing.pack import pack  # loads numba
 

@@ -1,4 +1,4 @@
-"""Ways of balancing a step, side by side: relibra's, the published ones, and none.
+"""Policies that balance a step: relibra and its parts, the published ways, and plain expert parallelism.
 
 M rows, L layers, E experts.
 """
@@ -30,15 +30,15 @@ _Decided = TypeVar("_Decided")
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What a policy may look at."""
+    """The input of a policy."""
 
     workload: Workload
     previous: Workload
-    """The step before, which those see who do not look ahead."""
+    """The step before; policies without foresight see only this one."""
     model: Model
     params: PlanParams
     num_threads: int = os.cpu_count() or 1
-    """Of planning: plans are the same for any number."""
+    """The threads that planning uses; their number does not change a plan."""
     _previous_home_LE: dict[int, NDArray[np.int32]] = field(default_factory=dict)
 
     @property
@@ -48,11 +48,11 @@ class Situation:
 
     @property
     def load_MLE(self) -> NDArray[np.int64]:
-        """Token copies of every cell."""
+        """The token copies of every cell."""
         return self.workload.load.load_MLE
 
     def previous_home_LE(self, redundant_slots: int) -> NDArray[np.int32]:
-        """Where relibra had experts in the step before, with this number of slots."""
+        """Return relibra's home ranks in the step before, with this number of slots."""
         if redundant_slots not in self._previous_home_LE:
             before, cluster = self.previous, replace(self.cluster, redundant_slots=redundant_slots)
             plan = solve(before.load, before.schedule, self.model, cluster, self.params, num_threads=self.num_threads)
@@ -62,15 +62,15 @@ class Situation:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What a policy decides."""
+    """The output of a policy."""
 
     assignment: Assignment
     load: StepLoad
-    """What it is for: another schedule has other cells."""
+    """The load that the assignment is for; packing changes the schedule and so the cells."""
     previous_home_LE: NDArray[np.int32]
-    """Where the same policy had experts in the step before."""
+    """The home ranks of the same policy in the step before."""
     decide_time_s: float
-    """What deciding took, on this machine."""
+    """The time that deciding took on this machine."""
 
 
 Policy = Callable[[Situation], Decision]
@@ -98,7 +98,7 @@ def _baseline(function: Callable[[NDArray[np.int64], Model, Cluster], Assignment
 
 
 def _eplb_history(situation: Situation) -> Decision:
-    """EPLB as it is deployed: made for what the previous step did, kept where it was made for the one before."""
+    """Decide as deployed EPLB does: place for the loads of the previous step, and charge no move to that placement."""
     seen_MLE = situation.previous.load.load_MLE
     load_MLE, model, cluster = situation.load_MLE, situation.model, situation.cluster
     assignment, decide_time_s = _timed(lambda: baselines.eplb(load_MLE, model, cluster, seen_MLE))
@@ -127,7 +127,7 @@ def _relibra(situation: Situation) -> Decision:
 
 
 def _reorder_only(situation: Situation) -> Decision:
-    """Without slots, planning balances ranks instead of nodes."""
+    """Plan without slots; then planning balances ranks instead of nodes."""
     return _planned(situation, replace(situation.cluster, redundant_slots=0))
 
 
@@ -176,9 +176,9 @@ POLICIES: dict[str, Policy] = {
     "relibra": _relibra,
     "relibra-packed": _relibra_packed,
 }
-"""By name, in the order of tables: none, the published ones, then relibra's parts and the whole."""
+"""The policies by name, in the order of tables: plain, the published ways, relibra's parts, relibra."""
 
 
 def usable_policies() -> tuple[str, ...]:
-    """Names of those that can run here: linear programs need scipy."""
+    """Return the names of the policies that can run here: linear programs need scipy."""
     return tuple(name for name in POLICIES if name != "lplb" or find_spec("scipy") is not None)

@@ -1,4 +1,4 @@
-"""What a user asks of a recorded trace: this model, on these nodes, with micro-batches of this size."""
+"""The question of a user with a recorded trace: how would this model train on these nodes?"""
 
 from dataclasses import dataclass, replace
 
@@ -16,7 +16,11 @@ from relibra.routing.trace_sets import take_sequences
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Everything that a simulation needs to know."""
+    """Everything that a simulation needs to know.
+
+    Raises:
+        InvalidInput: the experts do not divide evenly over the ranks.
+    """
 
     trace: RoutingTrace
     model: ModelShape
@@ -24,7 +28,7 @@ class Question:
     cluster: Cluster
     num_micro_batches: int = 32
     tokens_per_rank: int = 8192
-    """Tokens of a rank in a micro-batch."""
+    """The tokens of a rank in a micro-batch."""
     sequence_length: float = 8192.0
 
     def __post_init__(self) -> None:
@@ -32,30 +36,30 @@ class Question:
 
     @property
     def is_of_this_model(self) -> bool:
-        """Whether the trace has the shape of the model; if not, routing is drawn with the trace's statistics."""
+        """Whether the trace has the shape of the model; if not, `steps` draws routing with the trace's statistics."""
         model, trace = self.model, self.trace
         shape = (trace.num_layers, trace.num_experts, trace.top_k)
         return shape == (model.num_layers, model.num_experts, model.top_k)
 
     @property
     def training(self) -> Training:
-        """The training that is simulated."""
+        """The training that the simulation runs."""
         return Training(
             model=self.model, hardware=self.hardware, cluster=self.cluster, sequence_length=self.sequence_length
         )
 
     def with_slots(self, redundant_slots: int) -> "Question":
-        """The same with another number of redundant slots."""
+        """Return the same question with another number of redundant slots."""
         return replace(self, cluster=replace(self.cluster, redundant_slots=redundant_slots))
 
     def resampled(self, seed: int) -> "Question":
-        """The same of another recording: as many sequences, drawn from the recorded ones again and again."""
+        """Return the same question about another recording: as many sequences, drawn with replacement from this one."""
         num_sequences = self.trace.num_sequences
         drawn_S = np.random.default_rng([seed, 4]).integers(0, num_sequences, num_sequences)
         return replace(self, trace=take_sequences(self.trace, drawn_S))
 
     def steps(self, seed: int) -> tuple[Workload, Workload]:
-        """Two steps in a row; every seed has other sequences in them."""
+        """Return two consecutive steps; every seed gives them other sequences."""
         size = (self.cluster, self.num_micro_batches, self.tokens_per_rank)
         if self.is_of_this_model:
             return tiled(self.trace, *size, seed=2 * seed), tiled(self.trace, *size, seed=2 * seed + 1)

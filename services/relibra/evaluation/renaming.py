@@ -1,6 +1,7 @@
-"""Ranks are alike: which of them a placement calls which is chosen so that experts stay where they were.
+"""Rename the ranks of a placement so that as many experts as possible stay where they were.
 
-Without it, published placements would pay for moves that are mere renaming.
+Ranks are alike, so their names are free. Without renaming, published placements would pay for moves that only exchange
+the names of ranks.
 
 L layers, E experts, R EP ranks, P groups.
 """
@@ -15,7 +16,7 @@ from relibra.planning.job import Cluster
 
 
 def renamed(assignment: Assignment, previous_LE: NDArray[np.int32], cluster: Cluster) -> Assignment:
-    """Name the nodes of every layer, and the ranks of every node, after those that most of their experts come from."""
+    """Return the assignment with nodes and ranks of each layer named after the former homes of most experts there."""
     name_LR = np.stack(
         [
             _names(home_E, previous_E, cluster)
@@ -39,7 +40,7 @@ def _names(home_E: NDArray[np.int32], previous_E: NDArray[np.int32], cluster: Cl
 
 
 def _match(overlap_PP: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Name every group after another, largest overlap first."""
+    """Return a new name for every group: pairs with the largest overlap match first."""
     num_groups = len(overlap_PP)
     name_P = np.full(num_groups, -1)
     for pair in np.argsort(-overlap_PP, axis=None, kind="stable"):

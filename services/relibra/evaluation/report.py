@@ -1,4 +1,4 @@
-"""A page that compares policies: one file, figures included, nothing to load."""
+"""Write a page that compares policies: one self-contained HTML file with its figures."""
 
 import html
 from collections.abc import Sequence
@@ -29,32 +29,31 @@ tr.best { font-weight: 600; background: #2a7f6230 }
 """
 _CLEAR = "rgba(0, 0, 0, 0)"
 _INK = "#808890"
-"""Readable on white and on black: figures do not know which it is."""
+"""This grey is readable on white and on black; a figure does not know which of them it stands on."""
 
 
 def write_report(path: Path, question: Question, outcomes: Sequence[Outcome]) -> None:
-    """Write the page."""
-    write_atomically(path, report_html(question, outcomes).encode())
+    """Write the page for a question and its outcomes."""
+    write_atomically(path, _page(question, outcomes).encode())
 
 
-def report_html(question: Question, outcomes: Sequence[Outcome]) -> str:
-    """Return the page."""
+def _page(question: Question, outcomes: Sequence[Outcome]) -> str:
     cluster, trace = question.cluster, question.trace
     title = f"{question.model.name} on {cluster.num_nodes} x {cluster.gpus_per_node} {question.hardware.name.upper()}"
     source = (
         f"the {trace.num_sequences} recorded sequences"
         if question.is_of_this_model
-        else "sequences drawn with the statistics of the recorded ones, which are of another model"
+        else "sequences drawn with the statistics of the recorded ones, which come from another model"
     )
     setting = (
         f"{question.num_micro_batches} micro-batches of {question.tokens_per_rank} tokens a GPU from {source}; "
-        f"{cluster.redundant_slots} redundant slots a GPU for every policy that uses them, of "
+        f"{cluster.redundant_slots} redundant slots a GPU for every policy that uses them, which take "
         f"{cluster.redundant_slots * question.model.slot_size_bytes / 1e9:.2f} GB together. Times are simulated for "
         f"{question.hardware.source}."
     )
     figures = [
-        _figure(_throughput(outcomes), "Throughput, as a part of that of perfect balance", first=True),
-        _figure(_step_times(outcomes), "What a step waits for, in seconds", first=False),
+        _figure(_throughput(outcomes), "Throughput as a share of perfect balance", first=True),
+        _figure(_step_times(outcomes), "The parts of a step, in seconds", first=False),
     ]
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><link rel="icon" href="data:,">'

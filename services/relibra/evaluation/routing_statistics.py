@@ -1,8 +1,8 @@
-"""Routing like that of real rollouts, for models nobody has published routing of.
+"""Draw routing like that of real rollouts, for models without published routing.
 
-Expert popularity is a product of three gamma-distributed parts: one that all sequences of a layer share, one of the
-sequence's domain, and one of the sequence itself. Their variances are fitted to a trace by moments of its counts, free
-of the noise that few tokens bring. From step to step, popularity drifts.
+Expert popularity is a product of three gamma-distributed factors: one that all sequences share in a layer, one of the
+sequence's domain, and one of the sequence itself. The variances of the factors are fitted to a trace by moments of its
+counts, without the noise of small token counts. From step to step, popularity drifts.
 
 S sequences, L layers, E experts, D domains.
 """
@@ -20,7 +20,7 @@ from relibra.routing.trace import RoutingTrace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingStatistics:
-    """Variances of three factors with mean 1; their product is how often an expert is chosen, over the mean expert."""
+    """The variances of three factors with mean 1, whose product is an expert's popularity relative to the mean."""
 
     popularity_variance: float
     domain_variance: float
@@ -28,11 +28,11 @@ class RoutingStatistics:
 
     @classmethod
     def fit(cls, trace: RoutingTrace) -> "RoutingStatistics":
-        """Fit to a trace; a trace without domains has one.
+        """Return the statistics of a trace; a trace without domains counts as one domain.
 
-        The expected square of an expert's share within a group of sequences, over the square of its mean share 1/E, is
-        the product of 1 + variance over the factors that the group has in common. It is estimated without bias from
-        pairs of different tokens: of all sequences, of one domain, of one sequence.
+        For a group of sequences, take the expected square of an expert's share and divide it by the square of the mean
+        share 1/E. The result is the product of (1 + variance) over the factors that the group has in common. Pairs of
+        different tokens estimate it without bias: pairs from all sequences, from one domain, and from one sequence.
 
         Raises:
             InvalidInput: no sequence has a token.
@@ -55,9 +55,9 @@ class RoutingStatistics:
 
 
 def _mean_square(counts_XLE: NDArray[np.float64], top_k: int) -> float:
-    """E * sum_e share_e**2 from pairs of different tokens; mean over layers, and over groups by their size."""
+    """Estimate E * sum_e share_e**2 from pairs of different tokens; average over layers, and over groups by size."""
     total_XL = counts_XLE.sum(axis=-1)
-    # The copies of one token go to different experts: they are pairs that never agree, and say nothing.
+    # The copies of one token go to different experts. Such pairs never agree, so they say nothing.
     pairs_XL = (counts_XLE * (counts_XLE - 1)).sum(axis=-1) / np.maximum(total_XL * (total_XL - top_k), 1)
     return float(np.average(pairs_XL, weights=total_XL) * counts_XLE.shape[-1])
 
@@ -71,10 +71,10 @@ def draw_counts(
     step: int = 0,
     drift_sigma: float = 0.0,
 ) -> NDArray[np.uint32]:
-    """Draw token copies `[S, L, E]` of sequences with the given lengths, in tokens, and domains.
+    """Draw the token copies `[S, L, E]` of sequences with the given lengths, in tokens, and domains.
 
-    Equal seeds have the same popularity of experts, by domain too; `step` changes the sequences, and lets popularity
-    take that many steps of a random walk of `drift_sigma`.
+    Equal seeds give experts the same popularity, also within each domain. `step` changes the sequences, and popularity
+    takes that many steps of a random walk with standard deviation `drift_sigma`.
     """
     shape = (model.num_layers, model.num_experts)
     common, walk, own = (np.random.default_rng([seed, *part]) for part in ((0,), (1,), (2, step)))
@@ -94,9 +94,9 @@ def _factor(rng: np.random.Generator, variance: float, shape: tuple[int, ...]) -
 
 
 def _limited(share_LE: NDArray[np.float64], top_k: int) -> NDArray[np.float64]:
-    """Shares of token copies: a token chooses an expert at most once, so none has more than 1/K of them."""
+    """Return shares of token copies, at most 1/K for each expert, because a token chooses an expert at most once."""
     is_full_LE = np.zeros(share_LE.shape, dtype=np.bool_)
-    for _ in range(top_k):  # what is cut off goes to the others, of whom some may then have too much
+    for _ in range(top_k):  # the excess goes to the other experts, and some of them may then exceed 1/K
         rest_LE = np.where(is_full_LE, 0.0, share_LE)
         left_L1 = 1 - is_full_LE.sum(axis=-1, keepdims=True) / top_k
         share_LE = np.where(is_full_LE, 1 / top_k, rest_LE * left_L1 / rest_LE.sum(axis=-1, keepdims=True))

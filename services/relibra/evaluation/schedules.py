@@ -1,4 +1,4 @@
-"""Schedules to compare packing with, and what a schedule costs besides imbalance.
+"""Schedules to compare packing with, and a schedule's costs besides imbalance.
 
 S sequences, L layers, E experts, R EP ranks, M rows.
 """
@@ -14,14 +14,14 @@ from relibra.planning.packing.length_balance import length_balanced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleScore:
-    """A schedule under the plan made for it."""
+    """The costs of a schedule under the plan made for it."""
 
     imbalance: float
-    """Planned, with replicas."""
+    """The planned imbalance, with replicas."""
     cross_node_share: float
-    """Part of the token copies whose expert is home on another node than their source rank."""
+    """The part of the token copies whose expert has its home on another node than their source rank."""
     largest_tokens: int
-    """Tokens of the fullest source rank in a micro-batch: the token budget that the schedule needs."""
+    """The tokens of the fullest source rank in a micro-batch: the token budget that the schedule needs."""
     attention_spread: float
     """Slowest source rank over mean source rank, in squared lengths, summed over micro-batches; 1.0 is ideal."""
 
@@ -29,10 +29,10 @@ class ScheduleScore:
 def comparison_schedules(
     length_S: NDArray[np.int64], num_micro_batches: int, cluster: Cluster, token_budget: int
 ) -> dict[str, Schedule]:
-    """Return what frameworks do: `round_robin`, which knows no budget, and `length_balanced` under the given one.
+    """Return the schedules that frameworks make: `round_robin` ignores the budget, `length_balanced` keeps it.
 
     Raises:
-        InvalidInput: as `length_balanced`.
+        InvalidInput: in the cases of `length_balanced`.
     """
     return {
         "round_robin": Schedule.round_robin(len(length_S), num_micro_batches, cluster),
@@ -41,7 +41,7 @@ def comparison_schedules(
 
 
 def score_schedule(plan: Plan, counts_SLE: NDArray[np.integer], length_S: NDArray[np.int64]) -> ScheduleScore:
-    """Score the schedule of a plan on what its sequences route, `[S, L, E]`, and on their tokens."""
+    """Score the schedule of a plan, given its sequences' token copies `[S, L, E]` and tokens."""
     schedule, cluster = plan.schedule, plan.cluster
     home_node_LE = plan.home_rank_LE // cluster.gpus_per_node
     source_node_S = schedule.source_rank_S // cluster.gpus_per_node

@@ -1,4 +1,4 @@
-"""All policies on the same step: throughput, imbalance, and what each of them costs."""
+"""Run policies on the same step: throughput, imbalance, and the costs of each policy."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -15,19 +15,19 @@ from relibra.planning.load import imbalance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One policy on one step."""
+    """The result of one policy on one step."""
 
     policy: str
     step: StepTime
     imbalance: float
     of_balanced: float
-    """Throughput over that of a router that spreads tokens evenly."""
+    """Throughput relative to that of a router that spreads its tokens evenly."""
     replicas_per_cell: float
     num_moved_experts: int
     sent_bytes: int
-    """By all ranks together: weights and gradients of replicas, and experts that move."""
+    """The bytes that all ranks together send: weights and gradients of replicas, and experts that move."""
     decide_time_s: float
-    """What deciding took here; only what a step waits for is in `step`."""
+    """The time that deciding took on this machine; `step` contains only the part that the step waits for."""
 
 
 def simulate(
@@ -39,10 +39,19 @@ def simulate(
     on_policy: Callable[[str], None] = lambda name: None,
     num_threads: int = os.cpu_count() or 1,
 ) -> list[Outcome]:
-    """Run policies on a step; `on_policy` hears of each before it starts.
+    """Run policies on a step; return their outcomes in the same order.
+
+    Args:
+        workload: the step.
+        previous: the step before it.
+        training: the model, the machines and how they train.
+        policies: names in `POLICIES`.
+        params: how to plan; by default with the cost model that follows from `training`.
+        on_policy: called with the name of each policy before it runs.
+        num_threads: the threads that planning uses.
 
     Raises:
-        InvalidInput: a policy that does not exist.
+        InvalidInput: a policy does not exist.
         Unsupported: a policy needs a package that is not installed.
     """
     names = list(policies)

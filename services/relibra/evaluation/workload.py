@@ -1,4 +1,4 @@
-"""Steps to balance: real routing brought to the size of training, or routing drawn like it.
+"""The steps that policies balance: recorded routing brought to the size of training, or routing drawn like it.
 
 S sequences, L layers, E experts, R EP ranks.
 """
@@ -21,29 +21,30 @@ from relibra.routing.trace import RoutingTrace
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """The sequences of one step under the schedule they come with."""
+    """The sequences of one step, and the schedule they come with."""
 
     counts_SLE: NDArray[np.integer]
     length_S: NDArray[np.int64]
-    """Tokens."""
+    """The tokens of each sequence."""
     schedule: Schedule
     cluster: Cluster
 
     @cached_property
     def load(self) -> StepLoad:
-        """Token copies of every cell."""
+        """The token copies of every cell."""
         return self.load_under(self.schedule)
 
     def load_under(self, schedule: Schedule) -> StepLoad:
-        """Token copies of every cell under another schedule of the same sequences."""
+        """Return the token copies of every cell under another schedule of the same sequences."""
         return StepLoad.of(self.counts_SLE, schedule, self.cluster)
 
 
 def tiled(trace: RoutingTrace, cluster: Cluster, num_micro_batches: int, tokens_per_rank: int, seed: int) -> Workload:
-    """Fill every micro-batch of every rank with sequences of a trace, drawn again and again, up to so many tokens.
+    """Fill every micro-batch of every rank up to `tokens_per_rank`, with sequences drawn from a trace with replacement.
 
-    Recorded sequences are short beside those of training. One long rollout is about one thing, so what a rank gets in a
-    micro-batch is of one domain, and counts as one sequence; longer ones of their own would be less alike than that.
+    Recorded sequences are short compared with those of training. A long rollout is about one thing, so all sequences of
+    a rank in a micro-batch come from one domain and together count as one sequence. Real long sequences would differ
+    more from each other than these do.
 
     Raises:
         InvalidInput: no sequence has a token.
@@ -86,16 +87,16 @@ def drawn(
     drift_sigma: float = 0.02,
     sequences_per_rank: int = 2,
 ) -> Workload:
-    """Draw a step of routing with the given statistics; every rank gets as many sequences in every micro-batch.
+    """Draw a step of routing with the given statistics, `sequences_per_rank` for each rank and micro-batch.
 
-    Lengths are log-normal (sigma 0.5), those of one rank and micro-batch brought to `tokens_per_rank` together.
+    Lengths are log-normal (sigma 0.5), scaled so that those of one rank and micro-batch sum to `tokens_per_rank`.
     """
     rng = np.random.default_rng([seed, 3, step])
     num_bags = cluster.num_ep_groups * num_micro_batches * cluster.num_ranks
     weight_BS = rng.lognormal(0, 0.5, (num_bags, sequences_per_rank))
     length_BS = np.maximum(1, weight_BS / weight_BS.sum(axis=1, keepdims=True) * tokens_per_rank).astype(np.int64)
     domain_BS = rng.integers(0, num_domains, length_BS.shape)
-    # Sequence s of all bags, then s + 1 of all bags: dealt round-robin they are bags again.
+    # Round-robin deals sequence s of all bags, then s + 1 of all bags, so every rank gets its bag again.
     length_S, domain_S = length_BS.T.ravel(), domain_BS.T.ravel()
     return Workload(
         counts_SLE=draw_counts(statistics, model, length_S, domain_S, seed, step, drift_sigma),

@@ -1,7 +1,7 @@
-"""What others do with the same loads and the same slots: faithful, own implementations of published recipes.
+"""Published ways of balancing, written anew and faithful to their sources; all get the same loads and slots.
 
 In:   loads `[M, L, E]`, the model, the cluster.
-Out:  an `Assignment` each.
+Out:  one `Assignment` from each baseline.
 """
 
 from relibra.evaluation.baselines.eplb import eplb, eplb_per_micro_batch, rebalance_experts

@@ -1,6 +1,6 @@
-"""EPLB: experts packed to ranks with replicas of the heaviest; copies of an expert share its tokens evenly.
+"""EPLB packs experts to ranks and replicates the heaviest; the copies of an expert share its tokens evenly.
 
-deepseek-ai/EPLB (commit d52c72d), written anew.
+After deepseek-ai/EPLB (commit d52c72d), written anew.
 
 M rows, L layers, E experts, R EP ranks, N nodes, P physical experts (home copies and replicas), B bins, X pieces.
 """
@@ -14,7 +14,7 @@ from relibra.evaluation.assignment import Assignment, Known, from_pieces
 from relibra.planning.job import Cluster, Model
 
 DECISION_US = 200.0
-"""What a layer waits for a placement made after its router has run: SGLang's vectorised EPLB, the fastest measured,
+"""The time a layer waits for a placement made after its router has run. SGLang's vectorised EPLB, the fastest measured,
 takes 11 ms for 58 layers of 256 experts on a core; DeepSeek's own takes 4 ms a layer."""
 
 
@@ -24,23 +24,23 @@ def eplb(
     cluster: Cluster,
     seen_MLE: NDArray[np.integer] | None = None,
 ) -> Assignment:
-    """EPLB with one placement for the step, made for the total of the loads `seen_MLE`: its own by default.
+    """Balance with one placement for the step, made for the total of the loads `seen_MLE` (by default the step's own).
 
-    Every rank has `redundant_slots` more physical experts than E/R. An expert is at home where its first copy is.
+    Every rank has `redundant_slots` more physical experts than E/R. An expert's home is the rank of its first copy.
     """
     logical_LP = physical_experts((load_MLE if seen_MLE is None else seen_MLE).sum(axis=0), model, cluster)
     return _share_evenly(load_MLE, [logical_LP] * len(load_MLE), logical_LP, cluster, Known.AHEAD)
 
 
 def eplb_per_micro_batch(load_MLE: NDArray[np.integer], model: Model, cluster: Cluster) -> Assignment:
-    """EPLB again in every micro-batch, when its routers have run. Experts stay at home where the oracle puts them."""
+    """Place anew in every micro-batch, after its routers have run; the homes are those of `eplb`."""
     home_LP = physical_experts(load_MLE.sum(axis=0), model, cluster)
     logical_M = [physical_experts(load_LE, model, cluster) for load_LE in load_MLE]
     return _share_evenly(load_MLE, logical_M, home_LP, cluster, Known.ROUTED)
 
 
 def physical_experts(load_LE: NDArray[np.integer], model: Model, cluster: Cluster) -> NDArray[np.int64]:
-    """Return the expert of every physical one, `[L, P]`, rank by rank."""
+    """Return the logical expert of every physical expert, `[L, P]`, rank by rank."""
     num_physical = model.num_experts + cluster.num_ranks * cluster.redundant_slots
     return rebalance_experts(load_LE, num_physical, model.num_experts, cluster.num_nodes, cluster.num_ranks)
 
@@ -56,7 +56,7 @@ def _share_evenly(
     rank_P = np.arange(home_LP.shape[1]) // (home_LP.shape[1] // cluster.num_ranks)
     home_LE = np.empty((num_layers, num_experts), dtype=np.int32)
     for layer, logical_P in enumerate(home_LP):
-        home_LE[layer, logical_P[::-1]] = rank_P[::-1]  # the first copy is written last
+        home_LE[layer, logical_P[::-1]] = rank_P[::-1]  # the first copy is written last, so it is the home
     index, tokens = [], []
     for row, logical_LP in enumerate(logical_M):
         for layer, logical_P in enumerate(logical_LP):
@@ -81,9 +81,9 @@ def rebalance_experts(
     the copies packed to the node's ranks. After deepseek-ai/EPLB (commit d52c72d), written anew.
 
     Args:
-        weight_LE: load of every logical expert.
+        weight_LE: the load of every logical expert.
         num_physical: P, a multiple of `num_ranks`.
-        num_groups: expert groups, a multiple of `num_nodes`; E where experts are not grouped.
+        num_groups: the number of expert groups, a multiple of `num_nodes`; E if experts are not grouped.
         num_nodes: N.
         num_ranks: R.
     """
@@ -108,7 +108,7 @@ def _rebalance_layer(
 
 
 def _pack(weight_X: NDArray[np.number], num_bins: int) -> list[list[int]]:
-    """Longest processing time first into bins of equal count: the items of every bin, in the order they came."""
+    """Pack longest processing time first into bins of equal count; return the items of every bin in packing order."""
     capacity = len(weight_X) // num_bins
     if capacity == 1:
         return [[item] for item in range(num_bins)]
@@ -123,7 +123,7 @@ def _pack(weight_X: NDArray[np.number], num_bins: int) -> list[list[int]]:
 
 
 def _replicate(weight_X: NDArray[np.number], num_copies: int) -> NDArray[np.int64]:
-    """Give copy after copy to the expert with the most load per copy; the expert of each, first copies in order."""
+    """Give copy after copy to the expert with the most load per copy; return each copy's expert, first copies first."""
     copies_X = np.ones(len(weight_X))
     expert_P = list(range(len(weight_X)))
     for _ in range(num_copies - len(weight_X)):

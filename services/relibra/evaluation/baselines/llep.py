@@ -1,7 +1,7 @@
-"""LLEP, least-loaded expert parallelism: what is too much for an expert's rank spills to the least loaded ranks.
+"""LLEP, least-loaded expert parallelism: tokens that are too many for an expert's rank spill to the least loaded ranks.
 
-After Salesforce's LeastLoadedEP (arXiv 2601.17111, code at commit 11730c8), written anew. It may spill to any rank of
-the EP group, makes as many copies as it needs, and decides in every cell, when the router has run.
+After Salesforce's LeastLoadedEP (arXiv 2601.17111, code at commit 11730c8), written anew. LLEP may spill to any rank of
+the EP group, makes as many copies as it needs, and decides in every cell, after the router has run.
 
 M rows, L layers, E experts, R EP ranks, X pieces.
 """
@@ -13,13 +13,13 @@ from relibra.evaluation.assignment import Assignment, Known, from_pieces
 from relibra.planning.job import Cluster, Model
 
 MAX_TOKENS_FACTOR = 1.0
-"""alpha: a rank takes this times the mean. The paper's setting."""
+"""alpha: a rank takes at most this times the mean. The paper's setting."""
 MIN_TOKENS = 1024
-"""m: smaller spills are not worth a matrix multiplication, unless they are all that is left."""
+"""m: a smaller spill is not worth a matrix multiplication, unless nothing else is left to spill."""
 MIN_IMBALANCE = 1.3
-"""lambda: cells that are more even than this are left alone."""
+"""lambda: LLEP leaves cells alone whose imbalance is below this."""
 DECISION_US = 200.0
-"""The published planner takes 280 to 600 us a layer on a CPU; a fast one is assumed."""
+"""The published planner takes 280 to 600 us a layer on a CPU; this assumes a fast one."""
 
 
 def llep(
@@ -29,7 +29,7 @@ def llep(
     max_tokens_factor: float = MAX_TOKENS_FACTOR,
     min_tokens: int = MIN_TOKENS,
 ) -> Assignment:
-    """Spill in every cell that is uneven; homes are those of plain expert parallelism."""
+    """Spill in every uneven cell; the homes are those of plain expert parallelism."""
     home_LE = cluster.identity_placement(model)
     pieces = [
         (row, layer, expert, rank, tokens)
@@ -56,16 +56,16 @@ def _cell(
 def spill(
     tokens_E: list[int], home_E: list[int], num_ranks: int, max_tokens: int, min_tokens: int
 ) -> list[tuple[int, int, int]]:
-    """Assign experts, heaviest first: home as far as there is room, the rest to the least loaded.
+    """Assign the experts' tokens, heaviest expert first: to the home while it has room, the rest to the least loaded.
 
-    A rank's load counts what it was assigned and what its own experts will bring that have not had their turn.
+    The load of a rank counts its assigned tokens and all tokens of its own experts that are not assigned yet.
 
     Args:
-        tokens_E: load of every expert.
-        home_E: its rank.
+        tokens_E: the load of every expert.
+        home_E: the home rank of every expert.
         num_ranks: R.
-        max_tokens: most tokens of a rank, as far as possible.
-        min_tokens: fewest tokens of a spill that leaves some over.
+        max_tokens: the most tokens of a rank, as far as possible.
+        min_tokens: the fewest tokens of a spill that does not exhaust the expert.
 
     Returns:
         (expert, rank, tokens).
@@ -94,7 +94,7 @@ def spill(
                 if chunk > 0 and (chunk >= min_tokens or chunk == left):
                     break
             else:
-                rank, chunk = others[0], left  # nobody has room: the least loaded takes it all
+                rank, chunk = others[0], left  # no rank has room: the least loaded takes all of it
             give(expert, rank, chunk)
             left -= chunk
         if left:

@@ -1,8 +1,8 @@
-"""LPLB: fixed replicas, and a linear program in every cell that shares tokens over copies as well as can be.
+"""LPLB: fixed replicas, and a linear program in every cell that shares tokens over the copies optimally.
 
 deepseek-ai/LPLB (README, 2025) reorders and replicates with EPLB and solves the program on the GPU after the router.
-Its replicas form a fixed graph of ranks; here they are EPLB's, which is what SGLang's `--ep-dispatch-algorithm lp`
-does, and no worse a start. The program is solved exactly, by HiGHS.
+Its replicas form a fixed graph of ranks. Here they are those of EPLB, as in SGLang's `--ep-dispatch-algorithm lp`,
+which is no worse a start. HiGHS solves the program exactly.
 
 M rows, L layers, E experts, R EP ranks, P copies of experts, X pieces.
 """
@@ -16,11 +16,11 @@ from relibra.evaluation.baselines.eplb import eplb, physical_experts
 from relibra.planning.job import Cluster, Model
 
 DECISION_US = 100.0
-"""Published time of a solve in a node."""
+"""The published time of a solve within a node."""
 
 
 def lplb(load_MLE: NDArray[np.integer], model: Model, cluster: Cluster) -> Assignment:
-    """Share tokens by linear program over EPLB's copies for the step's own total loads.
+    """Share tokens by linear program over the copies that EPLB makes for the step's own total loads.
 
     Raises:
         Unsupported: scipy is not installed.
@@ -29,7 +29,7 @@ def lplb(load_MLE: NDArray[np.integer], model: Model, cluster: Cluster) -> Assig
     slots_per_rank = logical_LP.shape[1] // cluster.num_ranks
     index, tokens = [], []
     for layer, logical_P in enumerate(logical_LP):
-        # Two copies on one rank are one.
+        # Two copies of an expert on one rank count as one.
         copy_P2 = np.unique(np.stack([logical_P, np.arange(len(logical_P)) // slots_per_rank], axis=1), axis=0)
         for row, load_LE in enumerate(load_MLE):
             tokens.append(share_by_program(load_LE[layer], copy_P2, cluster.num_ranks))
@@ -41,7 +41,7 @@ def lplb(load_MLE: NDArray[np.integer], model: Model, cluster: Cluster) -> Assig
 
 
 def share_by_program(load_E: NDArray[np.integer], copy_P2: NDArray[np.integer], num_ranks: int) -> NDArray[np.int64]:
-    """Tokens of every copy (expert, rank) so that the slowest rank has the fewest, but for rounding to whole tokens.
+    """Return the tokens of every copy (expert, rank) that minimise the slowest rank's tokens, up to rounding.
 
     Raises:
         Unsupported: scipy is not installed.
@@ -65,7 +65,7 @@ def share_by_program(load_E: NDArray[np.integer], copy_P2: NDArray[np.integer], 
     tokens_P: NDArray[np.int64] = np.floor(result.x[:-1] + 1e-6).astype(np.int64)
     missing_E = load_E.astype(np.int64)
     np.subtract.at(missing_E, copy_P2[:, 0], tokens_P)
-    for copy, (expert, _) in enumerate(copy_P2):  # what rounding left over
+    for copy, (expert, _) in enumerate(copy_P2):  # hand out the tokens that rounding left over
         extra = min(1, missing_E[expert])
         tokens_P[copy] += extra
         missing_E[expert] -= extra

@@ -1,4 +1,4 @@
-"""Placements without replicas: none at all, longest processing time first, and whole experts moved inside a node.
+"""Balance without splitting an expert: not at all, by longest processing time first, or by moving whole experts.
 
 M rows, L layers, E experts, R EP ranks, N nodes, G ranks per node, X experts of a node.
 """
@@ -12,22 +12,22 @@ from relibra.planning.placement.partition import fill, spread
 
 
 def identity(load_MLE: NDArray[np.integer], model: Model, cluster: Cluster) -> Assignment:
-    """Plain expert parallelism."""
+    """Place experts as plain expert parallelism does."""
     return at_home(load_MLE, cluster.identity_placement(model))
 
 
 def longest_first(load_MLE: NDArray[np.integer], model: Model, cluster: Cluster) -> Assignment:
-    """Longest processing time first on the step's total loads, per layer: RoutePack's placement (arXiv 2608.12146)."""
+    """Place by longest processing time first on each layer's total loads, as RoutePack does (arXiv 2608.12146)."""
     total_LE = load_MLE.sum(axis=0, dtype=np.int64)
     home_LE = np.stack([spread(total_E, cluster.num_ranks) for total_E in total_LE])
     return at_home(load_MLE, home_LE)
 
 
 def whole_experts(load_MLE: NDArray[np.integer], model: Model, cluster: Cluster) -> Assignment:
-    """FEPLB (arXiv 2604.19654): in every cell, every rank's heaviest experts may move, whole, inside the node.
+    """Let the heaviest experts of every rank move, whole, inside the node in every cell: FEPLB (arXiv 2604.19654).
 
-    As many experts of a rank are free to move as it has redundant slots; they go, heaviest first, to the lightest rank
-    with room. The copy engine hides what travels behind the experts that stay.
+    A rank may give away as many experts as it has redundant slots. They go, heaviest first, to the lightest rank with
+    room. The copy engine hides the transfer behind the experts that stay.
     """
     home_LE = cluster.identity_placement(model)
     num_rows, num_layers, num_experts = load_MLE.shape

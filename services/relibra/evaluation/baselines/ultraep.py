@@ -1,8 +1,9 @@
-"""UltraEP: homes stay, and in every cell replicas of hot experts are made inside the node when the router has run.
+"""UltraEP: homes stay, and every cell replicates its hot experts inside the node after the router has run.
 
 After the published description of its quota planner (arXiv 2606.04101; Dots-Infra/UltraEP at commit 94cab09), written
-anew: a binary search on the slowest rank's tokens T; for a given T, ranks above it, heaviest first, hand over what
-their experts, heaviest first, have too much to the rank with the most room, a free slot and no copy of it yet.
+anew. A binary search lowers the limit T on the slowest rank's tokens. For a given T, the ranks above it hand over their
+excess, heaviest rank and heaviest expert first. The excess of an expert goes to the rank with the most room that has a
+free slot and no copy of the expert yet.
 
 M rows, L layers, E experts, R EP ranks, N nodes, G ranks per node, S slots, X experts of a node, Y replicas.
 """
@@ -15,14 +16,14 @@ from relibra.planning.jit import compiled
 from relibra.planning.job import Cluster, Model
 
 MIN_TOKENS = 1024
-"""Fewest tokens of a replica, as shipped."""
+"""The fewest tokens of a replica in the published configuration."""
 DECISION_US = 73.0
-"""67 to 78 us, published for 256 experts on 64 ranks."""
+"""The published time is 67 to 78 us, for 256 experts on 64 ranks."""
 _TOLERANCE = 0.01
 
 
 def ultraep(load_MLE: NDArray[np.integer], model: Model, cluster: Cluster, min_tokens: int = MIN_TOKENS) -> Assignment:
-    """Replicate in every cell under the placement of plain expert parallelism."""
+    """Replicate in every cell; the homes are those of plain expert parallelism."""
     home_LE = cluster.identity_placement(model)
     num_rows, num_layers, num_experts = load_MLE.shape
     per_node = num_experts // cluster.num_nodes
@@ -44,7 +45,7 @@ def ultraep(load_MLE: NDArray[np.integer], model: Model, cluster: Cluster, min_t
 
 @compiled
 def quota_replicas(load_X: NDArray[np.int64], num_ranks: int, slots: int, min_tokens: int) -> NDArray[np.int64]:
-    """Replicas of one node in one cell, int64 `[Y, 3]`: (expert, rank, tokens); experts are sorted by rank."""
+    """Return one node's replicas in one cell, int64 `[Y, 3]`: (expert, rank, tokens). Experts come sorted by rank."""
     share = len(load_X) // num_ranks
     load_G = np.zeros(num_ranks, dtype=np.int64)
     for expert in range(len(load_X)):
