@@ -1,4 +1,4 @@
-"""One mutation for every sentence of `check_plan`: a valid plan with one invariant broken, which must be named."""
+"""One test for every sentence of `check_plan`: it breaks one invariant of a valid plan, and the check must name it."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def _changed(array, at, value):
 
 
 def _with_line(plan, index4, tokens):
-    """Add a quota, sorted in, all of its tokens from source rank 0."""
+    """Insert a quota in order; all of its tokens come from source rank 0."""
     index_Q4 = np.concatenate([plan.quota_index_Q4, np.array([index4], dtype=np.int32)])
     order_Q = np.lexsort(index_Q4.T[::-1])
     source_QR = np.zeros((len(index_Q4), plan.cluster.num_ranks), dtype=np.int32)
@@ -78,7 +78,7 @@ def test_S2_a_quota_index_of_another_shape(plan):
 @pytest.mark.parametrize(
     ("column", "name", "bound"), [(0, "row", 3), (1, "layer", 2), (2, "expert", 8), (3, "rank", 4)]
 )
-def test_S2_a_quota_that_names_what_is_not_there(plan, column, name, bound):
+def test_S2_a_quota_whose_index_is_out_of_range(plan, column, name, bound):
     broken = replace(plan, quota_index_Q4=_changed(plan.quota_index_Q4, (-1, column), bound))
     assert _faults(broken) == [f"a quota names a {name} outside 0 to {bound - 1}"]
 
@@ -102,7 +102,7 @@ def test_S2_a_quota_listed_twice(plan):
 def test_S2_token_counts_missing(plan):
     num_quotas = len(plan.quota_tokens_Q)
     broken = replace(plan, quota_tokens_Q=plan.quota_tokens_Q[:-1])
-    assert _faults(broken)[0] == f"({num_quotas - 1},) token counts for {num_quotas} quotas"
+    assert _faults(broken)[0] == f"token counts have shape ({num_quotas - 1},), expected ({num_quotas},)"
 
 
 def test_S2_a_negative_quota(plan):
@@ -132,23 +132,25 @@ def test_S2_a_negative_source_share(plan):
 def test_S2_source_shares_that_do_not_sum_to_their_quota(plan):
     share_YR = plan.shares.to_array()
     share_YR[0, 0] += 1
-    assert _faults(_with_shares(plan, share_YR)) == ["source shares do not sum to their replica's quota"]
+    assert _faults(_with_shares(plan, share_YR)) == ["the source shares of a replica do not sum to its quota"]
 
 
 def test_S2_a_lower_bound_of_another_shape(plan):
-    assert _faults(replace(plan, lower_bound_ML=plan.lower_bound_ML[:1])) == ["lower_bound has shape (1, 2)"]
+    assert _faults(replace(plan, lower_bound_ML=plan.lower_bound_ML[:1])) == [
+        "lower_bound has shape (1, 2), expected (3, 2)"
+    ]
 
 
 def test_S2_a_cell_below_its_bound(plan):
     broken = replace(plan, lower_bound_ML=_changed(plan.lower_bound_ML, (0, 0), 1e12))
-    assert _faults(broken) == ["a cell is below its own lower bound"]
+    assert _faults(broken) == ["the slowest rank of a cell is below the cell's lower bound"]
 
 
 def test_S2_a_replica_on_another_node(plan):
     row, layer, expert = 0, 0, 0
     free = 3 if plan.home_rank_LE[layer, expert] < 2 else 0
     roomy = replace(plan, cluster=replace(plan.cluster, redundant_slots=8))
-    assert _faults(_with_line(roomy, (row, layer, expert, free), 0)) == ["a replica left its home's node"]
+    assert _faults(_with_line(roomy, (row, layer, expert, free), 0)) == ["a replica is not on the node of its home"]
 
 
 def test_S2_more_replicas_than_slots(plan):
@@ -159,12 +161,12 @@ def test_S2_more_replicas_than_slots(plan):
 
 def test_S2_quotas_that_miss_their_load(plan, problem):
     assert _faults(plan, _changed(problem.load_MLE, (0, 0, 0), 10**6)) == [
-        "the quotas of 1 (row, layer, expert) do not sum to their load"
+        "the quotas of 1 (row, layer, expert) do not sum to the load"
     ]
 
 
 def test_S2_a_load_of_another_shape(plan, problem):
-    assert _faults(plan, problem.load_MLE[:1]) == ["the load has shape (1, 2, 8), the plan is for (3, 2, 8)"]
+    assert _faults(plan, problem.load_MLE[:1]) == ["the load has shape (1, 2, 8), expected (3, 2, 8)"]
 
 
 def test_S2_a_placement_alone(plan):
@@ -191,7 +193,7 @@ def test_S2_a_rank_plan_cut_from_a_plan_is_valid(rank_plan, plan):
 def test_S2_a_rank_plan_with_a_share_missing(rank_plan, plan):
     broken = replace(rank_plan, replica_share_Q=rank_plan.replica_share_Q[:-1])
     num_replicas = len(rank_plan.replica_share_Q)
-    assert _rank_faults(broken, plan) == [f"({num_replicas - 1},) shares for {num_replicas} replicas"]
+    assert _rank_faults(broken, plan) == [f"shares have shape ({num_replicas - 1},), expected ({num_replicas},)"]
 
 
 def test_S2_a_rank_plan_with_a_negative_share(rank_plan, plan):
@@ -207,9 +209,9 @@ def test_S2_a_rank_plan_with_a_replica_at_home(rank_plan, plan):
         replica_index_Q4=_changed(rank_plan.replica_index_Q4, (0, 3), home)[:1],
         replica_share_Q=rank_plan.replica_share_Q[:1],
     )
-    assert _rank_faults(broken, plan) == ["a replica sits on its own home rank"]
+    assert _rank_faults(broken, plan) == ["a replica is on its own home rank"]
 
 
-def test_S2_a_rank_plan_with_a_row_that_is_not_there(rank_plan, plan):
+def test_S2_a_rank_plan_with_a_row_out_of_range(rank_plan, plan):
     broken = replace(rank_plan, replica_index_Q4=_changed(rank_plan.replica_index_Q4, (-1, 0), 3))
     assert _rank_faults(broken, plan) == ["a quota names a row outside 0 to 2"]

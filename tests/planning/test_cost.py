@@ -30,7 +30,7 @@ def test_more_tokens_never_take_less_time(one, other):
     assert cost.compute_us(min(one, other)) <= cost.compute_us(max(one, other))
 
 
-def test_an_unhidden_replica_is_worth_about_what_ultraep_asks_for():
+def test_a_replica_that_is_not_hidden_pays_from_about_the_size_that_ultraep_uses():
     by_size = [
         CostModel(
             expert_tokens=cost.expert_tokens, expert_us=cost.expert_us, hidden_transfer_share=0.0
@@ -56,7 +56,7 @@ def test_reordering_everything_costs_what_papers_report():
     assert cost.reorder_us(64, 64, 7 * _DEEPSEEK_V3) == pytest.approx(13_700, rel=0.01)
 
 
-def test_it_survives_json():
+def test_a_cost_model_survives_json():
     cost = CostModel.of_expert(_DEEPSEEK_V3, token_size_bytes=28_672)
     assert CostModel.from_dict(json.loads(json.dumps(cost.to_dict()))) == cost
     assert CostModel.from_dict({}) == CostModel()
@@ -69,7 +69,7 @@ def test_it_survives_json():
         ({"expert_tokens": [5, 3]}, "cost.expert_tokens"),
         ({"expert_us": [1, 2, 3]}, "cost.expert_us: expected 2 times"),
         ({"expert_us": [2, 1]}, "cost.expert_us"),
-        ({"expert_us": [2, 2]}, "cost.expert_us: expected more time"),
+        ({"expert_us": [2, 2]}, "cost.expert_us: expected a longer time for the last"),
         ({"inter_node_bytes_per_us": 0}, "cost.inter_node_bytes_per_us: expected at least 1"),
         ({"token_size_bytes": float("nan")}, "cost.token_size_bytes"),
         ({"hidden_transfer_share": 1.5}, "cost.hidden_transfer_share: expected 0 to 1"),
@@ -78,6 +78,6 @@ def test_it_survives_json():
         ({"expert_us": None}, "cost: expected numbers"),
     ],
 )
-def test_what_is_no_cost_model_is_refused_by_name(fields, message):
+def test_a_bad_cost_model_is_refused_by_name(fields, message):
     with pytest.raises(InvalidInput, match=message):
         CostModel.from_dict(fields)

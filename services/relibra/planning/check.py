@@ -1,7 +1,9 @@
 """Every invariant of a plan, one sentence each (S2).
 
-The planner checks before it publishes, the agent before it applies, tests as an oracle: one implementation for all.
-M rows, L layers, E experts, R EP ranks, Q quotas.
+There is one implementation: the planner checks a plan before it publishes it, the agent before it applies it, and tests
+use the check as an oracle.
+
+M rows, L layers, E experts, R EP ranks, Q quotas, Y replicas, B replicas of one block.
 """
 
 import numpy as np
@@ -15,7 +17,7 @@ from relibra.planning.shares import WHOLE, begins, fractions
 
 
 def check_plan(plan: Plan, load_MLE: NDArray[np.integer] | None = None) -> None:
-    """Check a whole plan; with `load_MLE` also that its quotas sum to that load.
+    """Check a whole plan, and with `load_MLE` also that its quotas sum to that load.
 
     Raises:
         InvalidPlan: lists every broken invariant.
@@ -32,7 +34,7 @@ def check_plan(plan: Plan, load_MLE: NDArray[np.integer] | None = None) -> None:
 
 
 def check_rank_plan(plan: RankPlan, model: Model, cluster: Cluster) -> None:
-    """Check what one rank received, before it is applied.
+    """Check the part of a plan that one rank received.
 
     Raises:
         InvalidPlan: lists every broken invariant.
@@ -44,7 +46,9 @@ def check_rank_plan(plan: RankPlan, model: Model, cluster: Cluster) -> None:
         if not faults:
             faults = _replica_faults(plan.replica_index_Q4, plan.home_rank_LE, cluster)
             if plan.replica_share_Q.shape != (len(plan.replica_index_Q4),):
-                faults.append(f"{plan.replica_share_Q.shape} shares for {len(plan.replica_index_Q4)} replicas")
+                faults.append(
+                    f"shares have shape {plan.replica_share_Q.shape}, expected ({len(plan.replica_index_Q4)},)"
+                )
             elif (plan.replica_share_Q < 0).any():
                 faults.append("a share of a replica is negative")
             elif plan.basis is not Basis.REPLAY:
@@ -53,7 +57,7 @@ def check_rank_plan(plan: RankPlan, model: Model, cluster: Cluster) -> None:
                     faults.append(f"the fractions of an expert sum to {end_Q.max()}, more than {WHOLE}")
             _, layer_Q, expert_Q, rank_Q = plan.replica_index_Q4.T
             if (plan.home_rank_LE[layer_Q, expert_Q] == rank_Q).any():
-                faults.append("a replica sits on its own home rank")
+                faults.append("a replica is on its own home rank")
     _raise(faults)
 
 
@@ -104,15 +108,16 @@ def _quota_faults(plan: Plan) -> list[str]:
     faults = _index_faults(plan.quota_index_Q4, plan.num_rows, plan.model, plan.cluster)
     num_quotas = len(plan.quota_index_Q4)
     if plan.quota_tokens_Q.shape != (num_quotas,):
-        faults.append(f"{plan.quota_tokens_Q.shape} token counts for {num_quotas} quotas")
+        faults.append(f"token counts have shape {plan.quota_tokens_Q.shape}, expected ({num_quotas},)")
     elif (plan.quota_tokens_Q < 0).any():
         faults.append("a quota is negative")
     elif not faults:
         faults += _share_faults(plan)
-    if plan.lower_bound_ML.shape != (plan.num_rows, plan.model.num_layers):
-        faults.append(f"lower_bound has shape {plan.lower_bound_ML.shape}")
+    shape = (plan.num_rows, plan.model.num_layers)
+    if plan.lower_bound_ML.shape != shape:
+        faults.append(f"lower_bound has shape {plan.lower_bound_ML.shape}, expected {shape}")
     elif not faults and (plan.rank_loads_MLR.max(axis=-1) + 1e-6 < plan.lower_bound_ML).any():
-        faults.append("a cell is below its own lower bound")
+        faults.append("the slowest rank of a cell is below the cell's lower bound")
     return faults
 
 
@@ -132,9 +137,9 @@ def _share_faults(plan: Plan) -> list[str]:
         if first > len(expected_Y):
             continue
         if is_forecast and (block_BR != expected_B[:, None]).any():
-            return ["source shares are not the fractions of their replica's quota"]
+            return ["source shares are not the fractions that their replicas' quotas give"]
         if not is_forecast and (block_BR.sum(axis=1, dtype=np.int64) != expected_B).any():
-            return ["source shares do not sum to their replica's quota"]
+            return ["the source shares of a replica do not sum to its quota"]
     return [f"{first} source shares for {len(expected_Y)} replicas"] if first != len(expected_Y) else []
 
 
@@ -143,7 +148,7 @@ def _replica_faults(index_Q4: NDArray[np.integer], home_rank_LE: NDArray[np.inte
     home_Q = home_rank_LE[layer_Q, expert_Q]
     faults = []
     if (home_Q // cluster.gpus_per_node != rank_Q // cluster.gpus_per_node).any():
-        faults.append("a replica left its home's node")
+        faults.append("a replica is not on the node of its home")
     if len(row_Q):
         used = np.zeros((int(row_Q.max()) + 1, home_rank_LE.shape[0], cluster.num_ranks), dtype=np.int64)
         np.add.at(used, (row_Q, layer_Q, rank_Q), 1)
@@ -155,8 +160,8 @@ def _replica_faults(index_Q4: NDArray[np.integer], home_rank_LE: NDArray[np.inte
 def _load_faults(plan: Plan, load_MLE: NDArray[np.integer]) -> list[str]:
     planned_MLE = np.zeros((plan.num_rows, plan.model.num_layers, plan.model.num_experts), dtype=np.int64)
     if load_MLE.shape != planned_MLE.shape:
-        return [f"the load has shape {load_MLE.shape}, the plan is for {planned_MLE.shape}"]
+        return [f"the load has shape {load_MLE.shape}, expected {planned_MLE.shape}"]
     row_Q, layer_Q, expert_Q, _ = plan.quota_index_Q4.T
     np.add.at(planned_MLE, (row_Q, layer_Q, expert_Q), plan.quota_tokens_Q)
     num_wrong = int((planned_MLE != load_MLE).sum())
-    return [f"the quotas of {num_wrong} (row, layer, expert) do not sum to their load"] if num_wrong else []
+    return [f"the quotas of {num_wrong} (row, layer, expert) do not sum to the load"] if num_wrong else []

@@ -6,15 +6,15 @@ Token imbalance is the special case where one token costs one unit and everythin
 
 Defaults are for nodes of 8 H100 or H200 and come from `CostModel.of_expert`:
 
-- 400 TFLOP/s of dense bf16 in grouped matrix multiplication, out of 989 peak: 2 FLOP per parameter and token.
-- 2.7 TB/s of HBM (80 % of an H100's 3.35): an expert with few tokens still reads all its weights.
-- 360 GB/s per direction inside a node, 80 % of NVLink 4's 450; UltraEP measured 353 to 367 (706 to 734 both ways).
+- 400 TFLOP/s of dense bf16 in grouped matrix multiplication, out of 989 peak; 2 FLOP per parameter and token.
+- 2.7 TB/s of HBM, 80 % of an H100's 3.35: an expert with few tokens still reads all its weights.
+- 360 GB/s per direction inside a node, 80 % of NVLink 4's 450. UltraEP measured 353 to 367 (706 to 734 both ways).
 - 45 GB/s per GPU between nodes, 90 % of one 400 Gb/s adapter.
-- 90 % of a replica's transfer hides: plans are known ahead, and attention of one layer lasts several times as long as
-  filling two slots over NVLink (52 of 2100 us for a 30B model, 210 of 5700 us for a 235B one).
+- 90 % of a replica's transfer is hidden: plans are known ahead, and the attention of one layer lasts several times as
+  long as filling two slots over NVLink (52 of 2100 us for a 30B model, 210 of 5700 us for a 235B one).
 
-With these, a replica whose transfer does not hide at all is worth making from some 1300 tokens on, whatever the size of
-the expert; UltraEP, which hides nothing, takes 1024.
+With these defaults, a replica whose transfer is not hidden at all pays from about 1300 tokens on, whatever the size of
+the expert. UltraEP, which hides no transfer, uses 1024.
 """
 
 from bisect import bisect_right
@@ -31,13 +31,14 @@ _WEIGHT_BYTES_PER_PARAMETER = 2
 _FREE = 1e30
 
 _FORWARD_PASSES = 4
-"""Forward passes a step is worth in compute: recompute 1, forward 1, backward 2."""
+"""Compute of a step, in forward passes: recompute 1, forward 1, backward 2."""
 
 _DISPATCHES = 3
-"""Times a step sends token copies out and back: recompute, forward, backward."""
+"""How often a step sends token copies out and back: in recompute, forward and backward."""
 
 WEIGHT_TRANSFERS = 5
-"""Sizes of its weights a replica moves in a step: in for recompute, forward and backward, and fp32 gradients out."""
+"""What a replica moves in a step, in sizes of its bf16 weights: the weights in for recompute, forward and backward (3),
+and the fp32 gradients out (2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +46,15 @@ class CostModel:
     """Microseconds of one rank's work in one layer's forward pass."""
 
     expert_tokens: tuple[float, ...] = (0.0, 1.0)
-    """Numbers of tokens, rising, at which the time of one expert is known; at least two."""
+    """Token counts at which the time of one expert is known: at least two, rising."""
     expert_us: tuple[float, ...] = (0.0, 1.0)
-    """The time of one expert for each, not falling; linear between them, and beyond the last two."""
+    """The time of one expert at each of these counts, never falling; linear between them and beyond the last."""
     token_size_bytes: float = 0.0
-    """What dispatch and combine of one token copy move together."""
+    """What dispatch and combine move for one token copy, both together."""
     intra_node_bytes_per_us: float = 360e3
     inter_node_bytes_per_us: float = 45e3
     hidden_transfer_share: float = 0.9
-    """Part of the transfer of replicas that hides behind attention."""
+    """The part of the transfer of replicas that is hidden behind attention."""
 
     def __post_init__(self) -> None:
         tokens, times = tuple(map(float, self.expert_tokens)), tuple(map(float, self.expert_us))
@@ -61,12 +62,20 @@ class CostModel:
         object.__setattr__(self, "expert_us", times)
         rising = all(one < other for one, other in pairwise(tokens))
         if len(tokens) < 2 or not rising or not all(map(isfinite, tokens)) or tokens[0] < 0:
-            raise InvalidInput.of("cost.expert_tokens", expected="at least two rising numbers from 0", got=tokens)
+            raise InvalidInput.of(
+                "cost.expert_tokens", expected="at least two rising numbers, none below 0", got=tokens
+            )
         not_falling = all(one <= other for one, other in pairwise(times))
         if len(times) != len(tokens) or not not_falling or not all(map(isfinite, times)) or times[0] < 0:
-            raise InvalidInput.of("cost.expert_us", expected=f"{len(tokens)} times, none falling", got=times)
+            raise InvalidInput.of(
+                "cost.expert_us", expected=f"{len(tokens)} times that never fall, none below 0", got=times
+            )
         if times[-2] == times[-1]:
-            raise InvalidInput.of("cost.expert_us", expected="more time for the most tokens", got=times[-2:])
+            raise InvalidInput.of(
+                "cost.expert_us",
+                expected="a longer time for the last token count than for the one before",
+                got=times[-2:],
+            )
         for field, least in (("token_size_bytes", 0), ("intra_node_bytes_per_us", 1), ("inter_node_bytes_per_us", 1)):
             if not least <= getattr(self, field) <= _FREE:
                 raise InvalidInput.of(f"cost.{field}", expected=f"at least {least}", got=getattr(self, field))
@@ -75,12 +84,12 @@ class CostModel:
 
     @classmethod
     def tokens(cls) -> "CostModel":
-        """Count tokens and nothing else."""
+        """Return the cost model that counts tokens and nothing else."""
         return cls(intra_node_bytes_per_us=_FREE, inter_node_bytes_per_us=_FREE, hidden_transfer_share=1.0)
 
     @classmethod
     def of_expert(cls, weight_size_bytes: int, token_size_bytes: float = 0.0) -> "CostModel":
-        """Defaults for H100-class nodes and experts of bf16 weights of this size."""
+        """Return the defaults for H100-class nodes and experts whose bf16 weights have this size."""
         read_us = weight_size_bytes / _HBM_BYTES_PER_US
         flop_per_token = 2 * weight_size_bytes / _WEIGHT_BYTES_PER_PARAMETER
         us_per_token = max(flop_per_token, 1.0) / _FLOP_PER_US
@@ -95,7 +104,7 @@ class CostModel:
         """Read a cost model from JSON; missing keys take their default.
 
         Raises:
-            InvalidInput: a key is unknown, or a value out of range.
+            InvalidInput: a key is unknown, or a value is out of range.
         """
         unknown = sorted(set(fields) - set(cls.__dataclass_fields__))
         if unknown:
@@ -106,16 +115,16 @@ class CostModel:
             raise InvalidInput.of("cost", expected="numbers, and lists of numbers", got=error) from error
 
     def to_dict(self) -> dict[str, object]:
-        """As JSON."""
+        """Return the fields as JSON has them; `from_dict` reads them."""
         return asdict(self)
 
     @property
     def us_per_token(self) -> float:
-        """Time of one more token where there are many."""
+        """Time of one more token where an expert has many."""
         return (self.expert_us[-1] - self.expert_us[-2]) / (self.expert_tokens[-1] - self.expert_tokens[-2])
 
     def compute_us(self, num_tokens: float) -> float:
-        """Time of one expert with so many tokens; an expert without tokens takes none."""
+        """Return the time of one expert with `num_tokens` tokens; an expert without tokens takes no time."""
         if num_tokens <= 0:
             return 0.0
         last = len(self.expert_tokens) - 1
@@ -125,27 +134,31 @@ class CostModel:
         return max(y0 + (num_tokens - x0) * (y1 - y0) / (x1 - x0), 0.0)
 
     def transfer_us(self, size_bytes: float) -> float:
-        """What the transfer of replicas adds to a cell."""
+        """Return the time that transferring this many bytes of replicas adds to a cell: the part that is not hidden."""
         return (1 - self.hidden_transfer_share) * size_bytes / self.intra_node_bytes_per_us
 
     def min_tokens_per_replica(self, weight_size_bytes: int) -> int:
-        """Tokens from which on a replica saves its home more time in a step than it costs.
+        """Return the tokens from which on a replica saves more time in a step than it costs.
 
-        It costs its rank one more expert, whose weights must come and be read, and saves the slowest rank its tokens.
+        A replica saves the slowest rank its tokens. It costs its own rank one more expert, whose weights must be
+        transferred and read.
         """
         fixed_us = _FORWARD_PASSES * self.compute_us(1) + self.transfer_us(WEIGHT_TRANSFERS * weight_size_bytes)
         return max(1, round(fixed_us / (_FORWARD_PASSES * self.us_per_token)))
 
     def saved_us(self, num_tokens: float) -> float:
-        """Time a step gains where the slowest ranks of its cells compute so many tokens less in all."""
+        """Return the time a step saves if the slowest ranks of its cells compute `num_tokens` fewer tokens in all."""
         return _FORWARD_PASSES * self.us_per_token * num_tokens
 
     @property
     def crossing_tokens(self) -> float:
-        """Computed tokens that one token copy's ways to another node and back are worth, over a step."""
+        """Computed tokens that take as long as sending one token copy to another node and back, over a step."""
         crossing_us = _DISPATCHES * self.token_size_bytes / self.inter_node_bytes_per_us
         return crossing_us / (_FORWARD_PASSES * self.us_per_token)
 
     def reorder_us(self, num_moved: float, num_ranks: int, state_size_bytes: int) -> float:
-        """Time of moving experts between nodes, all ranks at once, at the start of a step, where nothing hides it."""
+        """Return the time of moving experts between nodes at the start of a step.
+
+        All ranks move experts at once, and nothing hides the transfer.
+        """
         return num_moved / num_ranks * state_size_bytes / self.inter_node_bytes_per_us

@@ -1,4 +1,4 @@
-"""What a job registers: the MoE part of its model, its expert-parallel groups, and how to plan for them.
+"""What a job registers: the MoE layers of its model, its expert-parallel groups, and how to plan for them.
 
 Shape letters used in this package: M rows (EP groups x micro-batches), L MoE layers, E experts, R EP ranks, N nodes,
 G ranks per node, S sequences, K top-k, Q quotas.
@@ -16,15 +16,15 @@ from relibra.planning.cost import CostModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The MoE layers of a model; dense layers do not exist here."""
+    """The MoE layers of a model; dense layers are not counted."""
 
     num_layers: int
     num_experts: int
     top_k: int
     expert_weight_size_bytes: int = 0
-    """Weights of one expert, as they travel to a replica."""
+    """Weights of one expert, as they are sent to a replica; 0 where not known."""
     expert_state_size_bytes: int = 0
-    """Weights, fp32 masters and moments of one expert, as they travel in a reorder."""
+    """Weights, fp32 masters and moments of one expert, as a reorder moves them; 0 where not known."""
 
     def __post_init__(self) -> None:
         for field in ("num_layers", "num_experts", "top_k"):
@@ -38,7 +38,7 @@ class Model:
 class Cluster:
     """The expert-parallel groups of a job: `num_ep_groups` groups of `num_nodes` x `gpus_per_node` ranks each.
 
-    Ranks of a group are numbered node by node; all groups share one placement.
+    The ranks of a group are numbered node by node. All groups share one placement.
     """
 
     num_nodes: int
@@ -58,7 +58,7 @@ class Cluster:
 
     @property
     def num_ranks(self) -> int:
-        """R, the ranks of one EP group."""
+        """R: the ranks of one EP group."""
         return self.num_nodes * self.gpus_per_node
 
     def experts_per_rank(self, model: Model) -> int:
@@ -87,13 +87,13 @@ class PlanParams:
 
     seed: int = 0
     min_tokens_per_replica: int = 0
-    """A replica with fewer tokens than this is not made. 0 derives it from the cost model: what a replica costs it must
-    save. Where the size of experts is not known either, it is 1."""
+    """The fewest tokens a replica may have. 0 derives it from the cost model, so that a replica saves what it costs; if
+    the size of experts is not known, the derived value is 1."""
     cost: CostModel | None = None
-    """Measured times; without them, defaults for H100-class nodes are used with caution."""
+    """Measured times. Without them, defaults for H100-class nodes are used, and their effect is limited (`prices`)."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.cost, Mapping):  # as from JSON
+        if isinstance(self.cost, Mapping):  # JSON gives a mapping
             object.__setattr__(self, "cost", CostModel.from_dict(self.cost))
         for field in ("seed", "min_tokens_per_replica"):
             if getattr(self, field) < 0:

@@ -16,10 +16,10 @@ from relibra.planning.schedule import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class StepLoad:
-    """What every sequence of a step routes where, and the schedule that sums it into cells.
+    """The routing of every sequence of a step, and the row and source rank that each sequence counts for.
 
-    Loads by source rank are `[M, L, R, E]` numbers, more than sequences have: they are summed for one row at a time,
-    when they are asked for.
+    Loads by source rank would be `[M, L, R, E]` numbers, more than the sequences have. They are therefore summed on
+    demand, one row at a time.
     """
 
     counts_SLE: NDArray[np.integer]
@@ -31,11 +31,11 @@ class StepLoad:
 
     @classmethod
     def of(cls, counts_SLE: NDArray[np.integer], schedule: Schedule, cluster: Cluster) -> "StepLoad":
-        """Sum the sequences' counts `[S, L, E]` into cells.
+        """Take the counts of sequences, `[S, L, E]`, under a schedule.
 
         Raises:
-            InvalidInput: the schedule names a rank or group that does not exist, or another number of sequences, or
-                counts are not whole numbers of at least 0.
+            InvalidInput: the schedule names a rank or group that does not exist, the schedule is for another number of
+                sequences, or counts are not whole numbers of at least 0.
         """
         schedule.check(cluster)
         num_sequences = len(counts_SLE)
@@ -55,7 +55,7 @@ class StepLoad:
 
     @classmethod
     def of_sources(cls, source_load_MLRE: NDArray[np.integer]) -> "StepLoad":
-        """Take loads by source rank as they are: one sequence for every row and rank."""
+        """Take loads by source rank: one sequence stands for each row and source rank."""
         num_rows, num_layers, num_ranks, num_experts = source_load_MLRE.shape
         counts_MRLE = source_load_MLRE.transpose(0, 2, 1, 3)
         return cls(
@@ -75,7 +75,7 @@ class StepLoad:
         return load_MLE
 
     def source_load_RLE(self, row: int) -> NDArray[np.int64]:
-        """Token copies that every rank routes to every expert in one row, int64 `[R, L, E]`."""
+        """Return the token copies that every source rank routes to every expert in one row, int64 `[R, L, E]`."""
         load_RLE = np.zeros((self.num_ranks, *self.counts_SLE.shape[1:]), dtype=np.int64)
         for sequence in np.flatnonzero(self.row_S == row):
             load_RLE[self.source_rank_S[sequence]] += self.counts_SLE[sequence].astype(np.int64, copy=False)
@@ -89,7 +89,7 @@ def rank_loads(
     num_layers: int,
     num_ranks: int,
 ) -> NDArray[np.int64]:
-    """Token copies each rank computes in every cell, int64 `[M, L, R]`."""
+    """Return the token copies that each rank computes in every cell, int64 `[M, L, R]`."""
     row_Q, layer_Q, _, rank_Q = quota_index_Q4.T
     cell_Q = (row_Q.astype(np.int64) * num_layers + layer_Q) * num_ranks + rank_Q
     # Sums in float64 are exact: they stay far below 2**53.
@@ -98,7 +98,7 @@ def rank_loads(
 
 
 def home_loads(load_MLE: NDArray[np.int64], home_rank_LE: NDArray[np.int32], num_ranks: int) -> NDArray[np.int64]:
-    """Token copies each rank would compute under a placement without replicas, int64 `[M, L, R]`."""
+    """Return the token copies that each rank would compute under a placement without replicas, int64 `[M, L, R]`."""
     num_rows, num_layers, num_experts = load_MLE.shape
     loads_MLR = np.empty((num_rows, num_layers, num_ranks), dtype=np.int64)
     for layer, by_rank_E in enumerate(np.argsort(home_rank_LE, axis=1, kind="stable")):
@@ -108,7 +108,10 @@ def home_loads(load_MLE: NDArray[np.int64], home_rank_LE: NDArray[np.int32], num
 
 
 def imbalance(loads_MLR: NDArray[np.integer] | NDArray[np.floating]) -> float:
-    """Slowest rank over mean rank, summed over all cells; 1.0 is ideal, and an empty step counts as ideal."""
+    """Return the load of the slowest rank over that of the mean rank, both summed over all cells.
+
+    1.0 is ideal, and an empty step counts as ideal.
+    """
     slowest = loads_MLR.max(axis=-1).sum()
     total = loads_MLR.sum()
     return float(slowest * loads_MLR.shape[-1] / total) if total else 1.0

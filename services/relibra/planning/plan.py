@@ -1,4 +1,4 @@
-"""The plan of a step: where every expert lives, and how many of its tokens each rank computes.
+"""The plan of a step: where every expert lives, how many of its tokens each rank computes, and what that promises.
 
 M rows, L layers, E experts, R EP ranks, Q quotas.
 """
@@ -22,47 +22,52 @@ class Basis(StrEnum):
     """What the loads of a plan are based on."""
 
     REPLAY = "replay"
-    """Known: what was recorded is what will run."""
+    """Recorded routing that the trainer replays: the loads are known."""
     ROLLOUT = "rollout"
-    """The rollout's routing, where the trainer does not replay it."""
+    """The rollout's routing, where the trainer routes anew."""
     PREVIOUS_STEPS = "previous steps"
+    """The routing of earlier steps, where none of this step's is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a plan promises, in numbers. Imbalances as DESIGN defines them: 1.0 is ideal."""
+    """What a plan promises, in numbers.
+
+    Imbalances are slowest rank over mean rank, summed over cells; 1.0 is ideal. Where loads are not known, they are the
+    imbalances of the expected loads.
+    """
 
     imbalance_before: float
     """Under the identity placement without replicas."""
     imbalance_after: float
+    """Under the plan."""
     imbalance_bound: float
-    """No plan with this placement and these slots is below it."""
+    """No plan with this placement and these slots has a lower imbalance."""
     num_moved_experts: int
     """Experts whose home differs from the previous placement, over all layers."""
     num_replicas: int
+    """Replicas of all cells."""
     reorder_size_bytes: int
+    """State of the moved experts, over all EP groups; 0 where the model gives no sizes."""
     replica_size_bytes: int
+    """Weights of the replicas of all cells, sent once; 0 where the model gives no sizes."""
     imbalance_floor: float = 1.0
-    """No plan is below it, whatever its placement."""
+    """No plan of any placement has a lower imbalance."""
     basis: Basis = Basis.REPLAY
-    """Where loads are not known, the imbalances are those of the expected loads."""
+    """What the loads are based on."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "basis", Basis(self.basis))  # as from JSON
+        object.__setattr__(self, "basis", Basis(self.basis))  # JSON gives text
 
     def to_dict(self) -> dict[str, object]:
-        """As JSON; the basis only where it is not replay."""
+        """Return the numbers as JSON has them; `basis` is left out where it is replay."""
         numbers = asdict(self)
         return numbers if self.basis is not Basis.REPLAY else {key: numbers[key] for key in numbers if key != "basis"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One immutable step plan.
-
-    `quota_index_Q4` is int32 (row, layer, expert, rank), sorted and unique, with a line for every (cell, expert) that
-    has load, the home's share included; `quota_tokens_Q` int64 are the token copies that rank computes.
-    """
+    """The immutable plan of one step."""
 
     model: Model
     cluster: Cluster
@@ -70,30 +75,35 @@ class Plan:
     schedule: Schedule
     home_rank_LE: NDArray[np.int32]
     quota_index_Q4: NDArray[np.int32]
+    """(row, layer, expert, rank) of every quota, sorted and unique. Every expert with load in a cell has at least one
+    line, and its home has one unless replicas take over all of its tokens."""
     quota_tokens_Q: NDArray[np.int64]
+    """Token copies of the expert that the rank computes."""
     shares: SourceShares
-    """From which source ranks the tokens of replicas come; in a forecast plan, the fraction they take from each."""
+    """From which source ranks the tokens of replicas come: token counts, or fractions in a forecast."""
     lower_bound_ML: NDArray[np.float64]
     """Tokens of the slowest rank that no plan with this placement and these slots can go below."""
     prediction: Prediction
     reason: str
+    """Why the plan is what it is, in one sentence for people."""
     repacked: bool = False
+    """Whether relibra chose the schedule (`pack`)."""
 
     @property
     def num_rows(self) -> int:
-        """M."""
+        """M: rows of all EP groups."""
         return self.schedule.num_rows(self.cluster)
 
     @cached_property
     def is_replica_Q(self) -> NDArray[np.bool_]:
-        """Which quotas are computed away from the expert's home."""
+        """Which quotas belong to replicas: their rank is not the expert's home."""
         _, layer_Q, expert_Q, rank_Q = self.quota_index_Q4.T
         is_replica: NDArray[np.bool_] = self.home_rank_LE[layer_Q, expert_Q] != rank_Q
         return is_replica
 
     @cached_property
     def rank_loads_MLR(self) -> NDArray[np.int64]:
-        """Token copies each rank computes in every cell."""
+        """Token copies that each rank computes in every cell."""
         return rank_loads(
             self.quota_index_Q4,
             self.quota_tokens_Q,
@@ -120,7 +130,7 @@ class Plan:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of the content: equal plans, equal digests, on any host (S8)."""
+        """SHA-256 of the content. Equal plans have equal digests on any host (S8)."""
         digest = hashlib.sha256(self.meta.encode())
         for name, array in self.arrays().items():
             digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
@@ -130,7 +140,7 @@ class Plan:
         return digest.digest()
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """The arrays under their names in the plan file, in file order; all but the shares."""
+        """Return the arrays except the shares, under their names in the plan file and in file order."""
         return {
             "home_rank": self.home_rank_LE,
             "micro_batch": self.schedule.micro_batch_S,

@@ -1,11 +1,19 @@
-"""The plan file: a `.npz` that others may read, equal plans giving equal bytes.
+"""The plan file: a `.npz` that other programs may read. Equal plans give equal bytes.
 
-Keys: `home_rank` int32 [L, E]; `micro_batch`, `source_rank`, `ep_group` int32 [S]; `quota_index` int32 [Q, 4] = (row,
-layer, expert, rank); `quota_tokens` int64 [Q]; `lower_bound` float64 [M, L]; `replica_share` int32 [Y, R], for every
-quota away from its expert's home the tokens by the source rank they come from; `repacked` only where the planner
-packed; `meta` JSON text with model, cluster, params, prediction, reason and the digest in hexadecimal. The prediction
-says its `basis` where loads were expected and not known; `replica_share` is then the part of every source rank's tokens
-that the replica takes, in 2**15ths.
+Its keys are:
+
+- `home_rank`, int32 `[L, E]`: the home rank of every expert.
+- `micro_batch`, `source_rank`, `ep_group`, int32 `[S]`: the schedule that was planned for.
+- `quota_index`, int32 `[Q, 4]`: (row, layer, expert, rank) of every quota.
+- `quota_tokens`, int64 `[Q]`: its tokens.
+- `replica_share`, int32 `[Y, R]`: for every quota whose rank is not the expert's home, the tokens from each source
+  rank. In a forecast, the fraction of each source rank's tokens instead, in units of 2**-15.
+- `lower_bound`, float64 `[M, L]`: tokens of the slowest rank that no plan with this placement goes below.
+- `repacked`: true, and present only where relibra chose the schedule.
+- `meta`: JSON text with model, cluster, params, prediction, reason, and the digest in hexadecimal. The prediction has
+  a `basis` only in a forecast.
+
+S sequences, M rows, L layers, E experts, R EP ranks, Q quotas, Y replicas.
 """
 
 import io
@@ -24,8 +32,8 @@ from relibra.planning.plan import Plan, Prediction
 from relibra.planning.schedule import Schedule
 from relibra.planning.shares import SourceShares
 
-# Whatever zipfile, zlib, numpy and the dataclasses raise on bytes that are not a plan: MemoryError where a header
-# claims a huge array, RuntimeError where it claims encryption or an unknown compression.
+# All errors that zipfile, zlib, numpy and the dataclasses raise on bytes that are not a plan. A header that claims a
+# huge array gives MemoryError; one that claims encryption or an unknown compression gives RuntimeError.
 _UNREADABLE = (
     ValueError,
     KeyError,
@@ -58,18 +66,19 @@ def plan_to_bytes(plan: Plan) -> bytes:
 
 
 def plan_chunks(plan: Plan, digest: bytes) -> Iterator[bytes]:
-    """Encode a plan as the content of its file, piece by piece: the first is there at once, and none is large.
+    """Encode a plan as the content of its file, in pieces: the first comes at once, and none is large.
 
     Args:
-        plan: what to write.
-        digest: the plan's; whoever has it at hand spares reading all shares twice.
+        plan: the plan to write.
+        digest: its digest. Computing it takes reading all shares once more, so a caller that knows it passes it.
     """
     arrays: dict[str, NDArray[np.generic]] = plan.arrays()
     if plan.repacked:
         arrays["repacked"] = np.array(True)
     arrays["meta"] = np.array(json.dumps(json.loads(plan.meta) | {"digest": digest.hex()}, sort_keys=True))
     sink = _Sink()
-    # zipfile asks a sink that cannot seek for no more than `write`. Level 1: four times as fast as 6, a tenth larger.
+    # zipfile needs nothing but `write` of a sink that cannot seek. Level 1 is four times as fast as level 6 and gives
+    # files a tenth larger.
     with zipfile.ZipFile(cast(IO[bytes], sink), "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
         for name, array in arrays.items():
             with file.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -85,7 +94,7 @@ def plan_chunks(plan: Plan, digest: bytes) -> Iterator[bytes]:
 
 
 class _Sink:
-    """What was written since it was last taken."""
+    """A sink that keeps what is written to it until it is taken."""
 
     def __init__(self) -> None:
         self._written = bytearray()
@@ -95,7 +104,7 @@ class _Sink:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing waits below this."""
+        """Do nothing: nothing is buffered below this sink."""
 
     def take(self) -> bytes:
         taken = bytes(self._written)
@@ -107,7 +116,7 @@ def plan_from_bytes(data: bytes) -> Plan:
     """Decode a plan file.
 
     Raises:
-        InvalidPlan: the bytes are not a plan, or do not match the digest they carry.
+        InvalidPlan: the bytes are not a plan file, or the content does not have the digest that the file names.
     """
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
@@ -117,7 +126,9 @@ def plan_from_bytes(data: bytes) -> Plan:
             array = {key: file[key] for key in file}
         meta = json.loads(str(array["meta"]))
         if "forecast" in meta:
-            raise InvalidPlan("this plan file was written by relibra 0.1.0 or older; make the plan again")
+            raise InvalidPlan(
+                "this plan file was written by relibra 0.1.0 or older; run `relibra plan` again to write it anew"
+            )
         plan = Plan(
             model=Model(**meta["model"]),
             cluster=Cluster(**meta["cluster"]),
@@ -139,7 +150,7 @@ def plan_from_bytes(data: bytes) -> Plan:
     except _UNREADABLE as error:
         if isinstance(error, InvalidInput | InvalidPlan):
             raise
-        raise InvalidPlan.of("plan file", expected="a .npz written by relibra", got=error) from error
+        raise InvalidPlan.of("plan file", expected="a .npz that relibra wrote", got=error) from error
     if plan.digest.hex() != meta["digest"]:
         raise InvalidPlan.of("plan file", expected=f"content of digest {meta['digest']}", got=plan.digest.hex())
     return plan

@@ -21,16 +21,17 @@ from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad
 
 MIN_GAIN = 0.005
-"""Part of a layer's slowest-rank tokens that a costlier placement must save where the size of experts is not known.
-Reordering all experts takes 1.4 % to 2.1 % of the time of a step (ReLibra), so this pays for about a third of them."""
+"""The part of a layer's slowest-rank tokens that a reorder must save where the size of experts is not known. Reordering
+all experts takes 1.4 % to 2.1 % of the time of a step (ReLibra), so this saving pays for about a third of them."""
 
 _STEPS_OF_FIRST_PLACEMENT = 16
-"""Within so many steps the experts that leave where plain expert parallelism puts them must pay for it: the placement
-lasts for longer, but popularity drifts."""
+"""Steps within which the first reorder, away from the identity placement, must pay for itself. A placement lasts
+longer, but the popularity of experts drifts."""
 
 _GUESSED_GAIN = (0.001, 0.02)
+"""Bounds on the gain asked for where the cost model is a guess, as parts of the layer's tokens."""
 _MAX_LOSS = 0.01
-"""Part of a rank's mean tokens in a cell."""
+"""Cap on the least size of a replica where the cost model is a guess, as a part of a rank's mean tokens in a cell."""
 
 _UNIT_BITS = 10
 """Prices are whole multiples of 2**-10 tokens, so that they are the same on every host (S8)."""
@@ -41,34 +42,44 @@ class ReplicaPrice:
     """What replicas must be worth, in tokens."""
 
     least: int = 1
-    """Tokens that a replica has at least."""
+    """The fewest tokens a replica may have."""
     of_busiest: int = 0
-    """Tokens of the slowest rank that each replica of the busiest rank is weighed as; 0 where balance is all that
-    counts."""
+    """What each replica of the busiest rank counts for, in tokens of the slowest rank. The busiest rank is the one that
+    most replicas leave or enter. 0 where only balance counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hysteresis:
-    """How many tokens of its slowest ranks a layer must save in a step so that experts move for it."""
+    """How many tokens of its slowest ranks a layer must save in a step before experts move."""
 
     tokens_per_move: float = 0.0
+    """What moving one expert must save."""
     least: float = MIN_GAIN
-    """Part of the layer's tokens to save, however few experts move."""
+    """The part of the layer's tokens that must be saved however few experts move."""
     most: float = MIN_GAIN
-    """Part of the layer's tokens that is enough, however many move."""
+    """The part of the layer's tokens that is enough however many experts move."""
 
     def of_first_placement(self) -> "Hysteresis":
-        """The same for a layer that has never been placed: what moves there is not for one step only."""
+        """Return the hysteresis for a layer that was never reordered: its moves pay off over several steps."""
         return replace(self, tokens_per_move=self.tokens_per_move / _STEPS_OF_FIRST_PLACEMENT)
 
     def net_gain(self, tokens: int, proposed: int, num_moved: int) -> float:
-        """Tokens saved beyond what `num_moved` experts must save; positive where they should move."""
+        """Return the tokens saved beyond what moving `num_moved` experts must save; positive where they should move.
+
+        Args:
+            tokens: tokens of the layer's slowest ranks under the current placement.
+            proposed: the same under the proposed placement.
+            num_moved: experts whose home differs between the two.
+        """
         needed = max(self.least * tokens, min(self.tokens_per_move * num_moved, self.most * tokens))
         return tokens - proposed - needed
 
 
 def price_replicas(params: PlanParams, load_MLE: NDArray[np.int64], model: Model, cluster: Cluster) -> ReplicaPrice:
-    """Return what the cost model asks of replicas where sizes are known; a least size in `params` goes first."""
+    """Return what replicas cost by the cost model, where sizes are known.
+
+    A least size given in `params` takes precedence over the one that the cost model gives.
+    """
     if not model.expert_weight_size_bytes:
         return ReplicaPrice(least=max(1, params.min_tokens_per_replica))
     cost = params.cost or CostModel.of_expert(model.expert_weight_size_bytes)
@@ -80,7 +91,7 @@ def price_replicas(params: PlanParams, load_MLE: NDArray[np.int64], model: Model
 
 
 def price_moves(params: PlanParams, model: Model, cluster: Cluster) -> Hysteresis:
-    """Return what moving experts must gain: `MIN_GAIN` where their size is not known, else what pays for the move."""
+    """Return what a reorder must gain: what pays for its moves, or `MIN_GAIN` where experts have no known size."""
     if not model.expert_state_size_bytes or not model.expert_weight_size_bytes:
         return Hysteresis()
     cost = params.cost or CostModel.of_expert(model.expert_weight_size_bytes)
@@ -90,10 +101,10 @@ def price_moves(params: PlanParams, model: Model, cluster: Cluster) -> Hysteresi
 
 
 def price_crossing(load: StepLoad, cluster: Cluster, params: PlanParams) -> NDArray[np.int64] | None:
-    """Return what living on a node costs every expert, in tokens of the largest node, int64 `[L, N, E]`.
+    """Return what it costs to have an expert on a node, in tokens of the largest node, int64 `[L, N, E]`.
 
-    It is summed over the rows of the step and shared by the ranks of all nodes, which send and receive at once. None
-    where there is one node only, or crossing costs nothing.
+    The cost is that of the token copies that come from other nodes. It is summed over the rows of the step, and shared
+    by all nodes, which send and receive at once. Returns None where there is only one node or crossing costs nothing.
     """
     crossing_tokens = params.cost.crossing_tokens if params.cost is not None else 0.0
     price = round(crossing_tokens / cluster.num_nodes * (1 << _UNIT_BITS))

@@ -13,7 +13,10 @@ from relibra.planning.plan import Basis, Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class PlanId:
-    """Identity of a published plan. Within an epoch versions only rise (S3); one id always denotes the same content."""
+    """Identity of a published plan.
+
+    Within an epoch versions only rise (S3), and one id always denotes the same content.
+    """
 
     epoch: int
     version: int
@@ -24,7 +27,7 @@ class PlanId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """A step plan as seen from one rank. Everything but `replica_share_Q` is equal on all ranks."""
+    """The plan of a step as one rank sees it. Everything but `replica_share_Q` is equal on all ranks."""
 
     id: PlanId
     step: int
@@ -33,7 +36,7 @@ class RankPlan:
     replica_index_Q4: NDArray[np.int32]
     """(row, layer, expert, rank) of every replica of the step, sorted."""
     replica_share_Q: NDArray[np.int32]
-    """Tokens of that replica which come from this rank; fractions of its tokens (see `shares`) in a forecast."""
+    """Tokens that this rank sends to each replica; in a forecast, fractions of its tokens of the expert (`shares`)."""
     num_micro_batches: int
     reason: str
     basis: Basis = Basis.REPLAY

@@ -32,7 +32,7 @@ class Schedule:
             if value_S.ndim != 1 or value_S.dtype.kind not in "iu" or len(value_S) != len(self.micro_batch_S):
                 raise InvalidInput.of(
                     f"schedule.{field[:-2]}",
-                    expected=f"{len(self.micro_batch_S)} integers, one a sequence",
+                    expected=f"{len(self.micro_batch_S)} integers, one per sequence",
                     got=f"{value_S.dtype} {value_S.shape}",
                 )
             if len(value_S) and value_S.min() < 0:
@@ -47,7 +47,7 @@ class Schedule:
 
     @property
     def num_sequences(self) -> int:
-        """S."""
+        """S: sequences of the step."""
         return len(self.micro_batch_S)
 
     @property
@@ -57,15 +57,15 @@ class Schedule:
 
     @property
     def row_S(self) -> NDArray[np.int32]:
-        """Row of every sequence."""
+        """The row of every sequence."""
         return self.ep_group_S * np.int32(self.num_micro_batches) + self.micro_batch_S
 
     def num_rows(self, cluster: Cluster) -> int:
-        """M: rows of a load or plan under `cluster`."""
+        """Return M: the rows of a load or plan under `cluster`."""
         return cluster.num_ep_groups * self.num_micro_batches
 
     def check(self, cluster: Cluster) -> None:
-        """Refuse a schedule that names a rank or group `cluster` does not have.
+        """Refuse a schedule that names a rank or group that `cluster` does not have.
 
         Raises:
             InvalidInput: names the first sequence at fault.
@@ -82,7 +82,7 @@ class Schedule:
 
     @classmethod
     def round_robin(cls, num_sequences: int, num_micro_batches: int, cluster: Cluster) -> "Schedule":
-        """Deal sequences to micro-batches one by one, then to source ranks and groups, as frameworks do by default."""
+        """Deal sequences to micro-batches in turn, then to source ranks and groups, as frameworks do by default."""
         index_S = np.arange(num_sequences, dtype=np.int32)
         turn_S = index_S // np.int32(num_micro_batches)
         return cls(

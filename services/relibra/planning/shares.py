@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 WHOLE = 1 << 15
 """The fractions of an expert sum to this, the home's included."""
 _BLOCK = 1 << 13
+"""Replicas of a block of fractions."""
 
 _Array = TypeVar("_Array")
 """int64 numpy arrays or torch tensors."""
@@ -28,35 +29,35 @@ _Array = TypeVar("_Array")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceShares:
-    """Tokens of every replica by the rank they come from, int32 `[Y, R]`, as consecutive blocks `[B, R]`.
+    """Tokens of every replica by source rank, int32 `[Y, R]`, as consecutive blocks `[B, R]`.
 
-    Replicas are in the order of the plan's quotas. What no replica takes of a rank's tokens goes to their home. A
-    forecast plan has fractions in place of tokens, see `fractions`.
+    Replicas are in the order of the plan's quotas. Tokens that no replica takes go to the home. A forecast has
+    fractions in place of tokens (`fractions`).
     """
 
     num_ranks: int
     blocks: Callable[[], Iterator[NDArray[np.int32]]]
-    """Starts again at the first block on every call."""
+    """Returns an iterator that starts at the first block, on every call."""
 
     @classmethod
     def stored(cls, share_YR: NDArray[np.int32]) -> "SourceShares":
-        """Shares that lie in memory, as from a plan file."""
+        """Wrap shares that are in memory, as read from a plan file."""
         return cls(num_ranks=share_YR.shape[-1], blocks=lambda: iter([share_YR]))
 
     def of_rank(self, rank: int) -> NDArray[np.int32]:
-        """Shares of one source rank, `[Y]`."""
+        """Return the shares of one source rank, `[Y]`."""
         parts = [np.zeros(0, dtype=np.int32), *(block_BR[:, rank] for block_BR in self.blocks())]
         return np.concatenate(parts)
 
     def to_array(self) -> NDArray[np.int32]:
-        """All shares at once, `[Y, R]`."""
+        """Return all shares at once, `[Y, R]`."""
         return np.concatenate([np.zeros((0, self.num_ranks), dtype=np.int32), *self.blocks()])
 
 
 def fractions(
     quota_index_Q4: NDArray[np.int32], quota_tokens_Q: NDArray[np.int64], home_LE: NDArray[np.int32]
 ) -> NDArray[np.int32]:
-    """Return the fraction of every replica in the tokens of its expert in its cell, int32 `[Y]`, as its quota says."""
+    """Return the fraction of its expert's tokens in its cell that every replica takes by its quota, int32 `[Y]`."""
     _, layer_Q, expert_Q, rank_Q = quota_index_Q4.T
     number_Q = _numbered(quota_index_Q4)
     # Sums in float64 are exact: they stay far below 2**53.
@@ -67,7 +68,15 @@ def fractions(
 
 
 def begins(replica_index_Y4: NDArray[np.int32], share: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return what replicas of the same expert and cell on lower ranks take together, int64, like `share` `[Y, ...]`."""
+    """Return where each replica's share of its expert's tokens begins: behind those of replicas on lower ranks.
+
+    Args:
+        replica_index_Y4: (row, layer, expert, rank) of every replica, sorted.
+        share: tokens or fractions of every replica, `[Y, ...]`.
+
+    Returns:
+        The sum of the shares of replicas of the same expert and cell on lower ranks, int64, shaped like `share`.
+    """
     before = np.cumsum(share, axis=0, dtype=np.int64) - share
     number_Y = _numbered(replica_index_Y4)
     within: NDArray[np.int64] = before - before[np.searchsorted(number_Y, number_Y)]
@@ -79,14 +88,14 @@ def tokens_of(
 ) -> _Array:
     """Return how many of its tokens of an expert a source rank sends to a replica, elementwise.
 
-    Cut points are rounded at another place on every source rank: where each has few tokens, what rounding takes from a
-    replica on one it gets on another.
+    Every source rank rounds its cut points at another place. Where each has few tokens, a replica therefore gets from
+    one rank what rounding takes from it on another.
 
     Args:
         num_tokens: tokens of the replica's expert that the source rank has.
-        begin: of the replica, see `begins`.
-        fraction: of the replica.
-        rank: the source rank, or several that the others broadcast with.
+        begin: where the replica's fraction begins, as `begins` returns it.
+        fraction: the replica's fraction.
+        rank: the source rank, or several that broadcast with the other arguments.
         num_ranks: R.
     """
     offset = rank * WHOLE // num_ranks
@@ -100,7 +109,7 @@ def fraction_shares(
     home_LE: NDArray[np.int32],
     num_ranks: int,
 ) -> SourceShares:
-    """Return the fractions as the shares of a plan: the same for every source rank."""
+    """Return the fractions as the source shares of a plan; they are equal for all source ranks."""
 
     def blocks() -> Iterator[NDArray[np.int32]]:
         fraction_Y = fractions(quota_index_Q4, quota_tokens_Q, home_LE)
@@ -112,7 +121,7 @@ def fraction_shares(
 
 
 def _numbered(index_X4: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Number the experts of all cells in the order of the index, from 0."""
+    """Number the (cell, expert) pairs from 0 in the order of the index; lines of one pair get the same number."""
     is_new_X = np.ones(len(index_X4), dtype=np.bool_)
     is_new_X[1:] = (index_X4[1:, :3] != index_X4[:-1, :3]).any(axis=1)
     return np.cumsum(is_new_X) - 1

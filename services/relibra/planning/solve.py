@@ -1,4 +1,4 @@
-"""The composition root of planning: a step's load in, its certified plan out.
+"""The entry point of planning: takes the load of a step and returns its plan, with a proven bound.
 
 M rows, L layers, E experts, R EP ranks.
 """
@@ -38,19 +38,19 @@ def solve(
 
     Args:
         load: token copies of every cell by source rank.
-        schedule: the schedule that load was summed under; the plan echoes it.
+        schedule: the schedule that the load was summed under; the plan carries it.
         model: the MoE layers.
         cluster: the EP groups.
         params: how to plan; defaults to `PlanParams()`.
-        previous_home_LE: the placement experts are in now; defaults to the identity placement.
-        packing: where `pack` chose the schedule; the search starts from the placement it was made for.
-        num_threads: threads to plan layers on; the plan is the same for any number.
-        basis: what the load is based on. A load that is only expected is split by fractions, and one that previous
-            steps let expect is hedged: some balance of that load is given for balance of those that may come.
+        previous_home_LE: the current placement; defaults to the identity placement.
+        packing: the result of `pack`, if it chose the schedule; the search starts from its placement.
+        num_threads: threads that plan layers; the plan is the same for any number.
+        basis: what the load is based on. The shares of a forecast are fractions. A forecast from previous steps is also
+            hedged: it gives up some balance of the expected load for balance of the loads that may come instead.
 
     Returns:
-        A plan that passes `check_plan` with this load, is at most as imbalanced as the identity plan unless it is
-        hedged, and is the same for the same arguments on any host.
+        A plan that passes `check_plan` with this load. Unless it is hedged, it is at most as imbalanced as the identity
+        plan. Equal arguments give the same plan on any host.
 
     Raises:
         InvalidInput: the arguments contradict each other, or the ranks do not divide the experts.
@@ -110,10 +110,10 @@ def solve(
 
 
 def _check_inputs(load: StepLoad, schedule: Schedule, model: Model, cluster: Cluster) -> None:
-    """Refuse a load that is not one of this schedule, model and cluster.
+    """Refuse a load that does not belong to this schedule, model and cluster.
 
     Raises:
-        InvalidInput: says what was expected.
+        InvalidInput: names the expected shape, or the negative load.
     """
     schedule.check(cluster)
     expected = (schedule.num_rows(cluster), cluster.num_ranks, model.num_layers, model.num_experts)

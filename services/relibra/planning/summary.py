@@ -63,7 +63,7 @@ def predict(
 
 
 def sentence(numbers: Prediction, parts: list[str]) -> str:
-    """Say what the plan achieves, and what each step of planning did for it."""
+    """Say what a plan achieves, and what each part of planning did for it."""
     before, after, bound = numbers.imbalance_before, numbers.imbalance_after, numbers.imbalance_bound
     change = f"falls from {before:.3f} to" if after < before else "stays at"
     gap = "the bound" if after <= bound else f"{after / bound - 1:.2%} above the bound"
@@ -74,18 +74,23 @@ def sentence(numbers: Prediction, parts: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTotals:
-    """Where experts live, and token copies of experts and ranks over all rows. Integers of any width."""
+    """The placement of a plan, and its token copies summed over rows: small enough to keep for many steps.
+
+    Arrays are integers of any width.
+    """
 
     home_rank_LE: NDArray[np.integer]
     load_LE: NDArray[np.integer]
+    """Token copies of every expert."""
     num_replicas_LE: NDArray[np.integer]
     before_LR: NDArray[np.integer]
-    """Under the identity placement without replicas."""
+    """Token copies of every rank under the identity placement without replicas."""
     after_LR: NDArray[np.integer]
+    """Token copies of every rank under the plan."""
 
     @classmethod
     def of(cls, plan: Plan) -> "PlanTotals":
-        """Sum a plan."""
+        """Sum a plan over its rows."""
         num_layers, num_experts = plan.home_rank_LE.shape
         num_ranks = plan.cluster.num_ranks
         _, layer_Q, expert_Q, rank_Q = plan.quota_index_Q4.T.astype(np.int64)
@@ -101,7 +106,7 @@ class PlanTotals:
         )
 
     def most_replicated(self, limit: int) -> list[tuple[int, int]]:
-        """Return (layer, expert) with the most replicas, most first."""
+        """Return the (layer, expert) pairs with the most replicas, at most `limit` of them, most replicas first."""
         order = np.argsort(-self.num_replicas_LE.ravel().astype(np.int64), kind="stable")[:limit]
         num_experts = self.num_replicas_LE.shape[1]
         return [divmod(int(each), num_experts) for each in order if self.num_replicas_LE.flat[each]]
