@@ -176,7 +176,7 @@ def test_a_uniform_load_moves_no_expert(random_problem):
     uniform = replace(problem.load, counts_SLE=np.full_like(problem.load.counts_SLE, 100))
     plan = replace(problem, load=uniform).solve()
     np.testing.assert_array_equal(plan.home_rank_LE, problem.previous_home_LE)
-    assert "no layer reorders" in plan.reason
+    assert "no expert moves" in plan.reason
 
 
 def test_experts_that_the_ranks_do_not_divide_are_refused(random_problem):

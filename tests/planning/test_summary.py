@@ -28,9 +28,12 @@ def test_the_sentence_gives_numbers_and_reasons(random_problem):
     )
     text = sentence(numbers, ["this", "that"])
     assert text == (
-        "imbalance falls from 2.000 to 1.010, 1.00% above the bound; no placement is below 1.000: this; that"
+        "imbalance falls from 2.000 to 1.010, 1.00% above the lower bound of this placement, "
+        "and no placement gets below 1.000: this; that"
     )
-    assert "to 1.000, the bound;" in sentence(replace(numbers, imbalance_after=1.0), ["this"])
+    assert "to 1.000, the lower bound of this placement, and" in sentence(
+        replace(numbers, imbalance_after=1.0), ["this"]
+    )
     assert sentence(replace(numbers, imbalance_before=1.01), ["this"]).startswith("imbalance stays at 1.010, ")
 
 

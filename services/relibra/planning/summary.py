@@ -66,9 +66,9 @@ def sentence(numbers: Prediction, parts: list[str]) -> str:
     """Say what a plan achieves, and what each part of planning did for it."""
     before, after, bound = numbers.imbalance_before, numbers.imbalance_after, numbers.imbalance_bound
     change = f"falls from {before:.3f} to" if after < before else "stays at"
-    gap = "the bound" if after <= bound else f"{after / bound - 1:.2%} above the bound"
-    floor = f"no placement is below {numbers.imbalance_floor:.3f}"
-    said = f"imbalance {change} {after:.3f}, {gap}; {floor}: {'; '.join(parts)}"
+    gap = "the lower bound" if after <= bound else f"{after / bound - 1:.2%} above the lower bound"
+    floor = f"no placement gets below {numbers.imbalance_floor:.3f}"
+    said = f"imbalance {change} {after:.3f}, {gap} of this placement, and {floor}: {'; '.join(parts)}"
     return said if numbers.basis is Basis.REPLAY else f"forecast from the {numbers.basis}: {said}"
 
 

@@ -177,7 +177,7 @@ def test_one_node_has_no_floor_to_lower_and_says_so():
     step = _Step.random(0, shape=(1, 4))
     _, reason = step.pack()
     assert "floor of ranks" in reason
-    assert reason.endswith("with one node, replicas reach any balance that packing could")
+    assert reason.endswith("with one node, replicas reach any balance that packing could reach")
 
 
 def test_fewer_sequences_than_ranks():

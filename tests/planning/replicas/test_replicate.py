@@ -82,7 +82,7 @@ def test_a_hot_expert_is_shared_by_its_whole_node_and_no_other():
     quotas, reason = replicate(load_MLE, np.arange(8, dtype=np.int32)[None], cluster)
     np.testing.assert_array_equal(quotas.index_Q4[:4], [[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 2], [0, 0, 0, 3]])
     np.testing.assert_array_equal(quotas.tokens_Q, [200, 200, 200, 200, 10, 10, 10, 10])
-    assert reason.startswith("3.0 replicas a cell compute 71.4%")
+    assert reason.startswith("3.0 replicas per cell compute 71.4%")
 
 
 def test_a_light_node_gets_no_replicas_it_does_not_need():

@@ -114,11 +114,11 @@ def pack(
     total = max(int(local_SN.sum()), 1)
     reason = (
         f"packing brings the floor of {'nodes' if num_groups == cluster.num_nodes else 'ranks'} from "
-        f"{candidates[0][0] * num_groups / total:.4f} to {floor * num_groups / total:.4f} and the tokens that stay on "
-        f"their node from {stays / total:.1%} to {stays_now / total:.1%}"
+        f"{candidates[0][0] * num_groups / total:.4f} to {floor * num_groups / total:.4f}, and the share of tokens "
+        f"that stay on their node from {stays / total:.1%} to {stays_now / total:.1%}"
     )
     if cluster.num_nodes == 1:
-        reason += "; with one node, replicas reach any balance that packing could"
+        reason += "; with one node, replicas reach any balance that packing could reach"
     return packing, reason
 
 

@@ -59,9 +59,9 @@ def reorder(
     home_LE = np.stack(for_each_layer(reorder_one, num_layers, num_threads))
     moved_LE = home_LE != previous_LE
     if not moved_LE.any():
-        worth = "what moving costs" if hysteresis.tokens_per_move else f"{hysteresis.least:.1%}"
-        return home_LE, f"no layer reorders, none would gain {worth}"
-    return home_LE, f"{moved_LE.any(axis=1).sum()} of {len(home_LE)} layers reorder {moved_LE.sum()} experts"
+        needed = "what moving costs" if hysteresis.tokens_per_move else f"{hysteresis.least:.1%}"
+        return home_LE, f"no expert moves, as no layer would gain {needed}"
+    return home_LE, f"{moved_LE.sum()} experts move in {moved_LE.any(axis=1).sum()} of {len(home_LE)} layers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

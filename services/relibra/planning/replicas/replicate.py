@@ -78,9 +78,9 @@ def replicate(
     num_replicas = sum(len(layer.tokens_Y) for layer in layers)
     moved = sum(int(layer.tokens_Y.sum()) for layer in layers)
     num_cells, share = load_MLE[..., 0].size, moved / max(int(load_MLE.sum()), 1)
-    reason = f"{num_replicas / num_cells:.1f} replicas a cell compute {share:.1%} of the tokens"
+    reason = f"{num_replicas / num_cells:.1f} replicas per cell compute {share:.1%} of the tokens"
     if num_replicas and price.least > 1:
-        reason += f", each at least {price.least}"
+        reason += f", each at least {price.least} tokens"
     return Quotas(index_Q4=index_Q4, tokens_Q=tokens_Q), reason
 
 
