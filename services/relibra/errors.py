@@ -1,76 +1,79 @@
 """Every error relibra raises on purpose, and the one table that maps them to gRPC and HTTP.
 
     RelibraError
-    |-- InvalidInput          a field was refused at the boundary: names the field, what came, what was expected
-    |   |-- InvalidTrace      a routing trace file is truncated or inconsistent
+    |-- InvalidInput          relibra refused a value: the text names the field, what was expected and what came
+    |   |-- InvalidTrace      a routing trace file is truncated or contradicts itself
     |   `-- InvalidPlan       a plan breaks an invariant of `check_plan`
-    |-- NotFound              a job, step, sequence or plan that does not exist
-    |   `-- UnknownJob
-    |-- Conflict              the same name was used for different content
-    |-- NotReady              the call came before something it depends on (retry later)
-    |-- StaleEpoch            the job was re-created since the caller last looked
-    |-- LostLease             another planner has taken over a solve
-    |-- LimitExceeded         a configured bound was reached
-    |-- Unauthenticated       no valid token or certificate came with the call
-    |-- Forbidden             the caller is known, and may not do this
-    |-- Unsupported           a configuration relibra refuses, with the supported alternative
-    `-- Unavailable           the planner or its store cannot be reached (retry later)
+    |-- NotFound              a job, step, sequence or plan does not exist
+    |   `-- UnknownJob        the job was never registered
+    |-- Conflict              the name already belongs to other content
+    |-- NotReady              the call came before something that it depends on; retry later
+    |-- StaleEpoch            the job was re-created; register it again
+    |-- LostLease             another planner may have taken over the solve
+    |-- LimitExceeded         a configured limit was reached
+    |-- Unauthenticated       the call came without a valid token or certificate
+    |-- Forbidden             the caller is known but may not do this
+    |-- Unsupported           relibra refuses this configuration; the text names a supported one
+    `-- Unavailable           the planner or Redis cannot be reached; retry later
 
-gRPC carries the class name in the trailing metadata `relibra-error`, so that a client raises the class the server
-raised. This module imports nothing, so that every other one may import it.
+gRPC carries the class name in the trailing metadata `relibra-error`, so that a client raises the class that the server
+raised. This module imports nothing, so that every other module may import it.
 """
 
 from typing import ClassVar
 
 
 class RelibraError(Exception):
-    """Root of all errors relibra raises on purpose. Its text is written for the person who must act on it."""
+    """The root of all errors that relibra raises on purpose; the text is for the person who must act on it."""
 
     grpc_status: ClassVar[str] = "INTERNAL"
+    """The gRPC status code that a service answers with."""
     http_status: ClassVar[int] = 500
+    """The HTTP status code that a service answers with."""
     retryable: ClassVar[bool] = False
+    """Whether the same call may succeed later without a change."""
 
 
 class InvalidInput(RelibraError, ValueError):
-    """A value was refused at the boundary; nothing of it was applied."""
+    """A value was refused where it entered; nothing of it was applied."""
 
     grpc_status = "INVALID_ARGUMENT"
     http_status = 422
 
     @classmethod
     def of(cls, field: str, *, expected: str, got: object) -> "InvalidInput":
-        """Build the message in its one form: `field: expected …, got …`."""
+        """Return an error whose text has the one form of all refusals: `field: expected …, got …`."""
         return cls(f"{field}: expected {expected}, got {got}")
 
 
 class InvalidTrace(InvalidInput):
-    """A routing trace file is truncated, misses a key, or contradicts itself."""
+    """A routing trace file is truncated, lacks a key, or contradicts itself."""
 
 
 class InvalidPlan(InvalidInput):
-    """A plan breaks an invariant; the text lists each one that is broken."""
+    """A plan breaks invariants of `check_plan`; the text lists each of them."""
 
 
 class NotFound(RelibraError):
-    """A job, step, sequence or plan that does not exist."""
+    """A job, step, sequence or plan does not exist."""
 
     grpc_status = "NOT_FOUND"
     http_status = 404
 
 
 class UnknownJob(NotFound):
-    """The job id was never registered with this planner."""
+    """The job was never registered, or was removed."""
 
 
 class Conflict(RelibraError):
-    """The same name was used before for different content; the first content stands."""
+    """The name already belongs to other content, which stays as it is."""
 
     grpc_status = "ALREADY_EXISTS"
     http_status = 409
 
 
 class NotReady(RelibraError):
-    """The call came before something it depends on. Retrying later is right."""
+    """The call came before something that it depends on; the text names it. Retry later."""
 
     grpc_status = "FAILED_PRECONDITION"
     http_status = 409
@@ -78,49 +81,49 @@ class NotReady(RelibraError):
 
 
 class StaleEpoch(RelibraError):
-    """The job was re-created since the caller last looked; the caller must register again."""
+    """The job was re-created after the caller registered it; the caller must register again."""
 
     grpc_status = "ABORTED"
     http_status = 409
 
 
 class LostLease(RelibraError):
-    """A planner's lease on a solve ended, and another one may hold it; what was solved is dropped."""
+    """The planner's lease on a solve ended; its plan is dropped, because another planner may hold the lease now."""
 
     grpc_status = "ABORTED"
     http_status = 409
 
 
 class LimitExceeded(RelibraError):
-    """A configured bound was reached; the text names the bound and its value."""
+    """A configured limit was reached; the text names the setting and its value."""
 
     grpc_status = "RESOURCE_EXHAUSTED"
     http_status = 429
 
 
 class Unauthenticated(RelibraError):
-    """No valid token or certificate came with the call."""
+    """The call came without a valid token or certificate."""
 
     grpc_status = "UNAUTHENTICATED"
     http_status = 401
 
 
 class Forbidden(RelibraError):
-    """The caller is known, and may not do this. Says nothing of what exists."""
+    """The caller is known but may not do this. The text does not reveal whether the job exists."""
 
     grpc_status = "PERMISSION_DENIED"
     http_status = 403
 
 
 class Unsupported(RelibraError):
-    """A configuration relibra refuses; the text names the supported alternative."""
+    """relibra refuses this configuration; the text names a supported one."""
 
     grpc_status = "UNIMPLEMENTED"
     http_status = 501
 
 
 class Unavailable(RelibraError):
-    """The planner or its store cannot be reached. Retrying later is right."""
+    """The planner or Redis cannot be reached or cannot serve. Retry later."""
 
     grpc_status = "UNAVAILABLE"
     http_status = 503
@@ -147,3 +150,4 @@ ERRORS: dict[str, type[RelibraError]] = {
         Unavailable,
     )
 }
+"""All classes of the tree by name."""

@@ -1,6 +1,7 @@
-"""What every service on the store is told: arguments before environment (`RELIBRA_<NAME>`) before a file.
+"""The settings that planner and status service share, and where settings come from.
 
-The file is the TOML that `RELIBRA_CONFIG_FILE` names; each service reads the table of its own name.
+Arguments override the environment (`RELIBRA_<NAME>`), and the environment overrides the TOML file that
+`RELIBRA_CONFIG_FILE` names. Each service reads the table of its own name.
 """
 
 import ipaddress
@@ -18,34 +19,33 @@ _FILE_VARIABLE = "RELIBRA_CONFIG_FILE"
 
 
 class ServiceSettings(BaseSettings):
-    """The settings of a service; each has a default that suits one machine, but for the Redis."""
+    """The settings of a service. Every setting but `redis_url` has a default that suits one machine."""
 
     model_config = SettingsConfigDict(env_prefix="RELIBRA_", frozen=True, extra="forbid")
 
     table: ClassVar[str]
-    """Name of the service, and of its table in the file."""
+    """The name of the service, and of its table in the file."""
     exposes: ClassVar[str]
-    """What anybody could do to it where nobody is asked who they are."""
+    """What anybody who can connect could do if the service did not authenticate callers; for messages."""
 
     redis_url: str = Field(repr=False)
-    """`redis://`, `rediss://` or `unix://`, or of a Cluster or Sentinels (`relibra.store.address`); a password in it is
-    never printed."""
+    """The URL of Redis, a Cluster or Sentinels (see `relibra.store.address`); a password in it is never printed."""
     host: str = "127.0.0.1"
     metrics_port: int | None = Field(None, ge=0, le=65535)
-    """Where Prometheus scrapes, without a token; unset, nothing listens."""
+    """The port where Prometheus scrapes without a token; if it is unset, nothing listens."""
 
     auth: Literal["none", "required"] = "none"
-    """Whether callers must show who they are: a token, or to the planner a certificate with a SPIFFE id."""
+    """Whether callers must authenticate with a token or, at the planner, a certificate with a SPIFFE id."""
     insecure: bool = False
-    """Whether to serve the network without authentication, which is refused otherwise."""
+    """Allows a service without authentication to listen beyond loopback, which is refused otherwise."""
 
     @classmethod
     def load(cls, **arguments: Any) -> Self:
-        """Return the settings in effect; arguments that are None were not given.
+        """Return the settings in effect; an argument of None counts as not given.
 
         Raises:
-            InvalidInput: a value is malformed or the file cannot be read.
-            Unsupported: the settings do not go together, or the network would be served without authentication.
+            InvalidInput: a value is malformed, or the file cannot be read.
+            Unsupported: two settings contradict each other, or the network would be served without authentication.
         """
         try:
             settings = cls(**{name: value for name, value in arguments.items() if value is not None})
@@ -58,15 +58,15 @@ class ServiceSettings(BaseSettings):
         return settings
 
     def check(self) -> None:
-        """Return if the settings go together.
+        """Return if the settings agree with each other.
 
         Raises:
-            Unsupported: they do not.
+            Unsupported: two settings contradict each other, or the network would be served without authentication.
         """
         if self.auth == "none" and not self.is_loopback and not self.insecure:
             raise Unsupported(
-                f"host {self.host} serves the network, and auth is none: anybody could {self.exposes}. Set auth to "
-                "required and make tokens with `relibra tokens create`, or say insecure on a network you trust"
+                f"host {self.host} serves the network and auth is none, so anybody could {self.exposes}; set auth to "
+                "required and create tokens with `relibra tokens create`, or set insecure on a network that you trust"
             )
 
     @property
@@ -90,7 +90,7 @@ class ServiceSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Order the sources."""
+        """Return the sources in order: arguments, environment, file."""
         path = os.environ.get(_FILE_VARIABLE)
         if path is None:
             return init_settings, env_settings

@@ -52,7 +52,7 @@ def test_L3_acknowledged_writes_survive_sigkill(tmp_path: Path) -> None:
 
 def test_a_second_server_in_the_directory_is_refused(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path) as server:
-        with pytest.raises(Conflict, match=rf"pid {server.pid}\) is running in .*--redis-url unix://"):
+        with pytest.raises(Conflict, match=rf"pid {server.pid}\) already runs in .*--redis-url unix://"):
             EmbeddedRedis(tmp_path).start()
         write(server, "still")
         assert read(server, "still") == b"there"

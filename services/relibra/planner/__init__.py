@@ -1,21 +1,22 @@
-"""The gRPC service that trainers and rollout workers talk to. It holds no state that is not in the store.
+"""The gRPC service for trainers and rollout workers. A planner keeps no state outside the store.
 
-In:   registrations, routing reports, schedules, execution reports, each checked before anything of it is kept.
-Out:  acknowledgements of what is durable, and for every scheduled step one published plan.
+In:   registrations, routing reports, schedules and execution reports; each is checked before any part of it is kept.
+Out:  acknowledgements once data is durable, and one published plan for every scheduled step.
 
-    server            wires the services to an address, starts and drains
+    server            binds the services to an address, starts and drains
     job_service, routing_service, plan_service, execution_service   one gRPC service each
-    call_interceptor  around every call: `access` says who may, errors become statuses, figures are kept
-    planning_loop     pending steps -> lease -> solver -> publish; supervised, so that a bad step stops nothing else
-    turns             whose step is next
-    solver, solving   the worker processes, and what they do: read, solve, check, encode
-    plan_cache, served_plan   what all agents of a job fetch, read once
-    notifier              wakes who waits for a plan
+    call_interceptor  wraps every call: authenticates the caller, turns errors into statuses, records metrics
+    access            who a caller is and what a role may call
     admission         how large a request may be, how fast a job may send, how many calls it may have open
+    planning_loop     pending step -> lease -> solve -> publish; a step that fails stops no other step
+    fair_order        whose step is solved next
+    solver, solving   the worker processes, and what they do: read, solve, check, encode
+    plan_cache, served_plan   the plan that all agents of a job fetch, read once
+    plan_notifier     wakes the calls that wait for a plan
     read_ahead        turns a stream of requests into batches
-    certificates      its own, read anew when the files change
-    settings, health, metrics   what it is told, and what it tells
+    certificates      the planner's certificate, read again when its files change
+    settings, health, metrics   its settings, its readiness, its figures
 
-Any number of planners may serve the same store, and any of them serves any job: one of them at a time holds the lease
-on solving for a job, and what is published is compared and set inside Redis.
+Any number of planners may serve one store, and each of them serves every job. One planner at a time holds the lease on
+solving for a job, and Redis itself compares and sets when a plan is published.
 """

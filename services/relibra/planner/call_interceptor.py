@@ -1,4 +1,4 @@
-"""What happens around every call of every service: who calls is checked, errors become statuses, figures are kept."""
+"""Wraps every call of every service: authenticates the caller, turns errors into statuses, records metrics."""
 
 import logging
 import time
@@ -21,13 +21,13 @@ from relibra.wire.status import to_status
 logger = logging.getLogger(__name__)
 
 _MAX_DETAILS_LENGTH = 2000
-"""Details travel in a header, and headers are limited to 8 KiB."""
+"""Details travel in a header, and gRPC limits headers to 8 KiB."""
 _OURS = "/relibra."
 _tracer = trace.get_tracer("relibra.planner")
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps the handlers of our services; those of others, such as health, are left alone."""
+    """Wraps the handlers of relibra's services; handlers of other services, such as health, stay as they are."""
 
     def __init__(self, access: Access, admission: Admission, metrics: Metrics) -> None:
         self._access = access
@@ -44,7 +44,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(_OURS):
             return handler
-        # Once a method: this is asked for every call.
+        # gRPC asks on every call; wrapping once per method is enough.
         guarded = self._guarded.get(handler_call_details.method)
         if guarded is None:
             guarded = self._guard_handler(handler, handler_call_details.method.rpartition("/")[2])
@@ -62,7 +62,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return grpc.unary_stream_rpc_method_handler(self._guard_stream(handler.unary_stream, method), **codec)
         if handler.stream_stream:
             return grpc.stream_stream_rpc_method_handler(self._guard_stream(handler.stream_stream, method), **codec)
-        raise AssertionError(f"{method} is of a kind no service of ours has")
+        raise AssertionError(f"{method} is of a kind that no service of relibra has")
 
     def _guard_call(self, behaviour: Callable[[Any, Any], Awaitable[Any]], method: str) -> Any:
         async def guarded(request: Any, context: Any) -> Any:
@@ -101,7 +101,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             await self._abort(context, method, error)
 
     async def _check_now(self, request: Any, context: Any, method: str) -> None:
-        """Check a caller anew: a stream may outlast the token it was opened with by days."""
+        """Check the caller again: a stream may stay open for days after its token was revoked."""
         _check(request, await self._access.identify(context), method)
 
     async def _check_each(self, requests: AsyncIterator[Any], context: Any, method: str) -> AsyncIterator[Any]:
@@ -114,7 +114,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             raise error
         if not isinstance(error, RelibraError):
             logger.error("%s failed", method, exc_info=error)
-            error = RelibraError(f"{method} failed inside the planner ({type(error).__name__}); its log says more")
+            error = RelibraError(f"{method} failed inside the planner ({type(error).__name__}); see the planner's log")
         code, details, metadata = to_status(error)
         self._metrics.refused.labels(method, type(error).__name__).inc()
         level = logging.DEBUG if error.retryable else logging.INFO
@@ -127,13 +127,13 @@ def _trace_context(context: Any) -> Context:
 
 
 def _or_refusal(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Let bytes that are not a message through as the error they are: gRPC would answer UNKNOWN and say nothing."""
+    """Return malformed bytes as an error value: if deserializing raised, gRPC would answer UNKNOWN without a reason."""
 
     def deserialize_or_refuse(data: bytes) -> Any:
         try:
             return deserialize(data)
         except DecodeError as error:
-            return InvalidInput.of("message", expected="a protobuf message of this call", got=error)
+            return InvalidInput.of("message", expected="the protobuf message of this call", got=error)
 
     return deserialize_or_refuse
 

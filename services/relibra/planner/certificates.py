@@ -1,4 +1,4 @@
-"""The planner's certificate, taken from its files anew when they change."""
+"""The planner's certificate, read again when its files change."""
 
 import logging
 import ssl
@@ -12,10 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 class CertificateFiles:
-    """Certificate and key (PEM), and the CA of callers where they must show a certificate too.
+    """Certificate and key (PEM), and the CA of client certificates if callers must show one.
 
-    Looked at with every new connection. What cannot be used, such as a certificate without its key yet, is passed over
-    until it can; connections that are open stay as they are.
+    The planner looks at the files with every new connection. While new files do not fit together, for example because
+    the key is not there yet, the planner goes on with the old ones. Open connections stay as they are.
     """
 
     def __init__(self, cert_file: Path, key_file: Path, client_ca_file: Path | None) -> None:
@@ -28,16 +28,16 @@ class CertificateFiles:
         """Return credentials that follow the files.
 
         Raises:
-            InvalidInput: a file cannot be read, or the key is not the certificate's.
+            InvalidInput: a file cannot be read, or the key does not belong to the certificate.
         """
         return grpc.dynamic_ssl_server_credentials(
             self._read(),
-            self._read_if_changed,  # type: ignore[arg-type]  # None is for no change
+            self._read_if_changed,  # type: ignore[arg-type]  # None means no change
             require_client_authentication=self._client_ca_file is not None,
         )
 
     def _read_if_changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return the new content, or None to go on with what there is."""
+        """Return the new content, or None to keep the present one."""
         try:
             seen = self._look()
             if seen == self._seen:
@@ -54,12 +54,12 @@ class CertificateFiles:
         try:
             found = [each.stat() for each in self._files]
         except OSError as error:
-            raise InvalidInput.of("TLS file", expected="a file to read", got=error) from error
+            raise InvalidInput.of("TLS file", expected="a readable file", got=error) from error
         return tuple((each.st_mtime_ns, each.st_ino) for each in found)
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
         try:
-            # gRPC takes any two files here and refuses connections later.
+            # gRPC accepts any two files here and only refuses connections later.
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(self._cert_file, self._key_file)
             if self._client_ca_file is not None:

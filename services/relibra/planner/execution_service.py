@@ -1,4 +1,4 @@
-"""Reports of what ranks did with their plans."""
+"""The gRPC service for execution reports: what each rank did with its plan."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from relibra.wire.messages import check_job_id, decode_execution_report
 
 
 class ExecutionService(execution_pb2_grpc.ExecutionServiceServicer):
-    """Keeps execution reports in the store, for the status service to show."""
+    """Keeps execution reports in the store, where the status service reads them."""
 
     def __init__(self, store: Store, admission: Admission) -> None:
         self._store = store
@@ -18,11 +18,11 @@ class ExecutionService(execution_pb2_grpc.ExecutionServiceServicer):
     async def ReportExecution(
         self, request: execution_pb2.ReportExecutionRequest, context: Any
     ) -> execution_pb2.ReportExecutionResponse:
-        """Keep the report of one rank and phase."""
+        """Keep the report of one rank for one phase."""
         job = await self._store.get_job(check_job_id(request.job_id))
         self._admission.check_step(request.step)
         self._admission.check_reason(request.reason)
-        # Before it is decoded: a deflated load is as large as it says.
+        # Checked before decoding: a deflated load grows to the size that its shape claims.
         self._admission.check_num_cells(max(request.realised_load.shape, default=0), job.model)
         report = decode_execution_report(request, job.model, job.cluster)
         await self._store.put_report(job, report)

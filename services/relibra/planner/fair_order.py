@@ -6,15 +6,15 @@ from relibra.store import PendingStep
 
 
 def next_turns(pending: Iterable[PendingStep], last_turn: Mapping[str, int], busy: Collection[str]) -> list[str]:
-    """Return the jobs to solve for, in order: who waited longest for a turn first, then whose step waits longest.
+    """Return the jobs to solve for, in order: the job whose last turn is longest ago, then the longest waiting step.
 
-    So jobs take turns, and one with many steps does not hold up one with few (S6). Steps of one job go one after the
-    other, since each starts from the placement before.
+    So jobs take turns, and a job with many steps does not hold up a job with few (S6). A job has one step solved at a
+    time, because each plan starts from the placement of the plan before.
 
     Args:
-        pending: all steps that wait.
-        last_turn: when each job last had its turn, as a rising number; a job that never had one comes first.
-        busy: jobs that are being solved for.
+        pending: all steps that wait for a plan.
+        last_turn: a rising number for the last turn of each job; a job without one comes first.
+        busy: the jobs that have a step being solved.
     """
     waiting_since: dict[str, float] = {}
     for each in pending:

@@ -1,4 +1,4 @@
-"""gRPC health: ready while Redis serves, not serving once the planner drains."""
+"""gRPC health: SERVING while Redis serves, NOT_SERVING otherwise and once the planner drains."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ class Health:
         self._is_ready: bool | None = None
 
     def serve_on(self, server: grpc.aio.Server) -> None:
-        """Answer health checks on `server`."""
+        """Answer the health checks that reach `server`."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def follow_redis(self) -> None:
@@ -43,7 +43,7 @@ class Health:
             await asyncio.sleep(_LOOK_INTERVAL_S)
 
     async def look(self) -> None:
-        """Ask Redis once, and set the status."""
+        """Ask Redis once and set the status."""
         reason = ""
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
@@ -53,7 +53,7 @@ class Health:
         except Unavailable as error:
             reason = str(error)
         except Exception as error:
-            # Whatever it is, as a user of Redis who may no longer read: who looks no more says ready for ever.
+            # For example a Redis user that lost its rights. If this loop died, the last "ready" would stand forever.
             reason = f"Redis cannot be used: {type(error).__name__}: {error}"
         is_ready = not reason
         if is_ready != self._is_ready:
@@ -64,12 +64,12 @@ class Health:
                 await self._servicer.set(service, _Status.SERVING if is_ready else _Status.NOT_SERVING)
 
     async def drain(self) -> None:
-        """Say not serving from now on."""
+        """Answer NOT_SERVING from now on."""
         await self._servicer.enter_graceful_shutdown()
 
 
 class _VersionedServicer(health_aio.HealthServicer):  # type: ignore[misc]  # the package has no types
-    """Says with its answer which relibra answers, for `relibra doctor`."""
+    """Sends the version of relibra with every answer, for `relibra doctor`."""
 
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: "grpc.aio.ServicerContext[Any, Any]"

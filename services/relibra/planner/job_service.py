@@ -1,4 +1,4 @@
-"""Registration of jobs."""
+"""The gRPC service that registers jobs."""
 
 import logging
 from typing import Any
@@ -19,7 +19,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self._admission = admission
 
     async def RegisterJob(self, request: job_pb2.RegisterJobRequest, context: Any) -> job_pb2.RegisterJobResponse:
-        """Register a job, or confirm that it is registered with this very content."""
+        """Register a job, or confirm that it is registered with the same content."""
         job_id, model, cluster, params = decode_registration(request)
         self._admission.check_registration(model, cluster, request.known_epoch)
         if not await self._store.get_jobs([job_id]):

@@ -1,4 +1,4 @@
-"""What a planner tells Prometheus of itself; what it tells of jobs is on the status service."""
+"""The figures of one planner for Prometheus; the status service has those of jobs."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ _LAG_INTERVAL_S = 0.1
 
 
 class Metrics:
-    """The figures of one planner. Labels are few: methods, error classes, outcomes."""
+    """Counters and histograms. Labels take few values: methods, error classes, outcomes."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -66,7 +66,7 @@ class Metrics:
     def serve(self, host: str, port: int) -> int:
         """Serve `/metrics` and `/readyz` from a thread; return the port.
 
-        Readiness is here too, and not on the gRPC port alone, because kubelets do not speak gRPC over TLS.
+        Readiness is served here as well as on the gRPC port, because kubelets do not speak gRPC over TLS.
 
         Raises:
             Unavailable: the port is in use.
@@ -87,7 +87,7 @@ class Metrics:
         return [b"ready\n" if is_ready else b"Redis does not answer\n"]
 
     async def watch_event_loop(self) -> None:
-        """Measure how late a timer fires, for as long as the loop runs."""
+        """Measure how late a timer fires, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + _LAG_INTERVAL_S
@@ -97,4 +97,4 @@ class Metrics:
 
 class _Silent(WSGIRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Probes and scrapes are not news."""
+        """Log nothing: probes and scrapes come every few seconds."""

@@ -1,6 +1,7 @@
-"""Wakes the coroutines of this process that wait for news of a job.
+"""Wakes the coroutines of this process that wait for news about a job.
 
-Only a hint: whoever waits looks into the store before and after, because news from another planner do not ring here.
+A ring is only a hint. A caller looks into the store before and after it waits, because a plan that another planner
+publishes rings nothing here.
 """
 
 import asyncio
@@ -9,29 +10,29 @@ from relibra.errors import Unavailable
 
 
 class PlanNotifier:
-    """One notifier a job, and a last ring for all when the planner drains. For one event loop."""
+    """One event per job, and a last ring for all jobs when the planner drains. For one event loop."""
 
     def __init__(self) -> None:
         self._rings: dict[str, asyncio.Event] = {}
         self._is_draining = False
 
     def listen(self, job_id: str) -> asyncio.Event:
-        """Return what the next ring sets. Listen first, then look, then wait: no ring is missed.
+        """Return the event that the next ring sets. Listen first, then look, then wait: so no ring is missed.
 
         Raises:
-            Unavailable: the planner is draining; another one answers.
+            Unavailable: the planner is draining; another planner answers.
         """
         if self._is_draining:
             raise Unavailable("the planner is shutting down; ask again")
         return self._rings.setdefault(job_id, asyncio.Event())
 
     def ring(self, job_id: str) -> None:
-        """Wake who listens for `job_id`."""
+        """Wake everyone who listens for `job_id`."""
         if ring := self._rings.pop(job_id, None):
             ring.set()
 
     def drain(self) -> None:
-        """Wake everybody, and refuse to listen from now on."""
+        """Wake everyone, and refuse new listeners from now on."""
         self._is_draining = True
         for job_id in list(self._rings):
             self.ring(job_id)

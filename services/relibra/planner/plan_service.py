@@ -1,4 +1,4 @@
-"""Schedules in, plans out."""
+"""The gRPC service that takes schedules and hands out plans."""
 
 import time
 from collections.abc import AsyncIterator, Callable
@@ -18,12 +18,12 @@ from relibra.wire.messages import check_job_id, decode_basis, decode_schedule, e
 from relibra.wire.routing import check_name
 
 _LOOK_INTERVAL_S = 0.25
-"""How long a plan that another planner published may go unnoticed here."""
+"""How long a plan that another planner published may go unnoticed by this one."""
 _NUM_NAMED = 3
 
 
 class PlanService(plan_pb2_grpc.PlanServiceServicer):
-    """Keeps schedules in the store, and hands out the plans that are published there."""
+    """Keeps schedules in the store and serves the plans that are published there."""
 
     def __init__(
         self, store: Store, admission: Admission, notifier: PlanNotifier, on_schedule: Callable[[], None]
@@ -37,7 +37,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     async def SubmitSchedule(
         self, request: plan_pb2.SubmitScheduleRequest, context: Any
     ) -> plan_pb2.SubmitScheduleResponse:
-        """Keep the schedule of a step, all of whose sequences have been reported, unless it is planned without them."""
+        """Keep the schedule of a step. Its sequences must have been reported unless the plan is made without them."""
         job = await self._store.get_job(check_job_id(request.job_id))
         step = self._admission.check_step(request.step)
         sequence_ids, schedule = decode_schedule(request.schedule, job.cluster)
@@ -50,7 +50,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             )
         self._admission.check_num_cells(schedule.num_rows(job.cluster), job.model)
         if basis is Basis.PREVIOUS_STEPS:
-            # Reported after it, if at all: then what no report can be called is not refused by its absence.
+            # The sequences may be reported later or never, so an id that no report could have must be refused here.
             for sequence_id in sequence_ids:
                 check_name(step, sequence_id)
         else:
@@ -62,7 +62,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         return plan_pb2.SubmitScheduleResponse()
 
     async def FetchPlan(self, request: plan_pb2.FetchPlanRequest, context: Any) -> plan_pb2.FetchPlanResponse:
-        """Return one rank's plan of a step, as soon as it is published."""
+        """Return one rank's part of the plan of a step, as soon as the plan is published."""
         job_id, step, rank = check_job_id(request.job_id), self._admission.check_step(request.step), request.ep_rank
         plan = await self._cache.get(job_id, step)
         if plan is None:
@@ -71,14 +71,14 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             await self._wait_for_plan(job_id, step, min(request.wait_ms / 1000, MAX_FETCH_WAIT_S))
             plan = await self._cache.get(job_id, step)
         if plan is None:
-            raise NotReady(f"step {step} has no plan any more: its job was re-created, or newer steps took its place")
+            raise NotReady(f"step {step} no longer has a plan: its job was re-created, or newer steps replaced it")
         _check_rank(rank, len(plan.shares))
         return plan.for_rank(rank)
 
     async def WatchPlans(
         self, request: plan_pb2.WatchPlansRequest, context: Any
     ) -> AsyncIterator[plan_pb2.WatchPlansResponse]:
-        """Send the newest plan and then every later one, also of a job that is re-created, while the caller listens."""
+        """Send the newest plan and then every later one while the caller listens, across re-creations of the job."""
         job_id = (await self._store.get_job(check_job_id(request.job_id))).job_id
         newest = await self._store.latest_plan(job_id)
         seen = PlanId(epoch=0, version=0)
@@ -88,7 +88,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         while True:
             ring = self._notifier.listen(job_id)
             for job in (await self._store.get_jobs([job_id])).values():
-                # Versions begin again in a new epoch.
+                # A new epoch starts its versions from the beginning.
                 version = seen.version if job.epoch == seen.epoch else 0
                 for record in await self._store.plans_after(job_id, version):
                     if record.id.epoch == job.epoch:
@@ -122,7 +122,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
 
 
 def _traceparent() -> str:
-    """Trace context of this call, for the solve that follows in its time and perhaps elsewhere."""
+    """Return the trace context of this call; the solve follows later and perhaps in another planner."""
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     return carrier.get("traceparent", "")
@@ -136,7 +136,7 @@ def _check_rank(rank: int, num_ranks: int) -> None:
 def _waiting_for(record: StepRecord) -> str:
     if record.state is StepState.COLLECTING or record.submitted_at is None:
         return f"waiting for its schedule ({record.num_sequences} sequences reported so far)"
-    return f"being solved since {max(0.0, time.time() - record.submitted_at):.1f} s"
+    return f"being solved since {max(0.0, time.time() - record.submitted_at):.1f} s ago"
 
 
 def _announce(record: PlanRecord) -> plan_pb2.WatchPlansResponse:

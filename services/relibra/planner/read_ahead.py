@@ -1,4 +1,4 @@
-"""Reads a request stream ahead of its consumer, so that what is waiting can be handled as one batch."""
+"""Reads a request stream ahead of its consumer, so that all waiting requests can be handled as one batch."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ _Request = TypeVar("_Request", bound=_Sized)
 
 
 class ReadAhead(Generic[_Request]):
-    """Holds at most `limit_size_bytes` plus one request; beyond that the stream's flow control stops the sender."""
+    """A buffer of at most `limit_size_bytes` plus one request; when it is full, flow control stops the sender."""
 
     def __init__(self, requests: AsyncIterator[_Request], *, limit_size_bytes: int) -> None:
         self._requests = requests
@@ -25,11 +25,11 @@ class ReadAhead(Generic[_Request]):
         self._space = asyncio.Event()
 
     async def fill(self) -> None:
-        """Read until the stream ends; run this as a task beside the consumer."""
+        """Read until the stream ends. Run this as a task beside the consumer."""
         try:
             async for request in self._requests:
                 if self._has_ended:
-                    return  # it is not answered, so its sender keeps it
+                    return  # the request is never answered, so its sender sends it again
                 self._waiting.append(request)
                 self._size_bytes += request.ByteSize()
                 self._news.set()
@@ -40,7 +40,7 @@ class ReadAhead(Generic[_Request]):
             self.end()
 
     async def take(self) -> list[_Request]:
-        """Return all requests that are waiting, at least one; an empty list when there are no more."""
+        """Wait for requests and return all that are there; return an empty list after the last one."""
         await self._news.wait()
         taken, self._waiting = self._waiting, []
         self._size_bytes = 0
@@ -50,6 +50,6 @@ class ReadAhead(Generic[_Request]):
         return taken
 
     def end(self) -> None:
-        """Let the consumer take what is waiting and then see the end; what comes from now on is not taken in."""
+        """Let the consumer take the waiting requests and then see the end; later requests are dropped."""
         self._has_ended = True
         self._news.set()

@@ -1,4 +1,4 @@
-"""Ingest: counts of finished sequences, acknowledged when they are durable."""
+"""The gRPC service that takes the counts of finished sequences and acknowledges them once they are durable."""
 
 import asyncio
 import logging
@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 
 _READ_AHEAD_SIZE_BYTES = 2 << 20
 CREDIT_SEQUENCES = 512
-"""How far a sender may be ahead of its answers: enough to keep Redis busy for a round trip, little to send again."""
+"""How far a sender may be ahead of the answers: enough to keep Redis busy for a round trip, few to send again."""
 
 
 class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
-    """Keeps counts in the store. What is waiting on a stream goes to Redis in one round trip."""
+    """Keeps counts in the store. All requests that wait on a stream go to Redis in one round trip."""
 
     def __init__(self, store: Store, admission: Admission, metrics: Metrics) -> None:
         self._store = store
@@ -34,7 +34,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         self._draining = asyncio.Event()
 
     def drain(self) -> None:
-        """Answer what has been received, then end all streams; their senders turn to another planner."""
+        """Answer the requests that have arrived, then end all streams; their senders turn to another planner."""
         self._draining.set()
         for stream in self._streams:
             stream.end()
@@ -42,7 +42,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
     async def ReportRouting(
         self, request_iterator: AsyncIterator[routing_pb2.ReportRoutingRequest], context: Any
     ) -> AsyncIterator[routing_pb2.ReportRoutingResponse]:
-        """Answer every request of the stream, kept or refused by name, and grant credit for more."""
+        """Answer every request of the stream: it is kept, or refused by name. Grant credit for more."""
         stream = ReadAhead(request_iterator, limit_size_bytes=_READ_AHEAD_SIZE_BYTES)
         reader = asyncio.create_task(stream.fill())
         self._streams.add(stream)
@@ -55,8 +55,8 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                 while batch := await stream.take():
                     _check_ordinals(batch, answered_through)
                     if pause_s := self._pause_s(batch):
-                        # Before it is kept: who opens a stream for every batch waits, too. What comes meanwhile stays
-                        # in the stream, whose flow control stops the sender.
+                        # Before the batch is kept, so that a sender that opens a stream for every batch waits too.
+                        # Further requests stay in the stream, whose flow control stops the sender.
                         await wait_until_set(self._draining, pause_s)
                     refused = await self._keep(batch)
                     answered_through += len(batch)
@@ -66,14 +66,14 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                         credit_through=answered_through + CREDIT_SEQUENCES,
                     )
             if self._draining.is_set():
-                raise Unavailable("the planner is shutting down; report the rest to another one")
+                raise Unavailable("the planner is shutting down; report the rest to another planner")
             await reader
         finally:
             self._streams.discard(stream)
             reader.cancel()
 
     def _pause_s(self, batch: list[routing_pb2.ReportRoutingRequest]) -> float:
-        """Account for a batch, whatever becomes of it; return how long it must wait."""
+        """Account for a batch, kept or refused; return how long it must wait."""
         sizes: Counter[str] = Counter()
         for request in batch:
             sizes[request.job_id] += request.ByteSize()
@@ -82,7 +82,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         return max(self._admission.delay_s(job_id, size_bytes, now) for job_id, size_bytes in sizes.items())
 
     async def _keep(self, batch: list[routing_pb2.ReportRoutingRequest]) -> list[routing_pb2.Refusal]:
-        """Keep what can be kept; return what cannot."""
+        """Keep the valid sequences of a batch; return the refusals of the others."""
         jobs = await self._store.get_jobs({request.job_id for request in batch})
         refused: list[routing_pb2.Refusal] = []
         accepted: list[routing_pb2.ReportRoutingRequest] = []
@@ -117,7 +117,7 @@ def _check_ordinals(batch: list[routing_pb2.ReportRoutingRequest], answered_thro
         if request.ordinal != ordinal:
             raise InvalidInput.of("ordinal", expected=str(ordinal), got=request.ordinal)
     if len(batch) > CREDIT_SEQUENCES:
-        raise LimitExceeded(f"{len(batch)} sequences came at once; the credit was {CREDIT_SEQUENCES}")
+        raise LimitExceeded(f"{len(batch)} sequences came at once, but the credit was {CREDIT_SEQUENCES}")
 
 
 def _refusal(request: routing_pb2.ReportRoutingRequest, error: RelibraError) -> routing_pb2.Refusal:

@@ -1,4 +1,4 @@
-"""A plan as agents fetch it: put together from what the solver packed, without a look into any array."""
+"""A plan as agents fetch it, built from the arrays that the solver packed without unpacking any of them."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from relibra.wire.messages import encode_basis, encode_plan_id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPlan:
-    """The part that all ranks share, and each rank's own."""
+    """The part of a plan that all ranks share, and the part of each rank."""
 
     id: PlanId
     common: plan_pb2.RankPlan
@@ -20,7 +20,7 @@ class ServedPlan:
 
     @classmethod
     def of(cls, job: JobRecord, plan: PackedPlan) -> "ServedPlan":
-        """Put the messages of a plan together."""
+        """Build the messages of a plan."""
         record, arrays = plan.record, plan.common
         common = plan_pb2.RankPlan(
             id=encode_plan_id(record.id),

@@ -1,4 +1,4 @@
-"""The planner process: services on an address, the planning loop beside them."""
+"""The planner process: gRPC services on an address, and the planning loop beside them."""
 
 import asyncio
 import contextlib
@@ -31,17 +31,17 @@ logger = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 10.0
 MAX_CONCURRENT_CALLS = 8192
-"""Agents that wait for their plans are calls in flight."""
+"""An agent that waits for its plan is an open call."""
 SERVICES = tuple(f"relibra.v1.{name}Service" for name in ("Job", "Routing", "Plan", "Execution"))
 
 _OPTIONS = (
-    # Two planners on one port would share its connections at random; the second must fail instead.
+    # Two planners on one port would share its connections at random; the second one must fail instead.
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_SIZE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_SIZE_BYTES),
-    # Clients ping every 30 s on idle streams; by default that counts as abuse below 300 s.
+    # Clients ping every 30 s on idle streams; by default gRPC treats pings more often than every 300 s as abuse.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    # A connection that is dead without saying so gives up its memory.
+    # Frees the memory of connections whose peer vanished without closing them.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 )
@@ -54,12 +54,12 @@ class PlannerServer:
         self._settings = settings
 
     async def start(self) -> str:
-        """Start serving and planning; return the address that is bound.
+        """Start serving and planning; return the bound address.
 
         Raises:
             Unavailable: Redis does not answer, or a port is in use.
-            Unsupported: Redis holds what this relibra cannot read, or may evict it.
-            InvalidInput: a file of TLS cannot be used.
+            Unsupported: Redis holds a schema that this relibra cannot read, or may evict keys.
+            InvalidInput: a TLS file cannot be used.
         """
         settings = self._settings
         self._store = Store.open(settings.redis_url)
@@ -86,18 +86,18 @@ class PlannerServer:
             asyncio.create_task(self._health.follow_redis()),
             asyncio.create_task(self._metrics.watch_event_loop()),
         ]
-        # What was imported stays for ever; garbage collections need not walk it while agents wait.
+        # Imported modules stay for good; garbage collection need not walk them while agents wait.
         gc.collect()
         gc.freeze()
         logger.info("planner serves on %s with %s", address, settings.model_dump_json())
         if settings.auth == "none":
             logger.warning(
-                "no authentication: whoever reaches %s may read and change every job%s",
+                "no authentication: anyone who can connect to %s can read and change every job; %s",
                 address,
-                "; only this machine does" if settings.is_loopback else ", AND THE WHOLE NETWORK DOES",
+                "only this machine can connect" if settings.is_loopback else "THE WHOLE NETWORK CAN CONNECT",
             )
         elif settings.tls_cert_file is None:
-            logger.warning("no TLS: tokens travel to %s in the clear", address)
+            logger.warning("no TLS: tokens travel to %s unencrypted", address)
         return address
 
     def _add_services(self) -> None:
@@ -132,7 +132,7 @@ class PlannerServer:
         return server, f"{host}:{port}"
 
     async def stop(self) -> None:
-        """Drain: answer what was received, finish the steps that are being solved, leave the rest to the store (L4)."""
+        """Drain: answer the requests that arrived, finish the running solves, leave other steps in the store (L4)."""
         logger.info("planner drains")
         await self._health.drain()
         self._routing.drain()
@@ -143,7 +143,7 @@ class PlannerServer:
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 await self._planning
         except TimeoutError:
-            logger.warning("a solve did not end in %.0f s; it is left to another planner", DRAIN_TIMEOUT_S)
+            logger.warning("a solve did not end within %.0f s; it is left to another planner", DRAIN_TIMEOUT_S)
         for task in self._watching:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

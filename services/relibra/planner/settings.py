@@ -1,4 +1,4 @@
-"""What a planner is told; its table in the file is `[planner]`."""
+"""The settings of a planner; its table in the configuration file is `[planner]`."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -11,7 +11,7 @@ from relibra.store import StoreLimits
 
 
 class PlannerSettings(ServiceSettings):
-    """Everything that can be set."""
+    """All settings of a planner."""
 
     table: ClassVar = "planner"
     exposes: ClassVar = "change any job"
@@ -20,41 +20,41 @@ class PlannerSettings(ServiceSettings):
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
     tls_client_ca_file: Path | None = None
-    """Callers must show a certificate that this CA signed."""
+    """If set, callers must show a certificate that this CA signed."""
     trust_domain: str = "relibra"
-    """Of SPIFFE ids, `spiffe://<trust domain>/job/<job id>/<role>`."""
+    """The trust domain of SPIFFE ids, `spiffe://<trust domain>/job/<job id>/<role>`."""
 
     num_solvers: int = Field(2, ge=1, le=64)
-    """Steps of different jobs that are solved at the same time."""
+    """How many steps, each of another job, are solved at the same time."""
     solve_timeout_s: float = Field(120.0, gt=0)
-    """A solve that takes longer is killed and counted as a crash."""
+    """A solve that takes longer is killed and counts as a crash."""
     lease_s: float = Field(2.0, ge=0.2)
-    """A planner that is silent for so long is taken over from."""
+    """Lease time-to-live; another planner may take over a job afterwards."""
 
     retained_steps: int = Field(64, ge=2)
-    """Steps of a job that Redis keeps."""
+    """How many steps of a job Redis keeps."""
     max_jobs: int = Field(256, ge=1)
     max_calls_per_job: int = Field(4096, ge=1)
-    """Calls and streams under way at this planner by callers of one job; all together may have 8192."""
+    """Open calls and streams at this planner by callers of one job; all jobs together may have 8192."""
     max_cells: int = Field(1 << 16, ge=1)
-    """Rows times layers of one step."""
+    """The largest number of rows times layers of a step."""
     max_open_steps: int = Field(16, ge=1)
-    """Steps of a job that have sequences and no plan yet."""
+    """How many steps of a job may have sequences and no plan yet; as many may have a schedule and no plan."""
     max_step_size_bytes: int = Field(1 << 30, ge=1)
-    """Counts of one step."""
+    """How large the counts of one step may get."""
     max_ingest_bytes_per_s: int = Field(64 << 20, ge=1)
-    """Of one job, through one planner; faster senders are slowed down."""
+    """The speed at which one job may send to one planner; faster senders are slowed down."""
 
     @property
     def store_limits(self) -> StoreLimits:
-        """What the store enforces."""
+        """The limits that the store enforces."""
         return StoreLimits(max_step_size_bytes=self.max_step_size_bytes, max_open_steps=self.max_open_steps)
 
     def check(self) -> None:
-        """Return if the settings go together.
+        """Return if the settings agree with each other.
 
         Raises:
-            Unsupported: the network would be served without authentication, or a file of TLS is missing.
+            Unsupported: the network would be served without authentication, or a TLS file is missing.
         """
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise Unsupported("TLS needs tls_cert_file and tls_key_file together")

@@ -1,4 +1,4 @@
-"""The worker processes that solve, seen from the event loop."""
+"""The worker processes that solve steps, as the event loop sees them."""
 
 import asyncio
 import multiprocessing
@@ -11,10 +11,10 @@ from relibra.store import EncodedPlan
 
 
 class SolverPool:
-    """Worker processes, as many as steps are solved at once; the first one is started and warm before it is needed.
+    """A pool with one worker process per concurrent solve. The pool starts and warms one worker in advance.
 
-    Processes and not threads: compiled loops hold the interpreter lock for as long as they run, the event loop must
-    answer agents meanwhile, and what crashes or runs away is killed without harm to other solves.
+    Workers are processes because compiled loops hold the interpreter lock while they run, and the event loop must keep
+    answering agents. A solve that crashes or runs away is killed without harm to other solves.
     """
 
     def __init__(self, redis_url: str, *, timeout_s: float) -> None:
@@ -23,12 +23,12 @@ class SolverPool:
         self._idle = [_Worker()]
 
     async def solve(self, job_id: str, step: int) -> EncodedPlan:
-        """Solve one step; cancelling this kills the solve.
+        """Solve one step and return its checked plan; cancelling this kills the solve.
 
         Raises:
             RelibraError: the step cannot be planned, or Redis does not answer (`Unavailable`).
-            TimeoutError: it took too long, and was killed.
-            BrokenProcessPool: the worker died of it.
+            TimeoutError: the solve took too long and was killed.
+            BrokenProcessPool: the worker died.
         """
         worker = self._idle.pop() if self._idle else _Worker()
         try:
@@ -47,13 +47,13 @@ class SolverPool:
         return solved
 
     async def close(self) -> None:
-        """End the workers; none is solving any more, but one may still be compiling, which takes half a minute."""
+        """Kill the workers. None is solving any more, but one may still be compiling, which takes half a minute."""
         for process in [process for worker in self._idle for process in worker.kill()]:
             await asyncio.to_thread(process.join)
 
 
 class _Worker:
-    """One process. Spawned, because gRPC does not survive a fork."""
+    """One worker process. It is spawned because gRPC does not survive a fork."""
 
     def __init__(self) -> None:
         self._pool = ProcessPoolExecutor(

@@ -1,8 +1,8 @@
-"""What the worker process does with a step: read, solve, check, encode.
+"""The work of a worker process on one step: read, solve, check, encode.
 
-It reads from the store by itself, so that neither counts nor arrays of plans (a hundred megabytes at worst) pass
-through the event loop that serves agents. The solver is imported inside the functions: compiled code has no place in
-the memory and start-up time of the process that serves.
+A worker reads from the store itself, so that neither counts nor unpacked plans (a hundred megabytes at worst) pass
+through the event loop that serves agents. The solver is imported inside the functions to keep compiled code out of the
+memory and the start-up time of the serving process.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from relibra.store import EncodedPlan, Store
 
 
 def prepare_worker() -> None:
-    """Set up a worker process: it lives as long as the planner, and only the planner stops it."""
-    # Ctrl-C reaches the whole process group, but the planner drains and wants the step that is being solved.
+    """Set up a worker process. It lives as long as the planner, and only the planner stops it."""
+    # Ctrl-C reaches the whole process group, but a planner that drains still wants the step being solved.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     planner = multiprocessing.parent_process()
     assert planner is not None
@@ -30,12 +30,12 @@ def prepare_worker() -> None:
         planner.join()
         os._exit(1)
 
-    # A planner that is killed cannot stop its worker, which would wait for the next step for ever.
+    # A killed planner cannot stop its worker, which would otherwise wait for the next step forever.
     threading.Thread(target=follow, name="follow-planner", daemon=True).start()
 
 
 def warm_up() -> None:
-    """Solve a tiny step and all that publishing needs, so that the first real one does not pay for compiling."""
+    """Solve, check and encode a tiny step, so that the first real step does not pay for compiling."""
     from relibra.planning.solve import solve
 
     model = Model(num_layers=1, num_experts=8, top_k=1)
@@ -50,7 +50,7 @@ def warm_up() -> None:
 
 
 def solve_step(redis_url: str, job_id: str, step: int) -> EncodedPlan:
-    """Solve one step of the store at `redis_url`.
+    """Solve one step of the store at `redis_url`; return its checked plan.
 
     Raises:
         RelibraError: the step cannot be planned, or Redis does not answer (`Unavailable`).
@@ -74,7 +74,14 @@ async def _solve_step(redis_url: str, job_id: str, step: int) -> EncodedPlan:
         previous_home_LE = await store.get_placement(job_id, previous.step) if previous else None
     num_cores = len(os.sched_getaffinity(0))
     plan = solve(
-        *(load, schedule, job.model, job.cluster, job.params, previous_home_LE), num_threads=num_cores, basis=basis
+        load,
+        schedule,
+        job.model,
+        job.cluster,
+        job.params,
+        previous_home_LE,
+        num_threads=num_cores,
+        basis=basis,
     )
     check_plan(plan, load.load_MLE)
     return EncodedPlan.of(plan)

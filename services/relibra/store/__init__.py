@@ -1,16 +1,18 @@
-"""All durable state, in Redis: what was registered, reported, scheduled, planned and executed.
+"""All durable state, in Redis: registrations, reports, schedules, plans and executions.
 
 In:   registrations, sequence counts, schedules, checked plans, execution reports; a Redis URL.
-Out:  the same things read back, each written once and never changed; `Unavailable` when Redis does not answer.
+Out:  the same content read back, each written once and never changed; `Unavailable` when Redis does not answer.
 
-    keys          the key schema, and what each key holds
-    store         `Store`: all parts in one; the only one that talks to Redis
-    jobs, sequences, schedules, leases, plans, steps, reports, tokens    one part a concept
-    lua/          the writes that must look before they write, atomic in Redis
-    array_codec, plan_codec, documents    how things lie in Redis
+    keys          the key schema, and the content of each key
+    store         `Store`: all parts in one; nothing else talks to Redis
+    jobs, sequences, schedules, leases, plans, steps, reports, tokens    one part per concept
+    identity      bearer tokens, looked up and remembered for the services
+    single_flight a bounded cache that makes each value once
+    lua/          the writes that must look before they write; each is atomic in Redis
+    array_codec, plan_codec, documents    the formats of values in Redis
     embedded      `EmbeddedRedis`: a real redis-server for one machine
 
-Nothing here decides: the planner decides, the store keeps. Every write is idempotent, so a caller that got
+The store decides nothing: the planner decides, the store keeps. Every write is idempotent, so a caller that got
 `Unavailable` repeats it.
 """
 

@@ -1,13 +1,13 @@
-"""Redis URLs, and the clients they stand for: one server, a Cluster, or what Sentinels say is the primary.
+"""Redis URLs, and the client for each: of one server, of a Cluster, or of the primary that Sentinels name.
 
-| URL | what it is |
+| URL | server |
 |---|---|
 | `redis://[user:password@]host[:port]`, `unix://[user:password@]/path` | one server |
-| `redis+cluster://[user:password@]host[:port][,host[:port]...]` | a Cluster; any of its nodes will do |
+| `redis+cluster://[user:password@]host[:port][,host[:port]...]` | a Cluster; the hosts are any of its servers |
 | `redis+sentinel://[user:password@]host[:port][,host[:port]...]/name` | the primary that these Sentinels call `name` |
 
-With `rediss` for `redis` all connections are TLS, and certificates are checked unless the query says otherwise, for
-example `?ssl_ca_certs=/path`. Sentinels are asked without a password.
+With `rediss` in place of `redis`, all connections use TLS. The query may set TLS options, for example
+`?ssl_ca_certs=/path`; without options, certificates are checked. Sentinels are asked without a password.
 """
 
 import re
@@ -27,23 +27,23 @@ from relibra.store.bounded_cluster import BoundedCluster
 RedisClient = Redis | RedisCluster
 
 MAX_CONNECTIONS = 32
-"""Of a process to one Redis server; who finds all in use waits. Redis serves one command at a time anyway."""
+"""Connections of a process to one Redis server; a call waits if all are in use. Redis runs one command at a time."""
 CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 10.0
 
 _PORT = 6379
 _SENTINEL_PORT = 26379
-# Up to the last @, as a password may hold any letter. A word without a colon behind it may be the password itself.
+# Up to the last @, because a password may contain any character. A word without a colon may be the password itself.
 _USER_INFO = re.compile(r"//(?P<user>[^:/?#@]*:)?.*@", re.DOTALL)
 _PARAMETER = re.compile(r"(?P<name>[?&][^=&]*)=[^&]*")
-_EXPECTED = "redis://, rediss:// or unix://, or with +cluster or +sentinel behind redis or rediss"
+_EXPECTED = "redis://, rediss:// or unix://; +cluster or +sentinel may follow redis or rediss"
 
 
 def open_redis(url: str) -> RedisClient:
     """Return a client for `url`; connecting happens with the first command.
 
     Raises:
-        InvalidInput: the URL is not one of Redis.
+        InvalidInput: it is not a Redis URL.
     """
     try:
         parts = urlsplit(url)
@@ -61,7 +61,7 @@ def open_redis(url: str) -> RedisClient:
 
 
 def without_password(url: str) -> str:
-    """Return `url` as it may be printed, whether it can be read or not."""
+    """Return `url` with passwords masked, valid or not, so that it may be printed."""
     without_user_info = _USER_INFO.sub(lambda found: f"//{found['user'] or ''}***@", url)
     return _PARAMETER.sub(
         lambda found: f"{found['name']}=***" if "password" in unquote(found["name"]).lower() else found[0],
@@ -87,7 +87,7 @@ def _open_sentinel(parts: SplitResult) -> Redis:
         raise ValueError("no name of a primary")
     account = _account(parts._replace(path=""))
     tls = {key: value for key, value in account.items() if key.startswith("ssl")}
-    # Asked with every connection to the primary, but not by as many at once as those are.
+    # Each new connection to the primary asks the Sentinels first, over one shared connection to each.
     asking = tls | {"single_connection_client": True} | _socket_options()
     sentinels = Sentinel(  # type: ignore[no-untyped-call]
         _hosts(parts, _SENTINEL_PORT), sentinel_kwargs=asking, **account, **_socket_options()
@@ -102,7 +102,7 @@ def _open_sentinel(parts: SplitResult) -> Redis:
 
 
 class _PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
-    """Connections to the primary, so many at most."""
+    """A bounded pool of connections to the primary."""
 
 
 def _hosts(parts: SplitResult, default_port: int) -> list[tuple[str, int]]:
@@ -114,7 +114,7 @@ def _hosts(parts: SplitResult, default_port: int) -> list[tuple[str, int]]:
 
 
 def _account(parts: SplitResult) -> dict[str, Any]:
-    """Return who to be and how to use TLS, without where to connect to."""
+    """Return user, password and TLS options of a URL, without its hosts."""
     user, at, _ = parts.netloc.rpartition("@")
     options: dict[str, Any] = dict(parse_url(urlunsplit(parts._replace(netloc=f"{user}{at}host"))))
     del options["host"]
@@ -127,6 +127,6 @@ def _socket_options() -> dict[str, Any]:
     return {
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_timeout": ANSWER_TIMEOUT_S,
-        # Every write of the store is idempotent, so a command that failed half-way may be sent again.
+        # Every write of the store is idempotent, so a command that failed half-way may be repeated.
         "retry": Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=2),
     }

@@ -1,8 +1,8 @@
-"""Arrays of plans as they lie in Redis and travel to agents: narrow integers, deflated.
+"""The arrays of plans as Redis keeps them and agents receive them: narrow integers, deflated.
 
-Bytes: dtype (one character of numpy's kind, one of its item size), number of dimensions, extents (uint32 each), then
-the zlib stream of the elements; all little endian. Level 1 of zlib: on the shares of a rank it is three times as fast
-as level 6, for a sixth more bytes.
+The bytes are the dtype (one character for numpy's kind, one byte for the item size), the number of dimensions (one
+byte), the extents (uint32 each) and the zlib stream of the elements; all little endian. zlib runs at level 1: on the
+shares of a rank it is three times as fast as level 6 and takes a sixth more bytes.
 """
 
 import math
@@ -19,7 +19,7 @@ _LEVEL = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedArray:
-    """An array that has been packed."""
+    """A packed array."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -27,7 +27,7 @@ class PackedArray:
 
     @classmethod
     def of(cls, array: NDArray[Any]) -> "PackedArray":
-        """Pack an array; integers that are not negative in the narrowest unsigned dtype that holds them."""
+        """Pack an array; integers without negative values take the narrowest unsigned dtype that holds them."""
         if array.dtype.kind in "iu" and (not array.size or array.min() >= 0):
             array = array.astype(np.min_scalar_type(array.max(initial=0)))
         little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
@@ -39,13 +39,13 @@ class PackedArray:
         return np.frombuffer(data, dtype=self.dtype).reshape(self.shape)
 
     def to_bytes(self) -> bytes:
-        """Return it as it lies in Redis."""
+        """Return the bytes that Redis keeps."""
         kind, ndim = self.dtype.kind.encode(), len(self.shape)
         return struct.pack(f"<cBB{ndim}I", kind, self.dtype.itemsize, ndim, *self.shape) + self.deflated
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "PackedArray":
-        """Read what `to_bytes` wrote."""
+        """Read the bytes that `to_bytes` returned."""
         kind, itemsize, ndim = struct.unpack_from("<cBB", data)
         shape = struct.unpack_from(f"<{ndim}I", data, 3)
         return cls(dtype=np.dtype(f"<{kind.decode()}{itemsize}"), shape=shape, deflated=data[3 + 4 * ndim :])

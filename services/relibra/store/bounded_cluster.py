@@ -1,4 +1,4 @@
-"""A client of a Redis Cluster that waits for a connection, as a pool of one server does, instead of failing."""
+"""A client of a Redis Cluster that waits for a free connection instead of failing, as the pool of one server does."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,9 +11,9 @@ from redis.asyncio.cluster import ClusterPipeline
 
 
 class BoundedCluster(RedisCluster):
-    """At most `num_at_once` commands and as many pipelines are under way, each with a connection to a node.
+    """A client that runs at most `num_at_once` commands and as many pipelines at a time, each on its own connection.
 
-    Pipelines are counted by themselves because one that meets a moved slot sends commands of its own.
+    Pipelines are counted separately because a pipeline that meets a moved slot sends commands of its own.
     """
 
     def __init__(self, *, num_at_once: int, **options: Any) -> None:
@@ -22,20 +22,20 @@ class BoundedCluster(RedisCluster):
         self.pipelines = asyncio.Semaphore(num_at_once)
 
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a command when it is its turn."""
+        """Run a command as soon as fewer than `num_at_once` are running."""
         async with self._commands, _closed_by_another():
             return await super().execute_command(*args, **kwargs)
 
     def pipeline(self, transaction: bool | None = None, shard_hint: bool | None = None) -> ClusterPipeline:
-        """Return a pipeline; the store has no transactions, which redis-py would run in threads."""
+        """Return a pipeline. The store uses no transactions; redis-py would run them in threads."""
         assert not transaction, "use a script"
-        assert not shard_hint, "not a thing of a cluster"
+        assert not shard_hint, "a Cluster has no shard hints"
         return _BoundedPipeline(self)  # type: ignore[abstract]
 
 
 @asynccontextmanager
 async def _closed_by_another() -> AsyncIterator[None]:
-    """Name what redis-py meets when one command has closed the connection that another is about to write to."""
+    """Raise a ConnectionError for the AttributeError of redis-py when another command closed the connection."""
     try:
         yield
     except AttributeError as error:

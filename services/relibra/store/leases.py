@@ -1,4 +1,4 @@
-"""Leases: at most one planner solves for a job, and who lost its lease cannot publish (S4)."""
+"""Leases: one planner at a time solves for a job, and a planner that lost its lease cannot publish (S4)."""
 
 from relibra.errors import LostLease
 from relibra.store.connection import Connected, raises_unavailable
@@ -7,15 +7,15 @@ from relibra.store.records import Lease
 
 
 class Leases(Connected):
-    """Who solves what.
+    """The leases on solving, one per job.
 
-    A lease ends by itself when its holder no longer renews it, by the clock of Redis alone. Its fencing token rises
-    with every lease of the job, and `publish_plan` and `end_solve` compare it inside Redis.
+    A lease ends by itself when its holder no longer renews it; only the clock of Redis decides. The fencing token rises
+    with every lease of a job, and `publish_plan` and `end_solve` compare it inside Redis.
     """
 
     @raises_unavailable
     async def take_lease(self, job_id: str, lease_s: float) -> Lease | None:
-        """Take the longest waiting step of a job, unless another planner solves for the job or nothing waits."""
+        """Lease the longest waiting step of a job; return None if nothing waits or another planner has the lease."""
         keys = JobKeys(job_id)
         taken = await self._script(
             "take_lease",
@@ -29,17 +29,17 @@ class Leases(Connected):
 
     @raises_unavailable
     async def renew_lease(self, lease: Lease, lease_s: float) -> None:
-        """Hold a lease for another `lease_s` from now.
+        """Renew a lease: it ends `lease_s` from now.
 
         Raises:
-            LostLease: it ended meanwhile.
+            LostLease: the lease had ended.
         """
         if not await self._keep(lease, lease_s):
             raise LostLease(f"the lease on step {lease.step} of job {lease.job_id!r} ended before it was renewed")
 
     @raises_unavailable
     async def return_lease(self, lease: Lease) -> None:
-        """Give a lease back, so that another planner need not wait for its end."""
+        """End a lease early, so that another planner need not wait for its end."""
         await self._keep(lease, 0)
 
     async def _keep(self, lease: Lease, lease_s: float) -> bool:
@@ -48,18 +48,18 @@ class Leases(Connected):
 
     @raises_unavailable
     async def end_solve(self, lease: Lease, reason: str, *, max_crashes: int = 0) -> bool:
-        """Tell that the leased step could not be planned, which ends the lease.
+        """Record that the leased step could not be planned, and end the lease.
 
         Args:
-            lease: the lease it was solved under.
-            reason: why, for people.
-            max_crashes: the step fails for good when this happened so often; until then it is tried again.
+            lease: the lease of the solve.
+            reason: why the step could not be planned, for people.
+            max_crashes: the step fails for good at this many calls, and is tried again before; 0 fails it at once.
 
         Returns:
             Whether the step failed for good.
 
         Raises:
-            LostLease: another planner has taken over; nothing was changed.
+            LostLease: the lease had ended; nothing was changed.
         """
         keys = JobKeys(lease.job_id)
         outcome = await self._script(
@@ -72,5 +72,5 @@ class Leases(Connected):
             [lease.token, f"{lease.epoch:016x}", lease.step, reason, max_crashes],
         )
         if outcome == b"lost_lease":
-            raise LostLease(f"step {lease.step} of job {lease.job_id!r} is no longer this planner's")
+            raise LostLease(f"the lease on step {lease.step} of job {lease.job_id!r} ended before its failure was kept")
         return bool(outcome == b"failed")

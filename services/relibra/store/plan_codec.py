@@ -1,11 +1,11 @@
-"""A plan as the fields of a hash: each array by itself, so that a rank's part is read without the others'.
+"""A plan as the fields of a Redis hash. Each array has its own field, so that one rank's part is read alone.
 
 | field | content |
 |---|---|
 | `meta` | JSON: model, cluster, params, prediction, reason, repacked |
 | `home_rank` | `[L, E]` |
 | `replica_count`, `replica_expert`, `replica_rank` | replicas of every cell `[M, L]`; expert and rank of each `[Y]` |
-| `share/<rank>` | `[Y]`, what every replica gets from that rank, see `SourceShares` |
+| `share/<rank>` | `[Y]`, the tokens that every replica gets from that rank, see `SourceShares` |
 | `schedule` | `[3, S]`: micro-batch, source rank, EP group |
 | `quota_count`, `quota_expert`, `quota_rank`, `quota_tokens` | quotas of every cell `[M, L]`, and each `[Q]` |
 | `lower_bound` | `[M, L]` |
@@ -29,16 +29,22 @@ from relibra.store.array_codec import PackedArray
 
 COMMON_FIELDS = ("home_rank", "replica_count", "replica_expert", "replica_rank")
 QUOTA_FIELDS = (
-    *("meta", "schedule", "home_rank", "lower_bound"),
-    *("quota_count", "quota_expert", "quota_rank", "quota_tokens"),
+    "meta",
+    "schedule",
+    "home_rank",
+    "lower_bound",
+    "quota_count",
+    "quota_expert",
+    "quota_rank",
+    "quota_tokens",
 )
 TOTALS_FIELDS = ("home_rank", "total/load", "total/replicas", "total/before", "total/after")
 _SHARE_BLOCK = 1 << 13
-"""Replicas whose shares are widened at a time."""
+"""How many replicas have their shares widened at a time."""
 
 
 def share_field(rank: int) -> str:
-    """Return the field of one rank's shares."""
+    """Return the name of the field with one rank's shares."""
     return f"share/{rank}"
 
 
@@ -64,7 +70,7 @@ def encode_plan(plan: Plan) -> dict[str, bytes]:
         "total/before": totals.before_LR,
         "total/after": totals.after_LR,
     }
-    # Narrowed block by block: wide, the shares of all ranks would be the largest array of all.
+    # Narrowed block by block, because the wide shares of all ranks would be the largest array by far.
     narrow = [each.astype(np.min_scalar_type(int(each.max(initial=0)))) for each in plan.shares.blocks()]
     share_RY = np.concatenate([np.zeros((0, plan.cluster.num_ranks), np.uint8), *narrow]).T
     arrays |= {share_field(rank): share_Y for rank, share_Y in enumerate(share_RY)}
@@ -72,10 +78,10 @@ def encode_plan(plan: Plan) -> dict[str, bytes]:
 
 
 def decode_plan(fields: Mapping[str, bytes]) -> Plan:
-    """Decode a plan; its shares are decoded when they are looked at.
+    """Decode a plan; its shares are decoded when they are first read.
 
     Args:
-        fields: all that `encode_plan` made, or `QUOTA_FIELDS` where nobody looks at the shares.
+        fields: all fields of `encode_plan`, or only `QUOTA_FIELDS` if nobody reads the shares.
     """
     meta = json.loads(fields["meta"])
     cluster = Cluster(**meta["cluster"])
@@ -106,7 +112,7 @@ def decode_plan(fields: Mapping[str, bytes]) -> Plan:
 
 
 def decode_totals(values: Sequence[bytes | None]) -> PlanTotals | None:
-    """Decode the fields of a plan's hash in the order of `TOTALS_FIELDS`; None where there are none."""
+    """Decode the fields of a plan's hash, in the order of `TOTALS_FIELDS`; return None if any is missing."""
     found = [PackedArray.from_bytes(value).unpack() for value in values if value is not None]
     if len(found) < len(TOTALS_FIELDS):
         return None

@@ -26,29 +26,33 @@ class Plans(Connected):
 
     @raises_unavailable
     async def publish_plan(self, lease: Lease, plan: EncodedPlan) -> PlanId:
-        """Publish the plan of the leased step under the job's next version; a plan of one digest is published once.
+        """Publish the plan of the leased step under the job's next version; the same plan again changes nothing.
 
         Args:
-            lease: what the plan was solved under; ends with this.
+            lease: the lease of the solve; publishing ends it.
             plan: a plan that passed `check_plan`.
 
         Raises:
-            StaleEpoch: the job was re-created meanwhile; nothing was published.
-            LostLease: the lease ended meanwhile; nothing was published.
-            Conflict: the step has a different plan; it stands.
+            StaleEpoch: the job was re-created during the solve; nothing was published.
+            LostLease: the lease ended during the solve; nothing was published.
+            Conflict: the step has a different plan, which stays.
         """
         keys, job_id, step, epoch = JobKeys(lease.job_id), lease.job_id, lease.step, lease.epoch
         outcome, *details = await self._script(
             "publish_plan",
             [
-                *(keys.of(name) for name in ("job", "lease", "version")),
+                *map(keys.of, ("job", "lease", "version")),
                 keys.step(step, "plan"),
-                *(keys.of(name) for name in ("plans", "pending", "open")),
+                *map(keys.of, ("plans", "pending", "open")),
                 keys.step(step, "failure"),
                 keys.of("crashes"),
             ],
             [
-                *(lease.token, f"{epoch:016x}", step, plan.digest.hex(), time.time()),
+                lease.token,
+                f"{epoch:016x}",
+                step,
+                plan.digest.hex(),
+                time.time(),
                 *(part for field in plan.fields.items() for part in field),
             ],
         )
@@ -57,24 +61,24 @@ class Plans(Connected):
                 return PlanId(epoch=epoch, version=details[0])
             case b"stale_epoch":
                 current = f"is in epoch {details[0].decode()}" if details[0] else "is gone"
-                raise StaleEpoch(f"the plan was made in epoch {epoch:016x}, but job {job_id!r} {current}")
+                raise StaleEpoch(f"the plan was made in epoch {epoch:016x}, but job {job_id!r} {current} now")
             case b"lost_lease":
-                raise LostLease(f"step {step} of job {job_id!r} is no longer this planner's; its plan is dropped")
+                raise LostLease(f"the lease on step {step} of job {job_id!r} ended; its plan is dropped")
             case b"other":
                 raise Conflict(
-                    f"step {step} of job {job_id!r} has plan {PlanId(epoch=epoch, version=details[0])} of digest "
-                    f"{details[1].decode()[:12]}, got {plan.digest.hex()[:12]}; the first one stands"
+                    f"step {step} of job {job_id!r} has plan {PlanId(epoch=epoch, version=details[0])} with digest "
+                    f"{details[1].decode()[:12]}, got {plan.digest.hex()[:12]}; the first plan stays"
                 )
         raise AssertionError(f"publish_plan.lua returned {outcome!r}")
 
     @raises_unavailable
     async def get_plan(self, job_id: str, step: int, *, with_shares: bool = True) -> Plan:
-        """Return the plan of a step, decoded in a thread of its own.
+        """Return the plan of a step, decoded in a worker thread.
 
         Args:
-            job_id: whose plan.
-            step: of which step.
-            with_shares: read them too, which are most of a plan's bytes; else nobody may look at them.
+            job_id: the job of the plan.
+            step: the step of the plan.
+            with_shares: whether to read the shares too; they are most of a plan's bytes and must not be used otherwise.
 
         Raises:
             NotFound: the step has no plan.
@@ -90,13 +94,13 @@ class Plans(Connected):
 
     @raises_unavailable
     async def get_plan_id(self, job_id: str, step: int) -> PlanId | None:
-        """Return the id of a step's plan, or None where there is none."""
+        """Return the id of a step's plan, or None if it has none."""
         epoch, version = await self._redis.hmget(JobKeys(job_id).step(step, "plan"), "epoch", "version")
         return None if version is None else PlanId(epoch=int(epoch, 16), version=int(version))
 
     @raises_unavailable
     async def get_packed_plan(self, job: JobRecord, step: int) -> PackedPlan | None:
-        """Return what ranks fetch of a step's plan, as it lies in Redis, or None where there is no plan."""
+        """Return the part of a step's plan that ranks fetch, still packed; return None if there is no plan."""
         fields = [*RECORD_FIELDS, *COMMON_FIELDS, *(share_field(rank) for rank in range(job.cluster.num_ranks))]
         values = await self._redis.hmget(JobKeys(job.job_id).step(step, "plan"), fields)
         record = decode_plan_record(step, values[: len(RECORD_FIELDS)])
@@ -111,7 +115,7 @@ class Plans(Connected):
 
     @raises_unavailable
     async def get_totals(self, job_id: str, steps: Sequence[int]) -> list[PlanTotals | None]:
-        """Return the sums of some steps' plans, in one round trip; None where there are none."""
+        """Return the totals of the plans of some steps in one round trip; None for a plan without totals."""
         pipe = self._redis.pipeline(transaction=False)
         for step in steps:
             pipe.hmget(JobKeys(job_id).step(step, "plan"), TOTALS_FIELDS)
@@ -138,20 +142,20 @@ class Plans(Connected):
 
     @raises_unavailable
     async def latest_plan(self, job_id: str) -> PlanRecord | None:
-        """Return the newest plan."""
+        """Return the newest plan of a job, or None if it has none."""
         steps = await self._redis.zrevrange(JobKeys(job_id).of("plans"), 0, 0)
         return (await self._records(job_id, [int(steps[0])]))[0] if steps else None
 
     @raises_unavailable
     async def plan_before(self, job_id: str, step: int) -> PlanRecord | None:
-        """Return the plan of the last planned step before `step`."""
+        """Return the plan of the last planned step before `step`, or None if there is none."""
         planned = await self._redis.zrange(JobKeys(job_id).of("plans"), 0, -1)
         earlier = max((each for each in map(int, planned) if each < step), default=None)
         return None if earlier is None else (await self._records(job_id, [earlier]))[0]
 
     @raises_unavailable
     async def num_planned_steps(self, job_id: str) -> int:
-        """Return how many steps were planned in this epoch, those that have expired included."""
+        """Return how many steps were planned in this epoch, including expired ones."""
         return int(await self._redis.get(JobKeys(job_id).of("version")) or 0)
 
     async def _records(self, job_id: str, steps: list[int]) -> list[PlanRecord | None]:

@@ -1,4 +1,4 @@
-"""What ranks did with their plans."""
+"""Execution reports: what ranks did with their plans."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -17,14 +17,14 @@ from relibra.store.records import JobRecord
 
 
 class Reports(Connected):
-    """Execution reports, one a rank and phase, and their sums."""
+    """Execution reports, one per rank and phase, and their sums."""
 
     @raises_unavailable
     async def put_report(self, job: JobRecord, report: ExecutionReport) -> None:
-        """Keep what a rank did in one phase; a second report of the same rank and phase replaces the first.
+        """Keep the report of a rank for one phase; a second report of the same rank and phase replaces the first.
 
-        The report that completes a phase also makes its sum: afterwards nobody need read the loads of all ranks to say
-        how the step went. A report for a step that is not there, or no longer, is dropped: nobody would see it expire.
+        The report that completes a phase also makes its sum, so that readers need not read the loads of all ranks to
+        say how the step went. A report for an unknown or expired step is dropped, because it would never expire.
         """
         keys, step = JobKeys(job.job_id), report.step
         fields = await self._script(
@@ -48,7 +48,7 @@ class Reports(Connected):
         pipe.hmget(keys.step(step, "realised"), fields)
         documents, realised = await pipe.execute()
         if None in documents or None in realised:
-            return  # the step has expired meanwhile
+            return  # the step has expired
 
         def sum_up() -> Execution:
             reports = [decode_execution_report(step, *each) for each in zip(documents, realised, strict=True)]
@@ -63,13 +63,13 @@ class Reports(Connected):
 
     @raises_unavailable
     async def get_reports(self, job_id: str, step: int) -> list[ExecutionReport]:
-        """Return the reports of a step by phase, EP group and rank."""
+        """Return the reports of a step, sorted by phase, EP group and rank."""
         keys = JobKeys(job_id)
         pipe = self._redis.pipeline(transaction=False)
         pipe.hgetall(keys.step(step, "reports"))
         pipe.hgetall(keys.step(step, "realised"))
         documents, realised = await pipe.execute()
-        # The step may expire between the two.
+        # The step may expire between the two reads.
         reports = [
             decode_execution_report(step, documents[field], realised[field]) for field in documents if field in realised
         ]
@@ -85,7 +85,7 @@ class Reports(Connected):
 
     @raises_unavailable
     async def get_executions(self, job_id: str, steps: Iterable[int]) -> list[list[Execution]]:
-        """Return, for each of some steps, the phases that all ranks reported, in the order they happen."""
+        """Return, for each of some steps, the phases that all ranks have reported, in the order of execution."""
         pipe = self._redis.pipeline(transaction=False)
         for step in steps:
             pipe.hvals(JobKeys(job_id).step(step, "executed"))

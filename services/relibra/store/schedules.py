@@ -1,4 +1,4 @@
-"""Schedules, and the steps that wait for a plan because they have one."""
+"""Schedules, and the pending steps: those that have a schedule and no plan yet."""
 
 import time
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from relibra.store.records import DEFAULT_LIMITS, JobRecord, PendingStep, StoreL
 
 
 class Schedules(Connected):
-    """What trainer drivers submitted."""
+    """The schedules that trainer drivers submitted."""
 
     @raises_unavailable
     async def put_schedule(
@@ -26,11 +26,11 @@ class Schedules(Connected):
         basis: Basis = Basis.REPLAY,
         traceparent: str = "",
     ) -> None:
-        """Keep the schedule of a step, which makes the step pending; the same schedule again changes nothing.
+        """Keep the schedule of a step and make the step pending; the same schedule again changes nothing.
 
         Raises:
             Conflict: the step has another schedule, or has expired.
-            StaleEpoch: the job was re-created meanwhile.
+            StaleEpoch: the job was re-created since `job` was read.
             LimitExceeded: too many steps of the job are pending.
         """
         keys, job_id = JobKeys(job.job_id), job.job_id
@@ -53,22 +53,23 @@ class Schedules(Connected):
         )
         match outcome:
             case b"other":
-                raise Conflict(f"step {step} of job {job_id!r} has another schedule; the first one stands")
+                raise Conflict(f"step {step} of job {job_id!r} has another schedule; the first schedule stays")
             case b"expired":
-                raise Conflict(f"step {step} of job {job_id!r} has expired: newer steps took its place")
+                raise Conflict(f"step {step} of job {job_id!r} has expired: newer steps replaced it")
             case b"stale_epoch":
                 raise StaleEpoch(f"job {job_id!r} was re-created; register it again")
             case b"full":
                 raise LimitExceeded(
-                    f"{limits.max_open_steps} steps of job {job_id!r} wait for their plans already; fetch them first"
+                    f"{limits.max_open_steps} steps of job {job_id!r} wait for their plans already (max_open_steps); "
+                    "fetch those plans first"
                 )
 
     @raises_unavailable
     async def get_schedule(self, job_id: str, step: int) -> tuple[list[str], Schedule, Basis]:
-        """Return the sequence ids and the schedule of a step, and what its plan is based on.
+        """Return the sequence ids, the schedule and the basis of a step.
 
         Raises:
-            NotFound: it has none.
+            NotFound: the step has no schedule.
         """
         basis, document = await self._redis.hmget(JobKeys(job_id).step(step, "schedule"), "basis", "document")
         if document is None:
@@ -78,7 +79,7 @@ class Schedules(Connected):
 
     @raises_unavailable
     async def pending_steps(self) -> list[PendingStep]:
-        """Return the steps of all jobs that wait for a plan, longest waiting first."""
+        """Return the pending steps of all jobs; the step that waits longest comes first."""
         job_ids = sorted(each.decode() for each in await self._redis.smembers(JOBS))
         pipe = self._redis.pipeline(transaction=False)
         for job_id in job_ids:

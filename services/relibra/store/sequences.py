@@ -23,7 +23,7 @@ _SEQUENCES_PER_READ = 256
 
 
 class Sequences(Connected):
-    """What rollout workers reported."""
+    """The counts that rollout workers reported."""
 
     @raises_unavailable
     async def put_counts(
@@ -34,15 +34,14 @@ class Sequences(Connected):
         Counts of one sequence are equal if their bytes are, so they must come in their narrowest dtype.
 
         Returns:
-            One entry a sequence: None where it is kept, now or before; `Conflict` with what is there already, where the
-            step has expired, or where it has a schedule that is not based on previous steps; `LimitExceeded`;
-            `UnknownJob`.
+            One entry per sequence: None if it is kept, now or before; `Conflict` if other counts are kept, the step has
+            expired, or the step has a schedule and its plan needed the reports; `LimitExceeded`; `UnknownJob`.
         """
         steps: dict[tuple[str, int], list[int]] = {}
         for index, each in enumerate(sequences):
             steps.setdefault((each.job_id, each.step), []).append(index)
         outcomes: list[RelibraError | None] = [None] * len(sequences)
-        # Steps are of one job as a rule, and of one step: then this is one call.
+        # A batch nearly always belongs to one step of one job; then this loop makes one call.
         for (job_id, step), indices in steps.items():
             keys = JobKeys(job_id)
             arguments: list[object] = [step, limits.max_step_size_bytes, limits.max_open_steps, Basis.PREVIOUS_STEPS]
@@ -52,8 +51,10 @@ class Sequences(Connected):
             words = await self._script(
                 "put_sequences",
                 [
-                    *(keys.of("job"), keys.step(step, "counts"), keys.step(step, "schedule")),
-                    *(keys.of("steps"), keys.of("open"), keys.of("floor"), keys.of("sizes")),
+                    keys.of("job"),
+                    keys.step(step, "counts"),
+                    keys.step(step, "schedule"),
+                    *map(keys.of, ("steps", "open", "floor", "sizes")),
                     keys.step(step, "policies"),
                 ],
                 arguments,
@@ -72,7 +73,7 @@ class Sequences(Connected):
         """Return the counts of sequences in the order of `sequence_ids`, uint32 `[S, L, E]`.
 
         Raises:
-            NotFound: names the first sequence whose counts are not kept.
+            NotFound: a sequence was never reported; the text names the first one.
         """
         shape = (job.model.num_layers, job.model.num_experts)
         counts_SLE = np.empty((len(sequence_ids), *shape), dtype=np.uint32)
@@ -87,14 +88,14 @@ class Sequences(Connected):
 
     @raises_unavailable
     async def get_total(self, job: JobRecord, step: int) -> NDArray[np.int64]:
-        """Return the counts of all sequences that were reported for a step so far, summed, int64 `[L, E]`."""
+        """Return the sum of the counts of all sequences reported for a step so far, int64 `[L, E]`."""
         shape = (job.model.num_layers, job.model.num_experts)
         total_LE = np.zeros(shape, dtype=np.int64)
         key = JobKeys(job.job_id).step(step, "counts")
         sequence_ids = await self._redis.hkeys(key)
         for start in range(0, len(sequence_ids), _SEQUENCES_PER_READ):
             for data in await self._redis.hmget(key, sequence_ids[start : start + _SEQUENCES_PER_READ]):
-                if data is not None:  # the step may expire meanwhile
+                if data is not None:  # the step may expire between two reads
                     total_LE += _from_bytes(data, shape)
         return total_LE
 
@@ -113,15 +114,16 @@ def _refusal(word: bytes, sequence: SequenceCounts, limits: StoreLimits) -> Reli
         return None
     name, step, job_id = f"sequence {sequence.sequence_id!r}", sequence.step, sequence.job_id
     return {
-        b"other": Conflict(f"{name} of step {step} was reported with other counts; they stand"),
+        b"other": Conflict(f"{name} of step {step} was reported with other counts before; the first counts stay"),
         b"late": Conflict(f"{name} is late: step {step} has its schedule; report it for the step that trains on it"),
         b"expired": Conflict(f"{name} is late: step {step} of job {job_id!r} has expired"),
         b"unknown": UnknownJob(f"job {job_id!r} is not registered; register it first"),
         b"large": LimitExceeded(
-            f"{name} does not fit: the counts of step {step} may take {limits.max_step_size_bytes} bytes"
+            f"{name} does not fit: the counts of step {step} may take {limits.max_step_size_bytes} bytes "
+            "(max_step_size_bytes)"
         ),
         b"busy": LimitExceeded(
             f"{name} of step {step} is refused: {limits.max_open_steps} steps of job {job_id!r} have sequences and no "
-            "plan; submit their schedules first"
+            "plan (max_open_steps); submit their schedules first"
         ),
     }[word]

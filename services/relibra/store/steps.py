@@ -1,4 +1,4 @@
-"""What is known of each step, and when it is forgotten."""
+"""The state of each step, and the expiry of old steps."""
 
 from collections.abc import Iterable
 
@@ -12,22 +12,22 @@ _STEPS_PER_SCRIPT = 256
 
 
 class Steps(Connected):
-    """Steps of a job, from the first sequence to the day they expire."""
+    """The steps of a job, from their first sequence until they expire."""
 
     @raises_unavailable
     async def list_steps(self, job_id: str, *, limit: int = 100, before: int | None = None) -> list[StepRecord]:
-        """Return the last `limit` steps something is known of, newest first; with `before`, of those below it."""
+        """Return the last `limit` steps that have data, newest first; only steps below `before` if it is given."""
         highest = "+inf" if before is None else f"({before}"
         steps = await self._redis.zrevrangebyscore(JobKeys(job_id).of("steps"), highest, "-inf", start=0, num=limit)
         return await self.get_steps(job_id, map(int, steps))
 
     async def get_step(self, job_id: str, step: int) -> StepRecord:
-        """Return what is known of one step; a step nobody spoke of is one that has no sequences."""
+        """Return the state of one step; a step without any data is a step with no sequences."""
         return (await self.get_steps(job_id, [step]))[0]
 
     @raises_unavailable
     async def get_steps(self, job_id: str, steps: Iterable[int]) -> list[StepRecord]:
-        """Return what is known of some steps, in one round trip."""
+        """Return the states of some steps in one round trip."""
         keys, numbers = JobKeys(job_id), list(steps)
         pipe = self._redis.pipeline(transaction=False)
         for step in numbers:
@@ -58,9 +58,9 @@ class Steps(Connected):
 
     @raises_unavailable
     async def expire_steps(self, incarnation: JobRecord | Lease, retained_steps: int) -> None:
-        """Forget all but the `retained_steps` newest steps of a job; steps that wait for their plan stay.
+        """Remove all but the `retained_steps` newest steps of a job; pending steps stay.
 
-        Nothing happens to a job that was re-created since `incarnation` was read.
+        If the job was re-created since `incarnation` was read, this does nothing.
         """
         keys = JobKeys(incarnation.job_id)
         old = [int(step) for step in await self._redis.zrange(keys.of("steps"), 0, -retained_steps - 1)]

@@ -1,4 +1,4 @@
-"""`Store`: every question the services ask of Redis, one part a concept."""
+"""`Store`: everything that the services ask of Redis, one base class per concept."""
 
 import logging
 from typing import Any, Self
@@ -23,14 +23,14 @@ logger = logging.getLogger(__name__)
 
 
 class Store(Jobs, Sequences, Schedules, Leases, Plans, Steps, Reports, Tokens):
-    """All durable state of all jobs. One per process and event loop; safe to share between tasks.
+    """All durable state of all jobs. A store belongs to one event loop; tasks may share it.
 
     Every method raises `Unavailable` when Redis does not answer, and may then be called again.
     """
 
     @classmethod
     def open(cls, url: str) -> "Store":
-        """Return the store at a URL of one of the forms in `address`; connecting happens with the first call."""
+        """Return the store at a URL (see `address`); it connects with the first call."""
         return cls(open_redis(url))
 
     async def __aenter__(self) -> Self:
@@ -45,15 +45,15 @@ class Store(Jobs, Sequences, Schedules, Leases, Plans, Steps, Reports, Tokens):
 
     @raises_unavailable
     async def ping(self) -> None:
-        """Return if Redis serves: a Cluster that has lost slots still answers PING."""
+        """Return if Redis serves. This reads a key, because a Cluster that has lost slots still answers PING."""
         await self._redis.exists(SCHEMA)
 
     @raises_unavailable
     async def check(self) -> None:
-        """Return if this Redis can be trusted with the state of jobs; a new one is marked with the schema's version.
+        """Return if this Redis may keep the state of jobs; write the schema version into an empty one.
 
         Raises:
-            Unsupported: it was written by a newer or incompatible relibra, or may evict keys.
+            Unsupported: Redis holds another schema version, or may evict keys.
         """
         await self._redis.set(SCHEMA, SCHEMA_VERSION, nx=True)
         found = int(await self._redis.get(SCHEMA))
@@ -67,18 +67,21 @@ class Store(Jobs, Sequences, Schedules, Leases, Plans, Steps, Reports, Tokens):
             for name, wanted in (("appendonly", "yes"), ("appendfsync", "always")):
                 if other := await self._configured_but(name, wanted):
                     logger.warning(
-                        *("Redis has %s %s: killed, it may lose what was acknowledged; set %s", name, other, wanted)
+                        "Redis has %s %s: a kill may lose what was acknowledged; set %s",
+                        name,
+                        other,
+                        wanted,
                     )
         except ResponseError:
-            return  # a managed Redis that hides its configuration
+            return  # a managed Redis may hide its configuration
         if evicting:
             raise Unsupported(
-                f"this Redis evicts keys when it is full (maxmemory-policy {evicting}), plans among them; "
+                f"this Redis evicts keys, plans among them, when it is full (maxmemory-policy {evicting}); "
                 "set maxmemory-policy to noeviction"
             )
 
     async def _configured_but(self, name: str, wanted: str) -> str:
-        """Return what the server, or any primary of a Cluster, has for `name` that is not `wanted`."""
+        """Return the values other than `wanted` that the server, or any primary of a Cluster, has for `name`."""
         where: list[dict[str, Any]] = [{}]
         if isinstance(self._redis, RedisCluster):
             await self._redis.initialize()

@@ -1,4 +1,4 @@
-"""Bearer tokens: who may do what for which job. Redis holds hashes only; a secret is shown once, when it is made."""
+"""Bearer tokens: each has a job and a role. Redis holds only hashes; a secret is shown once, when it is created."""
 
 import hashlib
 import hmac
@@ -17,7 +17,7 @@ _PREFIX = "relibra"
 
 
 class Role(StrEnum):
-    """What a caller is; `relibra.planner.access` says what each may call."""
+    """The role of a caller; `relibra.planner.access` lists the methods of each role."""
 
     ROLLOUT = "rollout"
     TRAINER = "trainer"
@@ -26,16 +26,17 @@ class Role(StrEnum):
 
 
 class Tokens(Connected):
-    """Tokens of all jobs.
+    """The tokens of all jobs.
 
-    A token is `relibra_<id>_<secret>`, the secret 256 random bits: one round of SHA-256 is as good as a slow hash then.
+    A token is `relibra_<id>_<secret>`. The secret is 256 random bits, so one round of SHA-256 is as good as any slow
+    hash.
     """
 
     @raises_unavailable
     async def create_token(
         self, job_id: str, role: Role, *, lifetime_s: float | None = None
     ) -> tuple[TokenRecord, str]:
-        """Make a token; return what is kept of it, and the token itself."""
+        """Create a token; return its record and the token itself."""
         token_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
         now = time.time()
         record = TokenRecord(
@@ -57,7 +58,7 @@ class Tokens(Connected):
 
     @raises_unavailable
     async def find_token(self, token: str) -> TokenRecord | None:
-        """Return what a token stands for, or None where it is not known, revoked or expired."""
+        """Return the record of a token, or None if the token is unknown, revoked or expired."""
         prefix, _, rest = token.partition("_")
         token_id, _, secret = rest.partition("_")
         if prefix != _PREFIX or not (document := await self._redis.hget(TOKENS, token_id)):
@@ -76,7 +77,7 @@ class Tokens(Connected):
 
     @raises_unavailable
     async def revoke_token(self, token_id: str) -> None:
-        """Make a token worthless.
+        """Revoke a token.
 
         Raises:
             NotFound: there is no such token.

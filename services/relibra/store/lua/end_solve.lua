@@ -1,8 +1,8 @@
--- Tell that solving a step went wrong, by the holder of the lease. Ends the lease.
+-- Record that solving a step went wrong, and end the lease. Only the holder of the lease may call this.
 --
 -- KEYS  1 job   2 lease   3 pending   4 open   5 failure   6 crashes
--- ARGV  1 fencing token   2 epoch (hex)   3 step   4 reason   5 crashes after which the step fails; 0 fails it now
--- Returns 'failed', 'again' (it stays pending and will be tried again) or 'lost_lease'.
+-- ARGV  1 fencing token   2 epoch (hex)   3 step   4 reason   5 number of calls at which the step fails; 0: at once
+-- Returns 'failed', 'again' (the step stays pending and will be tried again) or 'lost_lease'.
 
 if redis.call('GET', KEYS[2]) ~= ARGV[1] or redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[2] then
   return 'lost_lease'

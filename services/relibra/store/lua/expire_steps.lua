@@ -1,10 +1,11 @@
--- Forget steps that are old, unless they wait for their plan (S7).
+-- Remove old steps, except those that wait for their plan (S7).
 --
 -- KEYS  1 job   2 floor   3 pending   4 steps   5 open   6 plans   7 sizes   8 crashes   9 traces
---       10... the keys of every step, as many each
+--       10... the keys of every step, equally many for each
 -- ARGV  1 epoch (hex)   2... steps
 --
--- Of the incarnation alone in which they were found to be old: the same numbers may be new in the next one.
+-- The epoch is that of the incarnation in which the steps were found to be old: in the next incarnation the same numbers
+-- may be new steps.
 
 if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] then
   return
@@ -13,7 +14,7 @@ local keys_per_step = (#KEYS - 9) / (#ARGV - 1)
 for index = 2, #ARGV do
   local step = ARGV[index]
   if not redis.call('ZSCORE', KEYS[3], step) then
-    -- What is reported for an expired step from now on is refused, not begun anew.
+    -- Later reports for an expired step are refused; they do not start the step again.
     local floor = tonumber(redis.call('GET', KEYS[2]) or '0')
     redis.call('SET', KEYS[2], string.format('%.0f', math.max(floor, tonumber(step) + 1)))
     for number = 1, keys_per_step do

@@ -1,8 +1,8 @@
--- Renew a lease, or give it back (lease time 0); only its holder can.
+-- Renew a lease, or end it (lease time 0). Only the holder of the lease may do either.
 --
 -- KEYS  1 lease
 -- ARGV  1 fencing token   2 lease time in ms
--- Returns 1 where the caller still held it.
+-- Returns 1 if the caller held the lease, else 0.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0

@@ -1,11 +1,14 @@
--- Publish the plan of a step: compare and set, by the holder of the lease (S3, S4). Ends the lease.
+-- Publish the plan of a step by compare-and-set, and end the lease (S3, S4). Only the holder of the lease may publish.
 --
 -- KEYS  1 job   2 lease   3 version   4 plan   5 plans   6 pending   7 open   8 failure   9 crashes
 -- ARGV  1 fencing token   2 epoch (hex)   3 step   4 digest   5 now (Unix time)
 --       6... field, value, for every field of the plan
--- Returns {'published', version}, {'same', version} where this content was published before,
---   {'other', version, digest} where different content was, {'stale_epoch', epoch of the job, '' if it is gone},
---   or {'lost_lease'}.
+-- Returns one of
+--   {'published', version}
+--   {'same', version}           a plan with this digest was published before
+--   {'other', version, digest}  a plan with another digest was published before
+--   {'stale_epoch', epoch}      the job is in this epoch now; '' if it is gone
+--   {'lost_lease'}
 
 local epoch = redis.call('HGET', KEYS[1], 'epoch') or ''
 if epoch ~= ARGV[2] then
@@ -28,7 +31,7 @@ for index = 6, #ARGV, 2 do
 end
 redis.call('ZADD', KEYS[5], version, ARGV[3])
 redis.call('ZREM', KEYS[6], ARGV[3])
--- Earlier steps without a schedule are taken as given up: they no longer count as open.
+-- Earlier steps without a schedule count as abandoned: they are no longer open.
 redis.call('ZREMRANGEBYSCORE', KEYS[7], '-inf', ARGV[3])
 redis.call('DEL', KEYS[2], KEYS[8])
 redis.call('HDEL', KEYS[9], ARGV[3])

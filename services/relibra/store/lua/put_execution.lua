@@ -1,4 +1,4 @@
--- Keep the sum of all reports of a phase, where the step is known: nobody would see the sum of another expire.
+-- Keep the sum of all reports of a phase, if the step is known: the sum of an unknown step would never expire.
 --
 -- KEYS  1 steps   2 executed
 -- ARGV  1 step   2 phase   3 sum (JSON)

@@ -1,8 +1,8 @@
--- Keep what a rank did in one phase of a step, where the step is known: nobody would see the report of another expire.
+-- Keep the report of a rank for one phase of a step, if the step is known: that of an unknown step would never expire.
 --
 -- KEYS  1 steps   2 reports   3 realised
 -- ARGV  1 step   2 phase, EP group and rank   3 report (JSON)   4 realised load
--- Returns the fields of all reports of the step, none where it is not known.
+-- Returns the fields of all reports of the step; none if the step is not known.
 
 if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
   return {}

@@ -1,12 +1,12 @@
 -- Register a job once, in an epoch above all earlier ones (S4).
 --
 -- KEYS  1 job   2 epoch
--- ARGV  1 shape (JSON)   2 now (Unix time)   3 last epoch the caller knows of
--- Returns 'new' or 'known'; in both cases the first registration stands.
+-- ARGV  1 shape (JSON)   2 now (Unix time)   3 the last epoch that the caller knows
+-- Returns 'new' or 'known'; the first registration stays in both cases.
 --
--- Within the life of this Redis epochs rise by counting, whatever clocks do. After it has lost its data, they go on above
--- the caller's, or, where the caller has lost its own too, from the clock of Redis. All stay below 2^53, where the
--- doubles of Lua are exact, until the year 2255.
+-- While this Redis keeps its data, epochs rise by counting, whatever the clocks do. After Redis has lost its data, the
+-- next epoch is above the caller's; if the caller has lost its epoch too, the clock of Redis decides. All epochs stay
+-- below 2^53, where the doubles of Lua are exact, until the year 2255.
 
 if redis.call('EXISTS', KEYS[1]) == 1 then
   return 'known'

@@ -1,9 +1,9 @@
--- Forget an incarnation of a job and all its steps at once: nothing of it is written afterwards, and nothing of the next
--- one is lost.
+-- Remove an incarnation of a job and all its steps at once: nothing of it is written afterwards, and nothing of the next
+-- incarnation is lost.
 --
--- KEYS  1 job   2 steps   3... what else there is of the job and of the steps that are named
+-- KEYS  1 job   2 steps   3... the other keys of the job and of the named steps
 -- ARGV  1 epoch (hex)   2... steps
--- Returns 1 where the incarnation is gone, now or before; 0 where it has other steps by now: name them all.
+-- Returns 1 if the incarnation is gone, now or before; 0 if it has other steps than the named ones: name them all.
 
 if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] then
   return 1

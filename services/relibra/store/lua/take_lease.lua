@@ -1,15 +1,15 @@
--- Take the lease on a job's solving, where nobody holds it and a step waits.
+-- Take the lease on solving for a job, if a step waits and nobody holds the lease.
 --
 -- KEYS  1 job   2 lease   3 fence   4 pending   5 traces
 -- ARGV  1 lease time in ms
--- Returns {fencing token, step, epoch, trace context of its schedule or ''}, or nothing.
+-- Returns {fencing token, step, epoch, trace context of the schedule or ''}, or nothing.
 --
--- One lease a job and not a step: the plan of a step starts from the placement of the one before.
+-- The lease belongs to a job and not to a step, because each plan starts from the placement of the plan before.
 
 local waiting = redis.call('ZRANGE', KEYS[4], 0, 0)
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
--- Leases end by the wall clock of Redis. One that has far longer to go than leases last was given before that clock was
--- set back, and its holder may be gone; if it is not, fencing holds it off.
+-- Leases end by the wall clock of Redis. A lease that has far longer to go than leases last was given before that clock
+-- was set back, and its holder may be gone. If the holder is still there, fencing keeps it from publishing.
 local left = redis.call('PTTL', KEYS[2])
 if not epoch or #waiting == 0 or (left >= 0 and left <= 60 * ARGV[1]) then
   return {}
