@@ -63,7 +63,7 @@ def test_reports_are_shown_and_filtered(http: TestClient, job: WatchedJob) -> No
 def test_a_step_explains_itself(http: TestClient, job: WatchedJob) -> None:
     executed = http.get("/v1/jobs/job/steps/1/explain").json()
     assert executed["headline"] == job.plans[1].reason
-    assert "All 4 ranks applied it in phase update" in executed["execution"][1]
+    assert "All 4 ranks applied the plan in phase update" in executed["execution"][1]
     fallen = " ".join(http.get("/v1/jobs/job/steps/2/explain").json()["execution"])
     assert "4 of 4 ranks kept the previous placement in phase update (4 late)" in fallen
     assert "plan_timeout" in fallen

@@ -1,4 +1,4 @@
-"""Sentences about steps."""
+"""Explanations of steps, in sentences."""
 
 from dataclasses import replace
 
@@ -39,16 +39,17 @@ def planned(**changes: float) -> StepRecord:
     return replace(STEP, plan=record)
 
 
-def test_a_plan_is_explained_by_its_forecast() -> None:
+def test_a_plan_is_explained_by_its_prediction() -> None:
     told = explain(planned(), CLUSTER, [])
     assert told.headline == "because"
-    assert "3 experts move to another home, 5 GiB" in told.placement[1]
+    assert "3 experts move to another home rank" in told.placement[1]
+    assert "5 GiB including optimizer state" in told.placement[1]
     assert "4 replicas" in told.replicas[0]
     assert "6 MiB" in told.replicas[0]
     assert "cost more than they save" in told.replicas[1]
     assert told.execution == ["No rank has reported yet: ranks report when a phase ends."]
     assert "No expert moves" in explain(planned(num_moved_experts=0), CLUSTER, []).placement[1]
-    assert "There are no replicas: none saves" in explain(planned(num_replicas=0), CLUSTER, []).replicas[0]
+    assert "There are no replicas: none would save" in explain(planned(num_replicas=0), CLUSTER, []).replicas[0]
     without_slots = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=0)
     assert "no redundant slots" in explain(planned(num_replicas=0), without_slots, []).replicas[0]
 
@@ -56,7 +57,7 @@ def test_a_plan_is_explained_by_its_forecast() -> None:
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        (STEP, "12 sequences are reported"),
+        (STEP, "12 sequences have been reported"),
         (replace(STEP, submitted_at=1.0), "is being solved"),
         (replace(STEP, failure="no load"), "there is no plan: no load"),
     ],
@@ -91,12 +92,12 @@ def test_every_cause_of_a_fallback_comes_with_advice(cause: Cause) -> None:
     assert told[1].startswith(f"{cause}: ")
 
 
-def test_who_waited_in_vain_is_told_how_long_the_plan_took() -> None:
+def test_after_a_late_plan_the_explanation_says_how_long_planning_took() -> None:
     step = planned()
     assert step.plan is not None
     late = replace(step, plan=replace(step.plan, submitted_at=100.0, published_at=142.5))
     told = explain(late, CLUSTER, [fallen_back(Cause.LATE)]).execution
-    assert "The plan was there 42.5 s after its schedule; the rank that waited longest waited 30.0 s." in told
+    assert "The plan was ready 42.5 s after its schedule; the rank that waited longest waited 30.0 s." in told
 
 
 @given(st.integers(0, 1 << 60))

@@ -5,7 +5,7 @@ Out:  HTML pages, JSON (`/v1/...`, documented at `/docs`), live updates, health 
 
     app                                    `create_app`: puts the parts together
     figures, health, explain               pure functions: a plan's numbers, a job's state, explanations in sentences
-    reader, single_flight                  reads the store for all endpoints; a bounded cache of costly results
+    reader                                 reads the store for all endpoints and caches costly results, within bounds
     api, plan_api, etag                    JSON endpoints of jobs and steps, of plans; responses with an `ETag`
     models, load_models, history_models    the JSON schemas, with examples
     pages, sparkline                       HTML pages, with templates/ and static/

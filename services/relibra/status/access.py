@@ -1,4 +1,4 @@
-"""Who looks, and at which job (S6)."""
+"""Which viewer may see which job (S6)."""
 
 from dataclasses import dataclass
 
@@ -11,50 +11,50 @@ _MAY_LOOK = frozenset({Role.VIEWER, Role.TRAINER, Role.ADMIN})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Viewer:
-    """Somebody who has shown who they are."""
+    """An authenticated viewer."""
 
     name: str
     job_id: str
-    """`*` for all jobs."""
+    """The job that the viewer may see; `*` for all jobs."""
 
     def may_see(self, job_id: str) -> bool:
-        """Whether this job is shown to them."""
+        """Return whether the viewer may see this job."""
         return self.job_id in (ALL_JOBS, job_id)
 
     def check(self, job_id: str) -> None:
-        """Return if they may see a job, whether such a job exists or not.
+        """Return if the viewer may see a job, whether or not such a job exists.
 
         Raises:
-            Forbidden: they may see another one only.
+            Forbidden: the viewer may only see another job.
         """
         if not self.may_see(job_id):
-            raise Forbidden(f"{self.name} is of job {self.job_id!r} and may not see another")
+            raise Forbidden(f"{self.name} is for job {self.job_id!r} and may not see other jobs")
 
 
-EVERYTHING = Viewer(name="whoever can connect", job_id=ALL_JOBS)
+EVERYTHING = Viewer(name="anyone who can connect", job_id=ALL_JOBS)
 
 
 class Access:
-    """Finds out who a token stands for. Programs send it as a bearer, browsers as the password of HTTP Basic."""
+    """Identifies viewers by token. Programs send it as a bearer token, browsers as the password of HTTP Basic."""
 
     def __init__(self, store: Store, *, is_required: bool) -> None:
         self._identities = Identities(store)
         self.is_required = is_required
 
     async def identify(self, token: str | None) -> Viewer:
-        """Return who shows `token`.
+        """Return the viewer that `token` belongs to.
 
         Raises:
-            Unauthenticated: there is none, or it is not valid.
-            Forbidden: its role may not look.
-            Unavailable: it cannot be looked up.
+            Unauthenticated: there is no token, or it is not valid.
+            Forbidden: the role of the token may not view jobs.
+            Unavailable: the store cannot be reached.
         """
         if not self.is_required:
             return EVERYTHING
         if token is None:
             raise Unauthenticated(
-                "no token came with the request; make one with `relibra tokens create` and send it as a bearer, or as "
-                "the password where a browser asks for one"
+                "the request has no token; create one with `relibra tokens create` and send it as a bearer token, or "
+                "enter it as the password in a browser"
             )
         record = await self._identities.identify(token)
         if record.role not in _MAY_LOOK:

@@ -1,4 +1,4 @@
-"""The JSON endpoints of jobs, steps, what ranks did, history and news."""
+"""The JSON endpoints of jobs, steps, execution, history and live updates."""
 
 from typing import Annotated
 
@@ -16,20 +16,20 @@ from relibra.store import PlanRecord, StepState
 api = APIRouter(prefix="/v1", responses=V1_RESPONSES)
 
 _MAX_SCANNED = 1000
-"""Steps looked at where only some states are wanted."""
+"""The number of steps searched when only one state is requested."""
 _NUM_HISTORY = 20
 
 
 @api.get("/jobs", tags=["jobs"], response_model=list[JobView])
 async def list_jobs(app: App, viewer: Looker, request: Request) -> Response:
-    """All registered jobs the caller may see, by id; there are at most `max_jobs` of them."""
+    """All registered jobs that the caller may see, by id; there are at most `max_jobs`."""
     jobs = [job for job in await app.store.list_jobs() if viewer.may_see(job.job_id)]
     return await app.tagged.json(request, lambda: [JobView.of(job) for job in jobs])
 
 
 @api.get("/jobs/{job_id}", tags=["jobs"], response_model=JobHealthView)
 async def get_job(app: App, job: Job, request: Request) -> Response:
-    """One job, and whether it is well."""
+    """One job and its health."""
     glance = await app.reader.glance(job)
     return await app.tagged.json(request, lambda: JobHealthView.show(job, glance.health))
 
@@ -43,7 +43,7 @@ async def list_steps(
     before: Before = None,
     state: Annotated[StepState | None, Query(description="Only steps in this state.")] = None,
 ) -> Response:
-    """The last steps of a job, newest first."""
+    """The latest steps of a job, newest first."""
     steps = await app.store.list_steps(job.job_id, limit=limit if state is None else _MAX_SCANNED, before=before)
     wanted = [step for step in steps if state in (None, step.state)][:limit]
     return await app.tagged.json(request, lambda: [StepView.of(step) for step in wanted])
@@ -51,14 +51,14 @@ async def list_steps(
 
 @api.get("/jobs/{job_id}/steps/{step}", tags=["steps"], response_model=StepView)
 async def get_step(app: App, job: Job, request: Request, step: Step) -> Response:
-    """How far a step has come; one nobody spoke of has no sequences."""
+    """The state of a step. A step that nobody has reported yet exists and has no sequences."""
     record = await app.store.get_step(job.job_id, step)
     return await app.tagged.json(request, lambda: StepView.of(record))
 
 
 @api.get("/jobs/{job_id}/steps/{step}/explain", tags=["steps"], response_model=Explanation)
 async def explain_step(app: App, job: Job, request: Request, step: Step) -> Response:
-    """Why this placement, why these replicas, why a fallback: in sentences."""
+    """Why the step has this placement and these replicas, and why ranks fell back, in sentences."""
     record = await app.store.get_step(job.job_id, step)
     (executed,) = await app.reader.executions(job, [step])
     return await app.tagged.json(request, lambda: explain(record, job.cluster, executed))
@@ -66,7 +66,7 @@ async def explain_step(app: App, job: Job, request: Request, step: Step) -> Resp
 
 @api.get("/jobs/{job_id}/steps/{step}/execution", tags=["execution"], response_model=list[ExecutionView])
 async def get_execution(app: App, job: Job, request: Request, step: Step) -> Response:
-    """What the ranks did in a step, summed up by phase: who is missing, who fell back and why, realised imbalance."""
+    """What the ranks did in a step, by phase: missing ranks, fallbacks with their causes, realised imbalance."""
     (executed,) = await app.reader.executions(job, [step])
     return await app.tagged.json(request, lambda: [ExecutionView.of(each) for each in executed])
 
@@ -79,9 +79,9 @@ async def list_reports(
     step: Step,
     phase: Annotated[Phase | None, Query(description="Only this phase.")] = None,
     ep_rank: Annotated[int | None, Query(description="Only this rank.", ge=0, le=MAX_INDEX)] = None,
-    realised: Annotated[bool, Query(description="With the tokens of every cell.")] = False,
+    realised: Annotated[bool, Query(description="Include the tokens of every cell.")] = False,
 ) -> Response:
-    """What each rank reported of a step, by phase, EP group and rank."""
+    """What each rank reported about a step, by phase, EP group and rank."""
     reports = [
         report
         for report in await app.store.get_reports(job.job_id, step)
@@ -92,7 +92,7 @@ async def list_reports(
 
 @api.get("/jobs/{job_id}/history", tags=["history"], response_model=list[HistoryPoint])
 async def get_history(app: App, job: Job, request: Request, limit: Limit = 100, before: Before = None) -> Response:
-    """Imbalance planned and realised, waits and fallbacks over the last steps, oldest first."""
+    """Planned and realised imbalance, waits and fallbacks over the latest steps, oldest first."""
     steps = (await app.store.list_steps(job.job_id, limit=limit, before=before))[::-1]
     executed = await app.reader.executions(job, [step.step for step in steps])
     return await app.tagged.json(
@@ -104,7 +104,7 @@ async def get_history(app: App, job: Job, request: Request, limit: Limit = 100, 
 async def get_expert_history(
     app: App, job: Job, request: Request, layer: int, expert: int, limit: Limit = _NUM_HISTORY, before: Before = None
 ) -> Response:
-    """Where one expert lived, how loaded and how replicated it was, over the last planned steps, oldest first."""
+    """Home rank, load and replicas of one expert over the latest planned steps, oldest first."""
     check_index("layer", layer, job.model.num_layers)
     check_index("expert", expert, job.model.num_experts)
     plans = await _plans(app, job, limit, before)
@@ -119,7 +119,7 @@ async def get_expert_history(
 async def get_rank_history(
     app: App, job: Job, request: Request, rank: int, limit: Limit = _NUM_HISTORY, before: Before = None
 ) -> Response:
-    """What one rank computed over the last planned steps, oldest first: without balancing, planned, realised."""
+    """Tokens of one rank over the latest planned steps, oldest first: without balancing, planned, realised."""
     check_index("rank", rank, job.cluster.num_ranks)
     plans = await _plans(app, job, limit, before)
     totals = await app.reader.totals(job, plans)
@@ -143,9 +143,9 @@ async def watch(
     viewer: Looker,
     job_id: Annotated[str | None, Query(description="Only this job.", max_length=64)] = None,
 ) -> StreamingResponse:
-    """Events until the caller leaves: `change` names jobs with news, `store` says whether Redis answers.
+    """A stream of events: `change` names jobs that changed, `store` says whether Redis is reachable.
 
-    After ten minutes comes `end`: ask again.
+    The stream ends after ten minutes with the event `end`; reconnect then.
     """
     if job_id is not None:
         viewer.check(job_id)

@@ -1,4 +1,4 @@
-"""The application: its parts put together."""
+"""The FastAPI application of the status service."""
 
 import logging
 from importlib.metadata import version
@@ -25,16 +25,16 @@ from relibra.store import Store
 logger = logging.getLogger(__name__)
 
 _TAGS = [
-    {"name": "jobs", "description": "What is registered, and whether it is well."},
-    {"name": "steps", "description": "How far each step has come, and why it is what it is."},
+    {"name": "jobs", "description": "Registered jobs and their health."},
+    {"name": "steps", "description": "The state of each step, and why it was planned as it was."},
     {"name": "plans", "description": "Published plans; they never change."},
-    {"name": "execution", "description": "What trainer ranks did."},
-    {"name": "history", "description": "Jobs, experts and ranks over steps."},
-    {"name": "live", "description": "News as they happen."},
+    {"name": "execution", "description": "What the trainer ranks did."},
+    {"name": "history", "description": "Jobs, experts and ranks over many steps."},
+    {"name": "live", "description": "Live updates as server-sent events."},
     {"name": "health", "description": "For orchestrators and Prometheus."},
 ]
 _HEADERS = {
-    # Plotly writes style attributes and draws images from data; nothing comes from anywhere else.
+    # Plotly sets style attributes and draws images from data URLs; nothing is loaded from other hosts.
     "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
     "x-content-type-options": "nosniff",
@@ -43,7 +43,7 @@ _HEADERS = {
 
 
 def create_app(store: Store, settings: StatusSettings) -> FastAPI:
-    """Return the application that shows what is in `store`; it never writes."""
+    """Return the application that shows the contents of `store`. It never writes to the store."""
     app = FastAPI(
         title="relibra",
         version=version("relibra"),
@@ -61,7 +61,7 @@ def create_app(store: Store, settings: StatusSettings) -> FastAPI:
         live=Live(store, poll_interval_s=settings.poll_interval_s, max_viewers=settings.max_viewers),
     )
     if settings.auth == "none":
-        logger.warning("no authentication: whoever reaches this service sees every job")
+        logger.warning("no authentication: anyone who can connect to this service can see every job")
     install_problem_handlers(app, show_problem)
     app.add_middleware(_Headers)
     app.include_router(api)
@@ -72,12 +72,12 @@ def create_app(store: Store, settings: StatusSettings) -> FastAPI:
 
     @app.get("/healthz", tags=["health"])
     async def healthz() -> ProbeResult:
-        """Whether the process answers; says nothing of Redis."""
+        """Liveness: the process responds. Does not check Redis."""
         return ProbeResult()
 
     @app.get("/readyz", tags=["health"], responses={503: PROBLEM_RESPONSES[503]})
     async def readyz(context: App) -> ProbeResult:
-        """Whether Redis answers; 503 with the reason where it does not."""
+        """Readiness: Redis responds. Returns 503 with the reason if it does not."""
         await context.store.ping()
         return ProbeResult()
 
@@ -91,16 +91,16 @@ def create_app(store: Store, settings: StatusSettings) -> FastAPI:
         },
     )
     async def prometheus(context: App, viewer: Looker) -> Response:
-        """Metrics of the jobs the caller may see, in the Prometheus text format."""
+        """Metrics of the jobs that the caller may see, in the Prometheus text format."""
         return await metrics.scrape(context, viewer)
 
     return app
 
 
 def create_metrics_app(context: Context) -> FastAPI:
-    """Return the application of `metrics_port`: metrics of all jobs for who can connect, and nothing else.
+    """Return the application for `metrics_port`: the metrics of all jobs, without a token, and nothing else.
 
-    Prometheus has no token that would not expire one night; a network policy keeps others out.
+    Prometheus needs no token here, because a token would expire one night; a network policy keeps other clients out.
     """
     app = FastAPI(openapi_url=None)
     install_problem_handlers(app, show_problem)
@@ -113,7 +113,7 @@ def create_metrics_app(context: Context) -> FastAPI:
 
 
 class _Headers:
-    """Adds what every response carries."""
+    """Adds the security headers to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""What every endpoint may ask for: who looks, the job they may see, and how to read it."""
+"""The dependencies that endpoints share: the viewer, the job that the viewer may see, and access to the store."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -13,14 +13,14 @@ from relibra.status.problems import PROBLEM_RESPONSES
 from relibra.status.reader import Reader
 from relibra.store import JobRecord, Store
 
-V1_RESPONSES = {304: {"description": "The caller has it: `If-None-Match` named its `ETag`."}} | PROBLEM_RESPONSES
+V1_RESPONSES = {304: {"description": "Not modified: `If-None-Match` names the current `ETag`."}} | PROBLEM_RESPONSES
 MAX_STEP = 1 << 53
 MAX_INDEX = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What the application is made of."""
+    """The parts of the application."""
 
     store: Store
     reader: Reader
@@ -30,7 +30,7 @@ class Context:
 
 
 async def get_context(request: Request) -> Context:
-    """Return the context of the application that serves `request`; a coroutine, for a function would cost a thread."""
+    """Return the context of the application. A coroutine, because FastAPI runs plain functions in a thread."""
     context: Context = request.app.state.context
     return context
 
@@ -48,7 +48,7 @@ async def identify(
         Depends(HTTPBasic(auto_error=False, description="Any user name, and a token as the password, for browsers.")),
     ],
 ) -> Viewer:
-    """Return who looks."""
+    """Return the viewer that sent the request."""
     token = bearer.credentials if bearer else basic.password if basic else None
     return await context.access.identify(token)
 
@@ -58,7 +58,7 @@ JobId = Annotated[str, Path(description="The id the job was registered with.", e
 
 
 async def seen_job(context: App, viewer: Looker, job_id: JobId) -> JobRecord:
-    """Return a job the viewer may see: no endpoint about a job comes past this."""
+    """Return a job that the viewer may see. Every endpoint about a job depends on this check."""
     viewer.check(job_id)
     return await context.store.get_job(job_id)
 
@@ -67,5 +67,5 @@ Job = Annotated[JobRecord, Depends(seen_job)]
 Step = Annotated[int, Path(description="Number of the RL step.", examples=[12], ge=0, le=MAX_STEP)]
 Row = Annotated[int, Path(description="ep_group * num_micro_batches + micro_batch.", examples=[3], ge=0, le=MAX_INDEX)]
 Layer = Annotated[int, Path(description="Counts MoE layers only.", examples=[12], ge=0, le=MAX_INDEX)]
-Limit = Annotated[int, Query(description="How many steps at most.", ge=1, le=1000)]
-Before = Annotated[int | None, Query(description="Only steps below this one: the next page.", ge=0, le=MAX_STEP)]
+Limit = Annotated[int, Query(description="Largest number of steps to return.", ge=1, le=1000)]
+Before = Annotated[int | None, Query(description="Return only steps below this one, for paging.", ge=0, le=MAX_STEP)]

@@ -1,6 +1,6 @@
-"""Why a step is what it is, in plain words.
+"""Why a step was planned and executed as it was, in sentences.
 
-The planner's own reason says what each part of planning did; the forecast and the reports say what came of it.
+The planner's own reason says what each part of planning did; the prediction and the reports say what came of it.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from relibra.status.health import absence, excess, fallback
 from relibra.store import StepRecord, StepState
 
 _ADVICE = {
-    Cause.LATE: "the plan came after `plan_timeout_s`: look at how long it took, and at when the schedule is submitted",
-    Cause.STALE: "the job was registered anew, and those ranks still follow the newer epoch",
+    Cause.LATE: "the plan came after `plan_timeout_s`: check how long planning took and when its schedule came",
+    Cause.STALE: "the job was registered again, and these ranks follow a newer epoch than the plan",
     Cause.INVALID: "agent and planner disagree: compare their versions, and the registered model and cluster",
-    Cause.DISAGREED: "ranks looked at different moments or steps: look for a trainer that was restarted alone",
-    Cause.UNDONE: "moving experts failed and nothing was moved: the log of the named rank has the error",
+    Cause.DISAGREED: "ranks held different plans or were at different steps: was one trainer restarted alone?",
+    Cause.UNDONE: "moving experts failed and every move was undone: the log of the named rank has the error",
     Cause.UNSPECIFIED: "agents of another version of relibra do not name a cause: read the reasons in their reports",
 }
 _CLOSE = 1.01
@@ -25,7 +25,7 @@ _CLOSE = 1.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Sentences for people."""
+    """An explanation of a step, in sentences."""
 
     headline: str
     placement: list[str]
@@ -50,24 +50,24 @@ def _headline(step: StepRecord) -> str:
         return f"there is no plan: {step.failure}; ranks keep the previous placement, without replicas"
     if step.state is StepState.SOLVING:
         return (
-            f"the schedule of {step.num_sequences} sequences is here, and the plan is being solved; if that takes half "
-            "a minute, no planner runs or all have other jobs to solve"
+            f"the schedule of {step.num_sequences} sequences has arrived and the plan is being solved; if this takes "
+            "longer than 30 s, no planner is running or all planners are busy with other jobs"
         )
-    return f"{step.num_sequences} sequences are reported; planning begins when the trainer submits the schedule"
+    return f"{step.num_sequences} sequences have been reported; planning starts when the trainer submits the schedule"
 
 
 def _placement(prediction: Prediction) -> list[str]:
     sentences = [
-        f"No placement whatever gets below {prediction.imbalance_floor:.3f}; under this one the bound is "
+        f"No placement can bring imbalance below {prediction.imbalance_floor:.3f}; with this placement the bound is "
         f"{prediction.imbalance_bound:.3f}, and the plan reaches {prediction.imbalance_after:.3f}."
     ]
     if prediction.num_moved_experts:
-        moved = (
-            f"{prediction.num_moved_experts} experts move to another home, {size_text(prediction.reorder_size_bytes)}"
+        sentences.append(
+            f"{prediction.num_moved_experts} experts move to another home rank, once, at the start of the step: "
+            f"{size_text(prediction.reorder_size_bytes)} including optimizer state."
         )
-        sentences.append(f"{moved} with their optimizer state, once, at the start of the step.")
     else:
-        sentences.append("No expert moves: no move gains more than it costs, or the placement is as good as any.")
+        sentences.append("No expert moves: no move would gain more than it costs, or no placement is better.")
     return sentences
 
 
@@ -75,15 +75,15 @@ def _replicas(prediction: Prediction, cluster: Cluster) -> list[str]:
     if not cluster.redundant_slots:
         return ["There are no replicas: the job has no redundant slots."]
     if not prediction.num_replicas:
-        return ["There are no replicas: none saves the slowest rank more time than its transfer and weights cost."]
+        return ["There are no replicas: none would save the slowest rank more time than its transfer and weights cost."]
     sentences = [
-        f"{prediction.num_replicas} replicas take tokens from ranks that would be slowest, each for one micro-batch "
-        f"and layer; their weights are {size_text(prediction.replica_size_bytes)}, inside nodes."
+        f"{prediction.num_replicas} replicas take tokens off ranks that would be slowest, each for one micro-batch "
+        f"and layer; {size_text(prediction.replica_size_bytes)} of weights travel within nodes."
     ]
     if prediction.basis is Basis.PREVIOUS_STEPS:
-        sentences.append("Loads are expected and not known: slots are used so that no rank depends on a single expert.")
+        sentences.append("The loads are a forecast: replicas are placed so that no rank depends on a single expert.")
     elif prediction.imbalance_after > prediction.imbalance_bound * _CLOSE:
-        sentences.append("What is left above the bound would take replicas that cost more than they save.")
+        sentences.append("Closing the remaining gap to the bound would need replicas that cost more than they save.")
     return sentences
 
 
@@ -96,19 +96,21 @@ def _execution(step: StepRecord, executed: Sequence[Execution]) -> list[str]:
             sentences += [f"{text}.", *(f"{cause}: {_ADVICE[cause]}." for cause in execution.fallbacks)]
         if Cause.LATE in execution.fallbacks and step.plan is not None and step.plan.latency_s is not None:
             sentences.append(
-                f"The plan was there {step.plan.latency_s:.1f} s after its schedule; the rank that waited longest "
+                f"The plan was ready {step.plan.latency_s:.1f} s after its schedule; the rank that waited longest "
                 f"waited {execution.plan_wait_s:.1f} s."
             )
         if text := absence(execution) or excess(execution, step):
             sentences.append(f"{text}.")
         if not execution.num_fallbacks and not execution.missing:
             realised = "" if execution.imbalance is None else f"; imbalance was {execution.imbalance:.3f}"
-            sentences.append(f"All {execution.num_expected} ranks applied it in phase {execution.phase}{realised}.")
+            sentences.append(
+                f"All {execution.num_expected} ranks applied the plan in phase {execution.phase}{realised}."
+            )
     return sentences
 
 
 def size_text(size_bytes: float) -> str:
-    """Say a number of bytes."""
+    """Return a number of bytes as text."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size_bytes < 1024:
             return f"{size_bytes:.3g} {unit}" if unit != "B" else f"{size_bytes:.0f} B"

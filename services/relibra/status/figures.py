@@ -1,7 +1,7 @@
-"""The numbers of a plan that people look at.
+"""The numbers of a plan that pages and JSON show.
 
-*Before* is the identity placement without replicas, *after* is the plan. The *floor* of a cell is what the fullest node
-has a rank: replicas cannot leave a node.
+*Before* is the identity placement without replicas, *after* is the plan. The *floor* of a cell is the mean rank load of
+the fullest node, because replicas cannot leave a node.
 
 M rows, L layers, E experts, R EP ranks, N nodes, G ranks per node, Q quotas, C cells.
 """
@@ -20,30 +20,30 @@ from relibra.planning.summary import PlanTotals
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFigures:
-    """A plan, and the loads it makes: each summed when it is first asked for, which takes milliseconds."""
+    """A plan and the loads that it causes. Each array is computed on first access, which takes milliseconds."""
 
     plan: Plan
 
     @cached_property
     def before_MLR(self) -> NDArray[np.int64]:
-        """Tokens of every rank under the identity placement."""
+        """The tokens of every rank under the identity placement."""
         plan = self.plan
         row_Q, layer_Q, expert_Q, _ = plan.quota_index_Q4.T
         identity_Q4 = np.stack(
             [row_Q, layer_Q, expert_Q, expert_Q // plan.cluster.experts_per_rank(plan.model)], axis=1
         )
         return rank_loads(
-            *(identity_Q4, plan.quota_tokens_Q, plan.num_rows, plan.model.num_layers, plan.cluster.num_ranks)
+            identity_Q4, plan.quota_tokens_Q, plan.num_rows, plan.model.num_layers, plan.cluster.num_ranks
         )
 
     @property
     def after_MLR(self) -> NDArray[np.int64]:
-        """Tokens of every rank as planned."""
+        """The tokens of every rank as planned."""
         return self.plan.rank_loads_MLR
 
     @cached_property
     def _first_quota_C(self) -> NDArray[np.int64]:
-        """Where the quotas of each cell begin, and at last where they end; int64 `[M * L + 1]`."""
+        """The index of the first quota of each cell, then the number of quotas; int64 `[M * L + 1]`."""
         row_Q, layer_Q, _, _ = self.plan.quota_index_Q4.T
         num_layers = self.plan.model.num_layers
         cell_Q = row_Q.astype(np.int64) * num_layers + layer_Q
@@ -51,7 +51,7 @@ class PlanFigures:
 
     @cached_property
     def num_replicas_ML(self) -> NDArray[np.int64]:
-        """Replicas of every cell."""
+        """The number of replicas in every cell."""
         running_Q = np.concatenate([[0], np.cumsum(self.plan.is_replica_Q)])
         num_replicas_ML: NDArray[np.int64] = np.diff(running_Q[self._first_quota_C]).reshape(
             self.plan.num_rows, self.plan.model.num_layers
@@ -60,15 +60,15 @@ class PlanFigures:
 
     @property
     def floor_ML(self) -> NDArray[np.float64]:
-        """Tokens a rank of the fullest node has on average, under the plan's placement."""
+        """The mean rank load of the fullest node under the plan's placement, in tokens."""
         fullest_ML = node_loads(self.after_MLR, self.plan.cluster).max(axis=-1)
         floor_ML: NDArray[np.float64] = fullest_ML / self.plan.cluster.gpus_per_node
         return floor_ML
 
     def worst_cells(self, limit: int) -> list[tuple[int, int, float, float, float]]:
-        """Return row and layer of the cells that lose most tokens to waiting, most first.
+        """Return the cells that lose most tokens to waiting, the worst first.
 
-        Then the slowest rank before and after, and its bound, over the mean rank.
+        Each entry is (row, layer, slowest rank before, slowest rank after, lower bound), loads over the mean rank.
         """
         mean_ML, slowest_ML = self.after_MLR.mean(axis=-1), self.after_MLR.max(axis=-1)
         order_C = np.argsort((mean_ML - slowest_ML).ravel(), kind="stable")[:limit]
@@ -81,7 +81,7 @@ class PlanFigures:
         return worst
 
     def quotas_of(self, row: int, layer: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return expert and rank `[Q, 2]`, and tokens `[Q]`, of one cell.
+        """Return (expert, rank) `[Q, 2]` and tokens `[Q]` of the quotas of one cell.
 
         Raises:
             NotFound: the plan has no such cell.
@@ -94,7 +94,7 @@ class PlanFigures:
 
 
 def slowest_ranks(totals: PlanTotals) -> list[tuple[int, float, int, float]]:
-    """Return for each layer its slowest rank and that one's load over the mean: without balancing, then planned."""
+    """Return for each layer (slowest rank, its load over the mean rank) without balancing, then the same as planned."""
     found = []
     for before_R, after_R in zip(totals.before_LR, totals.after_LR, strict=True):
         mean = float(after_R.mean()) or 1.0
@@ -114,7 +114,7 @@ def check_index(name: str, index: int, count: int) -> None:
     """Refuse an index that is out of range.
 
     Raises:
-        NotFound: names the range.
+        NotFound: the index is out of range; the message names the range.
     """
     if not 0 <= index < count:
         raise NotFound(f"there is no {name} {index}; there are 0 to {count - 1}")

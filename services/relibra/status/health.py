@@ -1,4 +1,4 @@
-"""Whether a job is well, at a glance: a pure decision with its reason."""
+"""The state of a job at a glance: a pure decision with its reason."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,26 +16,26 @@ _REALISED_TOLERANCE = 1.05
 _MAX_NAMED_RANKS = 8
 _STALL_FACTOR = 5
 _STALL_S = 120.0
-"""A job is silent that had no plan for so long, and so many times as long as its steps take."""
+"""A job is silent if no plan came for this long, and for `_STALL_FACTOR` times its usual step time."""
 
 
 class JobState(StrEnum):
-    """How well, the worst first."""
+    """The state of a job, worst first."""
 
     FAILING = "failing"
-    """A step has no plan and will not get one by itself."""
+    """A step has no plan and will not get one without help."""
     STALLED = "stalled"
-    """A step is under way and has not come on for far longer than steps take."""
+    """A step has started but has not progressed for far longer than steps usually take."""
     ATTENTION = "attention"
-    """Training goes on, slower than it could."""
+    """Training continues, but slower than it could."""
     WAITING = "waiting"
-    """Nothing is wrong, and nothing is under way: not yet, or no more."""
+    """Nothing is wrong and no step is in progress: the job has not begun one, or has ended."""
     WELL = "well"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobHealth:
-    """A verdict and why."""
+    """The state of a job and the reason for it."""
 
     verdict: JobState
     reason: str
@@ -44,16 +44,16 @@ class JobHealth:
 def job_health(
     steps: Sequence[StepRecord], executed_step: StepRecord | None, executed: Sequence[Execution], now: float
 ) -> JobHealth:
-    """Judge a job.
+    """Return the state of a job.
 
     Args:
-        steps: its newest steps, newest first.
-        executed_step: the newest step that has reports, if any has.
-        executed: what ranks did in it.
+        steps: the newest steps of the job, newest first.
+        executed_step: the newest step that has reports, if any.
+        executed: what the ranks did in `executed_step`, by phase.
         now: Unix time in seconds.
     """
     if not steps:
-        return JobHealth(verdict=JobState.WAITING, reason="registered; no sequence has been reported yet")
+        return JobHealth(verdict=JobState.WAITING, reason="registered, but no sequence has been reported yet")
     for step in steps:
         if step.failure is not None and step.plan is None:
             return JobHealth(verdict=JobState.FAILING, reason=f"step {step.step} cannot be planned: {step.failure}")
@@ -74,19 +74,19 @@ def job_health(
                 return JobHealth(verdict=JobState.ATTENTION, reason=f"step {executed_step.step}: {trouble}")
     newest = steps[0]
     if silence:
-        rest = f"all ranks reported step {newest.step}, and no other has begun; has the job ended?"
+        rest = f"all ranks reported step {newest.step}, but no later step has started; has the job ended?"
         return JobHealth(verdict=JobState.WAITING, reason=f"{silence}: {rest}")
     if newest.plan is not None:
         prediction = newest.plan.prediction
-        change = f"imbalance {prediction.imbalance_before:.3f} to {prediction.imbalance_after:.3f}"
-        return JobHealth(verdict=JobState.WELL, reason=f"step {newest.step} is planned, {change}")
+        change = f"imbalance falls from {prediction.imbalance_before:.3f} to {prediction.imbalance_after:.3f}"
+        return JobHealth(verdict=JobState.WELL, reason=f"step {newest.step} is planned; {change}")
     reason = f"step {newest.step} is {newest.state}, {newest.num_sequences} sequences so far"
     is_planning = any(step.plan is not None for step in steps)
     return JobHealth(verdict=JobState.WELL if is_planning else JobState.WAITING, reason=reason)
 
 
 def _silence(steps: Sequence[StepRecord], now: float) -> str | None:
-    """Say for how long no plan came, if that is unusual."""
+    """Return how long no plan has come, as a phrase, or None if that is usual for this job."""
     published = [step.plan.published_at for step in steps if step.plan is not None]
     if len(published) < 3:
         return None
@@ -94,7 +94,7 @@ def _silence(steps: Sequence[StepRecord], now: float) -> str | None:
     silent_s = now - published[0]
     if silent_s <= max(_STALL_S, _STALL_FACTOR * usual_s):
         return None
-    return f"no plan for {duration(silent_s)}, where one came every {duration(usual_s)}"
+    return f"no plan for {duration(silent_s)} (usually one every {duration(usual_s)})"
 
 
 def _is_done(newest: StepRecord, executed_step: StepRecord | None, executed: Sequence[Execution]) -> bool:
@@ -108,21 +108,22 @@ def _is_done(newest: StepRecord, executed_step: StepRecord | None, executed: Seq
 
 
 def _standstill(newest: StepRecord, executed_step: StepRecord | None, executed: Sequence[Execution]) -> str:
+    """Return where a silent job stands and what to check."""
     if newest.plan is None:
         return (
-            f"step {newest.step} has {newest.num_sequences} sequences and no schedule; look at the rollout workers, "
-            "then at the trainer's driver"
+            f"step {newest.step} has {newest.num_sequences} sequences but no schedule; check the rollout workers, "
+            "then the training driver"
         )
     if executed_step is None or executed_step.step != newest.step:
-        return f"step {newest.step} is planned and no rank has reported; look at the trainers"
+        return f"step {newest.step} is planned but no rank has reported; check the trainers"
     for execution in executed:
         if text := absence(execution):
-            return f"step {newest.step}: {text}; look at their logs"
-    return f"no rank has reported phase {Phase.UPDATE} of step {newest.step}; look at the trainers"
+            return f"step {newest.step}: {text}; check the logs of the missing ranks"
+    return f"no rank has reported phase {Phase.UPDATE} of step {newest.step}; check the trainers"
 
 
 def duration(time_s: float) -> str:
-    """Say a time in whole units."""
+    """Return a duration as text, in whole units."""
     for size_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if time_s >= 2 * size_s:
             return f"{time_s / size_s:.0f} {unit}"
@@ -130,7 +131,7 @@ def duration(time_s: float) -> str:
 
 
 def fallback(execution: Execution) -> str | None:
-    """Say who fell back, if anybody did."""
+    """Return how many ranks fell back and why, or None if no rank did."""
     if not execution.num_fallbacks:
         return None
     causes = ", ".join(f"{number} {cause}" for cause, number in execution.fallbacks.items())
@@ -141,7 +142,7 @@ def fallback(execution: Execution) -> str | None:
 
 
 def absence(execution: Execution) -> str | None:
-    """Say who has not reported, if somebody else has."""
+    """Return which ranks have not reported a phase that others have, or None if no rank is missing."""
     if not execution.missing:
         return None
     named = ", ".join(_name(each, execution.num_ep_groups) for each in execution.missing[:_MAX_NAMED_RANKS])
@@ -153,13 +154,13 @@ def absence(execution: Execution) -> str | None:
 
 
 def excess(execution: Execution, step: StepRecord) -> str | None:
-    """Say that the realised imbalance is worse than planned, if it is; a forecast promises nothing."""
+    """Return by how much the realised imbalance exceeds the planned one, or None; a forecast promises nothing."""
     if step.plan is None or execution.imbalance is None or step.plan.prediction.basis is not Basis.REPLAY:
         return None
     planned = step.plan.prediction.imbalance_after
     if execution.imbalance <= planned * _REALISED_TOLERANCE:
         return None
-    return f"imbalance was {execution.imbalance:.3f} in phase {execution.phase}, {planned:.3f} was planned"
+    return f"imbalance was {execution.imbalance:.3f} in phase {execution.phase}, but {planned:.3f} was planned"
 
 
 def _name(group_and_rank: tuple[int, int], num_ep_groups: int) -> str:

@@ -1,4 +1,4 @@
-"""The JSON of how a job, an expert or a rank changed over steps, oldest first."""
+"""The JSON schemas of the history of a job, an expert or a rank over steps, oldest first."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,46 +16,52 @@ from relibra.store import PlanRecord, StepRecord, StepState
 
 
 def realised_imbalance(executed: Sequence[Execution]) -> float | None:
-    """Return the imbalance of the last phase that all ranks reported."""
+    """Return the imbalance of the last phase that all ranks have reported, or None."""
     realised = [each.imbalance for each in executed if each.imbalance is not None]
     return realised[-1] if realised else None
 
 
 def speedup(prediction: Prediction, imbalance: float | None) -> float | None:
-    """Return how much less the slowest ranks compute at some imbalance than without balancing, as a ratio."""
+    """Return imbalance without balancing over `imbalance`: how many times less the slowest ranks compute."""
     return None if imbalance is None else prediction.imbalance_before / imbalance
 
 
 class HistoryPoint(Shown):
-    """One step of a job. Imbalance is slowest rank over mean rank, 1 is ideal; null where it is not known."""
+    """One step of a job. Imbalance is slowest rank over mean rank: 1 is ideal, null is unknown."""
 
     step: int = Field(examples=[12])
     state: StepState = Field(examples=["planned"])
     imbalance_before: float | None = Field(None, description="Without balancing.", examples=[1.83])
     imbalance_after: float | None = Field(None, description="As planned.", examples=[1.012])
-    imbalance_bound: float | None = Field(None, description="Under the plan's placement.", examples=[1.01])
-    imbalance_floor: float | None = Field(None, description="Under any placement.", examples=[1.002])
-    imbalance_realised: float | None = Field(description="Of the last phase all ranks reported.", examples=[1.013])
+    imbalance_bound: float | None = Field(None, description="Lower bound under the plan's placement.", examples=[1.01])
+    imbalance_floor: float | None = Field(None, description="Lower bound under any placement.", examples=[1.002])
+    imbalance_realised: float | None = Field(
+        description="As executed in the last phase that all ranks reported.", examples=[1.013]
+    )
     speedup_planned: float | None = Field(
-        None, description="Of the time ranks compute experts: imbalance without balancing over planned.", examples=[1.8]
+        None,
+        description="Speed-up of expert computation: imbalance without balancing over planned imbalance.",
+        examples=[1.8],
     )
     speedup_realised: float | None = Field(
-        None, description="Imbalance without balancing over realised; both count tokens, not seconds.", examples=[1.8]
+        None,
+        description="Imbalance without balancing over realised imbalance. Both count tokens, not seconds.",
+        examples=[1.8],
     )
     published_at: datetime | None = None
-    plan_latency_s: float | None = Field(None, description="From schedule to plan.", examples=[0.62])
-    plan_wait_s: float | None = Field(description="Of the rank that waited longest in any phase.", examples=[0.02])
-    reorder_s: float | None = Field(description="Of the rank whose reorder took longest.", examples=[0.4])
+    plan_latency_s: float | None = Field(None, description="Time from schedule to plan.", examples=[0.62])
+    plan_wait_s: float | None = Field(description="Longest wait of a rank for the plan, in any phase.", examples=[0.02])
+    reorder_s: float | None = Field(description="Longest reorder of a rank.", examples=[0.4])
     replica_wait_s: float | None = Field(
-        description="Of the rank that waited longest for replicas to travel in any phase.", examples=[0.03]
+        description="Longest wait of a rank for replica transfers, in any phase.", examples=[0.03]
     )
-    num_fallbacks: int = Field(description="Ranks that kept the previous placement, worst phase.", examples=[0])
+    num_fallbacks: int = Field(description="Ranks that kept the previous placement, in the worst phase.", examples=[0])
     num_replicas: int | None = Field(None, examples=[4100])
     num_moved_experts: int | None = Field(None, examples=[24])
 
     @classmethod
     def of(cls, step: StepRecord, executed: list[Execution]) -> "HistoryPoint":
-        """Show one step."""
+        """Return the point of one step."""
         realised = realised_imbalance(executed)
         return cls(
             step=step.step,
@@ -85,12 +91,12 @@ class ExpertPoint(Shown):
     step: int = Field(examples=[12])
     home_rank: int = Field(examples=[3])
     load_tokens: int = Field(examples=[16_384])
-    load_ratio: float = Field(description="To the mean expert of the layer.", examples=[3.2])
+    load_ratio: float = Field(description="Load over the mean expert load of the layer.", examples=[3.2])
     num_replicas: int = Field(examples=[40])
 
     @classmethod
     def of(cls, step: int, totals: PlanTotals, layer: int, expert: int) -> "ExpertPoint":
-        """Show one step."""
+        """Return the point of one step."""
         load, mean = int(totals.load_LE[layer, expert]), float(totals.load_LE[layer].mean())
         return cls(
             step=step,
@@ -105,14 +111,14 @@ class RankPoint(Shown):
     """One EP rank in one step, summed over micro-batches and layers."""
 
     step: int = Field(examples=[12])
-    mean_tokens: float = Field(description="Of all ranks, the ideal.", examples=[98_304.0])
+    mean_tokens: float = Field(description="Mean load of all ranks, the ideal.", examples=[98_304.0])
     before_tokens: int = Field(description="Without balancing.", examples=[180_000])
     after_tokens: int = Field(description="As planned.", examples=[99_000])
     realised_tokens: dict[Phase, int | None] = Field(description="As reported.", examples=[{"update": 99_010}])
 
     @classmethod
     def of(cls, step: int, totals: PlanTotals, rank: int, executed: list[Execution]) -> "RankPoint":
-        """Show one step."""
+        """Return the point of one step."""
         return cls(
             step=step,
             mean_tokens=float(totals.after_LR.sum(dtype=int)) / totals.after_LR.shape[1],

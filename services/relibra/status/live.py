@@ -1,7 +1,7 @@
-"""News for open pages: one poll of Redis for all viewers, and only while there are any.
+"""Live updates for open pages: one poll of Redis serves all viewers, and it runs only while there are viewers.
 
-Viewers are told which jobs changed, nothing else, and then ask for what they show. What a viewer has not been told yet
-is a number, not a queue: a slow one costs no memory, and hears of several changes at once.
+An event names the jobs that changed, nothing else; the page then fetches what it shows. The server keeps a counter for
+each viewer, not a queue: a slow viewer costs no memory and receives several changes in one event.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from relibra.store import Store
 
 _HEARTBEAT_S = 15.0
 _MAX_STREAM_S = 600.0
-"""A viewer then comes back at once, with a token that is looked at again."""
+"""The lifetime of a stream. The viewer reconnects at once, and its token is checked again."""
 _RECONNECT_MS = 2000
-"""When a browser asks again after a stream has broken off, or because the service stops."""
+"""How long a browser waits before it reconnects after a stream broke off or the service stopped."""
 
 
 class Live:
-    """Server-sent events: `change` with the ids of jobs, `store` with whether Redis answers, `end` when of age."""
+    """Server-sent events: `change` with job ids, `store` with the state of Redis, `end` when a stream expires."""
 
     def __init__(
         self, store: Store, *, poll_interval_s: float, max_viewers: int, max_stream_s: float = _MAX_STREAM_S
@@ -35,18 +35,18 @@ class Live:
         self._polling: asyncio.Task[None] | None = None
         self._is_closed = False
         self._time = 0
-        """Counts news."""
+        """Logical clock: counts the changes."""
         self._marks: dict[str, tuple[object, int]] = {}
-        """What each job looked like, and when that was new."""
+        """The last known content of each job, and the logical time of its last change."""
         self._outage: str | None = None
         self._outage_time = 0
         self._news = asyncio.Event()
 
     def check_room(self) -> None:
-        """Return if one more viewer may `watch`.
+        """Return if one more viewer may call `watch`.
 
         Raises:
-            LimitExceeded: there are too many.
+            LimitExceeded: `max_viewers` viewers are watching already.
         """
         if self.num_viewers >= self._max_viewers:
             raise LimitExceeded(f"{self._max_viewers} viewers are watching already (max_viewers)")
@@ -57,7 +57,7 @@ class Live:
         self._tell()
 
     async def watch(self, viewer: Viewer, job_id: str | None) -> AsyncIterator[str]:
-        """Yield events about one job, or all that `viewer` may see, until closed or too old."""
+        """Yield events about one job, or all that `viewer` may see, until the stream is closed or expires."""
         self.num_viewers += 1
         if self._polling is None:
             self._polling = asyncio.create_task(self._poll())

@@ -1,4 +1,4 @@
-"""The JSON of loads: heat maps, cells and what changed between two placements.
+"""The JSON schemas of loads: heat maps, cells, and differences between two placements.
 
 L MoE layers, E experts, R EP ranks, Q quotas, X moved experts.
 """
@@ -13,14 +13,16 @@ from relibra.status.models import Shown
 
 
 class HeatMapView(Shown):
-    """Token copies of every rank and layer, in one row or summed over all."""
+    """Token copies by layer and rank, for one row or summed over all rows."""
 
-    row: int | None = Field(description="ep_group * num_micro_batches + micro_batch; null for all.", examples=[3])
+    row: int | None = Field(
+        description="ep_group * num_micro_batches + micro_batch; null for the sum of all rows.", examples=[3]
+    )
     num_rows: int = Field(examples=[32])
     gpus_per_node: int = Field(examples=[8])
-    mean_tokens: list[float] = Field(description="`[layer]`: of a rank, the ideal.", examples=[[1024.0]])
+    mean_tokens: list[float] = Field(description="`[layer]`: mean load of a rank, the ideal.", examples=[[1024.0]])
     floor_tokens: list[float] = Field(
-        description="`[layer]`: a rank of the fullest node has so many on average; replicas cannot leave a node.",
+        description="`[layer]`: mean rank load of the fullest node, because replicas cannot leave a node.",
         examples=[[1030.5]],
     )
     before_tokens: list[list[int]] = Field(description="`[layer][rank]` without balancing.", examples=[[[900, 1148]]])
@@ -28,10 +30,10 @@ class HeatMapView(Shown):
 
     @classmethod
     def of(cls, figures: PlanFigures, row: int | None) -> "HeatMapView":
-        """Show one row, or the sum of all.
+        """Return the view of one row, or of the sum of all rows.
 
         Raises:
-            NotFound: there is no such row.
+            NotFound: the plan has no such row.
         """
         if row is not None:
             check_index("row", row, figures.plan.num_rows)
@@ -49,30 +51,32 @@ class HeatMapView(Shown):
 
 
 class RankLoad(Shown):
-    """One rank in a cell."""
+    """The load of one rank in a cell."""
 
     rank: int = Field(examples=[3])
     node: int = Field(examples=[0])
     before_tokens: int = Field(description="Without balancing.", examples=[1400])
-    after_tokens: int = Field(description="As planned: the home share and the replica share.", examples=[1031])
-    home_tokens: int = Field(description="Of experts that live here.", examples=[900])
-    replica_tokens: int = Field(description="Of experts that live elsewhere in the node.", examples=[131])
+    after_tokens: int = Field(description="As planned: tokens of home experts and of replicas.", examples=[1031])
+    home_tokens: int = Field(description="Tokens of experts whose home is this rank.", examples=[900])
+    replica_tokens: int = Field(
+        description="Tokens of replicas, whose home is another rank of the node.", examples=[131]
+    )
 
 
 class ReplicaQuota(Shown):
-    """What a replica computes."""
+    """The quota of a replica."""
 
     rank: int = Field(examples=[5])
     tokens: int = Field(examples=[131])
 
 
 class ExpertLoad(Shown):
-    """One expert in a cell."""
+    """The load of one expert in a cell."""
 
     expert: int = Field(examples=[17])
     home_rank: int = Field(examples=[3])
     load_tokens: int = Field(examples=[531])
-    home_tokens: int = Field(description="Quota of the home.", examples=[400])
+    home_tokens: int = Field(description="Quota of the home rank.", examples=[400])
     replicas: list[ReplicaQuota]
 
 
@@ -83,20 +87,22 @@ class CellView(Shown):
     ep_group: int = Field(examples=[0])
     micro_batch: int = Field(examples=[3])
     layer: int = Field(examples=[12])
-    mean_tokens: float = Field(description="Of a rank, the ideal.", examples=[1024.0])
-    floor_tokens: float = Field(description="Mean of the fullest node under this placement.", examples=[1030.5])
-    slowest_before_tokens: int = Field(description="Of the slowest rank without balancing.", examples=[1400])
-    slowest_after_tokens: int = Field(description="Of the slowest rank as planned.", examples=[1031])
-    lower_bound_tokens: float = Field(
-        description="No plan with this placement and these slots is below it.", examples=[1031]
+    mean_tokens: float = Field(description="Mean load of a rank, the ideal.", examples=[1024.0])
+    floor_tokens: float = Field(
+        description="Mean rank load of the fullest node under this placement.", examples=[1030.5]
     )
-    gap: float = Field(description="Of the slowest rank to the lower bound, as a ratio.", examples=[0.0005])
+    slowest_before_tokens: int = Field(description="Load of the slowest rank without balancing.", examples=[1400])
+    slowest_after_tokens: int = Field(description="Load of the slowest rank as planned.", examples=[1031])
+    lower_bound_tokens: float = Field(
+        description="Lower bound of the slowest rank for any plan with this placement and these slots.", examples=[1031]
+    )
+    gap: float = Field(description="Slowest rank as planned over the lower bound, minus 1.", examples=[0.0005])
     ranks: list[RankLoad]
-    experts: list[ExpertLoad] = Field(description="Those with load, by load, largest first.")
+    experts: list[ExpertLoad] = Field(description="Experts with load, largest load first.")
 
     @classmethod
     def of(cls, figures: PlanFigures, row: int, layer: int) -> "CellView":
-        """Show a cell.
+        """Return the view of a cell.
 
         Raises:
             NotFound: the plan has no such cell.
@@ -105,7 +111,7 @@ class CellView(Shown):
         index_Q2, tokens_Q = figures.quotas_of(row, layer)
         home_Q = plan.home_rank_LE[layer, index_Q2[:, 0]]
         is_home_Q = home_Q == index_Q2[:, 1]
-        # Summed here: the loads of all cells need not be there.
+        # Computed from the quotas of this cell alone, so that the loads of all cells need not be computed.
         before_R = np.bincount(
             index_Q2[:, 0] // cluster.experts_per_rank(plan.model), weights=tokens_Q, minlength=cluster.num_ranks
         )
@@ -168,19 +174,19 @@ class HomeChange(Shown):
 
 
 class DiffView(Shown):
-    """What changed from one step's placement to another's."""
+    """The difference between the placements of two steps."""
 
     from_step: int = Field(examples=[11])
     to_step: int = Field(examples=[12])
-    num_moved: int = Field(description="Experts with another home, over all layers.", examples=[24])
-    num_crossing: int = Field(description="Those whose new home is on another node.", examples=[20])
+    num_moved: int = Field(description="Experts with another home rank, over all layers.", examples=[24])
+    num_crossing: int = Field(description="Experts whose new home rank is on another node.", examples=[20])
     moves: list[HomeChange]
 
     @classmethod
     def of(
         cls, steps: tuple[int, int], from_LE: NDArray[np.int32], to_LE: NDArray[np.int32], cluster: Cluster
     ) -> "DiffView":
-        """Compare two placements."""
+        """Return the difference between two placements."""
         layer_X, expert_X = np.nonzero(from_LE != to_LE)
         from_X, to_X = from_LE[layer_X, expert_X], to_LE[layer_X, expert_X]
         columns = (each.tolist() for each in (layer_X, expert_X, from_X, to_X))

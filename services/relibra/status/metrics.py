@@ -1,4 +1,4 @@
-"""Prometheus metrics, computed from the store at each scrape: any replica of the service shows the same of jobs."""
+"""Prometheus metrics, computed from the store at each scrape, so that every replica reports the same values."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ from relibra.store import JobRecord, PlanRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFigures:
-    """What one job contributes."""
+    """The figures of one job."""
 
     glance: JobGlance
     num_planned_steps: int
@@ -29,7 +29,7 @@ class JobFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnFigures:
-    """What the service tells of itself."""
+    """The figures of the service itself."""
 
     num_viewers: int
     num_cached_plans: int
@@ -51,7 +51,7 @@ async def read_figures(reader: Reader, jobs: Iterable[JobRecord]) -> list[JobFig
 
 
 async def scrape(context: Context, viewer: Viewer) -> Response:
-    """Answer a scrape: the jobs that `viewer` may see, and the service itself."""
+    """Return the metrics of the jobs that `viewer` may see, and of the service itself."""
     jobs = [job for job in await context.store.list_jobs() if viewer.may_see(job.job_id)]
     figures = await read_figures(context.reader, jobs)
     own = OwnFigures(num_viewers=context.live.num_viewers, num_cached_plans=context.reader.num_cached_plans)
@@ -85,7 +85,7 @@ class _Collector:
         yield from self._executions()
 
     def _health(self) -> Iterator[Metric]:
-        health = _gauge("job_health", "1 for the verdict on the job, 0 for the others.", "job_id", "verdict")
+        health = _gauge("job_health", "1 for the state of the job, 0 for the other states.", "job_id", "verdict")
         for each in self._figures:
             for verdict in JobState:
                 health.add_metric([each.glance.job.job_id, verdict], verdict is each.glance.health.verdict)
@@ -93,16 +93,17 @@ class _Collector:
 
     def _plans(self) -> Iterator[Metric]:
         planned = CounterMetricFamily("relibra_steps_planned", "Steps with a published plan.", labels=["job_id"])
-        pending = _gauge("steps_pending", "Steps that wait for their plan.", "job_id")
-        latency = _gauge("plan_latency_seconds", "From schedule to plan, of the newest plan.", "job_id")
+        pending = _gauge("steps_pending", "Steps waiting for their plan.", "job_id")
+        latency = _gauge("plan_latency_seconds", "Time from schedule to plan, for the newest plan.", "job_id")
         published = _gauge("plan_published_timestamp_seconds", "When the newest plan was published.", "job_id")
         imbalance = _gauge(
             "plan_imbalance_ratio",
             "Slowest rank over mean rank in the newest plan: before (no balancing), after, the bound of its placement, "
             "and the floor of any placement.",
-            *("job_id", "when"),
+            "job_id",
+            "when",
         )
-        size = _gauge("plan_transfer_bytes", "What the newest plan moves.", "job_id", "kind")
+        size = _gauge("plan_transfer_bytes", "Bytes that the newest plan transfers.", "job_id", "kind")
         for each in self._figures:
             job_id = each.glance.job.job_id
             planned.add_metric([job_id], each.num_planned_steps)
@@ -119,15 +120,19 @@ class _Collector:
 
     def _executions(self) -> Iterator[Metric]:
         labels = ("job_id", "phase")
-        step = _gauge("executed_step", "The newest step that has reports; those below are of it.", "job_id")
-        imbalance = _gauge("realised_imbalance_ratio", "Slowest rank over mean rank, once all ranks reported.", *labels)
-        missing = _gauge("missing_reports", "Ranks that have not reported.", *labels)
+        step = _gauge("executed_step", "The newest step that has reports; execution metrics are for it.", "job_id")
+        imbalance = _gauge(
+            "realised_imbalance_ratio", "Slowest rank over mean rank, once all ranks have reported.", *labels
+        )
+        missing = _gauge("missing_reports", "Ranks that have not reported yet.", *labels)
         fallbacks = _gauge(
             "fallback_ranks", "Ranks that kept the previous placement, under each of their causes.", *labels, "cause"
         )
-        wait = _gauge("plan_wait_seconds", "How long the slowest rank waited for the plan.", *labels)
-        sent = _gauge("sent_bytes", "What ranks sent, all together.", *labels, "kind")
-        lasted = _gauge("transfer_seconds", "Reorder, or wait for replicas, of the slowest rank.", *labels, "kind")
+        wait = _gauge("plan_wait_seconds", "Longest wait of a rank for the plan.", *labels)
+        sent = _gauge("sent_bytes", "Bytes sent by all ranks together.", *labels, "kind")
+        lasted = _gauge(
+            "transfer_seconds", "Longest reorder of a rank, or its longest wait for replicas.", *labels, "kind"
+        )
         for each in self._figures:
             job_id = each.glance.job.job_id
             if each.glance.executed_step is not None:

@@ -1,4 +1,4 @@
-"""The pages: made here, complete without scripts; `static/pages.js` adds charts and news."""
+"""The HTML pages, complete without scripts; `static/pages.js` adds charts and live updates."""
 
 import functools
 import gzip
@@ -28,7 +28,7 @@ pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 _STEPS_PER_PAGE = 50
 _NUM_NAMED = 10
-"""Rows of tables that name the worst or the most."""
+"""The number of rows in tables of the worst cells and the most replicated experts."""
 _YEAR_S = 31_536_000
 
 
@@ -55,7 +55,7 @@ async def show_job(app: App, job: Job, request: Request, before: Before = None) 
 
 @pages.get("/jobs/{job_id}/steps/{step}")
 async def show_step(app: App, job: Job, request: Request, step: Step) -> Response:
-    """One step: its plan, why, and what ranks did with it."""
+    """One step: its plan, the reasons for it, and what the ranks did."""
     record = await app.store.get_step(job.job_id, step)
     (executed,) = await app.reader.executions(job, [step])
     shown: dict[str, Any] = {"job": job, "step": record, "executed": executed}
@@ -78,13 +78,13 @@ async def find_cell(
     row: Annotated[int, Query(ge=0, le=MAX_INDEX)] = 0,
     layer: Annotated[int, Query(ge=0, le=MAX_INDEX)] = 0,
 ) -> Response:
-    """Go to a cell by number."""
+    """Redirect to a cell by row and layer."""
     return RedirectResponse(f"/jobs/{job.job_id}/steps/{step}/cells/{row}/{layer}")
 
 
 @pages.get("/jobs/{job_id}/steps/{step}/cells/{row}/{layer}")
 async def show_cell(app: App, job: Job, request: Request, step: Step, row: Row, layer: Layer) -> Response:
-    """One micro-batch and layer: every rank's load, and where it comes from."""
+    """One micro-batch and layer: the load of every rank, at home and in replicas."""
     plan = await app.reader.planned(job, step)
     figures = await app.reader.figures(job, plan)
     cell = await app.reader.off_loop(CellView.of, figures, row, layer)
@@ -93,12 +93,12 @@ async def show_cell(app: App, job: Job, request: Request, step: Step, row: Row, 
 
 @pages.get("/docs")
 async def describe(request: Request) -> Response:
-    """The JSON API, from its own description; made here because the usual page loads scripts from far away."""
+    """The JSON API, rendered from its OpenAPI schema. FastAPI's own page would load scripts from other hosts."""
     return _page(request, "docs.html", api=request.app.openapi())
 
 
 def plotly(request: Request) -> Response:
-    """The charting library, from the installed package; compressed once, and not on the event loop: it takes long."""
+    """The charting library from the installed package. It is compressed once, in a thread, because that takes long."""
     content, tag = _plotly()
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers={"ETag": tag})
@@ -107,7 +107,7 @@ def plotly(request: Request) -> Response:
 
 
 def show_problem(request: Request, problem: Problem) -> Response:
-    """Return the page of an error."""
+    """Return the HTML page of an error."""
     return _page(request, "problem.html", status=problem.status, problem=problem)
 
 

@@ -1,4 +1,4 @@
-"""The JSON endpoints of one step's plan; plans never change, so their answers are named by the plan's id and digest."""
+"""The JSON endpoints of one step's plan. Plans never change, so the plan's id and digest make the `ETag`."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -17,7 +17,7 @@ plan_api = APIRouter(prefix="/v1/jobs/{job_id}/steps/{step}", tags=["plans"], re
 
 @plan_api.get("/plan", response_model=PlanView)
 async def get_plan(app: App, job: Job, request: Request, step: Step) -> Response:
-    """The plan of a step: where experts live, how balanced every cell is, and why."""
+    """The plan of a step: home ranks, the balance of every cell, and the reason for the plan."""
     record = await app.reader.planned(job, step)
     figures = await app.reader.figures(job, record)
     return await app.tagged.json(request, lambda: PlanView.show(record, figures), tag=_tag(record))
@@ -51,9 +51,11 @@ async def get_heat_map(
     job: Job,
     request: Request,
     step: Step,
-    row: Annotated[int | None, Query(description="One row; without it the sum of all.", ge=0, le=MAX_INDEX)] = None,
+    row: Annotated[
+        int | None, Query(description="One row; the sum of all rows by default.", ge=0, le=MAX_INDEX)
+    ] = None,
 ) -> Response:
-    """Loads of ranks x layers, before and after balancing."""
+    """Loads by layer and rank, before and after balancing."""
     record = await app.reader.planned(job, step)
     figures = await app.reader.figures(job, record)
     return await app.tagged.json(request, lambda: HeatMapView.of(figures, row), tag=_tag(record))
@@ -61,7 +63,7 @@ async def get_heat_map(
 
 @plan_api.get("/cells/{row}/{layer}", response_model=CellView)
 async def get_cell(app: App, job: Job, request: Request, step: Step, row: Row, layer: Layer) -> Response:
-    """One cell in full: every rank before and after, every expert's home and replicas, bound and gap."""
+    """One cell in full: loads of all ranks before and after, home and replicas of all experts, bound and gap."""
     record = await app.reader.planned(job, step)
     figures = await app.reader.figures(job, record)
     return await app.tagged.json(request, lambda: CellView.of(figures, row, layer), tag=_tag(record))
@@ -74,14 +76,15 @@ async def get_diff(
     request: Request,
     step: Step,
     against: Annotated[
-        int | None, Query(description="Another step; without it the last planned one before.", ge=0, le=MAX_STEP)
+        int | None,
+        Query(description="The step to compare with; the planned step before this one by default.", ge=0, le=MAX_STEP),
     ] = None,
 ) -> Response:
-    """Which experts have another home than in another step."""
+    """Experts whose home rank differs from another step."""
     record = await app.reader.planned(job, step)
     earlier = await app.store.plan_before(job.job_id, step) if against is None else None
     if against is None and earlier is None:
-        raise NotFound(f"no step before {step} of job {job.job_id!r} has a plan; name another with `against`")
+        raise NotFound(f"no step before {step} of job {job.job_id!r} has a plan; choose another step with `against`")
     other = earlier or await app.reader.planned(job, against or 0)
     from_LE = await app.store.get_placement(job.job_id, other.step)
     to_LE = await app.store.get_placement(job.job_id, step)

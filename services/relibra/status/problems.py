@@ -1,4 +1,4 @@
-"""Errors as `application/problem+json` (RFC 9457), by the one table in `relibra.errors`; for people, as a page."""
+"""Errors as `application/problem+json` (RFC 9457), by the table in `relibra.errors`; browsers get a page."""
 
 import logging
 from collections.abc import Callable
@@ -19,7 +19,7 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class Problem(BaseModel):
-    """Why a request was not answered."""
+    """The reason why a request failed."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -45,21 +45,21 @@ class Problem(BaseModel):
 PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"description": description, "content": {MEDIA_TYPE: {"schema": Problem.model_json_schema()}}}
     for status, description in (
-        (401, "No valid token came with the request."),
-        (403, "The token is of another job, or of a role that may not look."),
-        (404, "There is no such thing."),
+        (401, "The request has no valid token."),
+        (403, "The token is for another job, or its role may not view jobs."),
+        (404, "The job, step, plan or cell does not exist."),
         (422, "The request is malformed."),
-        (429, "A configured bound was reached."),
-        (503, "Redis does not serve; ask again."),
+        (429, "A configured limit was reached."),
+        (503, "Redis is unavailable; try again later."),
     )
 }
 
 Show = Callable[[Request, Problem], Response]
-"""Makes the page of a problem."""
+"""Renders the page of a problem."""
 
 
 def install_problem_handlers(app: FastAPI, show: Show) -> None:
-    """Let every error of `app` leave as a problem document, or as what `show` makes where a browser asks for a page."""
+    """Turn every error of `app` into a problem document, or into the page of `show` if a browser asks for HTML."""
 
     def respond(request: Request, error: str, status: int, detail: str, *, retryable: bool = False) -> Response:
         kind = f"urn:relibra:error:{error}"
@@ -69,7 +69,7 @@ def install_problem_handlers(app: FastAPI, show: Show) -> None:
         else:
             response = JSONResponse(problem.model_dump(), status_code=status, media_type=MEDIA_TYPE)
         if status == HTTPStatus.UNAUTHORIZED:
-            # One header each: browsers look for Basic at the start of one.
+            # Two headers: browsers expect Basic at the start of one.
             response.headers.append("WWW-Authenticate", 'Basic realm="relibra"')
             response.headers.append("WWW-Authenticate", "Bearer")
         return response
@@ -93,5 +93,5 @@ def install_problem_handlers(app: FastAPI, show: Show) -> None:
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:
         logger.error("%s failed", request.url.path, exc_info=error)
-        said = f"{type(error).__name__} inside the status service; its log says more"
+        said = f"{type(error).__name__} in the status service; see its log"
         return respond(request, "InternalError", HTTPStatus.INTERNAL_SERVER_ERROR, said)

@@ -1,4 +1,4 @@
-"""What the endpoints read: the store, with what is expensive kept in bounded memory, and work off the event loop."""
+"""How the endpoints read the store: costly results are cached within bounds, and work runs off the event loop."""
 
 import asyncio
 import time
@@ -21,21 +21,21 @@ T = TypeVar("T")
 
 _NUM_EXECUTIONS = 512
 _NUM_WORKERS = 2
-"""Threads for what takes milliseconds: more would only share the same cores, and each may hold a whole plan."""
+"""Threads for work of milliseconds. More would share the same cores, and each may hold a whole plan in memory."""
 GLANCE_STEPS = 12
-"""Of a job, newest first, that say how it is: rollouts may be as many ahead of training."""
+"""The number of newest steps that decide the state of a job: rollouts may be that far ahead of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobGlance:
-    """A job as the overview shows it."""
+    """A job as the overview page shows it."""
 
     job: JobRecord
     health: JobHealth
     steps: list[StepRecord]
-    """The newest ones, newest first."""
+    """The newest steps, newest first."""
     executed_step: StepRecord | None
-    """The newest one that has reports."""
+    """The newest step that has reports."""
     executed: list[Execution]
 
 
@@ -50,18 +50,18 @@ class Reader:
 
     @property
     def num_cached_plans(self) -> int:
-        """Decoded plans in memory."""
+        """The number of decoded plans in memory."""
         return len(self._figures)
 
     async def off_loop(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run what takes milliseconds in a worker thread."""
+        """Run `function`, which takes milliseconds, in a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, lambda: function(*args, **kwargs))
 
     async def planned(self, job: JobRecord, step: int) -> PlanRecord:
         """Return the record of a step's plan.
 
         Raises:
-            NotFound: it has none; says why.
+            NotFound: the step has no plan; the message says why.
         """
         record = await self.store.get_step(job.job_id, step)
         if record.plan is None:
@@ -69,11 +69,11 @@ class Reader:
         return record.plan
 
     async def figures(self, job: JobRecord, record: PlanRecord) -> PlanFigures:
-        """Return a plan with its loads, which are best asked for off the event loop."""
+        """Return a plan with its loads. Loads are computed on first access: access them off the event loop."""
         return await self._figures.get((job.job_id, record.id), lambda: self._decode(job, record))
 
     async def totals(self, job: JobRecord, records: Sequence[PlanRecord]) -> list[PlanTotals]:
-        """Return some plans summed over their rows."""
+        """Return the totals of each plan, summed over its rows."""
         found = await self.store.get_totals(job.job_id, [record.step for record in records])
         return [
             await self._sum_up(job, record) if each is None else each
@@ -81,13 +81,13 @@ class Reader:
         ]
 
     async def _sum_up(self, job: JobRecord, record: PlanRecord) -> PlanTotals:
-        # Whoever asks for many steps does not push plans out of memory.
+        # Not through the cache: a request for many steps would push out the plans that pages show.
         return await self.off_loop(PlanTotals.of, await self.plan(job, record, with_shares=False))
 
     async def executions(self, job: JobRecord, steps: Sequence[int]) -> list[list[Execution]]:
-        """Return what ranks did in some steps.
+        """Return what the ranks did in each of `steps`, by phase.
 
-        While ranks are missing, a report that replaced another of the same rank may not be seen yet.
+        While reports are missing, a report that replaces an earlier one of the same rank may not be visible yet.
         """
         numbers = await self.store.num_reports(job.job_id, steps)
         complete = await self.store.get_executions(job.job_id, steps)
@@ -104,7 +104,7 @@ class Reader:
         return await self._executions.get((job.job_id, job.epoch, step, num_reports), make)
 
     async def glance(self, job: JobRecord) -> JobGlance:
-        """Return how a job is."""
+        """Return the state of a job with the steps that it was derived from."""
         steps = await self.store.list_steps(job.job_id, limit=GLANCE_STEPS)
         numbers = await self.store.num_reports(job.job_id, [each.step for each in steps])
         executed_step = next((step for step, number in zip(steps, numbers, strict=True) if number), None)
@@ -113,14 +113,14 @@ class Reader:
         return JobGlance(job=job, health=health, steps=steps, executed_step=executed_step, executed=executed)
 
     async def plan(self, job: JobRecord, record: PlanRecord, *, with_shares: bool = True) -> Plan:
-        """Return a plan, read anew.
+        """Read a plan from the store and return it.
 
         Raises:
-            NotFound: the job was re-created just now.
+            NotFound: the job was re-created in the meantime.
         """
         plan = await self.store.get_plan(job.job_id, record.step, with_shares=with_shares)
         if await self.store.get_plan_id(job.job_id, record.step) != record.id:
-            raise NotFound(f"plan {record.id} of job {job.job_id!r} was replaced just now; ask again")
+            raise NotFound(f"plan {record.id} of job {job.job_id!r} was just replaced; ask again")
         return plan
 
     async def _decode(self, job: JobRecord, record: PlanRecord) -> PlanFigures:

@@ -21,7 +21,7 @@ DRAIN_TIMEOUT_S = 5
 
 
 class StatusServer:
-    """The app of one store on one socket, and its metrics on another where the settings name it."""
+    """Serves the application on one socket, and its metrics on a second one if the settings name a port for them."""
 
     def __init__(self, settings: StatusSettings) -> None:
         """Bind the sockets.
@@ -38,19 +38,19 @@ class StatusServer:
             self._close_sockets()
             raise
         self.urls = [_url(each) for each in self._sockets]
-        """Of the app, and of its metrics."""
+        """The URL of the application, then the URL of its metrics if they have a port."""
         self._settings = settings
 
     @property
     def url(self) -> str:
-        """Of the app."""
+        """The URL of the application."""
         return self.urls[0]
 
     async def start(self) -> None:
-        """Check that Redis answers, and listen.
+        """Check that Redis responds, then listen.
 
         Raises:
-            Unavailable: it does not.
+            Unavailable: Redis does not respond.
         """
         self._store = Store.open(self._settings.redis_url)
         try:
@@ -68,7 +68,7 @@ class StatusServer:
         logger.info("status service on %s with %s", self.url, self._settings.model_dump_json())
         for url in self.urls[1:]:
             logger.info("metrics on %s/metrics", url)
-        # What was imported stays for ever; garbage collections need not walk it, for a tenth of a second each.
+        # Imported modules live as long as the process. Frozen, they no longer cost each full collection 0.1 s.
         gc.collect()
         gc.freeze()
 
@@ -81,10 +81,10 @@ class StatusServer:
             await self._store.close()
 
     def stop(self) -> None:
-        """Let `run` return when the requests in flight are answered."""
+        """Make `run` return once the requests in flight are answered."""
         for server in self._servers:
             server.should_exit = True
-        # Streams of news never end by themselves.
+        # Event streams would never end on their own.
         self._context.live.close()
 
     def _close_sockets(self) -> None:
@@ -94,7 +94,7 @@ class StatusServer:
 
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named, asyncio turns Nagle's algorithm off: it would hold back small answers for 40 ms.
+    # asyncio disables Nagle's algorithm only if the protocol is explicit; Nagle would delay small responses by 40 ms.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -119,5 +119,5 @@ def _config(app: FastAPI) -> uvicorn.Config:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the command line, which gives them one meaning in all services."""
+        """Leave signals to the command line, which handles them in the same way for all services."""
         yield

@@ -1,4 +1,4 @@
-"""A line of numbers, small enough for a table: SVG, drawn here."""
+"""Sparklines: SVG line charts small enough for a table cell."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ _WIDTH, _HEIGHT, _MARGIN = 120, 28, 3
 
 
 def sparkline(series: dict[str, Sequence[float]], label: str) -> Markup:
-    """Return lines over a common scale.
+    """Return an SVG with one line for each series, on a common scale.
 
     Args:
-        series: name, which becomes the class of the line -> values from left to right.
-        label: what it shows, for those who do not see it.
+        series: maps the CSS class of each line to its values, from left to right.
+        label: the accessible description of the chart.
     """
     values = [value for each in series.values() for value in each]
     if len(values) < 2:
