@@ -1,4 +1,4 @@
-"""A real browser, a real status service, and a Redis of their own that may be stopped."""
+"""A real browser, a real status service, and a Redis of their own that tests may stop."""
 
 import asyncio
 import shutil
@@ -20,14 +20,14 @@ Run = Callable[[Awaitable[T]], T]
 TIMEOUT_MS = 20_000.0
 
 
-# Not of the session: while the driver runs, its event loop does, and tests after these have their own.
+# Module scope: while the Playwright driver runs, so does its event loop, which would disturb later tests in the session.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("no chromium on PATH; on Debian: apt-get install --no-install-recommends chromium")
     with sync_playwright() as playwright:
-        # Tests may run as root in a container, where Chromium cannot make its sandbox; it opens our own pages only.
+        # As root in a container Chromium cannot create its sandbox. It only opens our own pages.
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield browser
         browser.close()
@@ -49,7 +49,7 @@ def service(redis: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def run() -> Iterator[Run[object]]:
-    """Runs a coroutine to its end, on a thread of its own: the browser's driver has a loop on this one."""
+    """Runs a coroutine to its end on another thread, because the Playwright driver runs an event loop on this one."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -77,7 +77,7 @@ def store(redis: EmbeddedRedis, run: Run[None]) -> Iterator[Store]:
 
 @pytest.fixture
 def job(store: Store, run: Run[None]) -> WatchedJob:
-    """Steps: 1 executed as planned, 2 failed, 3 being collected."""
+    """A job with steps 1 executed as planned, 2 failed and 3 being collected."""
     job = WatchedJob(store, "job", model=MODEL, cluster=CLUSTER, num_micro_batches=2)
 
     async def fill() -> None:
@@ -91,7 +91,7 @@ def job(store: Store, run: Run[None]) -> WatchedJob:
 
 
 class Errors(list[str]):
-    """What the console of a page says is wrong."""
+    """The errors and warnings in the console of a page."""
 
     def watch(self, page: Page) -> None:
         page.on("pageerror", lambda error: self.append(str(error)))
@@ -109,7 +109,7 @@ def errors() -> Errors:
 
 @pytest.fixture
 def page(browser: Browser, service: Service, errors: Errors, tmp_path: Path) -> Iterator[Page]:
-    """A page at the service's address."""
+    """A browser page whose base URL is the service."""
     context = browser.new_context(base_url=service.address)
     context.set_default_timeout(TIMEOUT_MS)
     page = context.new_page()

@@ -1,4 +1,4 @@
-"""The pages, as a person finds them."""
+"""The pages, in a real browser."""
 
 import json
 import re
@@ -15,7 +15,12 @@ from relibra.store import EmbeddedRedis, Role, Store
 expect.set_options(timeout=20_000)
 
 PAGES = (
-    *("/", "/jobs/job", "/jobs/job/steps/1", "/jobs/job/steps/2", "/jobs/job/steps/3", "/jobs/job/steps/1/cells/1/2"),
+    "/",
+    "/jobs/job",
+    "/jobs/job/steps/1",
+    "/jobs/job/steps/2",
+    "/jobs/job/steps/3",
+    "/jobs/job/steps/1/cells/1/2",
     "/docs",
 )
 
@@ -27,7 +32,7 @@ def wait_for_charts(page: Page) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_page_loads_without_a_complaint(page: Page, job: WatchedJob, errors: list[str], scheme) -> None:
+def test_every_page_loads_without_console_errors(page: Page, job: WatchedJob, errors: list[str], scheme) -> None:
     page.emulate_media(color_scheme=scheme)
     for path in PAGES:
         page.goto(path)
@@ -50,7 +55,7 @@ def test_a_page_is_complete_without_scripts(browser: Browser, service: Service, 
 
 
 @pytest.mark.integration
-def test_pages_say_what_they_will_show_while_there_is_nothing(page: Page, run, store: Store, errors: list[str]) -> None:
+def test_empty_pages_say_what_they_will_show(page: Page, run, store: Store, errors: list[str]) -> None:
     page.goto("/")
     expect(page.locator(".empty")).to_contain_text("No job is registered yet")
     run(WatchedJob(store, "job", model=MODEL, cluster=CLUSTER).register())
@@ -64,7 +69,7 @@ def test_pages_say_what_they_will_show_while_there_is_nothing(page: Page, run, s
 
 @pytest.mark.integration
 @pytest.mark.parametrize("path", ["/jobs/job", "/jobs/job/steps/1", "/jobs/job/steps/1/cells/1/2"])
-def test_charts_say_that_they_load_and_what_went_wrong_and_try_again(page: Page, job: WatchedJob, run, path) -> None:
+def test_charts_show_loading_and_errors_and_recover(page: Page, job: WatchedJob, run, path) -> None:
     held: list[Route] = []
     is_chart = re.compile(r"/v1/jobs/job/(history|steps/1/(heatmap|cells/))")
     page.route(is_chart, lambda route: held.append(route))
@@ -74,20 +79,20 @@ def test_charts_say_that_they_load_and_what_went_wrong_and_try_again(page: Page,
         expect(figure).to_have_attribute("aria-busy", "true")
         expect(figure.locator(".state")).to_have_text("Loading…")
     expect(page.locator("#live")).to_have_text("● live")
-    # The driver tells of requests only while it is asked something.
+    # Playwright delivers requests only while one of its methods runs, hence the call of `title`.
     eventually(lambda: page.title() and len(held) >= len(figures))
     problem = {"title": "Unavailable", "status": 503, "detail": "Redis does not serve", "retryable": True}
     for route in held:
         route.fulfill(status=503, content_type="application/problem+json", body=json.dumps(problem))
     for figure in figures:
-        expect(figure.locator(".state")).to_have_text("This chart cannot be drawn now: Redis does not serve")
+        expect(figure.locator(".state")).to_have_text("Cannot draw this chart now: Redis does not serve")
     page.unroute(is_chart)
     run(job.collect(9))
     wait_for_charts(page)
 
 
 @pytest.mark.integration
-def test_who_cannot_see_the_heat_map_reads_a_table(page: Page, job: WatchedJob) -> None:
+def test_a_table_holds_the_numbers_of_the_charts_by_layer(page: Page, job: WatchedJob) -> None:
     page.goto("/jobs/job/steps/1")
     page.locator("summary", has_text="As a table").click()
     rows = page.locator("#by-layer tbody tr")
@@ -102,13 +107,13 @@ def test_who_cannot_see_the_heat_map_reads_a_table(page: Page, job: WatchedJob) 
 
 
 @pytest.mark.integration
-def test_what_is_wrong_stands_first(page: Page, job: WatchedJob, run) -> None:
+def test_trouble_is_shown_first(page: Page, job: WatchedJob, run) -> None:
     run(job.plan(4))
     run(job.report(4, None))
     page.goto("/jobs/job")
     expect(page.locator("#health")).to_contain_text("attention")
     expect(page.locator("#health")).to_contain_text("4 of 4 ranks kept the previous placement in phase update (4 late)")
-    page.locator("#health").get_by_role("link", name="step 4").click()
+    page.locator("#health").get_by_role("link", name="4", exact=True).click()
     ranks = page.locator("#execution")
     expect(ranks.locator(".badge")).to_contain_text("attention")
     expect(ranks).to_contain_text("late: the plan came after `plan_timeout_s`")
@@ -136,7 +141,7 @@ def test_the_slider_shows_one_micro_batch(page: Page, job: WatchedJob, errors: l
 
 
 @pytest.mark.integration
-def test_news_arrive_while_pages_are_open(page: Page, job: WatchedJob, run, store: Store, errors: list[str]) -> None:
+def test_open_pages_receive_updates(page: Page, job: WatchedJob, run, store: Store, errors: list[str]) -> None:
     page.goto("/")
     expect(page.locator("#jobs")).to_contain_text("step 2 cannot be planned")
     run(WatchedJob(store, "another", model=MODEL, cluster=CLUSTER).register())
@@ -161,7 +166,7 @@ def test_news_arrive_while_pages_are_open(page: Page, job: WatchedJob, run, stor
 
 
 @pytest.mark.integration
-def test_a_stream_that_ends_of_age_alarms_nobody(page: Page, job: WatchedJob, run, errors: list[str]) -> None:
+def test_an_expired_stream_raises_no_alarm(page: Page, job: WatchedJob, run, errors: list[str]) -> None:
     streams: list[str] = []
 
     def answer(route: Route) -> None:
@@ -221,7 +226,7 @@ def test_a_page_of_a_job_that_is_removed_says_so(page: Page, job: WatchedJob, ru
     page.goto(path)
     expect(page.locator("#live")).to_have_text("● live")
     run(store.remove_job("job"))
-    expect(page.locator("h1")).to_have_text("This cannot be shown")
+    expect(page.locator("h1")).to_have_text("This page cannot be shown")
     expect(page.locator("main")).to_contain_text("job 'job' is not registered")
 
 
@@ -231,7 +236,7 @@ def test_a_cell_of_a_plan_that_was_replaced_is_shown_anew(page: Page, job: Watch
     page.goto(path)
     expect(page.locator("#live")).to_have_text("● live")
     held: list[Route] = []
-    # The first question of the page waits until the job is there again.
+    # Hold the first request of the page until the job is registered again.
     page.route(f"**{path}", lambda route: route.continue_() if held else held.append(route))
     run(store.remove_job("job"))
     eventually(lambda: page.title() and held)
@@ -247,16 +252,16 @@ def test_redis_may_go_and_come_back_under_an_open_page(
 ) -> None:
     page.goto("/jobs/job")
     expect(page.locator("#live")).to_have_text("● live")
-    wait_for_charts(page)  # whose data, asked for, would be refused
+    wait_for_charts(page)  # otherwise their requests would fail and count as errors
     outage = page.locator("#outage")
     redis.stop()
     try:
         expect(outage).to_contain_text("Redis does not serve")
-        expect(outage).to_contain_text("what was known at")
+        expect(outage).to_contain_text("shows the state of")
         expect(page.locator("#steps tbody tr")).to_have_count(3)
-        assert errors == [], "an outage is no error of the page"
+        assert errors == [], "an outage is not an error of the page"
         page.reload()
-        expect(page.locator("h1")).to_have_text("Not now")
+        expect(page.locator("h1")).to_have_text("Temporarily unavailable")
         expect(outage).to_contain_text("Redis does not serve")
     finally:
         redis.start()
@@ -274,7 +279,7 @@ def test_the_service_may_go_and_come_back_under_an_open_page(
     expect(page.locator("#live")).to_have_text("● live")
     service.kill()
     try:
-        expect(page.locator("#outage")).to_contain_text("The status service does not answer")
+        expect(page.locator("#outage")).to_contain_text("The status service does not respond")
     finally:
         service.start()
     run(job.plan(4))

@@ -1,4 +1,4 @@
-"""The status service on a real Redis, and a job at every stage."""
+"""The status service on a real Redis, with a job whose steps are in every state."""
 
 from collections.abc import Iterator
 
@@ -34,7 +34,7 @@ def http(redis_url: str) -> Iterator[TestClient]:  # noqa: F811
 
 @pytest.fixture
 def job(store: Store, run: Loop) -> WatchedJob:  # noqa: F811
-    """Steps: 1 executed as planned, 2 fallen back, 3 failed, 4 being solved, 5 being collected."""
+    """A job with steps 1 executed as planned, 2 fallen back, 3 failed, 4 being solved and 5 being collected."""
     job = WatchedJob(store, "job", model=MODEL, cluster=CLUSTER, num_micro_batches=2)
 
     async def fill() -> None:

@@ -1,4 +1,4 @@
-"""Who may see what (S6)."""
+"""Which viewers may see which jobs (S6)."""
 
 from collections.abc import Iterator
 
@@ -14,9 +14,18 @@ from relibra.status.settings import StatusSettings
 from relibra.store import ALL_JOBS, Role, Store
 
 HIDDEN = (
-    *("/v1/jobs/job", "/v1/jobs/job/steps", "/v1/jobs/job/steps/1", "/v1/jobs/job/steps/1/plan"),
-    *("/v1/jobs/job/steps/1/plan.npz", "/v1/jobs/job/steps/1/cells/0/0", "/v1/jobs/job/history"),
-    *("/v1/events?job_id=job", "/jobs/job", "/jobs/job/steps/1", "/jobs/job/steps/1/cells/0/0", "/v1/jobs/nobody"),
+    "/v1/jobs/job",
+    "/v1/jobs/job/steps",
+    "/v1/jobs/job/steps/1",
+    "/v1/jobs/job/steps/1/plan",
+    "/v1/jobs/job/steps/1/plan.npz",
+    "/v1/jobs/job/steps/1/cells/0/0",
+    "/v1/jobs/job/history",
+    "/v1/events?job_id=job",
+    "/jobs/job",
+    "/jobs/job/steps/1",
+    "/jobs/job/steps/1/cells/0/0",
+    "/v1/jobs/nobody",
 )
 
 
@@ -58,7 +67,7 @@ def test_S6_a_token_shows_its_job_and_no_other(guarded: TestClient, store: Store
     assert "/jobs/job" not in guarded.get("/", headers=bearer(theirs)).text
 
 
-def test_roles_from_viewer_up_may_look_and_browsers_show_the_token_as_password(
+def test_viewers_and_above_may_look_and_browsers_send_the_token_as_password(
     guarded: TestClient, store: Store, run: Loop
 ) -> None:
     for role, status in ((Role.ROLLOUT, 403), (Role.VIEWER, 200), (Role.TRAINER, 200), (Role.ADMIN, 200)):

@@ -1,4 +1,4 @@
-"""JSON of jobs, steps, executions and history."""
+"""The JSON of jobs, steps, execution and history."""
 
 import numpy as np
 import pytest
@@ -115,7 +115,7 @@ def test_a_report_that_comes_later_is_seen_in_the_history(http: TestClient, job:
     assert http.get("/v1/jobs/job/history").json()[1]["plan_wait_s"] == pytest.approx(0.033)
 
 
-def test_who_has_the_newest_is_told_so(http: TestClient, job: WatchedJob, run) -> None:
+def test_a_caller_that_has_the_newest_content_gets_not_modified(http: TestClient, job: WatchedJob, run) -> None:
     for path in ("/v1/jobs", "/v1/jobs/job/steps", "/v1/jobs/job/steps/1/plan", "/v1/jobs/job/steps/1/heatmap?row=0"):
         answer = http.get(path)
         assert answer.status_code == 200

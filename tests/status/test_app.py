@@ -1,4 +1,4 @@
-"""The application as a whole: health, errors, its own description, and that it only reads."""
+"""The application as a whole: probes, errors, the OpenAPI description, and that it never writes."""
 
 from collections import Counter
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_without_redis_it_is_alive_and_not_ready_and_says_why() -> None:
         page = http.get("/", headers={"Accept": "text/html"})
         assert page.status_code == 503
         assert "Redis does not serve" in page.text
-        assert 'data-events="/v1/events"' in page.text, "the page recovers by itself"
+        assert 'data-events="/v1/events"' in page.text, "the page reloads by itself"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_every_answer_is_as_described(
 ) -> None:
     _, token = run(store.create_token(ALL_JOBS, Role.VIEWER))
     api = http.get("/openapi.json").json()
-    del api["paths"]["/v1/events"]  # a stream of ten minutes, which tests/status/test_live.py reads
+    del api["paths"]["/v1/events"]  # a stream of ten minutes; tests/status/test_live.py covers it
     num_good: Counter[str] = Counter()
     service = Service("status", redis_url, tmp_path, RELIBRA_AUTH="required")
     try:
@@ -118,7 +118,7 @@ def test_every_answer_is_as_described(
             _check(operation.ok(), service.address, token, num_good)
     finally:
         service.stop()
-    assert num_good.keys() == api["paths"].keys(), "each answers something that exists"
+    assert num_good.keys() == api["paths"].keys(), "every endpoint returned 200 at least once"
 
 
 def _check(operation: schemathesis.APIOperation, address: str, token: str, num_good: Counter[str]) -> None:
@@ -127,7 +127,7 @@ def _check(operation: schemathesis.APIOperation, address: str, token: str, num_g
     def check(case: schemathesis.Case) -> None:
         bounds = {"step": 3, "row": 2, "layer": 3, "expert": 9, "rank": 4}
         for name in case.path_parameters:
-            # Numbers anywhere hit nothing; those near what is there hit both sides.
+            # Random numbers would never hit an existing step or cell; numbers in this range hit and miss.
             case.path_parameters[name] = case.path_parameters[name] % bounds[name] if name in bounds else "job"
         response = case.call(base_url=address, headers={"Authorization": f"Bearer {token}"})
         case.validate_response(response)

@@ -1,4 +1,4 @@
-"""News: one poll for all, bounded, and only what a viewer may see."""
+"""Live updates: one poll for all viewers, a bounded number of viewers, and only jobs that a viewer may see."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ async def next_event(stream: AsyncIterator[str]) -> tuple[str, dict[str, object]
     return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
-def test_each_viewer_hears_of_the_jobs_they_may_see(store: Store, run: Loop) -> None:
+def test_each_viewer_gets_events_of_the_jobs_they_may_see(store: Store, run: Loop) -> None:
     async def watch() -> None:
         mine, theirs = (WatchedJob(store, name, model=MODEL, cluster=CLUSTER) for name in ("mine", "theirs"))
         await mine.register()
@@ -51,7 +51,7 @@ def test_each_viewer_hears_of_the_jobs_they_may_see(store: Store, run: Loop) -> 
     run(watch())
 
 
-def test_reports_of_a_step_that_rollouts_are_far_ahead_of_are_news(store: Store, run: Loop) -> None:
+def test_reports_change_a_job_whose_rollouts_are_far_ahead(store: Store, run: Loop) -> None:
     async def watch() -> None:
         job = WatchedJob(store, "job", model=MODEL, cluster=CLUSTER)
         await job.register()
@@ -69,7 +69,7 @@ def test_reports_of_a_step_that_rollouts_are_far_ahead_of_are_news(store: Store,
     run(watch())
 
 
-def test_an_outage_is_told_and_its_end_too(store: Store, run: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outage_and_its_end_are_announced(store: Store, run: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     async def watch() -> None:
         gone = Store.open("unix:///nowhere/redis.sock")
         live = Live(gone, poll_interval_s=0.01, max_viewers=1)
@@ -86,7 +86,7 @@ def test_an_outage_is_told_and_its_end_too(store: Store, run: Loop, monkeypatch:
     run(watch())
 
 
-def test_a_stream_of_age_says_that_it_ends(store: Store, run: Loop) -> None:
+def test_an_expired_stream_ends_with_an_event(store: Store, run: Loop) -> None:
     async def watch() -> None:
         live = Live(store, poll_interval_s=60, max_viewers=1, max_stream_s=0.01)
         stream = live.watch(EVERYTHING, None)

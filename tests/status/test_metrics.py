@@ -1,4 +1,4 @@
-"""What Prometheus is told of jobs, and where."""
+"""The Prometheus metrics of jobs, and the ports that serve them."""
 
 import re
 import socket

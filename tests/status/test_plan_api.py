@@ -1,4 +1,4 @@
-"""JSON of plans, compared with the plan that was published."""
+"""The JSON of plans, compared with the published plan."""
 
 import numpy as np
 import pytest
@@ -88,7 +88,7 @@ def test_two_placements_are_compared(http: TestClient, job: WatchedJob) -> None:
     assert http.get("/v1/jobs/job/steps/2/diff?against=2").json()["moves"] == []
 
 
-def test_a_job_registered_anew_shows_its_own_plans(http: TestClient, job: WatchedJob, run, store) -> None:
+def test_a_job_that_is_registered_again_shows_its_own_plans(http: TestClient, job: WatchedJob, run, store) -> None:
     path = "/v1/jobs/job/steps/1/plan"
     old = http.get(path)
     run(store.remove_job("job"))

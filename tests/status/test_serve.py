@@ -1,4 +1,4 @@
-"""How the process of the status service ends."""
+"""How the process of the status service stops."""
 
 import http.client
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def open_stream(address: str) -> Iterator[http.client.HTTPResponse]:
 
 
 @pytest.mark.integration
-def test_it_ends_promptly_under_open_streams_and_browsers_ask_again(redis_url: str, tmp_path: Path) -> None:
+def test_it_stops_promptly_with_open_streams_and_browsers_reconnect(redis_url: str, tmp_path: Path) -> None:
     service = Service("status", redis_url, tmp_path, RELIBRA_POLL_INTERVAL_S="0.001")
     try:
         with ExitStack() as held:
@@ -29,14 +29,14 @@ def test_it_ends_promptly_under_open_streams_and_browsers_ask_again(redis_url: s
             kept_alive.getresponse().read()
             streams = [held.enter_context(open_stream(service.address)) for _ in range(NUM_STREAMS)]
             assert all(stream.readline() == b"retry: 2000\n" for stream in streams)
-            # Of those who left before, nothing may be left behind either.
+            # Streams that viewers closed before must not delay the stop either.
             for stream in streams[NUM_STREAMS // 2 :]:
                 stream.close()
             service.process.terminate()
             assert service.process.wait(timeout=30) == 0
-            assert '"max_viewers":256' in service.log(), "what it was told is in its log"
-            assert "graceful shutdown exceeded" not in service.log(), "somebody was waited for"
+            assert '"max_viewers":256' in service.log(), "the log has the settings"
+            assert "graceful shutdown exceeded" not in service.log(), "the stop waited for a stream"
             for stream in streams[: NUM_STREAMS // 2]:
-                assert b"event: store" in stream.read(), "ended as it should, not cut off"
+                assert b"event: store" in stream.read(), "the stream ended in order and was not cut off"
     finally:
         service.stop()

@@ -1,4 +1,4 @@
-"""Settings of the status service; what it shares with others is in tests/test_service_settings.py."""
+"""The settings of the status service; tests/test_service_settings.py tests the shared ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Lines in tables."""
+"""Sparklines."""
 
 import re
 

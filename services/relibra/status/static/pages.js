@@ -1,4 +1,4 @@
-// What pages do beyond showing what the service made: draw charts, and stay up to date.
+// Draws charts and keeps open pages up to date. Pages are complete without this script.
 "use strict";
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -24,7 +24,7 @@ function line(name, x, y, shade, extra = {}) {
 }
 
 const axis = (title, extra = {}) => ({ title: { text: title }, gridcolor: colour("line"), zeroline: false, ...extra });
-// Ticks at whole numbers only, also where there are few.
+// Put ticks at whole numbers only, even if there are few of them.
 const whole = (numbers) => ({ dtick: Math.max(...numbers) - Math.min(...numbers) <= 10 ? 1 : null, tickformat: "d" });
 
 function stepAddress(event) {
@@ -55,7 +55,7 @@ const CHARTS = {
         line("realised", x, of("speedup_realised"), "realised", { width: 4 }),
         line("estimated", x, of("speedup_planned"), "after"),
       ],
-      layout: { xaxis: axis("step", whole(x)), yaxis: axis("times as fast") },
+      layout: { xaxis: axis("step", whole(x)), yaxis: axis("speed-up") },
       choose: stepAddress,
     };
   },
@@ -69,7 +69,7 @@ const CHARTS = {
     return {
       traces: [
         bars("plan took", "plan_latency_s", "replica", { offsetgroup: "latency" }),
-        bars("longest wait of a rank", "plan_wait_s", "after", { offsetgroup: "wait" }),
+        bars("longest wait for plan", "plan_wait_s", "after", { offsetgroup: "wait" }),
         bars("longest reorder", "reorder_s", "realised", { offsetgroup: "reorder" }),
         bars("longest wait for replicas", "replica_wait_s", "bound", { offsetgroup: "replicas" }),
         bars("ranks that fell back", "num_fallbacks", "hot", { offsetgroup: "fallback", yaxis: "y2" }),
@@ -175,7 +175,7 @@ async function draw(figure) {
   try {
     const [Plotly, response] = await Promise.all([plotly(), fetch(source)]);
     const data = await response.json();
-    if (turn.source !== source) return;  // the slider has moved on
+    if (turn.source !== source) return;  // the slider moved meanwhile
     if (!response.ok) throw new Error(data.detail);
     if (Array.isArray(data) && !data.some((each) => each.imbalance_after !== null)) {
       state.textContent = "No step is planned yet.";
@@ -185,7 +185,7 @@ async function draw(figure) {
     await paint(Plotly, figure, data);
     state.textContent = "";
   } catch (error) {
-    if (!turn.data) state.textContent = `This chart cannot be drawn now: ${error.message}`;
+    if (!turn.data) state.textContent = `Cannot draw this chart now: ${error.message}`;
   } finally {
     figure.removeAttribute("aria-busy");
   }
@@ -229,7 +229,7 @@ if (slider) {
   });
 }
 
-// ---- news ---------------------------------------------------------------------------------------------------------
+// ---- live updates ---------------------------------------------------------------------------------------------------
 
 const asMade = new WeakMap();
 for (const part of document.querySelectorAll("[data-live]")) asMade.set(part, part.innerHTML);
@@ -247,7 +247,7 @@ async function refresh() {
       await replaceParts();
     }
   } catch {
-    // The stream of news says what is wrong, and when it is over.
+    // The event stream reports the outage and its end.
   } finally {
     isRefreshing = false;
   }
@@ -256,7 +256,7 @@ async function refresh() {
 async function replaceParts() {
   const response = await fetch(location.href, { headers: { Accept: "text/html" } });
   if (!response.ok) {
-    // Removed, or no longer for this token: the service says so in place of this page.
+    // The job was removed, or the token no longer grants access: reload to show what the service says.
     if (response.status < 500) location.reload();
     return;
   }
@@ -279,7 +279,7 @@ async function replaceParts() {
 
 function tell(isReachable, text) {
   const outage = document.getElementById("outage");
-  if (!isReachable && outage.hidden) text += ` This page shows what was known at ${new Date().toLocaleTimeString()}.`;
+  if (!isReachable && outage.hidden) text += ` This page shows the state of ${new Date().toLocaleTimeString()}.`;
   if (isReachable || outage.hidden) outage.textContent = text;
   outage.hidden = isReachable;
   document.getElementById("live").textContent = isReachable ? "● live" : "○ waiting";
@@ -291,18 +291,18 @@ function listen(address) {
   const source = new EventSource(address);
   source.addEventListener("store", (event) => {
     const { is_reachable: isReachable, detail } = JSON.parse(event.data);
-    tell(isReachable, isReachable ? "" : `${detail}. Training goes on; news come back by themselves.`);
+    tell(isReachable, isReachable ? "" : `${detail}. Training continues; updates resume by themselves.`);
     if (isReachable) refresh();
   });
   source.addEventListener("change", refresh);
-  // Of age: the next one begins with the token looked at again.
+  // The stream expired. A new one starts with a fresh check of the token.
   source.addEventListener("end", () => {
     source.close();
     listen(address);
   });
   source.addEventListener("error", () => {
-    tell(false, "The status service does not answer. Training goes on; news come back by themselves.");
-    // A refusal ends an event source for good; a broken connection it mends by itself.
+    tell(false, "The status service does not respond. Training continues; updates resume by themselves.");
+    // The browser reconnects by itself after a broken connection, but not after an error response.
     if (source.readyState === EventSource.CLOSED) setTimeout(listen, RECONNECT_MS, address);
   });
 }
