@@ -20,7 +20,7 @@ Run = Callable[[Awaitable[T]], T]
 TIMEOUT_MS = 20_000.0
 
 
-# Module scope: while the Playwright driver runs, so does its event loop, which would disturb later tests in the session.
+# Module scope, because the event loop of the running Playwright driver would disturb later tests of the session.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium")
