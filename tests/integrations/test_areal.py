@@ -12,7 +12,7 @@ ROWS = sequence_rows(0)[0]
 
 
 def response(**changes: object) -> SimpleNamespace:
-    """A `ModelResponse` of AReaL cbff54d."""
+    """Return a response with the attributes of AReaL's `ModelResponse` at cbff54d."""
     told = {"input_tokens": [0] * 5, "output_tokens": [0] * 8, "routed_experts": areal(ROWS, LAYERS)}
     return SimpleNamespace(**(told | changes))
 

@@ -1,4 +1,4 @@
-"""A trainer that replays nothing: plans of a real planner from the loads of earlier steps, over real gRPC."""
+"""A trainer that replays nothing gets plans from the loads of earlier steps, from a real planner over real gRPC."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def plan_of(service: Service, job_id: str, step: int) -> Plan:
 
 
 def report(service: Service, job_id: str, step: int) -> None:
-    """Report what a step routed, under names of its own."""
+    """Report the routing of a step under sequence ids that no schedule names."""
     with RolloutReporter(service.address, job_id, num_experts=MODEL.num_experts) as reporter:
         for place in range(12):
             assert reporter.report(step, f"routed-{place}", routed_experts(100 * step + place, 400))
@@ -44,7 +44,7 @@ def test_a_step_is_planned_before_its_routing_is_known(
     first = client.fetch_plan(job_id, 0, MODEL, 0, wait_s=60)
     assert first.basis is Basis.PREVIOUS_STEPS
     assert not len(first.replica_index_Q4), "nothing is known yet"
-    report(shared_planner, job_id, 0)  # after its plan, for the steps that follow
+    report(shared_planner, job_id, 0)  # the step has its plan already; later steps profit from the report
     submit_forecast(client, job_id, 1, 2, CLUSTER)
     ranks = [client.fetch_plan(job_id, 1, MODEL, rank, wait_s=60) for rank in range(CLUSTER.num_ranks)]
     for rank_plan in ranks:

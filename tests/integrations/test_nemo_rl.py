@@ -23,7 +23,7 @@ def test_what_is_planned_is_what_nemo_rl_replays() -> None:
     for data_rank in range(2):
         rows = [with_last(each, first_experts(1)) for each in sequence_rows(data_rank)]
         batch = nemo_batch(data_rank)
-        # A route that vLLM lost: -1, which the router decides.
+        # vLLM lost this route and sent -1, so the router decides.
         batch["routed_experts"] = batch["routed_experts"].clone()
         batch["routed_experts"][2, 1] = -1
         rows[2][1] = native(1)
@@ -47,7 +47,7 @@ def test_a_size_that_is_missing_and_several_global_batches_are_refused() -> None
     with pytest.raises(InvalidInput, match="train_micro_batch_size: expected a divisor of the 4 sequences, got None"):
         rank_batch(batch, LAYERS)
     batch.micro_batch_indices = [[[0, 4]], [[0, 4]]]
-    with pytest.raises(InvalidInput, match="micro_batch_indices: expected those of one global batch, got 2"):
+    with pytest.raises(InvalidInput, match="micro_batch_indices: expected the indices of one global batch, got 2"):
         rank_batch(batch, LAYERS)
     batch["input_lengths"] = torch.tensor([0, 1, 1, 1])
     batch.micro_batch_indices = [[[0, 4]]]

@@ -1,4 +1,4 @@
-"""The blocks of docs/integrations run as they stand, but for the planner's address, the job and the model's file."""
+"""The blocks of docs/integrations run unchanged except for the planner's address, the job's name and the model file."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ MODEL = Model(num_layers=2, num_experts=8, top_k=2)
 
 @pytest.fixture
 def one_process(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process."""
+    """Initialise a process group of this process alone."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -73,7 +73,7 @@ def test_verl(shared_planner: Service, tmp_path: Path, caplog: pytest.LogCapture
     names = {"step": 7, "data": verl_data(0), "micro_batches": [None] * 2, "indices": [[2], [0, 3, 1]]}
     names = run_page("verl", names, shared_planner.address, tmp_path)
     check_plan_of("verl", shared_planner.address, 7)
-    # What verl would not take stops neither the ranks that wait for each other nor the training.
+    # Input that verl would refuse stops neither the ranks that wait for each other nor the training.
     with caplog.at_level(logging.WARNING):
         names["plan_step"](8, 0, True, verl_data(0), [None] * 2, [[2], [0, 3]])
     assert "step 8 has no plan: micro_batches: expected each of sequences 0 to 3 once" in caplog.text

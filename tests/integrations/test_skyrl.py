@@ -34,7 +34,7 @@ def test_dummies_that_make_token_batches_equal_are_load() -> None:
     for data_rank, micro_batches in enumerate([[[2, 0], [1, 3]], [[2, 0, 1, 3], []]]):
         rows = rows_of(data_rank)
         for index, samples in enumerate(micro_batches):
-            # _pad_microbatch_to_size and _create_padding_microbatch: rows of one token, as many as the largest has.
+            # _pad_microbatch_to_size and _create_padding_microbatch add sequences of one token up to the largest size.
             dummies = [first_experts(1)] * (max(map(len, micro_batches)) - len(samples))
             replayed.add_packed(
                 data_rank, index, [*(rows[each] for each in samples), *dummies], first_experts, sequence_multiple=8

@@ -21,7 +21,7 @@ def test_what_is_planned_is_what_slime_replays(training_step: int, micro_batches
     trainer = trainer_layout(RANKS, data_pad_size_multiplier=4)
     replayed, planned_MRLE = Replayed(), 0
     for data_rank in range(2):
-        # prepare_routed_experts_for_routing_replay: the last token, context parallelism, then padding of the rank.
+        # prepare_routed_experts_for_routing_replay adds the last token, splits by context rank, then pads the rank.
         rows = [with_last(each, counted_on(1)) for each in sequence_rows(data_rank)]
         for index, samples in enumerate(micro_batches):
             replayed.add_packed(

@@ -1,4 +1,4 @@
-"""Framework-shaped batches to a real planner, and its plan beside what the frameworks really replay."""
+"""Batches shaped like the frameworks' go to a real planner; its plan is compared with what the frameworks replay."""
 
 from collections.abc import Callable, Iterator
 
@@ -55,7 +55,7 @@ def test_the_plan_holds_for_what_the_framework_replays(
         ranks = [report_rank(reporter, 3, batch_of(rank), rank, trainer) for rank in range(2)]
     submit_step(planner_client, job_id, 3, ranks)
     plans = [planner_client.fetch_plan(job_id, 3, MODEL, rank, wait_s=60) for rank in range(4)]
-    # Tested against the frameworks' own rows by the test of each adapter.
+    # The test of each adapter compares these counts with the framework's own rows.
     source_MRLE = sum(trained_counts(batch_of(rank), rank, trainer) for rank in range(2))
     load = StepLoad.of_sources(np.ascontiguousarray(source_MRLE.swapaxes(1, 2)))
     loads_MLR = home_loads(load.load_MLE, plans[0].home_rank_LE, 4)
@@ -78,7 +78,7 @@ def test_reporting_a_rank_again_changes_nothing(shared_planner: Service, planner
     with RolloutReporter(shared_planner.address, "integration-again", num_experts=8) as reporter:
         first, again = (report_rank(reporter, 0, batch_of(0), 0, trainer) for _ in range(2))
     assert first.sequence_ids == again.sequence_ids
-    with pytest.raises(InvalidInput, match="ranks: expected what at least one data-parallel rank reported"):
+    with pytest.raises(InvalidInput, match="ranks: expected the schedule of at least one data-parallel rank"):
         submit_step(planner_client, "integration-again", 0, [])
     with pytest.raises(InvalidInput, match="twice"):
         submit_step(planner_client, "integration-again", 0, [first, again])

@@ -26,7 +26,7 @@ def test_what_is_planned_is_what_verl_replays(mode: str) -> None:
         last = native(1) if mode == "R3" else routes(99, 1, LAYERS)
         rows = [with_last(each, last) for each in sequence_rows(data_rank)]
 
-        def fill(num_rows: int) -> np.ndarray:  # preprocess_thd_engine pads with zeros; the mask of R3 leaves them out
+        def fill(num_rows: int) -> np.ndarray:  # preprocess_thd_engine pads with zeros; R3 masks them
             return native(num_rows) if mode == "R3" else np.zeros((num_rows, 2, 2), int)
 
         for index, samples in enumerate(indices):
@@ -42,7 +42,7 @@ def test_without_dynamic_batches_micro_batches_are_runs_of_equal_size() -> None:
 
 def test_tokens_behind_the_last_generation_go_to_expert_zero() -> None:
     data = verl_data(0)
-    data["routed_experts"].values()[8:12] = 0  # of 12 rows for 13 tokens
+    data["routed_experts"].values()[8:12] = 0  # the sequence has 12 rows for 13 tokens
     routing = rank_batch(data, [None], [[0, 1, 2, 3]], LAYERS).routings[0]
     assert routing.num_missing == 5
     rows = as_trained(routing, trainer_layout(RANKS).filler_rule)

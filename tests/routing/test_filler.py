@@ -10,7 +10,7 @@ from relibra.routing.filler import Filler, filler_rows
 
 
 def test_slime_counts_on_over_rows_all_layers_and_top_k():
-    """As its `pad_func` does: `arange(pad * num_layers * topk).reshape(pad, num_layers, topk) % num_experts`."""
+    """slime's `pad_func` is `arange(pad * num_layers * topk).reshape(pad, num_layers, topk) % num_experts`."""
     whole = np.arange(5 * HYBRID.num_layers * 2).reshape(5, HYBRID.num_layers, 2) % HYBRID.num_experts
     np.testing.assert_array_equal(filler_rows(Filler.ROUND_ROBIN, np.arange(5), HYBRID), whole[:, [0, 2, 5]])
     np.testing.assert_array_equal(filler_rows(Filler.ROUND_ROBIN, np.array([3]), HYBRID), whole[3:4, [0, 2, 5]])

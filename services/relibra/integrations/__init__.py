@@ -1,16 +1,27 @@
-"""RL frameworks: their batches and micro-batches as relibra calls, one module a framework.
+"""Adapters from the batches and micro-batches of RL frameworks to relibra, one module per framework.
 
-In:   what the framework holds on a data-parallel rank before it trains: routed experts and lists of micro-batches.
-Out:  the same routing as parts that start from one EP rank each, reported; and the schedule of the step, submitted.
+In:   the routed experts and the lists of micro-batches that a framework has on a data-parallel rank before it trains.
+Out:  the routing, reported as parts that start from one EP rank each, and the schedule of the step, submitted.
 
-    slime, verl, nemo_rl, skyrl    a framework's objects -> RankBatch, and its TrainerLayout
-    prime_rl                       the same, to see what balancing would give
-    areal                          a response -> its routing, which is not replayed
-    rank_batch -> parts -> step    a RankBatch -> parts with fillers -> reports and schedule
-    forecast                       a step of which nothing is known before
+    slime, verl, nemo_rl, skyrl    a framework's objects -> RankBatch and TrainerLayout
+    prime_rl                       the same, to show what balancing would give
+    areal                          a response -> its routing, which AReaL does not replay
+    rank_batch                     RankBatch and TrainerLayout, into which all frameworks are translated
+    rank_parts, step               a RankBatch -> parts with fillers -> reports and schedule
+    forecast                       a step whose routing is not known in advance
 
-Runs in the trainer's processes: numpy and gRPC only. No framework is imported; what is used of its objects is written
-in each module, with the commit it was read at.
+Every adapter of a framework that replays routing offers the same two functions:
+
+    trainer_layout(ranks, ...) -> TrainerLayout
+        takes the `ParallelLayout` of a pipeline stage, then settings under the framework's own names
+    rank_batch(batch, ..., layers, ...) -> RankBatch
+        takes the framework's objects for one data-parallel rank and one optimizer step, and the model's layers;
+        raises `InvalidInput`, which names the field, if routing and tokens do not fit
+
+`report_rank` and `submit_step` take their results. To support another framework, write these two functions.
+
+The adapters run in the trainer's processes and need numpy and gRPC only. They import no framework: each module lists
+the attributes that it reads, and the commit of the framework that it was written against.
 """
 
 from relibra.integrations.forecast import submit_forecast

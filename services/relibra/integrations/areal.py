@@ -1,7 +1,7 @@
 """AReaL: the routing of a `ModelResponse`, which the trainer does not replay.
 
-Read at areal-project/AReaL cbff54d (`areal/api/io_struct.py`, `areal/engine/sglang_remote.py`). Used of the response:
-`routed_experts` `[rows, layers x K]`, `input_tokens` and `output_tokens`.
+Written against areal-project/AReaL cbff54d (`areal/api/io_struct.py`, `areal/engine/sglang_remote.py`). The adapter
+reads `routed_experts` `[rows, layers x K]`, `input_tokens` and `output_tokens` of the response.
 """
 
 from typing import Any
@@ -16,12 +16,14 @@ def response_routing(response: Any, layers: ModelLayers) -> SequenceRouting:
     """Return the routing of one response.
 
     Raises:
-        InvalidInput: none, or rows that do not fit the tokens. After an interruption AReaL puts the rows of all its
-            requests one after the other, and nobody can tell which is which.
+        InvalidInput: the response has no routing, or rows that do not fit its tokens. After an interruption AReaL
+            concatenates the rows of all its requests, so that rows can no longer be assigned to tokens.
     """
     if response.routed_experts is None:
         raise InvalidInput.of(
-            "response.routed_experts", expected="routed experts (rollout.return_routed_experts=true, SGLang)", got=None
+            "response.routed_experts",
+            expected="routed experts (set rollout.return_routed_experts=true, with SGLang)",
+            got=None,
         )
     return decode(
         response.routed_experts,

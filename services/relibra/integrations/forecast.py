@@ -1,4 +1,4 @@
-"""A step of which nobody knows the routing before: planned from the routing of earlier steps."""
+"""A step whose routing is not known in advance, planned from the routing of earlier steps."""
 
 from itertools import product
 
@@ -10,20 +10,20 @@ from relibra.wire.client import PlannerClient
 
 
 def submit_forecast(planner: PlannerClient, job_id: str, step: int, num_micro_batches: int, cluster: Cluster) -> None:
-    """Submit a step that is planned from what was reported for earlier ones; the plan follows at once.
+    """Submit a step that is planned from the reports of earlier steps; the plan follows at once.
 
-    Such a plan holds for any tokens, so its schedule names none: every micro-batch has as many on every source rank.
-    What the step routes may be reported when it is known, under its number, and counts for the steps after it.
+    Such a plan holds for any tokens, so its schedule names none and assumes equal loads on all source ranks of every
+    micro-batch. The routing of the step may be reported later under the step's number; it then counts for later steps.
 
     Args:
-        planner: where the job is registered.
-        job_id: the job.
-        step: number of the optimizer step.
-        num_micro_batches: of each EP group.
-        cluster: as it was registered.
+        planner: a client of the planner at which the job is registered.
+        job_id: the id of the job.
+        step: the number of the optimizer step.
+        num_micro_batches: the micro-batches of each EP group.
+        cluster: the cluster that was registered.
 
     Raises:
-        RelibraError: as `PlannerClient.submit_schedule`.
+        RelibraError: see `PlannerClient.submit_schedule`.
     """
     groups, micro_batches, ranks = range(cluster.num_ep_groups), range(num_micro_batches), range(cluster.num_ranks)
     place_S3 = np.array(list(product(groups, micro_batches, ranks)), dtype=np.int32)

@@ -1,8 +1,8 @@
 """NeMo-RL: one global batch of a shard, as a policy worker takes it from `SlicedDataDict.get_batch`.
 
-Read at NVIDIA-NeMo/RL 7ea279a (`nemo_rl/distributed/batched_data_dict.py`, `nemo_rl/models/megatron/data.py`). Used
-of the batch: `routed_experts` `[B, S, layers, K]`, `input_lengths` `[B]`, and the attribute `micro_batch_indices`,
-which has one list of (first, end) for its one global batch.
+Written against NVIDIA-NeMo/RL 7ea279a (`nemo_rl/distributed/batched_data_dict.py`, `nemo_rl/models/megatron/data.py`).
+The adapter reads `routed_experts` `[B, S, layers, K]` and `input_lengths` `[B]` of the batch, and the attribute
+`micro_batch_indices`, which holds one list of (first, end) for its one global batch.
 """
 
 from itertools import pairwise
@@ -22,7 +22,7 @@ from relibra.routing.token_layout import ParallelLayout, TokenPacking
 def trainer_layout(
     ranks: ParallelLayout, make_sequence_length_divisible_by: int = 1, sequence_packing: bool = True
 ) -> TrainerLayout:
-    """Return how NeMo-RL deals tokens out; the arguments are `policy.` settings of these names."""
+    """Return how NeMo-RL assigns tokens to ranks; the arguments are the `policy.` settings of the same names."""
     packing = (
         TokenPacking(sequence_multiple=make_sequence_length_divisible_by, rank_multiple=1)
         if sequence_packing
@@ -32,15 +32,16 @@ def trainer_layout(
 
 
 def rank_batch(batch: Any, layers: ModelLayers, train_micro_batch_size: int | None = None) -> RankBatch:
-    """Return what a rank trains on in one global batch.
+    """Return the batch that a rank trains on in one global batch.
 
     Args:
-        batch: of the shard of this rank.
-        layers: the model's.
-        train_micro_batch_size: of this name under `policy`; needed without sequence packing and dynamic batching.
+        batch: the global batch of this rank's shard.
+        layers: the layers of the model.
+        train_micro_batch_size: the `policy.` setting, needed without sequence packing and dynamic batching.
 
     Raises:
-        InvalidInput: routed experts that do not fit their tokens, several global batches, or a size that is missing.
+        InvalidInput: the routed experts do not fit their tokens, the batch holds several global batches, or
+            `train_micro_batch_size` is needed and missing.
     """
     length_B = as_integers(batch["input_lengths"], "input_lengths")
     routed_BSXK = as_integers(batch["routed_experts"], "routed_experts")
@@ -55,7 +56,7 @@ def _spans(batch: Any, num_sequences: int, micro_batch_size: int | None) -> list
     if batch.micro_batch_indices is not None:
         if len(batch.micro_batch_indices) != 1:
             raise InvalidInput.of(
-                "micro_batch_indices", expected="those of one global batch", got=len(batch.micro_batch_indices)
+                "micro_batch_indices", expected="the indices of one global batch", got=len(batch.micro_batch_indices)
             )
         return [(int(first), int(end)) for first, end in batch.micro_batch_indices[0]]
     if not micro_batch_size or num_sequences % micro_batch_size:

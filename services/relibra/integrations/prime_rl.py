@@ -1,8 +1,8 @@
-"""prime-rl: the `MicroBatch` list of a data-parallel rank, to see what balancing would give.
+"""prime-rl: the `MicroBatch` list of a data-parallel rank, to show what balancing would give.
 
-Read at PrimeIntellect-ai/prime-rl 559b447 (`src/prime_rl/trainer/batch.py`, `packages/prime-rl-configs`). Used of a
-micro-batch: `sequence_lengths`, and `routed_experts` with `data`, `shape` and `dtype`. Its trainer is FSDP2 with
-torchtitan's expert parallelism, in which no agent can run.
+Written against PrimeIntellect-ai/prime-rl 559b447 (`src/prime_rl/trainer/batch.py`, `packages/prime-rl-configs`). The
+adapter reads `sequence_lengths` and `routed_experts` of a micro-batch, the latter with `data`, `shape` and `dtype`.
+prime-rl trains with FSDP2 and torchtitan's expert parallelism, in which no agent can run.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _DTYPES = {name: np.dtype(name) for name in ("uint8", "uint16")}
 
 
 def trainer_layout(ranks: ParallelLayout, pad_to_multiple_of: int = 1) -> TrainerLayout:
-    """Return how prime-rl deals tokens out: one row of packed sequences a rank, padded with zeros, which it replays."""
+    """Return how prime-rl assigns tokens: each rank has packed sequences, padded with zeros, which it replays."""
     return TrainerLayout(
         ranks=ranks,
         packing=TokenPacking(sequence_multiple=1, rank_multiple=pad_to_multiple_of),
@@ -32,10 +32,10 @@ def trainer_layout(ranks: ParallelLayout, pad_to_multiple_of: int = 1) -> Traine
 
 
 def rank_batch(micro_batches: Sequence[Any], layers: ModelLayers) -> RankBatch:
-    """Return what a rank trains on.
+    """Return the batch that a rank trains on.
 
     Raises:
-        InvalidInput: a micro-batch without routed experts, or with others than its sequences have.
+        InvalidInput: a micro-batch has no routed experts, or its routed experts do not fit its sequences.
     """
     routings: list[SequenceRouting] = []
     places: list[list[int]] = []

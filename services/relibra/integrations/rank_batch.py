@@ -1,4 +1,4 @@
-"""`RankBatch`: what one data-parallel rank trains on in a step, in the form that all frameworks come down to."""
+"""The batch of one data-parallel rank and its trainer's layout, in a form into which every framework is translated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ class RankBatch:
 
     routings: Sequence[SequenceRouting]
     micro_batches: Sequence[Sequence[int]]
-    """Places in `routings`, each once, in the order of training. One list a micro-batch, as many on every rank."""
+    """One list of places in `routings` per micro-batch, in order of training. Ranks have equally many micro-batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLayout:
-    """How a trainer deals tokens to ranks, and what it makes of tokens without a route; equal on all ranks."""
+    """How a trainer assigns tokens to ranks, and the experts it gives to tokens without a route; equal on all ranks."""
 
     ranks: ParallelLayout
     packing: TokenPacking

@@ -1,7 +1,7 @@
-"""The parts of a rank's batch: rows that start from one EP rank together, fillers included.
+"""The parts of a rank's batch: rows that start from one EP rank together, including fillers.
 
-Context and sequence parallelism split a sequence over ranks, and padding belongs to none: what a plan needs is neither
-sequences nor tokens, but how many rows of which experts every source rank has.
+Context and sequence parallelism split a sequence over ranks, and padding belongs to no sequence. A plan therefore needs
+to know how many rows each source rank has for each expert, and not which sequences they come from.
 """
 
 import numpy as np
@@ -15,22 +15,22 @@ from relibra.routing.trace import RoutingTrace
 
 
 def rank_parts(batch: RankBatch, data_rank: int, trainer: TrainerLayout) -> RoutingTrace:
-    """Return the parts of one data-parallel rank as a trace in the step's schedule, sorted by micro-batch.
+    """Return the parts of one data-parallel rank as a trace with the step's schedule, sorted by micro-batch.
 
-    What the router will decide is not in it.
+    The trace leaves out rows whose experts the router will choose.
 
     Args:
-        batch: what the rank trains on.
-        data_rank: its data-parallel rank.
-        trainer: how it deals tokens out.
+        batch: the batch that the rank trains on.
+        data_rank: the data-parallel rank.
+        trainer: how the trainer assigns tokens to ranks.
 
     Raises:
-        InvalidInput: no such rank, a place that is missing or twice in the micro-batches, a sequence that the framework
-            would refuse, or padding that does not split evenly.
+        InvalidInput: the rank does not exist, a sequence is missing from the micro-batches or listed twice, the
+            framework would refuse a sequence, or padded rows do not split evenly.
     """
     if not 0 <= data_rank < trainer.ranks.data:
         raise InvalidInput.of("data_rank", expected=f"0 to {trainer.ranks.data - 1}", got=data_rank)
-    # Other ranks have as many micro-batches, but their sequences are theirs to report.
+    # Other ranks have as many micro-batches, but they report their own sequences.
     nothing: list[list[int]] = [[] for _ in batch.micro_batches]
     micro_batches = [batch.micro_batches if rank == data_rank else nothing for rank in range(trainer.ranks.data)]
     length_S = np.array([routing.num_tokens for routing in batch.routings], dtype=np.int64)

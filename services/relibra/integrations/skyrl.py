@@ -1,9 +1,9 @@
-"""SkyRL: the `TrainingInputBatch` of a Megatron worker, and the micro-batches that it makes of it.
+"""SkyRL: the `TrainingInputBatch` of a Megatron worker and the micro-batches into which the worker cuts it.
 
-Read at NovaSky-AI/SkyRL a956457 (`skyrl/backends/skyrl_train/workers/worker_utils.py` and `.../megatron/`). Used of
-the batch: `rollout_expert_indices` `[B, S, layers, K]` and `attention_mask` `[B, S]`. With
-`max_tokens_per_microbatch`, micro-batches are those of a `TokenBasedBatchIterator`: its `_microbatches` and
-`num_padding_microbatches`.
+Written against NovaSky-AI/SkyRL a956457 (`skyrl/backends/skyrl_train/workers/worker_utils.py` and `.../megatron/`). The
+adapter reads `rollout_expert_indices` `[B, S, layers, K]` and `attention_mask` `[B, S]` of the batch. With
+`max_tokens_per_microbatch`, a `TokenBasedBatchIterator` forms the micro-batches; the adapter reads its `_microbatches`
+and `num_padding_microbatches`.
 """
 
 from collections.abc import Mapping
@@ -20,21 +20,21 @@ from relibra.routing.token_layout import ParallelLayout, TokenPacking
 
 
 def trainer_layout(ranks: ParallelLayout, remove_microbatch_padding: bool = True) -> TrainerLayout:
-    """Return how SkyRL deals tokens out; `remove_microbatch_padding` is the `trainer.` setting of this name."""
+    """Return how SkyRL assigns tokens to ranks; `remove_microbatch_padding` is the `trainer.` setting of this name."""
     packing = TokenPacking.verl(ranks) if remove_microbatch_padding else TokenPacking.padded(ranks)
     return TrainerLayout(ranks=ranks, packing=packing, filler_rule=FILLER_RULES["skyrl"])
 
 
 def rank_batch(batch: Mapping[str, Any], layers: ModelLayers, micro_batches: Any) -> RankBatch:
-    """Return what a rank trains on.
+    """Return the batch that a rank trains on.
 
     Args:
-        batch: of this data-parallel rank.
-        layers: the model's.
-        micro_batches: `micro_train_batch_size_per_gpu`, or the `TokenBasedBatchIterator` where there is one.
+        batch: the batch of this data-parallel rank.
+        layers: the layers of the model.
+        micro_batches: `micro_train_batch_size_per_gpu`, or the `TokenBasedBatchIterator` if SkyRL uses one.
 
     Raises:
-        InvalidInput: routed experts that do not fit their tokens.
+        InvalidInput: the routed experts do not fit their tokens.
     """
     routings = decode_padded(batch["rollout_expert_indices"], batch["attention_mask"], layers)
     if isinstance(micro_batches, int):
@@ -45,7 +45,7 @@ def rank_batch(batch: Mapping[str, Any], layers: ModelLayers, micro_batches: Any
         return RankBatch(routings=routings, micro_batches=places)
     places = [[int(place) for place in each] for each in micro_batches._microbatches]
     places += [[] for _ in range(micro_batches.num_padding_microbatches)]
-    # All micro-batches are made as large as the largest, with dummies of one token, which is a filler.
+    # SkyRL fills all micro-batches up to the size of the largest, with dummy sequences of one filler token.
     most = max(map(len, places))
     for of_micro_batch in places:
         while len(of_micro_batch) < most:

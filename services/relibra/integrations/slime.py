@@ -1,8 +1,8 @@
-"""slime: the data that `RolloutManager._split_train_data_by_dp` makes for a data-parallel rank.
+"""slime: the data that `RolloutManager._split_train_data_by_dp` returns for a data-parallel rank.
 
-Read at THUDM/slime 624b824 (`slime/ray/rollout.py`, `slime/backends/megatron_utils/cp_utils.py`). Used of
-`rollout_data`: `tokens` and `rollout_routed_experts`, one a sample; `micro_batch_indices`, lists of samples;
-`num_microbatches`, one a training step.
+Written against THUDM/slime 624b824 (`slime/ray/rollout.py`, `slime/backends/megatron_utils/cp_utils.py`). The adapter
+reads from `rollout_data`: `tokens` and `rollout_routed_experts` with one entry per sample, `micro_batch_indices` with a
+list of samples per micro-batch, and `num_microbatches` with one number per training step.
 """
 
 from collections.abc import Mapping
@@ -18,17 +18,17 @@ from relibra.routing.token_layout import ParallelLayout, TokenPacking
 
 
 def trainer_layout(ranks: ParallelLayout, data_pad_size_multiplier: int = 128) -> TrainerLayout:
-    """Return how slime deals tokens out; `data_pad_size_multiplier` is its argument of this name."""
+    """Return how slime assigns tokens to ranks; `data_pad_size_multiplier` is slime's argument of this name."""
     return TrainerLayout(
         ranks=ranks, packing=TokenPacking.slime(ranks, data_pad_size_multiplier), filler_rule=FILLER_RULES["slime"]
     )
 
 
 def rank_batch(rollout_data: Mapping[str, Any], layers: ModelLayers, training_step: int = 0) -> RankBatch:
-    """Return what a rank trains on in one of the training steps of a rollout.
+    """Return the batch that a rank trains on in one of a rollout's training steps.
 
     Raises:
-        InvalidInput: no such step, or routed experts that do not fit their tokens.
+        InvalidInput: the training step does not exist, or routed experts do not fit their tokens.
     """
     num_micro_batches = rollout_data["num_microbatches"]
     if not 0 <= training_step < len(num_micro_batches):

@@ -1,4 +1,4 @@
-"""A step to the planner: every data-parallel rank reports its parts, one process submits the schedule of all."""
+"""A step on its way to the planner: data-parallel ranks report their parts, one process submits the schedule of all."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from relibra.wire.client import PlannerClient
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSchedule:
-    """What one data-parallel rank has reported: small, and made to be gathered from all of them."""
+    """The sequence ids and the schedule that one data-parallel rank reported; small enough to gather from all ranks."""
 
     sequence_ids: tuple[str, ...]
     schedule: Schedule
@@ -26,19 +26,19 @@ class RankSchedule:
 def report_rank(
     reporter: RolloutReporter, step: int, batch: RankBatch, data_rank: int, trainer: TrainerLayout
 ) -> RankSchedule:
-    """Report what a data-parallel rank trains on, and return where it starts from when all of it is durable.
+    """Report the batch of a data-parallel rank; return its schedule once the planner has stored everything.
 
     Args:
-        reporter: of the job; what else it carries is flushed too.
-        step: number of the optimizer step; phases with other micro-batches are steps of their own.
-        batch: what the rank trains on.
-        data_rank: its data-parallel rank.
-        trainer: how it deals tokens out.
+        reporter: the job's reporter; everything in its buffer is flushed too.
+        step: the number of the optimizer step; a phase with other micro-batches is a step of its own.
+        batch: the batch that the rank trains on.
+        data_rank: the data-parallel rank.
+        trainer: how the trainer assigns tokens to ranks.
 
     Raises:
-        InvalidInput: as `rank_parts`; nothing is reported.
+        InvalidInput: see `rank_parts`; nothing is reported.
         LimitExceeded: a micro-batch does not fit the reporter's buffer.
-        Unavailable: the planner does not answer; report again, what is kept is kept once.
+        Unavailable: the planner does not answer. Report again; the planner stores each part only once.
     """
     trace = rank_parts(batch, data_rank, trainer)
     schedule = trace.schedule
@@ -58,15 +58,15 @@ def report_rank(
 def submit_step(
     planner: PlannerClient, job_id: str, step: int, ranks: Sequence[RankSchedule], basis: Basis = Basis.REPLAY
 ) -> None:
-    """Submit the schedule of a step from what its data-parallel ranks reported; the plan follows.
+    """Submit the schedule of a step, combined from the reports of its data-parallel ranks; the plan follows.
 
-    `basis` is `ROLLOUT` where the trainer routes anew what was reported.
+    Pass `Basis.ROLLOUT` if the trainer does not replay the reported routing.
 
     Raises:
-        InvalidInput: no ranks, or one of them twice; else as `PlannerClient.submit_schedule`.
+        InvalidInput: there are no ranks, or a rank occurs twice; see also `PlannerClient.submit_schedule`.
     """
     if not ranks:
-        raise InvalidInput.of("ranks", expected="what at least one data-parallel rank reported", got="none")
+        raise InvalidInput.of("ranks", expected="the schedule of at least one data-parallel rank", got="none")
     micro_batch_S, source_rank_S, ep_group_S = (
         np.concatenate([getattr(each.schedule, field) for each in ranks])
         for field in ("micro_batch_S", "source_rank_S", "ep_group_S")

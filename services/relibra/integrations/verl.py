@@ -1,7 +1,8 @@
-"""verl: the data of `MegatronEngine.forward_backward_batch`, and what `prepare_micro_batches` makes of it.
+"""verl: the data of `MegatronEngine.forward_backward_batch`, and the results of `prepare_micro_batches` for it.
 
-Read at verl-project/verl 1dda039 (`verl/workers/engine/megatron/transformer_impl.py`, `verl/workers/engine/utils.py`).
-Used of `data`: `input_ids` and `routed_experts`, jagged tensors with a sequence each a sample.
+Written against verl-project/verl 1dda039 (`verl/workers/engine/megatron/transformer_impl.py`,
+`verl/workers/engine/utils.py`). The adapter reads `input_ids` and `routed_experts` of `data`, jagged tensors with one
+sequence per sample.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,17 +20,17 @@ from relibra.routing.sequence_routing import SequenceRouting, as_integers, seque
 from relibra.routing.token_layout import ParallelLayout, TokenPacking
 
 _RULES = {
-    # Tokens behind the last generation have rows of zeros, which are replayed.
+    # Tokens after the last generation have rows of zeros, and verl replays them.
     "R3": replace(FILLER_RULES["verl"], missing=Filler.EXPERT_ZERO),
     "R2": FILLER_RULES["verl-r2"],
 }
 
 
 def trainer_layout(ranks: ParallelLayout, mode: str = "R3") -> TrainerLayout:
-    """Return how verl deals tokens out with `use_remove_padding`; `mode` is its `router_replay.mode`.
+    """Return how verl assigns tokens to ranks with `use_remove_padding`; `mode` is its `router_replay.mode`.
 
     Raises:
-        InvalidInput: another mode, in which nothing is replayed.
+        InvalidInput: the mode is not R3 or R2, so verl replays nothing.
     """
     return TrainerLayout(ranks=ranks, packing=TokenPacking.verl(ranks), filler_rule=_RULES[_check(mode)])
 
@@ -41,18 +42,18 @@ def rank_batch(
     layers: ModelLayers,
     mode: str = "R3",
 ) -> RankBatch:
-    """Return what a rank trains on, or with R2 trains on again.
+    """Return the batch that a rank trains on; with R2, the batch whose recorded routing it replays.
 
     Args:
-        data: as `forward_backward_batch` has it.
-        micro_batches: the first that `prepare_micro_batches` returns; how many there are.
-        indices: the second; None where micro-batches are runs of equal size.
-        layers: the model's.
-        mode: `router_replay.mode`. R3 rows come from the rollout, which knows no last token; R2 rows from the trainer,
-            which knows all.
+        data: the argument of `forward_backward_batch`.
+        micro_batches: the first result of `prepare_micro_batches`; only its length is used.
+        indices: the second result; None if micro-batches are runs of equal size.
+        layers: the layers of the model.
+        mode: `router_replay.mode`. R3 rows come from the rollout, which has none for the last token; R2 rows come from
+            the trainer, which has one for every token.
 
     Raises:
-        InvalidInput: routed experts that do not fit their tokens, or another mode.
+        InvalidInput: the routed experts do not fit their tokens, or the mode is not R3 or R2.
     """
     is_recorded = _check(mode) == "R2"
     lengths = np.diff(as_integers(data["input_ids"].offsets(), "input_ids.offsets")).tolist()
