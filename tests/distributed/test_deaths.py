@@ -5,7 +5,7 @@ import pytest
 pytestmark = pytest.mark.distributed
 
 SURVIVORS = (0, 2, 3)
-BROKEN_OFF = "a reorder was broken off, and experts may be between two placements"
+BROKEN_OFF = "a reorder was interrupted, and experts may be between two placements"
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_S1_after_a_death_in_a_reorder_nothing_goes_on(survivors, point, doing, 
         assert result["raised"].endswith("restart from the last checkpoint")
         (told,) = result["told"]
         assert told.startswith(BROKEN_OFF)
-        assert told.endswith("must not be used or saved; restart from the last checkpoint")
+        assert told.endswith("do not use or save the weights in memory; restart from the last checkpoint")
     assert all(result["same_bits"] for result in results) == is_untouched
 
 

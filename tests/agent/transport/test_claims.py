@@ -21,7 +21,7 @@ def test_S5_memory_that_is_filled_has_one_user_at_a_time(steps: list[tuple[slice
         clash = any(bytes_ & set(range(SIZE)[other]) and (is_filled or filled) for _, other, filled in held)
         sent, filled = ([], [memory[part]]) if is_filled else ([memory[part]], [])
         if clash:
-            with pytest.raises(InvalidInput, match="wait for that one first"):
+            with pytest.raises(InvalidInput, match="wait for that transfer first"):
                 claims.take(sent, filled)
         else:
             held.append((claims.take(sent, filled), part, is_filled))

@@ -1,12 +1,12 @@
-"""What lives inside a training process: fetches the step's plan and executes it without changing the mathematics.
+"""The agent inside a training process: it fetches the step's plan and executes it without changing the mathematics.
 
 In:   a built megatron-core model with its optimizer, and rank plans from the planner.
-Out:  balanced MoE layers, realised loads reported back, weights under their logical names.
+Out:  balanced MoE layers, reports of the realised loads, and weights under their logical names.
 
     session -> agreement -> placement, reorder -> cells -> layer (remap, replicate)
-                            agent.py runs them in this order
+                            `Agent` runs them in this order
 
-`megatron` is the only module here that imports megatron-core, and is imported by `attach` alone.
+Only `megatron` imports megatron-core, and only `attach` imports `megatron`.
 """
 
 from relibra.agent.agent import Agent

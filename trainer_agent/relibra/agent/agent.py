@@ -1,4 +1,4 @@
-"""One object per training process, driven by the training loop: plans in, balanced steps and reports out."""
+"""The object that the training loop drives, one per process: plans in, balanced steps and reports out."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ from relibra.planning import Phase
 
 
 class Agent:
-    """Executes the plans of one rank. Made by `attach`; not for several threads at once."""
+    """The agent of one rank, which executes its plans. `attach` makes it. It is not safe for concurrent threads."""
 
     def __init__(
         self,
@@ -64,58 +64,63 @@ class Agent:
             )
             for index, each in experts.items()
         }
-        """This rank's layers, by index among the MoE layers of the whole model."""
+        """The MoE layers of this rank, by their index among the MoE layers of the whole model."""
 
     @property
     def home_rank_LE(self) -> NDArray[np.int32]:
-        """A copy of the current placement, of all layers of the model."""
+        """A copy of the current placement: the home rank of every expert of the whole model, int32 `[L, E]`."""
         return self._homes.placement.home_rank_LE.copy()
 
     @property
     def expert_of_place_LE(self) -> NDArray[np.int32]:
-        """The logical expert at every place, of all layers of the model, int32 `[L, E]`; changes in `begin_step` only.
+        """The logical expert at every place of the whole model, int32 `[L, E]`. Only `begin_step` changes it.
 
-        A place is what megatron numbers: EP rank x experts per rank + position among the rank's experts. Whoever names
-        experts by place, as converters do, must look each one up here.
+        A place is megatron's number of an expert: EP rank x experts per rank + position among the rank's experts. Code
+        that names experts by place, as converters do, must look up each expert here.
         """
         return self._homes.placement.expert_of_place_LE
 
     @property
     def ep_rank(self) -> int:
-        """This rank within its EP group."""
+        """The index of this rank within its EP group."""
         return self._groups.seat.ep_rank
 
     @property
     def ep_group(self) -> int:
-        """Index of this rank's EP group."""
+        """The index of this rank's EP group."""
         return self._groups.seat.ep_group
 
     @property
     def slot_bytes(self) -> int:
-        """Memory of the redundant slots on this rank, whatever the numbers of layers and micro-batches."""
+        """The memory of the redundant slots on this rank. It does not grow with layers or micro-batches."""
         return self._context.slots.size_bytes
 
     @property
     def gradient_bytes(self) -> int:
-        """The most that gradients of replicas take on this rank beside the slots: in a backward, one cell at a time."""
+        """The most memory that gradients of replicas take on this rank beside the slots, in a backward of one cell."""
         cluster, dtype = self._config.cluster, self._context.slots.gradient_dtype
         return returning_bytes(self._experts.values(), cluster.redundant_slots, cluster.gpus_per_node, dtype)
 
     def hook(self, unhook: Callable[[], None]) -> None:
-        """Remember how `detach` takes the agent out of the model."""
+        """Set the function that takes the agent out of the model; `detach` calls it."""
         self._unhook = unhook
 
     def prefetch(self, step: int) -> None:
-        """Start fetching the plan of `step`; returns at once. `end_step` does so for the step after its own."""
+        """Start to fetch the plan of `step`, and return at once. `end_step` does this for the step that follows."""
         self._plans.prefetch(step)
 
     def begin_step(self, step: int, phase: Phase) -> StepOutcome:
-        """Collective over all ranks: begin a phase of `step`, between an optimizer step and the next forward.
+        """Collective over all ranks: begin a phase of `step`. Call it between an optimizer step and the next forward.
 
-        The first phase of a step waits for the plan (at most `plan_timeout_s`), agrees on it with all ranks, and moves
-        experts to their new homes. A later phase of the same step executes what was agreed. Where the ranks do not all
-        hold the same plan, the step keeps the placement it has and makes no replicas. In RECOMPUTE no optimizer steps;
-        with `host_copy` it begins by copying the weights to the host, for which this waits.
+        In the first phase of a step, the agent waits for the plan (at most `plan_timeout_s`), agrees on it with all
+        ranks, and moves experts to their new homes. A later phase of the same step executes the agreed plan. If the
+        ranks do not all hold the same plan, the step keeps its placement and makes no replicas; the outcome says why.
+
+        No optimizer may step in phase RECOMPUTE. With `host_copy`, this phase begins with a copy of the weights to host
+        memory, and the call returns when all ranks of the node have made it.
+
+        Raises:
+            RelibraError: a rank is gone, or a reorder failed and could not be undone. Restart from the last checkpoint.
         """
         is_first = self._outcome is None or self._outcome.step != step
         if is_first:
@@ -141,28 +146,30 @@ class Agent:
         return self._outcome
 
     def set_routing(self, micro_batch: int, routed_LTK: Tensor) -> None:
-        """Give the open phase the routing of a micro-batch, for its forward and any recomputation, in any schedule.
+        """Set the routing of a micro-batch of the open phase. Its forward and any recomputation use it.
 
         Args:
             micro_batch: index in the phase.
-            routed_LTK: experts of this rank's tokens, in the order in which the router sees them, in all MoE layers of
-                the model; any integer dtype. A row of -1 leaves the token to the router.
+            routed_LTK: the experts of this rank's tokens in all MoE layers of the model, `[L, T, K]` of any integer
+                dtype; tokens in the order in which the router sees them. A row of -1 leaves the token to the router.
 
         Raises:
-            InvalidInput: a shape, dtype or row that cannot be routed; see `check_routing`.
+            InvalidInput: the shape or dtype is wrong, or a row names an expert twice or one that does not exist.
             RelibraError: no phase is open.
-            Unsupported: the model's routers would ignore it.
+            Unsupported: the model's routers would ignore the routing.
         """
         if not self._records:
-            raise RelibraError("routing belongs to a phase of a step: call begin_step first")
+            raise RelibraError("routing can only be set in a phase of a step: call begin_step first")
         if self._replay_obstacle is not None:
             raise Unsupported(f"the model is built with {self._replay_obstacle}")
         self._records[-1].routed_LTK[micro_batch] = check_routing(routed_LTK, self._config.model)
 
     def micro_batch(self, index: int, routing: Tensor | None = None) -> AbstractContextManager[None]:
-        """Context of the forward of micro-batch `index` of the phase; its backward may run inside or later.
+        """Return the context for the forward of micro-batch `index` of the phase. Its backward may run inside or later.
 
-        `routing` is that of `set_routing`. Where there is none, megatron's own replay or the router decides.
+        Args:
+            index: of the micro-batch in the phase.
+            routing: as in `set_routing`. Without routing, megatron's own replay or the router decides.
         """
         if routing is not None:
             self.set_routing(index, routing)
@@ -178,16 +185,16 @@ class Agent:
         )
 
     def forward_step(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the `forward_step_func(data_iterator, model, ...)` of megatron's schedules, in place of `micro_batch`.
+        """Wrap the `forward_step_func(data_iterator, model, ...)` of megatron's schedules, instead of `micro_batch`.
 
-        Micro-batches are counted from the beginning of the phase, for every model chunk: all schedules take them in
-        order.
+        The wrapper counts the micro-batches of every model chunk from the beginning of the phase, because all schedules
+        run them in order.
         """
 
         @functools.wraps(function)
         def forward_step(data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._records:
-                raise RelibraError("a forward step belongs to a phase of a step: call begin_step first")
+                raise RelibraError("a forward step ran outside a phase: call begin_step first")
             begun = self._records[-1].begun_by_chunk
             index = begun.get(id(model), 0)
             begun[id(model)] = index + 1
@@ -197,21 +204,21 @@ class Agent:
         return forward_step
 
     def realised_load(self, phase: Phase) -> NDArray[np.int64]:
-        """Return the token copies this rank computed so far in `phase` of the open step, int64 `[M, L]`.
+        """Return the token copies this rank has computed so far in `phase` of the open step, int64 `[M, L]`.
 
         Raises:
-            RelibraError: the phase was not begun.
+            RelibraError: the phase has not begun.
         """
         for record in self._records:
             if record.phase == phase:
                 return record.realised.load_ML
-        raise RelibraError(f"phase {phase} of no step is open: call begin_step first, and ask before end_step")
+        raise RelibraError(f"phase {phase} is not open: call begin_step first, and realised_load before end_step")
 
     def end_step(self) -> None:
-        """End the open step, after `optimizer.step()`: replicas are gone, reports and the next plan are on their way.
+        """End the open step, after `optimizer.step()`: drop replicas, send reports, and start to fetch the next plan.
 
-        Waits for nothing but, in a pipeline, one small exchange with the same seats of the other stages: together they
-        are what the planner knows as one rank.
+        The call does not wait for the planner. In a pipeline it makes one small exchange between the ranks of all
+        stages that have the same EP rank and EP group, because the planner sees them as one rank.
         """
         ended = self._outcome
         self._close_step()
@@ -219,18 +226,18 @@ class Agent:
             self._plans.prefetch(ended.step + 1)
 
     def logical_named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield this rank's parameters, experts under their global logical id.
+        """Yield the names and parameters of this rank, experts under their global logical ids.
 
-        Merged over the ranks of an EP group, this is the state of the same model with one rank, whatever the placement.
-        Of several model chunks, names begin with `model<chunk>.`.
+        Merged over the ranks of an EP group, they are the state of the same model on one rank, whatever the placement.
+        With several model chunks, names begin with `model<chunk>.`.
         """
         return logical_named_parameters(self._models, self._experts, self._homes.logical_experts)
 
     def detach(self) -> None:
-        """Collective over all ranks: bring every expert back to where it was, and leave the plain model behind.
+        """Collective over all ranks: move every expert back to its original place, and remove the agent from the model.
 
         Raises:
-            RelibraError: an expert could not be brought back; the agent stays.
+            RelibraError: the experts could not be moved back. The agent stays attached.
         """
         self._close_step()
         self._opener.move_back()

@@ -1,4 +1,4 @@
-"""Put an agent into a built model."""
+"""`attach`: hook an agent into a built model, on all ranks or on none."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -36,17 +36,18 @@ def attach(
     """Collective over all ranks: hook an agent into a built model, and return it.
 
     Args:
-        model_chunks: a built module, also DDP-wrapped, or the list of a pipeline stage's chunks, under the identity
-            placement.
-        optimizer: its megatron (or torch) optimizer; None where weights alone move.
-        config: equal on all ranks.
-        plans: where plans come from; the planner named in `config` by default.
+        model_chunks: the built module, with or without its DDP wrapper, or the list of the model chunks of this
+            pipeline stage. Experts must be at their original places (identity placement).
+        optimizer: the megatron or torch optimizer of the model; None if there is no optimizer state to move.
+        config: settings of the agent, equal on all ranks.
+        plans: where plans come from; by default the planner that `config` names.
 
     Raises:
-        InvalidInput: `config` does not describe this model, or is another one on another rank.
-        Unsupported: the model or optimizer is configured in a way the agent cannot execute.
+        InvalidInput: `config` does not describe this model, or differs between ranks.
+        Unsupported: the agent cannot execute the model or optimizer as configured; the message names an alternative.
+        RelibraError: attaching failed for another reason on some rank.
 
-    What one rank raises for itself is raised on all of them, surprises as `RelibraError`, and leaves plain models.
+    If one rank raises, all ranks raise and every model stays as it was.
     """
     from relibra.agent import megatron
 
@@ -65,7 +66,7 @@ def attach(
         held = [experts_of(layer.experts) for layer in layers]
         ep_ranks, edp_ranks = megatron.expert_groups(layers)
         member = Member(tuple(ep_ranks), tuple(edp_ranks), tuple(layer.layer_number for layer in layers))
-    except Exception as error:  # the other ranks must hear of it, whatever it is
+    except Exception as error:  # any error: the other ranks must learn of it and not wait for this rank
         refusal = error
     topology = Topology.of(_exchange(member, config, refusal), config)
     groups = Groups.create(topology, config)
@@ -127,8 +128,8 @@ def attach(
 
 
 def _exchange(member: Member, config: AgentConfig, refusal: Exception | None) -> list[Member]:
-    """Collective over all ranks: return what each told, unless one refuses or means another job."""
-    # Anybody's error may be one that others cannot unpickle.
+    """Collective over all ranks: return every rank's member, unless a rank refuses or its config differs."""
+    # Other ranks may be unable to unpickle an error that is not relibra's own.
     is_own = refusal is None or isinstance(refusal, RelibraError)
     mine = member, config, refusal if is_own else RelibraError(f"{type(refusal).__name__}: {refusal}")
     told: list[Any] = [mine] * dist.get_world_size()

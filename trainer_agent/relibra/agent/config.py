@@ -1,4 +1,4 @@
-"""What a training process tells its agent: where the planner is, and what was registered there."""
+"""The settings of an agent: where the planner is, and the job that was registered there."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -11,32 +11,34 @@ Transport = Literal["process_group", "peer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """Settings of one agent; equal on all ranks of a job.
+    """The settings of an agent, equal on all ranks of a job.
 
     Raises:
-        InvalidInput: a time or size is not positive, a name is unknown, or the ranks do not divide the experts.
+        InvalidInput: a time or size is not positive, `transport` is unknown, or the ranks do not divide the experts.
     """
 
     planner_address: str
-    """`host:port`."""
+    """The planner as `host:port`."""
     job_id: str
+    """The id under which the driver registered the job."""
     model: Model
+    """The registered model. `num_layers` counts the MoE layers of the whole model, over all pipeline stages."""
     cluster: Cluster
+    """The registered cluster."""
     plan_timeout_s: float = 30.0
-    """The longest a training step waits for its plan (L1)."""
+    """The longest time that a training step waits for its plan (L1)."""
     collective_timeout_s: float = 600.0
-    """After this long without its peers a rank gives up: a peer has died."""
+    """How long a rank waits in the agent's collectives before it gives up on a rank that died or hangs."""
     transport: Transport = "process_group"
-    """How replicas travel inside a node: as messages of a process group, or through memory that its ranks share."""
+    """How replicas travel inside a node: as messages of a process group, or through memory that the ranks share."""
     host_copy: bool = False
-    """Keep the weights of a node's experts in its host memory, too, pinned where there are GPUs. In RECOMPUTE, replicas
-    come from there as far as that is faster; `begin_step` waits until they are copied. The ranks of a node must run in
-    one container."""
-
+    """Keep a second copy of the weights of a node's experts in its host memory, pinned on machines with GPUs. In phase
+    RECOMPUTE, the agent takes replicas from there as far as that is faster; `begin_step` waits for the copy. The ranks
+    of a node must run in one container."""
     reorder_buffer_bytes: int = 1 << 30
-    """Memory of a rank in which experts and their optimizer state are sent and received in a reorder, a part at a time.
-    At 50 GB/s, 1 GiB takes 20 ms, beside which what ranks tell each other for every part is little. Never less than two
-    experts each way."""
+    """The memory of a rank for the messages of a reorder: experts and their optimizer state, sent and received. A
+    larger reorder runs in several waves. 1 GiB takes 20 ms at 50 GB/s, which is long beside the messages that ranks
+    exchange to agree on a wave. The agent always takes at least the memory of two experts each way."""
 
     def __post_init__(self) -> None:
         for field in ("plan_timeout_s", "collective_timeout_s", "reorder_buffer_bytes"):

@@ -1,4 +1,4 @@
-"""The experts of one MoE layer on this rank: their parameters by home slot, and how to run them beside replicas."""
+"""The experts of one MoE layer on this rank: their parameters by home slot, and how to run them with replicas."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,45 +15,45 @@ ExpertsForward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]
 
 
 class Dispatched(NamedTuple):
-    """What a dispatcher hands to experts."""
+    """The input that a dispatcher gives to the experts of a rank."""
 
     tokens: Tensor
-    """Sorted by physical slot."""
+    """The tokens, sorted by physical slot."""
     tokens_per_slot: Tensor
     probs: Tensor
-    """Of each token."""
+    """The routing probability of each token."""
 
 
 class Experts(Protocol):
-    """What a layer needs to know of its experts module."""
+    """The view of an experts module that the agent needs."""
 
     @property
     def module(self) -> nn.Module:
-        """Whose experts they are."""
+        """The experts module itself."""
 
     @property
     def parameters(self) -> Sequence[Sequence[nn.Parameter]]:
-        """Of every home slot, all in the same order."""
+        """The parameters of every home slot; the order within a slot is the same in all slots."""
 
     @property
     def num_home_slots(self) -> int:
-        """E/R."""
+        """The number of home slots, E/R."""
 
     def name(self, tensor: int, expert: int) -> str:
-        """Return the name within the module of a parameter of an expert, counted as `parameters` are."""
+        """Return the name within the module of parameter `tensor` of the expert at position `expert`."""
 
     def run(self, forward: ExpertsForward, dispatched: Dispatched, replicas: Sequence[Sequence[Tensor]]) -> Tensor:
         """Run the home slots and the filled redundant slots.
 
         Args:
             forward: the module's own forward.
-            dispatched: for all physical slots of this rank.
-            replicas: weights of the filled redundant slots, the first ones; the others have no tokens.
+            dispatched: tokens for all physical slots of this rank.
+            replicas: the weights in the filled redundant slots, from the first on. The other slots have no tokens.
         """
 
 
 class SequentialExperts:
-    """One submodule per expert in `local_experts`, as in `SequentialMLP`; replicas run through the first of them."""
+    """Experts as submodules in `local_experts`, as in `SequentialMLP`. Replicas run through the first submodule."""
 
     def __init__(self, module: Any) -> None:
         self.module: nn.Module = module
@@ -81,9 +81,9 @@ class SequentialExperts:
 
 
 class GroupedExperts:
-    """All experts in two grouped products with parameters `weight{i}` and `bias{i}`, as in `TEGroupedMLP`.
+    """Experts in two grouped products with parameters `weight{i}` and `bias{i}`, as in `TEGroupedMLP`.
 
-    A grouped product reads its tensors and their number from itself in every forward: replicas are some more of them.
+    A grouped product looks up its tensors and their number in every forward, so replicas are added as further tensors.
     """
 
     def __init__(self, module: Any) -> None:
@@ -132,7 +132,7 @@ class GroupedExperts:
                 for (_, linear, kind), tensor in zip(self._kinds, weights, strict=True):
                     add(linear, f"{kind}{slot}", tensor)
                 for _, linear in self._linears:
-                    if "bias0" in vars(linear):  # Transformer Engine's empty stand-in where there are no biases
+                    if "bias0" in vars(linear):  # Transformer Engine's empty stand-in for missing biases
                         add(linear, f"bias{slot}", linear.bias0)
             for _, linear in self._linears:
                 linear.num_gemms = first + len(replicas)
@@ -145,5 +145,5 @@ class GroupedExperts:
 
 
 def experts_of(module: Any) -> Experts:
-    """Look into a built experts module."""
+    """Return the view of a built experts module."""
     return SequentialExperts(module) if hasattr(module, "local_experts") else GroupedExperts(module)

@@ -1,4 +1,4 @@
-"""Who talks to whom: the whole job, one pipeline stage, the ranks of one node, one seat across the stages."""
+"""The process groups of a rank: the whole job, its pipeline stage, its node, and its seat in all stages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,42 +13,42 @@ from relibra.errors import InvalidInput
 
 
 class Seat(NamedTuple):
-    """Where a rank sits in its pipeline stage."""
+    """The position of a rank in its pipeline stage."""
 
     ep_rank: int
     ep_group: int
-    """Index of the EP group within the stage: the rank in the expert-data-parallel group."""
+    """The index of the EP group within the stage, which is the rank in the expert-data-parallel group."""
 
 
 class Member(NamedTuple):
-    """What every rank tells all others once."""
+    """The groups and layers of one rank, which it tells all other ranks once."""
 
     ep_ranks: tuple[int, ...]
-    """Global ranks of its EP group, in order."""
+    """The global ranks of its EP group, in order."""
     edp_ranks: tuple[int, ...]
-    """Global ranks of its expert-data-parallel group, in order."""
+    """The global ranks of its expert-data-parallel group, in order."""
     layer_numbers: tuple[int, ...]
     """Megatron's numbers of its MoE layers, ascending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The job's ranks by pipeline stage; a pure function of what all ranks told, hence equal on all of them."""
+    """The ranks and layers of the job by pipeline stage. It depends only on all ranks' members, so all ranks agree."""
 
     stages: tuple[tuple[int, ...], ...]
-    """Global ranks of every stage, by EP group and then EP rank."""
+    """The global ranks of every stage, by EP group and then EP rank."""
     stage_layers: tuple[tuple[int, ...], ...]
-    """Every stage's layers, as indices among the MoE layers of the whole model, ascending."""
+    """The layers of every stage, as ascending indices among the MoE layers of the whole model."""
     seats: tuple[Seat, ...]
-    """Of every global rank."""
+    """The seat of every global rank."""
 
     @classmethod
     def of(cls, members: Sequence[Member], config: AgentConfig) -> "Topology":
         """Derive the stages: ranks that share an EP or an expert-data-parallel group are in one stage.
 
         Raises:
-            InvalidInput: the groups, or the layers over all stages, are not those of `config`.
-            Unsupported: ranks of one stage hold different layers, or two stages the same one.
+            InvalidInput: the groups, or the number of layers over all stages, differ from `config`.
+            Unsupported: ranks of one stage hold different layers, or two stages hold the same layer.
         """
         seats = tuple(Seat(each.ep_ranks.index(r), each.edp_ranks.index(r)) for r, each in enumerate(members))
         num_groups, num_ranks = config.cluster.num_ep_groups, config.cluster.num_ranks
@@ -95,13 +95,13 @@ class Groups:
     """The process groups of one rank."""
 
     everyone: dist.ProcessGroup
-    """All ranks of all stages: they share one decision."""
+    """All ranks of all stages; they agree on one plan."""
     stage: dist.ProcessGroup
-    """All ranks of all EP groups of this stage, by EP group and then EP rank: they share one placement."""
+    """All ranks of all EP groups of this stage, by EP group and then EP rank; they exchange experts in a reorder."""
     node: dist.ProcessGroup
-    """Ranks of this EP group on this node, in order of EP rank."""
+    """The ranks of this EP group on this node, in order of EP rank; they exchange replicas."""
     pipeline: dist.ProcessGroup
-    """The ranks of all stages with this rank's seat."""
+    """The ranks of all stages that have this rank's seat."""
     topology: Topology
     stage_index: int
     seat: Seat
@@ -135,15 +135,15 @@ class Groups:
 
     @property
     def num_stages(self) -> int:
-        """Pipeline stages of the job."""
+        """The number of pipeline stages of the job."""
         return len(self.topology.stages)
 
     @property
     def stage_seats(self) -> tuple[Seat, ...]:
-        """Of every rank of `stage`."""
+        """The seat of every rank of `stage`."""
         return tuple(self.topology.seats[rank] for rank in dist.get_process_group_ranks(self.stage))
 
     def close(self) -> None:
-        """Give back the groups this object created."""
+        """Destroy the groups that this object created."""
         for group in (self.node, self.pipeline, self.stage, self.everyone):
             dist.destroy_process_group(group)

@@ -1,4 +1,4 @@
-"""Where every expert lives: its home rank and the local slot it fills there.
+"""Where every expert lives: its home rank and its home slot there.
 
 L layers, E experts, R EP ranks. A slot index counts the home slots of one rank, 0 to E/R - 1.
 """
@@ -13,7 +13,7 @@ from relibra.planning import Cluster, Model
 
 
 class Move(NamedTuple):
-    """One expert of one layer on its way; source and destination rank may be the same."""
+    """The move of one expert of one layer to another slot, on another rank or on the same one."""
 
     layer: int
     expert: int
@@ -25,7 +25,7 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Home rank and home slot of every expert, int32 `[L, E]` each; every (rank, slot) of a layer holds one expert."""
+    """The home rank and home slot of every expert, int32 `[L, E]`. Every (rank, slot) of a layer holds one expert."""
 
     home_rank_LE: NDArray[np.int32]
     home_slot_LE: NDArray[np.int32]
@@ -40,10 +40,10 @@ class Placement:
         )
 
     def rehomed(self, home_rank_LE: NDArray[np.int32]) -> "Placement":
-        """Give every expert its new home rank and a slot there.
+        """Return the placement with new home ranks, which must have passed `check_placement`.
 
-        Who stays on its rank keeps its slot; arrivals fill the slots that became free, in order of expert and slot.
-        `home_rank_LE` has passed `check_placement`.
+        An expert that stays on its rank keeps its slot. Arriving experts fill the slots that became free, in order of
+        expert and slot.
         """
         num_layers, num_experts = home_rank_LE.shape
         num_ranks = int(home_rank_LE.max()) + 1
@@ -51,7 +51,7 @@ class Placement:
         taken_LRS = np.zeros((num_layers, num_ranks, num_experts // num_ranks), dtype=np.bool_)
         layer_n, expert_n = np.nonzero(stays_LE)
         taken_LRS[layer_n, home_rank_LE[layer_n, expert_n], self.home_slot_LE[layer_n, expert_n]] = True
-        # As many arrivals as free slots on every (layer, rank): sorted alike, they pair up one to one.
+        # Every (layer, rank) has as many arrivals as free slots. Sorted the same way, they pair up one to one.
         layer_n, expert_n = np.nonzero(~stays_LE)
         order_n = np.lexsort((expert_n, home_rank_LE[layer_n, expert_n], layer_n))
         home_slot_LE = self.home_slot_LE.copy()
@@ -74,7 +74,7 @@ class Placement:
 
     @property
     def expert_of_place_LE(self) -> NDArray[np.int32]:
-        """The logical expert at every place, rank * E/R + slot; int32 `[L, E]`, in every layer a permutation."""
+        """The logical expert at every place (rank * E/R + slot), int32 `[L, E]`; every layer is a permutation."""
         return np.lexsort((self.home_slot_LE, self.home_rank_LE)).astype(np.int32)
 
     def expert_of_slot(self, rank: int) -> NDArray[np.int32]:

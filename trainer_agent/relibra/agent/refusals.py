@@ -1,24 +1,25 @@
-"""Configurations the agent cannot execute, each with the supported alternative."""
+"""Configurations that the agent cannot execute, each with an alternative that it supports."""
 
 from typing import Any
 
 from relibra.errors import Unsupported
 
 TESTED_VERSIONS = ("0.16", "0.17", "0.18", "0.19")
-"""Of megatron-core. The suite runs on the oldest; the others were tried with its layouts by hand."""
+"""Supported versions of megatron-core. The tests run on the oldest; the test layouts were run by hand on the others."""
 
 
 def check_version(version: str) -> None:
     """Check the version of megatron-core.
 
-    The agent hooks into parts that megatron may change without a word; what it would do then shows in gradients only.
+    The agent hooks into internals that megatron may change without notice. On an untested version, the only symptom of
+    a change could be wrong gradients.
 
     Raises:
-        Unsupported: it is not one that was tested.
+        Unsupported: the version was not tested.
     """
     if ".".join(version.split(".")[:2]) not in TESTED_VERSIONS:
         raise unsupported(
-            f"megatron-core {version}, with which it was not tested",
+            f"megatron-core {version}, which was not tested",
             f"megatron-core {TESTED_VERSIONS[0]} to {TESTED_VERSIONS[-1]}",
         )
 
@@ -27,15 +28,15 @@ def check_config(config: Any, *, expert_tensor_parallel_size: int) -> None:
     """Check the TransformerConfig of a built MoE layer.
 
     Raises:
-        Unsupported: names what is refused, and what to use instead.
+        Unsupported: the agent cannot execute it; the message names the setting and an alternative.
     """
     for refusal in config_refusals(config, expert_tensor_parallel_size=expert_tensor_parallel_size):
         raise refusal
 
 
 def config_refusals(config: Any, *, expert_tensor_parallel_size: int) -> list[Unsupported]:
-    """Return everything that is refused in a TransformerConfig, or in what has its fields."""
-    # From 0.18 on the scopes are called modules, and the old name is None.
+    """Return the refusals for a TransformerConfig, or for any object with its fields."""
+    # From 0.18 on, the scopes are called modules, and the old name is None.
     graphed = getattr(config, "cuda_graph_modules", None) or config.cuda_graph_scope or ("full layer",)
     scopes = {str(getattr(scope, "name", scope)) for scope in graphed}
     dispatcher = config.moe_token_dispatcher_type
@@ -64,7 +65,7 @@ def config_refusals(config: Any, *, expert_tensor_parallel_size: int) -> list[Un
                 "tensor_parallel_num_weight_shards",
                 config.tensor_model_parallel_size or 1,
             ),
-            "tensor_parallel_num_weight_shards (gtp_weight_remat_size), with which it was not tested",
+            "tensor_parallel_num_weight_shards (gtp_weight_remat_size), which was not tested",
             "tensor_parallel_num_weight_shards=None",
         ),
         (
@@ -84,14 +85,14 @@ def config_refusals(config: Any, *, expert_tensor_parallel_size: int) -> list[Un
             "overlap_dispatch_backward_with_experts_wgrad=False",
         ),
         (
-            # Arguments say how many layers, from which megatron derives that there are any.
+            # Command line arguments give a number of layers; megatron derives `cpu_offloading` from it.
             bool(config.cpu_offloading or getattr(config, "cpu_offloading_num_layers", 0)),
-            "cpu_offloading=True (cpu_offloading_num_layers), with which it was not tested",
+            "cpu_offloading=True (cpu_offloading_num_layers), which was not tested",
             "cpu_offloading=False and recompute_granularity",
         ),
         (
             bool(getattr(config, "fine_grained_activation_offloading", False)),
-            "fine_grained_activation_offloading=True, with which it was not tested",
+            "fine_grained_activation_offloading=True, which was not tested",
             "fine_grained_activation_offloading=False and recompute_granularity",
         ),
         (
@@ -126,16 +127,19 @@ def config_refusals(config: Any, *, expert_tensor_parallel_size: int) -> list[Un
 
 
 def _is_sharded(config: Any, size: str, num_shards: str, num_tensor_ranks: int) -> bool:
-    """Whether weights are in more parts than tensor parallelism makes, from 0.19 on: `size` is derived when built."""
+    """Return whether weights are in more parts than tensor parallelism makes (from 0.19 on).
+
+    `num_shards` is the argument; megatron derives `size` from it when it builds the model.
+    """
     return (getattr(config, size, None) or 1) > 1 or (getattr(config, num_shards, None) or 1) > num_tensor_ranks
 
 
 def optimizer_refusals(config: Any) -> list[Unsupported]:
-    """Return everything that is refused in an OptimizerConfig, or in what has its fields."""
+    """Return the refusals for an OptimizerConfig, or for any object with its fields."""
     refusals = (
         (
             config.use_precision_aware_optimizer,
-            "use_precision_aware_optimizer=True, which shows copies of its state only",
+            "use_precision_aware_optimizer=True, which exposes only copies of its state",
             "use_precision_aware_optimizer=False",
         ),
         (
@@ -148,7 +152,7 @@ def optimizer_refusals(config: Any) -> list[Unsupported]:
 
 
 def ddp_refusals(config: Any) -> list[Unsupported]:
-    """Return everything that is refused in a DistributedDataParallelConfig, or in what has its fields."""
+    """Return the refusals for a DistributedDataParallelConfig, or for any object with its fields."""
     refusals = [sharding("use_megatron_fsdp=True")] if config.use_megatron_fsdp else []
     if (config.num_distributed_optimizer_instances or 1) > 1:
         what = "num_distributed_optimizer_instances > 1, which keeps parts of the state in several copies"
@@ -157,17 +161,17 @@ def ddp_refusals(config: Any) -> list[Unsupported]:
 
 
 def sharding(what: str) -> Unsupported:
-    """Build the refusal of what shards a model's parameters over data-parallel ranks."""
+    """Return the refusal of a wrapper or option that shards parameters over data-parallel ranks."""
     return unsupported(f"{what}, which shards weights of experts", "megatron's DistributedDataParallel")
 
 
 def unsupported(what: str, alternative: str) -> Unsupported:
-    """Build the message of a refusal in its one form."""
+    """Return a refusal, with the message that all refusals share."""
     return Unsupported(f"relibra's agent does not support {what}; use {alternative}")
 
 
 def replay_obstacle(config: Any) -> str | None:
-    """Return why a router of this TransformerConfig would ignore routing given to it, and None where it would not."""
+    """Return why a router with this TransformerConfig would ignore given routing; None if it uses it."""
     if config.moe_router_fusion:
         return "moe_router_fusion=True, which ignores routing given to the router; use moe_router_fusion=False"
     if config.moe_router_load_balancing_type == "sinkhorn":

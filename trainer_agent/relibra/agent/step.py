@@ -1,4 +1,4 @@
-"""The opening of a step: one plan for all ranks or none, and experts where it wants them."""
+"""The opening of a step: all ranks agree on one plan or none, and move experts to the homes it names."""
 
 import logging
 import time
@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 
 
 class StepOpener:
-    """How one step becomes the next.
+    """Opens and closes the steps of one rank.
 
     Args:
-        config: of the agent.
-        groups: of this rank.
+        config: settings of the agent.
+        groups: process groups of this rank.
         plans: where plans come from.
         homes: where the experts live.
-        device: of messages and tables.
+        device: where messages and lookup tables live.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class StepOpener:
 
     @property
     def cells(self) -> StepCells:
-        """Of the open step, or of none.
+        """The cells of the open step; without replicas while no step is open.
 
         Raises:
-            RelibraError: the experts are between two placements.
+            RelibraError: a reorder was interrupted, and the experts are between two placements.
         """
         _ = self._homes.placement  # raises
         return self._cells
@@ -91,25 +91,25 @@ class StepOpener:
         )
 
     def close(self) -> None:
-        """End the step: the placement stays, its replicas do not."""
+        """End the step: keep its placement and drop its replicas."""
         self._cells = self._cells_of(None)
 
     def move_back(self) -> None:
-        """Collective over all ranks: bring every expert to where the plain model has it.
+        """Collective over all ranks: move every expert to its place in the plain model.
 
         Raises:
-            RelibraError: it could not be brought there.
+            RelibraError: the experts could not be moved.
         """
         _, failure = self._move_to(Placement.identity(self._config.model, self._config.cluster))
         if failure is not None:
-            raise RelibraError(f"the experts are not where the plain model has them: {failure}; detach again")
+            raise RelibraError(f"could not move experts back to their original places: {failure}; call detach again")
 
     def _offer(self, step: int, plan: RankPlan | None, why: str) -> tuple[Offer, str]:
-        """What this rank brings to the agreement, and why not the plan it was given."""
+        """Return the offer of this rank to the agreement, and why it does not offer the plan it was given."""
         if plan is None:
             return Offer(step=step, plan_id=None, lack=Cause.LATE), why
         if plan.id.epoch < self._accepted_epoch:
-            why = f"plan {plan.id} is of an older epoch than {self._accepted_epoch:016x}, which was applied before"
+            why = f"plan {plan.id} has an older epoch than {self._accepted_epoch:016x}, which was applied before"
             return Offer(step=step, plan_id=None, lack=Cause.STALE), why
         try:
             if plan.step != step:

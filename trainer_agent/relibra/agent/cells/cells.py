@@ -1,10 +1,10 @@
-"""The step's plan as one rank looks it up: what each physical slot holds in each cell, and which weights travel.
+"""The step's plan in the form in which one rank looks it up: the expert in each physical slot, and the copies to make.
 
 M micro-batches of the rank's EP group, L layers, P physical slots, S redundant slots, Q replicas.
 
-Physical slot of rank r = r * (E/R + S) + s: its home slots first, then its redundant slots. In a cell, the replicas on
-a rank fill its redundant slots from the first, in order of expert. A cell without replicas has home slots only, so that
-it costs what plain expert parallelism does.
+Slot s of rank r has the physical number r * (E/R + S) + s; home slots come first, then redundant slots. In a cell, the
+replicas on a rank fill its redundant slots from the first on, in order of expert. A cell without replicas has home
+slots only, so that it costs no more than plain expert parallelism.
 """
 
 from collections.abc import Sequence
@@ -24,42 +24,44 @@ from relibra.planning.shares import begins, tokens_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotTable:
-    """One cell: what `quota_remap` needs."""
+    """The input of `quota_remap` for one cell."""
 
     slot_expert_P: torch.Tensor
+    """The logical expert in each slot, int32; `EMPTY` for none."""
     share_P: torch.Tensor
+    """This rank's share of each slot, int32: tokens, or a fraction in a forecast plan. `REST` for home slots."""
 
     def tokens(self, routing_map_TE: torch.Tensor) -> torch.Tensor:
-        """Return the tokens of this rank that each slot takes at most, `REST` for a home slot."""
+        """Return the most tokens of this rank that each slot takes, `REST` for a home slot."""
         return self.share_P
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastTable(SlotTable):
-    """One cell of a forecast plan: shares are fractions of the tokens that come."""
+    """The table of one cell of a forecast plan, whose shares are fractions of the tokens that arrive."""
 
     begin_P: torch.Tensor
-    """Fractions of the slots before it that hold the same expert."""
+    """The sum of the fractions of the slots before this one that hold the same expert."""
     ep_rank: int
     num_ranks: int
 
     def tokens(self, routing_map_TE: torch.Tensor) -> torch.Tensor:
-        """Divide the tokens of every expert; without a look at the device's memory from the host."""
+        """Return the tokens of each slot as `SlotTable.tokens` does, without reading device memory on the host."""
         tokens_P = routing_map_TE.sum(dim=0).index_select(0, self.slot_expert_P.clamp(min=0))
         taken_P = tokens_of(tokens_P, self.begin_P, self.share_P, self.ep_rank, self.num_ranks)
         return taken_P.masked_fill(self.share_P == REST, REST)
 
 
 class StepCells:
-    """All cells of a step for one rank; immutable, so that a late backward still finds its own plan.
+    """All cells of a step for one rank. The object is immutable, so that a late backward still finds its own plan.
 
     Args:
         placement: where the experts live during the step.
         cluster: the shape of the EP groups.
         ep_group: index of this rank's EP group.
-        ep_rank: this rank within its EP group.
+        ep_rank: index of this rank within its EP group.
         plan: the agreed plan, whose placement is `placement`; None for no replicas.
-        device: where the tables are looked up.
+        device: where the tables live.
     """
 
     def __init__(
@@ -111,13 +113,14 @@ class StepCells:
 
     @property
     def num_replicas(self) -> int:
-        """Replicas of this rank's EP group, over all cells."""
+        """The number of replicas of this rank's EP group, over all cells."""
         return len(self._index_Q4)
 
     def table(self, micro_batch: int | None, layer: int) -> SlotTable | None:
-        """Look up one cell: None where routing stays as it is, because every expert is where plain parallelism has it.
+        """Return the table of a cell, or None if all experts are at their identity places and routing needs no remap.
 
-        A micro-batch that was not planned, or None, has no replicas. Equal on all ranks of the EP group, shares apart.
+        A micro-batch that was not planned, or None, has no replicas. The tables of the ranks of an EP group differ only
+        in their shares.
         """
         if micro_batch is not None and self._replicas_of(micro_batch, layer):
             slot_expert_P, share_P = self._slot_expert_MLP[micro_batch, layer], self._share_MLP[micro_batch, layer]
@@ -135,18 +138,18 @@ class StepCells:
         return SlotTable(slot_expert_P=self._home_LE[layer], share_P=self._rest_LE[layer])
 
     def replicated(self, micro_batch: int, layers: Sequence[int]) -> list[int]:
-        """Return those of `layers` that have replicas in this node."""
+        """Return the layers of `layers` that have replicas in this node."""
         return [layer for layer in layers if self.copies(micro_batch, layer)]
 
     def copies(self, micro_batch: int, layer: int) -> tuple[Copy, ...]:
-        """Return all replicas on ranks of this node, in order of expert and then rank; the same on all of them."""
+        """Return all replicas on ranks of this node, in order of expert and then rank, equal on all these ranks."""
         cell = micro_batch, layer
         if cell not in self._copies:
             self._copies[cell] = self._copies_in(self._replicas_of(micro_batch, layer))
         return self._copies[cell]
 
     def _replicas_of(self, micro_batch: int, layer: int) -> range:
-        """Return the rows of a cell in the index of replicas."""
+        """Return the rows of a cell in `_index_Q4`."""
         if micro_batch >= self.num_micro_batches:
             return range(0)
         cell = micro_batch * len(self._home_LE) + layer
@@ -171,14 +174,15 @@ class StepCells:
 
 
 def num_home_slots(placement: Placement, cluster: Cluster) -> int:
-    """E/R."""
+    """Return the number of home slots of a rank, E/R."""
     return int(placement.home_rank_LE.shape[1]) // cluster.num_ranks
 
 
 def redundant_slots(index_Q4: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Number the replicas of every (row, layer, rank) from 0 in order of expert, int32 `[Q]`.
+    """Return the redundant slot of each replica, int32 `[Q]`: the replicas of a (row, layer, rank) count up from 0.
 
-    `index_Q4` is (row, layer, expert, rank), sorted.
+    Args:
+        index_Q4: (row, layer, expert, rank) of each replica, sorted.
     """
     row_Q, layer_Q, expert_Q, rank_Q = index_Q4.T
     order_Q = np.lexsort((expert_Q, rank_Q, layer_Q, row_Q))

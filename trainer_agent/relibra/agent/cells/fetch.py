@@ -1,7 +1,8 @@
-"""Bring the weights of replicas into the redundant slots, before they are wanted where that can be guessed.
+"""The fetch of replica weights into the redundant slots, ahead of their use where the next use can be guessed.
 
-Every rank of a node makes the same calls in the same order, because all of them pass through the same layers of the
-same micro-batches; the exchange of tokens forces it.
+All ranks of a node make the same calls in the same order, because the exchange of tokens takes all of them through the
+same layers of the same micro-batches. Guesses are equal on all ranks of a node, so the rank that sends weights ahead of
+time guesses the same use as the rank that receives them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from relibra.agent.transport import Copy, ExpertTransport, Handle, fetch_copies
 
 
 class Moment(Enum):
-    """What a layer is doing with a cell."""
+    """The kind of pass in which a layer runs a cell."""
 
     INFERENCE = "a forward without a backward"
     FORWARD = "a forward whose backward comes later"
@@ -28,7 +29,7 @@ class Moment(Enum):
 
 
 class Use(NamedTuple):
-    """The replicas of one cell in one of the two passes over its micro-batch.
+    """The use of a cell's replicas in the forward or the backward of its micro-batch.
 
     Weights may change between two forwards of a micro-batch, but not between its forward and its backward.
     """
@@ -40,19 +41,20 @@ class Use(NamedTuple):
 
     @property
     def copies(self) -> tuple[Copy, ...]:
-        """What travels for it."""
+        """The copies that bring its weights."""
         return self.cells.copies(self.micro_batch, self.layer)
 
 
 def next_use(use: Use, moment: Moment, layers: Sequence[int]) -> Use | None:
-    """Guess the use after this one, of the same micro-batch; None where there is none.
+    """Guess the next use in the same micro-batch; return None if there is none.
 
-    A schedule may well do something else, such as another micro-batch of a pipeline. Then the guess is dropped.
+    A pipeline schedule may run another micro-batch next. Then the guess is dropped.
 
     Args:
-        use: the present one.
-        moment: what the layer is doing.
-        layers: of the model chunk, those with replicas in this micro-batch, ascending; the present one among them.
+        use: the present use.
+        moment: the kind of pass of the present use.
+        layers: the layers of the model chunk that have replicas in this micro-batch, ascending; they include the
+            present one.
     """
     place = layers.index(use.layer)
     if moment is Moment.RECOMPUTATION:
@@ -65,14 +67,14 @@ def next_use(use: Use, moment: Moment, layers: Sequence[int]) -> Use | None:
 
 
 class Fetcher:
-    """Knows whose weights are in the slots.
+    """Fills the redundant slots of a rank, and knows whose weights are in them.
 
     Args:
-        transport: of the node.
-        slots: to be filled.
-        experts: of this rank, by layer.
-        gathered: by layer, returns once the parameters of its experts are complete.
-        host_copy: of the node's experts, if there is one.
+        transport: between the ranks of the node.
+        slots: the slots to fill.
+        experts: the experts of this rank, by layer.
+        gathered: for each layer, a function that waits until the parameters of its experts are complete.
+        host_copy: the node's host copy of experts, if there is one.
     """
 
     def __init__(
@@ -89,13 +91,13 @@ class Fetcher:
         self._expected: Use | None = None
 
     def prefetch(self, use: Use, side: int) -> None:
-        """Begin to fetch, unless that has begun; what was expected instead is dropped."""
+        """Begin to fetch `use`, unless that fetch has begun. A fetch of another use is dropped."""
         if self._expected != use:
             self._fill(use, side)
             self._expected = use
 
     def take(self, use: Use, side: int, following: Use | None) -> None:
-        """Return when the weights of `use` are in their slots, and begin to fetch the following ones."""
+        """Return when the weights of `use` are in their slots, and begin to fetch those of `following`."""
         self.prefetch(use, side)
         with record_function(f"relibra::fetched layer {use.layer}"):
             self._settle(side)
@@ -104,17 +106,17 @@ class Fetcher:
             self._fill(following, 1 - side)
 
     def hold(self, side: int, handle: Handle) -> None:
-        """Do not touch a side before `handle` is done."""
+        """Do not touch the slots of `side` before `handle` is done."""
         self._pending[side].append(handle)
 
     def drain(self) -> None:
-        """Wait for everything under way, and forget what is in the slots: weights are about to change."""
+        """Wait for all transfers under way, and forget what is in the slots, because weights are about to change."""
         for side in range(NUM_SIDES):
             self._settle(side)
         self._expected, self._is_frozen = None, False
 
     def freeze(self) -> None:
-        """Collective, after `drain`: weights stay as they are until the next `drain`.
+        """Collective, after `drain`: rely on weights not changing until the next `drain`, and refresh the host copy.
 
         Raises:
             RelibraError: a peer is gone.

@@ -1,7 +1,7 @@
-"""Gradients of replicas on their way home, and how they are added there.
+"""The return of replica gradients to the homes, which add them up.
 
-They travel as they were produced. The home adds them up in fp32 and in ascending order of rank, so that the result does
-not depend on who was first.
+Gradients travel in the dtype in which they were produced. The home adds them up in fp32 and in ascending order of rank,
+so that the result does not depend on the order of arrival.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,14 +15,14 @@ from relibra.kernels import grad_accumulate
 
 
 class GradientReturn:
-    """One cell's gradients under way; made on all ranks of the node.
+    """The gradients of one cell under way. All ranks of the node make one.
 
     Args:
-        transport: of the node.
-        copies: of the cell.
-        own: by redundant slot, the gradients of the replicas on this rank.
-        home: by home slot, parameters.
-        dtype: of the gradients; None where each has that of its parameter.
+        transport: between the ranks of the node.
+        copies: the replicas of the cell.
+        own: the gradients of the replicas on this rank, by redundant slot.
+        home: the parameters of this rank, by home slot.
+        dtype: the dtype of all gradients; None if each gradient has the dtype of its parameter.
     """
 
     def __init__(
@@ -48,7 +48,11 @@ class GradientReturn:
         self.handle = return_gradients(transport, copies, redundant, arrival_of_copy.__getitem__)
 
     def add_up(self, parameters: Sequence[nn.Parameter]) -> list[Tensor | None]:
-        """Wait, and add what arrived to `main_grad`; return it for those of `parameters` that have none."""
+        """Wait, and add the arrived gradients to `main_grad`.
+
+        Returns:
+            For each of `parameters`, None if it has a `main_grad`, else the sum of its arrived gradients.
+        """
         self.handle.wait()
         main_grads = [getattr(parameter, "main_grad", None) for parameter in parameters]
         sums = [
@@ -65,13 +69,13 @@ class GradientReturn:
 
 
 def returning_bytes(experts: Iterable[Experts], num_slots: int, num_ranks: int, dtype: torch.dtype | None) -> int:
-    """Return the most that gradients take on a rank, for one cell of any layer, beside what slots have room for.
+    """Return the most memory that the gradients of one cell take on a rank, beside the memory of the slots.
 
     Args:
-        experts: of this rank's layers.
+        experts: the experts of this rank's layers.
         num_slots: redundant slots of a rank.
-        num_ranks: of the node; every other one may hold as many replicas of this rank's experts.
-        dtype: as of `GradientReturn`. Where it is fixed, what leaves a rank lies in its slots.
+        num_ranks: ranks of the node. Every other rank may hold `num_slots` replicas of this rank's experts.
+        dtype: as in `GradientReturn`. With a fixed dtype, outgoing gradients lie in the slots and need no more memory.
     """
     sizes = [
         sum(parameter.numel() * (dtype or parameter.dtype).itemsize for parameter in trained(each.parameters[0]))
@@ -81,13 +85,13 @@ def returning_bytes(experts: Iterable[Experts], num_slots: int, num_ranks: int, 
 
 
 def returning(rank: int, copies: Sequence[Copy], home: Sequence[Sequence[nn.Parameter]]) -> list[nn.Parameter]:
-    """Return the parameters on this rank to which gradients of a cell return."""
+    """Return the parameters on `rank` to which gradients of a cell return."""
     slots = sorted({copy.source_slot for copy in copies if copy.source_rank == rank})
     return [parameter for slot in slots for parameter in trained(home[slot])]
 
 
 def trained(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """Return those that want gradients."""
+    """Return the parameters that require gradients."""
     return [parameter for parameter in parameters if parameter.requires_grad]
 
 

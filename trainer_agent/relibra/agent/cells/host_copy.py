@@ -1,6 +1,7 @@
-"""The node's expert weights in host memory through a phase in which no optimizer steps, beside the way between ranks.
+"""A copy of the node's expert weights in host memory, for phases in which no optimizer steps.
 
-Which of the two ways is faster, and how much, is not the same on all machines: one expert over each tells.
+Weights then come from host memory and from other ranks at the same time. How fast the two ways are depends on the
+machine, so the first refresh measures both with one expert.
 """
 
 import time
@@ -19,16 +20,16 @@ _NUM_TRIALS = 3
 
 
 class HostCopy:
-    """One rank's view of it. Collective over `group`, the ranks of a node.
+    """One rank's view of the host copy. Construction is collective over `group`, the ranks of a node.
 
     Args:
-        group: the ranks.
-        transport: between them; pulls are waited for as its transfers are.
-        experts: of this rank, by layer; the same layers on all ranks.
+        group: the ranks of the node.
+        transport: between these ranks. It also counts the time that this rank waits for the host copy.
+        experts: the experts of this rank, by layer. All ranks have the same layers.
 
     Raises:
         RelibraError: a peer is gone.
-        Unsupported: as `HostWeights`.
+        Unsupported: see `HostWeights`.
     """
 
     def __init__(self, group: dist.ProcessGroup, transport: TimedTransport, experts: Mapping[int, Experts]) -> None:
@@ -39,7 +40,7 @@ class HostCopy:
         self._host, self._one, self._speed = HostWeights(group, flat), flat[0] if flat else [], 0.0
 
     def refresh(self) -> None:
-        """Collective: copy all weights as they are now, while no fetch is under way.
+        """Collective: copy the present weights of all experts, while no fetch is under way.
 
         Raises:
             RelibraError: a peer is gone.
@@ -49,11 +50,11 @@ class HostCopy:
             self._speed = self._measured_speed()
 
     def of(self, layer: int) -> FrozenLayer:
-        """Return where the weights of a layer are."""
+        """Return where the host copy has the weights of a layer."""
         return FrozenLayer(TimedHost(self._host, self._transport), self._first[layer], self._speed)
 
     def _measured_speed(self) -> float:
-        """Return how many experts come from the host while one comes from a peer; equal on all ranks."""
+        """Return how many experts arrive from the host in the time of one from a peer; equal on all ranks."""
         ahead, behind = peers_by_round(self._transport.rank, self._transport.num_ranks)[0]
         into = [torch.empty_like(tensor) for tensor in self._one]
 

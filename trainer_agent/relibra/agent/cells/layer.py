@@ -1,4 +1,4 @@
-"""What happens inside one attached MoE layer: logical to physical routing, replicas beside home experts, a count."""
+"""The execution of one attached MoE layer: logical to physical routing, replicas beside home experts, realised load."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,12 +19,12 @@ class LayerExecution:
 
     Args:
         index: of the layer among the MoE layers of the whole model.
-        chunk: the layers of its model chunk, ascending.
-        experts: its experts on this rank.
-        context: what it shares with the other layers.
-        active: returns the cells of the present step, and the micro-batch that runs now, if any.
-        has_routing: returns whether the open phase was given routing.
-        logical_experts: returns the logical expert in every home slot, now.
+        chunk: the indices of all layers of the same model chunk, ascending.
+        experts: the layer's experts on this rank.
+        context: shared by all layers of this rank.
+        active: returns the cells of the open step, and the micro-batch that runs now, if any.
+        has_routing: returns whether the caller has set routing in the open phase.
+        logical_experts: returns the logical expert that is in every home slot now.
     """
 
     def __init__(
@@ -43,20 +43,20 @@ class LayerExecution:
         self._visit: Visit | None = None
 
     def routing(self) -> Tensor | None:
-        """Return the experts `[T, K]` given for the micro-batch that runs now, if any were."""
+        """Return the routing `[T, K]` that the caller set for the micro-batch that runs now, if any."""
         _, micro_batch = self._active()
         if micro_batch is None or micro_batch.routed_LTK is None:
             return None
         return micro_batch.routed_LTK[self.index]
 
     def enter(self) -> None:
-        """Begin the cell early, where the transformer layer does; `remap` begins it otherwise."""
+        """Begin the cell where the transformer layer begins. Without this call, `remap` begins it."""
         _, micro_batch = self._active()
         if micro_batch is not None:
             self._visit = self._visit_of(micro_batch)
 
     def remap(self, probs_TE: Tensor, routing_map_TE: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
-        """Return physical probabilities and routing map `[T, P]`; P is E in a cell without replicas.
+        """Return the physical probabilities and routing map, `[T, P]` each. P is E in a cell without replicas.
 
         Raises:
             RelibraError: a training forward outside a micro-batch while the step has replicas or routing.
@@ -73,7 +73,7 @@ class LayerExecution:
     def compute(
         self, forward: ExpertsForward, tokens: Tensor, tokens_per_slot: Tensor, probs: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Stand in for the forward of the experts module."""
+        """Run the experts, in place of the forward of the experts module."""
         _, micro_batch = self._active()
         if micro_batch is not None and micro_batch.realised is not None:
             micro_batch.realised.record(micro_batch.index, self.index, int(tokens_per_slot.sum()))
@@ -85,7 +85,7 @@ class LayerExecution:
         return visit.end(outputs, replicas), None
 
     def _visit_of(self, micro_batch: MicroBatch) -> Visit | None:
-        """Return the visit of the cell that runs now: the one entered, if it fits, or a new one."""
+        """Return the visit of the present cell, if it has replicas: the entered one if it fits, else a new one."""
         cells, recorded = micro_batch.cells, torch.is_grad_enabled()
         if not cells.copies(micro_batch.index, self.index):
             return None
@@ -108,7 +108,7 @@ class LayerExecution:
         if training and missed is not None:
             raise RelibraError(
                 f"MoE layer {self.index} ran in training mode outside `agent.micro_batch(i)` while the step has "
-                f"{missed}: which is meant depends on the micro-batch, and a wrong guess gives wrong gradients "
-                "silently; run the forward inside `with agent.micro_batch(i):`, or validate in eval mode"
+                f"{missed}. Those depend on the micro-batch, and a wrong one would silently give wrong gradients: run "
+                "the forward inside `with agent.micro_batch(i):`, or validate in eval mode"
             )
         return cells.table(None, self.index)

@@ -1,4 +1,4 @@
-"""Which micro-batch a forward belongs to, wherever and whenever the layer runs."""
+"""The micro-batch that a forward belongs to, also in a recomputation long after the forward."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from relibra.agent.cells.cells import StepCells
 
 
 class RealisedLoad:
-    """Token copies one rank computed in one phase, int64 `[M, L]`; grows where more micro-batches run than planned."""
+    """The token copies that one rank computed in one phase, int64 `[M, L]`. It grows if more micro-batches run."""
 
     def __init__(self, num_micro_batches: int, num_layers: int) -> None:
         self._load_ML = np.zeros((num_micro_batches, num_layers), dtype=np.int64)
@@ -25,35 +25,35 @@ class RealisedLoad:
 
     @classmethod
     def of(cls, load_ML: NDArray[np.int64]) -> "RealisedLoad":
-        """Begin with counts that are known."""
+        """Return an object with these counts."""
         load = cls(*load_ML.shape)
         load._load_ML[:] = load_ML
         return load
 
     def grow(self, num_micro_batches: int) -> None:
-        """Have room for at least that many micro-batches."""
+        """Make room for at least `num_micro_batches`."""
         missing = num_micro_batches - len(self._load_ML)
         if missing > 0:
             self._load_ML = np.pad(self._load_ML, ((0, missing), (0, 0)))
 
     def record(self, micro_batch: int, layer: int, num_tokens: int) -> None:
-        """Set one count; a recomputation sets the same value again."""
+        """Set one count. A recomputation sets the same count again."""
         self.grow(micro_batch + 1)
         self._load_ML[micro_batch, layer] = num_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """What a layer needs to know; kept by a checkpointed region until its recomputation."""
+    """The micro-batch as layers see it. A checkpointed region keeps it until its recomputation."""
 
     agent: object
     index: int
     cells: StepCells
     realised: RealisedLoad | None
     routed_LTK: Tensor | None = None
-    """Experts of this rank's tokens in every MoE layer; None where the routers decide."""
+    """The experts of this rank's tokens in every MoE layer; None if the routers decide."""
     is_checkpointed: bool = False
-    """Inside a region whose activations are recomputed."""
+    """Whether it runs inside a region whose activations are recomputed."""
 
 
 _current: ContextVar[MicroBatch | None] = ContextVar("relibra_micro_batch", default=None)
@@ -66,7 +66,7 @@ def current(agent: object) -> MicroBatch | None:
 
 
 def current_of_any() -> MicroBatch | None:
-    """Return the micro-batch that runs now, whoever opened it."""
+    """Return the micro-batch that runs now, of any agent."""
     return _current.get()
 
 

@@ -1,4 +1,4 @@
-"""Routing by micro-batch instead of by queue: the forward of a micro-batch and its recomputation find the same rows.
+"""Routing replay by micro-batch, not by queue: the forward of a micro-batch and its recomputation use the same rows.
 
 L MoE layers, T tokens of this rank, K top-k, E experts.
 """
@@ -13,19 +13,19 @@ from relibra.errors import InvalidInput
 from relibra.planning import Model
 
 NATIVE = -1
-"""In every place of a row: the router decides for that token itself."""
+"""A row of this value leaves the token to the router."""
 
 
 def check_routing(routed_LTK: Tensor, model: Model) -> Tensor:
-    """Return the routing as int64.
+    """Check the routing, and return it as int64.
 
     Args:
         routed_LTK: any integer dtype; rows of K distinct experts, or of K times `NATIVE`.
-        model: what was registered.
+        model: the registered model.
 
     Raises:
-        InvalidInput: another shape or dtype, an expert that does not exist, or one twice in a row, whose tokens
-            megatron's router would lose silently.
+        InvalidInput: the shape or dtype is wrong, or a row names an expert that does not exist, or one expert twice.
+            Megatron's router would silently lose the tokens of such rows.
     """
     expected = f"integers of shape ({model.num_layers} MoE layers, tokens, top-k {model.top_k})"
     shape = tuple(routed_LTK.shape)
@@ -50,18 +50,18 @@ def check_routing(routed_LTK: Tensor, model: Model) -> Tensor:
 
 
 class MicroBatchReplay:
-    """Stands in for the `RouterReplay` of one router.
+    """The stand-in for the `RouterReplay` of one router.
 
     Args:
-        plain: the router's own, which decides where the micro-batch has no routing; None where it has none.
-        routing: returns the rows `[T, K]` of the micro-batch that runs now, if there are any.
+        plain: the router's own replay, which decides if the micro-batch has no routing; None if the router has none.
+        routing: returns the rows `[T, K]` of the micro-batch that runs now, if it has routing.
     """
 
     def __init__(self, plain: Any, routing: Callable[[], Tensor | None]) -> None:
         self._plain, self._routing = plain, routing
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # not yet built, as when copied
+        if name.startswith("_"):  # during a copy, `_plain` does not exist yet
             raise AttributeError(name)
         return getattr(self._plain, name)
 
@@ -73,7 +73,7 @@ class MicroBatchReplay:
         group_topk: int | None = None,
         default_compute_topk: Callable[..., tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the scores `[T, K]` of the chosen experts, differentiable, and the experts.
+        """Return the differentiable scores `[T, K]` of the chosen experts, and the experts `[T, K]`.
 
         Raises:
             InvalidInput: the routing has rows for another number of tokens.

@@ -1,8 +1,8 @@
 """The memory of replicas: two sides of redundant slots, shared by all layers of a rank and allocated once.
 
-While the experts of one layer read one side, the weights for the next layer arrive in the other. A cell has the same
-side in forward and backward, hence its replicas the same addresses: what autograd saved in forward is valid again when
-the side was filled again.
+While the experts of one layer read one side, the weights for the next layer arrive in the other side. A cell uses the
+same side in forward and backward, so its replicas have the same addresses in both, and tensors that autograd saved in
+forward are valid again once the side is filled again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,13 +17,13 @@ NUM_SIDES = 2
 
 
 class Slots:
-    """Slots large enough for an expert of any layer.
+    """The redundant slots of a rank, each large enough for an expert of any layer.
 
     Args:
-        experts: of this rank, by layer.
+        experts: the experts of this rank, by layer.
         num_slots: redundant slots of a rank.
-        device: of the experts.
-        with_gradients: beside the weights, room for their gradients in fp32, for kernels that add to `main_grad`.
+        device: where the experts are.
+        with_gradients: whether to make room for fp32 gradients, too, for kernels that add to `main_grad`.
     """
 
     def __init__(
@@ -37,20 +37,20 @@ class Slots:
 
     @property
     def gradient_dtype(self) -> torch.dtype | None:
-        """Of the gradients, where there is room for them; otherwise None: each is made like its parameter."""
+        """The dtype of gradients in the slots. None: slots have no gradients, and each has its parameter's dtype."""
         return torch.float32 if self.has_gradients else None
 
     @property
     def size_bytes(self) -> int:
-        """All of the memory: neither the number of layers nor that of micro-batches in flight changes it."""
+        """The size of all slots. It depends on neither the number of layers nor the micro-batches in flight."""
         return self._weights.nbytes + self._gradients.nbytes
 
     def weights(self, side: int, slot: int, layer: int) -> list[Tensor]:
-        """Return the tensors of an expert of `layer` in one slot, unknown to autograd and its version counters."""
+        """Return the tensors of an expert of `layer` in one slot, hidden from autograd and its version counters."""
         return _carved(self._weights[side, slot], self._like[layer])
 
     def gradients(self, side: int, slot: int, layer: int) -> Sequence[Tensor | None]:
-        """Return the fp32 gradients of these weights, each None where there is no room for any."""
+        """Return the fp32 gradients of these weights, or None for each without room for gradients."""
         if not self.has_gradients:
             return [None] * len(self._like[layer])
         return _carved(self._gradients[side, slot], self._like_gradients[layer])

@@ -1,13 +1,15 @@
-"""Replicas in the graph of autograd: weights in before the experts run, gradients home after their backward.
+"""Replicas in the autograd graph: weights arrive before the experts run, gradients return home after their backward.
 
-Three nodes of every cell act at points that all ranks of the node pass in the same order:
+Every cell with replicas has three autograd functions, at points that all ranks of the node pass in the same order:
 
-    accept   made where the transformer layer begins   backward: gradients of replicas are added up at their homes
-    begin    made where the experts begin              backward: the gradients set out
-    end      made where the experts end                backward: the weights are fetched again
+    function   forward runs where                backward
+    accept     the transformer layer begins      the homes add up the gradients of replicas
+    begin      the experts begin                 the ranks begin to send these gradients
+    end        the experts end                   the ranks fetch the weights again
 
-Autograd runs what was made last first. Hence `accept` comes after the backward of dispatch and attention, during which
-gradients travel. The home's parameters are inputs of it, hence it comes before their own gradients are reported.
+Autograd runs the functions in reverse order. So the backward of `accept` comes after the backward of dispatch and
+attention, during which gradients travel. The home parameters are inputs of `accept`, so its backward comes before DDP
+learns that their gradients are ready.
 """
 
 from collections.abc import Sequence
@@ -28,7 +30,7 @@ from relibra.agent.transport.timed import TimedTransport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaContext:
-    """What the layers of a rank share, to work with the other ranks of the node."""
+    """The objects that all layers of a rank share to exchange replicas with the other ranks of the node."""
 
     transport: TimedTransport
     slots: Slots
@@ -37,7 +39,7 @@ class ReplicaContext:
 
 @dataclass(slots=True, kw_only=True)
 class _Home:
-    """Parameters of a layer to which gradients return, and the return once it is under way."""
+    """The parameters of a layer to which gradients return, and the returns under way."""
 
     layer: int
     parameters: Sequence[nn.Parameter]
@@ -45,14 +47,14 @@ class _Home:
 
 
 class Visit:
-    """One run of a layer over one cell with replicas; kept by its graph. To be made by all ranks of the node.
+    """One run of a layer over one cell with replicas. All ranks of the node make one; the autograd graph keeps it.
 
     Args:
-        context: of this rank.
-        use: of the cell.
-        moment: what the layer is doing.
-        layers: of the model chunk, those with replicas in this micro-batch, ascending.
-        experts: of the layer.
+        context: shared by the layers of this rank.
+        use: the cell and pass.
+        moment: the kind of pass.
+        layers: the layers of the model chunk that have replicas in this micro-batch, ascending.
+        experts: the experts of the layer.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Visit:
         rank = context.transport.rank
         self._num_own = sum(copy.destination_rank == rank for copy in use.copies)
         self._home = _Home(layer=use.layer, parameters=returning(rank, use.copies, experts.parameters))
-        # A graph on all ranks of the node alike, also where this one has nothing to return or to accept.
+        # All ranks of the node need the same graph, even a rank with nothing to return or accept.
         anchor = experts.parameters[0][0].new_empty(0).requires_grad_()
         self._anchor: Tensor = _Accept.apply(self._home, anchor, *self._home.parameters)  # type: ignore[no-untyped-call]
         context.fetcher.prefetch(use, self._side)
@@ -79,7 +81,10 @@ class Visit:
         return tokens, probs, [weights[i : i + size] for i in range(0, len(weights), size)]
 
     def end(self, outputs: Tensor, replicas: Sequence[Sequence[Tensor]]) -> Tensor:
-        """Return the outputs of the experts unchanged; kernels may keep no more than weak references to weights."""
+        """Return the outputs of the experts unchanged.
+
+        The graph keeps `replicas` alive, because kernels may hold only weak references to weights.
+        """
         ended: Tensor = _End.apply(self, replicas, outputs)  # type: ignore[no-untyped-call]
         return ended
 
@@ -90,14 +95,18 @@ class Visit:
         return [each for slot in own for each in self._context.slots.weights(self._side, slot, self.use.layer)]
 
     def fetch_again(self) -> None:
-        """Fill the slots as they were in forward, and clear the gradients that kernels add to."""
+        """Fill the slots with the weights of the forward, and zero the gradients that kernels add to."""
         self._take(self.use._replace(in_backward=True), Moment.BACKWARD)
         for gradient in self._gradients():
             if gradient is not None:
                 gradient.zero_()
 
     def send_gradients(self, gradients: Sequence[Tensor | None]) -> None:
-        """Begin to send the gradients of this rank's replicas home, given slot by slot as autograd has them."""
+        """Begin to send the gradients of this rank's replicas home.
+
+        Args:
+            gradients: from autograd, slot by slot; None for a tensor that has none.
+        """
         one = self._experts.parameters[0]
         of_tensors = zip([*one] * self._num_own, gradients, self._gradients(), strict=True)
         produced = [_produced(like, gradient, into) for like, gradient, into in of_tensors if like.requires_grad]
@@ -122,7 +131,7 @@ class Visit:
 
 
 def _produced(like: Tensor, gradient: Tensor | None, into: Tensor | None) -> Tensor:
-    """Return the gradient of one tensor of a replica: of autograd, or what a kernel added to `main_grad` instead."""
+    """Return the gradient of one tensor of a replica: autograd's, plus what a kernel added to `main_grad`."""
     if into is None:
         return torch.zeros_like(like) if gradient is None else gradient
     return into if gradient is None else into.add_(gradient)

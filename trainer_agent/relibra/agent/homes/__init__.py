@@ -1,1 +1,1 @@
-"""Where experts live during a step, and how a reorder moves them with their optimizer state."""
+"""The homes of experts during a step, and the reorder that moves experts with their optimizer state."""

@@ -1,6 +1,6 @@
-"""Checkpoints in logical order: an expert is saved and loaded under its own id, wherever it lives.
+"""Names and checkpoints in logical order: an expert has the name of its own id, wherever it lives.
 
-Such a checkpoint loads in any placement, with any number of expert-parallel ranks, and without relibra.
+A checkpoint in logical order loads in any placement, with any number of expert-parallel ranks, and without relibra.
 """
 
 import copy
@@ -15,18 +15,18 @@ from relibra.errors import Unsupported
 
 _KEY = "distrib_optim_sharding_type"
 LOGICAL_SHARDING = "fully_reshardable"
-"""The one sharding of a distributed optimizer's state that is by parameter rather than by place in a buffer."""
+"""The only sharding of a distributed optimizer's state that is by parameter and not by place in a buffer."""
 
 
 def logical_named_parameters(
     models: Sequence[nn.Module], experts: Mapping[int, Experts], logical_experts: Callable[[int], Sequence[int]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters of `models`, those of experts with the logical expert in the place of the slot.
+    """Yield the names and parameters of `models`. Names of experts have the logical id instead of the slot.
 
     Args:
-        models: without wrappers around them; names of several begin with `model<index>.`.
-        experts: of this rank's MoE layers, by layer.
-        logical_experts: layer -> the logical expert in every home slot of this rank.
+        models: the models without wrappers. With several models, names begin with `model<index>.`.
+        experts: the experts of this rank, by layer.
+        logical_experts: returns, for a layer, the logical expert in every home slot of this rank.
     """
     layer_of = {id(each.module): layer for layer, each in experts.items()}
     for index, model in enumerate(models):
@@ -50,7 +50,7 @@ def _renamed(prefix: str, experts: Experts, logical_experts: Sequence[int]) -> d
 
 
 class _Rank:
-    """Place in a process group of `size` ranks."""
+    """A stand-in for a process group that only answers rank and size."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
@@ -69,7 +69,7 @@ def logical_sharded_state_dict(
 
     Args:
         module: a megatron module of experts, sequential or grouped.
-        logical_experts: the logical expert in every home slot, now.
+        logical_experts: returns the logical expert that is in every home slot now.
         num_experts: E.
     """
 
@@ -87,7 +87,7 @@ def logical_sharded_state_dict(
 
 
 def _alone(module: Any, slot: int, rank: _Rank) -> Any:
-    """Return the module as it would be with one expert a rank: what its own arithmetic numbers is that expert."""
+    """Return the module as if each rank held one expert, so that megatron numbers this expert by `rank`."""
     if hasattr(module, "local_experts"):
         modules = {"local_experts": nn.ModuleList([module.local_experts[slot]])}
     else:
@@ -96,7 +96,7 @@ def _alone(module: Any, slot: int, rank: _Rank) -> Any:
 
 
 def _alone_in(linear: Any, slot: int, rank: _Rank) -> Any:
-    """Return a grouped product with one expert; anything else as it is."""
+    """Return a grouped product with the expert of `slot` only; return any other module unchanged."""
     if not hasattr(linear, "num_gemms"):
         return linear
     groups = copy.copy(linear._pg_collection)
@@ -107,21 +107,21 @@ def _alone_in(linear: Any, slot: int, rank: _Rank) -> Any:
 
 
 def _changed(module: Any, **attributes: Any) -> Any:
-    """Return a shallow copy of a module, whatever it does about being copied."""
+    """Return a shallow copy of a module with other attributes, without calling its own `__copy__`."""
     changed = object.__new__(type(module))
     vars(changed).update(vars(module) | attributes)
     return changed
 
 
 def _in_slot(key: str, slot: int) -> str:
-    """Return the key that an expert has in `slot`, given the one it has alone."""
+    """Return the key of an expert in `slot`, given its key in a module of one expert."""
     key = key.replace("local_experts.0.", f"local_experts.{slot}.", 1)
     key = re.sub(r"^(linear_fc\d\.(?:weight|bias))0$", rf"\g<1>{slot}", key)
     return re.sub(r"^(linear_fc\d\._extra_state)$", rf"\g<1>{slot or ''}", key)
 
 
 def refusing_physical_order(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a stand-in for a distributed optimizer's `sharded_state_dict` that refuses what a reorder would break."""
+    """Return a stand-in for a distributed optimizer's `sharded_state_dict` that refuses shardings by place."""
 
     def sharded_state_dict(
         model_sharded_state_dict: Any = None,
@@ -141,7 +141,7 @@ def refusing_physical_order(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refusing_places(method: str) -> Callable[..., Any]:
-    """Return a stand-in for a method of checkpoints in torch format, which know places only; it always refuses."""
+    """Return a stand-in that always refuses, for a method that reads or writes checkpoints by place in torch format."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise Unsupported(

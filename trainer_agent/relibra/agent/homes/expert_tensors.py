@@ -1,7 +1,8 @@
-"""Which tensors of an expert travel between which two ranks of a pipeline stage.
+"""The tensors of an expert that travel between two ranks of a pipeline stage.
 
-Weights are alike in all EP groups of the stage, hence they travel inside one. So does optimizer state that is alike; a
-distributed optimizer's shards travel between the ranks that own them, wherever the ranges of both ends overlap.
+All EP groups of a stage hold equal weights, so weights travel inside each group. Optimizer state that is equal in all
+groups travels the same way. A distributed optimizer's shards travel between the ranks that own them: for every overlap
+of the ranges that sender and receiver own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,17 +19,17 @@ from relibra.agent.placement import Move
 from relibra.kernels import ALIGNMENT_BYTES, packed_size_bytes
 
 Ranges = Mapping[tuple[int, int], NDArray[np.int64]]
-"""(layer, home slot) -> (start, stop) of the owned part of every parameter, int64 `[K, 2]`, K parameters."""
+"""(layer, home slot) -> the range (start, stop) that a rank owns of each of the K parameters, int64 `[K, 2]`."""
 
 
 class ExpertTensors:
-    """What travels, as one rank of the stage sees it.
+    """The tensors that moves carry, as one rank of the stage sees them.
 
     Args:
-        experts: of this rank's layers, by layer.
-        state: of this rank's optimizer.
-        ranges_by_rank: what every rank of the stage owns of its parameters' state.
-        seats: of every rank of the stage.
+        experts: the experts of this rank, by layer.
+        state: the optimizer state of this rank.
+        ranges_by_rank: for every rank of the stage, the ranges of its parameters whose state it owns.
+        seats: the seat of every rank of the stage.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class ExpertTensors:
     def exchange(
         cls, experts: Mapping[int, Experts], state: OptimizerState, stage: dist.ProcessGroup, seats: Sequence[Seat]
     ) -> "ExpertTensors":
-        """Collective over the stage: learn what every rank owns."""
+        """Collective over the stage: exchange the owned ranges, and return this rank's object."""
         own = owned_ranges(experts, state)
         ranges_by_rank = [own] * len(seats)
         if state.is_sharded:
@@ -54,14 +55,14 @@ class ExpertTensors:
 
     @property
     def expert_bytes(self) -> int:
-        """The most that one expert of this rank takes in messages, with its state as it is now; 0 without experts."""
+        """The largest size of an expert of this rank in messages, with the state that exists now; 0 without experts."""
         num_groups = len({seat.ep_group for seat in self._seats})
         tensors_of_experts = (
             [tensor for parameter in slot for tensor in (parameter, *self._state.tensors_of(parameter))]
             for each in self._experts.values()
             for slot in each.parameters
         )
-        # ExpertTensors for several groups are padded each by itself, and every message has a checksum.
+        # The parts of an expert for several groups are padded separately, and every message has a checksum.
         return max(
             (
                 packed_size_bytes(tensors) + num_groups * (len(tensors) + 1) * ALIGNMENT_BYTES
@@ -71,7 +72,7 @@ class ExpertTensors:
         )
 
     def outgoing(self, moves: Sequence[Move], sender: int, receiver: int) -> list[Move]:
-        """Return the moves that need a message from `sender` to `receiver`, ranks of the stage, in order."""
+        """Return, in order, the moves that need a message from `sender` to `receiver`, two ranks of the stage."""
         from_seat, to_seat = self._seats[sender], self._seats[receiver]
         return [
             move
@@ -81,7 +82,7 @@ class ExpertTensors:
         ]
 
     def tensors(self, move: Move, sender: int, receiver: int, *, at_source: bool) -> list[Tensor]:
-        """Return what `move` carries from `sender` to `receiver`, as it lies on this rank: either of the two."""
+        """Return the tensors that `move` carries from `sender` to `receiver`, on this rank, which is one of the two."""
         slot = move.source_slot if at_source else move.destination_slot
         same_group = self._seats[sender].ep_group == self._seats[receiver].ep_group
         overlap_K2 = self._overlap(move, sender, receiver)
@@ -113,7 +114,7 @@ class ExpertTensors:
 
 
 def owned_ranges(experts: Mapping[int, Experts], state: OptimizerState) -> Ranges:
-    """Return what this rank owns."""
+    """Return the ranges that this rank owns."""
     return {
         (layer, slot): np.array([state.range_of(each) for each in parameters], dtype=np.int64)
         for layer, of_layer in experts.items()

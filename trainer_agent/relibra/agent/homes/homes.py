@@ -1,4 +1,4 @@
-"""Where this job's experts live now, and how they get elsewhere: one placement for all ranks of all stages."""
+"""The placement that all ranks of all stages share, and the moves to another one."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,16 +17,16 @@ from relibra.errors import RelibraError
 
 
 class Homes:
-    """Collective over the job, as are its moves.
+    """The homes of the job's experts. Construction and moves are collective over the job.
 
     Args:
         placement: where the experts live at first.
-        experts: of this rank's layers, by index among the MoE layers.
-        state: of this rank's optimizer.
-        groups: of this rank.
-        device: of the experts.
+        experts: the experts of this rank's layers, by index among the MoE layers.
+        state: the optimizer state of this rank.
+        groups: the process groups of this rank.
+        device: where the experts are.
         gather_parameters: collective; completes parameters that a distributed optimizer has not gathered yet.
-        buffer_bytes: of this rank in a move; see `AgentConfig.reorder_buffer_bytes`.
+        buffer_bytes: memory of this rank for a move; see `AgentConfig.reorder_buffer_bytes`.
     """
 
     def __init__(
@@ -43,19 +43,19 @@ class Homes:
         self._groups, self._device, self._gather_parameters = groups, device, gather_parameters
         self._buffer_bytes = buffer_bytes
         self._transport = ProcessGroupTransport(groups.stage)
-        self._pieces = ExpertTensors.exchange(experts, state, groups.stage, groups.stage_seats)
+        self._expert_tensors = ExpertTensors.exchange(experts, state, groups.stage, groups.stage_seats)
 
     @property
     def placement(self) -> Placement:
-        """Where every expert lives.
+        """The home of every expert.
 
         Raises:
-            RelibraError: a move was broken off: a rank died in it, or putting back failed.
+            RelibraError: a move was interrupted: a rank died, or experts could not be put back.
         """
         if self._placement is None:
             raise RelibraError(
-                "a reorder was broken off, and experts may be between two placements: weights in memory must not be "
-                "used or saved; restart from the last checkpoint"
+                "a reorder was interrupted, and experts may be between two placements: do not use or save the weights "
+                "in memory; restart from the last checkpoint"
             )
         return self._placement
 
@@ -65,25 +65,25 @@ class Homes:
         return experts
 
     def move_to(self, target: Placement) -> tuple[int, str | None]:
-        """Move all experts that `target` has elsewhere, while no forward or backward is pending.
+        """Collective: move all experts to their places in `target`, while no forward or backward is pending.
 
         Returns:
-            The bytes this rank sent, and None, or why every expert on every rank stayed where it was.
+            The bytes this rank sent, and None if the experts moved, else why every expert on every rank stayed.
 
         Raises:
-            RelibraError: the experts are neither here nor there.
+            RelibraError: a move failed and could not be undone, or a rank is gone.
         """
         topology, here = self._groups.topology, self.placement
         moves = here.moves_to(target)
         if not moves:
             return 0, None
         self._gather_parameters()
-        own_limit = experts_within(self._buffer_bytes, self._pieces.expert_bytes)
+        own_limit = experts_within(self._buffer_bytes, self._expert_tensors.expert_bytes)
         limit = least(own_limit, "agreeing on the size of a wave", self._groups.everyone, self._device)
         self._placement = None
         sent_bytes, failure = reorder(
             waves_of(moves, topology.stage_layers, self._groups.stage_index, limit),
-            self._pieces,
+            self._expert_tensors,
             transport=self._transport,
             everyone=self._groups.everyone,
             device=self._device,

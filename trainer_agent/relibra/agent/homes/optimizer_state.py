@@ -9,29 +9,29 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """The part of one parameter that this rank's optimizer updates."""
+    """The part of one parameter that the optimizer of this rank updates."""
 
     start: int
     stop: int
-    """Elements `start` to `stop - 1` of the flat parameter."""
+    """The shard is elements `start` to `stop - 1` of the flat parameter."""
     main: Tensor
-    """Flat; what the optimizer keeps its state under."""
+    """The flat tensor under which the optimizer keeps its state."""
     is_copy: bool
-    """`main` has memory of its own; otherwise it is a view of the parameter and travels with it."""
+    """Whether `main` has memory of its own. If not, it is a view of the parameter and travels with it."""
 
 
 ShardOf = Callable[[Tensor], Shard | None]
 
 
 class OptimizerState:
-    """Finds them in plain, fp32, mixed-precision and distributed megatron optimizers, and in chains of them.
+    """The state tensors in plain, fp32, mixed-precision and distributed megatron optimizers, and in chains of them.
 
     A parameter's fp32 copy is its `main_param`, set by megatron; the optimizer's state is kept under that copy, or
     under the parameter itself where there is none. A distributed optimizer keeps both for a shard of the parameter.
 
     Args:
         optimizers: the torch optimizers inside.
-        shard_of: the shard of a parameter on this rank, None where it has none; for a distributed optimizer only.
+        shard_of: returns the shard of a parameter on this rank, None if it has none; for a distributed optimizer only.
     """
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], shard_of: ShardOf | None = None) -> None:
@@ -43,17 +43,17 @@ class OptimizerState:
         return self._shard_of is not None
 
     def range_of(self, parameter: Tensor) -> tuple[int, int]:
-        """Return the elements of the flat parameter whose state is on this rank, as (start, stop)."""
+        """Return the range (start, stop) of the flat parameter's elements whose state is on this rank."""
         if self._shard_of is None:
             return 0, parameter.numel()
         shard = self._shard_of(parameter)
         return (0, 0) if shard is None else (shard.start, shard.stop)
 
     def tensors_of(self, parameter: Tensor) -> list[Tensor]:
-        """Return the tensors beside the parameter itself, in an order equal on all ranks.
+        """Return the tensors that travel with the parameter, without the parameter itself, in one order on all ranks.
 
-        Before the first optimizer step there is no state yet, and only the main copy is returned. Those of a shard are
-        flat, and without the scalars: every parameter's shards count their steps alike.
+        Before the first optimizer step there is no state yet, and only the main copy is returned. The tensors of a
+        shard are flat. Scalars are left out, because the step counts of all shards of a parameter are equal.
         """
         if self._shard_of is not None:
             shard = self._shard_of(parameter)

@@ -1,11 +1,11 @@
-"""Move experts to their new homes at a step boundary: weights, fp32 copies and optimizer moments, all or none.
+"""The reorder: move experts with their fp32 copies and optimizer moments to new homes, on all ranks or on none.
 
-Runs between `optimizer.step()` and the next forward; gradients are not moved, they are zeroed or overwritten before the
-next backward.
+A reorder runs between `optimizer.step()` and the next forward. It does not move gradients, because they are zeroed or
+overwritten before the next backward.
 
-The experts of a wave are staged into buffers, exchanged, verified, and written only after all ranks of the job said
-that theirs are whole. What a slot held lies packed until all ranks have written; where one failed, all put it back, and
-undo the waves before.
+Every wave is staged into buffers, exchanged and verified. Ranks write the experts of a wave into their slots only after
+all ranks of the job have verified theirs, and keep the old contents packed until all ranks have written. If a rank
+fails, all ranks put the old contents back and undo the previous waves.
 """
 
 import functools
@@ -28,25 +28,27 @@ from relibra.kernels import expert_checksum, expert_pack, expert_unpack, packed_
 @torch.no_grad()
 def reorder(
     waves: Sequence[Wave],
-    pieces: ExpertTensors,
+    expert_tensors: ExpertTensors,
     *,
     transport: ExpertTransport,
     everyone: dist.ProcessGroup,
     device: torch.device,
 ) -> tuple[int, str | None]:
-    """Collective over the job: carry out `waves`; return the bytes this rank sent, and why nothing moved, if so.
+    """Collective over the job: carry out `waves`. Return the bytes this rank sent, and None or why nothing moved.
 
     Args:
-        waves: of this rank's stage; as many on every stage.
-        pieces: what travels.
-        transport: of the ranks that exchange experts, those of the stage.
-        everyone: the ranks that decide together.
-        device: of the message buffers.
+        waves: the waves of this rank's stage; all stages have equally many.
+        expert_tensors: the tensors that each move carries.
+        transport: between the ranks of the stage, which exchange experts.
+        everyone: all ranks of the job, which decide together.
+        device: where the message buffers live.
 
     Raises:
-        RelibraError: after a failure the experts could not be put back either; no rank may go on.
+        RelibraError: a move failed and the experts could not be put back, or a rank is gone. No rank may continue.
     """
-    carry_out = functools.partial(_carry_out, pieces=pieces, transport=transport, everyone=everyone, device=device)
+    carry_out = functools.partial(
+        _carry_out, expert_tensors=expert_tensors, transport=transport, everyone=everyone, device=device
+    )
     sent_bytes, done = 0, list[Wave]()
     for wave in waves:
         sent, failure = carry_out(wave)
@@ -62,14 +64,19 @@ def reorder(
     return sent_bytes, None
 
 
-_ADVICE = "weights in memory must not be used or saved; restart from the last checkpoint"
+_ADVICE = "do not use or save the weights in memory; restart from the last checkpoint"
 
 
 def _carry_out(
-    wave: Wave, *, pieces: ExpertTensors, transport: ExpertTransport, everyone: dist.ProcessGroup, device: torch.device
+    wave: Wave,
+    *,
+    expert_tensors: ExpertTensors,
+    transport: ExpertTransport,
+    everyone: dist.ProcessGroup,
+    device: torch.device,
 ) -> tuple[int, str | None]:
-    """Return the bytes this rank sent, and None where all ranks have written the wave, else why none has."""
-    transfer = Transfer(wave, pieces, transport, device)
+    """Return the bytes this rank sent, and None if all ranks have written the wave, else why none has."""
+    transfer = Transfer(wave, expert_tensors, transport, device)
     attempt = functools.partial(together, group=everyone, device=device)
     failure = attempt(transfer.stage, "staging experts") or attempt(transfer.exchange, "exchanging experts")
     if failure is not None:
@@ -84,56 +91,58 @@ def _carry_out(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Message:
-    """Packed experts on their way between two ranks: one checksum for each move, then the tensors of each."""
+    """The packed experts that one rank sends to another: a checksum for each move, then the tensors of each move."""
 
     moves: Sequence[Move]
     tensors: Sequence[Sequence[Tensor]]
-    """Of each move: where they come from or go to on this rank."""
+    """The tensors of each move on this rank, where its data comes from or goes to."""
     buffer: Tensor
 
     @property
     def checksums(self) -> Tensor:
-        """Int64 `[moves]`, a view of the buffer."""
+        """The checksums, int64 `[moves]`, as a view of the buffer."""
         return self.buffer[: 8 * len(self.moves)].view(torch.int64)
 
     def parts(self) -> Iterator[tuple[Tensor, Sequence[Tensor], Tensor]]:
-        """Yield for each move: its packed tensors, the tensors, and their checksum."""
+        """Yield for each move its packed tensors, its tensors, and the checksum of the packed ones."""
         offset = packed_size_bytes([self.checksums])
         for move, tensors in zip(self.moves, self.tensors, strict=True):
             size_bytes = packed_size_bytes(tensors)
             packed = self.buffer[offset : offset + size_bytes]
-            # An expert that arrives in the place of another is as wrong as one that arrives damaged.
+            # The salt detects an expert that arrives undamaged in the place of another.
             yield packed, tensors, expert_checksum(packed, salt=(move.layer << 32) + move.expert)
             offset += size_bytes
 
 
 class Transfer:
-    """One wave on one rank, step by step: `stage`, `exchange`, `commit`; `restore` where a rank failed to commit."""
+    """The transfer of one wave on one rank: `stage`, `exchange`, `commit`, and `restore` if a rank failed to commit."""
 
-    def __init__(self, wave: Wave, pieces: ExpertTensors, transport: ExpertTransport, device: torch.device) -> None:
-        self._wave, self._pieces, self._transport, self._device = wave, pieces, transport, device
+    def __init__(
+        self, wave: Wave, expert_tensors: ExpertTensors, transport: ExpertTransport, device: torch.device
+    ) -> None:
+        self._wave, self._expert_tensors, self._transport, self._device = wave, expert_tensors, transport, device
         self._sends: dict[int, _Message] = {}
         self._receives: dict[int, _Message] = {}
         self.sent_bytes = 0
 
     @property
     def staged_bytes(self) -> int:
-        """What the buffers take on this rank."""
+        """The size of the message buffers on this rank."""
         return sum(each.buffer.nbytes for messages in (self._sends, self._receives) for each in messages.values())
 
     def stage(self) -> None:
-        """Pack all that leaves, and make room for all that arrives; in the order in which it travels."""
+        """Pack all outgoing experts and make room for all incoming ones, in the order in which they travel."""
         rank = self._transport.rank
         for ahead, behind in [(rank, rank), *peers_by_round(rank, self._transport.num_ranks)]:
-            leaving = self._pieces.outgoing(self._wave, rank, ahead)
+            leaving = self._expert_tensors.outgoing(self._wave, rank, ahead)
             if leaving:
                 self._sends[ahead] = self._pack(leaving, rank, ahead)
-            arriving = self._pieces.outgoing(self._wave, behind, rank)
+            arriving = self._expert_tensors.outgoing(self._wave, behind, rank)
             if arriving:
                 self._receives[behind] = self._make_room(arriving, behind, rank)
 
     def exchange(self) -> None:
-        """Send and receive, and compare what arrived with its checksums.
+        """Send and receive, and check the received experts against their checksums.
 
         Raises:
             RelibraError: a peer is gone, or an expert arrived damaged.
@@ -157,15 +166,15 @@ class Transfer:
                 raise RelibraError(f"expert {move.expert} of MoE layer {move.layer} arrived damaged from rank {peer}")
 
     def commit(self) -> None:
-        """Write what arrived into its slots."""
+        """Write the received experts into their slots."""
         _write(self._receives)
 
     def restore(self) -> None:
-        """Write what was packed back into the slots it came from."""
+        """Write the packed experts back into the slots they came from."""
         _write(self._sends)
 
     def _pack(self, moves: Sequence[Move], sender: int, receiver: int) -> _Message:
-        tensors = [self._pieces.tensors(move, sender, receiver, at_source=True) for move in moves]
+        tensors = [self._expert_tensors.tensors(move, sender, receiver, at_source=True) for move in moves]
         header = torch.zeros(len(moves), dtype=torch.int64, device=self._device)
         buffer = expert_pack([header, *(tensor for each in tensors for tensor in each)], self._device)
         message = _Message(moves=moves, tensors=tensors, buffer=buffer)
@@ -173,7 +182,7 @@ class Transfer:
         return message
 
     def _make_room(self, moves: Sequence[Move], sender: int, receiver: int) -> _Message:
-        tensors = [self._pieces.tensors(move, sender, receiver, at_source=False) for move in moves]
+        tensors = [self._expert_tensors.tensors(move, sender, receiver, at_source=False) for move in moves]
         header = torch.zeros(len(moves), dtype=torch.int64, device=self._device)
         size_bytes = packed_size_bytes([header, *(tensor for each in tensors for tensor in each)])
         buffer = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)

@@ -1,6 +1,6 @@
-"""How a reorder is cut into parts that its buffers hold, each of which can be carried out, and undone, by itself.
+"""Waves: the parts of a reorder, each small enough for the message buffers. A wave can be undone on its own.
 
-A wave is a part of one layer of every pipeline stage.
+A wave moves some experts of one layer in each pipeline stage.
 """
 
 from collections import Counter
@@ -10,22 +10,22 @@ from itertools import groupby
 from relibra.agent.placement import Move
 
 Wave = Sequence[Move]
-"""Moves of one layer, sorted by expert: a permutation of its slots. Equal on all ranks of a stage, empty for none."""
+"""Moves of one layer, sorted by expert: a permutation of its slots, or empty. Equal on all ranks of a stage."""
 
 
 def experts_within(buffer_bytes: int, expert_bytes: int) -> int:
-    """Return how many experts a rank may send, and receive, in a wave: two at least, which a cut in a cycle takes."""
+    """Return how many experts a rank may send, and receive, in a wave. A cut in a cycle needs at least two."""
     return max(2, buffer_bytes // (2 * max(1, expert_bytes)))
 
 
 def waves_of(moves: Sequence[Move], stage_layers: Sequence[Sequence[int]], stage: int, num_experts: int) -> list[Wave]:
-    """Cut the job's moves into waves as `stage` sees them; equally many on every stage.
+    """Return the waves of one stage. All stages have equally many; the last ones may be empty.
 
     Args:
-        moves: of all layers, sorted by layer and expert.
+        moves: the moves of all layers, sorted by layer and expert.
         stage_layers: the layers of every stage.
         stage: index of the stage.
-        num_experts: the most that a rank sends, and receives, in a wave.
+        num_experts: the most experts that a rank sends, and receives, in a wave.
     """
     of_layers: dict[int, list[Move]] = {}
     for move in moves:
@@ -37,7 +37,7 @@ def waves_of(moves: Sequence[Move], stage_layers: Sequence[Sequence[int]], stage
 
 
 def _waves(moves: Sequence[Move], num_experts: int) -> list[Wave]:
-    """Cut a permutation into some that, one after the other, do what it does."""
+    """Return smaller permutations that, one after the other, have the effect of `moves`."""
     waves, cycles = list[Wave](), _cycles(moves)
     while cycles:
         wave, cycles = _first_wave(cycles, num_experts)
@@ -46,7 +46,7 @@ def _waves(moves: Sequence[Move], num_experts: int) -> list[Wave]:
 
 
 def _first_wave(cycles: Sequence[list[Move]], num_experts: int) -> tuple[list[Move], list[list[Move]]]:
-    """Return as much of `cycles` as ranks have room for, and the cycles that are left."""
+    """Return as many moves of `cycles` as ranks have room for, and the cycles that are left."""
     wave, left, taken = list[Move](), list[list[Move]](), Counter[int]()
     for cycle in cycles:
         rest = list[Move]()
@@ -66,11 +66,12 @@ def _first_wave(cycles: Sequence[list[Move]], num_experts: int) -> tuple[list[Mo
 
 
 _WORTH_A_CUT = 4
-"""Moves of a cycle. With fewer, waves of random reorders would be no fuller, and more experts move twice."""
+"""The fewest moves worth cutting out of a cycle. A smaller number fills waves of random reorders no better, and makes
+more experts move twice."""
 
 
 def _cycles(moves: Sequence[Move]) -> list[list[Move]]:
-    """Return the cycles of a permutation, each move followed by that from its destination."""
+    """Return the cycles of a permutation. In a cycle, each move is followed by the move from its destination."""
     at, cycles = {(move.source_rank, move.source_slot): move for move in moves}, list[list[Move]]()
     while at:
         place, cycle = next(iter(at)), list[Move]()
@@ -82,7 +83,7 @@ def _cycles(moves: Sequence[Move]) -> list[list[Move]]:
 
 
 def _runs(cycle: Sequence[Move], taken: Counter[int], num_experts: int) -> list[tuple[bool, list[Move]]]:
-    """Part a cycle where the room of ranks begins and ends."""
+    """Split a cycle into runs of moves that all have room on their source rank, or all have none."""
     room = taken.copy()
 
     def has_room(move: Move) -> bool:
@@ -93,9 +94,9 @@ def _runs(cycle: Sequence[Move], taken: Counter[int], num_experts: int) -> list[
 
 
 def _cut_out(run: Sequence[Move]) -> tuple[list[Move], Move]:
-    """Return a part of a cycle as a cycle of its own, and the move that takes its place in the rest.
+    """Return a run of a cycle as a cycle of its own, and the move that replaces the run in the rest of the cycle.
 
-    The last expert moves twice: first to the slot where the part begins, and from there to where it belongs.
+    The last expert of the run moves twice: first to the slot where the run begins, and later from there to its target.
     """
     *head, last = run
     rank, slot = run[0].source_rank, run[0].source_slot

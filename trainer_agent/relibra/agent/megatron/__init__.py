@@ -1,9 +1,9 @@
 """The only part of the agent that knows megatron-core.
 
 In:   built model chunks and their optimizer.
-Out:  MoE layers that execute plans, and what belongs to their experts.
+Out:  MoE layers that execute plans, and the parameters and optimizer state of their experts.
 
-Hooks sit on built layer objects, because frameworks build their layers from specs of their own. Parameters keep their
+The agent hooks into built layers, because frameworks build layers from specs of their own. Parameters keep their
 objects and names, so that DDP, optimizer and converters see an ordinary model.
 """
 

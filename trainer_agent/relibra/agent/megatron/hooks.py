@@ -1,4 +1,4 @@
-"""Hook into built layers, and out again."""
+"""Hooks into built layers, and their removal."""
 
 import copy
 import dataclasses
@@ -17,11 +17,11 @@ from relibra.planning import Cluster
 
 
 def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cluster) -> Callable[[], None]:
-    """Hook `execution` into one layer of a model chunk; returns the function that takes it out again.
+    """Hook `execution` into one layer of a model chunk, and return the function that removes the hooks.
 
-    Four touch points in the forward: the beginning of the transformer layer, a dispatcher over physical slots, routing
-    turned physical before it, replicas beside the experts. Router, auxiliary losses and replay stay in logical space.
-    Beside them, routing by micro-batch, and checkpoints in logical order.
+    There are four hooks in the forward: the beginning of the transformer layer, the dispatcher (over physical slots),
+    the routing before it (made physical), and the experts (with replicas). Router, auxiliary losses and replay stay in
+    logical space. Two more hooks give routing by micro-batch and checkpoints in logical order.
     """
     slots_per_rank = layer.num_local_experts + cluster.redundant_slots
     first_slot = layer.ep_group.rank() * slots_per_rank
@@ -85,7 +85,7 @@ _num_hooked_layers = 0
 
 
 def _remember_micro_batch_in_checkpoints(change: int) -> None:
-    """Let a recomputation in backward find the micro-batch of its forward, while any layer is hooked."""
+    """Let a recomputation in backward find the micro-batch of its forward, as long as any layer is hooked."""
     global _num_hooked_layers, _plain_checkpoint
     if _num_hooked_layers == 0:
         _plain_checkpoint = tensor_parallel.checkpoint

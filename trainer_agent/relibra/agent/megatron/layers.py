@@ -1,4 +1,4 @@
-"""Find MoE layers and say whether they can be executed."""
+"""The MoE layers of a model: finding them, and checking that the agent can execute them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ def unwrap(chunk: nn.Module) -> nn.Module:
 
 
 def find_layers(chunks: Sequence[nn.Module]) -> list[tuple[Any, nn.Module]]:
-    """Return the MoE layers in order of their numbers, each with the chunk it is in."""
+    """Return the MoE layers in order of their numbers, each with its model chunk."""
     found = [(module, chunk) for chunk in chunks for module in chunk.modules() if isinstance(module, MoELayer)]
     return sorted(found, key=lambda each: each[0].layer_number or 0)
 
@@ -37,8 +37,8 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
     """Check one MoE layer.
 
     Raises:
-        InvalidInput: it is not one of `model` and `cluster`.
-        Unsupported: it is configured in a way the agent cannot execute; names the alternative.
+        InvalidInput: the layer does not fit `model` and `cluster`.
+        Unsupported: the agent cannot execute the layer as configured; the message names an alternative.
     """
     config = layer.config
     check_config(config, expert_tensor_parallel_size=getattr(layer.token_dispatcher, "tp_size", 1))
@@ -48,7 +48,7 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
         raise unsupported(f"experts of type {type(layer.experts).__name__}", "SequentialMLP or TEGroupedMLP")
     if getattr(layer.experts, "_with_fused_impl", False):  # from 0.18 on
         raise unsupported(
-            "use_transformer_engine_op_fuser=True, which takes all experts of a rank for one tensor",
+            "use_transformer_engine_op_fuser=True, which treats all experts of a rank as one tensor",
             "use_transformer_engine_op_fuser=False",
         )
     if not isinstance(layer.layer_number, int):
@@ -66,7 +66,7 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
 def expert_groups(layers: Sequence[Any]) -> tuple[list[int], list[int]]:
     """Return the global ranks of this rank's EP group and expert-data-parallel group.
 
-    A stage without MoE layers has the groups that megatron would give to one.
+    For a stage without MoE layers, they are the groups that megatron would give to a MoE layer.
     """
     if layers:
         ep, edp = layers[0].ep_group, _expert_data_group(layers[0])
@@ -77,7 +77,7 @@ def expert_groups(layers: Sequence[Any]) -> tuple[list[int], list[int]]:
 
 
 def _expert_data_group(layer: Any) -> dist.ProcessGroup:
-    """Return the group that shares the layer's experts; grouped ones leave it to their products."""
+    """Return the group whose ranks hold the same experts. Grouped experts keep it in their grouped products."""
     holder = layer.experts if isinstance(layer.experts, SequentialMLP) else layer.experts.linear_fc1._pg_collection
     group: dist.ProcessGroup = holder.dp_group if isinstance(layer.experts, SequentialMLP) else holder.expt_dp
     return group
@@ -97,7 +97,7 @@ def gathering(chunk: nn.Module, module: nn.Module) -> Callable[[], None]:
     hook = chunk._make_forward_pre_hook()
 
     def wait() -> None:
-        if chunk.remove_forward_pre_hook_handles:  # megatron turns its hooks off, as for evaluation
+        if chunk.remove_forward_pre_hook_handles:  # megatron removes its hooks at times, for example in evaluation
             for part in module.modules():
                 hook(part)
 

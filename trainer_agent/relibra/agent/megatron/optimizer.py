@@ -1,4 +1,4 @@
-"""Where a megatron optimizer keeps what must travel with an expert."""
+"""The state of a megatron optimizer that must travel with an expert."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -15,10 +15,10 @@ from relibra.agent.refusals import ddp_refusals, optimizer_refusals, unsupported
 
 
 def optimizer_state(optimizer: Any) -> OptimizerState:
-    """Look into a megatron or torch optimizer; None has no state.
+    """Return the state of a megatron or torch optimizer; no state for None.
 
     Raises:
-        Unsupported: it keeps its state where a reorder cannot move it; names the alternative.
+        Unsupported: a reorder cannot move the optimizer's state; the message names an alternative.
     """
     if optimizer is None:
         return OptimizerState([])
@@ -26,7 +26,7 @@ def optimizer_state(optimizer: Any) -> OptimizerState:
     inner = []
     for part in _parts(optimizer):
         if isinstance(part, FP32Optimizer | Float16OptimizerWithFloat16Params | DistributedOptimizer):
-            if part.optimizer is None:  # a stub: this rank has no parameters of that kind
+            if part.optimizer is None:  # a stub: this rank has no parameters for this optimizer
                 continue
             refusals = optimizer_refusals(part.config)
             if isinstance(part, DistributedOptimizer):
@@ -60,11 +60,11 @@ def _shard(optimizers: Sequence[DistributedOptimizer], parameter: Tensor) -> Sha
 
 
 def guard_checkpoints(optimizer: Any) -> Callable[[], None]:
-    """Let distributed optimizers refuse checkpoints in physical order; returns the function that undoes it."""
+    """Make distributed optimizers refuse checkpoints by place, and return the function that undoes this."""
     guarded = [part for part in _parts(optimizer) if isinstance(part, DistributedOptimizer)]
     for part in guarded:
         part.sharded_state_dict = refusing_physical_order(part.sharded_state_dict)
-    # A chain writes and reads one file for all of its parts by itself.
+    # A chained optimizer itself writes and reads one file for all of its parts.
     by_place = [optimizer, *(part for part in guarded if part is not optimizer)] if guarded else []
     for part in by_place:
         for name in _TORCH_FORMAT:

@@ -1,1 +1,1 @@
-"""Which plan a step runs under: fetch it, agree on it with all ranks, and report what became of it."""
+"""The plan of a step: fetch it, agree on it with all ranks, and report its execution."""

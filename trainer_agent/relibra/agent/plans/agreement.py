@@ -1,4 +1,4 @@
-"""All ranks execute a step under one plan, or under none (S1), and know together whether something succeeded."""
+"""The agreement of all ranks on one plan for a step, or on none (S1), and on whether an action succeeded."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ _LACK_BY_CODE = (None, *_LACKS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What one rank brings to the agreement about one step."""
+    """The plan of one rank for one step, as it enters the agreement."""
 
     step: int
     plan_id: PlanId | None
@@ -106,18 +106,19 @@ def exchange(offer: Offer, group: dist.ProcessGroup, device: torch.device) -> li
     """Collective: return the offers of all ranks of `group`, by rank.
 
     Raises:
-        RelibraError: a rank is gone.
+        RelibraError: a rank did not take part in time.
     """
     return [Offer.from_tensor(each) for each in _gathered(offer.to_tensor(device), "agreeing on a plan", group)]
 
 
 def together(action: Callable[[], None], what: str, group: dist.ProcessGroup, device: torch.device) -> str | None:
-    """Collective: run `action` on every rank; return None where it succeeded on all, else who failed and why.
+    """Collective: run `action` on every rank. Return None if it succeeded on all ranks, else who failed and why.
 
-    What an action raises stays on its rank, so that every rank gets here; the text names the error of this rank only.
+    An exception of `action` is caught, so that every rank reaches the collective. The returned text names the failed
+    ranks and, of the errors, that of this rank.
 
     Raises:
-        RelibraError: a rank is gone.
+        RelibraError: a rank did not take part in time.
     """
     own = ""
     try:
@@ -134,7 +135,7 @@ def least(mine: int, what: str, group: dist.ProcessGroup, device: torch.device) 
     """Collective: return the smallest of all ranks' numbers.
 
     Raises:
-        RelibraError: a rank is gone.
+        RelibraError: a rank did not take part in time.
     """
     return min(int(each.item()) for each in _gathered(torch.tensor([mine], device=device), what, group))
 

@@ -1,4 +1,4 @@
-"""What became of a phase: told to the caller at its beginning, and to the planner at its end."""
+"""The outcome of a step, which the caller gets at its beginning, and the report of a phase, which the planner gets."""
 
 from dataclasses import dataclass, field
 
@@ -23,41 +23,44 @@ class StepOutcome:
     causes: tuple[Cause, ...] = ()
     """Why no plan is applied; empty where one is."""
     num_moved_experts: int = 0
-    """Over all ranks and layers."""
+    """Experts that moved to another rank, over all ranks and layers."""
     num_replicas: int = 0
-    """Of this rank's EP group, over all cells of the step."""
+    """Replicas of this rank's EP group, over all cells of the step."""
     reorder_sent_bytes: int = 0
+    """Bytes that this rank sent in the reorder."""
     plan_wait_s: float = 0.0
+    """How long this rank waited for the plan."""
     reorder_s: float = 0.0
+    """How long the reorder took on this rank."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PhaseRecord:
-    """One phase of this rank while it runs."""
+    """The figures of one phase on this rank, while it runs."""
 
     phase: Phase
     outcome: StepOutcome
     is_first: bool
-    """The first phase of a step carries the wait for the plan and the reorder."""
+    """Whether this is the first phase of its step, whose report carries the wait for the plan and the reorder."""
     realised: RealisedLoad
     sent_bytes_before: int
-    """Replica traffic of the agent so far."""
+    """The agent's replica traffic before this phase."""
     waited_before_s: float
-    """For replica traffic so far."""
+    """How long the agent had waited for replica traffic before this phase."""
     replica_sent_bytes: int = 0
     replica_wait_s: float = 0.0
     routed_LTK: dict[int, Tensor] = field(default_factory=dict)
-    """Routing given for micro-batches."""
+    """The routing that the caller set, by micro-batch."""
     begun_by_chunk: dict[int, int] = field(default_factory=dict)
-    """Micro-batches whose forward began, by id of the model chunk."""
+    """The number of micro-batches whose forward has begun, by `id` of the model chunk."""
     reorder_sent_bytes: int = 0
     reorder_s: float = 0.0
 
     def add_up(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        """Collective: sum over the ranks of `group`, stages of a pipeline, what each counted; of times, the longest.
+        """Collective: sum the counts of all ranks of `group`, one per pipeline stage, and take the longest times.
 
         Raises:
-            RelibraError: a stage is gone.
+            RelibraError: a rank did not take part in time.
         """
         num_micro_batches = torch.tensor(len(self.realised.load_ML), device=device)
         with noticing_death("adding up the reports of pipeline stages"):
@@ -74,7 +77,7 @@ class PhaseRecord:
             self.reorder_s, self.replica_wait_s = lasted_s.tolist()
 
     def report(self, *, ep_group: int, ep_rank: int) -> ExecutionReport:
-        """Return what the planner is told."""
+        """Return the report for the planner."""
         return ExecutionReport(
             step=self.outcome.step,
             phase=self.phase,

@@ -1,4 +1,4 @@
-"""The planner as one rank's plan source: a thread fetches ahead and reports behind, so that training goes on."""
+"""The source of a rank's plans: by default the planner, which a thread asks and reports to off the training path."""
 
 import logging
 import threading
@@ -14,9 +14,9 @@ from relibra.wire.client import PlannerClient
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
-"""How long the planner may hold open one fetch of a plan that is waited for; a report waits behind it so long."""
+"""How long one fetch may wait in the planner while training waits for the plan. Reports wait behind this fetch."""
 _LOOK_S = 5.0
-"""How often a plan that nobody waits for yet is asked for: all ranks do so while rollouts last, for minutes."""
+"""The interval between fetches of a plan that training does not wait for yet. All ranks do this during rollouts."""
 _RETRY_S = 0.1
 _CALL_TIMEOUT_S = 5.0
 _MAX_PENDING_REPORTS = 256
@@ -26,27 +26,27 @@ Fetched = tuple[RankPlan | None, str]
 
 
 class PlanSource(Protocol):
-    """One rank's source of plans. No method may block beyond what its docstring says; none raises."""
+    """The source of one rank's plans. Methods block no longer than their docstrings say, and raise nothing."""
 
     def prefetch(self, step: int) -> None:
-        """Start getting the plan of `step`; returns at once."""
+        """Start to get the plan of `step`, and return at once."""
 
     def wait(self, step: int, timeout_s: float) -> tuple[RankPlan | None, str]:
-        """Return the plan of `step`, or None with the reason after at most `timeout_s`."""
+        """Return the plan of `step` and its reason, or None and why there is none, after at most `timeout_s`."""
 
     def report(self, report: ExecutionReport) -> None:
-        """Hand over a report; returns at once, and the report may get lost."""
+        """Hand over a report, and return at once. The report may get lost."""
 
     def close(self) -> None:
-        """Stop, within a few seconds."""
+        """Stop within a few seconds."""
 
 
 class Session:
-    """Fetches plans and delivers reports over gRPC.
+    """A plan source that fetches plans from the planner and delivers reports to it, over gRPC.
 
-    The thread and the channel are created with the first call, hence a session may be built before a fork. A planner
-    that is away is asked again until the plan is there, another step is wanted, or the session closes; a step that the
-    planner refuses for good is not asked for again.
+    The first call creates the thread and the channel, so a session may be built before a fork. The thread retries a
+    fetch until it has the plan, another step is wanted, or the session closes. It does not retry after an error that
+    is final.
     """
 
     def __init__(self, config: AgentConfig, ep_rank: int) -> None:
@@ -62,7 +62,7 @@ class Session:
         self._client: PlannerClient | None = None
 
     def prefetch(self, step: int) -> None:
-        """Start fetching the plan of `step`, instead of any other."""
+        """Start to fetch the plan of `step`, instead of that of any other step."""
         with self._changed:
             if step not in self._fetched and step != self._wanted:
                 self._wanted = step
@@ -73,7 +73,7 @@ class Session:
         """Return the plan of `step`, or None and why there is none after `timeout_s`."""
         with self._changed:
             plan, _ = self._fetched.get(step, (None, ""))
-            if plan is None:  # what was refused in advance may be granted by now
+            if plan is None:  # the planner may answer now what it refused to the prefetch
                 self._fetched.clear()
             self._is_waited_for = True
         self.prefetch(step)
@@ -85,21 +85,23 @@ class Session:
                     self._wanted = None
                 return None, f"no plan of step {step} within {timeout_s:g} s: {self._last_error}"
             fetched = self._fetched[step]
-            # A step is waited for once; what a crash and restart of the loop needs again is fetched again.
+            # Training waits for a step once. If the loop restarts with the same step, the plan is fetched again.
             self._fetched.clear()
             return fetched
 
     def report(self, report: ExecutionReport) -> None:
-        """Queue a report; when the planner is away for long, the oldest are dropped."""
+        """Queue a report. If the planner stays away, the oldest reports are dropped."""
         with self._changed:
             if len(self._reports) >= _MAX_PENDING_REPORTS:
                 dropped = self._reports.popleft()
-                log.warning("dropped the report of step %d, %s: the planner is away", dropped.step, dropped.phase)
+                log.warning(
+                    "dropped the report of step %d, %s: the planner is away for too long", dropped.step, dropped.phase
+                )
             self._reports.append(report)
             self._wake()
 
     def close(self) -> None:
-        """Deliver the reports that can be delivered within a few seconds, and stop the thread."""
+        """Deliver as many reports as possible within a few seconds, and stop the thread."""
         with self._changed:
             self._wanted = None
             self._closing_until = time.monotonic() + _CLOSE_S
@@ -107,7 +109,7 @@ class Session:
             if self._thread is not None:
                 self._changed.wait_for(lambda: not self._reports, timeout=_CLOSE_S)
         if self._client is not None:
-            self._client.close()  # ends a fetch that hangs
+            self._client.close()  # ends a fetch that is under way
         if self._thread is not None:
             self._thread.join(timeout=_CLOSE_S)
 
@@ -122,19 +124,19 @@ class Session:
         try:
             while self._serve(self._client):
                 pass
-        except ValueError:  # what gRPC raises for a call on a channel that was closed meanwhile
+        except ValueError:  # gRPC raises it for a call on a closed channel
             if self._closing_until is None:
                 raise
         finally:
             self._client.close()
 
     def _serve(self, client: PlannerClient) -> bool:
-        """Do what is due, or wait for it; return False when closed."""
+        """Wait for something to do, and do it; return False when closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._reports or self._wanted is not None or self._closing_until)
             if self._closing_until and (not self._reports or time.monotonic() > self._closing_until):
                 if self._reports:
-                    log.warning("%d reports were not delivered", len(self._reports))
+                    log.warning("closed with %d reports not delivered", len(self._reports))
                 return False
             report = self._reports[0] if self._reports else None
             step = self._wanted
@@ -153,7 +155,7 @@ class Session:
         return bool(self._is_waited_for or self._reports or self._closing_until)
 
     def _deliver(self, client: PlannerClient, report: ExecutionReport) -> bool:
-        """Send one report; return False where it is worth trying again."""
+        """Send one report; return False if it should be sent again."""
         try:
             client.report_execution(self._config.job_id, report)
         except RelibraError as error:
@@ -167,7 +169,7 @@ class Session:
         return True
 
     def _fetch(self, client: PlannerClient, step: int) -> bool:
-        """Ask once for a plan; return False where the planner did not even hold the question open."""
+        """Fetch a plan once; return False if the planner answered at once and has no plan."""
         asked = time.monotonic()
         fetched: Fetched | None = None
         reason = ""

@@ -1,12 +1,12 @@
-"""How tensors travel between the ranks of a group: behind the fetch of replicas, the return of gradients, the reorder.
+"""The transport of tensors between ranks, for the fetch of replicas, the return of gradients, and the reorder.
 
 In:   tensors to send and to fill, by peer.
 Out:  a handle to wait on.
 
-`contract` says what every transport promises; `process_group` moves messages over `torch.distributed`, `peer` moves
-bytes through memory that the ranks of a node share. `host` keeps frozen weights where every rank of the node can take
-them, and is no transport by that contract. `schedule` says in which order the copies of a cell best travel, and by
-which way; `delivery` has them do so. What a reorder moves is ordered by rounds alone.
+`contract` states the promises of every transport. `process_group` sends messages over `torch.distributed`; `peer` moves
+bytes through memory that the ranks of a node share. `host` keeps frozen weights in host memory, from which every rank
+of the node pulls them; it is not a transport by this contract. `schedule` chooses the order and the way of the copies
+of a cell, and `delivery` starts their transfers. A reorder does not use the schedule.
 """
 
 from relibra.agent.transport.contract import Copy, ExpertTransport, Handle, Parcel

@@ -1,4 +1,4 @@
-"""Whose memory is under way: what one transfer fills, no other one may fill or send before it was waited for."""
+"""Claims on memory: while a transfer fills memory, no other transfer may fill or send it."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,16 +18,17 @@ Claim = Sequence[_Range]
 
 
 class Claims:
-    """Of one transport."""
+    """The claims of all transfers of one transport that are under way."""
 
     def __init__(self) -> None:
         self._held: list[_Range] = []
 
     def take(self, sent: Sequence[Tensor], filled: Sequence[Tensor]) -> Claim:
-        """Claim memory until `release`; nothing is claimed where anything is refused.
+        """Claim the memory of all tensors until `release`, or raise and claim nothing.
 
         Raises:
-            InvalidInput: a tensor to fill overlaps with another tensor under way, or with one of the same call.
+            InvalidInput: a tensor to fill overlaps another tensor of this call or of a transfer under way, or a sent
+                tensor overlaps memory that a transfer under way fills.
             ValueError: a tensor is not contiguous.
         """
         taken = list[_Range]()
@@ -42,7 +43,7 @@ class Claims:
                     if overlap and (is_filled or other.is_filled):
                         raise InvalidInput.of(
                             "parcel.tensor",
-                            expected="memory that no transfer under way fills; wait for that one first",
+                            expected="memory that no transfer under way fills; wait for that transfer first",
                             got=f"a {tuple(tensor.shape)} tensor in such memory",
                         )
                 taken.append(mine)
@@ -50,6 +51,6 @@ class Claims:
         return taken
 
     def release(self, claim: Claim) -> None:
-        """Give back what was taken."""
+        """Release a claim."""
         for each in claim:
             self._held.remove(each)

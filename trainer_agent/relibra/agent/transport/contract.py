@@ -1,23 +1,22 @@
-"""What every transport promises; its tests run on each implementation.
+"""The promises of every transport. One test suite runs on each implementation.
 
-- **Order.** All ranks of the group call `start` equally often and in the same order, also with nothing to move. Of one
-  call, the k-th parcel that a rank sends to a peer fills the k-th one the peer receives from it. Several calls may be
-  under way; they may be waited for in any order. What comes first in `sends` leaves first, as far as the transport has
-  a choice.
-- **Sizes.** Both ends agree on shape and dtype. A parcel of another size than the receiver expects is not delivered,
-  and the receiver fails as if the peer were gone; NCCL alone does not look.
-- **Relays.** Where `relays`, a call may also send the very tensors that it receives; they are sent on as they arrive.
-  Parcels that wait for each other in a circle would wait forever: see `schedule`.
-- **Ownership.** The caller owns all tensors. From `start` to the end of `wait` it neither writes what is sent nor reads
-  or writes what is received. The handle keeps them alive; a transport keeps nothing after `wait`. Memory that a
-  transfer under way fills is refused to all others.
-- **Streams.** On a GPU, `start` comes after everything queued on the current stream, and what is queued after `wait`
-  comes after the transfer. The transfer itself need not run on the current stream.
-- **Abandoning.** A transfer cannot be cancelled: also what nobody wants any more is waited for before its memory is
-  used again.
+- **Order.** All ranks of the group call `start` equally often and in the same order, even with nothing to move. Within
+  a call, the k-th parcel that a rank sends to a peer fills the k-th parcel that the peer receives from this rank.
+  Several calls may be under way, and the caller may wait for them in any order. Parcels leave in the order of `sends`,
+  as far as the transport has a choice.
+- **Sizes.** Both ends agree on shape and dtype. If a parcel does not have the size that the receiver expects, it is not
+  delivered, and the receiver fails as if the peer were gone. NCCL alone does not check sizes.
+- **Relays.** If `relays` is true, a call may also send tensors that it receives; the transport sends them on as they
+  arrive. Parcels that wait for each other in a circle would wait forever; `schedule` makes none.
+- **Ownership.** The caller owns all tensors. From `start` to the end of `wait`, the caller neither writes sent tensors
+  nor reads or writes received ones. The handle keeps the tensors alive; a transport keeps nothing after `wait`. While a
+  transfer fills memory, the transport refuses any other transfer of this memory.
+- **Streams.** On a GPU, the transfer comes after all work queued on the current stream before `start`, and work queued
+  after `wait` comes after the transfer. The transfer itself need not run on the current stream.
+- **Abandoning.** A transfer cannot be cancelled. Before its memory is used again, somebody must wait for it.
 - **Failure.** `start` or `wait` raise `RelibraError` on the ranks that miss a peer, at the latest after the timeout of
-  the transport; over NCCL, whose `wait` holds up a stream and no host, its watchdog ends the process instead. Received
-  tensors are undefined then, and so is the transport: the job restarts from a checkpoint.
+  the transport. Over NCCL, `wait` blocks a stream and not the host, so NCCL's watchdog ends the process instead. After
+  a failure, received tensors and the transport are undefined, and the job restarts from a checkpoint.
 """
 
 from collections.abc import Sequence
@@ -27,30 +26,30 @@ from torch import Tensor
 
 
 class Copy(NamedTuple):
-    """One replica of a cell; ranks count within the node."""
+    """One replica of a cell. Ranks are indices within the node."""
 
     source_rank: int
     source_slot: int
-    """Home slot of the expert."""
+    """The home slot of the expert."""
     destination_rank: int
     destination_slot: int
-    """Redundant slot, counted from 0."""
+    """The redundant slot, counted from 0."""
 
 
 class Parcel(NamedTuple):
-    """One tensor on its way."""
+    """One tensor to send or to fill."""
 
     peer: int
-    """Rank within the group, not the own one."""
+    """The other rank, as an index within the group."""
     tensor: Tensor
-    """Contiguous."""
+    """A contiguous tensor."""
 
 
 class Handle(Protocol):
-    """Transfers of one `start`."""
+    """The transfers of one `start`."""
 
     def wait(self) -> None:
-        """Return when everything was sent and received; at once, when called again.
+        """Return when everything was sent and received; a second call returns at once.
 
         Raises:
             RelibraError: a peer is gone.
@@ -58,29 +57,29 @@ class Handle(Protocol):
 
 
 class ExpertTransport(Protocol):
-    """One rank's end of the transport within its group; made by all ranks of the group together."""
+    """One rank's end of a transport. All ranks of the group make theirs together."""
 
     @property
     def rank(self) -> int:
-        """This rank within the group."""
+        """The index of this rank within the group."""
 
     @property
     def num_ranks(self) -> int:
-        """Of the group."""
+        """The number of ranks in the group."""
 
     @property
     def relays(self) -> bool:
-        """Whether a call may send what it receives."""
+        """Whether a call may send tensors that it receives."""
 
     @property
     def sent_bytes(self) -> int:
-        """What this rank sent so far, or has begun to send."""
+        """The bytes that this rank has sent, or begun to send, so far."""
 
     def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Handle:
-        """Begin to send and to receive; returns at once.
+        """Begin to send and to receive, and return at once.
 
         Raises:
             RelibraError: a peer is gone.
-            InvalidInput: a transfer under way fills this memory.
+            InvalidInput: a transfer under way fills the memory of a tensor.
             ValueError: a tensor is not contiguous.
         """

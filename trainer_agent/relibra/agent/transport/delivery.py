@@ -1,7 +1,7 @@
-"""Experts from their homes to slots, and gradients from slots to homes, in the order of the schedule.
+"""The transfers of a cell in the order of its schedule: experts from homes to slots, gradients from slots to homes.
 
-All ranks of the node call these functions equally often and in the same order. A relay of gradients would have to add
-up on the way, and the sum at the home would no longer be in ascending order of rank: gradients come straight.
+All ranks of the node call these functions equally often and in the same order. Gradients are never relayed: a relay
+would have to add on the way, and the sum at the home would no longer be in ascending order of rank.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,17 +14,17 @@ from relibra.agent.transport.host import HostPulls, Pull
 from relibra.agent.transport.schedule import transfer_schedule
 
 Tensors = Callable[[int], Sequence[Tensor]]
-"""Of a slot on this rank, or of a copy."""
+"""Returns the tensors of a slot on this rank, or of a copy."""
 
 
 class FrozenLayer(NamedTuple):
-    """Where weights that do not change can be had, too."""
+    """The place of a layer's weights in host memory, while they do not change."""
 
     host: HostPulls
     first_expert: int
-    """Index in `host` of what is in the first home slot, on every rank."""
+    """The index in `host` of the expert in the first home slot, on every rank."""
     speed: float
-    """As in `transfer_schedule`."""
+    """`host_speed` of `transfer_schedule`."""
 
 
 def fetch_copies(
@@ -37,11 +37,11 @@ def fetch_copies(
     """Begin to bring the experts of a cell into redundant slots.
 
     Args:
-        transport: of the node.
-        copies: of the cell.
-        home: of a home slot.
-        slot: of a redundant slot.
-        frozen: where the host has the weights.
+        transport: between the ranks of the node.
+        copies: the replicas of the cell.
+        home: returns the weights of a home slot.
+        slot: returns the weights of a redundant slot.
+        frozen: the place of the weights in host memory, if they are there.
     """
     rank, sends, receives = transport.rank, list[Parcel](), list[Parcel]()
     schedule = transfer_schedule(copies, relays=transport.relays, host_speed=frozen.speed if frozen else 0.0)
@@ -68,10 +68,10 @@ def return_gradients(transport: ExpertTransport, copies: tuple[Copy, ...], slot:
     """Begin to bring the gradients of a cell's replicas to their homes.
 
     Args:
-        transport: of the node.
-        copies: of the cell.
-        slot: gradients of a redundant slot.
-        arrival: room at the home for those of a copy, by its index.
+        transport: between the ranks of the node.
+        copies: the replicas of the cell.
+        slot: returns the gradients of a redundant slot.
+        arrival: returns memory at the home for the gradients of a copy, by its index.
     """
     rank, sends, receives = transport.rank, list[Parcel](), list[Parcel]()
     for hop in transfer_schedule(copies, relays=False).hops:

@@ -1,7 +1,7 @@
-"""The thread that moves parcels through lanes while its rank does something else.
+"""The thread that moves parcels through lanes while its rank computes.
 
-It fills one chunk at a time, of the parcel that comes first among those that can move: a rank that has much to send
-sends to one peer after the other at full speed, in the order of the schedule, but waits for none that is busy.
+The engine fills one chunk at a time, for the earliest parcel that can move. So a rank with much to send serves one peer
+after the other at full speed, in the order of the schedule, but never waits for a busy peer.
 """
 
 import threading
@@ -18,11 +18,11 @@ from relibra.kernels import expert_push
 
 
 class Mover:
-    """Copies beside what computes: on CUDA on a stream of its own.
+    """Copies memory while the rank computes; on CUDA, on a stream of its own.
 
     Args:
-        device: of the memory.
-        speeds: of the ways to push from it; without them, and to copy within a device, torch's own copy serves.
+        device: where the memory is.
+        speeds: the measured ways to push from it to a peer. Without them, pushes use torch's own copy.
     """
 
     def __init__(self, device: torch.device, speeds: PushSpeeds | None = None) -> None:
@@ -32,16 +32,16 @@ class Mover:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def ready(self) -> torch.cuda.Event | None:
-        """Mark what is queued on the current stream: no copy of these parcels comes before it."""
+        """Record an event on the current stream; copies that are given this event come after the work queued so far."""
         return torch.cuda.current_stream(self._stream.device).record_event() if self._stream is not None else None
 
     def copy(self, into: Tensor, source: Tensor, ready: object) -> None:
-        """Return when all bytes are there."""
+        """Copy within the device, and return when all bytes are there."""
         with self._after(ready):
             into.copy_(source, non_blocking=True)
 
     def push(self, into: Tensor, source: Tensor, ready: object) -> None:
-        """Copy into memory of a peer."""
+        """Copy into memory of a peer, and return when all bytes are there."""
         if self._speeds is None or push_way(len(source), self._speeds)[0] == "copy engine":
             self.copy(into, source, ready)
             return
@@ -61,9 +61,14 @@ class Mover:
 
 
 class Engine(threading.Thread):
-    """Runs until it reads a record to stop; lanes by rank, None for the own one.
+    """The thread; it runs until it reads a STOP record.
 
-    Other threads may append to `outgoing` and `expected` of a lane, and then wake it.
+    Other threads may append to `outgoing` and `expected` of a lane, and must then wake the engine.
+
+    Args:
+        lanes: by rank, None for this rank.
+        pipes: to the peers.
+        mover: copies the chunks.
     """
 
     def __init__(self, lanes: Sequence[Lane | None], pipes: Pipes, mover: Mover) -> None:
@@ -72,13 +77,13 @@ class Engine(threading.Thread):
         self._pipes, self._mover = pipes, mover
 
     def run(self) -> None:
-        """Move what can be moved, and sleep until something can be."""
+        """Move all chunks that can be moved, sleep until others can be, and repeat."""
         while self._read(block=True) and self._move_all():
             self._give_up()
         self._pipes.close()
 
     def _move_all(self) -> bool:
-        """Move until nothing can be moved; return False when told to stop."""
+        """Move chunks until none can be moved; return False when told to stop."""
         with record_function("relibra::move"):
             while self._send() | self._receive():
                 if not self._read(block=False):
@@ -98,14 +103,14 @@ class Engine(threading.Thread):
         return True
 
     def _send(self) -> bool:
-        """Fill a chunk, if one can be filled."""
+        """Fill a chunk, if any can be filled."""
         turns = [(turn, peer) for peer, lane in self._lanes.items() if (turn := lane.next_turn) is not None]
         if turns:
             self._try(self._fill, min(turns)[1])
         return bool(turns)
 
     def _receive(self) -> bool:
-        """Take a chunk from every peer that has filled one."""
+        """Empty a chunk of every peer that has filled one."""
         peers = [peer for peer, lane in self._lanes.items() if lane.expected and lane.filled]
         for peer in peers:
             self._try(self._take, peer)
@@ -119,7 +124,7 @@ class Engine(threading.Thread):
             lane.lost = f"this rank could not copy: {type(error).__name__}: {error}"
 
     def _give_up(self) -> None:
-        """Tell who waits for peers that are lost, once what they sent before has been read."""
+        """Fail the parcels from and to lost peers, after reading the chunks that they had filled before."""
         for peer, lane in self._lanes.items():
             if lane.lost is not None and not (lane.expected and lane.filled):
                 for items in (lane.outgoing, lane.expected):
@@ -131,7 +136,7 @@ class Engine(threading.Thread):
         part = item.next_part(len(chunk))
         self._mover.push(chunk[: len(part)], part, item.ready)
         if not self._pipes.send(peer, Record(Kind.FILLED, lane.num_filled, len(item.data))):
-            return  # what the peer sent before it ended is read first; then its lane is lost
+            return  # the peer has ended; its lane is lost once the chunks that it had filled are read
         lane.num_filled += 1
         lane.num_free -= 1
         item.offset += len(chunk)

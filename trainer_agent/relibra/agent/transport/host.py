@@ -1,7 +1,7 @@
-"""A copy of the node's expert weights in host memory, from which every rank takes what it wants without asking.
+"""A copy of the node's expert weights in host memory, from which every rank pulls weights without involving a peer.
 
-Worth it in RECOMPUTE, where weights stay as they are for a whole phase: it uses the way between host and GPU, which is
-idle then, and no peer takes part. Memory is shared and, beside GPUs, pinned.
+The copy is useful in phase RECOMPUTE, in which weights do not change: pulls use the link between host and GPU, which is
+idle then. The memory is shared between the ranks and, on machines with GPUs, pinned.
 """
 
 import weakref
@@ -22,34 +22,34 @@ from relibra.kernels.packed import packed_offsets, packed_size_bytes
 
 
 class Pull(NamedTuple):
-    """One expert wanted."""
+    """One expert to pull."""
 
     peer: int
-    """Rank within the group that is its home; may be the own one."""
+    """The home rank of the expert, as an index within the group. It may be this rank."""
     expert: int
-    """Index among the experts of that rank."""
+    """The index among the experts of that rank."""
     into: Sequence[Tensor]
-    """Contiguous; its tensors, in order."""
+    """The contiguous tensors to fill, in the order of the expert's tensors."""
 
 
 class HostPulls(Protocol):
-    """What a fetch needs of it."""
+    """The part of `HostWeights` that a fetch needs."""
 
     def start(self, pulls: Sequence[Pull]) -> Handle:
         """See `HostWeights`."""
 
 
 class HostWeights:
-    """One rank's view of the copy. Collective over `group`, ranks of one node; empty until it was refreshed.
+    """One rank's view of the copy, which is empty until `refresh`. Construction is collective over `group`.
 
     Args:
-        group: the ranks.
-        experts: of this rank, of all layers; each a list of tensors. All ranks have the same shapes and dtypes in the
-            same order, and keep the tensors.
+        group: ranks of one node.
+        experts: the experts of this rank in all layers, each a list of tensors. All ranks have the same shapes and
+            dtypes in the same order. The tensors must stay the same objects.
 
     Raises:
         RelibraError: a peer is gone.
-        Unsupported: on all ranks, if one of them has too little host memory, or cannot open or pin that of another one.
+        Unsupported: on all ranks, if one of them has too little host memory, or cannot open or pin another rank's.
     """
 
     def __init__(self, group: dist.ProcessGroup, experts: Sequence[Sequence[Tensor]]) -> None:
@@ -73,13 +73,13 @@ class HostWeights:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Collective: copy this rank's experts, as they are now; return when all ranks have.
+        """Collective: copy the present weights of this rank's experts, and return when all ranks have done so.
 
         Raises:
-            RelibraError: a peer is gone, or a pull was not waited for.
+            RelibraError: a peer is gone, or a pull is still under way.
         """
         if self._num_under_way:
-            raise RelibraError(f"{self._num_under_way} pulls are under way: wait for them before weights change")
+            raise RelibraError(f"{self._num_under_way} pulls are under way: wait for them before refresh")
         self._meet()
         for copies, tensors in zip(self._copies[dist.get_rank(self._group)], self._experts, strict=True):
             for copy, tensor in zip(copies, tensors, strict=True):
@@ -88,10 +88,10 @@ class HostWeights:
         self._is_filled = True
 
     def start(self, pulls: Sequence[Pull]) -> "_Pulled":
-        """Begin to fill `into`; on a CPU it is filled on return.
+        """Begin to fill the tensors of all pulls. On a CPU they are filled on return.
 
         Raises:
-            InvalidInput: a tensor has another shape or dtype than the expert's, or a pull under way fills its memory.
+            InvalidInput: a tensor differs from the expert's in shape or dtype, or a pull under way fills its memory.
             RelibraError: the copy is empty.
             ValueError: a tensor is not contiguous.
         """
@@ -128,12 +128,12 @@ class _Pulled:
             self._done = host._stream.record_event()
 
     def wait(self) -> None:
-        """Return when what is queued next comes after the transfer; at once, when called again."""
+        """Return when work queued from now on comes after the transfer; a second call returns at once."""
         host, self._host = self._host, None
         if host is None:
             return
         if self._done is not None:
-            # The pinned memory may be written again after `refresh`, which does not look at streams.
+            # `refresh` overwrites the pinned memory without regard to streams.
             self._done.synchronize()
         host._claims.release(self._claim)
         host._num_under_way -= 1

@@ -1,8 +1,8 @@
-"""Parcels cut into chunks, through memory of the receiver that its peers map.
+"""Lanes: parcels travel in chunks through memory of the receiver that its peers map.
 
-A rank's inbox has a lane for every peer, a ring of chunks. The sender copies into a free chunk and sends a record
-through a pipe; the receiver copies out and sends one back. Records number the chunks of a lane. The kernel orders
-memory around pipes, wakes who waits, and reports a process that ends.
+The inbox of a rank has one lane for every peer, a ring of chunks. The sender copies into a free chunk and sends a
+record through a pipe; the receiver copies the chunk out and sends a record back. Records number the chunks of a lane.
+The kernel orders memory accesses around pipes, wakes a waiting reader, and reports the end of a process.
 """
 
 import os
@@ -20,36 +20,36 @@ CHUNKS_PER_LANE = 8
 
 
 class Kind(IntEnum):
-    """Of a record."""
+    """The kind of a record."""
 
     FILLED = 0
     TAKEN = 1
     WAKE = 2
-    """From the own rank: there are new parcels."""
+    """From this rank to itself: there are new parcels."""
     STOP = 3
-    """From the own rank."""
+    """From this rank to itself: the engine must end."""
 
 
 class Record(NamedTuple):
-    """What travels through pipes."""
+    """A message through a pipe."""
 
     kind: Kind
     sequence: int = 0
-    """Number of the chunk in its lane, from 0."""
+    """The number of the chunk in its lane, from 0."""
     size_bytes: int = 0
-    """Of the whole parcel."""
+    """The size of the whole parcel."""
 
 
 _RECORD = struct.Struct("<qqq")
 
 
 class Pipes:
-    """One from each rank to each other one and to itself; records are too small to be torn.
+    """This rank's ends of the pipes between all ranks and to itself. Pipes write a record in one piece.
 
     Args:
-        rank: the own one.
-        readable: descriptors, by rank that writes.
-        writable: descriptors, by rank that reads.
+        rank: this rank.
+        readable: the descriptors to read from, by writing rank.
+        writable: the descriptors to write to, by reading rank.
     """
 
     def __init__(self, rank: int, readable: Sequence[int], writable: Sequence[int]) -> None:
@@ -60,7 +60,7 @@ class Pipes:
             self._poll.register(descriptor, select.POLLIN)
 
     def send(self, peer: int, record: Record) -> bool:
-        """Return whether the peer is there to read it."""
+        """Send a record, and return whether the peer still exists."""
         try:
             os.write(self._writable[peer], _RECORD.pack(*record))
         except BrokenPipeError:
@@ -68,11 +68,11 @@ class Pipes:
         return True
 
     def wake(self, kind: Kind) -> None:
-        """Send to the own rank, from any thread."""
+        """Send a record to this rank's engine, from any thread."""
         self.send(self._rank, Record(kind))
 
     def read(self, *, block: bool) -> Iterator[tuple[int, Record | None]]:
-        """Yield what came and from whom; None once from a rank that has ended."""
+        """Yield every received record with its sender, and None once for a rank that has ended."""
         for descriptor, _ in self._poll.poll(None if block else 0):
             peer = self._peer_of[descriptor]
             content = os.read(descriptor, 64 * _RECORD.size)
@@ -83,19 +83,19 @@ class Pipes:
                 yield peer, None
 
     def close(self) -> None:
-        """Let the peers know."""
+        """Close all pipes, which tells the peers that this rank has ended."""
         for descriptor in (*self._peer_of, *self._writable):
             os.close(descriptor)
 
 
 class Receipt(Protocol):
-    """Whoever wants to know."""
+    """The receiver of news about a parcel."""
 
     def done(self, peer: int) -> None:
-        """One parcel from or to `peer` is through."""
+        """Note that one parcel from or to `peer` was moved completely."""
 
     def failed(self, peer: int, why: str) -> None:
-        """It will never be."""
+        """Note that a parcel from or to `peer` will never be moved completely."""
 
 
 @dataclass(slots=True)
@@ -104,33 +104,33 @@ class Item:
 
     receipt: Receipt
     data: Tensor
-    """Uint8 `[bytes]`."""
+    """The bytes of the parcel, uint8 `[bytes]`."""
     ready: object
-    """Of the mover."""
+    """The event of the mover that copies must follow."""
     turn: int = 0
-    """Among all that the rank sends: who comes first leaves first."""
+    """The position among all items that this rank sends; a lower turn leaves first."""
     source: "Item | None" = None
-    """What brings the same bytes, of an item that is relayed."""
+    """For a relayed item, the incoming item that brings its bytes."""
     offset: int = 0
-    """What is before it has been moved."""
+    """The number of bytes that have been moved."""
 
     def next_part(self, chunk_bytes: int) -> Tensor:
-        """Return the bytes that come next; whoever has moved them says so in `offset`."""
+        """Return the next bytes to move. The caller adds their number to `offset` after the move."""
         return self.data[self.offset : self.offset + chunk_bytes]
 
     def has_part(self, chunk_bytes: int) -> bool:
-        """Return whether the bytes that come next are there."""
+        """Return whether the next bytes to move have arrived."""
         return self.source is None or self.source.offset >= min(self.offset + chunk_bytes, len(self.data))
 
     @property
     def is_through(self) -> bool:
-        """An empty parcel takes a chunk, too."""
+        """Whether all bytes have been moved. An empty parcel is moved as one empty chunk."""
         return self.offset >= len(self.data)
 
 
 @dataclass(slots=True)
 class Lane:
-    """Both directions between this rank and a peer."""
+    """Both directions of the traffic between this rank and a peer."""
 
     to_peer: Tensor
     """The peer's memory for this rank, uint8 `[chunks, bytes]`."""
@@ -143,11 +143,11 @@ class Lane:
     num_taken: int = 0
     filled: deque[Record] = field(default_factory=deque)
     lost: str | None = None
-    """Why the peer is out of reach."""
+    """Why the peer is lost; None while it is not."""
 
     @property
     def next_turn(self) -> int | None:
-        """Of the item that can be filled into a chunk now, if there is one."""
+        """The turn of the item that can be filled into a chunk now, if there is one."""
         if not self.outgoing or not self.num_free or self.lost is not None:
             return None
         item = self.outgoing[0]

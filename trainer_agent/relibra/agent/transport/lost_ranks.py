@@ -1,4 +1,4 @@
-"""A rank that is gone: what the others say then, all with the same advice."""
+"""The errors that ranks raise when another rank is gone, all with the same advice."""
 
 import logging
 import threading
@@ -10,11 +10,12 @@ from relibra.errors import RelibraError
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
-_ADVICE = "look for the one that died or hangs, and restart from the last checkpoint"
+_WAITING = "%s: this rank has waited %g s for other ranks, and gives up after collective_timeout_s; one is late or gone"
+_ADVICE = "look for the rank that died or hangs, and restart from the last checkpoint"
 
 
 def missing(peers: Iterable[int], why: str) -> RelibraError:
-    """Return the error of a rank that waits in vain for experts from or to `peers` of its group."""
+    """Return the error of a rank that has waited in vain for `peers` of its group to send or take experts."""
     return RelibraError(
         f"ranks {sorted(set(peers))} of the group did not send or take experts in time: {why}; {_ADVICE}"
     )
@@ -22,10 +23,14 @@ def missing(peers: Iterable[int], why: str) -> RelibraError:
 
 @contextmanager
 def noticing_death(what: str, *, patience_s: float = PATIENCE_S) -> Iterator[None]:
-    """Run collectives of the agent's own groups, each of which has `collective_timeout_s`, and read their results.
+    """Run collectives of the agent's groups in the body, and turn a timeout into an error with advice.
 
-    Whoever waits for longer than `patience_s` logs for what: NCCL ends a process that has waited too long, and what it
-    says then does not mention the agent.
+    The groups have `collective_timeout_s`. A rank that waits longer than `patience_s` logs what it waits for, because
+    NCCL ends a process that waits too long, and NCCL's message does not mention the agent.
+
+    Args:
+        what: the name of the collectives in log and error.
+        patience_s: the waiting time after which the rank logs.
 
     Raises:
         RelibraError: a rank died, or did not take part in time.
@@ -39,6 +44,3 @@ def noticing_death(what: str, *, patience_s: float = PATIENCE_S) -> Iterator[Non
         raise RelibraError(f"{what}: not all ranks took part in time: {error}; {_ADVICE}") from error
     finally:
         watchdog.cancel()
-
-
-_WAITING = "%s: this rank has waited for others for %g s, and gives up after collective_timeout_s; one is late or gone"

@@ -1,7 +1,8 @@
 """Transport between ranks of one node through memory that both map: POSIX memory on CPU, CUDA IPC on GPUs.
 
-Memory is mapped once, when the transport is made. A parcel is pushed into the receiver's inbox beside the computation,
-and copied from there into its tensor. Nothing has a name in a file system, and nothing is left behind by who is killed.
+Memory is mapped once, when the transport is made. While its rank computes, a thread pushes parcels into the receiver's
+inbox; the receiver's thread copies them from there into their tensors. Nothing has a name in a file system, so a killed
+process leaves nothing behind.
 """
 
 import itertools
@@ -29,24 +30,24 @@ from relibra.agent.transport.shared_memory import exchange_descriptors, jointly,
 log = logging.getLogger(__name__)
 
 _PROCESS_GROUP = "use the process_group transport"
-# Small enough for a chunk to stay in the cache between its two copies; on a GPU, large beside the cost of a copy.
+# On a CPU, a chunk stays in the cache between its two copies. On a GPU, its copy takes long beside the launch.
 _CHUNK_BYTES = {"cpu": 256 << 10, "cuda": 4 << 20}
 
 
 class PeerTransport:
-    """See `contract`. Collective over `group`, ranks of one node.
+    """See `contract`. Construction is collective over `group`.
 
     A transfer to a peer is done when it is in the peer's inbox. On a GPU, `wait` blocks the calling thread until the
     transfer is done.
 
     Args:
-        group: the ranks.
-        device: of the tensors.
+        group: ranks of one node.
+        device: where the tensors are.
         timeout_s: the longest that `wait` waits.
 
     Raises:
         RelibraError: a peer is gone.
-        Unsupported: on all ranks, if one of them has too little memory, or cannot open or write that of another one.
+        Unsupported: on all ranks, if one of them has too little memory, or cannot open or write another rank's.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, timeout_s: float) -> None:
@@ -67,7 +68,7 @@ class PeerTransport:
         weakref.finalize(self, self._pipes.wake, Kind.STOP)
 
     def _push_speeds(self, device: torch.device) -> PushSpeeds | None:
-        """Measure the way to the next rank, as far as there is a choice; it speaks for all, as behind an NVSwitch."""
+        """Measure the ways to push to the next rank, on GPUs. They stand for all ranks, as behind an NVSwitch."""
         if device.type != "cuda":
             return None
         chunk = self._lanes[(self._rank + 1) % self._num_ranks].to_peer[0]
@@ -77,26 +78,26 @@ class PeerTransport:
 
     @property
     def rank(self) -> int:
-        """This rank within the group."""
+        """See `ExpertTransport`."""
         return self._rank
 
     @property
     def num_ranks(self) -> int:
-        """Of the group."""
+        """See `ExpertTransport`."""
         return self._num_ranks
 
     @property
     def relays(self) -> bool:
-        """Chunk by chunk."""
+        """See `ExpertTransport`; relays go on chunk by chunk."""
         return True
 
     @property
     def sent_bytes(self) -> int:
-        """What this rank sent so far."""
+        """See `ExpertTransport`."""
         return self._sent_bytes
 
     def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> "_Transfer":
-        """Begin to send and to receive."""
+        """See `ExpertTransport`."""
         arriving = {_place(parcel.tensor) for parcel in receives}
         own = [parcel.tensor for parcel in sends if _place(parcel.tensor) not in arriving]
         claim = self._claims.take(own, [parcel.tensor for parcel in receives])
@@ -115,7 +116,7 @@ class PeerTransport:
 
 
 class _Transfer:
-    """Handle of one `start`, and what the engine tells when a parcel is through."""
+    """The handle of one `start`, and the receipt of its parcels."""
 
     def __init__(self, transport: PeerTransport, claim: Claim, parcels: Sequence[Parcel]) -> None:
         self._transport, self._claim, self._parcels = transport, claim, parcels
@@ -131,7 +132,7 @@ class _Transfer:
             self._is_over.set()
 
     def failed(self, peer: int, why: str) -> None:
-        # The parcels of other peers stay open: the engine still moves them.
+        # The parcels of other peers stay open, because the engine still moves them.
         self._first_lost = self._first_lost or (peer, why)
         self._is_over.set()
 
@@ -152,12 +153,12 @@ def _place(tensor: Tensor) -> tuple[int, int]:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    # Unknown to autograd and its version counters, as what arrives by any other transport.
+    # `data` hides the write from autograd and its version counters, as with every other transport.
     return tensor.data.view(-1).view(torch.uint8)
 
 
 def _inboxes(shape: tuple[int, int, int], device: torch.device, group: dist.ProcessGroup) -> list[Tensor]:
-    """Collective: return everybody's inbox, uint8 `[peer, chunk, bytes]`, by rank."""
+    """Collective: return the inboxes of all ranks, uint8 `[peer, chunk, bytes]`, by rank."""
     if device.type != "cuda":
         num_ranks, num_chunks, chunk_bytes = shape
         return [block.view(shape) for block in shared_blocks(num_ranks * num_chunks * chunk_bytes, group)]
@@ -179,7 +180,7 @@ def _inboxes(shape: tuple[int, int, int], device: torch.device, group: dist.Proc
 
 
 def _connected(group: dist.ProcessGroup) -> Pipes:
-    """Collective: return the pipes between all ranks."""
+    """Collective: make the pipes between all ranks, and return this rank's ends."""
     attempts = [("make a pipe", os.pipe)] * dist.get_world_size(group)
     with ExitStack() as given_away, ExitStack() as kept:
         pairs = jointly(

@@ -12,40 +12,40 @@ from relibra.agent.transport.lost_ranks import missing
 
 
 class ProcessGroupTransport:
-    """See `contract`; the timeout is that of `group`.
+    """See `contract`. The timeout is that of `group`.
 
-    Over NCCL `wait` only makes the current stream wait: NCCL's watchdog ends a process that waits in vain for a peer
-    after the timeout, and no `RelibraError` is raised.
+    Over NCCL, `wait` makes only the current stream wait. If a peer is gone, no `RelibraError` is raised, and NCCL's
+    watchdog ends the process after the timeout.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self._sent_bytes, self._claims = 0, Claims()
-        # NCCL connects all ranks in the first call of a group, in which not all of them may have parcels.
+        # NCCL connects all ranks in the first call of a group. In the first `start`, some ranks may have no parcels.
         dist.barrier(group)
 
     @property
     def rank(self) -> int:
-        """This rank within the group."""
+        """See `ExpertTransport`."""
         return dist.get_rank(self._group)
 
     @property
     def num_ranks(self) -> int:
-        """Of the group."""
+        """See `ExpertTransport`."""
         return dist.get_world_size(self._group)
 
     @property
     def relays(self) -> bool:
-        """Messages of a call know nothing of each other."""
+        """See `ExpertTransport`; the messages of a call are independent of each other."""
         return False
 
     @property
     def sent_bytes(self) -> int:
-        """What this rank sent so far."""
+        """See `ExpertTransport`."""
         return self._sent_bytes
 
     def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> "_Messages":
-        """Begin to send and to receive."""
+        """See `ExpertTransport`."""
         messages = _Messages(self._group, sends, receives, self._claims)
         self._sent_bytes += sum(parcel.tensor.nbytes for parcel in sends)
         return messages
@@ -83,8 +83,9 @@ class _Messages:
 
 
 def _tag(tensor: Tensor) -> int:
-    """Name a message by its size: gloo takes a smaller one than expected in silence, and ends the process at a larger.
+    """Return the size as the tag of a message, so that a message of another size than expected is not delivered.
 
-    So neither is delivered, and both ends give up after the timeout. NCCL has no tags, and no look at sizes.
+    Gloo itself accepts a smaller message silently, and ends the process at a larger one. With tags, both ends give up
+    after the timeout. NCCL has no tags and checks no sizes.
     """
     return tensor.nbytes % (1 << 31)

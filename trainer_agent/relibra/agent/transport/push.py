@@ -1,8 +1,8 @@
-"""By which way a GPU pushes bytes into a peer's memory: by a copy engine, or by a kernel on a few multiprocessors.
+"""The choice of how a GPU pushes bytes into a peer's memory: by a copy engine, or by a kernel on a few multiprocessors.
 
-A copy engine takes nothing from what computes beside it, and is nearly free (FEPLB). A kernel may be faster, but its
-multiprocessors are missing elsewhere as long as it runs. Most of a push hides behind computation, as the cost model has
-it, and so a kernel must be faster by far. A wrong choice costs time alone.
+A copy engine takes nothing from the computation beside it, and is nearly free (FEPLB). A kernel may be faster, but the
+computation cannot use its multiprocessors while it runs. Most of a push hides behind computation, as in the cost model,
+so a kernel must be much faster to be worth it. A wrong choice costs only time.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from relibra.kernels import expert_push
 from relibra.planning.cost import CostModel
 
 NUM_SMS = 16
-"""Multiprocessors of a kernel that pushes."""
+"""The number of multiprocessors that the push kernel uses."""
 
 PushWay = Literal["copy engine", "kernel"]
 
@@ -25,21 +25,21 @@ _FEW_BYTES, _NUM_TRIALS = 4096, 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushSpeed:
-    """How fast one way is, and what it takes from computation."""
+    """The speed of one way to push, and the part of the device that it takes from computation."""
 
     launch_us: float
-    """What the smallest push lasts."""
+    """The time of the smallest push."""
     bytes_per_us: float
     sm_share: float = 0.0
-    """Part of the device's multiprocessors that it keeps busy."""
+    """The part of the device's multiprocessors that a push keeps busy."""
 
     def cost_us(self, size_bytes: int, hidden_share: float) -> float:
-        """Return what a push adds to a step: its part that does not hide, and what it keeps from computing."""
+        """Return the time that a push adds to a step: its unhidden part, and the computation that it displaces."""
         return (self.launch_us + size_bytes / self.bytes_per_us) * (1 - hidden_share + self.sm_share)
 
 
 class PushSpeeds(NamedTuple):
-    """Of both ways from one device to another."""
+    """The speeds of both ways from one device to another."""
 
     copy_engine: PushSpeed
     kernel: PushSpeed
@@ -48,13 +48,13 @@ class PushSpeeds(NamedTuple):
 def push_way(
     size_bytes: int, speeds: PushSpeeds, hidden_share: float = CostModel().hidden_transfer_share
 ) -> tuple[PushWay, str]:
-    """Choose the way that costs least, and say why; the copy engine where it is all the same.
+    """Return the cheaper way for a push, and the reason. If both cost the same, it is the copy engine.
 
     Args:
-        size_bytes: of the push.
-        speeds: measured.
-        hidden_share: part of a push that hides behind computation, as in `CostModel`; pushes are made with its default,
-            as nobody tells an agent what the job is planned with.
+        size_bytes: size of the push.
+        speeds: as measured.
+        hidden_share: the part of a push that hides behind computation, as in `CostModel`. The agent uses the default,
+            because it does not know the cost model of its job.
     """
     engine_us, kernel_us = (speed.cost_us(size_bytes, hidden_share) for speed in speeds)
     way: PushWay = "kernel" if kernel_us < engine_us else "copy engine"
@@ -65,8 +65,8 @@ def measured(device: torch.device, into: Tensor) -> PushSpeeds:
     """Measure both ways.
 
     Args:
-        device: CUDA, that pushes.
-        into: uint8 memory of a peer that nobody reads meanwhile; as much of it as is pushed at a time.
+        device: the CUDA device that pushes.
+        into: uint8 memory of a peer that nobody reads meanwhile, as large as one push.
     """
     source = torch.zeros_like(into, device=device)
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,11 +1,10 @@
-"""In which order the copies of a cell travel inside a node, and by which way: the same on all ranks, without a word.
+"""The order and the way in which the copies of a cell travel inside a node. All ranks compute it without messages.
 
-Waves keep ranks out of each other's way: in a wave a rank sends to one peer and receives from one, so that every link
-carries one expert at full speed, where the transport keeps to the order (`peer` does; a process group gets all hops of
-a cell at once). Who received an expert may send it on in later waves (relay), as a tree, so that one
-home with many replicas is not the bottleneck (UltraEP relays, too; arXiv 2606.04101). Where weights are also in host
-memory, some copies come from there instead, so many that both ways end together (ForeMoE, arXiv 2606.11867, has the
-two ways).
+The schedule has rounds. In a round, a rank sends to at most one peer and receives from at most one, so that every link
+carries one expert at full speed. `peer` keeps to this order; a process group gets all hops of a cell at once. A rank
+that has received an expert may send it on in a later round (a relay), so that the copies of an expert spread as a tree
+and a home with many replicas is no bottleneck (as in UltraEP, arXiv 2606.04101). If weights are also in host memory,
+some copies come from there instead, so many that both ways end together (as in ForeMoE, arXiv 2606.11867).
 """
 
 import functools
@@ -18,42 +17,42 @@ from relibra.agent.transport.contract import Copy
 
 
 class Hop(NamedTuple):
-    """One expert over one link."""
+    """The transfer of one expert over one link."""
 
     copy: int
-    """Index of the copy that this delivers."""
+    """The index of the copy that this hop delivers."""
     sender: int
-    """Rank that sends it."""
+    """The rank that sends the expert."""
     sent_copy: int | None
-    """Index of the copy it is sent from, which an earlier wave delivered; None from the home."""
+    """The index of the copy that the sender relays, delivered in an earlier round; None if the sender is the home."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferSchedule:
-    """All copies of a cell, each in one hop or from the host."""
+    """All copies of a cell, each as one hop or from the host."""
 
     rounds: tuple[tuple[Hop, ...], ...]
-    """Hops of a wave share no sender and no receiver."""
+    """The hops of each round. Hops of a round share no sender and no receiver."""
     from_host: tuple[int, ...]
-    """Indices of copies, ascending."""
+    """The indices of the copies that come from the host, ascending."""
 
     @property
     def hops(self) -> Iterator[Hop]:
-        """All of them, wave by wave."""
+        """All hops, round by round."""
         return (hop for hops in self.rounds for hop in hops)
 
 
 @functools.lru_cache(maxsize=4096)  # a cell is fetched up to three times, and its gradients return
 def transfer_schedule(copies: tuple[Copy, ...], *, relays: bool, host_speed: float = 0.0) -> TransferSchedule:
-    """Choose a way for each copy, and an order.
+    """Return the way and the order of all copies.
 
-    Takes the fewest copies from the host with which the slower of the two ways ends first: all waves, or the rank that
-    takes most from the host.
+    The time of a schedule is that of its slower way: the number of rounds, or the rank that takes most from the host.
+    Among the schedules with the smallest time, the result takes the fewest copies from the host.
 
     Args:
-        copies: of one cell in one node, in the plan's order; at most one of an expert on a rank.
-        relays: whether ranks may send on what they receive.
-        host_speed: experts that a rank gets from the host while a wave passes; 0 where they are not there.
+        copies: the replicas of one cell in one node, in the plan's order, with at most one copy of an expert on a rank.
+        relays: whether ranks may send on experts that they receive.
+        host_speed: the number of experts that a rank gets from the host during one round; 0 if the host has none.
     """
     most = max(Counter(copy.destination_rank for copy in copies).values(), default=0) if host_speed > 0 else 0
     found = list[tuple[float, TransferSchedule]]()
@@ -67,15 +66,15 @@ def transfer_schedule(copies: tuple[Copy, ...], *, relays: bool, host_speed: flo
 
 
 def peers_by_round(rank: int, num_ranks: int) -> list[tuple[int, int]]:
-    """Return whom `rank` sends to and receives from, round by round, where everyone may have something for everyone.
+    """Return the peers that `rank` sends to and receives from in each round of an exchange between all ranks.
 
-    In a round all ranks send as far ahead as each other, so that no two of them send to the same one.
+    In a round all ranks send equally far ahead, so that no two ranks send to the same peer.
     """
     return [((rank + ahead) % num_ranks, (rank - ahead) % num_ranks) for ahead in range(1, num_ranks)]
 
 
 def _from_host(copies: Sequence[Copy], num_per_rank: int) -> set[int]:
-    """Take up to `num_per_rank` copies off every rank, from those homes first that send most."""
+    """Choose up to `num_per_rank` copies per receiving rank to come from the host, first those of the busiest homes."""
     chosen = set[int]()
     sent = Counter(copy.source_rank for copy in copies)
     taken = Counter[int]()
@@ -90,7 +89,7 @@ def _from_host(copies: Sequence[Copy], num_per_rank: int) -> set[int]:
 
 
 def _rounds(copies: Sequence[Copy], indices: Sequence[int], *, relays: bool) -> tuple[tuple[Hop, ...], ...]:
-    """Cut into waves, each as large as a greedy matching makes it: who has most to do goes first."""
+    """Return the rounds. Each is a greedy matching that takes the copies of the busiest ranks first."""
     delivered: dict[tuple[int, int], list[int]] = {(copy.source_rank, copy.source_slot): [] for copy in copies}
     pending, rounds = list(indices), list[tuple[Hop, ...]]()
     while pending:
@@ -106,7 +105,7 @@ def _rounds(copies: Sequence[Copy], indices: Sequence[int], *, relays: bool) -> 
             free = [holder for holder in holders if holder[0] not in senders]
             if copy.destination_rank in receivers or not free:
                 continue
-            # A home with more to send leaves this to those who only pass it on.
+            # If the home has more to send, a rank that relays the expert is the better sender.
             sender, sent_copy = min(free, key=lambda holder: (to_send[holder[0]], holder[0]))
             senders.add(sender)
             receivers.add(copy.destination_rank)

@@ -1,7 +1,8 @@
-"""Memory that all ranks of a node map, without a name in any file system: gone with the last process that maps it.
+"""Memory that all ranks of a node map. It has no name in any file system, and ends with the last process that maps it.
 
-A rank makes an anonymous file or a pipe and tells the others its number. They open it through `/proc/<pid>/fd`, which
-the kernel allows to processes of the same user that see each other's process ids. What one rank cannot do, all refuse.
+A rank makes an anonymous file or a pipe and tells the other ranks its descriptor. They open it through
+`/proc/<pid>/fd`, which the kernel allows for processes of one user that see each other's process ids. If one rank
+fails, all ranks raise.
 """
 
 import mmap
@@ -29,15 +30,19 @@ Result = TypeVar("Result")
 class _Offer(NamedTuple):
     path: str
     identity: tuple[int, int]
-    """Device and inode, since another machine may have a descriptor of that number, too."""
+    """Device and inode, which tell whether the path leads to the same file; on another machine it does not."""
 
 
 def shared_blocks(size_bytes: int, group: dist.ProcessGroup) -> list[Tensor]:
-    """Collective: give each rank a block of memory of the size it asks for; return all blocks, uint8 zeros, by rank.
+    """Collective: make a block of shared memory for each rank; return all blocks, uint8 zeros, by rank.
+
+    Args:
+        size_bytes: the size of this rank's block.
+        group: ranks of one machine.
 
     Raises:
         RelibraError: a peer is gone.
-        Unsupported: on all ranks, if one of them has too little memory, or cannot open that of another one.
+        Unsupported: on all ranks, if one of them has too little memory, or cannot open another rank's.
     """
     what = f"allocate {size_bytes} bytes of shared memory"
     with ExitStack() as opened:
@@ -51,16 +56,16 @@ def shared_blocks(size_bytes: int, group: dist.ProcessGroup) -> list[Tensor]:
 
 
 def exchange_descriptors(own: Sequence[int], flags: int, group: dist.ProcessGroup) -> list[int]:
-    """Collective: offer `own[r]` to rank r, this one included; return what each rank offered to this one, by rank.
+    """Collective: give descriptor `own[r]` to rank r, this rank included; return those given to this rank, by rank.
 
     Args:
         own: descriptors, which the caller may close afterwards.
-        flags: of `os.open`.
+        flags: for `os.open`.
         group: ranks of one machine.
 
     Raises:
         RelibraError: a peer is gone.
-        Unsupported: on all ranks, if one of them cannot open what another one offers.
+        Unsupported: on all ranks, if one of them cannot open a descriptor of another rank.
     """
     rank = dist.get_rank(group)
     offers: list[list[_Offer]] = [[]] * dist.get_world_size(group)
@@ -78,19 +83,19 @@ def jointly(
     group: dist.ProcessGroup,
     undo: Callable[[Result], object] = lambda _: None,
 ) -> list[Result]:
-    """Collective: make this rank's attempts, and return what came of them once those of all ranks are made.
+    """Collective: make this rank's attempts, and return their results if the attempts of all ranks succeed.
 
-    Whoever fails says so, so that nobody waits for it in the next collective.
+    All ranks learn of a failure, so that no rank waits for a failed one in the next collective.
 
     Args:
-        attempts: each with its name, as in "cannot ..."; none after one that fails.
+        attempts: (name, function) each; the name completes "cannot ...". The first failure skips the rest.
         advice: what to do about a failure.
         group: the ranks.
-        undo: takes back what came of an attempt, where the call raises.
+        undo: releases the result of a successful attempt if the call raises.
 
     Raises:
         RelibraError: a peer is gone.
-        Unsupported: on all ranks, if one of them failed.
+        Unsupported: on all ranks, if an attempt of one of them failed.
     """
     refusals: list[str | None] = [None] * dist.get_world_size(group)
     done, refusal, rank = list[Result](), None, dist.get_rank(group)
@@ -130,7 +135,7 @@ def _open(offer: _Offer, flags: int) -> int:
     status = os.fstat(descriptor)
     if (status.st_dev, status.st_ino) != offer.identity:
         os.close(descriptor)
-        raise OSError(f"{offer.path} is something else here")
+        raise OSError(f"{offer.path} is another file on this machine")
     return descriptor
 
 

@@ -1,4 +1,4 @@
-"""How long a rank waits for experts on their way: the part of their transfers that computation does not hide."""
+"""The time that a rank waits for transfers: the part of them that computation does not hide."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,46 +10,46 @@ Result = TypeVar("Result")
 
 
 class TimedTransport:
-    """A transport that adds up what its handles are waited for.
+    """A transport that adds up how long the host waits for its handles.
 
-    Host time: where the stream of a GPU waits and not the host, as with NCCL, there is next to none.
+    With NCCL the stream of a GPU waits and not the host, so the sum is close to 0.
 
     Args:
-        transport: the one that carries.
-        clock: in seconds.
+        transport: the transport that moves the tensors.
+        clock: returns seconds.
     """
 
     def __init__(self, transport: ExpertTransport, clock: Callable[[], float] = time.perf_counter) -> None:
         self._transport, self._clock = transport, clock
         self.waited_s = 0.0
-        """So far."""
+        """How long this rank has waited so far."""
 
     @property
     def rank(self) -> int:
-        """See `ExpertTransport`, as for all below."""
+        """See `ExpertTransport`."""
         return self._transport.rank
 
     @property
     def num_ranks(self) -> int:
-        """Of the group."""
+        """See `ExpertTransport`."""
         return self._transport.num_ranks
 
     @property
     def relays(self) -> bool:
-        """Whether a call may send what it receives."""
+        """See `ExpertTransport`."""
         return self._transport.relays
 
     @property
     def sent_bytes(self) -> int:
-        """What this rank sent so far."""
+        """See `ExpertTransport`."""
         return self._transport.sent_bytes
 
     def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Handle:
-        """Begin to send and to receive."""
+        """See `ExpertTransport`."""
         return _Timed(self, self._transport.start(sends, receives))
 
     def counted(self, blocking: Callable[[], Result]) -> Result:
-        """Do what this rank waits for, and add up how long it lasts."""
+        """Call `blocking`, add the time it takes to `waited_s`, and return its result."""
         began_s = self._clock()
         result = blocking()
         self.waited_s += self._clock() - began_s
@@ -57,13 +57,13 @@ class TimedTransport:
 
 
 class TimedHost:
-    """Weights in host memory, for which this rank waits as for those that come by `transport`."""
+    """Host weights whose waiting time counts as that of `transport`."""
 
     def __init__(self, host: HostPulls, transport: TimedTransport) -> None:
         self._host, self._transport = host, transport
 
     def start(self, pulls: Sequence[Pull]) -> Handle:
-        """See `HostPulls`; it counts, too, as on a CPU this is where the rank waits."""
+        """See `HostPulls`. The call itself counts, too, because on a CPU the rank waits here."""
         return _Timed(self._transport, self._transport.counted(lambda: self._host.start(pulls)))
 
 
