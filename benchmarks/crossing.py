@@ -1,9 +1,9 @@
-"""What balance costs in traffic between nodes: plans that weigh crossing, and plans that do not.
+"""Balance against traffic between nodes: plans with and without a price for tokens that cross.
 
     python -m benchmarks.crossing
 
-Round-robin schedules of real routing. The price of crossing follows from the size of a token and of an expert, on
-H100-class nodes (`CostModel.of_expert`). Writes `results/crossing.json`.
+The schedules are round-robin, the routing is real. The price of crossing follows from the sizes of a token and of an
+expert on H100-class nodes (`CostModel.of_expert`). Writes `results/crossing.json`.
 """
 
 from itertools import product
@@ -19,12 +19,12 @@ from relibra.planning.solve import solve
 from relibra.routing import count_sequences, read_trace
 
 _SIZES = {"gpt-oss-20b_mmlu": (2880, 2880), "deepseek-v2-lite_esft": (2048, 1408)}
-"""Hidden and intermediate size of an expert."""
+"""The hidden and intermediate size of an expert, by trace."""
 _MICRO_BATCHES = 8
 
 
 def main() -> None:
-    """Print the table."""
+    """Measure, print the table and write the results."""
     table = Table(title=f"{_MICRO_BATCHES} micro-batches, 2 redundant slots")
     for heading in ("trace", "nodes", "a crossing, in tokens", "imbalance", "token copies across nodes"):
         table.add_column(heading, justify="left" if heading == "trace" else "right")

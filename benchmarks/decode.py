@@ -1,9 +1,10 @@
-"""How fast routed experts become counts: routed (token, layer) rows per second on one core, by format.
+"""The speed at which routed experts become counts: (token, layer) rows per second on one core, by format.
 
     python -m benchmarks.decode
 
-One sequence of 16384 tokens, 48 layers, 128 experts, top 8, from the payload in memory to counts. JSON parsing is not
-in it. Processor time, the best of five. *Alone* is base64 decoding, which bounds formats of four bytes an id.
+One sequence of 16384 tokens, 48 layers, 128 experts, top 8, from the payload in memory to counts, without parsing of
+JSON. Times are processor time, the best of five calls. *Alone* is base64 decoding without the rest, which limits the
+formats with four bytes per id.
 """
 
 import base64
@@ -30,7 +31,7 @@ LAYERS = ModelLayers.uniform(num_layers=48, num_experts=128, top_k=8)
 
 
 def payloads(ids_TLK: NDArray[np.integer]) -> dict[str, tuple[str, Any]]:
-    """The same routing as engines and frameworks send it; format and payload by title."""
+    """Return the routing in the formats of engines and frameworks: (format name, payload) by title."""
     file = io.BytesIO()
     np.save(file, ids_TLK.astype(np.uint8))
     shape = list(ids_TLK.shape)
@@ -53,7 +54,7 @@ def payloads(ids_TLK: NDArray[np.integer]) -> dict[str, tuple[str, Any]]:
 
 
 def batches(ids_TLK: NDArray[np.integer]) -> dict[str, Callable[[], list[SequenceRouting]]]:
-    """The same routing as trainers hold it, each with the call that decodes it."""
+    """Return calls that decode the routing from the batches that trainers hold, by title."""
     padded, mask = ids_TLK.astype(np.int16)[None], np.ones((1, NUM_ROWS), dtype=np.int64)
     routers = [ids_TLK[:, layer].astype(np.int64) for layer in range(LAYERS.num_layers)]
     return {
@@ -71,7 +72,7 @@ def _count_all(decode_batch: Callable[[], list[SequenceRouting]]) -> list[NDArra
 
 
 def rows_per_s(call: Callable[[], object], repeats: int = 5) -> float:
-    """Rows per second of processor time, the best of some calls after one that is not counted."""
+    """Return rows per second of processor time, the best of several calls after one warm-up call."""
     call()
     best_s = float("inf")
     for _ in range(repeats):
@@ -82,7 +83,7 @@ def rows_per_s(call: Callable[[], object], repeats: int = 5) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the table."""
     rng = np.random.default_rng(0)
     logits = rng.gumbel(size=(1024, LAYERS.num_layers, LAYERS.num_experts)) + np.linspace(0, 2, LAYERS.num_experts)
     ids_TLK = np.tile(np.argsort(-logits, axis=-1)[..., : LAYERS.top_k], (NUM_ROWS // 1024, 1, 1))

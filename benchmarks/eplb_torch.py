@@ -1,8 +1,7 @@
-"""EPLB as it is published: torch tensors, all layers at once, Python loops inside. The yardstick for plan times.
+"""EPLB as published, as the yardstick for plan times: torch tensors, all layers at once, Python loops inside.
 
-`relibra.evaluation.baselines` has the same recipe for its results; this one is for its cost, and keeps the shape of
-deepseek-ai/EPLB (commit d52c72d): vectorised over layers where that code is, looping where that code loops. Written
-anew.
+`relibra.evaluation.baselines` implements the same recipe for its results. This implementation is for its cost: it is
+written anew, but vectorises and loops exactly where deepseek-ai/EPLB (commit d52c72d) does.
 
 L layers (or layers x nodes), X items, E logical experts, P physical experts.
 """
@@ -12,12 +11,12 @@ from torch import Tensor
 
 
 def rebalance_experts(weight_LE: Tensor, num_physical: int, num_groups: int, num_nodes: int, num_ranks: int) -> Tensor:
-    """Return the logical expert of every physical one, int64 `[L, P]`, rank by rank.
+    """Return the logical expert of every physical expert, int64 `[L, P]`, rank by rank.
 
     Args:
-        weight_LE: load of every logical expert.
+        weight_LE: the load of every logical expert.
         num_physical: P, a multiple of `num_ranks`.
-        num_groups: expert groups, a multiple of `num_nodes`; E where experts are not grouped.
+        num_groups: the number of expert groups, a multiple of `num_nodes`; E if experts are not grouped.
         num_nodes: N.
         num_ranks: R.
     """
@@ -43,7 +42,7 @@ def rebalance_experts(weight_LE: Tensor, num_physical: int, num_groups: int, num
 
 
 def pack(weight_LX: Tensor, num_bins: int) -> tuple[Tensor, Tensor]:
-    """Longest processing time first into bins of equal count; the bin of every item, and its place there."""
+    """Pack longest processing time first into bins of equal count; return the bin of every item and its place there."""
     num_layers, num_items = weight_LX.shape
     capacity = num_items // num_bins
     if capacity == 1:
@@ -63,7 +62,7 @@ def pack(weight_LX: Tensor, num_bins: int) -> tuple[Tensor, Tensor]:
 
 
 def replicate(weight_LX: Tensor, num_copies: int) -> tuple[Tensor, Tensor]:
-    """Give copy after copy to the item with the most weight per copy; the item of each copy, and copies per item."""
+    """Give copy after copy to the item with the most weight per copy; return each copy's item, and copies per item."""
     num_layers, num_items = weight_LX.shape
     copy_of = torch.arange(num_copies).repeat(num_layers, 1)
     counts = torch.ones(num_layers, num_items, dtype=torch.int64)

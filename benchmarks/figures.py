@@ -20,7 +20,7 @@ _POLICIES = {
 
 
 def growth(axes: list[Axes]) -> None:
-    """Plan time against what a step is made of, each alone, from the target step on."""
+    """Draw plan time against each size of a step; the other sizes are those of the target step."""
     rows = results.read("scale")
     target = rows[0]
     panels: tuple[tuple[str, str, Callable[[dict[str, Any]], int]], ...] = (
@@ -44,7 +44,7 @@ def growth(axes: list[Axes]) -> None:
 
 
 def imbalance(axes: list[Axes]) -> None:
-    """What every policy leaves above 1 on real routing, by topology."""
+    """Draw the imbalance above 1 that every policy leaves on real routing, by topology."""
     rows = results.read("imbalance")
     for axis, trace in zip(axes, dict.fromkeys(row["trace"] for row in rows), strict=True):
         for place, (policy, (label, colour)) in enumerate(_POLICIES.items()):

@@ -8,13 +8,13 @@ from relibra.planning import Cluster, ExecutionReport, Model, PlanId, RankPlan
 
 
 class FixedPlans:
-    """Plain expert parallelism, and what replicas it is given.
+    """A source of plans with the identity placement and fixed replicas.
 
     Args:
-        model: the job's.
-        cluster: of one EP group.
-        num_micro_batches: of a step.
-        replicas: (micro_batch, layer, expert, rank), sorted; each takes all tokens of its rank.
+        model: the MoE layers of the job.
+        cluster: one EP group.
+        num_micro_batches: the micro-batches of a step.
+        replicas: (micro_batch, layer, expert, rank) of each replica, sorted; a replica takes all tokens of its rank.
     """
 
     def __init__(
@@ -29,10 +29,10 @@ class FixedPlans:
         self._replica_index_Q4 = np.array(replicas, np.int32).reshape(-1, 4)
 
     def prefetch(self, step: int) -> None:
-        """Nothing to fetch."""
+        """Do nothing: there is no plan to fetch."""
 
     def wait(self, step: int, timeout_s: float) -> tuple[RankPlan | None, str]:
-        """Return the plan under the step's number."""
+        """Return the plan with the number of the step."""
         plan = RankPlan(
             id=PlanId(epoch=1, version=step + 1),
             step=step,
@@ -46,7 +46,7 @@ class FixedPlans:
         return plan, plan.reason
 
     def report(self, report: ExecutionReport) -> None:
-        """Nobody to tell."""
+        """Do nothing: there is no planner to tell."""
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: there is no connection to close."""

@@ -1,12 +1,18 @@
-"""What planning without foresight costs: plan from expected loads, execute what really comes.
+"""The cost of planning without foresight: plan for expected loads, then execute the real ones.
 
     python -m benchmarks.forecast
 
-The sequences of a trace make five steps; four are past, the fifth is executed under the rule of the agents. Either
-the steps are shuffled together, or the fifth has other domains than the others. *rollout*: nothing is replayed, and a
-tenth of the fifth step's token copies goes to other experts than its rollout said. *not hedged*: as *forecast*, with as
-few replicas as balance the expected loads. *by tokens*: these, and shares are tokens and not fractions. Writes
-`results/forecast.json`.
+The sequences of a trace make five steps. Four are past; the fifth runs by the rule that agents follow. Either the steps
+are shuffled together, or the fifth has other domains than the rest. The columns are:
+
+- *forecast*, *last step*: plans for the loads expected from all past steps, or from the last one;
+- *not hedged*: as *forecast*, but only with the replicas that the expected loads need;
+- *by tokens*: as *not hedged*, but with shares in tokens instead of fractions;
+- *rollout*: plans for a rollout that is not replayed: a tenth of the token copies goes to other experts in training;
+- *rollout by tokens*: as *rollout*, but with shares in tokens;
+- *foresight*: plans for the real loads.
+
+Writes `results/forecast.json`.
 """
 
 from dataclasses import replace
@@ -30,10 +36,18 @@ _NUM_STEPS = 5
 _NUM_MICRO_BATCHES = 4
 _SEEDS = range(3)
 _FLIPPED = 0.1
-"""Of the routers, about a tenth choose otherwise in training than in the rollout (arXiv 2510.11370)."""
+"""Without replay, about a tenth of the routers choose otherwise in training than in the rollout (arXiv 2510.11370)."""
 _COLUMNS = (
-    *("plain", "eplb_history", "forecast", "last_step", "not_hedged", "by_tokens"),
-    *("eplb_oracle", "rollout", "rollout_by_tokens", "foresight"),
+    "plain",
+    "eplb_history",
+    "forecast",
+    "last_step",
+    "not_hedged",
+    "by_tokens",
+    "eplb_oracle",
+    "rollout",
+    "rollout_by_tokens",
+    "foresight",
 )
 
 
@@ -45,7 +59,7 @@ def _order(trace: RoutingTrace, steps: str, rng: np.random.Generator) -> NDArray
 
 
 def _flip(counts_SLE: NDArray[np.integer], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Let some copies go elsewhere, by how much experts are used."""
+    """Route some token copies to other experts, in proportion to how much each expert is used."""
     leaving_SLE = rng.binomial(counts_SLE, _FLIPPED)
     flipped_SLE = counts_SLE - leaving_SLE
     popularity_LE = counts_SLE.sum(axis=0) / counts_SLE.sum(axis=(0, 2))[:, None]
@@ -91,7 +105,7 @@ def _measure(
 
 
 def main() -> None:
-    """Print means over seeds."""
+    """Measure, print means over seeds and write the results."""
     rows: list[dict[str, object]] = []
     table = Table(title=f"imbalance of the fifth step, 2 redundant slots, {_NUM_MICRO_BATCHES} micro-batches")
     for heading in ("trace", "fifth step", "nodes", "tokens/rank", *_COLUMNS):

@@ -1,11 +1,10 @@
-"""Gap of the planner to the exact optimum on random small cells, and of the bound to it.
+"""The gaps of the planner and of its lower bound to the exact optimum, on random small cells.
 
     python -m benchmarks.gap [CELLS] [SEED] [MIN_TOKENS]
 
-Cells have 2 to 8 ranks, 2 to 16 experts and 0 to 3 slots, drawn with four kinds of skew; half of them have their heavy
-experts on the same ranks, where slots are short. The optimum is the MILP of
-`relibra.planning.bounds.exact`. Needs scipy.
-Writes `results/gap-<SEED>-<MIN_TOKENS>.json`.
+Cells have 2 to 8 ranks, 2 to 16 experts and 0 to 3 slots, drawn with four skews. In half of them the heavy experts
+share the same ranks, so that slots are short. The optimum is that of the mixed-integer program in
+`relibra.planning.bounds.exact`. Needs scipy. Writes `results/gap-<SEED>-<MIN_TOKENS>.json`.
 """
 
 import sys
@@ -29,7 +28,7 @@ _NUM_LISTED = 10
 
 
 def random_cells(num_cells: int, seed: int) -> Iterator[tuple[NDArray[np.int64], int, int, float]]:
-    """Draw (tokens of every expert, ranks, slots, skew); experts live on ranks in order, equally many on each."""
+    """Draw (tokens of every expert, ranks, slots, skew); ranks own experts in order, an equal number each."""
     rng = np.random.default_rng(seed)
     for _ in range(num_cells):
         num_ranks = int(rng.integers(2, 9))
@@ -42,7 +41,7 @@ def random_cells(num_cells: int, seed: int) -> Iterator[tuple[NDArray[np.int64],
 
 
 def main() -> None:
-    """Print the table, and the cells that are furthest from their optimum."""
+    """Measure; print the table and the cells furthest from their optimum; write the results."""
     given = [int(value) for value in sys.argv[1:]]
     num_cells, seed, min_tokens = [*given, *(500, 0, 1)[len(given) :]]
     rows, worst, milp_time_s = [], [], 0.0

@@ -1,4 +1,4 @@
-"""A small GPT of MoE layers in training on CPU ranks, of megatron-core's own parts, for benchmarks."""
+"""A small GPT with MoE layers, built from megatron-core and trained on CPU ranks, for benchmarks."""
 
 import logging
 import warnings
@@ -15,7 +15,7 @@ from relibra.demo import megatron_on_cpu
 
 megatron_on_cpu.install()
 
-from megatron.core import parallel_state  # noqa: E402  (shims first)
+from megatron.core import parallel_state  # noqa: E402  (after the shims)
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig  # noqa: E402
 from megatron.core.models.gpt import GPTModel  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
@@ -30,7 +30,7 @@ from relibra.planning import Model  # noqa: E402
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of the model and of a rank's micro-batch."""
+    """The sizes of the model and of a rank's micro-batch."""
 
     model: Model
     hidden_size: int
@@ -51,7 +51,7 @@ def join(folder: str, rank: int, num_ranks: int) -> None:
 
 
 class Gpt:
-    """One model with data parallelism and Adam."""
+    """One model with megatron's data parallelism and Adam."""
 
     def __init__(self, shape: Shape) -> None:
         config = TransformerConfig(
@@ -105,7 +105,7 @@ class Gpt:
             replay.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
 
     def loss(self, seed: int) -> torch.Tensor:
-        """Forward a batch of random tokens, another on every rank; return its mean loss."""
+        """Run a forward pass on random tokens, which differ between ranks; return the mean loss."""
         length = self._shape.sequence_length
         generator = torch.Generator().manual_seed(2 * seed + dist.get_rank())
         shape = (self._shape.num_sequences, length + 1)
@@ -116,7 +116,7 @@ class Gpt:
         return loss.float().mean()
 
     def train(self, losses: Sequence[Callable[[], torch.Tensor]]) -> None:
-        """Forward and backward of all micro-batches, the sum of their gradients, and the optimizer."""
+        """Run all micro-batches forward and backward, reduce their gradients, and step the optimizer."""
         self.ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
         for index, loss in enumerate(losses):

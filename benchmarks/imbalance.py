@@ -1,8 +1,8 @@
-"""Imbalance of plans on real routing, for several seeds and sizes of micro-batches.
+"""The imbalance of plans on real routing, for several seeds and sizes of micro-batches.
 
     python -m benchmarks.imbalance
 
-Every seed shuffles the sequences of a trace, which are then dealt round-robin. Writes `results/imbalance.json`.
+Every seed shuffles the sequences of a trace, and round-robin deals them. Writes `results/imbalance.json`.
 """
 
 from itertools import product
@@ -54,12 +54,21 @@ def _measure(name: str) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    """Print the table: means over seeds, and the worst seed beside the target."""
+    """Measure; print means over seeds and the worst seed beside the target; write the results."""
     rows = [row for name in _TARGETS for row in _measure(name)]
     table = Table(title="imbalance with 2 redundant slots, means of 3 seeds")
     for heading in (
-        *("trace", "nodes", "micro-batches", "tokens/rank", "identity", "EPLB oracle"),
-        *("planned", "worst", "target", "bound", "any placement"),
+        "trace",
+        "nodes",
+        "micro-batches",
+        "tokens/rank",
+        "identity",
+        "EPLB oracle",
+        "planned",
+        "worst",
+        "target",
+        "bound",
+        "any placement",
     ):
         table.add_column(heading, justify="left" if heading == "trace" else "right")
     for name, num_nodes, num_micro_batches in product(_TARGETS, (1, 2, 4), _MICRO_BATCHES):

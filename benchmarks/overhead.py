@@ -1,10 +1,10 @@
-"""What an attached agent costs where it has nothing to do: training steps with the identity plan beside plain ones.
+"""The cost of an attached agent that has nothing to do: steps with the identity plan beside plain steps.
 
     python -m benchmarks.overhead [--steps 40]
 
-Two expert-parallel ranks on CPU train the same small GPT of MoE layers, plain and attached, one step of each in turn,
-which of them first alternating. Overhead is the median over pairs, of wall time and of the CPU time of both ranks,
-which other work on the machine disturbs less. *Noise* is the same between two plain models.
+Two expert-parallel ranks on CPU train the same small GPT with MoE layers, plain and attached. The jobs take one step
+each in turn, and the order alternates. Overhead is the median over pairs of steps, in wall time and in the CPU time of
+both ranks, which other work on the machine disturbs less. *Noise* is the same figure for two plain models.
 """
 
 import argparse
@@ -30,7 +30,7 @@ NUM_MICRO_BATCHES = 2
 
 
 class Job:
-    """One GPT in training."""
+    """One GPT in training, plain or with an agent."""
 
     def __init__(self, *, is_attached: bool) -> None:
         self._gpt = Gpt(SHAPE)
@@ -41,7 +41,7 @@ class Job:
             self._agent = attach(self._gpt.ddp, self._gpt.optimizer, config, plans=identity)
 
     def step(self, step: int) -> tuple[float, float]:
-        """Train one step; return its wall time from barrier to barrier, and CPU time of all ranks, in seconds."""
+        """Train one step; return its wall time from barrier to barrier and the CPU time of all ranks, in seconds."""
         dist.barrier()
         began, cpu_began = time.perf_counter(), time.process_time()
         if self._agent is not None:
@@ -62,7 +62,7 @@ class Job:
 
 
 def run_rank(rank: int, folder: str, num_steps: int) -> None:
-    """Train the three jobs in turn; rank 0 prints and writes."""
+    """Train the three jobs in turn; rank 0 prints and writes the results."""
     join(folder, rank, CLUSTER.num_ranks)
     jobs = {"plain": Job(is_attached=False), "attached": Job(is_attached=True), "plain again": Job(is_attached=False)}
     for job in jobs.values():
@@ -88,7 +88,7 @@ def run_rank(rank: int, folder: str, num_steps: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=40, help="pairs to measure")
+    parser.add_argument("--steps", type=int, default=40, help="pairs of steps to measure")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(run_rank, args=(folder, arguments.steps), nprocs=2, start_method="fork")

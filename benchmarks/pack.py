@@ -1,14 +1,14 @@
-"""What packing gains: the same step under round-robin, length-balanced and packed schedules, planned with equal slots.
+"""The gain of packing: one step under round-robin, length-balanced and packed schedules, with equal slots.
 
     python -m benchmarks.pack
 
-Every seed shuffles the sequences
-of a trace, which changes what round-robin deals; the token budget is what round-robin needs. *Removed* is the part of
-what is above 1 under the better of the two other schedules that packing takes away; *floor* is what no placement of
-the packed schedule is below, which for few tokens is above 1 because tokens are whole.
+Every seed shuffles the sequences of a trace, which changes what round-robin deals. The token budget is the one that
+round-robin needs. *Removed* is the part of the imbalance above 1 that packing removes, compared with the better of the
+two other schedules. *Floor* is a bound for every placement under the packed schedule; with few tokens it is above 1,
+because tokens are whole.
 
-Then the time to pack 1024 sequences of 48 layers x 128 experts for 4 nodes of 8 GPUs. Times are of a second call.
-Writes `results/pack.json`.
+The last row is a synthetic step: 1024 sequences of 48 layers x 128 experts. Its time is that of a second call. Writes
+`results/pack.json`.
 """
 
 import time
@@ -97,7 +97,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _large_step() -> tuple[NDArray[np.uint32], NDArray[np.int64], Model]:
-    """1024 sequences of 16 kinds with log-normal lengths, each with a routing of its own around its kind's."""
+    """Draw 1024 sequences of log-normal lengths; each routes like one of 16 kinds, with a deviation of its own."""
     rng = np.random.default_rng(0)
     length_S = np.clip(rng.lognormal(6.5, 0.8, 1024), 16, 8192).astype(np.int64)
     kind_KLE = rng.normal(0, 0.8, (1, 48, 128)) + rng.normal(0, 0.5, (16, 48, 128))
@@ -108,7 +108,7 @@ def _large_step() -> tuple[NDArray[np.uint32], NDArray[np.int64], Model]:
 
 
 def main() -> None:
-    """Print the table; columns in threes are round-robin, length-balanced, packed."""
+    """Measure, print the table and write the results; columns in threes are round-robin, length-balanced, packed."""
     table = Table(title="4 x 8 GPUs, 2 redundant slots: round-robin, length-balanced, packed")
     headings = ["load", "M", "seed", "imbalance", "", "", "removed", "floor"]
     headings += ["across nodes", "", "", "largest", "", "", "attention", "", "", "pack s"]

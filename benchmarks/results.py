@@ -1,4 +1,4 @@
-"""Where figures are kept: one JSON file a benchmark, with the machine, the versions and the date they belong to."""
+"""Results on disk: one JSON file per benchmark, with the machine, the versions and the date of its figures."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from relibra.atomic_file import write_atomically
 
 RESULTS = Path(__file__).parent / "results"
 TRACES = Path(os.environ.get("RELIBRA_TRACES", Path(__file__).parents[2] / "shared" / "traces"))
-"""The real routing traces, beside the repository by default."""
+"""The folder of the real routing traces, by default beside the repository."""
 
 
 def write(name: str, rows: Sequence[Mapping[str, object]], **settings: object) -> Path:
@@ -31,7 +31,7 @@ def read(name: str) -> list[dict[str, object]]:
 
 
 def machine() -> dict[str, object]:
-    """What the figures were measured on, and when."""
+    """Return the machine and versions that figures are measured on, and the date."""
     cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(": ")[2] for line in cpu_lines if line.startswith("model name")]
     return {

@@ -1,11 +1,11 @@
-"""Plan time and memory of large steps, how they grow, and how they compare with EPLB run once a cell.
+"""The plan time and memory of large steps: their growth, and EPLB run once per cell for comparison.
 
     taskset -c 0 python -m benchmarks.scale [--threads 1] [--quick] [--case NAME]
 
-Loads are mixtures of the workloads in `deepseek-v3_counts_dev.npz` (`benchmarks.workload_mix`). Every case runs
-in its own process, which has compiled code loaded; times are the least of several calls. `input MiB` is what the
-process holds before it plans, counts included, `peak MiB` the most it held in all. The first case also runs EPLB, as
-published (`eplb_torch.py`), on the loads of some of its micro-batches. A run of all cases writes `results/scale.json`.
+Loads are mixtures of the workloads in `deepseek-v3_counts_dev.npz` (see `workload_mix`). Every case runs in its own
+process with compiled code already loaded; times are the least of several calls. `input MiB` is the memory of that
+process before it plans, with the counts; `peak MiB` is its largest memory. The first case also runs EPLB as published
+(see `eplb_torch`) on the loads of some of its micro-batches. A run of all cases writes `results/scale.json`.
 """
 
 import argparse
@@ -73,8 +73,8 @@ def _resident_mib() -> float:
 
 
 def _eplb_us_per_cell(load_MLE: NDArray[np.int64], cluster: Cluster) -> float:
-    """EPLB on the loads of one micro-batch, all layers at once, as it is called."""
-    import torch  # here, so that it is not in the memory measured before
+    """Return the time of EPLB on one micro-batch, all layers in one call, which is how EPLB is used."""
+    import torch  # imported here, so that the memory measured before does not include it
 
     from benchmarks.eplb_torch import rebalance_experts
 
@@ -150,11 +150,11 @@ def _run(case: Case, num_threads: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the table."""
+    """Measure, print the table and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1, help="threads to plan on")
-    parser.add_argument("--quick", action="store_true", help="the target alone")
-    parser.add_argument("--case", help="cases of this name alone")
+    parser.add_argument("--threads", type=int, default=1, help="threads that planning uses")
+    parser.add_argument("--quick", action="store_true", help="only the target case")
+    parser.add_argument("--case", help="only cases of this name")
     arguments = parser.parse_args()
     console, rows = Console(width=160), []
     for case in _CASES[:1] if arguments.quick else _CASES:
@@ -164,8 +164,20 @@ def main() -> None:
             console.print(*_cells(rows[-1]), highlight=False)
     table = Table(title=f"planning large steps with 2 redundant slots on {arguments.threads} thread(s)")
     for heading in (
-        *("case", "L x E", "nodes", "rows", "cells", "identity", "planned", "bound", "replicas/rank"),
-        *("plan s", "us/cell", "replicate us/cell", "input MiB", "peak MiB"),
+        "case",
+        "L x E",
+        "nodes",
+        "rows",
+        "cells",
+        "identity",
+        "planned",
+        "bound",
+        "replicas/rank",
+        "plan s",
+        "us/cell",
+        "replicate us/cell",
+        "input MiB",
+        "peak MiB",
     ):
         table.add_column(heading, justify="left" if heading == "case" else "right")
     for row in rows:

@@ -1,13 +1,17 @@
-"""Ingest, publish and fetch of a planner process on this machine, in one run.
+"""Measure ingest, planning and fetch of one planner process on this machine.
 
     python -m benchmarks.service [FOLDER OF TRACES]
 
-Starts an embedded Redis (append-only file on) and one planner. Ingest: sequences of 48 layers x 128 experts through
-one reporter a process, until all are durable. Plan: one step of 58 layers x 256 experts on 8 x 8 ranks with 32
-micro-batches (1856 cells), whose loads are mixtures of the workloads in `deepseek-v3_counts_dev.npz`; the folder
-defaults to RELIBRA_TRACES, else `../shared/traces`. Fetch: 64 agents with a connection each ask for that plan at the
-same moment, again and again; a fetch ends when its bytes have come, decoding is timed by itself. Clients share the
-machine's cores with the planner. Writes `benchmarks/results/service.json`, with the machine's load.
+Starts an embedded Redis (append-only file on) and one planner. Clients share the machine's cores with the planner.
+
+- Ingest: sequences of 48 layers x 128 experts go through one reporter per process, until all are durable.
+- Plan: one step of 58 layers x 256 experts on 8 x 8 ranks with 32 micro-batches (1856 cells). Its loads are mixtures of
+  the workloads in `deepseek-v3_counts_dev.npz`. The folder of traces defaults to RELIBRA_TRACES, or to
+  `../shared/traces`.
+- Fetch: 64 agents, each with a connection of its own, ask for that plan at the same moment, many times. A fetch ends
+  when its bytes have arrived; decoding is timed separately.
+
+Writes `benchmarks/results/service.json`, with the load of the machine.
 """
 
 import argparse
@@ -42,7 +46,6 @@ from relibra.wire.channel import OPTIONS
 from relibra.wire.client import PlannerClient
 from relibra.wire.messages import decode_rank_plan
 
-_BESIDE = Path(__file__).parents[2] / "shared" / "traces"
 INGEST_MODEL = Model(num_layers=48, num_experts=128, top_k=8)
 INGEST_CLUSTER = Cluster(num_nodes=2, gpus_per_node=8, redundant_slots=2)
 NUM_INGESTED = 8000
@@ -83,7 +86,7 @@ def _metric(port: int, name: str) -> float:
 
 
 def _report(address: str, job_id: str, step: int, counts_SLE: np.ndarray, first: int, queue: Any) -> None:
-    """Report counts that were made before, so that the time is that of the way and not of counting."""
+    """Report finished counts, so that the time contains no counting."""
     reporter = RolloutReporter(address, job_id, num_experts=counts_SLE.shape[-1], buffer_size_bytes=1 << 31)
     top_k = 8
     started = time.perf_counter()
@@ -125,7 +128,7 @@ def _ingest(address: str, num_processes: int) -> float:
 
 
 def _plan(address: str, folder: Path) -> float:
-    """Have the large step planned; return the seconds from its schedule to its plan."""
+    """Let the planner plan the large step; return the seconds from submitting the schedule to holding the plan."""
     with np.load(folder / "deepseek-v3_counts_dev.npz") as file:
         expert_counts_WLE = file["expert_counts"]
     counts_SLE = mix_workloads(
@@ -174,7 +177,7 @@ async def _fetch(address: str) -> tuple[list[float], list[bytes]]:
         answer = await calls[rank](plan_pb2.FetchPlanRequest(job_id="plan", step=1, ep_rank=rank), timeout=30)
         return time.perf_counter() - started, answer
 
-    gc.freeze()  # one process plays 64 agents: a collection of all it imported would stop them all at once
+    gc.freeze()  # one process plays 64 agents, and a garbage collection would stop them all at once
     times = []
     for round_ in range(NUM_ROUNDS + 2):
         answers = await asyncio.gather(*(fetch(rank) for rank in range(NUM_AGENTS)))
@@ -186,9 +189,9 @@ async def _fetch(address: str) -> tuple[list[float], list[bytes]]:
 
 
 def main() -> None:
-    """Print the table."""
+    """Measure, print the table and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(os.environ.get("RELIBRA_TRACES", _BESIDE)))
+    parser.add_argument("folder", nargs="?", type=Path, default=results.TRACES)
     arguments = parser.parse_args()
     table = Table("what", "figure", "target", title=f"one planner on {os.cpu_count()} cores, clients included")
     rows: list[dict[str, object]] = []

@@ -1,12 +1,16 @@
-"""The status service on a large job: time of every endpoint, weight and first paint of the pages.
+"""Measure the status service on a large job: the time of every endpoint, the weight and first paint of pages.
 
     python -m benchmarks.status
 
-The job has 94 layers x 128 experts on 8 x 8 ranks, 32 micro-batches a step (3008 cells), and 100 planned steps whose
-64 ranks reported both phases. Two plans are solved and published in turn. *Cold*: each request is for a step whose plan
-is not in memory. *Warm*: for the newest step, again and again. *CPU*: what the status process spent on a request, warm
-where nothing else is said, which other work on the machine changes less. One client, one connection, one status
-process, on the same machine. Pages: Chromium over loopback, with an empty cache; weight is what goes over the wire.
+The job has 94 layers x 128 experts on 8 x 8 ranks, 32 micro-batches per step (3008 cells), and 100 planned steps for
+which 64 ranks reported both phases. Two solved plans are published in turn. One client with one connection asks one
+status process on the same machine.
+
+- *Cold*: each request is for a step whose plan is not in memory.
+- *Warm*: each request is for the newest step.
+- *CPU*: the CPU time that the status process spends on a request (warm, unless marked cold). Other work on the machine
+  changes this figure less.
+- Pages: Chromium loads them over loopback with an empty cache; weight is the bytes on the wire.
 """
 
 import argparse
@@ -67,7 +71,7 @@ PAGES = {"jobs": "/", "job": JOB, "step": f"{JOB}/steps/{{step}}", "cell": f"{JO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Of one endpoint, in milliseconds."""
+    """The times of one endpoint, in milliseconds."""
 
     cold_first: float
     cold_p50: float
@@ -75,14 +79,14 @@ class Timing:
     warm_p50: float
     warm_p99: float
     first_byte_p99: float
-    """Warm; what remains of `warm_p99` is the transfer."""
+    """The time to the first byte of a warm request; the rest of `warm_p99` is the transfer."""
     cold_cpu: float
     cpu: float
     size_bytes: int
 
 
 def make_plan(seed: int) -> Plan:
-    """Solve a step of skewed random loads."""
+    """Return the plan of a step with skewed random loads."""
     rng = np.random.default_rng(seed)
     weight_LE = np.exp(rng.normal(0, 1, (MODEL.num_layers, MODEL.num_experts)))
     weight_LE *= 4096 * MODEL.top_k / weight_LE.sum(axis=1, keepdims=True)
@@ -92,7 +96,7 @@ def make_plan(seed: int) -> Plan:
 
 
 async def fill(url: str, num_steps: int, console: Console) -> None:
-    """Write the job."""
+    """Write the job, its plans and its reports to the store."""
     async with Store.open(url) as store:
         await store.check()
         job = await store.register_job("large", MODEL, CLUSTER, PlanParams())
@@ -123,7 +127,7 @@ async def fill(url: str, num_steps: int, console: Console) -> None:
 
 
 def start(url: str, folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """Start a status process; return its address too."""
+    """Start a status process; return it and its address."""
     ready_file = folder / "status.json"
     ready_file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "relibra.cli", "status", "--redis-url", url, "--port", "0"]
@@ -148,7 +152,7 @@ def measure(address: str, pid: int, path: str, num_steps: int, num_cold: int, nu
         assert answer.status == 200, (path, answer.status)
         return 1e3 * (time.perf_counter() - started), 1e3 * first_byte, size_bytes
 
-    # Later steps first: what an endpoint before this one left in memory is of the newest step.
+    # Later steps come first: the previous endpoint left only the newest step in memory.
     cpu_before = cpu_s(pid)
     cold = [ask(step)[0] for step in range(num_steps - 1, max(1, num_steps - 1 - num_cold), -1)]
     cold_cpu_s = cpu_s(pid) - cpu_before
@@ -169,7 +173,7 @@ def measure(address: str, pid: int, path: str, num_steps: int, num_cold: int, nu
 
 
 def cpu_s(pid: int) -> float:
-    """Return what a process has computed so far."""
+    """Return the CPU time of a process so far, in seconds."""
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
@@ -212,10 +216,10 @@ def paint(address: str, num_steps: int) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    """Run it."""
+    """Measure, print the tables and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--warm", type=int, default=200, help="requests an endpoint")
+    parser.add_argument("--warm", type=int, default=200, help="warm requests per endpoint")
     options = parser.parse_args()
     console = Console()
     with tempfile.TemporaryDirectory(prefix="relibra-") as name, EmbeddedRedis(Path(name)) as redis:
@@ -243,7 +247,8 @@ def main() -> None:
             process.terminate()
             process.wait()
     results.write(
-        *("status", rows + pages),
+        "status",
+        rows + pages,
         steps=options.steps,
         cells=3008,
         ranks=CLUSTER.num_ranks,

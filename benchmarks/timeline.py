@@ -1,10 +1,10 @@
-"""Draw what a rank computes and what travels meanwhile, from a trace of a real training step.
+"""Draw the computations and transfers of a rank, from a profile of a real training step.
 
     python -m benchmarks.timeline [--trace FILE]
 
-Two expert-parallel ranks on CPU, a core each, train a small GPT of MoE layers; in every layer each rank has replicas of
-two experts of the other one, which come and whose gradients go by the `peer` transport. The last of three steps runs
-under torch.profiler; what rank 0 did is drawn in docs/images/timeline.svg. FILE gets its Chrome trace.
+Two expert-parallel ranks on CPU, a core each, train a small GPT with MoE layers. In every layer each rank has replicas
+of two experts of the other rank; weights and gradients travel by the `peer` transport. The last of three steps runs
+under torch.profiler. docs/images/timeline.svg shows what rank 0 did. FILE gets the Chrome trace of that step.
 """
 
 import argparse
@@ -32,7 +32,7 @@ CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
 MODEL = Model(num_layers=3, num_experts=8, top_k=2)
 SHAPE = Shape(model=MODEL, hidden_size=512, expert_ffn_size=512, num_sequences=1, sequence_length=512)
 REPLICAS = [(0, layer, expert, 1 - expert // 4) for layer in range(MODEL.num_layers) for expert in (0, 1, 4, 5)]
-"""(micro_batch, layer, expert, rank)."""
+"""(micro_batch, layer, expert, rank) of every replica."""
 
 ROWS = ("computes", "waits, adds up", "transport")
 LOOKS: Mapping[str, tuple[str, str]] = {
@@ -42,9 +42,9 @@ LOOKS: Mapping[str, tuple[str, str]] = {
     "relibra::returned": (ROWS[1], "#c0392b"),
     "relibra::move": (ROWS[2], "#e0a030"),
 }
-"""Row and colour of spans, by what their names begin with."""
+"""The row and colour of a span, by the beginning of its name."""
 STARTS: Mapping[str, str] = {"relibra::fetch layer": "weights", "relibra::return layer": "gradients"}
-"""What sets out, by what the names of spans begin with."""
+"""The transfer that a span starts, by the beginning of its name."""
 
 
 class Span(NamedTuple):
@@ -56,7 +56,7 @@ class Span(NamedTuple):
 
 
 def spans_of(trace: Mapping[str, Any]) -> list[Span]:
-    """Read the named ranges of a Chrome trace that are drawn; the first one begins at 0."""
+    """Return the ranges of a Chrome trace that the figure shows, in time order; the first one begins at 0."""
     events = [
         event
         for event in trace["traceEvents"]
@@ -71,7 +71,7 @@ def spans_of(trace: Mapping[str, Any]) -> list[Span]:
 
 
 def name_ranges(module: nn.Module, name: str) -> None:
-    """Let a module's forward and backward be ranges of the trace."""
+    """Record a module's forward and backward passes as ranges of the trace."""
     open_ranges = ExitStack()
 
     def begin(*_: object) -> None:
@@ -87,7 +87,7 @@ def name_ranges(module: nn.Module, name: str) -> None:
 
 
 def run_rank(rank: int, folder: str, trace: Path | None) -> None:
-    """Train; rank 0 draws."""
+    """Train three steps; rank 0 draws the last one."""
     join(folder, rank, CLUSTER.num_ranks)
     gpt = Gpt(SHAPE)
     config = AgentConfig(planner_address="none:0", job_id="timeline", model=MODEL, cluster=CLUSTER, transport="peer")
@@ -119,7 +119,7 @@ def run_rank(rank: int, folder: str, trace: Path | None) -> None:
 
 
 def draw(spans: Sequence[Span], path: Path) -> None:
-    """Draw forward and backward, one below the other, as SVG."""
+    """Draw the forward and the backward pass, one below the other, as SVG."""
     mpl.use("svg")
     experts = [span for span in spans if span.name.startswith("experts")]
     turn_ms = (experts[MODEL.num_layers - 1].end_ms + experts[MODEL.num_layers].begin_ms) / 2
@@ -175,7 +175,7 @@ def _draw_pass(axis: Axes, spans: Sequence[Span]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", type=Path, help="file for the Chrome trace")
+    parser.add_argument("--trace", type=Path, help="file that gets the Chrome trace")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(run_rank, args=(folder, given.trace), nprocs=CLUSTER.num_ranks, start_method="fork")

@@ -1,11 +1,11 @@
-"""One layer's fetch of replicas and return of their gradients over each transport, beside an all-to-all of the bytes.
+"""Time one layer's fetch of replicas and return of gradients over each transport, beside an all-to-all.
 
     python -m benchmarks.transport [--turns 30] [--expert-mib 4]
 
-Four ranks of a node on CPU, two redundant slots each. In a round each way of moving has its turn, in another order
-every time. Figures are medians over rounds of the slowest rank's time from a barrier on. The all-to-all moves
-contiguous buffers and so needs neither slots nor plans: it is the bar, not a choice. What is fetched from the host copy
-returns no gradients.
+Four ranks of a node on CPU have two redundant slots each. Every way of moving has one turn per round, in a new order
+each time. Figures are medians over rounds of the slowest rank's time from a barrier on. The all-to-all moves contiguous
+buffers of as many bytes and needs neither slots nor plans, so it is a yardstick, not an option. Replicas fetched from
+the host copy return no gradients.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from relibra.agent.transport import (
 
 WORLD, TIMEOUT_S = 4, 60.0
 CELLS = {
-    # Two hot experts, each on every other rank, and two that are less so.
+    # Two hot experts, each with a replica on every other rank.
     "skewed": (*(Copy(0, 0, r, 0) for r in (1, 2, 3)), *(Copy(1, 0, r, s) for r, s in ((0, 0), (2, 1), (3, 1)))),
     # Every rank sends two experts and receives two.
     "even": tuple(Copy(r, s, (r + 1 + s) % WORLD, s) for r in range(WORLD) for s in range(2)),
@@ -42,7 +42,7 @@ CELLS = {
 
 
 class Layer:
-    """What one rank holds: home experts, slots, and room for gradients that return."""
+    """The tensors of one rank: home experts, slots, and buffers for returned gradients."""
 
     def __init__(self, copies: tuple[Copy, ...], rank: int, expert_bytes: int) -> None:
         def expert() -> Tensor:
@@ -55,25 +55,25 @@ class Layer:
         self.returned = {copies.index(copy): expert() for copy in self.out}
 
     def fetch(self, transport: ExpertTransport) -> None:
-        """As the agent does."""
+        """Fetch all replicas as the agent does."""
         handles = fetch_copies(transport, self.copies, lambda slot: [self.home[slot]], lambda slot: [self.slots[slot]])
         for handle in handles:
             handle.wait()
 
     def give_back(self, transport: ExpertTransport) -> None:
-        """Gradients of all replicas go home."""
+        """Return the gradients of all replicas to their homes."""
         return_gradients(
             transport, self.copies, lambda slot: [self.slots[slot]], lambda copy: [self.returned[copy]]
         ).wait()
 
     def pull(self, host: HostWeights) -> None:
-        """The same fetch from host memory."""
+        """Fetch all replicas of this rank from host memory."""
         pulls = [Pull(c.source_rank, c.source_slot, [self.slots[c.destination_slot]]) for c in self.into]
         host.start(pulls).wait()
 
 
 class AllToAll:
-    """The bytes of a fetch, and then those of a return, in one collective each."""
+    """The bytes of a fetch and those of a return, each in one collective."""
 
     def __init__(self, layer: Layer) -> None:
         size = layer.home[0].numel()
@@ -82,16 +82,16 @@ class AllToAll:
         self._sent, self._received = (torch.ones(sum(sizes), dtype=torch.bfloat16) for sizes in (self._out, self._into))
 
     def fetch(self) -> None:
-        """There."""
+        """Move the bytes of a fetch."""
         dist.all_to_all_single(self._received, self._sent, self._into, self._out)
 
     def give_back(self) -> None:
-        """And back."""
+        """Move the bytes of a return."""
         dist.all_to_all_single(self._sent, self._received, self._out, self._into)
 
 
 def run_rank(rank: int, folder: str, num_turns: int, expert_bytes: int) -> None:
-    """Take all turns; rank 0 prints and writes."""
+    """Take all turns; rank 0 prints and writes the results."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD)
     everyone = dist.group.WORLD
@@ -117,7 +117,7 @@ def run_rank(rank: int, folder: str, num_turns: int, expert_bytes: int) -> None:
             for way in names:
                 elapsed_s = torch.tensor(_timed(ways[way]))
                 dist.all_reduce(elapsed_s, dist.ReduceOp.MAX)
-                if turn:  # the first one touches memory
+                if turn:  # the first turn only touches memory
                     times_s[way].append(elapsed_s.item())
         for (transport, what), each in times_s.items():
             bar = median(times_s["all-to-all", "return" if what == "return" else "fetch"])

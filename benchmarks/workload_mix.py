@@ -1,4 +1,4 @@
-"""Steps of any size from the expert statistics of a few real workloads.
+"""Draw steps of any size from the expert statistics of a few real workloads.
 
 W workloads, S sequences, L layers, E experts.
 """
@@ -21,18 +21,18 @@ def mix_workloads(
 
     Every sequence has weights for the workloads (Dirichlet, 0.3: mostly one or two), a length (log-normal, sigma
     0.5, mean about 1.13 `tokens_per_sequence`) and, in every layer, multinomial counts of length x top-k token copies
-    under the mixed expert frequencies. Sequences of one workload are alike but for noise, which real ones are not, so
-    this says more about time and memory than about imbalance.
+    under the mixed expert frequencies. Sequences of one workload differ only by noise, unlike real sequences. So these
+    steps are better suited to measure time and memory than imbalance.
 
     Args:
         expert_counts_WLE: how often each workload chose each expert.
         num_sequences: S.
-        tokens_per_sequence: median length.
-        top_k: experts per token.
-        seed: of all draws.
-        num_experts: another multiple of the workloads' experts, or fewer of them; the additional ones have the
+        tokens_per_sequence: the median length of a sequence.
+        top_k: the experts per token.
+        seed: the seed of all draws.
+        num_experts: another number of experts, by default that of the workloads. Additional experts have the
             frequencies of the next layer.
-        num_layers: another number of layers, the workloads' layers over and over.
+        num_layers: another number of layers; the workloads' layers repeat.
     """
     num_workloads, known_layers, known_experts = expert_counts_WLE.shape
     num_experts, num_layers = num_experts or known_experts, num_layers or known_layers

@@ -1,4 +1,4 @@
-"""Simulated steps for docs/evaluation.md: questions by name, and a row of figures for every policy."""
+"""The simulated steps of docs/evaluation.md: questions by name, and a row of figures for every policy."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,19 +22,22 @@ MAIN_POLICIES = ("plain", "longest-first", "eplb-history", "eplb-oracle", "ultra
 
 @cache
 def trace(name: str = GPT_OSS) -> RoutingTrace:
-    """A recorded trace."""
+    """Return a recorded trace."""
     return read_trace(results.TRACES / f"{name}.npz")
 
 
 def of_domain(recorded: RoutingTrace, domain: str) -> RoutingTrace:
-    """Only the sequences of one domain."""
+    """Return the part of a trace with the sequences of one domain."""
     return split_by_domain(recorded)[domain]
 
 
 def question(
     model: str, ep: int, hardware: str = "h100", slots: int = 2, trace_name: str | None = None, **others: float
 ) -> Question:
-    """The model on `ep` GPUs; moonlight has the shape of DeepSeek-V2-Lite, and so its routing."""
+    """Return the question for a model on `ep` GPUs.
+
+    moonlight-16b has the shape of DeepSeek-V2-Lite, so by default it gets that model's routing.
+    """
     trace_name = trace_name or (DEEPSEEK_LITE if model == "moonlight-16b" else GPT_OSS)
     return Question(
         trace=trace(trace_name),
@@ -46,7 +49,7 @@ def question(
 
 
 def row(outcome: Outcome, outcomes: Sequence[Outcome], **where: object) -> dict[str, object]:
-    """What is kept of an outcome."""
+    """Return the figures of an outcome that the results keep."""
     plain_s = next(each.step.total_s for each in outcomes if each.policy == "plain")
     step = outcome.step
     return {
@@ -69,14 +72,14 @@ def row(outcome: Outcome, outcomes: Sequence[Outcome], **where: object) -> dict[
 
 
 def rows_of(asked: Question, policies: Sequence[str], seed: int = 0, **where: object) -> list[dict[str, object]]:
-    """Draw two steps in a row and compare policies on the second."""
+    """Draw two consecutive steps and compare policies on the second."""
     return rows_on(asked.steps(seed), asked.training, policies, **where)
 
 
 def rows_on(
     steps: tuple[Workload, Workload], training: Training, policies: Sequence[str], **where: object
 ) -> list[dict[str, object]]:
-    """Compare policies on two steps in a row, perhaps with another number of slots than they were drawn for."""
+    """Compare policies on the second of two consecutive steps, with the slots of `training`."""
     before, now = (replace(each, cluster=training.cluster) for each in steps)
-    outcomes = simulate(now, before, training, policies, num_threads=1)  # cases fill the cores
+    outcomes = simulate(now, before, training, policies, num_threads=1)  # the cases already fill the cores
     return [row(outcome, outcomes, **where) for outcome in outcomes]

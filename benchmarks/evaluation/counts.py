@@ -1,4 +1,4 @@
-"""DeepSeek-V3 on its own counts: steps whose sequences mix the six workloads of its published expert statistics."""
+"""DeepSeek-V3 on its own counts: the sequences of a step mix the six workloads of its published expert statistics."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,7 +18,7 @@ _SEQUENCES_PER_RANK = 2
 
 
 def counts() -> Iterator[Callable[[], Rows]]:
-    """A case for every number of ranks."""
+    """Yield one case for every number of ranks."""
     for ep in (64, 32, 16, 8):
         yield partial(_rows, ep)
 
@@ -29,7 +29,7 @@ def _rows(ep: int) -> Rows:
 
 
 def _step(ep: int, seed: int) -> Workload:
-    """Sequences of 8192 tokens a rank and micro-batch in the mean."""
+    """Draw a step with a mean of 8192 tokens per rank and micro-batch."""
     asked = question(_MODEL, ep)
     num_sequences = asked.num_micro_batches * ep * _SEQUENCES_PER_RANK
     with np.load(results.TRACES / "deepseek-v3_counts_dev.npz") as file:

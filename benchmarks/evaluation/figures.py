@@ -20,7 +20,7 @@ _POLICIES = {
 
 
 def presets(axes: list[Axes]) -> None:
-    """Part of the throughput of balance, by model and size."""
+    """Draw throughput as a share of that of perfect balance, by model and EP size."""
     found = cases("presets", "model", "ep")
     for axis, ep in zip(axes, (8, 16, 32, 64), strict=True):
         of_size = sorted((case["model"], of) for case, of in found if case["ep"] == ep)
@@ -29,12 +29,12 @@ def presets(axes: list[Axes]) -> None:
             axis.plot(values, [model for model, _ in of_size], marker, color=colour, label=label, markersize=5)
         axis.axvline(97 if ep < 64 else 95, color="#808080", linestyle=":", linewidth=1)
         axis.set_title(f"EP {ep}")
-        axis.set_xlabel("% of balance")
+        axis.set_xlabel("% of perfect balance")
     axes[0].invert_yaxis()
 
 
 def tornado(axes: list[Axes]) -> None:
-    """What every coefficient does to the gain, and to the part of balance."""
+    """Draw what every coefficient does to the gain and to the share of perfect balance."""
     found = [(case, of["relibra"]) for case, of in cases("sensitivity", "coefficient", "value")]
     base = next(row for case, row in found if case["coefficient"] == "base")
     names = list(dict.fromkeys(case["coefficient"] for case, _ in found if case["coefficient"] != "base"))
@@ -46,7 +46,7 @@ def tornado(axes: list[Axes]) -> None:
     names.sort(key=lambda name: -span(name, "over_plain"))
     for axis, what, title in (
         (axes[0], "over_plain", "throughput over plain, x"),
-        (axes[1], "of_balanced", "part of balance, %"),
+        (axes[1], "of_balanced", "share of perfect balance, %"),
     ):
         scale = 1 if what == "over_plain" else 100
         for name in names:
@@ -71,7 +71,7 @@ def tornado(axes: list[Axes]) -> None:
 
 
 def mismatch(axes: list[Axes]) -> None:
-    """Realised imbalance when some of the routing is not the planned one."""
+    """Draw the realised imbalance when some of the routing differs from the planned routing."""
     rows: list[dict[str, Any]] = results.read("evaluation-mismatch")
     for axis, trace in zip(axes, dict.fromkeys(row["trace"] for row in rows), strict=True):
         for ep, colour in ((8, "#e0a030"), (16, "#4060a0"), (32, "#2a7f62")):

@@ -24,7 +24,7 @@ _SHARES = (0.0, 0.01, 0.05, 0.10, 0.25)
 
 
 def mismatch() -> Iterator[Callable[[], Rows]]:
-    """Both traces, each with the routing of its own model."""
+    """Yield cases for both traces, each with a model of the trace's shape."""
     for trace_name, model in ((GPT_OSS, "gpt-oss-20b"), (DEEPSEEK_LITE, "moonlight-16b")):
         for ep in (8, 16, 32):
             yield partial(_measure, trace_name, model, ep)

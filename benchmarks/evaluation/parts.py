@@ -1,9 +1,9 @@
-"""Every table of docs/evaluation.md, from the traces: simulated training steps under ways of balancing.
+"""Simulate training steps under all policies, for every table of docs/evaluation.md.
 
     python -m benchmarks.evaluation [part ...]
 
-Writes `results/evaluation-<part>.json`; `evaluation_figures.py` and `evaluation_tables.py` show them. Parts are cut
-into cases that run on all cores, one thread each.
+Needs the traces. Writes `results/evaluation-<part>.json`, which `tables` and `figures` show. Parts consist of cases
+that run on all cores, one thread each.
 """
 
 import sys
@@ -38,7 +38,7 @@ _ABLATION = ("plain", "reorder-only", "replicate-only", "relibra", "relibra-pack
 
 
 def _presets() -> Iterator[Case]:
-    """All models on H100; the largest first, so that cores end together."""
+    """All models on H100, the largest first, so that all cores finish together."""
     cases = [(model, ep) for model in MODELS.values() for ep in _EP if model.num_experts % ep == 0]
     for model, ep in sorted(cases, key=lambda case: -case[0].num_layers * case[0].num_experts * case[1]):
         yield partial(_rows, model.name, ep)
@@ -55,7 +55,7 @@ def _rows(model: str, ep: int, hardware: str = "h100") -> Rows:
 
 
 def _baselines() -> Iterator[Case]:
-    """Everything there is on one model; the linear program is slow to solve."""
+    """All policies on one model; LPLB only up to EP 16, because its linear program is slow to solve."""
     for ep in (8, 16, 32):
         yield partial(_all_policies, ep)
 
@@ -91,7 +91,7 @@ def _sweep_slots(model: str, ep: int) -> Rows:
 
 
 def _domains() -> Iterator[Case]:
-    """Steps of one domain, and of all of a trace."""
+    """Steps from one domain of a trace, and from all of it."""
     for name, domain in ((DEEPSEEK_LITE, "intent"), (DEEPSEEK_LITE, "translation"), (DEEPSEEK_LITE, None)):
         yield partial(_domain, name, domain)
 
@@ -124,7 +124,7 @@ def _run(case: Case) -> Rows:
 
 
 def main() -> None:
-    """Run the parts that are named, or all."""
+    """Run the parts named on the command line, or all parts."""
     with ProcessPoolExecutor() as pool:
         running = {part: [pool.submit(_run, case) for case in PARTS[part]()] for part in sys.argv[1:] or PARTS}
         started = time.monotonic()

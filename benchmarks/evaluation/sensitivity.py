@@ -1,4 +1,4 @@
-"""How the answer depends on every coefficient of the simulation: one at a time, all others as in the base case."""
+"""The dependence of the result on the simulation's coefficients: one changes at a time, from the base case."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -70,7 +70,7 @@ _DRAWS: dict[str, dict[str, dict[str, float]]] = {
 
 
 def sensitivity() -> Iterator[Callable[[], Rows]]:
-    """One case a draw; all coefficients of the base draw are one case."""
+    """Yield one case per draw, and two cases that vary the coefficients on the base draw."""
     for name, values in _DRAWS.items():
         for value, changes in values.items():
             yield partial(_redrawn, name, value, changes)

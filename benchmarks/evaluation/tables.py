@@ -2,7 +2,7 @@
 
     python -m benchmarks.evaluation.tables
 
-A table goes between `<!-- name -->` and `<!-- /name -->`, which the page has for every one.
+The page marks the place of each table by `<!-- name -->` and `<!-- /name -->`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +22,7 @@ def _read(part: str) -> list[Row]:
 
 
 def cases(part: str, *keys: str) -> list[tuple[Row, dict[str, Row]]]:
-    """Rows of a part by what they have in common, and within that by policy."""
+    """Group the rows of a part by the given keys; return (the keys' values, rows by policy) for each group."""
     found: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in _read(part):
         found.setdefault(tuple(row[key] for key in keys), {})[row["policy"]] = row
@@ -39,7 +39,7 @@ def _over(one: Row, other: Row) -> float:
 
 
 def questions() -> str:
-    """ReLibra's figures and ours, over all models."""
+    """Return the figures of ReLibra beside ours, over all models."""
     found = cases("presets", "model", "ep")
     middle = [of for case, of in found if case["ep"] in (16, 32)]
     of_235b = next(of for case, of in cases("ablation", "model", "ep") if case["model"] == "qwen3-235b-a22b")
@@ -82,24 +82,24 @@ def questions() -> str:
 
 
 def presets() -> str:
-    """All models and sizes."""
+    """Return the gains of all models and EP sizes."""
     found = sorted(cases("presets", "model", "ep"), key=lambda case: (case[0]["model"], case[0]["ep"]))
     return _gains(found, ("model", "EP"), lambda case: (case["model"], case["ep"]))
 
 
 def hardware() -> str:
-    """One model on other machines."""
+    """Return the gains of one model on other machines."""
     return _gains(cases("hardware", "hardware", "ep"), ("hardware", "EP"), lambda case: (case["hardware"], case["ep"]))
 
 
 def domains() -> str:
-    """Steps of one domain and of several."""
+    """Return the gains on steps of one domain and of several."""
     found = cases("domains", "model", "domain")
     return _gains(found, ("model", "sequences"), lambda case: (case["model"], case["domain"]))
 
 
 def counts() -> str:
-    """DeepSeek-V3 on its own counts."""
+    """Return the gains of DeepSeek-V3 on its own counts."""
     found = sorted(cases("counts", "model", "ep"), key=lambda case: case[0]["ep"])
     return _gains(found, ("model", "EP"), lambda case: (case["model"], case["ep"]))
 
@@ -127,7 +127,7 @@ def _gains(
 
 
 def baselines() -> str:
-    """Everything on one model, as parts of balance."""
+    """Return all policies on one model: share of perfect balance, and imbalance."""
     found = cases("baselines", "ep")
     names = list(found[0][1])
     lines = []
@@ -141,7 +141,7 @@ def baselines() -> str:
 
 
 def ablation() -> str:
-    """Parts alone and together, over plain expert parallelism."""
+    """Return the gains of relibra's parts, alone and together, over plain expert parallelism."""
     found = cases("ablation", "model", "ep")
     names = list(found[0][1])
     lines = [(name, *(f"{of[name]['over_plain']:.2f}x" for _, of in found)) for name in names]
@@ -149,7 +149,7 @@ def ablation() -> str:
 
 
 def slots() -> str:
-    """Part of balance by number of slots."""
+    """Return the share of perfect balance by number of slots."""
     found = cases("slots", "model", "ep", "slots")
     numbers = sorted({case["slots"] for case, _ in found})
     lines = []
@@ -161,7 +161,7 @@ def slots() -> str:
 
 
 def mismatch() -> str:
-    """Realised imbalance by share of copies that go elsewhere."""
+    """Return the realised imbalance by the share of token copies that are routed elsewhere."""
     rows = _read("mismatch")
     shares = sorted({row["share"] for row in rows})
     lines = []
@@ -175,7 +175,7 @@ def mismatch() -> str:
 
 
 def costs() -> str:
-    """Seconds that planning a step takes on one core here, and what moving experts takes of a step."""
+    """Return the seconds that planning a step takes on one core, and the share of a step that moving experts takes."""
     found = sorted(cases("presets", "model", "ep"), key=lambda case: (case[0]["model"], case[0]["ep"]))
     lines = [
         (
@@ -194,7 +194,7 @@ def costs() -> str:
 
 
 def sensitivity() -> str:
-    """What each coefficient does, ordered as in the figure."""
+    """Return the effect of each coefficient."""
     found = cases("sensitivity", "coefficient", "value")
     lines = []
     for case, of in found:
@@ -221,7 +221,7 @@ TABLES = (questions, presets, hardware, baselines, ablation, slots, domains, cou
 
 
 def main() -> None:
-    """Rewrite the page."""
+    """Rewrite all tables of the page."""
     page = _PAGE.read_text(encoding="utf-8")
     for table in TABLES:
         begin, end = f"<!-- {table.__name__} -->\n", f"<!-- /{table.__name__} -->"

@@ -1,9 +1,9 @@
-"""Everything that needs a CUDA device, in one go: tests, benchmark, then the kernels under compute-sanitizer.
+"""Run everything that needs a CUDA device: the tests, the benchmark, and the kernels under compute-sanitizer.
 
     make gpu-check
 
-A part that fails or takes too long is reported and the next one runs; the exit status is 1 if any failed. Nothing is
-fetched: torch with CUDA, pytest, pytest-timeout and hypothesis must be there.
+When a part fails or takes too long, the check reports it and runs the next one. The exit status is 1 if any part
+failed. The check downloads nothing: torch with CUDA, pytest, pytest-timeout and hypothesis must be installed.
 """
 
 import os
@@ -30,7 +30,7 @@ def _sanitizer(program: str, tool: str) -> list[str]:
 
 
 def _run(name: str, command: list[str], limit_s: float) -> str:
-    """Run one part; returns how it ended."""
+    """Run one part; return how it ended."""
     print(f"\n===== {name}: {' '.join(command)}", flush=True)
     began_s = time.monotonic()
     process = subprocess.Popen(command, cwd=_ROOT, start_new_session=True)
@@ -40,12 +40,12 @@ def _run(name: str, command: list[str], limit_s: float) -> str:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        ended = f"FAILED: not done after {limit_s:.0f} s"
+        ended = f"FAILED: not finished after {limit_s:.0f} s"
     return f"{ended} ({time.monotonic() - began_s:.0f} s)"
 
 
 def main() -> int:
-    """Run all parts, at most 470 s together; return the exit status."""
+    """Run all parts, for at most 470 s together; return the exit status."""
     if not torch.cuda.is_available():
         print(f"gpu-check: expected a CUDA device, got torch {torch.__version__}, which sees none", file=sys.stderr)
         return 1
@@ -59,7 +59,7 @@ def main() -> int:
         parts["racecheck"] = (_sanitizer(sanitizer, "racecheck"), 80.0)
     results = {name: _run(name, command, limit_s) for name, (command, limit_s) in parts.items()}
     if sanitizer is None:
-        results["sanitizer"] = "not run: there is no compute-sanitizer"
+        results["sanitizer"] = "not run: compute-sanitizer is not installed"
     print("\n=====", *(f"{name:12} {ended}" for name, ended in results.items()), sep="\n")
     return int(any(ended.startswith("FAILED") for ended in results.values()))
 

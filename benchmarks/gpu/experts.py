@@ -1,4 +1,4 @@
-"""Forward time of one expert against its tokens: the compute part of the cost model."""
+"""Measure the forward time of one expert by its tokens: the compute part of the cost model."""
 
 from collections.abc import Callable
 
@@ -14,15 +14,15 @@ PRESETS = {
     "qwen3-235b-a22b": (4096, 1536),
     "deepseek-v3": (7168, 2048),
 }
-"""Hidden size and intermediate size of one expert."""
+"""The hidden and intermediate size of one expert, by model."""
 
 TOKENS = tuple(1 << i for i in range(16))
-"""1 to 32768."""
+"""The numbers of tokens to measure: 1 to 32768."""
 
 _NUM_EXPERTS = 8
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Rows of all experts, weights `[experts, out, in]`, and the end of each expert's rows, to the rows' products."""
+"""Multiplies the rows of all experts with weights `[experts, out, in]`; also gets the end of each expert's rows."""
 
 
 def _grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def _mlp_us(product: Product, hidden_size: int, ffn_size: int, num_tokens: int) 
 
 
 def measure_experts(preset: str) -> ExpertTimes:
-    """Time one preset at every number of tokens; batched products stand in where torch has no grouped ones."""
+    """Time one preset at every number of tokens, with batched products if torch has no grouped ones."""
     hidden_size, ffn_size = PRESETS[preset]
     try:
         _mlp_us(_grouped, hidden_size, ffn_size, 16)

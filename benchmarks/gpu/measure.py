@@ -1,13 +1,15 @@
-"""Kernels, host paths and expert times on a CUDA device.
+"""Measure kernels, host paths and expert times on a CUDA device.
 
     python -m benchmarks.gpu
 
-Prints a summary and writes `benchmarks/results/gpu-<device>.json` (see `gpu_report.py`), also into the folder that the
-variable OUT names. Needs torch with CUDA, and relibra on the path; goes on when a part fails, and then ends with 1.
+Prints a summary and writes `benchmarks/results/gpu-<device>.json` (fields: `report`). If the variable OUT names a
+folder, writes the file there too. Needs torch with CUDA, and relibra on the path. When a part fails, the others still
+run, and the exit status is 1.
 """
 
 import importlib.util
 import os
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -118,7 +120,7 @@ def _routings(report: GpuReport) -> None:
 
 def _host_paths(report: GpuReport, size_bytes: int) -> None:
     if importlib.util.find_spec("grpc") is None:
-        print("host paths are not measured: they need what the agent needs")
+        print("host paths are not measured: they need the agent's dependencies, and grpc is not installed")
         return
     from relibra.agent.transport import HostWeights, Pull
 
@@ -205,6 +207,9 @@ def _print(report: GpuReport) -> None:
 
 def main() -> int:
     """Run every part; return the exit status."""
+    if not torch.cuda.is_available():
+        print(f"expected a CUDA device, got torch {torch.__version__}, which sees none", file=sys.stderr)
+        return 1
     if driver.device(torch.cuda.current_device()) is None:
         return 1
     report = GpuReport(machine=_machine())

@@ -1,4 +1,4 @@
-"""What `benchmarks/gpu.py` measures: one JSON document, whose field names are stable.
+"""The report of `python -m benchmarks.gpu`: one JSON document with stable field names.
 
 Times are medians of device time in microseconds unless a name says otherwise; GB are 10^9 bytes.
 """
@@ -10,12 +10,12 @@ from pathlib import Path
 from relibra.atomic_file import write_atomically
 
 GOAL = 0.9
-"""Of a copy's bandwidth."""
+"""The share of a copy's bandwidth that a kernel should reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where it was measured, and with what."""
+    """The machine and the versions of a measurement."""
 
     device: str
     num_sms: int
@@ -29,20 +29,20 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRate:
-    """One kernel on one case, beside a device-to-device copy that moves as many bytes, measured right after it."""
+    """One kernel on one case, and a device-to-device copy of as many bytes, measured right after it."""
 
     kernel: str
     case: str
     moved_bytes: int
-    """Read plus written, each byte once."""
+    """The bytes read plus the bytes written, each byte once."""
     time_us: float
     gb_per_s: float
     copy_gb_per_s: float
     share_of_copy: float
     is_below_goal: bool
-    """Whether the share is less than `GOAL`; a push on few multiprocessors is not meant to reach it."""
+    """Whether the share is below `GOAL`; a push on few multiprocessors is not meant to reach it."""
     reference_us: float
-    """The same by torch operations; of a push, by copies."""
+    """The time of the same work by torch operations; for a push, by copies."""
 
     def __str__(self) -> str:
         """Return a row of the table."""
@@ -53,53 +53,53 @@ class KernelRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPath:
-    """Experts between the device and the host copy of weights, tensor by tensor; one rank alone."""
+    """Transfers of experts between the device and the host copy of weights, tensor by tensor, on one rank alone."""
 
     direction: str
-    """`device_to_host`: a refresh; `host_to_device`: pulls."""
+    """`device_to_host` for a refresh, `host_to_device` for pulls."""
     expert_size_bytes: int
     copy_gb_per_s: float
-    """One copy of as many bytes from or to pinned memory, bytes one way."""
+    """The rate of one copy of as many bytes from or to pinned memory; counts bytes one way."""
     path_gb_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertTimes:
-    """Forward pass of one expert among several of equal load, bf16, SwiGLU; names as in `CostModel`."""
+    """The forward pass of one of several experts with equal load, bf16, SwiGLU; field names as in `CostModel`."""
 
     preset: str
     hidden_size: int
     ffn_size: int
     weight_size_bytes: int
     num_experts: int
-    """Experts that ran together; the time is divided by it."""
+    """The experts that ran together; the times are already divided by this number."""
     grouped: bool
-    """Whether one grouped matrix multiplication ran them all; else one for each."""
+    """Whether one grouped matrix multiplication ran all experts, or a batched one."""
     expert_tokens: tuple[int, ...]
     expert_us: tuple[float, ...]
 
 
 @dataclass(slots=True, kw_only=True)
 class GpuReport:
-    """Everything that was measured; what failed is named in `failures` and missing elsewhere."""
+    """All measurements; a part that failed is named in `failures` and missing elsewhere."""
 
     machine: Machine
     device_copy_gb_per_s: float | None = None
-    """Bytes read plus written, of 1 GiB."""
+    """The rate of a copy of 1 GiB; counts bytes read plus written."""
     host_to_device_gb_per_s: float | None = None
     device_to_host_gb_per_s: float | None = None
-    """Pinned, 90 MB at once, bytes one way."""
+    """The rates of pinned copies of 90 MB experts; count bytes one way."""
     launch_us: dict[str, float] = field(default_factory=dict)
-    """Host time of one call on tiny tensors, by operator; `torch` is `Tensor.add_`, for comparison."""
+    """The host time of one call on tiny tensors, by operator; `torch` is `Tensor.add_`, for comparison."""
     graph_launch_us: dict[str, float] = field(default_factory=dict)
-    """Device time of the same in a CUDA graph."""
+    """The device time of the same calls in a CUDA graph."""
     kernels: list[KernelRate] = field(default_factory=list)
     host_paths: list[HostPath] = field(default_factory=list)
     experts: list[ExpertTimes] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
     def write(self, folder: Path) -> Path:
-        """Write `gpu-<device>.json`; returns its path."""
+        """Write `gpu-<device>.json`; return its path."""
         name = "-".join(self.machine.device.lower().split())
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"gpu-{name}.json"

@@ -1,4 +1,4 @@
-"""Time on a CUDA device."""
+"""Measure time on a CUDA device and on its host."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _HOST_CALLS = 300
 
 
 def device_us(run: Callable[[], object]) -> float:
-    """Median device time of one call: calls follow one another in a CUDA graph, without the host's launching."""
+    """Return the median device time of one call, of calls back to back in a CUDA graph without launches by the host."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         run()
@@ -26,13 +26,13 @@ def device_us(run: Callable[[], object]) -> float:
 
 
 def stream_us(run: Callable[[], object]) -> float:
-    """Median device time of one call on the current stream, for what a graph cannot hold."""
+    """Return the median device time of one call on the current stream, for calls that a graph cannot capture."""
     run()
     return _median_us(run)
 
 
 def host_us(run: Callable[[], object]) -> float:
-    """Host time of one asynchronous call."""
+    """Return the host time of one asynchronous call."""
     for _ in range(20):
         run()
     torch.cuda.synchronize()

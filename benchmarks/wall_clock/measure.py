@@ -1,17 +1,17 @@
-"""Seconds of real training steps: plain, with relibra, and under forced balance; and what the simulation says of them.
+"""Measure real training steps: plain, with relibra, and under forced balance; compare them with the simulation.
 
     python -m benchmarks.wall_clock [--steps 5] [--tokens 4096] [--sigma 1.5]
 
-Two expert-parallel ranks, a core each, train a small GPT with megatron's MoE layers in fp32, whose matrix
-multiplications take the time they take. The planner, Redis and the status service are those of `relibra up`, on the
-same two cores. Every step replays skewed routing, another one each time; forced balance replays routing that takes all
-experts in turn. Skew is drawn larger than that of any trace, because it averages out over so few ranks: plain training
-is then as imbalanced as the traces are on 8 ranks. Plain, relibra and forced balance take one step each in turn. A step
-is RECOMPUTE, UPDATE and optimizer. With relibra it begins where the schedule is submitted, so that planning, gRPC,
-transfers and reports are all within it; what rollout workers do before, streaming counts, is not.
+Two expert-parallel ranks, a core each, train a small GPT with megatron's MoE layers in fp32. The planner, Redis and the
+status service are those of `relibra up`, on the same two cores. Every step replays new skewed routing; forced balance
+replays routing that takes all experts in turn. The skew is larger than that of any trace, because it averages out over
+so few ranks; plain training is then as imbalanced as the traces are on 8 ranks. Plain, relibra and forced balance take
+one step each in turn. A step consists of RECOMPUTE, UPDATE and the optimizer. With relibra a step begins when rank 0
+submits the schedule, so it includes planning, gRPC, transfers and reports. It does not include the streaming of counts,
+which rollout workers do before the step.
 
-The simulation gets measured times of an expert and of an all-to-all. How fast all the rest is, it gets from the forced
-balance; plain and relibra are then predictions.
+The simulation gets measured times of an expert and of an all-to-all, and it takes the speed of everything else from
+forced balance. The times of plain and relibra are then predictions.
 """
 
 import argparse
@@ -54,7 +54,7 @@ SEQUENCE_LENGTH = 512
 
 
 class PlainJob:
-    """Megatron alone, replaying the routing it is given."""
+    """Megatron alone, which replays given routing."""
 
     def __init__(self, shape: Shape) -> None:
         self._gpt = Gpt(shape)
@@ -79,7 +79,10 @@ class PlainJob:
         return self._gpt.loss(index)
 
     def expert_us(self, num_tokens: int) -> float:
-        """Measure one expert, all ranks at once: a fourth of two forward passes and a backward, worth two more."""
+        """Return the forward time of one expert, with all ranks busy.
+
+        Measures two forward passes and a backward pass, which counts as two more, and divides by four.
+        """
         expert = self._gpt.moe_layers[0].experts.local_experts[0]
         tokens = torch.randn(num_tokens, HIDDEN_SIZE, requires_grad=True)
         share = torch.ones(num_tokens)
@@ -96,7 +99,7 @@ class PlainJob:
 
 
 class BalancedJob(PlainJob):
-    """The same with an agent."""
+    """Megatron with an agent of relibra."""
 
     def __init__(self, shape: Shape, planner_address: str, params: PlanParams) -> None:
         super().__init__(shape)
@@ -111,14 +114,14 @@ class BalancedJob(PlainJob):
         self._sequence_ids = [f"sequence-{index}" for index in range(self._schedule.num_sequences)]
 
     def report(self, step: int, routed_MRLTK: NDArray[np.int64]) -> None:
-        """What the rollout does before the step."""
+        """Report the step's routing, as rollout workers do before the step."""
         routed_SLTK = routed_MRLTK.reshape(-1, *routed_MRLTK.shape[2:])
         for sequence_id, routed_LTK in zip(self._sequence_ids, routed_SLTK, strict=True):
             self._reporter.report(step, sequence_id, routed_LTK.swapaxes(0, 1))
         self._reporter.flush()
 
     def close(self) -> None:
-        """Stop talking."""
+        """Detach the agent and close the connections."""
         self._agent.detach()
         self._reporter.close()
         self._planner.close()
@@ -143,7 +146,7 @@ class BalancedJob(PlainJob):
 
 
 def all_to_all_bytes_per_us(size_bytes: int = 8 << 20) -> float:
-    """Measure how fast a rank sends and receives at the same time."""
+    """Measure the rate at which a rank sends and receives at the same time."""
     sent = torch.zeros(size_bytes // 4)
     received = torch.zeros_like(sent)
     times_s = []
@@ -156,14 +159,14 @@ def all_to_all_bytes_per_us(size_bytes: int = 8 << 20) -> float:
 
 
 def waited_s(services: Services, num_steps: int) -> dict[str, float]:
-    """What ranks reported to have waited in a step, the slowest of them: a part of its seconds, medians."""
+    """Return the reported waits of the slowest rank in a step, medians over steps; they are part of the step's time."""
     steps = [services.get(f"/v1/jobs/wall-clock/steps/{step + 1}/execution") for step in range(num_steps)]
     names = ("plan_wait_s", "reorder_s", "replica_wait_s")
     return {name: float(np.median([sum(phase[name] for phase in phases) for phases in steps])) for name in names}
 
 
 def run_rank(rank: int, folder: str, services: Services, num_steps: int, num_tokens: int, sigma: float) -> None:
-    """Train the three jobs in turn; rank 0 prints and writes."""
+    """Train the three jobs in turn; rank 0 prints and writes the results."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     join(folder, rank, CLUSTER.num_ranks)
@@ -184,8 +187,8 @@ def run_rank(rank: int, folder: str, services: Services, num_steps: int, num_tok
         expert_us=(0.0, *expert_us.tolist()),
         token_size_bytes=2 * 4 * HIDDEN_SIZE,
         intra_node_bytes_per_us=(bytes_per_us := all_to_all_bytes_per_us()),
-        inter_node_bytes_per_us=bytes_per_us,  # which moves of experts are charged for
-        hidden_transfer_share=0.0,  # whoever copies does not compute: a rank has one core
+        inter_node_bytes_per_us=bytes_per_us,  # the rate at which planning charges moves of experts
+        hidden_transfer_share=0.0,  # a rank has one core, so it cannot compute while it copies
     )
     costs = [cost]
     dist.broadcast_object_list(costs)
@@ -195,7 +198,7 @@ def run_rank(rank: int, folder: str, services: Services, num_steps: int, num_tok
     even_MLTK = torch.tensor(routing.even(MODEL, *sizes)[:, rank])
     times_s: dict[str, list[float]] = {"plain": [], "relibra": [], "forced balance": []}
     counts = []
-    for step in range(num_steps + 1):  # the first one warms up
+    for step in range(num_steps + 1):  # the first step warms up
         routed_MRLTK = routing.skewed(MODEL, *sizes, step, sigma)
         routed_MLTK = torch.tensor(routed_MRLTK[:, rank])
         if rank == 0:
@@ -223,7 +226,7 @@ def report(
     cost: CostModel,
     num_tokens: int,
 ) -> None:
-    """Print and write medians over steps of ratios within a step."""
+    """Print and write the results: medians over steps of the ratios within a step."""
     balanced_s = float(np.median(times_s["forced balance"]))
     schedule = routing.schedule(NUM_MICRO_BATCHES, CLUSTER.num_ranks)
     predicted = predict(counts, schedule, MODEL, CLUSTER, cost, HIDDEN_SIZE, FFN_SIZE, SEQUENCE_LENGTH, balanced_s)
@@ -243,11 +246,13 @@ def report(
 
 
 def main() -> None:
-    """Read the options, start the services and the ranks."""
+    """Read the options; start the services and the ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=5, help="steps to measure, of each")
-    parser.add_argument("--tokens", type=int, default=4096, help="of a rank in a micro-batch; a multiple of 512")
-    parser.add_argument("--sigma", type=float, default=1.5, help="how much likelier some experts are, in logarithms")
+    parser.add_argument("--steps", type=int, default=5, help="steps of each kind to measure")
+    parser.add_argument("--tokens", type=int, default=4096, help="tokens of a rank in a micro-batch; a multiple of 512")
+    parser.add_argument(
+        "--sigma", type=float, default=1.5, help="skew: standard deviation of the experts' log-probabilities"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, OwnServices(Path(folder) / "services") as services:
         mp.start_processes(

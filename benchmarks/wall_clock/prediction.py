@@ -1,4 +1,4 @@
-"""What the simulation says of the steps that `wall_clock.py` measures.
+"""Simulate the steps that `measure` times.
 
 S sequences, L MoE layers, E experts.
 """
@@ -31,22 +31,23 @@ def predict(
     sequence_length: int,
     balanced_s: float,
 ) -> dict[str, float]:
-    """Simulate steps on two CPU cores.
+    """Simulate training steps on two CPU cores.
 
     Args:
-        counts: `[S, L, E]` of the warm-up and of every step after it.
-        schedule: of all steps.
-        model: and the next ones, what was trained.
-        cluster: one node.
-        cost: measured times of an expert, and bytes sent per microsecond.
-        hidden_size: of the model.
-        expert_ffn_size: of an expert.
-        sequence_length: of what attention sees.
-        balanced_s: the measured step under forced balance, from which the speed of all but experts and tokens on
-            their way is taken.
+        counts: the token copies `[S, L, E]` of the warm-up step and of every step after it.
+        schedule: the schedule of every step.
+        model: the MoE layers that were trained.
+        cluster: the EP group, on one node.
+        cost: the measured times of an expert, and the bytes sent per microsecond.
+        hidden_size: the hidden size of the model.
+        expert_ffn_size: the intermediate size of an expert.
+        sequence_length: the number of tokens that attention sees.
+        balanced_s: the measured seconds of a step under forced balance. They determine the speed of everything but
+            experts and dispatch.
 
     Returns:
-        Means over steps: seconds of `plain` and `relibra`, `gain`, `of_balance`, imbalances.
+        Means over steps: the seconds of plain and relibra steps, the gain, the share of balance, imbalances, replicas
+        per cell, and the experts' share of a balanced step.
     """
     preset = ModelShape(
         name="wall-clock",
@@ -77,8 +78,8 @@ def predict(
         cluster=cluster,
         sequence_length=sequence_length,
         sends_once_per_node=False,
-        hiding_share=0.0,  # whoever copies does not compute: a rank has one core
-        gradient_fetches=1.0,  # as many bytes as the weights
+        hiding_share=0.0,  # a rank has one core, so it cannot compute while it copies
+        gradient_fetches=1.0,  # fp32 gradients have as many bytes as fp32 weights
         gradient_sm_share=0.0,
         reroute_us=0.0,
     )

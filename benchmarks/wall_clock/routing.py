@@ -1,4 +1,4 @@
-"""The routing that `wall_clock.py` replays: skewed, or even over all experts.
+"""The routing that `measure` replays: skewed, or even over all experts.
 
 M micro-batches, R ranks, T tokens of a rank in a micro-batch, L MoE layers, E experts, K top-k.
 """
@@ -12,7 +12,7 @@ from relibra.planning import Model, Schedule
 def skewed(
     model: Model, num_micro_batches: int, num_ranks: int, num_tokens: int, step: int, sigma: float
 ) -> NDArray[np.int64]:
-    """Draw routing `[M, R, L, T, K]`: what a micro-batch is about makes experts log-normally more or less likely."""
+    """Draw routing `[M, R, L, T, K]`; in each micro-batch the popularity of experts is log-normal with `sigma`."""
     rng = np.random.default_rng([7, step])
     shape = (num_micro_batches, 1, model.num_layers, 1, model.num_experts)
     likely = sigma * rng.standard_normal(shape)
@@ -21,13 +21,13 @@ def skewed(
 
 
 def even(model: Model, num_micro_batches: int, num_ranks: int, num_tokens: int) -> NDArray[np.int64]:
-    """Take all experts in turn: the forced balance that no balancing can beat, `[M, R, L, T, K]`."""
+    """Return routing `[M, R, L, T, K]` that takes all experts in turn: forced balance, which no balancing can beat."""
     turn_TK = np.arange(num_tokens * model.top_k).reshape(num_tokens, model.top_k) % model.num_experts
     return np.broadcast_to(turn_TK, (num_micro_batches, num_ranks, model.num_layers, *turn_TK.shape))
 
 
 def counts_SLE(routed_MRLTK: NDArray[np.int64], num_experts: int) -> NDArray[np.uint32]:
-    """Count token copies of each rank's share of each micro-batch, as one sequence, in the order of `schedule`."""
+    """Return token copies `[S, L, E]`; the tokens of a rank in a micro-batch count as one sequence of `schedule`."""
     num_sequences = routed_MRLTK.shape[0] * routed_MRLTK.shape[1]
     routed_SLX = routed_MRLTK.reshape(num_sequences, routed_MRLTK.shape[2], -1)
     count_LE = [[np.bincount(routed_X, minlength=num_experts) for routed_X in routed_LX] for routed_LX in routed_SLX]
@@ -35,7 +35,7 @@ def counts_SLE(routed_MRLTK: NDArray[np.int64], num_experts: int) -> NDArray[np.
 
 
 def schedule(num_micro_batches: int, num_ranks: int) -> Schedule:
-    """Schedule those sequences where their tokens are."""
+    """Return the schedule that leaves the sequences of `counts_SLE` on their ranks."""
     index_S = np.arange(num_micro_batches * num_ranks, dtype=np.int32)
     return Schedule(
         micro_batch_S=index_S // np.int32(num_ranks),
