@@ -65,13 +65,13 @@ def test_arrays_of_another_shape_or_dtype_are_refused_at_once(routed_TLK: np.nda
 @pytest.mark.parametrize(
     ("step", "sequence_id", "policy_versions", "fault"),
     [
-        (-1, "seq", None, "step: expected whole, 0 to .* got -1"),
-        (2**64, "seq", None, "step: expected whole"),
-        (1.5, "seq", None, "step: expected whole, .* got 1.5"),
+        (-1, "seq", None, "step: expected a whole number from 0 to .* got -1"),
+        (2**64, "seq", None, "step: expected a whole number"),
+        (1.5, "seq", None, "step: expected a whole number .* got 1.5"),
         (1, 17, None, "sequence_id: expected text, got 17"),
-        (1, "\ud800", None, "sequence_id: expected text that UTF-8 can say"),
+        (1, "\ud800", None, "sequence_id: expected text that UTF-8 can encode"),
         (1, "", None, "sequence_id: expected 1 to 200 bytes, got 0 bytes"),
-        (1, "seq", (3, -4), "policy_versions: expected whole, .* got -4"),
+        (1, "seq", (3, -4), "policy_versions: expected a whole number .* got -4"),
     ],
 )
 def test_S7_names_that_cannot_be_sent_are_refused_at_once_and_the_others_arrive(

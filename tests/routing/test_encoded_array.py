@@ -31,7 +31,9 @@ def test_both_base64_libraries_refuse_the_same_text():
 def test_S7_text_larger_than_a_sequence_may_be_is_refused_before_it_is_decoded(monkeypatch):
     monkeypatch.setattr(encoded_array, "MAX_PAYLOAD_SIZE_BYTES", 300)
     assert len(base64_to_bytes("A" * 400, "x")) == 300
-    with pytest.raises(LimitExceeded, match="x: 408 characters of base64 are more than the 300 bytes allowed"):
+    with pytest.raises(
+        LimitExceeded, match="x: 408 characters of base64 hold more than the 300 bytes that a sequence may have"
+    ):
         base64_to_bytes("A" * 408, "x")
 
 

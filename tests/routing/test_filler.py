@@ -60,7 +60,7 @@ def test_padding_is_load_row_by_row_and_known_rows_stay(num_padding, trainer):
 
 
 def test_what_the_router_will_decide_has_no_rows():
-    with pytest.raises(InvalidInput, match="filler: expected one with known experts, got native"):
+    with pytest.raises(InvalidInput, match="filler: expected a filler with known experts, got native"):
         filler_rows(Filler.NATIVE, np.arange(2), ALL_MOE)
 
 

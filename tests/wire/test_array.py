@@ -77,7 +77,7 @@ WHOLE = zlib.compress(bytes(24))
         (b"not zlib", "expected a zlib stream, got .*incorrect header"),
         (WHOLE[:-4], "expected a whole zlib stream, got one that is cut short"),
         (WHOLE[:-1] + b"?", "expected a zlib stream, got .*incorrect data check"),
-        (WHOLE + b"abc", "expected a whole zlib stream, got 3 bytes behind it"),
+        (WHOLE + b"abc", "expected a whole zlib stream, got one with 3 bytes behind it"),
         (zlib.compress(bytes(23)), "expected 24 bytes, got 23 bytes"),
         (zlib.compress(bytes(25)), "expected 24 bytes, got 25 bytes"),
     ],

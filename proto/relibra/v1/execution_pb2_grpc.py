@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ExecutionServiceStub(object):
-    """Called by every agent at the end of a phase, off the training path. Losing one costs a line in a table.
+    """Every agent calls it at the end of a phase, off the training path. A lost report costs a line in a table.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class ExecutionServiceStub(object):
 
 
 class ExecutionServiceServicer(object):
-    """Called by every agent at the end of a phase, off the training path. Losing one costs a line in a table.
+    """Every agent calls it at the end of a phase, off the training path. A lost report costs a line in a table.
     """
 
     def ReportExecution(self, request, context):
@@ -69,7 +69,7 @@ def add_ExecutionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExecutionService(object):
-    """Called by every agent at the end of a phase, off the training path. Losing one costs a line in a table.
+    """Every agent calls it at the end of a phase, off the training path. A lost report costs a line in a table.
     """
 
     @staticmethod

@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class ExecutionServiceStub:
-    """Called by every agent at the end of a phase, off the training path. Losing one costs a line in a table."""
+    """Every agent calls it at the end of a phase, off the training path. A lost report costs a line in a table."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     ReportExecution: grpc.UnaryUnaryMultiCallable[
@@ -27,7 +27,7 @@ class ExecutionServiceStub:
     ]
 
 class ExecutionServiceAsyncStub:
-    """Called by every agent at the end of a phase, off the training path. Losing one costs a line in a table."""
+    """Every agent calls it at the end of a phase, off the training path. A lost report costs a line in a table."""
 
     ReportExecution: grpc.aio.UnaryUnaryMultiCallable[
         relibra.v1.execution_pb2.ReportExecutionRequest,
@@ -35,7 +35,7 @@ class ExecutionServiceAsyncStub:
     ]
 
 class ExecutionServiceServicer(metaclass=abc.ABCMeta):
-    """Called by every agent at the end of a phase, off the training path. Losing one costs a line in a table."""
+    """Every agent calls it at the end of a phase, off the training path. A lost report costs a line in a table."""
 
     @abc.abstractmethod
     def ReportExecution(

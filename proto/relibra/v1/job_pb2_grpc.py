@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class JobServiceStub(object):
-    """Called once by the trainer driver of a job, before anything else. Registering the same job again with the same
-    content is a no-op; with other content it is refused (ALREADY_EXISTS).
+    """The trainer driver of a job calls it once, before anything else. Registering a job again with the same content changes
+    nothing; with other content it is refused (ALREADY_EXISTS).
     """
 
     def __init__(self, channel):
@@ -44,8 +44,8 @@ class JobServiceStub(object):
 
 
 class JobServiceServicer(object):
-    """Called once by the trainer driver of a job, before anything else. Registering the same job again with the same
-    content is a no-op; with other content it is refused (ALREADY_EXISTS).
+    """The trainer driver of a job calls it once, before anything else. Registering a job again with the same content changes
+    nothing; with other content it is refused (ALREADY_EXISTS).
     """
 
     def RegisterJob(self, request, context):
@@ -71,8 +71,8 @@ def add_JobServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class JobService(object):
-    """Called once by the trainer driver of a job, before anything else. Registering the same job again with the same
-    content is a no-op; with other content it is refused (ALREADY_EXISTS).
+    """The trainer driver of a job calls it once, before anything else. Registering a job again with the same content changes
+    nothing; with other content it is refused (ALREADY_EXISTS).
     """
 
     @staticmethod

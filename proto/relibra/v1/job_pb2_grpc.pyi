@@ -18,8 +18,8 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class JobServiceStub:
-    """Called once by the trainer driver of a job, before anything else. Registering the same job again with the same
-    content is a no-op; with other content it is refused (ALREADY_EXISTS).
+    """The trainer driver of a job calls it once, before anything else. Registering a job again with the same content changes
+    nothing; with other content it is refused (ALREADY_EXISTS).
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -29,8 +29,8 @@ class JobServiceStub:
     ]
 
 class JobServiceAsyncStub:
-    """Called once by the trainer driver of a job, before anything else. Registering the same job again with the same
-    content is a no-op; with other content it is refused (ALREADY_EXISTS).
+    """The trainer driver of a job calls it once, before anything else. Registering a job again with the same content changes
+    nothing; with other content it is refused (ALREADY_EXISTS).
     """
 
     RegisterJob: grpc.aio.UnaryUnaryMultiCallable[
@@ -39,8 +39,8 @@ class JobServiceAsyncStub:
     ]
 
 class JobServiceServicer(metaclass=abc.ABCMeta):
-    """Called once by the trainer driver of a job, before anything else. Registering the same job again with the same
-    content is a no-op; with other content it is refused (ALREADY_EXISTS).
+    """The trainer driver of a job calls it once, before anything else. Registering a job again with the same content changes
+    nothing; with other content it is refused (ALREADY_EXISTS).
     """
 
     @abc.abstractmethod

@@ -55,22 +55,22 @@ class PlanServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def SubmitSchedule(self, request, context):
-        """Called by the trainer driver when the rollout of a step has ended. Idempotent by (job_id, step). Returns when the
-        schedule is durable; the plan follows.
+        """The trainer driver calls it when the rollout of a step has ended. It is idempotent by (job_id, step) and returns when
+        the schedule is durable; the plan follows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchPlan(self, request, context):
-        """Called by every agent before a step, ahead of time. Waits up to `wait_ms` for the plan to be published.
+        """Every agent calls it before a step, ahead of time. It waits up to `wait_ms` for the plan to be published.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchPlans(self, request, context):
-        """The newest plan first, then every later one as it is published.
+        """Returns the newest plan first, then every later plan as it is published.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

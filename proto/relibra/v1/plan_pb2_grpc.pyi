@@ -23,42 +23,42 @@ class PlanServiceStub:
         relibra.v1.plan_pb2.SubmitScheduleRequest,
         relibra.v1.plan_pb2.SubmitScheduleResponse,
     ]
-    """Called by the trainer driver when the rollout of a step has ended. Idempotent by (job_id, step). Returns when the
-    schedule is durable; the plan follows.
+    """The trainer driver calls it when the rollout of a step has ended. It is idempotent by (job_id, step) and returns when
+    the schedule is durable; the plan follows.
     """
 
     FetchPlan: grpc.UnaryUnaryMultiCallable[
         relibra.v1.plan_pb2.FetchPlanRequest,
         relibra.v1.plan_pb2.FetchPlanResponse,
     ]
-    """Called by every agent before a step, ahead of time. Waits up to `wait_ms` for the plan to be published."""
+    """Every agent calls it before a step, ahead of time. It waits up to `wait_ms` for the plan to be published."""
 
     WatchPlans: grpc.UnaryStreamMultiCallable[
         relibra.v1.plan_pb2.WatchPlansRequest,
         relibra.v1.plan_pb2.WatchPlansResponse,
     ]
-    """The newest plan first, then every later one as it is published."""
+    """Returns the newest plan first, then every later plan as it is published."""
 
 class PlanServiceAsyncStub:
     SubmitSchedule: grpc.aio.UnaryUnaryMultiCallable[
         relibra.v1.plan_pb2.SubmitScheduleRequest,
         relibra.v1.plan_pb2.SubmitScheduleResponse,
     ]
-    """Called by the trainer driver when the rollout of a step has ended. Idempotent by (job_id, step). Returns when the
-    schedule is durable; the plan follows.
+    """The trainer driver calls it when the rollout of a step has ended. It is idempotent by (job_id, step) and returns when
+    the schedule is durable; the plan follows.
     """
 
     FetchPlan: grpc.aio.UnaryUnaryMultiCallable[
         relibra.v1.plan_pb2.FetchPlanRequest,
         relibra.v1.plan_pb2.FetchPlanResponse,
     ]
-    """Called by every agent before a step, ahead of time. Waits up to `wait_ms` for the plan to be published."""
+    """Every agent calls it before a step, ahead of time. It waits up to `wait_ms` for the plan to be published."""
 
     WatchPlans: grpc.aio.UnaryStreamMultiCallable[
         relibra.v1.plan_pb2.WatchPlansRequest,
         relibra.v1.plan_pb2.WatchPlansResponse,
     ]
-    """The newest plan first, then every later one as it is published."""
+    """Returns the newest plan first, then every later plan as it is published."""
 
 class PlanServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
@@ -67,8 +67,8 @@ class PlanServiceServicer(metaclass=abc.ABCMeta):
         request: relibra.v1.plan_pb2.SubmitScheduleRequest,
         context: _ServicerContext,
     ) -> typing.Union[relibra.v1.plan_pb2.SubmitScheduleResponse, collections.abc.Awaitable[relibra.v1.plan_pb2.SubmitScheduleResponse]]:
-        """Called by the trainer driver when the rollout of a step has ended. Idempotent by (job_id, step). Returns when the
-        schedule is durable; the plan follows.
+        """The trainer driver calls it when the rollout of a step has ended. It is idempotent by (job_id, step) and returns when
+        the schedule is durable; the plan follows.
         """
 
     @abc.abstractmethod
@@ -77,7 +77,7 @@ class PlanServiceServicer(metaclass=abc.ABCMeta):
         request: relibra.v1.plan_pb2.FetchPlanRequest,
         context: _ServicerContext,
     ) -> typing.Union[relibra.v1.plan_pb2.FetchPlanResponse, collections.abc.Awaitable[relibra.v1.plan_pb2.FetchPlanResponse]]:
-        """Called by every agent before a step, ahead of time. Waits up to `wait_ms` for the plan to be published."""
+        """Every agent calls it before a step, ahead of time. It waits up to `wait_ms` for the plan to be published."""
 
     @abc.abstractmethod
     def WatchPlans(
@@ -85,6 +85,6 @@ class PlanServiceServicer(metaclass=abc.ABCMeta):
         request: relibra.v1.plan_pb2.WatchPlansRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[relibra.v1.plan_pb2.WatchPlansResponse], collections.abc.AsyncIterator[relibra.v1.plan_pb2.WatchPlansResponse]]:
-        """The newest plan first, then every later one as it is published."""
+        """Returns the newest plan first, then every later plan as it is published."""
 
 def add_PlanServiceServicer_to_server(servicer: PlanServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

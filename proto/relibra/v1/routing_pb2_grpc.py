@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RoutingServiceStub(object):
-    """Called by rollout workers, one stream each, as sequences finish.
+    """Rollout workers call it, with one stream each, and report sequences as they finish.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class RoutingServiceStub(object):
 
 
 class RoutingServiceServicer(object):
-    """Called by rollout workers, one stream each, as sequences finish.
+    """Rollout workers call it, with one stream each, and report sequences as they finish.
     """
 
     def ReportRouting(self, request_iterator, context):
@@ -69,7 +69,7 @@ def add_RoutingServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RoutingService(object):
-    """Called by rollout workers, one stream each, as sequences finish.
+    """Rollout workers call it, with one stream each, and report sequences as they finish.
     """
 
     @staticmethod

@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class RoutingServiceStub:
-    """Called by rollout workers, one stream each, as sequences finish."""
+    """Rollout workers call it, with one stream each, and report sequences as they finish."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     ReportRouting: grpc.StreamStreamMultiCallable[
@@ -27,7 +27,7 @@ class RoutingServiceStub:
     ]
 
 class RoutingServiceAsyncStub:
-    """Called by rollout workers, one stream each, as sequences finish."""
+    """Rollout workers call it, with one stream each, and report sequences as they finish."""
 
     ReportRouting: grpc.aio.StreamStreamMultiCallable[
         relibra.v1.routing_pb2.ReportRoutingRequest,
@@ -35,7 +35,7 @@ class RoutingServiceAsyncStub:
     ]
 
 class RoutingServiceServicer(metaclass=abc.ABCMeta):
-    """Called by rollout workers, one stream each, as sequences finish."""
+    """Rollout workers call it, with one stream each, and report sequences as they finish."""
 
     @abc.abstractmethod
     def ReportRouting(

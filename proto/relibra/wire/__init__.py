@@ -1,9 +1,9 @@
 """The wire contract in Python: numpy and dataclasses on one side, protobuf and gRPC on the other.
 
-This is the only place where both meet. The generated code lives beside it in `relibra.v1`.
+Only this package and the gRPC services handle messages. The generated code lives in `relibra.v1`.
 
-    array, messages, routing   convert and check
+    array, messages, routing   convert and check messages
     status                     the error tree as gRPC status codes, and back
-    channel, credentials       connections with measured settings, and what they show the planner
+    channel, credentials       connections with measured settings, and how a client authenticates
     client                     the planner as a trainer sees it
 """

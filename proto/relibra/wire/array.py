@@ -19,19 +19,19 @@ _DTYPES: dict[int, np.dtype[np.generic]] = {
     array_pb2.D_TYPE_FLOAT64: np.dtype("<f8"),
 }
 MAX_SIZE_BYTES = 1 << 30
-"""Bounds what a deflated array may grow to."""
+"""The largest size that a deflated array may grow to."""
 _NAMES = {dtype: number for number, dtype in _DTYPES.items()}
 
 
 def encode(value: NDArray[np.generic]) -> array_pb2.Array:
-    """Encode an array of one of the wire's dtypes; others are a programming error (`KeyError`)."""
+    """Encode an array of one of the wire's dtypes; another dtype is a programming error (`KeyError`)."""
     dtype = value.dtype.newbyteorder("<")
     data = np.ascontiguousarray(value, dtype=dtype).tobytes()
     return array_pb2.Array(dtype=array_pb2.DType.Name(_NAMES[dtype]), shape=value.shape, data=data)
 
 
 def deflated(dtype: np.dtype[Any], shape: tuple[int, ...], data: bytes) -> array_pb2.Array:
-    """Wrap an array whose little-endian elements are a zlib stream already."""
+    """Build the message of an array whose little-endian elements are already a zlib stream."""
     return array_pb2.Array(dtype=array_pb2.DType.Name(_NAMES[dtype]), shape=shape, data=data, deflated=True)
 
 
@@ -39,13 +39,13 @@ def decode(message: array_pb2.Array, field: str, *, kinds: str, shape: tuple[int
     """Decode an array, without copying it unless it is deflated; the result is read-only.
 
     Args:
-        message: the array as it came.
-        field: what to call it in an error.
+        message: the message of the array.
+        field: the name of the array in errors.
         kinds: allowed numpy dtype kinds, for example `"u"` or `"iu"`.
-        shape: expected extents; None where any is allowed.
+        shape: the expected extents; None allows any extent.
 
     Raises:
-        InvalidInput: the dtype, the shape or the number of bytes is not what was expected.
+        InvalidInput: the dtype, the shape or the number of bytes is another than expected.
     """
     dtype = _DTYPES.get(message.dtype)
     if dtype is None or dtype.kind not in kinds:
@@ -63,7 +63,7 @@ def decode(message: array_pb2.Array, field: str, *, kinds: str, shape: tuple[int
 
 
 def _inflate(data: bytes, size_bytes: int, field: str) -> bytes:
-    """Inflate to at most one byte more than expected, however much more there is."""
+    """Inflate at most one byte more than expected, even if the stream holds more."""
     if size_bytes > MAX_SIZE_BYTES:
         raise InvalidInput.of(f"{field}.shape", expected=f"at most {MAX_SIZE_BYTES} bytes", got=f"{size_bytes} bytes")
     stream = zlib.decompressobj()
@@ -71,8 +71,8 @@ def _inflate(data: bytes, size_bytes: int, field: str) -> bytes:
         inflated = stream.decompress(data, size_bytes + 1)
     except zlib.error as error:
         raise InvalidInput.of(f"{field}.data", expected="a zlib stream", got=error) from error
-    # One of the right size may still lack its checksum, and one that is too short should say why.
+    # A stream of the right size may still lack its checksum, and the error for a short one should say why.
     if len(inflated) <= size_bytes and (not stream.eof or stream.unused_data):
-        wrong = f"{len(stream.unused_data)} bytes behind it" if stream.eof else "one that is cut short"
+        wrong = f"one with {len(stream.unused_data)} bytes behind it" if stream.eof else "one that is cut short"
         raise InvalidInput.of(f"{field}.data", expected="a whole zlib stream", got=wrong)
     return inflated

@@ -1,4 +1,4 @@
-"""Channel settings of every client, with the reason for each."""
+"""The gRPC channel of every client: its settings, and the reason for each."""
 
 import json
 from collections.abc import Callable
@@ -9,18 +9,18 @@ import grpc
 from relibra.wire.credentials import Credentials
 
 MAX_MESSAGE_SIZE_BYTES = 64 << 20
-"""The counts of one sequence and the plan of one rank are far below it; a schedule of a million sequences is not."""
+"""Far above the counts of one sequence and the plan of one rank; a schedule of a million sequences comes close."""
 
 _SERVICE_CONFIG = {
-    # A name may stand for several planners, and each serves any job: every channel stays with one, drawn by lot. Taking
-    # turns would fail calls at once for as long as all planners are away, instead of connecting for them.
+    # A host name may stand for several planners, and each of them serves any job. A channel draws one by lot and stays
+    # with it. With round_robin, calls would fail at once while all planners are away; pick_first connects for them.
     "loadBalancingConfig": [{"pick_first": {"shuffleAddressList": True}}],
-    # Every call of these services is idempotent. Reports of routing go out again by themselves, see `relibra.rollout`.
+    # Every call of these services is idempotent. `relibra.rollout` repeats reports of routing itself.
     "methodConfig": [
         {
             "name": [{"service": f"relibra.v1.{name}"} for name in ("JobService", "PlanService", "ExecutionService")],
             "retryPolicy": {
-                # Once more, and soon: who must not wait for long, as an agent, decides itself how often to ask.
+                # One retry, and soon: a caller that must not wait long, such as an agent, retries by itself.
                 "maxAttempts": 2,
                 "initialBackoff": "0.05s",
                 "maxBackoff": "0.05s",
@@ -29,15 +29,15 @@ _SERVICE_CONFIG = {
             },
         }
     ],
-    # A planner that is down for all must not get twice the load when it comes back.
+    # A planner that was down for everyone must not get twice the load when it comes back.
     "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
 }
 
-# gRPC's own backoff grows to two minutes: after a planner outage of 30 s a client was measured to need 16 s more to
-# notice that it is back, and 0.8 s with these.
+# gRPC's default backoff grows to two minutes. After a planner outage of 30 s, a client was measured to need 16 s more
+# to notice that the planner was back; with these settings it needs 0.8 s.
 OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # Not a backoff, whatever its name: how long one attempt to connect may take. A busy planner needs its time for TLS.
+    # Despite its name, this is how long one attempt to connect may take. A busy planner takes its time for TLS.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.keepalive_time_ms", 30_000),
@@ -52,11 +52,11 @@ def open_channel(address: str, credentials: Credentials | None = None) -> grpc.C
     """Open a channel to the planner at `host:port`; connecting happens with the first call.
 
     Args:
-        address: where the planner listens; where the host is a name with several addresses, one of them, drawn by lot.
-        credentials: by default what the environment says, see `Credentials.from_env`.
+        address: the planner's address; if the host has several IP addresses, the channel draws one by lot.
+        credentials: by default those in the environment, see `Credentials.from_env`.
 
     Raises:
-        InvalidInput: a file of the credentials cannot be read.
+        InvalidInput: a file of the credentials cannot be read or used.
     """
     credentials = credentials or Credentials.from_env()
     tls = credentials.to_grpc()
@@ -82,7 +82,7 @@ class _CallMetadata(
     grpc.UnaryStreamClientInterceptor,
     grpc.StreamStreamClientInterceptor,
 ):
-    """Adds the token and, where OpenTelemetry is installed, the trace context to every call."""
+    """Adds the token to every call and, if OpenTelemetry is installed, the trace context."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._metadata = credentials.metadata

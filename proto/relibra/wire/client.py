@@ -1,7 +1,7 @@
-"""The planner as seen by a trainer: a thin synchronous client with deadlines and the error tree.
+"""The planner as a trainer sees it: a thin synchronous client with deadlines and the error tree.
 
-Used by the trainer driver (register, submit) and by every agent (fetch, report). Rollout workers stream instead, see
-`relibra.rollout`.
+The trainer driver (register, submit) and every agent (fetch, report) use it. Rollout workers use `relibra.rollout`,
+which streams.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,11 +27,12 @@ _Response = TypeVar("_Response")
 
 
 class PlannerClient:
-    """One channel to the planner. Safe to share between threads; must not be used across a fork.
+    """One channel to the planner. Threads may share a client, but it must not be used across a fork.
 
-    Every method raises the error the planner raised (see `relibra.errors`), or `Unavailable` after `timeout_s` without
-    an answer. All calls are idempotent: repeating one after `Unavailable` is always right, and is done once within the
-    deadline. What it shows the planner comes from the environment, see `Credentials.from_env`, unless it is given.
+    Every method raises the error that the planner raised (see `relibra.errors`), or `Unavailable` after `timeout_s`
+    without an answer. All calls are idempotent, so a caller may repeat one after `Unavailable`; the client itself
+    repeats it once within the deadline. Credentials come from the environment unless they are given, see
+    `Credentials.from_env`.
     """
 
     def __init__(self, address: str, *, timeout_s: float = 10.0, credentials: Credentials | None = None) -> None:
@@ -49,17 +50,17 @@ class PlannerClient:
         self.close()
 
     def close(self) -> None:
-        """Close the channel; calls in flight fail with `Unavailable`."""
+        """Close the channel; open calls fail with `Unavailable`."""
         self._channel.close()
 
     def register_job(self, job_id: str, model: Model, cluster: Cluster, params: PlanParams | None = None) -> int:
-        """Register a job, or confirm that it is registered with this very content; return its epoch.
+        """Register a job, or confirm that it is registered with the same content; return its epoch.
 
-        Where the planner has lost its state since this client last registered the job, the new epoch is above the old.
+        If the planner has lost its state since this client last registered the job, the new epoch is above the old one.
 
         Raises:
             InvalidInput: a field is out of range, or the ranks do not divide the experts.
-            Conflict: the job exists with other content.
+            Conflict: the job is registered with other content.
         """
         request = messages.encode_registration(
             job_id, model, cluster, params or PlanParams(), self._known_epochs.get(job_id, 0)
@@ -76,16 +77,16 @@ class PlannerClient:
         schedule: Schedule,
         basis: Basis = Basis.REPLAY,
     ) -> None:
-        """Hand over the schedule of a step; returns when it is durable, and the plan follows.
+        """Submit the schedule of a step; return when it is durable. The plan follows.
 
-        `basis` says what the plan can go by. With `PREVIOUS_STEPS` nothing of this step needs to be reported before:
-        what is reported for it later counts for the steps after it.
+        `basis` says what the loads of the plan are based on. With `PREVIOUS_STEPS` no sequence of this step needs to be
+        reported first; sequences that are reported later count for the plans of later steps.
 
         Raises:
             UnknownJob: register first.
             InvalidInput: a rank, group or array is wrong, or a sequence is scheduled twice.
-            NotFound: a scheduled sequence was never reported; the text names the first ones.
-            Conflict: the step already has another schedule, or this one on another basis.
+            NotFound: scheduled sequences were never reported; the text names the first ones.
+            Conflict: the step already has another schedule or another basis.
         """
         request = plan_pb2.SubmitScheduleRequest(
             job_id=job_id,
@@ -96,19 +97,19 @@ class PlannerClient:
         self._call(self._plans.SubmitSchedule, request)
 
     def fetch_plan(self, job_id: str, step: int, model: Model, ep_rank: int, *, wait_s: float = 0.0) -> RankPlan:
-        """Return the plan of `step` as `ep_rank` executes it, waiting up to `wait_s` for it to be published.
+        """Return the plan of `step` as `ep_rank` executes it; wait up to `wait_s` until it is published.
 
         Raises:
             UnknownJob: the job was never registered.
-            NotReady: there is no plan yet; the text says what it is waiting for.
-            InvalidInput: the planner failed to plan this step for good; the text says why.
+            NotReady: there is no plan yet; the text says what the plan waits for.
+            InvalidInput: the planner cannot plan this step; the text says why.
         """
         request = plan_pb2.FetchPlanRequest(job_id=job_id, step=step, ep_rank=ep_rank, wait_ms=int(wait_s * 1000))
         response = self._call(self._plans.FetchPlan, request, timeout_s=self._timeout_s + wait_s)
         return messages.decode_rank_plan(response.plan, model)
 
     def report_execution(self, job_id: str, report: ExecutionReport) -> None:
-        """Report what this rank did in one phase.
+        """Report what a rank did in one phase.
 
         Raises:
             UnknownJob: the job was never registered.

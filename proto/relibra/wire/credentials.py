@@ -1,4 +1,4 @@
-"""What a client shows the planner: a bearer token, a certificate, both or nothing."""
+"""The credentials of a client: a bearer token, a certificate, both or none."""
 
 import os
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from relibra.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """How a client proves who it is, and what it accepts as the planner. Nothing set: plain text, for one machine."""
+    """How a client authenticates and which planner it trusts. By default nothing is set: plain text on one machine."""
 
     token: str | None = field(default=None, repr=False)
-    """What `relibra tokens create` printed."""
+    """The token that `relibra tokens create` printed."""
     ca_file: Path | None = None
-    """Certificates (PEM) that the planner's may be signed by; turns TLS on."""
+    """The CA certificates (PEM) that may sign the planner's certificate; setting them turns TLS on."""
     cert_file: Path | None = None
-    """The client's own certificate (PEM), where the planner asks for one."""
+    """The client's own certificate (PEM), if the planner asks for one."""
     key_file: Path | None = None
 
     @classmethod
@@ -41,11 +41,11 @@ class Credentials:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What every call carries."""
+        """The metadata that every call carries."""
         return () if self.token is None else (("authorization", f"Bearer {self.token}"),)
 
     def to_grpc(self) -> grpc.ChannelCredentials | None:
-        """Return the TLS side, or None for plain text.
+        """Return the TLS credentials, or None for plain text.
 
         Raises:
             InvalidInput: a file cannot be read, or a certificate comes without its key or without a CA.
@@ -67,4 +67,4 @@ def _read(field: str, path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InvalidInput.of(field, expected="a file to read", got=error) from error
+        raise InvalidInput.of(field, expected="a readable file", got=error) from error

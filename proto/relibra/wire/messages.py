@@ -1,4 +1,4 @@
-"""Registered shapes, schedules and plans to and from their messages; each `decode_*` validates what came."""
+"""Registrations, schedules, plans and reports to and from their messages; each `decode_*` validates its message."""
 
 import math
 import re
@@ -30,7 +30,7 @@ def check_job_id(job_id: str) -> str:
     """Return `job_id` unchanged, or refuse it.
 
     Raises:
-        InvalidInput: it is not a valid name.
+        InvalidInput: it is not a valid job id.
     """
     if not _JOB_ID.fullmatch(job_id):
         raise InvalidInput.of(
@@ -149,7 +149,7 @@ _BASES = {
 
 
 def encode_basis(basis: Basis) -> plan_pb2.Basis:
-    """Return the number of a basis."""
+    """Return the wire number of a basis."""
     return _BASES[basis]
 
 
@@ -157,7 +157,7 @@ def decode_basis(number: int) -> Basis:
     """Read a basis.
 
     Raises:
-        InvalidInput: this version knows none of that number.
+        InvalidInput: this version knows no basis of that number.
     """
     basis = next((each for each, of_basis in _BASES.items() if of_basis == number), None)
     if basis is None:
@@ -176,10 +176,10 @@ def decode_plan_id(message: plan_pb2.PlanId) -> PlanId:
 
 
 def decode_rank_plan(message: plan_pb2.RankPlan, model: Model) -> RankPlan:
-    """Read one rank's plan; `check_rank_plan` says whether it may be applied.
+    """Read one rank's plan. It must pass `check_rank_plan` before it is applied.
 
     Raises:
-        InvalidInput: an array is malformed or not of the model's shape, or does not fit the others.
+        InvalidInput: an array is malformed, does not have the model's shape, or does not fit the other arrays.
     """
     shape = (model.num_layers, model.num_experts)
     home_LE = array.decode(message.home_rank, "plan.home_rank", kinds="iu", shape=shape)
@@ -187,7 +187,7 @@ def decode_rank_plan(message: plan_pb2.RankPlan, model: Model) -> RankPlan:
     expert_Q = array.decode(message.replica_expert, "plan.replica_expert", kinds="iu", shape=(None,))
     rank_Q = array.decode(message.replica_rank, "plan.replica_rank", kinds="iu", shape=expert_Q.shape)
     share_Q = array.decode(message.replica_share, "plan.replica_share", kinds="iu", shape=expert_Q.shape)
-    # Each by itself first: a sum may wrap around.
+    # Each count is checked before the sum, because the sum may wrap around.
     is_possible = count_ML.min(initial=0) >= 0 and count_ML.max(initial=0) <= len(expert_Q)
     num_replicas = int(count_ML.sum(dtype=np.int64))
     if not is_possible or num_replicas != len(expert_Q):

@@ -1,4 +1,4 @@
-"""Routing reports to and from their messages, and the stream they travel on.
+"""Counts of sequences to and from their messages, and the stream that carries them.
 
 L layers, E experts.
 """
@@ -17,29 +17,29 @@ from relibra.wire import array
 
 MAX_SEQUENCE_ID_SIZE_BYTES = 200
 MAX_NUM_ROWS = 1 << 22
-"""Longer than any sequence; bounds what one report can add to a cell, whose load is kept in 32 bits."""
+"""More rows than any sequence has; limits how much one report can add to a cell, whose load is kept in 32 bits."""
 _MAX_NUMBER = 2**64 - 1
 
 
 def check_name(step: int, sequence_id: str, policy_versions: tuple[int, int] | None = None) -> None:
-    """Refuse what a report cannot be called, or no message can say.
+    """Return if a report may have these names and numbers.
 
     Raises:
-        InvalidInput: names the field.
+        InvalidInput: a field is malformed or does not fit its message; the text names the field.
     """
     if not isinstance(sequence_id, str):
         raise InvalidInput.of("sequence_id", expected="text", got=repr(sequence_id))
     try:
         size_bytes = len(sequence_id.encode())
     except UnicodeEncodeError as error:
-        raise InvalidInput.of("sequence_id", expected="text that UTF-8 can say", got=error) from error
+        raise InvalidInput.of("sequence_id", expected="text that UTF-8 can encode", got=error) from error
     if not 0 < size_bytes <= MAX_SEQUENCE_ID_SIZE_BYTES:
         raise InvalidInput.of(
             "sequence_id", expected=f"1 to {MAX_SEQUENCE_ID_SIZE_BYTES} bytes", got=f"{size_bytes} bytes"
         )
     for field, number in (("step", step), *(("policy_versions", each) for each in policy_versions or ())):
         if not isinstance(number, int | np.integer) or not 0 <= number <= _MAX_NUMBER:
-            raise InvalidInput.of(field, expected=f"whole, 0 to {_MAX_NUMBER}", got=repr(number))
+            raise InvalidInput.of(field, expected=f"a whole number from 0 to {_MAX_NUMBER}", got=repr(number))
 
 
 def encode_sequence(
@@ -96,10 +96,10 @@ def decode_counts(request: routing_pb2.ReportRoutingRequest, model: Model) -> ND
 
 
 def decode_policies(request: routing_pb2.ReportRoutingRequest) -> str:
-    """Read the versions of the policy that generated a sequence, as `<first>-<last>`; empty where not told.
+    """Read the versions of the policy that generated a sequence, as `<first>-<last>`; empty if unknown.
 
     Raises:
-        InvalidInput: one is told without the other, or they fall.
+        InvalidInput: one version comes without the other, or the last is below the first.
     """
     has_first, has_last = request.HasField("first_policy_version"), request.HasField("last_policy_version")
     first, last = request.first_policy_version, request.last_policy_version
@@ -115,7 +115,7 @@ def decode_policies(request: routing_pb2.ReportRoutingRequest) -> str:
 def open_stream(channel: grpc.Channel, requests: Iterator[routing_pb2.ReportRoutingRequest]) -> Any:
     """Start reporting; iterate over the returned call for the responses.
 
-    The call waits until the planner can be reached, and has no deadline: it is open for as long as there is something
-    to report, and keepalive ends it where the planner is gone. `requests` is consumed in a thread of gRPC's own.
+    The call waits until the planner can be reached. It has no deadline, because it stays open as long as there is
+    something to report; keepalive ends it if the planner is gone. A thread of gRPC consumes `requests`.
     """
     return routing_pb2_grpc.RoutingServiceStub(channel).ReportRouting(requests, wait_for_ready=True)

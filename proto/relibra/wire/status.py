@@ -1,4 +1,4 @@
-"""The error tree on the wire: gRPC status code plus the class name in the trailing metadata `relibra-error`.
+"""The error tree on the wire: a gRPC status code, and the class name in the trailing metadata `relibra-error`.
 
 | error | gRPC | retryable |
 |---|---|---|
@@ -21,16 +21,16 @@ from relibra.errors import ERRORS, RelibraError, Unavailable
 
 METADATA_KEY = "relibra-error"
 VERSION_METADATA_KEY = "relibra-version"
-"""Of the initial metadata of health checks: which relibra answers."""
+"""The key of the initial metadata in which health checks carry the planner's version of relibra."""
 
 
 def to_status(error: RelibraError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
-    """Return code, details and trailing metadata for an error a servicer raised."""
+    """Return code, details and trailing metadata for an error that a servicer raised."""
     return grpc.StatusCode[error.grpc_status], str(error), ((METADATA_KEY, type(error).__name__),)
 
 
 def from_rpc_error(error: grpc.RpcError) -> RelibraError:
-    """Return the error a failed call stands for; a connection that failed is `Unavailable`."""
+    """Return the error that a failed call carries; a failed connection is `Unavailable`."""
     code, details = error.code(), error.details() or ""
     for item in error.trailing_metadata() or ():
         if item.key == METADATA_KEY and str(item.value) in ERRORS:

@@ -1,10 +1,11 @@
-"""What a rollout worker imports: hands the routing of finished sequences to the planner without slowing generation.
+"""The package that a rollout worker imports: it reports finished sequences to the planner without slowing generation.
 
-In:   routed experts `[T, L, K]` of each sequence, as numpy arrays or torch tensors; or outputs and HTTP responses of
-      engines as they are.
-Out:  counts `[L, E]` streamed to the planner, sent again until they are acknowledged; errors for those it refused.
+In:   routed experts `[T, L, K]` of each sequence, as numpy arrays or torch tensors; or unchanged outputs and HTTP
+      responses of engines.
+Out:  counts `[L, E]`, streamed to the planner and sent again until it acknowledges them; errors for refused sequences.
 
-Needs numpy, grpcio and protobuf only; pybase64, which engines bring along, makes HTTP responses faster to read.
+The package needs only numpy, grpcio and protobuf. With pybase64, which engines bring along, it reads HTTP responses
+faster.
 """
 
 from relibra.rollout.engine_reporter import EngineReporter

@@ -1,4 +1,4 @@
-"""`EngineReporter`: reports what inference engines return, in the process or over HTTP."""
+"""`EngineReporter`: reports the outputs of inference engines, in the process or over HTTP."""
 
 import json
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from relibra.routing.sequence_routing import SequenceRouting
 
 
 class CompletionOutput(Protocol):
-    """What is used of vLLM's class of this name."""
+    """The attributes that relibra reads of vLLM's class of the same name."""
 
     token_ids: Sequence[int]
     routed_experts: Any
 
 
 class RequestOutput(Protocol):
-    """What is used of vLLM's class of this name."""
+    """The attributes that relibra reads of vLLM's class of the same name."""
 
     request_id: str
     prompt_token_ids: Sequence[int] | None
@@ -29,22 +29,23 @@ class RequestOutput(Protocol):
 
 
 class EngineReporter:
-    """Takes outputs of engines as they are, and hands the MoE layers of known tokens to a `RolloutReporter`.
+    """Takes outputs of engines unchanged and reports the MoE layers of known tokens through a `RolloutReporter`.
 
         engine_reporter = EngineReporter(reporter, read_model_config("config.json"), FILLER_RULES["slime"])
         for output in llm.generate(prompts, sampling_params):
             engine_reporter.report_output(step, output)
 
-    Sequences are named by their request, with `/0`, `/1`, ... behind where it has several completions.
+    A sequence has the name of its request, followed by `/0`, `/1`, ... if the request has several completions.
     """
 
     def __init__(self, reporter: RolloutReporter, layers: ModelLayers, filler_rule: FillerRule | None = None) -> None:
         """Report through `reporter`.
 
         Args:
-            reporter: where to; the caller flushes and closes it.
-            layers: the model's.
-            filler_rule: the trainer's, so that last tokens are planned for as it fills them; left out by default.
+            reporter: the reporter to use; the caller flushes and closes it.
+            layers: the layers of the model.
+            filler_rule: how the trainer fills tokens without a route, such as the last token of a sequence; the fillers
+                are reported too. By default they are left out.
         """
         self._reporter = reporter
         self._layers = layers
@@ -53,16 +54,16 @@ class EngineReporter:
     def report_output(
         self, step: int, output: RequestOutput, *, policy_versions: tuple[int, int] | None = None
     ) -> list[str]:
-        """Report a finished `RequestOutput` of vLLM, and return the names of its sequences that were taken.
+        """Report a finished `RequestOutput` of vLLM; return the names of its sequences that were taken.
 
         Args:
             step: the RL step the sequences are trained in.
-            output: vLLM's, or anything with these attributes.
-            policy_versions: of the policy that generated the first and the last row.
+            output: vLLM's output, or any object with its attributes.
+            policy_versions: the versions of the policy that generated the first and the last row.
 
         Raises:
-            InvalidInput: no routed experts in it, or malformed ones; nothing of the output is reported.
-            LimitExceeded: larger than a sequence may be.
+            InvalidInput: the output has no routed experts or malformed ones; nothing of the output is reported.
+            LimitExceeded: a sequence is too large.
         """
         num_prompt_tokens = None if output.prompt_token_ids is None else len(output.prompt_token_ids)
         routings = []
@@ -86,19 +87,19 @@ class EngineReporter:
         start: int | None = None,
         policy_versions: tuple[int, int] | None = None,
     ) -> list[str]:
-        """Report an HTTP response of vLLM, SGLang or kin, and return the names of its sequences that were taken.
+        """Report an HTTP response of vLLM, SGLang or the like; return the names of its sequences that were taken.
 
         Args:
             step: the RL step the sequences are trained in.
-            sequence_id: names the request within the step.
+            sequence_id: the name of the request within the step.
             response: the body, as bytes, text or parsed JSON.
-            format_name: overrides what the response says of itself.
-            start: first token with a row, where the request left out a prefix.
-            policy_versions: of the policy that generated the first and the last row.
+            format_name: the format; by default the response tells it.
+            start: the first token with a row, if the request left out a prefix.
+            policy_versions: the versions of the policy that generated the first and the last row.
 
         Raises:
-            InvalidInput: not JSON, no routed experts in it, or malformed ones; nothing of the response is reported.
-            LimitExceeded: larger than a sequence may be.
+            InvalidInput: the response is not JSON, or has no routed experts or malformed ones; nothing is reported.
+            LimitExceeded: a sequence is too large.
         """
         if isinstance(response, str | bytes | bytearray):
             try:
@@ -116,10 +117,10 @@ class EngineReporter:
         *,
         policy_versions: tuple[int, int] | None = None,
     ) -> bool:
-        """Report a sequence that is already decoded, as one joined from turns; return whether it was taken.
+        """Report a decoded sequence, for example one joined from turns; return whether it was taken.
 
         Raises:
-            InvalidInput: it has a gap that the trainer refuses.
+            InvalidInput: the sequence has a gap that the trainer refuses.
         """
         return bool(self._report(step, sequence_id, [routing], policy_versions))
 

@@ -1,4 +1,4 @@
-"""What a reporter was handed and the planner has not answered yet: bounded, thread-safe, free of gRPC.
+"""The sequences that the planner has not answered yet: a bounded, thread-safe queue, free of gRPC.
 
 T rows, L layers, K top-k, E experts.
 """
@@ -20,7 +20,7 @@ _Request = TypeVar("_Request")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedSequence:
-    """A sequence as it was handed over."""
+    """A sequence as the caller reported it."""
 
     step: int
     sequence_id: str
@@ -29,13 +29,13 @@ class RoutedSequence:
 
     @property
     def size_bytes(self) -> int:
-        """Memory it holds."""
+        """The memory that it holds."""
         return self.routed_TLK.nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedSequence:
-    """A sequence as it is sent."""
+    """A sequence as the reporter sends it."""
 
     step: int
     sequence_id: str
@@ -46,13 +46,13 @@ class CountedSequence:
 
     @property
     def size_bytes(self) -> int:
-        """Memory it holds."""
+        """The memory that it holds."""
         return self.counts_LE.nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A sequence that was not kept, and why."""
+    """A sequence that was not kept, with the reason."""
 
     step: int
     sequence_id: str
@@ -61,20 +61,20 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """What has been answered since the last time somebody asked."""
+    """The answers that came since the last call of `settle_all`."""
 
     num_kept: int
     refused: list[Refused]
     num_waiting: int
-    """Handed over before the question and still not answered."""
+    """The number of sequences that were put before the call and are not answered yet."""
 
 
 class Outbox:
-    """A queue with a window: sequences go from waiting to sent, and out when they are answered.
+    """A queue with a window: sequences go from waiting to sent, and leave when they are answered.
 
-    One stream is open at a time, and sends no further than the planner gave it credit for. Answers come in the order of
-    sending; when a stream ends, what it sent without an answer goes back to the front. Sequences are counted and
-    encoded when they are sent, in the thread that sends.
+    One stream is open at a time, and it sends no further than the planner gave it credit. Answers come in the order of
+    sending. When a stream ends, its unanswered sequences go back to the front of the queue. The thread that sends a
+    sequence also counts and encodes it.
     """
 
     def __init__(self, *, num_experts: int, limit_size_bytes: int) -> None:
@@ -85,7 +85,7 @@ class Outbox:
         self._sent: deque[CountedSequence] = deque()
         self._size_bytes = 0
         self._stream = 0
-        """Number of the open stream; rises when it ends, so that its sender notices."""
+        """The number of the open stream; it rises when the stream ends, so that the sender notices."""
         self._answered_through = 0
         self._credit_through = 0
         self._num_put = 0
@@ -95,7 +95,11 @@ class Outbox:
         self._is_closed = False
 
     def put(self, sequence: RoutedSequence) -> bool:
-        """Take a sequence, or return False where it does not fit."""
+        """Take a sequence; return False if it does not fit.
+
+        Raises:
+            RelibraError: the outbox is closed.
+        """
         with self._changed:
             if self._is_closed:
                 raise RelibraError("the reporter is closed")
@@ -108,7 +112,7 @@ class Outbox:
             return True
 
     def wait_for_work(self) -> bool:
-        """Wait until there is something to send; return False once closed."""
+        """Wait until there is something to send; return False once the outbox is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closed)
             return not self._is_closed
@@ -119,12 +123,12 @@ class Outbox:
             return self._changed.wait_for(lambda: self._is_closed, timeout_s)
 
     def send(self, encode: Callable[[int, CountedSequence], _Request]) -> Iterator[_Request]:
-        """Open a stream: yield requests as sequences come, until the stream ends or the outbox closes.
+        """Open a stream: yield a request for every sequence, until the stream ends or the outbox closes.
 
         Args:
-            encode: makes the request of an ordinal and a sequence; one on which it fails is refused, and not sent.
+            encode: makes the request from an ordinal and a sequence; a sequence on which it fails is refused, not sent.
         """
-        # Not part of the generator: a stream that broke before its first request must not take its successor's number.
+        # Read here and not in the generator: a stream that breaks before its first request must keep its own number.
         with self._changed:
             return self._send(self._stream, encode)
 
@@ -145,7 +149,7 @@ class Outbox:
             except RelibraError as error:
                 refusal = error
             except Exception as error:
-                # Whatever is wrong with one sequence, the others go on.
+                # A fault in one sequence must not stop the others.
                 refusal = RelibraError(f"it cannot be sent: {type(error).__name__}: {error}")
             with self._changed:
                 if self._stream != stream:
@@ -169,7 +173,7 @@ class Outbox:
             self._changed.notify_all()
 
     def answer(self, through: int, refused: Mapping[int, RelibraError]) -> None:
-        """Settle everything sent up to ordinal `through`, the `refused` ordinals as such."""
+        """Settle all sequences up to ordinal `through`: those in `refused` as refused, the others as kept."""
         with self._changed:
             through = min(through, self._answered_through + len(self._sent))
             for ordinal in range(self._answered_through + 1, through + 1):
@@ -179,7 +183,7 @@ class Outbox:
             self._answered_through = max(self._answered_through, through)
 
     def end_stream(self) -> None:
-        """Put what was sent and not answered back in front, to go out on the next stream."""
+        """Put sent but unanswered sequences back to the front, so that the next stream sends them."""
         with self._changed:
             self._waiting.extendleft(reversed(self._sent))
             self._sent.clear()
@@ -189,13 +193,13 @@ class Outbox:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Take nothing more, and let the stream end when everything is sent."""
+        """Take no more sequences, and let the stream end when all of them are sent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     def settle_all(self, timeout_s: float) -> Settled:
-        """Wait until all that was put before this call is answered, or `timeout_s`; each answer is told once."""
+        """Wait up to `timeout_s` until all sequences put before this call are answered; report each answer once."""
         with self._changed:
             target = self._num_put
             self._changed.wait_for(lambda: self._num_settled >= target or self._is_closed, timeout_s)
@@ -208,7 +212,7 @@ class Outbox:
             return settled
 
     def num_unanswered(self) -> int:
-        """Return how many sequences are waiting or sent."""
+        """Return how many sequences are waiting, or sent and not answered."""
         with self._changed:
             return self._num_put - self._num_settled
 

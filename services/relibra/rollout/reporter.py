@@ -1,4 +1,4 @@
-"""`RolloutReporter`: the rollout worker's end of ingest.
+"""`RolloutReporter`: reports routed experts from a rollout worker to a planner.
 
 T rows, L layers, K top-k.
 """
@@ -27,24 +27,25 @@ _CLOSE_TIMEOUT_S = 2.0
 
 
 class Tensor(Protocol):
-    """What is used of a `torch.Tensor`, which this package does not import."""
+    """The methods that relibra calls on a `torch.Tensor`; this package does not import torch."""
 
     def detach(self) -> Self:
-        """Without its graph."""
+        """Return the tensor without its graph."""
 
     def cpu(self) -> Self:
-        """In host memory."""
+        """Return the tensor in host memory."""
 
     def numpy(self) -> NDArray[Any]:
-        """As an array over the same memory."""
+        """Return an array over the same memory."""
 
 
 class RolloutReporter:
     """Reports the routing of finished sequences to a planner, in the background.
 
-    `report` never waits for the network: it copies and returns. A background thread counts, streams, and sends again
-    after a lost connection or a planner restart, but only what was not acknowledged. Safe to share between threads. The
-    thread starts with the first report, so a reporter may be made before a fork, but must not be used on both sides.
+    `report` never waits for the network: it copies the array and returns. A background thread counts and streams. After
+    a lost connection or a planner restart it sends again the sequences that were not acknowledged, and only those.
+    Threads may share a reporter. The background thread starts with the first report, so a reporter may be created
+    before a fork, but only one side of the fork may use it.
 
         with RolloutReporter("planner:7420", "my-job", num_experts=128) as reporter:
             for output in engine.generate(...):
@@ -61,9 +62,14 @@ class RolloutReporter:
         buffer_size_bytes: int = BUFFER_SIZE_BYTES,
         credentials: Credentials | None = None,
     ) -> None:
-        """Prepare to report to the planner at `address`, holding at most `buffer_size_bytes` that are not durable.
+        """Prepare to report to the planner at `address`; nothing is sent yet.
 
-        What the reporter shows the planner comes from the environment unless `credentials` are given.
+        Args:
+            address: the planner's address, `host:port`.
+            job_id: the job of the sequences.
+            num_experts: E, the number of routed experts per layer.
+            buffer_size_bytes: how much the reporter holds that is not durable yet.
+            credentials: how to authenticate; by default read from the environment.
         """
         self._address = address
         self._job_id = job_id
@@ -88,7 +94,7 @@ class RolloutReporter:
 
     @property
     def num_dropped(self) -> int:
-        """Sequences that did not fit the buffer."""
+        """The number of sequences that did not fit the buffer."""
         return self._num_dropped
 
     def report(
@@ -99,19 +105,20 @@ class RolloutReporter:
         *,
         policy_versions: tuple[int, int] | None = None,
     ) -> bool:
-        """Hand over one finished sequence; the array is copied and may be reused at once.
+        """Report one finished sequence. The array is copied and may be reused at once.
 
         Args:
             step: the RL step the sequence is trained in.
-            sequence_id: names the sequence within the step; the same name with the same content may be reported again.
+            sequence_id: its name within the step; the same name with the same content may be reported again.
             routed_experts: expert ids `[T, L, K]` of any integer dtype.
-            policy_versions: of the policy that generated its first and its last row; they differ in partial rollouts.
+            policy_versions: the versions of the policy that generated the first and the last row; a partial rollout has
+                two different ones.
 
         Returns:
-            Whether it was taken. False where the buffer is full: the sequence is dropped, and scheduling it will fail.
+            Whether the sequence was taken. If the buffer is full, the sequence is dropped, and scheduling it will fail.
 
         Raises:
-            InvalidInput: the array is not three-dimensional or not of integers, or what names it cannot be sent.
+            InvalidInput: the array is not three-dimensional or not of integers, or a name or number cannot be sent.
         """
         check_name(step, sequence_id, policy_versions)
         array = np.asarray(
@@ -133,15 +140,16 @@ class RolloutReporter:
         return taken
 
     def flush(self, timeout_s: float = 60.0) -> int:
-        """Wait until everything handed over before is answered.
+        """Wait until every sequence reported before is answered.
 
         Returns:
-            The number of sequences made durable since the last flush.
+            The number of sequences that became durable since the last flush.
 
         Raises:
-            Unavailable: after `timeout_s` some are not answered; they stay on their way, so flush again.
-            RelibraError: the planner refused some; the error is that of the first, and it will not be sent again. Or it
-                refuses this reporter altogether, as one with a token of another job: some are not answered then either.
+            Unavailable: after `timeout_s` some sequences are not answered. They will still be sent; flush again.
+            RelibraError: the planner refused some sequences, which will not be sent again; the class is that of the
+                first refusal. Or the planner refuses this reporter, for example because its token is for another job;
+                then its sequences are not answered.
         """
         settled = self._outbox.settle_all(timeout_s)
         if settled.refused:
@@ -155,12 +163,12 @@ class RolloutReporter:
             error = Unavailable if trouble is None or trouble.retryable else type(trouble)
             raise error(
                 f"{settled.num_waiting} sequences were not acknowledged by the planner at {self._address} within "
-                f"{timeout_s:g} s" + (f"; last trouble: {trouble}" if trouble else "")
+                f"{timeout_s:g} s" + (f"; the last error was: {trouble}" if trouble else "")
             )
         return settled.num_kept
 
     def close(self) -> None:
-        """Stop within a few seconds; what is not acknowledged by then is lost, with a warning."""
+        """Stop within a few seconds; sequences that are not acknowledged by then are lost, with a warning."""
         self._outbox.close()
         with self._starting:
             thread, channel = self._thread, self._channel
@@ -170,7 +178,7 @@ class RolloutReporter:
         channel.close()
         thread.join()
         if lost := self._outbox.num_unanswered():
-            logger.warning("reporter closed with %d sequences that the planner did not acknowledge", lost)
+            logger.warning("the reporter was closed with %d sequences that the planner did not acknowledge", lost)
 
     def _start(self) -> None:
         if self._thread is not None:
@@ -189,8 +197,8 @@ class RolloutReporter:
             is_first = self._num_dropped == 1
         if is_first:
             logger.warning(
-                "a sequence was dropped, because %d bytes wait for the planner at %s already: check that the planner "
-                "answers, or raise buffer_size_bytes; further drops are counted in num_dropped",
+                "a sequence was dropped because %d bytes already wait for the planner at %s: check that the planner "
+                "answers, or raise buffer_size_bytes; num_dropped counts further drops",
                 self._buffer_size_bytes,
                 self._address,
             )
@@ -228,5 +236,5 @@ class RolloutReporter:
 
     def _note(self, trouble: RelibraError) -> None:
         if self._trouble is None and not self._outbox.wait_until_closed(0):
-            logger.warning("the stream to the planner broke, reconnecting: %s", trouble)
+            logger.warning("the stream to the planner broke; reconnecting: %s", trouble)
         self._trouble = trouble

@@ -1,4 +1,4 @@
-"""Routed expert ids to token counts.
+"""Routed expert ids to token counts: one check of the ids, one narrow form of the counts.
 
 T tokens, L MoE layers, K top-k, E experts, S sequences.
 """
@@ -12,14 +12,14 @@ from relibra.errors import InvalidInput
 from relibra.routing.trace import RoutingTrace
 
 _CHUNK_IDS = 1 << 17
-"""Ids counted at once: their int64 keys stay in a core's cache, however long a sequence is."""
+"""How many ids are counted at once, so that their int64 keys stay in a core's cache for sequences of any length."""
 
 
 def count_routed_experts(routed_TLK: Any, num_experts: int) -> NDArray[np.uint32]:
     """Count how many tokens of a sequence each layer routes to each expert, uint32 `[L, E]`.
 
     Args:
-        routed_TLK: expert ids, any integer type; numpy, or a torch tensor on any device.
+        routed_TLK: expert ids of any integer type, as a numpy array or a torch tensor on any device.
         num_experts: E.
 
     Raises:
@@ -73,7 +73,7 @@ def count_sequences(trace: RoutingTrace) -> NDArray[np.uint32]:
 
 
 def _as_numpy(value: Any) -> NDArray[Any]:
-    """Take torch tensors without importing torch."""
+    """Return an array or a torch tensor as a numpy array, without importing torch."""
     if hasattr(value, "detach"):
         try:
             value = value.detach().cpu().numpy()

@@ -1,6 +1,6 @@
-"""Arrays inside text and bytes: base64, raw bytes of a known shape, and `.npy` files. Never pickle.
+"""Arrays inside text and bytes: base64, raw bytes of a known shape, and `.npy` files; never pickle.
 
-Sizes are compared before anything of that size is made (S7).
+Sizes are checked before anything of that size is allocated (S7).
 """
 
 import base64
@@ -16,29 +16,29 @@ from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput, LimitExceeded
 
-try:  # several times faster; vLLM and SGLang bring it along
+try:  # several times faster than base64; vLLM and SGLang bring it along
     from pybase64 import b64decode
 except ImportError:
     from base64 import b64decode  # type: ignore[assignment]
 
 _NO_HEADER = (ValueError, KeyError, TypeError, EOFError, SyntaxError, TokenError, RecursionError, MemoryError)
-"""What numpy raises on the header of a `.npy` that is none."""
+"""The exceptions that numpy raises on a malformed `.npy` header."""
 
 MAX_PAYLOAD_SIZE_BYTES = 1 << 30
-"""Largest array that one sequence may have: 2.8 million tokens of 48 layers, top 8, as uint8."""
+"""The largest array of one sequence: 2.8 million tokens of 48 layers, top 8, as uint8."""
 
 
 def base64_to_bytes(text: str | bytes, field: str) -> bytes:
     """Decode base64 strictly.
 
     Raises:
-        InvalidInput: a character or a length that is no base64.
-        LimitExceeded: more than `MAX_PAYLOAD_SIZE_BYTES`.
+        InvalidInput: a character or the length is not valid in base64.
+        LimitExceeded: the data is larger than `MAX_PAYLOAD_SIZE_BYTES`.
     """
     if len(text) // 4 * 3 > MAX_PAYLOAD_SIZE_BYTES + 2:
         raise LimitExceeded(
-            f"{field}: {len(text)} characters of base64 are more than the {MAX_PAYLOAD_SIZE_BYTES} bytes allowed for a "
-            "sequence"
+            f"{field}: {len(text)} characters of base64 hold more than the {MAX_PAYLOAD_SIZE_BYTES} bytes that a "
+            "sequence may have"
         )
     try:
         return b64decode(text, validate=True)
@@ -49,10 +49,10 @@ def base64_to_bytes(text: str | bytes, field: str) -> bytes:
 def bytes_to_array(
     data: bytes | bytearray | memoryview, dtype: np.dtype[Any], shape: Sequence[int], field: str
 ) -> NDArray[Any]:
-    """View little-endian, C-ordered bytes as an array of a shape that came with them.
+    """View little-endian, C-ordered bytes as an array of the shape that came with them.
 
     Raises:
-        InvalidInput: a shape that is none, or of another size.
+        InvalidInput: the shape is malformed or does not match the number of bytes.
     """
     if len(shape) > 8 or not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in shape):
         raise InvalidInput.of(f"{field}.shape", expected="whole numbers of at least 0", got=str(list(shape))[:100])
@@ -65,10 +65,10 @@ def bytes_to_array(
 
 
 def npy_to_array(data: bytes, field: str) -> NDArray[Any]:
-    """View the array of a whole `.npy` file.
+    """View the array in a whole `.npy` file.
 
     Raises:
-        InvalidInput: not a `.npy` file of integers or booleans, or of another size than its header says.
+        InvalidInput: the data is not a `.npy` file of integers or booleans, or does not match its header.
     """
     file = io.BytesIO(data)
     try:

@@ -1,4 +1,6 @@
-"""What trainers make of tokens without a recorded route. Fillers are load: a padding row is dispatched like any other.
+"""The experts that trainers give to tokens without a recorded route.
+
+Fillers are load: a padding row is dispatched like any other row.
 
 P filler rows, L MoE layers, K top-k.
 """
@@ -15,47 +17,47 @@ from relibra.routing.sequence_routing import SequenceRouting
 
 
 class Filler(Enum):
-    """The experts that a trainer sends a token to whose route it does not have."""
+    """The experts to which a trainer sends a token without a known route."""
 
     NATIVE = "native"
-    """The router decides; nothing is known before."""
+    """The router decides, so nothing is known in advance."""
     EXPERT_ZERO = "expert zero"
-    """Zeros: every one of the K copies goes to expert 0."""
+    """All K copies go to expert 0."""
     FIRST_EXPERTS = "first experts"
     """Experts 0 to K - 1, in every layer."""
     ROUND_ROBIN = "round robin"
-    """Counted on over rows, all layers and K, modulo E; from 0 again for every run of fillers."""
+    """Expert ids count up over rows, all layers and K, modulo E; every run of fillers starts at 0 again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillerRule:
-    """How a training framework fills what the rollout does not know."""
+    """How a training framework fills the tokens whose routes the rollout does not know."""
 
     last_token: Filler
     missing: Filler | None
-    """None where the framework refuses a sequence with a gap."""
+    """The filler of a gap; None if the framework refuses a sequence with a gap."""
     padding: Filler
 
 
 FILLER_RULES: dict[str, FillerRule] = {
     # A replay mask leaves the last token and padding to the router.
     "verl": FillerRule(last_token=Filler.NATIVE, missing=None, padding=Filler.NATIVE),
-    # Routes recorded by the trainer: all tokens are known, padding is zeros (verl #7524).
+    # The trainer records the routes itself: it knows all tokens, and padding is zeros (verl #7524).
     "verl-r2": FillerRule(last_token=Filler.NATIVE, missing=None, padding=Filler.EXPERT_ZERO),
     "slime": FillerRule(last_token=Filler.ROUND_ROBIN, missing=None, padding=Filler.ROUND_ROBIN),
     "nemo-rl": FillerRule(last_token=Filler.FIRST_EXPERTS, missing=Filler.NATIVE, padding=Filler.FIRST_EXPERTS),
     "skyrl": FillerRule(last_token=Filler.FIRST_EXPERTS, missing=None, padding=Filler.FIRST_EXPERTS),
 }
-"""By framework, with routes replayed from the rollout where not said otherwise."""
+"""The rules by framework. Routes are replayed from the rollout unless the comment says otherwise."""
 
 
 def as_trained(routing: SequenceRouting, rule: FillerRule, num_padding_rows: int = 0) -> SequenceRouting:
-    """Return the rows that the trainer will replay: the known ones, the fillers, and padding behind the last token.
+    """Return the rows that the trainer will replay: the known rows, the fillers, and padding after the last token.
 
-    Tokens that the router will decide stay without a row (`num_missing`).
+    Tokens that the router will route stay without a row (`num_missing`).
 
     Raises:
-        InvalidInput: the sequence has a gap, and the framework refuses such.
+        InvalidInput: the sequence has a gap, and the framework refuses gaps.
     """
     has_row_N = np.zeros(routing.num_tokens, dtype=np.bool_)
     has_row_N[routing.position_T] = True
@@ -91,12 +93,12 @@ def filler_rows(filler: Filler, ordinal_P: NDArray[np.integer], layers: ModelLay
     """Return the expert ids of fillers, `[P, L, K]`.
 
     Args:
-        filler: what they are.
-        ordinal_P: place of every filler in its run.
-        layers: the model's.
+        filler: the kind of filler.
+        ordinal_P: the position of every filler in its run.
+        layers: the layers of the model.
 
     Raises:
-        InvalidInput: of fillers that only the router knows.
+        InvalidInput: only the router knows the experts of this kind of filler.
     """
     shape_PXK = (len(ordinal_P), layers.num_layers, layers.top_k)
     if filler is Filler.ROUND_ROBIN:
@@ -108,5 +110,5 @@ def filler_rows(filler: Filler, ordinal_P: NDArray[np.integer], layers: ModelLay
     elif filler is Filler.EXPERT_ZERO:
         ids_PXK = np.zeros(shape_PXK, dtype=np.int64)
     else:
-        raise InvalidInput.of("filler", expected="one with known experts", got=filler.value)
+        raise InvalidInput.of("filler", expected="a filler with known experts", got=filler.value)
     return ids_PXK[:, np.array(layers.is_moe)].astype(layers.id_dtype)

@@ -1,4 +1,4 @@
-"""`SequenceRouting`: what every routed-experts format is decoded to.
+"""`SequenceRouting`: the one form to which every routed-experts format is decoded.
 
 T rows, X layers of a payload, L MoE layers, K top-k, E experts.
 """
@@ -14,26 +14,26 @@ from relibra.routing.counts import check_expert_ids, count_routed_experts
 from relibra.routing.model_layers import ModelLayers
 
 MAX_TOKENS = 1 << 24
-"""Of a sequence, known or not: bounds what a payload can claim with a few digits."""
+"""The most tokens of a sequence, with or without a row; limits the size that a payload can claim with a few digits."""
 
 _NUM_SAMPLED_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SequenceRouting:
-    """The routing of one sequence: a row for each token whose experts are known, MoE layers only.
+    """The routing of one sequence: one row for each token whose experts are known, MoE layers only.
 
-    The last token of a sequence was sampled and never forwarded, so it has no row; neither have tokens that the engine
-    left out or lost. What the trainer does with them is a `FillerRule`.
+    The last token of a sequence was sampled and never forwarded, so it has no row. Tokens that the engine left out or
+    lost have none either. A `FillerRule` says what the trainer does with such tokens.
     """
 
     layers: ModelLayers
     routed_TLK: NDArray[np.integer]
-    """Expert ids, in the type they came in. The order of the K is the engine's; counts take them as a set."""
+    """Expert ids in the dtype of the payload. The K ids of a token are in the engine's order, which counts ignore."""
     position_T: NDArray[np.int64]
-    """The token of every row, rising."""
+    """The token of each row, rising."""
     num_tokens: int
-    """Tokens of the sequence, prompt and response."""
+    """The number of tokens of the sequence, prompt and response."""
 
     @property
     def num_rows(self) -> int:
@@ -42,7 +42,7 @@ class SequenceRouting:
 
     @property
     def num_missing(self) -> int:
-        """Tokens without a row; one where only the last is without."""
+        """The number of tokens without a row; 1 if only the last token has none."""
         return self.num_tokens - self.num_rows
 
     def counts(self) -> NDArray[np.uint32]:
@@ -50,7 +50,7 @@ class SequenceRouting:
         return count_routed_experts(self.routed_TLK, self.layers.num_experts)
 
     def narrow(self) -> NDArray[np.unsignedinteger]:
-        """Return the rows in the type of a routing trace."""
+        """Return the rows in the dtype of a routing trace."""
         return self.routed_TLK.astype(self.layers.id_dtype, copy=False)
 
 
@@ -62,22 +62,23 @@ def sequence_routing(
     start: int | None = None,
     field: str = "routed_experts",
 ) -> SequenceRouting:
-    """Check a payload and make it a `SequenceRouting`.
+    """Check a payload and return it as a `SequenceRouting`.
 
-    A row of -1 only, or of zeros only where K > 1, is a token the engine knows nothing of. It is never counted: zero is
-    an expert. A payload with as many rows as tokens carries a filler for the last one, which is cut.
+    A row of only -1, or of only zeros if K > 1, stands for a token that the engine knows nothing about. Such a row is
+    never counted, because zero is an expert. A payload with as many rows as tokens has a filler for the last token,
+    which is cut off.
 
     Args:
         payload: integers `[rows, layers, K]`, over all layers or MoE layers only; numpy, or torch on any device.
-        layers: the model's.
-        num_tokens: tokens of the sequence, prompt and response; rows end at the last but one.
-        start: token of the first row. What `num_tokens` leaves, or 0, by default.
-        field: how to name the payload in errors.
+        layers: the layers of the model.
+        num_tokens: the number of tokens, prompt and response; rows end at the last token but one.
+        start: the token of the first row; by default it follows from `num_tokens`, or is 0.
+        field: the name of the payload in errors.
 
     Raises:
-        InvalidInput: another shape or type, ids that are no experts or not distinct, a row with a part of its routes, a
-            MoE layer without any, or rows that contradict `num_tokens` and `start`.
-        LimitExceeded: more than `MAX_TOKENS`.
+        InvalidInput: the shape or type is another; ids are no experts or not distinct; a row has only part of its
+            routes; a MoE layer has no routes; or the rows contradict `num_tokens` and `start`.
+        LimitExceeded: the sequence has more than `MAX_TOKENS` tokens.
     """
     ids_TXK = as_integers(payload, field)
     if ids_TXK.ndim != 3 or ids_TXK.shape[2] != layers.top_k:
@@ -99,10 +100,10 @@ def sequence_routing(
 
 
 def as_integers(value: Any, field: str) -> NDArray[np.integer]:
-    """Take numpy arrays, nested lists and torch tensors (without importing torch) of integers.
+    """Return a numpy array, nested lists or a torch tensor of integers as a numpy array, without importing torch.
 
     Raises:
-        InvalidInput: not integers, or not an array.
+        InvalidInput: the value is not an array of integers.
     """
     try:
         if hasattr(value, "detach"):
