@@ -1,12 +1,14 @@
-# Everything runs in .venv, which `make` builds on first use from Python 3.11 or newer.
+# Everything runs in .venv, which `make` builds on first use from Python 3.11 or newer: the demo's packages for `make demo`,
+# and those of tests and tools as well for all other targets.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+DEMO_READY := .venv/ready-for-demo
 
 .PHONY: demo test test-robustness test-long docs audit lint proto proto-check gpu-check bench evaluation clean
 
-demo: $(READY)  ## one real MoE RL job, plain and balanced, on this machine
-	$(BIN)/relibra demo
+demo: $(DEMO_READY)  ## one real MoE RL job, plain and balanced, on this machine; ARGS=--keep leaves its pages up
+	$(BIN)/relibra demo $(ARGS)
 
 test: $(READY)  ## everything that needs no GPU, on two cores
 	$(BIN)/pytest --numprocesses 2
@@ -52,7 +54,14 @@ evaluation: $(READY)  ## figures and tables of docs/evaluation.md; ten to fiftee
 clean:
 	rm -rf .venv .venv-audit .venv-proto
 
+$(DEMO_READY): pyproject.toml constraints.txt
+	@echo "installing the packages of the demo into .venv, once: 1.4 GB, and more with the CUDA build of torch"
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
+	touch $@
+
 $(READY): pyproject.toml constraints.txt
+	@echo "installing the packages of tests and tools into .venv, once: 2.6 GB, and more with the CUDA build of torch"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,dev]'
-	touch $@
+	touch $@ $(DEMO_READY)

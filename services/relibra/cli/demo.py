@@ -3,23 +3,28 @@
 import importlib.util
 import os
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Self
 
 import typer
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
+from relibra.cli.demo_report import show
 from relibra.cli.output import AsJson, print_json
 from relibra.errors import InvalidInput, Unsupported
-
-if TYPE_CHECKING:
-    from relibra.demo.comparison import RunComparison
 
 
 def demo(
@@ -53,130 +58,107 @@ def demo(
     console = Console(stderr=as_json)
     with ExitStack() as stack:
         folder = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relibra-demo-")))
+        stages = stack.enter_context(_Stages(console))
         if planner is not None and status_url is not None:
             services = Services(planner, status_url)
         else:
-            services = stack.enter_context(OwnServices(folder))
+            with stages.stage("compile the solver"):
+                _compile_solver()
+            with stages.stage("start the services"):
+                services = stack.enter_context(OwnServices(folder))
+        console.print(f"planner  {services.planner_address}\nstatus   {services.status_url}\n")
         registration = Registration(services.planner_address, job_id)
         register(registration)
-        console.print(f"planner  {services.planner_address}\nstatus   {services.status_url}\n")
-        runs: dict[str, list[StepRecord]] = {"plain": [], "balanced": []}
-        with Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description:<20}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-        ) as progress:
-            for name, records in runs.items():
-                task = progress.add_task(f"{name}: start", total=steps)
-                run_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relibra-run-"))) / name
-                with Job(run_folder, registration, balanced=name == "balanced", seed=seed) as job:
+
+        def train(name: str, recorded: Sequence[StepRecord] = ()) -> tuple[list[StepRecord], float]:
+            """Run all steps; return them with the mean seconds of one."""
+            run_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relibra-run-"))) / name
+            job = Job(run_folder, registration, balanced=name == "balanced", seed=seed)
+            with ExitStack() as running:
+                with stages.stage(f"{name}: start trainers"):
+                    running.enter_context(job)
+                records = []
+                start_s = time.monotonic()
+                with stages.stage(f"{name}: train", num_parts=steps) as progress:
                     for step in range(steps):
-                        recorded = runs["plain"][step].batch if name == "balanced" else None
-                        records.append(
-                            job.step(
-                                step,
-                                recorded,
-                                lambda stage, name=name, task=task: progress.update(  # type: ignore[misc]
-                                    task, description=f"{name}: {stage}"
-                                ),
-                            )
-                        )
-                        progress.advance(task)
-                progress.update(task, description=f"{name}: done")
+                        batch = recorded[step].batch if recorded else None
+                        records.append(job.step(step, batch, lambda part: progress.describe(f"{name}: {part}")))
+                        progress.advance()
+                return records, (time.monotonic() - start_s) / steps
+
+        plain, plain_step_s = train("plain")
+        balanced, balanced_step_s = train("balanced", plain)
         comparisons = []
-        for step, (plain, balanced) in enumerate(zip(runs["plain"], runs["balanced"], strict=True)):
-            shown = f"/v1/jobs/{job_id}/steps/{step}"
-            prediction = services.get(f"{shown}/plan")["prediction"]
-            comparisons.append(compare(step, plain, balanced, prediction, services.get(f"{shown}/reports")))
+        with stages.stage("compare"):
+            for step, (plain_record, balanced_record) in enumerate(zip(plain, balanced, strict=True)):
+                shown = f"/v1/jobs/{job_id}/steps/{step}"
+                prediction, reports = services.get(f"{shown}/plan")["prediction"], services.get(f"{shown}/reports")
+                comparisons.append(compare(step, plain_record, balanced_record, prediction, reports))
+        stages.close()
         comparison = judge(comparisons)
         if as_json:
             print_json(asdict(comparison))
         else:
-            _show(console, comparison)
+            show(console, comparison, plain_step_s, balanced_step_s)
         if keep:
-            console.print(f"\nthe services are up, look at {services.status_url}; Ctrl-C stops them")
+            console.print(f"\nThe services are up: look at {services.status_url}, and stop them with Ctrl-C.")
             _wait_for_interrupt()
+        elif planner is None and not as_json:
+            console.print("\nTo look at loads and plans in a browser afterwards, add --keep (make demo ARGS=--keep).")
     raise typer.Exit(0 if comparison.passed else 1)
 
 
-_NEUTRAL_HEADINGS = (
-    "step",
-    "reward",
-    "loss\nplain",
-    "loss\nbalanced",
-    "norm\nplain",
-    "norm\nbalanced",
-    "differ\nby",
-    "weights\ndiffer",
-)
-_BALANCED_HEADINGS = (
-    "step",
-    "plain",
-    "planned",
-    "balanced",
-    "experts\nmoved",
-    "replicas",
-    "MiB sent\nreorder",
-    "MiB sent\nreplicas",
-)
+def _compile_solver() -> None:
+    """Compile what the planner's solver will run. Numba keeps the result on disk, so only the first demo waits."""
+    from relibra.planner.solving import warm_up
+
+    warm_up()
 
 
-def _show(console: Console, comparison: "RunComparison") -> None:
-    neutral = [
-        (
-            f"{each.step}",
-            f"{each.reward:.3f}",
-            f"{each.plain_loss:+.5f}",
-            f"{each.balanced_loss:+.5f}",
-            f"{each.plain_grad_norm:.5f}",
-            f"{each.balanced_grad_norm:.5f}",
-            f"{each.difference:.0e}",
-            f"{each.weight_difference:.0e}",
+class _Stages:
+    """One progress line for each stage of the demo, with the time it took."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description:<24}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
         )
-        for each in comparison.steps
-    ]
-    balanced = [
-        (
-            f"{each.step}",
-            f"{each.plain_imbalance:.3f}",
-            f"{each.planned_imbalance:.3f}",
-            f"{each.balanced_imbalance:.3f}",
-            f"{each.num_moved_experts}",
-            f"{each.num_replicas}",
-            f"{each.reorder_sent_bytes / 2**20:.1f}",
-            f"{each.replica_sent_bytes / 2**20:.1f}",
-        )
-        for each in comparison.steps
-    ]
-    console.print(_table("loss and gradient norm", _NEUTRAL_HEADINGS, neutral))
-    console.print(_table("imbalance: slowest rank / mean rank, 1.0 is ideal", _BALANCED_HEADINGS, balanced))
-    for passed, name, reason in (
-        (comparison.neutral, "neutral", comparison.neutral_reason),
-        (comparison.balanced, "balanced", comparison.balanced_reason),
-    ):
-        mark = "[green]yes[/]" if passed else "[bold red]NO[/] "
-        console.print(f"{mark} {name}: {reason}", highlight=False, soft_wrap=True)
-    num_resampled = sum(each.num_resampled for each in comparison.steps)
-    num_active = sum(each.num_moved_experts > 0 and each.num_replicas > 0 for each in comparison.steps)
-    console.print(f"    {num_active} of {len(comparison.steps)} steps moved experts and made replicas", highlight=False)
-    console.print(
-        "    both runs trained on the plain run's rollouts; "
-        f"sampling by itself, the balanced run differed in {num_resampled} sequences",
-        highlight=False,
-        soft_wrap=True,
-    )
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Draw no more; the lines stay on the screen."""
+        self._progress.stop()
+
+    @contextmanager
+    def stage(self, name: str, num_parts: int | None = None) -> Iterator["_Stage"]:
+        """Show a stage while it runs. A stage without parts is done when the block ends."""
+        stage = _Stage(self._progress, self._progress.add_task(name, total=num_parts or 1))
+        yield stage
+        stage.describe(name)
+        if num_parts is None:
+            stage.advance()
 
 
-def _table(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE)
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    return table
+class _Stage:
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress = progress
+        self._task = task
+
+    def describe(self, text: str) -> None:
+        self._progress.update(self._task, description=text)
+
+    def advance(self) -> None:
+        self._progress.advance(self._task)
 
 
 def _wait_for_interrupt() -> None:

@@ -1,0 +1,95 @@
+"""How `relibra demo` shows the comparison of its two runs."""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from relibra.demo.comparison import RunComparison
+
+_NEUTRAL_HEADINGS = (
+    "step",
+    "reward",
+    "loss\nplain",
+    "loss\nbalanced",
+    "norm\nplain",
+    "norm\nbalanced",
+    "differ\nby",
+    "weights\ndiffer",
+)
+_BALANCED_HEADINGS = (
+    "step",
+    "plain",
+    "planned",
+    "balanced",
+    "experts\nmoved",
+    "replicas",
+    "MiB sent\nreorder",
+    "MiB sent\nreplicas",
+)
+
+
+def show(console: Console, comparison: "RunComparison", plain_step_s: float, balanced_step_s: float) -> None:
+    """Print both comparisons step by step, both verdicts, and what the mean seconds of a step do not say."""
+    neutral = [
+        (
+            f"{each.step}",
+            f"{each.reward:.3f}",
+            f"{each.plain_loss:+.5f}",
+            f"{each.balanced_loss:+.5f}",
+            f"{each.plain_grad_norm:.5f}",
+            f"{each.balanced_grad_norm:.5f}",
+            f"{each.difference:.0e}",
+            f"{each.weight_difference:.0e}",
+        )
+        for each in comparison.steps
+    ]
+    balanced = [
+        (
+            f"{each.step}",
+            f"{each.plain_imbalance:.3f}",
+            f"{each.planned_imbalance:.3f}",
+            f"{each.balanced_imbalance:.3f}",
+            f"{each.num_moved_experts}",
+            f"{each.num_replicas}",
+            f"{each.reorder_sent_bytes / 2**20:.1f}",
+            f"{each.replica_sent_bytes / 2**20:.1f}",
+        )
+        for each in comparison.steps
+    ]
+    console.print(_table("loss and gradient norm", _NEUTRAL_HEADINGS, neutral))
+    console.print(_table("imbalance: slowest rank / mean rank, 1.0 is ideal", _BALANCED_HEADINGS, balanced))
+    for passed, name, reason in (
+        (comparison.neutral, "neutral", comparison.neutral_reason),
+        (comparison.balanced, "balanced", comparison.balanced_reason),
+    ):
+        mark = "[green]yes[/]" if passed else "[bold red]NO[/] "
+        console.print(f"{mark} {name}: {reason}", highlight=False, soft_wrap=True)
+    num_resampled = sum(each.num_resampled for each in comparison.steps)
+    num_active = sum(each.num_moved_experts > 0 and each.num_replicas > 0 for each in comparison.steps)
+    console.print(f"    {num_active} of {len(comparison.steps)} steps moved experts and made replicas", highlight=False)
+    console.print(
+        "    both runs trained on the plain run's rollouts; "
+        f"sampling by itself, the balanced run differed in {num_resampled} sequences",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(
+        f"    a step took {plain_step_s:.1f} s plain and {balanced_step_s:.1f} s balanced, planning included; that is "
+        f"no measure of speed, as the model is tiny and all processes share the {os.cpu_count()} cores of this machine",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _table(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
