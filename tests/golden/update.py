@@ -1,11 +1,11 @@
-"""Pin plans by digest: any change of an algorithm shows as a change of `plans.json`.
+"""Pin plans by digest, so that any change of an algorithm shows as a change of `plans.json`.
 
     python tests/golden/update.py            plan every case anew and write plans.json
     python tests/golden/update.py --print    only plan the synthetic cases, and print their digests
 
-Update after a change that is meant to change plans, and look at the imbalances beside the digests in the diff. Cases of
-real routing need the traces (RELIBRA_TRACES, else `../shared/traces` beside the repository) and keep their lines where
-there are none.
+Run it after a change that is meant to change plans, and judge the imbalances beside the digests in the diff. Cases of
+real routing need the traces, from RELIBRA_TRACES or `../shared/traces` beside the repository. Without them, these cases
+keep their lines.
 """
 
 import json
@@ -27,11 +27,11 @@ _BESIDE = Path(__file__).parents[3] / "shared" / "traces"
 
 TRACES = ("gpt-oss-20b_mmlu", "deepseek-v2-lite_esft")
 SEEDS = {1: 0, 2: 1, 4: 2}
-"""Seed of the search, by number of nodes."""
+"""The seed of the search for each number of nodes."""
 
 
 def hashed(*shape: int) -> NDArray[np.uint64]:
-    """Numbers below 2**64 that look random and are the same with every version of numpy (splitmix64)."""
+    """Return numbers below 2**64 that look random and are equal for every version of numpy (splitmix64)."""
     z = np.arange(np.prod(shape), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -39,7 +39,7 @@ def hashed(*shape: int) -> NDArray[np.uint64]:
 
 
 def synthetic_plans(num_threads: int = 1) -> Iterator[tuple[str, Plan]]:
-    """One plan of a made-up load: two EP groups, a few hot experts."""
+    """Plan a synthetic load with two EP groups and a few hot experts."""
     cluster = Cluster(num_nodes=3, gpus_per_node=4, redundant_slots=2, num_ep_groups=2)
     model = Model(num_layers=4, num_experts=48, top_k=4, expert_weight_size_bytes=10, expert_state_size_bytes=70)
     popularity_LE = 1 + (hashed(4, 48) % np.uint64(32)) ** np.uint64(3) // np.uint64(300)
@@ -51,7 +51,7 @@ def synthetic_plans(num_threads: int = 1) -> Iterator[tuple[str, Plan]]:
 
 
 def trace_plans(folder: Path, name: str) -> Iterator[tuple[str, Plan]]:
-    """Plans of a trace on 1, 2 and 4 nodes of 8 GPUs, with the round-robin schedule."""
+    """Plan a trace on 1, 2 and 4 nodes of 8 GPUs, with the round-robin schedule."""
     trace = read_trace(folder / f"{name}.npz")
     for num_nodes, seed in SEEDS.items():
         cluster = Cluster(num_nodes=num_nodes, gpus_per_node=8, redundant_slots=2)
@@ -61,7 +61,7 @@ def trace_plans(folder: Path, name: str) -> Iterator[tuple[str, Plan]]:
 
 
 def entry(plan: Plan) -> dict[str, object]:
-    """What is pinned of a plan: its digest, and for people what it achieves."""
+    """Return the pinned line of a plan: its digest, and what it achieves, for people."""
     return {
         "digest": plan.digest.hex(),
         "imbalance": round(plan.prediction.imbalance_after, 5),
@@ -81,7 +81,7 @@ def main() -> None:
         if folder.is_dir():
             plans |= trace_plans(folder, name)
         else:
-            print(f"no {folder / name}.npz: its plans stay as they are pinned", file=sys.stderr)
+            print(f"{folder} does not exist: the pinned plans of {name} stay as they are", file=sys.stderr)
     pinned = json.loads(PLANS_FILE.read_text()) if PLANS_FILE.exists() else {}
     for name, plan in plans.items():
         if pinned.get(name) != entry(plan):

@@ -1,13 +1,14 @@
 """A lower bound on the slowest rank of every cell, for any plan with the same placement and slots.
 
 The bound is the smallest limit that the following argument does not rule out. Take `a` ranks of a node. Their tokens
-stay with them but for those that leave in replicas on the node's other G - a ranks, which have (G - a) * slots slots;
-a replica has at most `limit` tokens, and an expert at most one replica a rank. So out of every expert come pieces of
-`limit` tokens and one remainder, the largest (G - a) * slots pieces leave, and if what stays is more than `a * limit`,
-no plan reaches that limit. With a = G this is the mean load of the node, with no slots and a = 1 the heaviest rank.
+stay with them, except those that leave in replicas on the other G - a ranks of the node. These have (G - a) * slots
+slots, a replica has at most `limit` tokens, and an expert has at most one replica per rank. Every expert therefore
+splits into pieces of `limit` tokens and one remainder, and at most the largest (G - a) * slots pieces leave. If more
+than `a * limit` tokens stay, no plan reaches that limit. With a = G this bound is the mean load of the node; with no
+slots and a = 1 it is the heaviest rank.
 
-Small experts count where replicas have a least size: an expert below it stays at home, and a rank that such experts
-fill up to less than that size below the limit takes no replica.
+Where replicas have a least size, small experts matter: an expert below that size stays at home, and a rank takes no
+replica if such experts leave it less room than that size below the limit.
 
 M rows, L layers, E experts, R EP ranks, N nodes, G ranks per node, X experts of a node, K experts of a rank.
 """
@@ -19,24 +20,24 @@ from relibra.planning.jit import compiled
 from relibra.planning.job import Cluster
 
 _MAX_SETS = 32
-"""Sets of ranks tried per node: all the heaviest a, for nodes of up to as many ranks."""
+"""The most sets of ranks tried per node. Nodes of up to this many ranks try the `a` heaviest ranks for every a."""
 
 _MANY = 16
-"""More pieces than this are found by sorting."""
+"""If more pieces than this are wanted, they are found by sorting."""
 
 
 def lower_bound_ML(
     load_MLE: NDArray[np.int64], home_LE: NDArray[np.int32], cluster: Cluster, min_tokens: int = 1
 ) -> NDArray[np.float64]:
-    """Tokens of the slowest rank that no plan goes below: whole numbers, float64 `[M, L]`.
+    """Return tokens of the slowest rank that no plan goes below: whole numbers, float64 `[M, L]`.
 
-    The `a` ranks tried are the heaviest ones of every node, for every a.
+    The sets of ranks tried are the `a` heaviest ranks of every node, for every a.
 
     Args:
-        load_MLE: tokens of every expert.
+        load_MLE: tokens of every expert in every cell.
         home_LE: the placement.
         cluster: nodes, ranks and slots.
-        min_tokens: the least size of a replica; with 1 the bound holds for plans without such a rule too.
+        min_tokens: the least size of a replica. With 1, the bound holds for plans with and without a least size.
     """
     by_rank_LE = np.argsort(home_LE, axis=1, kind="stable")
     bound_ML = _bound_cells(
@@ -50,9 +51,10 @@ def lower_bound_ML(
 
 @compiled
 def _largest_pieces(load_AK: NDArray[np.int64], num_pieces: int, limit: int, most: int, enough: int) -> int:
-    """Tokens of the largest pieces of at most `limit` tokens, no more of an expert than ranks to go to (`most`).
+    """Return the tokens of the `num_pieces` largest pieces.
 
-    Stops early where they are `enough`.
+    A piece has at most `limit` tokens, and an expert at most `most` pieces, one for each rank that can take it. The
+    search stops early once the pieces have `enough` tokens.
     """
     rest_Y = load_AK.copy().ravel()
     tokens, left = 0, num_pieces
@@ -84,7 +86,10 @@ def _is_impossible(
     min_tokens: int,
     limit: int,
 ) -> bool:
-    """Whether no plan keeps the ranks of a node, heaviest first, at `limit`; `load_GK` has what may leave."""
+    """Return whether no plan keeps all ranks of a node at `limit`.
+
+    Ranks come heaviest first. `load_GK` has the experts that may leave, `stuck_G` the tokens of those that may not.
+    """
     num_ranks = len(held_G)
     room, num_open, num_stuck = 0, 0, limit
     for rank in range(num_ranks):

@@ -1,16 +1,17 @@
-"""The exact optimum of a cell by mixed-integer programming: the oracle of tests, and of `--exact` on small cells.
+"""The exact optimum of a cell by mixed-integer programming: the oracle of the tests and of `relibra plan --exact`.
 
 Per node, with `z[e, r]` = 1 where rank r holds a replica of e and `q[e, r]` the tokens of e that it computes:
 
     minimise T
     sum_r q[e, r]  = load[e]                            every token is computed
     q[e, r]       <= load[e] * (r is home of e, or z)   only where there is a copy
-    q[e, r]       >= min_tokens * z[e, r]               away from home
+    q[e, r]       >= min_tokens * z[e, r]               by replicas
     sum_e z[e, r] <= slots
     sum_e q[e, r] <= T
 
-Only z and T need be integers: with z fixed this is a transportation problem with integer bounds, so at an integer T it
-has integer quotas whenever it has any. HiGHS works in floats; what its z is worth is counted again in integers.
+Only z and T need to be integers: with z fixed this is a transportation problem with integer bounds, so if it has a
+solution at an integer T, it has one with integer quotas. HiGHS works in floats, so the T that its z allows is computed
+again in integers.
 
 X experts of a node, G ranks of a node, C possible copies, Z of them replicas, S sets of ranks, M rows, L layers.
 """
@@ -27,19 +28,22 @@ from relibra.planning.prices import price_replicas
 
 _MAX_RANKS = 16
 _TIME_LIMIT_S = 10.0
-_TOLERANCE = 1e-4  # of HiGHS, in tokens
+_TOLERANCE = 1e-4
+"""Precision of HiGHS, in tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactLimit:
-    """Tokens of the slowest rank of the best plan there is: at least `at_least`, and a plan with `found` exists."""
+    """Bounds on the tokens of the slowest rank in the best plan."""
 
     at_least: int
+    """No plan is below this."""
     found: int
+    """A plan with this many exists."""
 
     @property
     def is_proven(self) -> bool:
-        """Whether the optimum is known: the two agree unless time or floating-point precision ran out."""
+        """Whether the optimum is known. It is, unless time or floating-point precision ran out."""
         return self.at_least == self.found
 
 
@@ -47,13 +51,14 @@ class ExactLimit:
 class ExactGap:
     """How far the cells of a plan are above their optimum; 0.0 is optimal.
 
-    Cells whose optimum is not proven count with the gap to what is, so both gaps are rather too large.
+    Where the optimum of a cell is not proven, its gap is measured to the proven lower bound, so it may be too large.
     """
 
     mean: float
     worst: float
     num_cells: int
     num_proven: int
+    """Cells whose gap is exact."""
 
 
 def exact_limit(
@@ -68,11 +73,11 @@ def exact_limit(
 
     Args:
         load_X: tokens of the node's experts.
-        home_X: the home of each, a rank of the node from 0.
+        home_X: the home of each expert, as a rank of the node from 0.
         num_ranks: G, at most 16.
         slots: redundant slots per rank.
-        min_tokens: the fewest tokens of a replica.
-        time_limit_s: of the search; what is proven does not depend on it.
+        min_tokens: the fewest tokens a replica may have.
+        time_limit_s: time for the search. The result is correct in any case, and less exact if time runs out.
 
     Raises:
         Unsupported: scipy is not installed, or the node is too large.
@@ -99,23 +104,23 @@ def exact_limit(
 def exact_gap(plan: Plan, load: StepLoad, time_limit_s: float = _TIME_LIMIT_S) -> ExactGap:
     """Compare every cell of a plan with the optimum of its placement and slots.
 
-    Balance that was left because replicas cost more is part of the gap.
+    The gap includes balance that the plan gave up because replicas would have cost more.
 
     Args:
         plan: a plan that passes `check_plan` with this load.
-        load: what it was planned for.
-        time_limit_s: of the search on each node of each cell.
+        load: the load it was planned for.
+        time_limit_s: time for the search on each node of each cell.
 
     Raises:
-        Unsupported: as `exact_limit`.
+        Unsupported: scipy is not installed, or a node is too large.
     """
     cluster, load_MLE = plan.cluster, load.load_MLE
     planned_ML = plan.rank_loads_MLR.max(axis=-1)
     min_tokens = price_replicas(plan.params, load_MLE, plan.model, cluster).least
-    min_tokens = min([min_tokens, *plan.quota_tokens_Q[plan.is_replica_Q]])  # a plan made again may keep smaller ones
+    min_tokens = min([min_tokens, *plan.quota_tokens_Q[plan.is_replica_Q]])  # the optimum may do what the plan does
     best_ML = plan.lower_bound_ML.astype(np.int64)
     is_proven_ML = planned_ML == best_ML
-    for row, layer in np.argwhere(~is_proven_ML):  # who is at the bound is optimal
+    for row, layer in np.argwhere(~is_proven_ML):  # a cell at its bound is optimal
         node_E, rank_E = np.divmod(plan.home_rank_LE[layer], cluster.gpus_per_node)
         limits = [
             exact_limit(
@@ -149,14 +154,14 @@ def _search(
     min_tokens: int,
     time_limit_s: float,
 ) -> tuple[int, NDArray[np.bool_] | None]:
-    """Run HiGHS: tokens no plan is below, and which replicas the best plan it found holds."""
+    """Run HiGHS; return the tokens that no plan is below, and which replicas the best plan found has, if any."""
     try:
-        from scipy.optimize import Bounds, LinearConstraint, milp  # only who asks for the optimum needs scipy
+        from scipy.optimize import Bounds, LinearConstraint, milp  # an optional dependency
         from scipy.sparse import block_array, coo_array, diags_array
     except ImportError as error:
         raise Unsupported("the exact optimum needs scipy: pip install 'scipy>=1.11'") from error
     (num_ranks, most), num_experts, num_replicas = limits, len(load_X), len(expert_Z)
-    # Columns: tokens of every copy, homes first; z of every replica; T.
+    # Columns: tokens of every copy, homes first; then z of every replica; then T.
     expert_C, rank_C = np.concatenate([np.arange(num_experts), expert_Z]), np.concatenate([home_X, rank_Z])
     index_C, index_Z = np.arange(num_experts + num_replicas), np.arange(num_replicas)
     tokens_XC = coo_array((np.ones(len(index_C)), (expert_C, index_C)))
@@ -200,10 +205,10 @@ def _slowest_rank(
     num_ranks: int,
     min_tokens: int,
 ) -> int:
-    """Tokens of the slowest rank when these replicas are held and tokens are spread over copies as well as can be.
+    """Return the tokens of the slowest rank if these replicas exist and tokens are spread over copies optimally.
 
-    By Hoffman's circulation theorem it is the largest mean, over sets of ranks, of the tokens that no other rank holds
-    a copy of, and the least that the set's replicas of other experts must have.
+    By Hoffman's circulation theorem this is the largest mean over sets of ranks. The mean of a set counts the tokens of
+    experts without a copy outside the set, and the least tokens that the set's replicas of other experts must have.
     """
     copies_X = 1 << home_X
     np.bitwise_or.at(copies_X, expert_Z, 1 << rank_Z)

@@ -1,13 +1,14 @@
-"""A lower bound on the slowest ranks of a step, whatever the placement: what even reordering cannot get below.
+"""A lower bound on the slowest ranks of a step under any placement: reordering cannot get below it.
 
-Cut the R ranks into P groups of `a` ranks, each inside one node. Every group is home to Y = E/P experts. Of the k*P + 1
-largest experts of a cell, some group is home to at least k + 1 (pigeonhole), so what it is home to weighs at least the
-k + 1 smallest of those and the Y - k - 1 smallest of all. At most (G - a) * slots of these can leave the group in
-replicas; the rest is computed by `a` ranks, and one of them computes at least the mean. With k = 0 and a = G this says
-that the G ranks of one node share the largest expert. Besides, no rank is below the mean of all R.
+Cut the R ranks into P groups of `a` ranks, each inside one node. Every group is home to Y = E/P experts. By the
+pigeonhole principle, some group is home to at least k + 1 of the k*P + 1 largest experts of a cell. The experts of that
+group weigh at least as much as the k + 1 smallest of those and the Y - k - 1 smallest of all. At most (G - a) * slots
+of its experts can leave the group in replicas. The rest is computed by `a` ranks, and one of them computes at least the
+mean. With k = 0 and a = G this says that the G ranks of one node share the largest expert. Besides, the slowest rank is
+never below the mean of all R ranks.
 
-All rows of a layer share one placement. Where nothing can leave (a = G, or no slots) the same holds for the sum of the
-rows' loads: it bounds the sum of their slowest ranks.
+All rows of a layer share one placement. Where nothing can leave (a = G, or no slots), the argument also holds for the
+sum of the rows' loads, and bounds the sum of their slowest ranks.
 
 M rows, L layers, E experts, R EP ranks, G ranks per node, P groups of ranks, Y experts of a group, K values of k.
 """
@@ -19,7 +20,7 @@ from relibra.planning.job import Cluster
 
 
 def step_bound_L(load_MLE: NDArray[np.int64], cluster: Cluster) -> NDArray[np.int64]:
-    """Tokens of the slowest rank, summed over rows, that no plan of any placement goes below; int64 `[L]`."""
+    """Return tokens of the slowest ranks, summed over rows, that no plan of any placement goes below; int64 `[L]`."""
     return np.array([_bound_layer(load_ME, cluster) for load_ME in load_MLE.transpose(1, 0, 2)], dtype=np.int64)
 
 
@@ -38,19 +39,19 @@ def _bound_layer(load_ME: NDArray[np.int64], cluster: Cluster) -> int:
 
 
 def _running(load_xE: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Sums of the i largest loads, for i from 0 to E."""
+    """Return the sums of the i largest loads, for i from 0 to E."""
     running = np.zeros((*load_xE.shape[:-1], load_xE.shape[-1] + 1), dtype=np.int64)
     np.cumsum(-np.sort(-load_xE, axis=-1), axis=-1, out=running[..., 1:])
     return running
 
 
 def _stays(running_xE: NDArray[np.int64], num_groups: int, can_leave: int) -> NDArray[np.int64]:
-    """Tokens that some group of ranks cannot hand over, at least: the largest over all k."""
+    """Return a number of tokens that some group of ranks cannot hand over: the largest such number over all k."""
     num_experts = running_xE.shape[-1] - 1
     per_group = num_experts // num_groups
     k_K = np.arange(per_group)
     end_K = k_K * num_groups + 1
-    # The largest leave first: of the k + 1 among the largest experts, and then of the others.
+    # The largest experts leave first: those of the k + 1 among the largest, then the others.
     first_K = np.minimum(end_K - k_K - 1 + can_leave, end_K)
     num_small_K = per_group - np.maximum(k_K + 1, can_leave)
     among_xK = running_xE[..., end_K] - running_xE[..., first_K]

@@ -1,7 +1,7 @@
-"""Loads that are expected instead of known: where routing is not replayed, or not recorded yet.
+"""Loads that are estimated because routing is not replayed, or not recorded yet.
 
-Plans are rules, so a plan for expected loads is executed like any other: it costs balance where it is wrong, and
-nothing else. `realised_loads` says how much.
+Plans are rules, so a plan for estimated loads is executed like any other: where the estimate is wrong it costs balance,
+and nothing else. `realised_loads` computes what the ranks then do.
 
 M rows, L layers, E experts, R EP ranks, K top-k, T tokens, S (row, source rank) pairs, Q quotas, Y replicas.
 """
@@ -19,21 +19,21 @@ from relibra.planning.schedule import Schedule
 from relibra.planning.shares import begins, tokens_of
 
 WINDOW = 4
-"""Earlier steps that are looked at: with the default decay, the one before them would weigh 3 %."""
+"""Earlier steps that the estimate uses. With the default decay, the step before these would weigh 3 %."""
 
 
 def expected_share(previous: Sequence[NDArray[np.integer]], decay: float = 0.5) -> NDArray[np.float64]:
     """Return the share of every expert in the token copies of its layer, float64 `[L, E]`, each layer summing to 1.
 
-    EPLB's window of past loads, with weights that fall with age. Steps count by their shares, so a long step does not
-    outweigh a recent one.
+    This is EPLB's window of past loads, with weights that fall with age. Each step counts by its shares, so a long step
+    does not outweigh a recent one. The experts of a layer without load get equal shares.
 
     Args:
         previous: loads `[M, L, E]` of earlier steps, oldest first; M may differ.
-        decay: weight of a step beside the one after it; 1 weighs all alike.
+        decay: the weight of a step relative to the step after it; 1 weighs all steps equally.
 
     Raises:
-        InvalidInput: no step, a decay outside of 0 to 1, or steps of different models.
+        InvalidInput: there is no step, the decay is not above 0 and at most 1, or the steps are of different models.
     """
     if not previous:
         raise InvalidInput.of("previous", expected="loads of at least one step", got="none")
@@ -55,14 +55,14 @@ def expected_share(previous: Sequence[NDArray[np.integer]], decay: float = 0.5) 
 
 
 def expected_load(share_LE: NDArray[np.float64], tokens_MR: NDArray[np.integer], top_k: int) -> StepLoad:
-    """Return the load of a step that has so many tokens in every row on every source rank.
+    """Return the load that a step has if its tokens go to experts by their shares.
 
-    Copies are whole, and those of a (row, source rank) sum to tokens x top-k in every layer.
+    Token copies are whole numbers, and those of a (row, source rank) sum to tokens x top-k in every layer.
 
     Args:
-        share_LE: what `expected_share` says.
-        tokens_MR: tokens of the schedule.
-        top_k: experts a token.
+        share_LE: the share of every expert in its layer, as `expected_share` returns it.
+        tokens_MR: tokens of the step by row and source rank.
+        top_k: experts per token.
     """
     num_rows, num_ranks = tokens_MR.shape
     tokens_S = tokens_MR.ravel().astype(np.int64)
@@ -81,13 +81,14 @@ def expected_load(share_LE: NDArray[np.float64], tokens_MR: NDArray[np.integer],
 def expected_step(
     previous: Sequence[NDArray[np.integer]], schedule: Schedule, model: Model, cluster: Cluster
 ) -> StepLoad:
-    """Return the load to expect of a schedule of which nothing is routed yet.
+    """Return the load to expect of a step whose routing is not known at all.
 
-    As many tokens as earlier steps had in the mean, as many for every sequence; nothing where no step is known.
+    The step is assumed to have as many tokens as earlier steps on average, divided equally among its sequences. If
+    there is no earlier step, the load is empty.
 
     Args:
         previous: loads `[L, E]` of earlier steps, each summed over its rows, oldest first.
-        schedule: of the step.
+        schedule: the schedule of the step.
         model: the MoE layers.
         cluster: the EP groups.
     """
@@ -148,7 +149,7 @@ def realised_replica_tokens(plan: Plan, load: StepLoad) -> NDArray[np.int64]:
 
 
 def _whole(share_LE: NDArray[np.float64], copies: int) -> NDArray[np.int64]:
-    """Divide copies by shares into whole numbers: largest remainders first, lower experts where these are equal."""
+    """Divide copies by shares into whole numbers: largest remainders are rounded up first, ties go to lower experts."""
     want_LE = copies * share_LE
     whole_LE = np.floor(want_LE).astype(np.int64)
     place_LE = np.argsort(np.argsort(whole_LE - want_LE, axis=1, kind="stable"), axis=1, kind="stable")

@@ -1,14 +1,14 @@
-"""Replicas for loads that are only expected: every slot is used, so that no rank depends on a single expert.
+"""Replicas for estimated loads: every slot is used, so that no rank depends on a single expert.
 
-`replicate` balances known loads with as few replicas as it takes. Where other loads come than were expected, a rank
-that computes all of a hot expert is off by all of its error, and one that computes a part by a part. So here the
-expected sum of squares of rank loads is made small: an expert's load is taken to vary by half of itself, independently
-of others, and the replica that lowers the sum most is added, again and again. Each time the experts divide their tokens
-anew, one after the other, which is a problem of water filling.
+`replicate` balances known loads with as few replicas as possible. If the actual load of a hot expert differs from the
+estimate, a rank that computes the whole expert is off by the whole error, and a rank that computes a part of it by that
+part. `hedge_layer` therefore minimises the expected sum of squares of rank loads, where the load of every expert varies
+by half of itself, independently of the others. It adds the replica that lowers the sum most, again and again. After
+each one, the experts divide their tokens anew in turn, which is a problem of water filling.
 
-All rows of a layer are expected to be alike: they get the same replicas.
+All rows of a layer are expected to be alike, so they get the same replicas.
 
-M rows, E experts, G ranks of a node, X experts of a node, S slots, Y replicas.
+M rows, E experts, R EP ranks, G ranks of a node, X experts of a node, Y replicas.
 """
 
 import numpy as np
@@ -21,14 +21,15 @@ from relibra.planning.replicas.replicate import LayerReplicas
 from relibra.planning.shares import WHOLE
 
 _SCALE = 1 << 20
-"""Tokens of a node, in the units of the search: squares and their sums stay within int64."""
+"""Tokens of a node in the units of the search. Squares and their sums then stay within int64."""
 _NUM_SWEEPS = 8
+"""How often all experts divide their tokens anew after a replica is added."""
 
 
 def hedge_layer(
     load_ME: NDArray[np.int64], home_E: NDArray[np.int32], cluster: Cluster, price: ReplicaPrice
 ) -> LayerReplicas:
-    """Choose the replicas of one layer; stands in for `replicate_layer`."""
+    """Choose the replicas of one layer, for estimated loads; the counterpart of `replicate_layer`."""
     total_E, size = load_ME.sum(axis=0), cluster.gpus_per_node
     expert, rank, fraction = [], [], []
     for node in range(cluster.num_nodes):
@@ -62,9 +63,9 @@ def hedge_layer(
 
 @compiled
 def _water_fill(load: int, other_G: NDArray[np.int64], holds_G: NDArray[np.bool_], part_G: NDArray[np.int64]) -> None:
-    """Divide the load of one expert over the ranks that hold it, beside the other loads of these ranks.
+    """Divide the load of one expert over the ranks that hold it, given the other loads of these ranks.
 
-    The least sum of (other + part)**2 + part**2 / 4 has other + 5/4 part equal on all ranks that get a part.
+    The sum of (other + part)**2 + part**2 / 4 is smallest where other + 5/4 part is equal on all ranks with a part.
     """
     num_held, held = 0, 0
     for rank in range(len(other_G)):
@@ -88,7 +89,7 @@ def _water_fill(load: int, other_G: NDArray[np.int64], holds_G: NDArray[np.bool_
 
 @compiled
 def _risk(other_G: NDArray[np.int64], part_G: NDArray[np.int64]) -> int:
-    """Four times what the parts add to the expected sum of squares."""
+    """Return four times what the parts add to the expected sum of squares."""
     risk = 0
     for rank in range(len(other_G)):
         risk += part_G[rank] * (8 * other_G[rank] + 5 * part_G[rank])
@@ -99,7 +100,7 @@ def _risk(other_G: NDArray[np.int64], part_G: NDArray[np.int64]) -> int:
 def _divide_node(
     load_X: NDArray[np.int64], home_X: NDArray[np.int32], num_ranks: int, slots: int, least: int
 ) -> NDArray[np.int64]:
-    """Return what every rank takes of every expert whose home is another one, `[X, G]`."""
+    """Return the load that every rank takes of every expert whose home is another rank, `[X, G]`."""
     num_experts = len(load_X)
     part_XG = np.zeros((num_experts, num_ranks), dtype=np.int64)
     holds_XG = np.zeros((num_experts, num_ranks), dtype=np.bool_)

@@ -1,10 +1,10 @@
-"""Schedules that balance lengths and know nothing of experts: what RL frameworks do today.
+"""Schedules that balance lengths and ignore experts, as RL frameworks make them today.
 
-Karmarkar and Karp's largest differencing method (1982), as verl uses it: sequences are split into micro-batches of
-about equal tokens, then those of each micro-batch over its source ranks. Packing starts from such a schedule and may
-not give up much of its balance.
+They are made by Karmarkar and Karp's largest differencing method (1982), as in verl: sequences are split into
+micro-batches of about equal tokens, then the sequences of each micro-batch over its source ranks. Packing starts from
+such a schedule and may not give up much of its balance.
 
-S sequences, M rows, R EP ranks, N nodes, C (row, source rank) pairs, P parts.
+S sequences, M rows, R EP ranks, C (row, source rank) pairs, X pairs with room.
 """
 
 import heapq
@@ -17,7 +17,7 @@ from relibra.planning.job import Cluster
 from relibra.planning.schedule import Schedule
 
 _Part = tuple[int, list[int]]
-"""Tokens and sequences."""
+"""The tokens of a part, and its sequences."""
 
 
 def length_balanced(
@@ -27,13 +27,19 @@ def length_balanced(
     token_budget: int,
     last_resort: Schedule | None = None,
 ) -> Schedule:
-    """Schedule sequences by length alone; no source rank has more than `token_budget` tokens in a micro-batch.
+    """Schedule sequences by length alone; no source rank gets more than `token_budget` tokens in a micro-batch.
 
-    Whether everything fits is bin packing, which is hard: `last_resort` is a schedule that is known to fit, if any, and
-    returned where no other is found.
+    Finding out whether all sequences fit is bin packing, which is hard.
+
+    Args:
+        length_S: tokens of every sequence.
+        num_micro_batches: micro-batches of every EP group.
+        cluster: the EP groups.
+        token_budget: the most tokens of a source rank in a micro-batch.
+        last_resort: a schedule that is known to fit; returned if no other is found.
 
     Raises:
-        InvalidInput: a sequence is longer than the budget, or not all of them fit, or there are no micro-batches.
+        InvalidInput: a sequence is longer than the budget, not all sequences fit, or there are no micro-batches.
     """
     if num_micro_batches < 1:
         raise InvalidInput.of("micro_batches", expected="at least 1", got=num_micro_batches)
@@ -43,7 +49,7 @@ def length_balanced(
             "token_budget", expected=f"at least the {length_S[longest]} tokens of sequence {longest}", got=token_budget
         )
     num_rows = num_micro_batches * cluster.num_ep_groups
-    # Of equal rows the last micro-batch is filled first: it exists only where it has a sequence.
+    # The last micro-batch is filled first, because a schedule has it only if it has a sequence.
     row_M = np.argsort(-(np.arange(num_rows) % num_micro_batches), kind="stable")
     cell_C = (row_M[:, None] * cluster.num_ranks + np.arange(cluster.num_ranks)).ravel()
     cell_S = _split_twice(length_S, row_M, cluster)
@@ -72,7 +78,7 @@ def schedule_of(cell_S: NDArray[np.integer], num_micro_batches: int, cluster: Cl
 
 
 def _split_twice(length_S: NDArray[np.integer], row_M: NDArray[np.intp], cluster: Cluster) -> NDArray[np.int64]:
-    """Split sequences over rows, and those of every row over ranks that take turns by node."""
+    """Split sequences over rows, and those of every row over ranks; nodes take turns in getting the next part."""
     cell_S = np.zeros(len(length_S), dtype=np.int64)
     items = [(int(length), sequence) for sequence, length in enumerate(length_S)]
     for row, (_, members) in zip(row_M, _split(items, len(row_M)), strict=False):
@@ -84,10 +90,10 @@ def _split_twice(length_S: NDArray[np.integer], row_M: NDArray[np.intp], cluster
 
 
 def _split(items: list[tuple[int, int]], num_parts: int) -> list[_Part]:
-    """Split (tokens, sequence) into at most `num_parts` parts by largest differencing, heaviest part first.
+    """Split (tokens, sequence) pairs into at most `num_parts` parts by largest differencing, heaviest part first.
 
-    Partial splits are merged, the two most uneven ones first, heaviest parts of one with lightest of the other. Empty
-    parts are left out.
+    Partial splits are merged, the two most uneven ones first; the heaviest parts of one join the lightest parts of the
+    other. Empty parts are left out.
     """
     heap = [(-tokens, order, [(tokens, [sequence])]) for order, (tokens, sequence) in enumerate(items)]
     if num_parts == 1:
@@ -111,9 +117,9 @@ def _split(items: list[tuple[int, int]], num_parts: int) -> list[_Part]:
 def _fill_cells(
     length_S: NDArray[np.integer], num_cells: int, token_budget: int, by_fullest: bool
 ) -> NDArray[np.int64]:
-    """Put every sequence, longest first, where it fits: on the least loaded (row, rank), or the most loaded.
+    """Put every sequence, longest first, on a (row, rank) where it fits; return -1 for sequences that fit nowhere.
 
-    The first is balanced, the second wastes no room. Sequences that fit nowhere get -1.
+    The least loaded one is taken, which balances, or with `by_fullest` the most loaded one, which wastes less room.
     """
     cell_S = np.full(len(length_S), -1, dtype=np.int64)
     tokens_C = np.zeros(num_cells, dtype=np.int64)

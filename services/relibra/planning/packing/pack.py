@@ -1,16 +1,17 @@
 """Pack: choose the micro-batch and the source rank of every sequence, under a token budget.
 
-Gradient accumulation sums over all micro-batches of a step, so that packing is free to choose; what it gains is a lower
-floor. Replicas even out the ranks of a node, so `sum over cells of the largest node's load` is what no replication goes
-below, and where rows differ in the experts they ask for, no placement suits them all.
+Gradient accumulation sums over all micro-batches of a step, so sequences may be in any of them. A good choice lowers
+the floor of the step. Replicas even out only the ranks of a node, so no replication gets below the load of the largest
+node, summed over cells; and if rows differ in the experts they use, no placement suits them all.
 
     length-balanced schedule -> rows made alike -> reorder -> rows fitted to that placement -> source ranks
 
-Balanced lengths come first and stay: caps allow `SLACK` over what the length-balanced schedule has. RoutePack (2026)
-places experts by the totals of the batch and packs for that placement. Rows made alike first get further: then the
-placement suits all of them, and packing for it has less left to repair.
+Lengths stay balanced: caps allow `SLACK` above the length-balanced schedule. RoutePack (2026) places experts by the
+totals of the batch and packs for that placement. Making rows alike first gets further: the placement then suits all
+rows, and packing for it has less left to repair.
 
-S sequences, M rows, L layers, E experts, R EP ranks, N nodes, P groups of ranks; 2 is (tokens, attention work).
+S sequences, M rows, L layers, E experts, R EP ranks, N nodes, P groups of ranks. An axis named 2 is (tokens, attention
+work).
 """
 
 from dataclasses import replace
@@ -31,8 +32,8 @@ from relibra.planning.prices import price_moves, price_replicas
 from relibra.planning.schedule import Packing, Schedule
 
 SLACK = Fraction(1, 10)
-"""How far the slowest source rank of a micro-batch may be above the one of the length-balanced schedule, in tokens and
-in attention work. Tokens of a row may be outside the range of that schedule by half of it, as a part of the mean."""
+"""How far the slowest source rank of a micro-batch may be above that of the length-balanced schedule, in tokens and in
+attention work. The tokens of a row may leave the range of that schedule by half of this, as a part of the mean row."""
 
 
 def pack(
@@ -47,21 +48,24 @@ def pack(
 ) -> tuple[Packing, str]:
     """Pack the sequences of a step into as many micro-batches as `start` has; return the packing and why.
 
-    The floor under the placement that `reorder` chooses is at most the one of the length-balanced schedule, and at most
-    the one of `start` where that keeps the budget and the balance of lengths.
+    The floor of a schedule is the load of the largest node, summed over cells, under the placement that `reorder`
+    chooses for it; with one node or no slots, it is that of the largest rank. The floor of the packing is at most that
+    of the length-balanced schedule. It is also at most that of `start`, if `start` keeps the budget and the balance of
+    lengths.
 
     Args:
         counts_SLE: token copies that each sequence routes to every expert.
         length_S: tokens of every sequence, for budget and attention.
-        start: the schedule without packing; sequences keep none of it.
+        start: the schedule without packing.
         model: the MoE layers.
         cluster: the EP groups.
-        token_budget: most tokens of a source rank in a micro-batch; what `start` needs by default.
-        params: how to plan.
-        previous_home_LE: the placement experts are in now; defaults to the identity placement.
+        token_budget: the most tokens of a source rank in a micro-batch; by default what `start` needs.
+        params: how to plan; defaults to `PlanParams()`.
+        previous_home_LE: the current placement; defaults to the identity placement.
 
     Raises:
-        InvalidInput: a sequence is longer than the budget, not all of them fit, or the arguments contradict each other.
+        InvalidInput: a sequence is longer than the budget, not all sequences fit, or the arguments contradict each
+            other.
         InvalidPlan: `previous_home_LE` is not a placement.
     """
     params = params or PlanParams()
@@ -130,21 +134,21 @@ def _check(
     if counts_SLE.shape != expected:
         raise InvalidInput.of("counts", expected=f"shape [S, L, E] = {expected}", got=counts_SLE.shape)
     if length_S.shape != expected[:1] or length_S.min() < 0:
-        raise InvalidInput.of("lengths", expected=f"{expected[0]} numbers of at least 0", got=length_S)
+        raise InvalidInput.of("lengths", expected=f"{expected[0]} numbers, none below 0", got=length_S)
 
 
 def _cells(schedule: Schedule, cluster: Cluster) -> NDArray[np.int64]:
-    """Number the (row, source rank) of every sequence."""
+    """Return the (row, source rank) of every sequence as one number, row * R + rank."""
     return schedule.row_S.astype(np.int64) * cluster.num_ranks + schedule.source_rank_S
 
 
 def _num_local(local_SN: NDArray[np.int64], schedule: Schedule, cluster: Cluster) -> int:
-    """Count the token copies whose expert is home on the node of their source rank."""
+    """Return the number of token copies whose expert has its home on the node of their source rank."""
     return int(local_SN[np.arange(len(local_SN)), schedule.source_rank_S // cluster.gpus_per_node].sum())
 
 
 def _sizes_MR(schedule: Schedule, size_S2: NDArray[np.int64], cluster: Cluster) -> NDArray[np.int64]:
-    """Sum sequences by row and source rank: `[M, R, ...]`."""
+    """Sum the sizes of sequences by row and source rank: `[M, R, ...]`."""
     size_MR = np.zeros((schedule.num_rows(cluster), cluster.num_ranks, *size_S2.shape[1:]), dtype=np.int64)
     np.add.at(size_MR, (schedule.row_S, schedule.source_rank_S), size_S2)
     return size_MR
@@ -178,7 +182,7 @@ def _caps_of(balanced: Schedule, size_S2: NDArray[np.int64], cluster: Cluster, t
 def _keeps(
     start: Schedule, balanced: Schedule, size_S2: NDArray[np.int64], cluster: Cluster, caps: Caps, token_budget: int
 ) -> bool:
-    """Whether a schedule keeps the budget, and lengths about as balanced as the length-balanced one."""
+    """Return whether `start` keeps the budget, and lengths about as balanced as in the length-balanced schedule."""
     size_MR2, balanced_MR2 = (_sizes_MR(schedule, size_S2, cluster) for schedule in (start, balanced))
     tokens_M = size_MR2[..., 0].sum(axis=1)
     return bool(

@@ -30,14 +30,14 @@ _SUM_BITS = 26
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caps:
-    """What rows may hold; int64."""
+    """How many tokens and how much attention work rows may hold."""
 
     rank_M2: NDArray[np.int64]
-    """Most tokens and attention work of a source rank in each row."""
+    """The most tokens and attention work of a source rank in each row."""
     node_M: NDArray[np.int64]
-    """Most tokens of the source ranks of a node in each row."""
+    """The most tokens of all source ranks of a node in each row."""
     row_2: NDArray[np.int64]
-    """Least and most tokens of a row."""
+    """The fewest and the most tokens of a row; this axis is (fewest, most)."""
 
 
 def even_rows(
@@ -48,7 +48,16 @@ def even_rows(
     caps: Caps,
     seed: int,
 ) -> NDArray[np.int64]:
-    """Make the loads of all rows alike; return the (row, source rank) of every sequence."""
+    """Make the expert loads of all rows alike; return the (row, source rank) of every sequence.
+
+    Args:
+        mixed_SD: the loads of every sequence, as `mix_loads` returns them.
+        size_S2: tokens and attention work of every sequence.
+        cell_S: the (row, source rank) of every sequence to start from, as row * R + rank.
+        num_ranks: R.
+        caps: what rows may hold.
+        seed: seed of the random proposals.
+    """
     stream, num_proposals = seed % (1 << 63), _num_proposals(mixed_SD)
     return _even_rows(mixed_SD, size_S2, cell_S, num_ranks, caps.rank_M2, caps.row_2, stream, num_proposals)
 
@@ -61,22 +70,31 @@ def lower_floor(
     caps: Caps,
     seed: int,
 ) -> NDArray[np.int64]:
-    """Fit rows to a placement; return the (row, source rank) of every sequence."""
+    """Fit rows to a placement; return the (row, source rank) of every sequence.
+
+    Args:
+        load_SLP: the loads of every sequence, as `group_loads` returns them.
+        size_S2: tokens and attention work of every sequence.
+        cell_S: the (row, source rank) of every sequence to start from, as row * R + rank.
+        num_ranks: R.
+        caps: what rows may hold.
+        seed: seed of the random proposals.
+    """
     stream, num_proposals = seed % (1 << 63), _num_proposals(load_SLP)
     return _lower_floor(load_SLP, size_S2, cell_S, num_ranks, caps.rank_M2, caps.row_2, stream, num_proposals)
 
 
 def group_loads(counts_SLE: NDArray[np.integer], group_LE: NDArray[np.int32], num_groups: int) -> NDArray[np.int64]:
-    """Token copies that every sequence has for every group of a placement, int64 `[S, L, P]`."""
+    """Return the token copies that every sequence routes to every group of ranks, int64 `[S, L, P]`."""
     return _group_loads(counts_SLE, group_LE, num_groups)
 
 
 def mix_loads(counts_SLE: NDArray[np.integer]) -> NDArray[np.int32]:
-    """Mix how each sequence's expert loads differ from the average into some 1000 numbers, int32 `[S, D]`.
+    """Sum up how each sequence's expert loads differ from the average in about 1000 numbers, int32 `[S, D]`.
 
-    Experts of a layer are added or subtracted at random into a few sums (count sketch, Charikar, Chen and Farach-Colton
-    2002), which about keeps lengths and angles: rows alike in these sums are alike in their loads. Few layers of few
-    experts are not mixed.
+    The experts of a layer are added to or subtracted from a few sums at random (count sketch; Charikar, Chen and
+    Farach-Colton 2002). This roughly keeps lengths and angles, so rows with alike sums have alike loads. If there are
+    few layers of few experts, every expert has a sum of its own.
     """
     num_layers, num_experts = counts_SLE.shape[1:]
     mixed_SD = _mix(counts_SLE, min(num_experts, max(1, _NUM_MIXED // num_layers)))
@@ -166,7 +184,7 @@ def _may_swap(
     cap_M2: NDArray[np.int64],
     range_2: NDArray[np.int64],
 ) -> bool:
-    """Whether one sequence of cell `a` and another of cell `b` may change places."""
+    """Return whether a sequence of cell `a` and a sequence of cell `b` may change places."""
     row_a, row_b = a // num_ranks, b // num_ranks
     if row_a == row_b:
         return False

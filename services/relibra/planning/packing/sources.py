@@ -1,6 +1,6 @@
-"""Which source rank a sequence gets: one on the node that is home to most of what it asks for, where there is room.
+"""Which source rank a sequence gets: one on the node that is home to most of its experts, if there is room.
 
-S sequences, M rows, R EP ranks, N nodes, C (row, source rank) pairs; 2 is (tokens, attention work).
+S sequences, M rows, R EP ranks, N nodes, C (row, source rank) pairs. An axis named 2 is (tokens, attention work).
 """
 
 import numpy as np
@@ -20,18 +20,19 @@ def keep_local(
     caps: Caps,
     seed: int,
 ) -> NDArray[np.int64]:
-    """Move sequences between the ranks of their row so that fewer token copies leave their node.
+    """Move sequences between the ranks of their row, so that fewer token copies leave their node.
 
     Args:
-        local_SN: token copies of every sequence for experts whose home is on that node.
+        local_SN: token copies of every sequence for experts whose home is on each node.
         size_S2: tokens and attention work of every sequence.
-        cell_S: the (row, source rank) of every sequence.
-        gpus_per_node: G.
+        cell_S: the (row, source rank) of every sequence, as row * R + rank.
+        gpus_per_node: ranks of a node.
         caps: what ranks and nodes may hold.
-        seed: of the random proposals.
+        seed: seed of the random proposals.
 
     Returns:
-        The (row, source rank) of every sequence; rows are as before, and no more copies leave their node.
+        The new (row, source rank) of every sequence. Rows are unchanged, and no more token copies leave their node than
+        before.
     """
     num_nodes = local_SN.shape[1]
     if num_nodes == 1 or not len(cell_S):
@@ -85,7 +86,7 @@ def _keep_local(
         one = np.int64((bits >> np.uint64(32)) * np.uint64(num_sequences) >> np.uint64(32))
         a = cell_S[one]
         row = a // num_ranks
-        # One in four is a move to any rank of the row, the others swap with any sequence of the row.
+        # One proposal in four moves the sequence to a rank of its row; the others swap it with a sequence of the row.
         is_move = bits & np.uint64(3) == 0
         span = num_ranks if is_move else first_M[row + 1] - first_M[row]
         drawn = np.int64((bits & np.uint64(0xFFFFFFFC)) * np.uint64(span) >> np.uint64(32))

@@ -1,7 +1,7 @@
 """Split experts into equally large groups so that the largest group of every row stays small.
 
-Groups are nodes or ranks, whichever the caller balances. The objective is `sum_m max_g load[m, g]`, the largest group
-of every row, summed in tokens. Here are the simple parts; `swap_search` lowers the objective.
+Groups are nodes or ranks, whichever the caller balances. The objective is `sum_m max_g load[m, g]`: the tokens of the
+largest group of every row, summed over rows. This module has the simple parts; `swap_search` lowers the objective.
 
 M rows, E experts, X experts to add, P groups.
 """
@@ -19,28 +19,28 @@ def spread(load_E: NDArray[np.int64], num_groups: int) -> NDArray[np.int32]:
 
 
 def fill(load_X: NDArray[np.int64], group_load_P: NDArray[np.int64], room_P: NDArray[np.integer]) -> NDArray[np.int32]:
-    """Add experts, heaviest first, to groups that have a load and some room already; equal loads go by index.
+    """Add experts, heaviest first, each to the lightest group that has room; equal loads go by index.
 
     Args:
-        load_X: tokens of the experts to add; as many as there is room.
-        group_load_P: tokens every group has before.
-        room_P: experts every group can take.
+        load_X: tokens of the experts to add; there is room for exactly these.
+        group_load_P: tokens that every group has already.
+        room_P: the number of experts that every group can still take.
     """
     order_X = np.argsort(-load_X, kind="stable")
     return _fill_groups(load_X, order_X, group_load_P.astype(np.int64), room_P.astype(np.int64))
 
 
 def align(group_E: NDArray[np.int32], previous_E: NDArray[np.int32], num_groups: int) -> NDArray[np.int32]:
-    """Renumber groups so that as many experts as a greedy matching finds stay in the group they were in.
+    """Renumber groups by a greedy matching, so that many experts stay in the group they were in.
 
-    Groups are alike, so this changes no load and saves moves.
+    Groups are alike, so renumbering saves moves and changes no load.
     """
     overlap_PP = np.bincount(group_E.astype(np.int64) * num_groups + previous_E, minlength=num_groups**2)
     return _match_groups(overlap_PP, np.argsort(-overlap_PP, kind="stable"), num_groups)[group_E]
 
 
 def largest_groups(load_ME: NDArray[np.integer], group_E: NDArray[np.int32], num_groups: int) -> int:
-    """Return the objective of a split: tokens of the largest group of every row, summed over rows."""
+    """Return the objective of a split: the tokens of the largest group of every row, summed over rows."""
     by_group_E = np.argsort(group_E, kind="stable")
     load_MP = load_ME[:, by_group_E].reshape(len(load_ME), num_groups, -1).sum(axis=2, dtype=np.int64)
     return int(load_MP.max(axis=1).sum())
@@ -53,7 +53,7 @@ def _fill_groups(
     group_load_P: NDArray[np.int64],
     room_P: NDArray[np.int64],
 ) -> NDArray[np.int32]:
-    """Fill the groups in place, with experts in the order given."""
+    """Fill the groups with experts in the given order; `group_load_P` and `room_P` are changed in place."""
     group_X = np.empty(len(load_X), dtype=np.int32)
     for expert in order_X:
         lightest = -1
@@ -68,7 +68,7 @@ def _fill_groups(
 
 @compiled
 def _match_groups(overlap_PP: NDArray[np.int64], order_PP: NDArray[np.int64], num_groups: int) -> NDArray[np.int32]:
-    """Name every group after one it overlaps with, largest overlap first, and the rest in order."""
+    """Give every group the number of a group it overlaps with, largest overlap first, and number the rest in order."""
     name_P = np.full(num_groups, -1, dtype=np.int32)
     taken_P = np.zeros(num_groups, dtype=np.bool_)
     for pair in order_PP:

@@ -1,12 +1,17 @@
-"""Which rank is home to which expert: balance across nodes, which replicas cannot.
+"""Which rank is home to which expert: balance across nodes, which replicas cannot change.
 
-Every layer chooses among three placements, cheapest to reach first: the previous one; its experts split over nodes
-anew, stayers keeping their rank; the better of these two with ranks inside nodes rearranged. What counts is the slowest
-rank *after* replication, and a layer moves on only where that gains more than moving costs: experts travel with
-optimizer state. Where a move has a price of its own, a second split is tried that stays close to the previous one.
-Where crossing nodes has a price (`prices.price_crossing`), it counts like tokens of the slowest rank.
+Every layer chooses among three placements, cheapest to reach first:
 
-M rows, L layers, E experts, R EP ranks, N nodes, G ranks per node, P groups (nodes or ranks).
+1. the previous one;
+2. its experts split over nodes anew, where experts that stay on a node keep their rank;
+3. the better of these two, with the experts inside nodes split over ranks anew.
+
+Placements are judged by the slowest rank *after* replication. A layer takes a later one only where that gains more than
+its moves cost, because experts travel with their optimizer state. Where moves have a price, a second split is tried
+that stays close to the previous one. Where crossing nodes has a price (`prices.price_crossing`), it counts like tokens
+of the slowest rank.
+
+M rows, L layers, E experts, R EP ranks, N nodes, G ranks per node, P groups (nodes or ranks), X experts of a group.
 """
 
 from dataclasses import dataclass
@@ -33,11 +38,22 @@ def reorder(
     hysteresis: Hysteresis | None = None,
     crossing_LNE: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.int32], str]:
-    """Choose the home rank of every expert, int32 `[L, E]`; return it and why.
+    """Choose the home rank of every expert.
 
-    Every layer ends with a slowest rank, summed over rows, that is at most the one of `identity_LE` without replicas.
-    The result is the same for any number of threads. `price` says what replicas and `hysteresis` what moves must gain,
-    `crossing_LNE` what it costs an expert to live on a node, in tokens of the largest node; nothing by default.
+    Args:
+        load_MLE: tokens of every expert in every cell.
+        previous_LE: the current placement.
+        identity_LE: the placement of plain expert parallelism.
+        cluster: nodes, ranks and slots.
+        price: what replicas cost.
+        seed: seed of the search; every layer has a stream of its own.
+        num_threads: threads that plan layers; the result is the same for any number.
+        hysteresis: what moves must gain; `Hysteresis()` by default.
+        crossing_LNE: what it costs to have an expert on a node, in tokens of the largest node; nothing by default.
+
+    Returns:
+        The placement, int32 `[L, E]`, and why it was chosen. In every layer, the slowest ranks summed over rows have at
+        most the tokens that they have under `identity_LE` without replicas.
     """
     hysteresis = hysteresis or Hysteresis()
     num_layers = len(previous_LE)
@@ -66,7 +82,7 @@ def reorder(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LayerSearch:
-    """The choice of one layer's placement."""
+    """The search for the placement of one layer."""
 
     load_ME: NDArray[np.int64]
     cluster: Cluster
@@ -83,12 +99,12 @@ class _LayerSearch:
         return identity_E if tokens - self._crossing(home_E) > plain else home_E
 
     def _slowest(self, home_E: NDArray[np.int32]) -> int:
-        """Tokens of the slowest rank after replication, summed over rows, and what replicas and crossing nodes cost."""
+        """Return the tokens of the slowest ranks after replication, plus what replicas and crossing nodes cost."""
         cost_M = replicate_layer(self.load_ME, home_E, self.cluster, self.price).cost_M
         return int(cost_M.sum()) + self._crossing(home_E)
 
     def _floor(self, home_E: NDArray[np.int32], num_ranks: int) -> int:
-        """What `_slowest` is not below: groups of `num_ranks` ranks keep their tokens."""
+        """Return a lower bound on `_slowest`, for replicas that stay inside groups of `num_ranks` ranks."""
         groups_E, num_groups = home_E // np.int32(num_ranks), self.cluster.num_ranks // num_ranks
         return largest_groups(self.load_ME, groups_E, num_groups) // num_ranks + self._crossing(home_E)
 
@@ -102,12 +118,13 @@ class _LayerSearch:
         return self.hysteresis.net_gain(tokens, proposed, int((home_E != proposal_E).sum()))
 
     def _choose_nodes(self, previous_E: NDArray[np.int32]) -> tuple[NDArray[np.int32], int]:
-        """Split experts over nodes anew, where replicas can even out the ranks of a node, if that gains enough."""
+        """Split experts over nodes anew if that gains enough; only where replicas can even out the ranks of a node."""
         if self.cluster.num_nodes == 1 or not self.cluster.redundant_slots:
             return previous_E, self._slowest(previous_E)
         best_E = self._move_between_nodes(previous_E, stay_close=False)
         best = self._slowest(best_E)
-        # No replicas bring the previous placement below its heaviest nodes: mostly that settles it.
+        # Replicas cannot bring the previous placement below its heaviest nodes. Comparing with that bound settles most
+        # layers without replicating them.
         tokens = self._floor(previous_E, self.cluster.gpus_per_node)
         if self._net_gain(tokens, best, previous_E, best_E) <= 0 or self.hysteresis.tokens_per_move:
             tokens = self._slowest(previous_E)
@@ -119,7 +136,7 @@ class _LayerSearch:
         return (best_E, best) if self._net_gain(tokens, best, previous_E, best_E) > 0 else (previous_E, tokens)
 
     def _choose_ranks(self, home_E: NDArray[np.int32], tokens: int) -> tuple[NDArray[np.int32], int]:
-        """Rearrange ranks inside nodes, or over all nodes where there are no replicas, if that gains enough."""
+        """Split experts over ranks anew if that gains enough: inside nodes, or over all ranks if there are no slots."""
         num_ranks = self.cluster.gpus_per_node if self.cluster.redundant_slots else self.cluster.num_ranks
         may_cross = num_ranks > self.cluster.gpus_per_node and self.crossing_NE is not None
         if not may_cross and self.hysteresis.net_gain(tokens, self._floor(home_E, num_ranks), 0) <= 0:
@@ -138,7 +155,11 @@ class _LayerSearch:
         stay_close: bool = False,
         price_PE: NDArray[np.int64] | None = None,
     ) -> NDArray[np.int32]:
-        """Split experts over groups: from the better of the previous split and a greedy one, or close to the former."""
+        """Split experts over groups anew.
+
+        The search starts from the better of the previous split and a greedy one. With `stay_close` it starts from the
+        previous split and stays close to it.
+        """
 
         def improved(group_E: NDArray[np.int32], first_start: int) -> NDArray[np.int32]:
             return improve(load_ME, group_E, num_groups, self.seed, num_proposals, first_start, price_PE)
@@ -151,7 +172,7 @@ class _LayerSearch:
         return align(split_E, previous_E, num_groups) if price_PE is None else split_E
 
     def _move_between_nodes(self, previous_E: NDArray[np.int32], stay_close: bool) -> NDArray[np.int32]:
-        """Split experts over nodes; who stays on a node stays on its rank, and newcomers fill the gaps."""
+        """Split experts over nodes anew. Experts that stay on a node keep their rank, and newcomers fill the gaps."""
         num_ranks = self.cluster.gpus_per_node
         previous_node_E = previous_E // np.int32(num_ranks)
         node_E = self._regroup(
@@ -176,7 +197,7 @@ class _LayerSearch:
         return home_E
 
     def _move_inside_groups(self, home_E: NDArray[np.int32], num_ranks: int) -> NDArray[np.int32]:
-        """Keep every expert in its group of ranks, and split the group's experts over its ranks anew."""
+        """Keep every expert in its group of ranks, and split the experts of each group over its ranks anew."""
         moved_E = home_E.copy()
         num_groups, price_PE = self.cluster.num_ranks // num_ranks, None
         if self.crossing_NE is not None and num_groups == 1:

@@ -1,9 +1,9 @@
 """Improve a split of experts into equally large groups by swapping pairs of them.
 
-The objective is `sum_m max_g load[m, g]`, the largest group of every row, summed in tokens; plus, where groups are not
-alike, what it costs every expert to be in its group.
+The objective is `sum_m max_g load[m, g]`: the tokens of the largest group of every row, summed over rows. Where groups
+are not alike, the price of every expert in its group is added.
 
-M rows, E experts, P groups, X experts of a group.
+M rows, E experts, P groups, X experts of a group or, in `improve`, all experts by falling load.
 """
 
 import numpy as np
@@ -13,26 +13,29 @@ from relibra.planning.jit import compiled, next_random
 from relibra.planning.placement.partition import largest_groups
 
 NUM_STARTS = 4
-"""Times the threshold is raised again, from the best split so far, to half its height before."""
+"""Searches in a row. Each starts from the best split so far, with half the threshold of the search before."""
 
 _STEP_WORK = 300_000_000
-"""Rows to look at in a whole step, counting `_PROPOSAL_WORK` for what a proposal costs however few rows there are."""
+"""Work of a whole step: rows looked at, plus `_PROPOSAL_WORK` for every proposed swap."""
 
 _PROPOSAL_WORK = 16
+"""What a proposal costs besides its rows, in rows."""
 
 _PROPOSALS_PER_EXPERT = 300
+"""Proposals that a layer gets at least, however large the step is."""
 
 _CLOSE_ENOUGH = 13
-"""A split within 2**-13 = 0.01 % of groups that are all alike needs no further search."""
+"""The search stops within 2**-13 = 0.01 % of equal groups."""
 
 _PROPOSALS_PER_PAIR = 32
-"""Swaps tried between two groups before the next two are drawn, if their members make as many pairs."""
+"""Swaps tried between two groups before the next two are drawn; fewer if their members make fewer pairs."""
 
 
 def num_proposals(num_rows: int, num_layers: int, num_experts: int) -> int:
-    """Swaps to try in every layer: as much work for a small step as for a large one, up to what its experts need.
+    """Return the swaps to try in every layer.
 
-    Ten times as many lower the objective by another 0.1 % to 0.2 % on real routing.
+    The work of a step is about the same for steps of all sizes, within limits set by the number of experts. Ten times
+    as many swaps lower the objective by another 0.1 % to 0.2 % on real routing.
     """
     affordable = _STEP_WORK // (num_layers * (_PROPOSAL_WORK + num_rows))
     return min(max(affordable, _PROPOSALS_PER_EXPERT * num_experts), 1000 * num_experts**2)
@@ -52,19 +55,20 @@ def improve(
     Threshold accepting (Dueck and Scheuer 1990) is simulated annealing that accepts any step which worsens the
     objective by less than a falling threshold. It needs no exponential, so the search is exact in integers.
 
-    Several swaps are tried between the same two groups in turn: the largest of all other groups is then known for every
+    Several swaps are tried between the same two groups in turn. The largest of all other groups is then known for every
     row, and the objective after a swap is one pass over contiguous 32-bit loads, which the compiler turns into vector
-    instructions. The first group of a pair is the largest one of a random row, as no other swap can help that row;
-    a partner is one of its group's closest by total load, as those swaps are the ones worth trying.
+    instructions. The first group of a pair is the largest one of a random row, because no other swap can help that row.
+    The two experts of a swap are close by total load, because such swaps are the ones worth trying.
 
     Args:
-        load_ME: tokens.
-        group_E: the split to start from, of equally large groups.
+        load_ME: tokens of every expert.
+        group_E: the split to start from; its groups are equally large.
         num_groups: P.
-        seed: of the random proposals.
+        seed: seed of the random proposals.
         num_proposals: swaps to try.
-        first_start: of `NUM_STARTS`, the one to begin with; a later one stays closer to the split it starts from.
-        price_PE: tokens it costs an expert to be in a group; nothing by default.
+        first_start: which of the `NUM_STARTS` searches comes first. A later one stays closer to the split it starts
+            from.
+        price_PE: what it costs to have an expert in a group, in tokens; nothing by default.
 
     Returns:
         The group of every expert, int32; never worse than `group_E`.
@@ -72,9 +76,9 @@ def improve(
     num_experts = len(group_E)
     total_E = load_ME.sum(axis=0, dtype=np.int64)
     if num_groups in (1, num_experts) or not total_E.any():
-        return group_E  # a swap of whole groups changes nothing
+        return group_E  # swaps are impossible, exchange whole groups, or move no load
     order_E = np.argsort(-total_E, kind="stable")
-    # The objective must fit 32 bits; what a shift loses is below what a search can tell apart.
+    # The objective must fit 32 bits. What the shift loses is less than the search can tell apart.
     shift = max(0, int(total_E.sum()).bit_length() - 31)
     load_EM = np.ascontiguousarray((load_ME[:, order_E] >> shift).T, dtype=np.int32)
     group_X = group_E[order_E].astype(np.int64)
@@ -94,7 +98,7 @@ def improve(
 def objective(
     load_ME: NDArray[np.integer], group_E: NDArray[np.int32], num_groups: int, price_PE: NDArray[np.int64] | None = None
 ) -> int:
-    """Return what the search lowers, in tokens."""
+    """Return the objective of the search for a split, in tokens."""
     price = 0 if price_PE is None else int(price_PE[group_E, np.arange(len(group_E))].sum())
     return largest_groups(load_ME, group_E, num_groups) + price
 
@@ -107,7 +111,10 @@ def _largest_after_swap(
     one_M: NDArray[np.int32],
     other_M: NDArray[np.int32],
 ) -> int:
-    """Sum of the largest groups after `one` of a and `other` of b change places; `rest` is the largest other group."""
+    """Return the sum over rows of the largest group, after expert `one` of a and expert `other` of b change places.
+
+    `rest_M` has the largest of all other groups.
+    """
     largest = np.int32(0)
     for row in range(len(rest_M)):
         moved = other_M[row] - one_M[row]
@@ -117,7 +124,7 @@ def _largest_after_swap(
 
 @compiled
 def _choose_pair(load_PM: NDArray[np.int32], bits: np.uint64, rest_M: NDArray[np.int32]) -> tuple[int, int]:
-    """Draw the largest group of a random row, and any other; write the largest of the rest of every row."""
+    """Draw the largest group of a random row and any other group; write the largest of the rest to `rest_M`."""
     num_groups, num_rows = load_PM.shape
     drawn = np.int64((bits >> np.uint64(32)) * np.uint64(num_rows) >> np.uint64(32))
     a = int(np.argmax(load_PM[:, drawn]))
@@ -135,16 +142,16 @@ def _choose_pair(load_PM: NDArray[np.int32], bits: np.uint64, rest_M: NDArray[np
 
 @compiled
 def _place(member_X: NDArray[np.int64], expert: int) -> int:
-    """How many members come before `expert`."""
+    """Return how many members come before `expert`."""
     place = 0
-    for member in member_X:  # no early exit: all of it is one vector instruction or a few
+    for member in member_X:  # no early exit: the whole loop is one vector instruction or a few
         place += int(member < expert)
     return place
 
 
 @compiled
 def _exchange(member_X: NDArray[np.int64], at: int, expert: int) -> None:
-    """Put `expert` in the place of the member there, and move it to where it belongs."""
+    """Replace the member at `at` by `expert`, and keep members in order."""
     while at > 0 and member_X[at - 1] > expert:
         member_X[at] = member_X[at - 1]
         at -= 1
@@ -163,7 +170,7 @@ def _accept_swaps(
     num_proposals: int,
     halvings: int,
 ) -> NDArray[np.int64]:
-    """Search once; experts come heaviest first, and so do the members of every group."""
+    """Run one search; experts and the members of every group are sorted by falling load."""
     num_experts, num_rows = load_EM.shape
     num_groups = price_EP.shape[1]
     size = num_experts // num_groups
@@ -212,7 +219,7 @@ def _accept_swaps(
             change = price_EP[one, b] - price_EP[one, a] + price_EP[other, a] - price_EP[other, b]
             limit = largest + threshold - change
             moved_total = total_E[other] - total_E[one]
-            # No group's total can exceed the sum over rows of the largest group.
+            # The total of a group is at most the sum over rows of the largest group.
             if total_P[a] + moved_total > limit or total_P[b] - moved_total > limit:
                 continue
             proposed = _largest_after_swap(rest_M, load_a_M, load_b_M, load_EM[one], load_EM[other])

@@ -1,22 +1,24 @@
-"""The replicas of every cell of a layer: greedy rules on every node, and a search for the limit they are given.
+"""The replicas of every cell of a layer: greedy rules on every node, and a search for the limit that they get.
 
-The slowest rank of a cell is brought down to a *limit* in tokens: the mean of its heaviest node, or else the smallest
-one that a rule reaches on every node; binary search finds it, as UltraEP does. Three greedy rules are tried:
+The slowest rank of a cell is brought down to a *limit* in tokens: the mean of its heaviest node or, if the rules do not
+reach that, the smallest limit that a rule reaches on every node. Binary search finds it, as in UltraEP. Three greedy
+rules are tried:
 
-- *Export* moves what the heaviest rank has above the limit to the rank it fits best. It makes the fewest replicas
-  where there is room, and runs out of slots where there is none.
-- *Fill* is Walker's alias method turned to balance: the lightest rank is filled up to the limit from one expert of a
-  heavier one, and is then finished. The donor may fall below the limit and be filled in turn, so one transfer a rank
-  is enough where experts are large. It comes in two ways to break ties.
+- *Export* moves the tokens of the heaviest rank above the limit to the rank where they fit best. It makes the fewest
+  replicas where ranks have room, and runs out of slots where they have little.
+- *Fill* applies Walker's alias method to balance: the lightest rank is filled up to the limit from one expert of a
+  heavier rank, and is then finished. The donor may fall below the limit and be filled in turn, so one transfer per rank
+  is enough where experts are large. *Fill* is tried with two ways to break ties.
 
-Among rules that reach the limit the one with the fewest replicas wins. A rule that does not reach it still leaves a
-valid choice, whose slowest rank is where the binary search goes on from.
+Of the rules that reach the limit, the one with the fewest replicas wins. A rule that does not reach it still leaves a
+valid choice, and the binary search continues from the slowest rank of that choice.
 
-Where a replica has a price, a cell costs its limit and the price of every replica of its *busiest* rank, the one that
-most replicas leave or enter: links work side by side, and the busiest is waited for. For every smaller number of
-replicas of the busiest rank, the limit that they reach is then searched in the same way, and the cheapest wins.
+Where replicas have a price, a cell costs its limit plus the price of every replica of its *busiest* rank, the one that
+most replicas leave or enter: links work side by side, and a cell waits for the busiest one. For every smaller number of
+replicas of the busiest rank, the limit that they reach is searched in the same way, and the cheapest choice wins.
 
-M rows, E experts, N nodes, G ranks per node, S slots, X experts of a node (rank by rank), Y replicas.
+M rows, E experts, N nodes, G ranks per node, S slots, X experts of a node (rank by rank), Y replicas. An axis named 2
+or 3 is a tuple of as many fields.
 """
 
 from typing import NamedTuple
@@ -29,38 +31,42 @@ from relibra.planning.jit import compiled
 _EXPORT, _HEAVIEST_DONOR, _SMALLEST_EXPERT = -1, 0, 1
 
 _CLOSE_ENOUGH = 13
-"""Binary search stops where the limit is known to one part in 2**13, 0.01 %."""
+"""Binary search stops where the limit is known to 2**-13 = 0.01 %."""
 _CLOSE_TO_PRICE = 3
-"""And where a replica has a price, to one part in 2**3 of it."""
+"""Where replicas have a price, it also stops where the limit is known to 2**-3 of the price."""
 
 
 class _Room(NamedTuple):
-    """Where the rules work on a node; as for all scratch, what was there before counts for nothing."""
+    """Scratch memory of the rules on one node; its content before a call does not matter."""
 
     load_X: NDArray[np.int64]
-    """Tokens that homes still have."""
+    """Tokens of every expert that its home still has."""
     load_G: NDArray[np.int64]
+    """Tokens of every rank."""
     held_GS: NDArray[np.int64]
     """The experts in the slots of every rank."""
     used_G: NDArray[np.int64]
+    """Slots of every rank in use."""
     trial_Y3: NDArray[np.int64]
-    """The replicas that a rule makes: (place of the expert, rank, tokens)."""
+    """The replicas that a rule makes: (place of the expert on the node, rank, tokens)."""
     found_Y3: NDArray[np.int64]
-    """Those of the best rule."""
+    """The replicas of the best rule so far."""
 
 
 class _Choice(NamedTuple):
-    """Replicas of all nodes in one cell."""
+    """The replicas of all nodes in one cell."""
 
     replica_NY3: NDArray[np.int64]
+    """(place of the expert on the node, rank, tokens)."""
     num_N: NDArray[np.int64]
+    """The number of replicas on every node."""
     busiest_N: NDArray[np.int64]
-    """The most replicas that leave or enter one rank."""
+    """The most replicas that leave or enter one rank of the node."""
 
 
 @compiled
 def _export(room: _Room, min_tokens: int, limit: int) -> int:
-    """Move what the heaviest rank has too much to the rank it fits best, as long as it fits; return their number."""
+    """Move the excess of the heaviest rank to the rank where it fits best, while it fits; return how many replicas."""
     load_X, load_G, held_GS, used_G, replica_Y3, _ = room
     num_ranks, slots = held_GS.shape
     share = len(load_X) // num_ranks
@@ -98,7 +104,7 @@ def _export(room: _Room, min_tokens: int, limit: int) -> int:
 
 @compiled
 def _fill(room: _Room, min_tokens: int, limit: int, rule: int) -> int:
-    """Fill the lightest rank from the expert of a heavy one that fills it best, again; return how many replicas."""
+    """Fill the lightest rank from the expert of a heavier rank that fills it best; repeat; return how many replicas."""
     load_X, load_G, held_GS, used_G, replica_Y3, _ = room
     num_ranks, slots = held_GS.shape
     share = len(load_X) // num_ranks
@@ -147,9 +153,9 @@ def _fill(room: _Room, min_tokens: int, limit: int, rule: int) -> int:
 
 @compiled
 def _try_node(node_load_X: NDArray[np.int64], min_tokens: int, limit: int, room: _Room) -> tuple[int, int]:
-    """Find the best choice of the rules for `limit`; return its slowest rank and number of replicas.
+    """Find the best choice of the rules for `limit`; return the tokens of its slowest rank and its number of replicas.
 
-    Every choice is valid, also one that does not reach the limit.
+    A choice that does not reach the limit is valid too.
     """
     load_X, load_G, _, used_G, trial_Y3, found_Y3 = room
     num_ranks = len(load_G)
@@ -192,10 +198,10 @@ def _lower_node(
     room: _Room,
     best_Y3: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Write a choice for the smallest limit that is reached with at most `busiest` replicas of any rank.
+    """Write a choice for the smallest limit that the rules reach with at most `busiest` replicas of any rank.
 
-    Limits between `too_low` and `slowest` are searched, from `middle` on. Returns the slowest rank and the number of
-    replicas; where no limit does, `slowest` as it was given, and 0.
+    Limits between `too_low` and `slowest` are searched, `middle` first. Returns the tokens of the slowest rank and the
+    number of replicas. If no limit below `slowest` is reached, returns `slowest` unchanged, and 0.
     """
     num_replicas = 0
     while True:
@@ -226,7 +232,7 @@ def _busiest(replica_Y3: NDArray[np.int64], room: _Room) -> int:
 
 @compiled
 def _balance(load_NX: NDArray[np.int64], limit: int, min_tokens: int, room: _Room, best: _Choice) -> int:
-    """Write a choice for the smallest limit from `limit` on that all nodes reach; return it."""
+    """Write a choice for the smallest limit, at least `limit`, that all nodes reach; return that limit."""
     slowest_N = np.empty(len(load_NX), dtype=np.int64)
     for node in range(len(load_NX)):
         plain = load_NX[node].reshape(len(room.load_G), -1).sum(axis=1).max()
@@ -236,7 +242,7 @@ def _balance(load_NX: NDArray[np.int64], limit: int, min_tokens: int, room: _Roo
         )
         limit = max(limit, slowest_N[node])
     for node in range(len(load_NX)):
-        if best.num_N[node] > 0 and slowest_N[node] < limit:  # a later node raised the limit: fewer may do
+        if best.num_N[node] > 0 and slowest_N[node] < limit:  # a later node raised the limit, so fewer replicas may do
             reached, num_found = _try_node(load_NX[node], min_tokens, limit, room)
             if reached <= limit and num_found < best.num_N[node]:
                 best.num_N[node] = num_found
@@ -248,9 +254,9 @@ def _balance(load_NX: NDArray[np.int64], limit: int, min_tokens: int, room: _Roo
 def _weigh(
     load_NX: NDArray[np.int64], limit: int, min_tokens: int, price: int, room: _Room, best: _Choice, fewer: _Choice
 ) -> tuple[int, int]:
-    """Write the cheapest choice from that of `_balance` on down; return its limit and what it costs.
+    """Write the cheapest choice with fewer and fewer replicas; return its limit and its cost.
 
-    `fewer` is scratch.
+    `best` holds the choice of `_balance` with its `limit`, and is replaced by cheaper ones. `fewer` is scratch.
     """
     tolerance = max(1, price >> _CLOSE_TO_PRICE)
     fewer.num_N[:], fewer.replica_NY3[:] = best.num_N, best.replica_NY3
@@ -286,16 +292,16 @@ def replicate_rows(
     """Choose the replicas of every row of one layer.
 
     Args:
-        load_ME: tokens, contiguous.
-        by_rank_NX: the experts of every node, those of one rank after those of another.
+        load_ME: tokens of every expert, contiguous.
+        by_rank_NX: the experts of every node, rank by rank.
         num_ranks: G.
-        slots: replicas a rank can hold.
-        min_tokens: tokens a replica has at least.
-        price: tokens that a replica of the busiest rank is weighed as; 0 where balance is all that counts.
+        slots: replicas that a rank can hold.
+        min_tokens: the fewest tokens a replica may have.
+        price: what each replica of the busiest rank costs, in tokens; 0 where only balance counts.
 
     Returns:
-        Tokens of the slowest rank `[M]`, and with what replicas cost `[M]`; where each row ends in what follows;
-        (expert, rank) and tokens of replicas.
+        The fields of `LayerReplicas` in order: tokens of the slowest rank `[M]`; these plus what replicas cost `[M]`;
+        where the replicas of each row end `[M]`; (expert, rank) of replicas `[Y, 2]`; tokens of replicas `[Y]`.
     """
     num_rows = len(load_ME)
     num_nodes, num_members = by_rank_NX.shape

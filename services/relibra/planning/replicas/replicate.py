@@ -1,4 +1,4 @@
-"""Replicas and quotas of every cell: which hot experts are copied to which neighbours, and how many tokens go along.
+"""Replicas and quotas of every cell: which hot experts are copied to which ranks of their node, with how many tokens.
 
 M rows, L layers, E experts, R EP ranks, N nodes, X experts of a node (rank by rank), Y replicas of a layer, Q quotas.
 """
@@ -15,18 +15,20 @@ from relibra.planning.prices import ReplicaPrice
 from relibra.planning.replicas.node_replicas import replicate_rows
 
 FREE = ReplicaPrice()
-"""Balance is all that counts."""
+"""The price where replicas cost nothing and only balance counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quotas:
-    """Who computes what: `index_Q4` int32 (row, layer, expert, rank), sorted and unique; `tokens_Q` int64, at least 1.
+    """How many tokens of every expert each rank computes.
 
-    An expert that replicas took over in full has no line for its home.
+    The home of an expert has no line where replicas take over all of its tokens.
     """
 
     index_Q4: NDArray[np.int32]
+    """(row, layer, expert, rank), sorted and unique."""
     tokens_Q: NDArray[np.int64]
+    """At least 1 each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +36,14 @@ class LayerReplicas:
     """The replicas of one layer, row by row: those of row m are lines `end_M[m - 1]` to `end_M[m]`."""
 
     limit_M: NDArray[np.int64]
-    """Tokens of the slowest rank."""
+    """Tokens of the slowest rank with these replicas."""
     cost_M: NDArray[np.int64]
-    """The same and what the replicas of the busiest rank cost, in tokens."""
+    """`limit_M` plus what the replicas of the busiest rank cost, in tokens."""
     end_M: NDArray[np.int64]
     index_Y2: NDArray[np.int32]
-    """(expert, rank)."""
+    """(expert, rank) of every replica."""
     tokens_Y: NDArray[np.int64]
+    """Tokens of every replica."""
 
 
 ChooseReplicas = Callable[[NDArray[np.int64], NDArray[np.int32], Cluster, ReplicaPrice], LayerReplicas]
@@ -57,9 +60,13 @@ def replicate(
 ) -> tuple[Quotas, str]:
     """Choose replicas and quotas under a placement; return them and why.
 
-    The result is the same for any number of threads. `choose` is `replicate_layer` by default: in every cell the
-    slowest rank is at most the one without replicas, nodes below the slowest one get no more replicas than it takes to
-    stay below it, and balance that costs more replicas than it is worth is left.
+    Args:
+        load_MLE: tokens of every expert in every cell.
+        home_LE: the placement.
+        cluster: nodes, ranks and slots.
+        price: what replicas cost.
+        num_threads: threads that plan layers; the result is the same for any number.
+        choose: chooses the replicas of one layer; `replicate_layer` by default.
     """
     choose = choose or replicate_layer
 
@@ -87,7 +94,11 @@ def replicate(
 def replicate_layer(
     load_ME: NDArray[np.int64], home_E: NDArray[np.int32], cluster: Cluster, price: ReplicaPrice = FREE
 ) -> LayerReplicas:
-    """Choose the replicas of one layer."""
+    """Choose the replicas of one layer, for known loads.
+
+    In every cell the slowest rank has at most the tokens it has without replicas. Nodes below the slowest one get only
+    the replicas they need to stay below it. Balance that costs more than it is worth is left.
+    """
     by_rank_NX = np.argsort(home_E, kind="stable").reshape(cluster.num_nodes, -1)
     limit_M, cost_M, end_M, index_Y2, tokens_Y = replicate_rows(
         np.ascontiguousarray(load_ME),
@@ -111,7 +122,7 @@ def _merge(
     index_Y2: NDArray[np.int32],
     tokens_Y: NDArray[np.int64],
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Write home and replica quotas of all cells in their order; `first_L` is where the replicas of a layer begin."""
+    """Return home and replica quotas of all cells in order; `first_L` says where the replicas of a layer begin."""
     num_rows, num_layers, num_experts = load_MLE.shape
     num_quotas = len(tokens_Y)
     for row in range(num_rows):

@@ -17,17 +17,17 @@ from relibra.planning.shares import SourceShares
 def split(load: StepLoad, quotas: Quotas, home_LE: NDArray[np.int32]) -> SourceShares:
     """Give every source rank its share of every replica's quota.
 
-    A rank that holds a copy, the home's or a replica, keeps its own tokens up to its quota. What is left goes to what
-    is free, both in the order of ranks. The shares of a replica sum to its quota, and no rank gives more tokens of an
-    expert than it has.
+    A rank that holds a copy of an expert, as its home or as a replica, keeps its own tokens up to its quota. The other
+    tokens go to copies with quota left; source ranks and copies are both taken in rank order. The shares of a replica
+    sum to its quota, and no rank sends more tokens of an expert than it has.
 
-    The result makes its blocks, one per row, from `load` whenever it is asked for them: memory is that of one row, and
-    planning does not wait for what only publishing needs.
+    The result computes its blocks, one per row, from `load` each time they are read. Memory is that of one row, and
+    planning does not wait for shares that only publishing needs.
 
     Args:
         load: the load that `quotas` divide.
-        quotas: of all cells.
-        home_LE: the placement they were chosen for.
+        quotas: the quotas of all cells.
+        home_LE: the placement that the quotas were chosen for.
     """
     end_M = np.searchsorted(quotas.index_Q4[:, 0], np.arange(load.num_rows), side="right")
 
