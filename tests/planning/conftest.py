@@ -13,7 +13,7 @@ from relibra.planning.solve import solve
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Everything `solve` takes."""
+    """The arguments of `solve`."""
 
     model: Model
     cluster: Cluster
@@ -84,13 +84,13 @@ class Problem:
 
 @pytest.fixture(scope="session")
 def random_problem() -> type[Problem]:
-    """`random_problem.random(seed, …)`."""
+    """The class of problems: `random_problem.random(seed, …)` makes one."""
     return Problem
 
 
 @pytest.fixture(scope="session")
 def problems() -> st.SearchStrategy[Problem]:
-    """Small problems of every kind: draw from it with `data.draw`."""
+    """A strategy for small problems of every kind; draw from it with `data.draw`."""
     return st.builds(
         Problem.random,
         st.integers(0, 10**6),

@@ -1,4 +1,4 @@
-"""Loads made to break a planner: every plan is valid, nothing overflows, and the result is what it should be."""
+"""Loads made to break a planner: every plan must be valid and as good as expected, and nothing may overflow."""
 
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ _LARGEST = np.iinfo(np.int32).max
 
 
 def _step(load_MLE, num_nodes, gpus_per_node, slots):
-    """Plan a load whose tokens come from all source ranks about evenly, and check the plan."""
+    """Plan a load whose tokens come about evenly from all source ranks, and check the plan."""
     cluster = Cluster(num_nodes=num_nodes, gpus_per_node=gpus_per_node, redundant_slots=slots)
     num_rows, num_layers, num_experts = load_MLE.shape
     ranks = np.arange(cluster.num_ranks)[:, None]
@@ -74,7 +74,7 @@ def test_a_micro_batch_with_fewer_tokens_than_ranks(num_tokens):
 
 @pytest.mark.parametrize(("num_nodes", "slots"), [(1, 2), (4, 2), (4, 8)])
 def test_zipf_2(num_nodes, slots):
-    """The first of 64 experts has 61 % of the tokens: fine inside one node, far too much for one of four."""
+    """The largest of 64 experts has 61 % of the tokens: no problem on a single node, far too much for one of four."""
     rng = np.random.default_rng(0)
     share_E = 1 / np.arange(1, 65) ** 2.0
     load_MLE = np.stack([rng.multinomial(50_000, rng.permutation(share_E / share_E.sum()), 3) for _ in range(8)])

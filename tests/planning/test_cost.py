@@ -51,7 +51,7 @@ def test_hiding_transfers_makes_smaller_replicas_worthwhile():
 
 
 def test_reordering_everything_costs_what_papers_report():
-    """About 14 ms for an expert of DeepSeek-V3 with its optimizer state, between nodes."""
+    """Moving an expert of DeepSeek-V3 with its optimizer state between nodes takes about 14 ms."""
     cost = CostModel.of_expert(_DEEPSEEK_V3)
     assert cost.reorder_us(64, 64, 7 * _DEEPSEEK_V3) == pytest.approx(13_700, rel=0.01)
 

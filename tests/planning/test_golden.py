@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 _UPDATE = Path(__file__).parents[1] / "golden" / "update.py"
-_HINT = "plans changed; if that is meant, run `python tests/golden/update.py` and look at its diff"
+_HINT = "plans changed; if that is intended, run `python tests/golden/update.py` and judge its diff"
 
 
 @pytest.fixture(scope="module")

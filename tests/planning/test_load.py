@@ -38,7 +38,7 @@ def test_loads_by_source_rank_are_one_sequence_each():
         (np.zeros((2, 1, 2)), "load: expected whole token copies, got float64"),
     ],
 )
-def test_counts_that_are_none_are_refused(counts_SLE, message):
+def test_counts_that_are_negative_or_not_whole_are_refused(counts_SLE, message):
     cluster = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=0)
     with pytest.raises(InvalidInput, match=message):
         StepLoad.of(counts_SLE, Schedule.round_robin(2, 1, cluster), cluster)

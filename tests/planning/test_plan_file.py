@@ -68,7 +68,7 @@ def test_the_file_has_the_keys_and_types_others_read(content, plan):
     assert plan.digest.hex() in str(arrays["meta"])
 
 
-def test_the_file_comes_in_pieces_and_says_the_digest_it_was_told(content, plan):
+def test_the_file_comes_in_pieces_with_the_digest_that_was_passed(content, plan):
     pieces = list(plan_chunks(plan, plan.digest))
     assert b"".join(pieces) == content
     assert sum(map(bool, pieces)) > 3
@@ -98,7 +98,7 @@ def test_a_missing_key_is_named(content):
 
 
 @pytest.mark.parametrize("meta", ["", "{", "[]", "null", "{}", '{"model": 3}'])
-def test_metadata_that_is_none_is_refused(content, meta):
+def test_broken_metadata_is_refused(content, meta):
     with pytest.raises(InvalidPlan, match="plan file: expected"):
         plan_from_bytes(_file(_arrays(content) | {"meta": meta}))
 

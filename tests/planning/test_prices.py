@@ -27,7 +27,7 @@ def test_replicas_have_the_least_size_that_is_asked_for():
     assert _least_size(PlanParams(min_tokens_per_replica=7)) == 7
 
 
-def test_replicas_of_experts_of_unknown_size_may_have_any():
+def test_replicas_of_experts_of_unknown_size_may_have_any_size():
     assert _least_size(PlanParams(), model=_UNKNOWN) == 1
 
 
@@ -36,7 +36,7 @@ def test_replicas_must_save_what_they_cost():
     assert _least_size(PlanParams()) == cost.min_tokens_per_replica(_MODEL.expert_weight_size_bytes) > 100
 
 
-def test_a_guess_about_hardware_costs_little_balance_and_a_measurement_what_it_costs():
+def test_a_guess_about_hardware_costs_little_balance_and_a_measurement_counts_in_full():
     small_MLE = _LARGE_MLE // 100
     assert _least_size(PlanParams(), small_MLE) == small_MLE[0].sum() // 64 // 100
     assert _least_size(PlanParams(), 0 * small_MLE) == 1
@@ -52,7 +52,7 @@ def test_moves_of_unknown_size_must_gain_a_fixed_part():
 
 def test_moves_must_gain_what_they_cost():
     hysteresis = price_moves(PlanParams(cost=CostModel.of_expert(88_080_384)), _MODEL, _CLUSTER)
-    # 616.6 MB at 45 GB/s on one of 64 ranks are 214 us; a token saved is worth four passes of 0.22 us.
+    # 616.6 MB at 45 GB/s, shared by 64 ranks, take 214 us. A saved token is worth four passes of 0.22 us.
     assert hysteresis.tokens_per_move == pytest.approx(214.1 / (4 * 0.2202), rel=0.001)
     assert hysteresis.net_gain(10**6, 10**6 - 2500, num_moved=10) > 0 > hysteresis.net_gain(10**6, 10**6 - 2400, 10)
 
@@ -64,7 +64,7 @@ def test_a_guess_asks_for_a_gain_within_limits():
 
 
 def _two_domains(odd_share: float, seed: int = 0):
-    """Node 0 asks for even experts and node 1 for odd ones, but for a share of the tokens that does the opposite."""
+    """Node 0 routes to even experts and node 1 to odd ones, except for a share of the tokens that does the opposite."""
     rng = np.random.default_rng(seed)
     prefers_NE = np.stack([np.arange(8) % 2 == node for node in range(2)])
     weight_NE = np.where(prefers_NE, 1 - odd_share, odd_share)
@@ -84,7 +84,7 @@ def test_the_price_of_crossing_is_what_the_cost_model_says():
     load, _ = _two_domains(0.25)
     crossing_LNE = price_crossing(load, _TWO_NODES, PlanParams(cost=_DEAR))
     source_RLE = sum(load.source_load_RLE(row) for row in range(load.num_rows))
-    # 3 crossings of 4096 bytes at 1024 bytes/us are 12 us; a token is 4 passes of 1 us; two nodes share the work.
+    # 3 crossings of 4096 bytes at 1024 bytes/us take 12 us, a token 4 passes of 1 us, and two nodes share the work.
     assert _DEAR.crossing_tokens == 3.0
     np.testing.assert_array_equal(crossing_LNE[:, 0], source_RLE[2:].sum(axis=0) * 3 // 2)
     np.testing.assert_array_equal(crossing_LNE[:, 1], source_RLE[:2].sum(axis=0) * 3 // 2)

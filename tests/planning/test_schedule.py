@@ -34,7 +34,7 @@ def test_round_robin_deals_micro_batches_then_ranks_then_groups():
         ({"ep_group": (2, 0)}, r"schedule.ep_group\[0\]: expected 0 to 1, got 2"),
     ],
 )
-def test_what_the_cluster_does_not_have_is_refused(fields, message):
+def test_ranks_and_groups_that_the_cluster_does_not_have_are_refused(fields, message):
     with pytest.raises(InvalidInput, match=message):
         _schedule(**fields).check(_CLUSTER)
 
@@ -47,6 +47,6 @@ def test_what_the_cluster_does_not_have_is_refused(fields, message):
         ({"micro_batch": (-1, 1)}, "schedule.micro_batch: expected at least 0, got -1"),
     ],
 )
-def test_a_schedule_that_is_none_is_refused(fields, message):
+def test_values_that_make_no_schedule_are_refused(fields, message):
     with pytest.raises(InvalidInput, match=message):
         _schedule(**fields)

@@ -6,11 +6,11 @@ from relibra.planning.shares import WHOLE, begins, fraction_shares, fractions, t
 
 HOME_LE = np.array([[0, 1]], dtype=np.int32)
 INDEX_Q4 = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 2], [0, 0, 1, 0], [1, 0, 1, 1]], dtype=np.int32)
-"""Expert 0 at home and on ranks 1 and 2; expert 1 all on a replica; in the next row, at home."""
+"""Expert 0 has quotas at home and on ranks 1 and 2; all of expert 1 is on a replica, and in the next row at home."""
 TOKENS_Q = np.array([5, 10, 5, 7, 3])
 
 
-def test_a_fraction_is_the_quota_beside_all_tokens_of_the_expert() -> None:
+def test_a_fraction_is_the_quota_over_all_tokens_of_the_expert() -> None:
     fraction_Y = fractions(INDEX_Q4, TOKENS_Q, HOME_LE)
     assert fraction_Y.tolist() == [WHOLE // 2, WHOLE // 4, WHOLE]
     assert begins(INDEX_Q4[1:4], fraction_Y).tolist() == [0, WHOLE // 2, 0]
@@ -40,7 +40,7 @@ def test_S5_no_more_tokens_are_sent_than_there_are_and_all_where_nothing_stays(
 
 
 @given(parts, st.integers(1, 5), st.sampled_from([1, 2, 8, 32]))
-def test_what_rounding_takes_on_one_rank_it_gives_on_another(
+def test_a_replica_gets_from_one_rank_what_rounding_takes_from_it_on_another(
     fraction_Y: np.ndarray, num_tokens: int, num_ranks: int
 ) -> None:
     begin_Y = np.cumsum(fraction_Y) - fraction_Y

@@ -54,7 +54,7 @@ def test_a_plan_is_never_worse_than_plain_expert_parallelism(problems, data):
 
 @given(data=st.data())
 @_EXAMPLES
-def test_the_forecast_says_what_the_plan_does(problems, data):
+def test_the_prediction_says_what_the_plan_does(problems, data):
     problem = data.draw(problems)
     plan = problem.solve()
     numbers = plan.prediction
@@ -198,7 +198,7 @@ def test_a_negative_load_is_refused(random_problem):
         replace(problem, load=replace(problem.load, counts_SLE=problem.load.counts_SLE - 10**6)).solve()
 
 
-def test_a_previous_placement_that_is_none_is_refused(random_problem):
+def test_a_previous_placement_that_is_not_valid_is_refused(random_problem):
     problem = random_problem.random(0)
     nowhere_LE = np.zeros((problem.model.num_layers, problem.model.num_experts), dtype=np.int32)
     with pytest.raises(InvalidPlan, match="rank 0 is home to 8 experts, expected 2"):

@@ -21,7 +21,7 @@ def _bound(load_E, home_E, num_nodes, gpus_per_node, slots, min_tokens=1):
 @given(data=st.data())
 @settings(max_examples=100, deadline=None)
 def test_no_plan_is_below_its_bound(problems, data):
-    """Not the plan that carries the bound, and no other choice of replicas under the same placement."""
+    """The bound holds for the plan that carries it and for other choices of replicas under the same placement."""
     problem = data.draw(problems)
     plan, load_MLE = problem.solve(), problem.load_MLE
     node_LE = plan.home_rank_LE // plan.cluster.gpus_per_node
@@ -57,7 +57,7 @@ def test_two_heavy_ranks_share_the_slots_of_the_others():
 
 
 def _random_node(seed):
-    """A node of any kind: loads as they come, or with the heavy experts sharing ranks."""
+    """Return a random node; in half of them the heavy experts share ranks."""
     rng = np.random.default_rng(seed)
     num_ranks = int(rng.integers(2, 9))
     per_rank = int(rng.integers(1, 16 // num_ranks + 1))
@@ -70,7 +70,7 @@ def _random_node(seed):
 
 
 @pytest.mark.parametrize("min_tokens", [1, 4])
-def test_the_bound_is_never_above_the_optimum_and_mostly_there(min_tokens):
+def test_the_bound_is_never_above_the_optimum_and_mostly_equal_to_it(min_tokens):
     gaps = []
     for seed in range(120):
         load_X, home_X, num_ranks, slots = _random_node(seed)
@@ -84,7 +84,7 @@ def test_the_bound_is_never_above_the_optimum_and_mostly_there(min_tokens):
 
 
 def test_a_replica_has_no_more_tokens_than_its_rank():
-    """Two slots take the two largest experts, but not all of the largest: its replica would be the slowest rank."""
+    """Two slots take the two largest experts, but not all of the largest: its replica would make the slowest rank."""
     load_X = [0, 14, 16, 17, 25, 40, 65, 197, 236, 2201, 2930, 5958]
     assert _bound(load_X, np.repeat(np.arange(3), 4), 1, 3, 1) == 4198
     assert exact_limit(np.array(load_X), np.repeat(np.arange(3), 4), 3, 1).found == 4221

@@ -18,7 +18,7 @@ def _subsets(items, most):
 
 
 def _reaches(load_X, copies_X, home_X, num_ranks, min_tokens, limit):
-    """Whether tokens can be spread over copies so that no rank has more than `limit`: every spreading is tried."""
+    """Return whether tokens can be spread over copies so that no rank has more than `limit`, by trying every way."""
     states = {(0,) * num_ranks}
     for load, copies, home in zip(load_X, copies_X, home_X, strict=True):
         choices = []
@@ -39,7 +39,7 @@ def _reaches(load_X, copies_X, home_X, num_ranks, min_tokens, limit):
 
 
 def _optimum(load_X, home_X, num_ranks, slots, min_tokens):
-    """The slowest rank of the best plan, by trying every set of replicas and every spreading of tokens over them."""
+    """Return the slowest rank of the best plan, by trying every set of replicas and every way to spread tokens."""
     foreign = [[expert for expert in range(len(load_X)) if home_X[expert] != rank] for rank in range(num_ranks)]
     every = list(product(*(list(_subsets(experts, slots)) for experts in foreign)))
     limit = -(-sum(load_X) // num_ranks)
@@ -92,7 +92,7 @@ def test_a_search_without_time_tells_what_it_knows():
 
 
 def _gap(seed):
-    """Gap of one random small cell to its optimum; half of them have their heavy experts on the same ranks."""
+    """Return the gap of a random small cell to its optimum; in half of them the heavy experts share ranks."""
     rng = np.random.default_rng(seed)
     num_ranks, slots = int(rng.integers(2, 9)), int(rng.integers(0, 4))
     num_experts = num_ranks * int(rng.integers(1, 16 // num_ranks + 1))
@@ -116,7 +116,7 @@ def test_replicas_are_within_half_a_percent_of_the_optimum():
     assert np.max(gaps) <= 0.03
 
 
-def test_the_gap_of_a_plan_is_that_of_its_cells(random_problem):
+def test_the_gap_of_a_plan_comes_from_its_cells(random_problem):
     problem = random_problem.random(0, num_nodes=2, gpus_per_node=3, num_layers=3)
     plan = problem.solve()
     gap = exact_gap(plan, problem.load)

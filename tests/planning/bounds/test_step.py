@@ -12,7 +12,7 @@ from relibra.planning.load import home_loads
 
 
 def _placements(num_experts, cluster):
-    """Every home rank of every expert that matters: ranks of a node are alike, and so are nodes."""
+    """Yield all placements, without those that only rename ranks of a node or nodes."""
     homes = sorted(
         set(permutations(np.repeat(np.arange(cluster.num_ranks), num_experts // cluster.num_ranks).tolist()))
     )
@@ -27,7 +27,7 @@ def _placements(num_experts, cluster):
 
 
 def _best_of_all_placements(load_ME, cluster):
-    """The fewest slowest-rank tokens of one layer: the optimum of every cell under every placement."""
+    """Return the tokens of the slowest ranks of one layer in the best plan of the best placement."""
     num_gpus = cluster.gpus_per_node
     best = load_ME.sum()
     for home_E in _placements(load_ME.shape[1], cluster):
@@ -75,27 +75,27 @@ def test_no_plan_is_below_it(problems, data):
     ("load_E", "num_nodes", "gpus_per_node", "slots", "expected"),
     [
         ([3, 3, 3, 2], 2, 2, 1, 3),  # the mean, rounded up
-        ([90, 1, 1, 1], 2, 2, 1, 46),  # the largest expert and its company share one node
+        ([90, 1, 1, 1], 2, 2, 1, 46),  # the largest expert and its smallest neighbours share one node
         ([50, 50, 50, 1, 1, 1], 2, 1, 1, 101),  # of three large experts, two share a node
         ([40, 9, 9, 9], 1, 4, 0, 40),  # without slots no expert is shared
         ([10] * 8, 1, 2, 1, 40),
         ([60, 10, 10, 10, 10, 10, 10, 10], 1, 2, 1, 65),
     ],
 )
-def test_every_argument_counts_where_it_bites(load_E, num_nodes, gpus_per_node, slots, expected):
+def test_every_argument_decides_some_case(load_E, num_nodes, gpus_per_node, slots, expected):
     cluster = Cluster(num_nodes=num_nodes, gpus_per_node=gpus_per_node, redundant_slots=slots)
     assert step_bound_L(np.array([[load_E]]), cluster)[0] == expected
 
 
 def test_rows_that_share_a_placement_are_bounded_together():
-    """Each row alone can be split evenly over two nodes, but two of the three large experts share a node."""
+    """Every row alone splits evenly over two nodes, but two of the three large experts must share a node."""
     cluster = Cluster(num_nodes=2, gpus_per_node=1, redundant_slots=1)
     load_ME = np.array([[20, 20, 0, 0, 0, 0], [0, 20, 20, 0, 0, 0], [20, 0, 20, 0, 0, 0]])
     assert sum(step_bound_L(row_E[None, None], cluster)[0] for row_E in load_ME) == 60
     assert step_bound_L(load_ME[:, None], cluster)[0] == _best_of_all_placements(load_ME, cluster) == 80
 
 
-def test_S8_it_is_the_same_for_relabelled_experts_and_exact_for_large_loads():
+def test_S8_the_bound_is_equal_for_relabelled_experts_and_exact_for_large_loads():
     rng = np.random.default_rng(0)
     cluster = Cluster(num_nodes=8, gpus_per_node=8, redundant_slots=2)
     load_MLE = rng.integers(0, 2**40, (3, 2, 128))

@@ -19,7 +19,7 @@ SCHEDULE = Schedule.round_robin(24, 3, CLUSTER)
 
 
 def step(seed: int) -> StepLoad:
-    """A step whose popularities are always the same, and whose counts are not."""
+    """Return a step with random counts; the popularity of experts is the same for every seed."""
     popularity_LE = np.array([[30, 20, 10, 5, 3, 2, 1, 1], [1, 1, 2, 3, 5, 10, 20, 30]])
     counts_SLE = np.random.default_rng(seed).poisson(popularity_LE, (24, 2, 8))
     return StepLoad.of(counts_SLE, SCHEDULE, CLUSTER)
@@ -51,7 +51,7 @@ def test_a_layer_that_was_never_used_is_expected_to_be_balanced() -> None:
         ([np.zeros((1, 2, 4), np.int64)], 1.5, "decay"),
     ],
 )
-def test_what_cannot_be_continued_is_refused_by_name(previous: list[np.ndarray], decay: float, named: str) -> None:
+def test_bad_loads_and_decays_are_refused_by_name(previous: list[np.ndarray], decay: float, named: str) -> None:
     with pytest.raises(InvalidInput, match=named):
         expected_share(previous, decay)
 
@@ -95,7 +95,7 @@ def test_where_nothing_is_known_nothing_moves_and_nothing_is_copied() -> None:
     assert plan.prediction.num_replicas == 0
 
 
-def test_what_runs_as_planned_has_the_planned_loads() -> None:
+def test_a_step_that_routes_as_planned_has_the_planned_loads() -> None:
     load = step(0)
     plan = solve(load, SCHEDULE, MODEL, CLUSTER)
     assert plan.prediction.num_replicas > 0
@@ -103,11 +103,11 @@ def test_what_runs_as_planned_has_the_planned_loads() -> None:
 
 
 def tokens_routed(seed: int, length: int) -> np.ndarray:
-    """An expert for every token, `[S, T, L]`."""
+    """Return an expert for every token, `[S, T, L]`."""
     return np.random.default_rng(seed).integers(0, 8, (24, length, 2))
 
 
-def test_what_runs_otherwise_follows_the_rule_of_the_agents_token_by_token() -> None:
+def test_a_step_that_routes_otherwise_follows_the_rule_of_the_agents_token_by_token() -> None:
     hot_SLE = step(0).counts_SLE + 60 * (np.arange(8) == 3)
     plans = [solve(StepLoad.of(hot_SLE, SCHEDULE, ONE_NODE), SCHEDULE, MODEL, ONE_NODE, basis=each) for each in Basis]
     shares_of: list[dict[tuple[int, ...], list[list[int]]]] = []
@@ -135,7 +135,7 @@ def test_what_runs_otherwise_follows_the_rule_of_the_agents_token_by_token() -> 
                 for rank, share in shares_of[number].get((row, layer, expert, source), []):
                     if plan.prediction.basis is Basis.REPLAY:
                         first, end = begin, begin + share
-                    else:  # cut points of fractions, moved on by a part of a token on every source rank
+                    else:  # the cut points of fractions are shifted by a part of a token on every source rank
                         first, end = (int(tokens * part / 2**15 + source / 4) for part in (begin, begin + share))
                     ranks[first:end] = [rank] * (min(end, tokens) - min(first, tokens))
                     begin += share

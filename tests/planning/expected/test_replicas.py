@@ -45,7 +45,7 @@ def test_a_hot_expert_is_divided_over_all_ranks_that_have_room() -> None:
 
 
 def test_loads_that_vary_by_half_leave_ranks_more_equal_than_a_plan_for_their_mean() -> None:
-    """What it is for: the mean of the slowest rank over loads that come, with the quotas as fractions."""
+    """Hedging lowers the mean of the slowest rank over random loads, with quotas applied as fractions."""
     rng = np.random.default_rng(0)
     cluster = Cluster(num_nodes=1, gpus_per_node=8, redundant_slots=2)
     mean_E = (rng.pareto(1.5, 32) * 1000).astype(np.int64) + 100

@@ -36,7 +36,7 @@ def test_the_budget_holds_or_the_refusal_says_what_to_do(lengths, num_micro_batc
         refusal = ""
     if refusal:
         assert "do not fit: raise it, or plan more micro-batches" in refusal
-        # A sequence that fits on no rank finds every one more than half full, or is itself longer than half of it.
+        # A sequence that fits on no rank finds every rank more than half full, or is longer than half the budget.
         assert length_S.sum() > num_cells * budget / 2
         return
     assert schedule.num_sequences == len(lengths)

@@ -16,7 +16,7 @@ from relibra.planning.solve import solve
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """Sequences of a few domains, each with experts of its own."""
+    """Sequences of a few domains; each domain has popular experts of its own."""
 
     counts_SLE: np.ndarray
     length_S: np.ndarray
@@ -144,7 +144,7 @@ def test_domains_are_spread_so_that_most_of_the_floor_above_balance_goes(seed):
 
 
 def test_sequences_start_on_the_node_that_has_their_experts():
-    """One micro-batch, two kinds of sequences that share no expert: only source ranks can be chosen."""
+    """With one micro-batch and two kinds of sequences that share no expert, only source ranks can be chosen."""
     cluster = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
     model = Model(num_layers=1, num_experts=8, top_k=4)
     counts_SLE = np.zeros((8, 1, 8), dtype=np.uint32)

@@ -128,7 +128,7 @@ def test_the_dearer_a_move_the_fewer_experts_move(random_problem, seed):
 
 
 def test_a_first_placement_has_many_steps_to_pay_and_a_later_one_a_single_step():
-    # Rank 0 has both popular experts: 100 tokens in each of 4 micro-batches too many.
+    # Rank 0 has both popular experts: 100 tokens too many in each of 4 micro-batches.
     load_MLE = np.full((4, 1, 8), 10, dtype=np.int64)
     load_MLE[:, :, :2] = 110
     cluster = Cluster(num_nodes=1, gpus_per_node=4, redundant_slots=0)

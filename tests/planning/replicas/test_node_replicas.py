@@ -1,4 +1,4 @@
-"""What replicas cost, beside the balance they bring."""
+"""Replicas whose cost is weighed against the balance they bring."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -9,7 +9,7 @@ from relibra.planning.replicas.node_replicas import replicate_rows
 
 
 def busiest_of(index_Y2, by_rank_NX, num_ranks):
-    """The most replicas that leave or enter one rank."""
+    """Return the most replicas that leave or enter one rank."""
     rank_of_E = np.empty(by_rank_NX.size, dtype=np.int64)
     rank_of_E[by_rank_NX.ravel()] = np.arange(by_rank_NX.size) // (by_rank_NX.shape[1] // num_ranks)
     ends = [rank_of_E[index_Y2[:, 0]], index_Y2[:, 1]]
@@ -51,7 +51,7 @@ def test_a_cell_costs_no_more_than_without_replicas_or_with_all_the_balance_ther
 
 
 def test_the_last_of_the_balance_is_left_where_replicas_cost_more():
-    """The mean is 100. One replica of 60 brings 180 to 120; two more would be needed for the rest."""
+    """The mean is 100. One replica of 60 tokens brings 180 down to 120, and the rest would need two more."""
     load_ME = np.array([[180, 60, 80, 80]])
     by_rank_NX = np.arange(4)[None]
 

@@ -17,7 +17,7 @@ def _subsets(items, most):
 
 
 def optimum(load_E, home_E, num_ranks, slots):
-    """The slowest rank of the best plan of one node, by trying every set of replicas.
+    """Return the slowest rank of the best plan of one node, by trying every set of replicas.
 
     With the copies fixed, tokens flow freely among them, so the slowest rank is the largest mean over sets of ranks of
     the load that cannot leave the set (Hall's condition), rounded up.
@@ -103,7 +103,7 @@ def test_small_replicas_are_not_made():
 
 
 def test_a_donor_may_be_filled_in_turn():
-    """Five heavy ranks and one slot a light rank: only chains through heavy ranks reach the mean."""
+    """Five ranks are heavy and every rank has one slot: only chains through heavy ranks reach the mean."""
     cluster = Cluster(num_nodes=1, gpus_per_node=6, redundant_slots=1)
     load_ME = np.array([[120, 120, 120, 120, 120, 0]])
     assert replicate_layer(load_ME, np.arange(6, dtype=np.int32), cluster).limit_M[0] == 100
