@@ -56,7 +56,7 @@ def test_an_empty_sequence_and_one_of_a_single_token_have_no_rows():
         (np.zeros((4, 5, 2), np.uint8), r"expected \[rows, 3 layers or 3 MoE layers"),
         (np.full((4, 3, 2), 9, np.uint8), "expected expert ids 0 to 7, got 9"),
         (np.full((4, 3, 2), 1 << 40), "expected expert ids 0 to 7, got 1099511627776"),
-        (np.full((4, 3, 2), 5, np.uint8), "expected 2 different experts a token and layer"),
+        (np.full((4, 3, 2), 5, np.uint8), "expected 2 different experts per token and layer"),
         (np.zeros((4, 3, 2), bool), "expected an array of integers, got bool"),
         (np.array("x"), "expected an array of integers"),
     ],

@@ -141,11 +141,13 @@ def _known_rows(ids_TLK: NDArray[np.integer], field: str) -> NDArray[np.bool_]:
         partial_T = negative_T[(ids_TLK[negative_T] != -1).any(axis=(1, 2))]
         if len(partial_T):
             raise InvalidInput.of(
-                f"{field}[{partial_T[0]}]", expected="expert ids, or -1 throughout for no route", got="both, or other"
+                f"{field}[{partial_T[0]}]",
+                expected="expert ids, or -1 throughout for no route",
+                got="a mixture, or other negative ids",
             )
         known_T[negative_T] = False
     if ids_TLK.shape[2] > 1:
-        suspect_T = np.flatnonzero(ids_TLK[:, 0].max(axis=1) == 0)  # rows of zeros begin with a layer of zeros
+        suspect_T = np.flatnonzero(ids_TLK[:, 0].max(axis=1) == 0)  # a row of zeros has zeros in its first layer
         known_T[suspect_T] = ids_TLK[suspect_T].any(axis=(1, 2))
     return known_T
 
@@ -160,12 +162,12 @@ def _check_ids(ids_TLK: NDArray[np.integer], layers: ModelLayers, field: str) ->
         raise InvalidInput.of(
             f"{field}, MoE layer {silent_L[0]}",
             expected="routes",
-            got="zeros only; a dense layer, or a pipeline stage that captured nothing",
+            got="zeros only; the layer is dense, or its pipeline stage captured nothing",
         )
     sorted_TLK = np.sort(sample_TLK, axis=-1)
     if (sorted_TLK[..., 1:] == sorted_TLK[..., :-1]).any():
         raise InvalidInput.of(
             field,
-            expected=f"{layers.top_k} different experts a token and layer",
+            expected=f"{layers.top_k} different experts per token and layer",
             got="an expert twice; check the model's layers and top-k",
         )

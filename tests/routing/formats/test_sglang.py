@@ -13,7 +13,10 @@ def test_another_model_than_the_engines_is_noticed_although_no_shape_is_sent():
     payload = sglang(routes(0, 30, DENSE_FIRST), DENSE_FIRST)
     for layers, message in [
         (ModelLayers.uniform(num_layers=7, num_experts=64, top_k=4), "expected rows of 28 ids"),
-        (ModelLayers.uniform(num_layers=2, num_experts=64, top_k=8), "expected 8 different experts a token and layer"),
+        (
+            ModelLayers.uniform(num_layers=2, num_experts=64, top_k=8),
+            "expected 8 different experts per token and layer",
+        ),
         (ModelLayers.uniform(num_layers=4, num_experts=64, top_k=4), "MoE layer 0: expected routes, got zeros only"),
         (ModelLayers.uniform(num_layers=4, num_experts=16, top_k=4), "expected expert ids 0 to 15"),
     ]:
