@@ -1,4 +1,4 @@
-"""A job that a status service shows to who has a token, and the command line as a function."""
+"""A job behind a status service that requires a token, and the command line as a function."""
 
 import asyncio
 import http.server
@@ -23,7 +23,7 @@ Answering = Callable[..., AbstractContextManager[tuple[str, list]]]
 
 @dataclass(frozen=True)
 class Watched:
-    """Steps of `job`: 1 executed as planned, 2 fallen back, 3 failed, 4 being collected."""
+    """A job with steps 1 executed as planned, 2 fallen back, 3 failed and 4 being collected, and its status service."""
 
     job: WatchedJob
     redis_url: str
@@ -53,7 +53,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 @pytest.fixture
 def relibra(watched: Watched) -> Relibra:
-    """Runs a verb as somebody with the job's token; raises its error, else returns what it prints."""
+    """A function that runs a verb with the job's token and returns its output, or raises its error."""
 
     def invoke(*arguments: object, status: int = 0, **environment: str) -> str:
         known = {"RELIBRA_STATUS_URL": watched.url, "RELIBRA_TOKEN": watched.token, "COLUMNS": "100"}
@@ -68,7 +68,7 @@ def relibra(watched: Watched) -> Relibra:
 
 @pytest.fixture
 def answering() -> Answering:
-    """A server that gives everybody one answer, and notes what it was asked."""
+    """A server that gives every request the same response and records path and token of each request."""
     return _answering
 
 

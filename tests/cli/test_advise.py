@@ -16,7 +16,7 @@ _SMALL = ("--model", "gpt-oss-20b", "--gpus-per-node", 4, "--micro-batches", 2, 
 
 
 def _trace(path: Path, num_sequences: int, variance: float) -> Path:
-    """Sequences of 60 tokens, each with favourites of its own."""
+    """Write a trace of sequences of 60 tokens, each with its own popular experts; return its path."""
     rng = np.random.default_rng(0)
     shape = (num_sequences, 2, 16)
     weight_SLE = rng.gamma(1 / variance, variance, shape) if variance else np.ones(shape)

@@ -1,4 +1,4 @@
-"""What holds for every verb."""
+"""Properties of every verb."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ COMMANDS = [
     "tokens",
     "doctor",
 ]
-# These run until they are stopped, and tell scripts their addresses in a file; or their output is that it is done.
+# The first three run until they are stopped and have a ready file for scripts; the others only confirm what they did.
 WITHOUT_DATA = {"up", "planner", "status", "jobs remove", "tokens revoke", "trace merge", "trace split"}
 
 
@@ -46,12 +46,12 @@ def test_every_command_is_there():
 
 
 @pytest.mark.parametrize("verb", sorted(set(verbs()) - WITHOUT_DATA))
-def test_where_output_is_data_it_can_be_json(verb):
+def test_every_verb_that_prints_data_has_a_json_option(verb):
     assert any("--json" in parameter.opts for parameter in verbs()[verb].params)
 
 
 @pytest.mark.parametrize("verb", sorted(verbs()))
-def test_every_verb_and_option_says_what_it_is(verb):
+def test_every_verb_and_option_has_a_help_text(verb):
     command = verbs()[verb]
     assert command.help
     assert [each.name for each in command.params if not getattr(each, "help", "set")] == []
@@ -64,7 +64,7 @@ def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str
     )
 
 
-def test_an_error_is_a_message_and_a_traceback_where_asked_for(tmp_path):
+def test_an_error_prints_a_message_and_on_request_a_traceback(tmp_path):
     refused = ("trace", "info", str(tmp_path / "none.npz"))
     ended = run(*refused)
     assert ended.returncode == 2
@@ -78,7 +78,7 @@ def test_an_error_is_a_message_and_a_traceback_where_asked_for(tmp_path):
     assert "Traceback" not in run(*refused, RELIBRA_TRACEBACK="0").stderr
 
 
-def test_a_fault_of_our_own_is_a_message_as_well():
+def test_a_bug_prints_a_message_as_well():
     script = (
         "import typer\nfrom relibra.cli.app import app, run\n"
         "@app.command()\ndef broken(): {}['a key']\n"

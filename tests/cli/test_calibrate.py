@@ -37,14 +37,14 @@ def _run(*args):
     return result.stdout
 
 
-def test_measured_times_become_a_cost_model_beside_the_default(report, tmp_path):
+def test_measured_times_become_a_cost_model_shown_with_the_default(report, tmp_path):
     output = tmp_path / "cost.json"
     printed = _run(report, "--model", "glm-4.5-air", "-o", output, "--network-gb-per-s", 20)
     cost = read_cost(output)
     assert cost.us_per_token == pytest.approx(180 / 7168)
     assert cost.token_size_bytes == 4 * 4096
     assert cost.inter_node_bytes_per_us == 20e3
-    for text in ("some device", "measured", "default", "least tokens of a replica"):
+    for text in ("some device", "measured", "default", "fewest tokens for a replica"):
         assert text in printed
 
 

@@ -4,7 +4,7 @@ from importlib.metadata import version
 from harness.services import Service
 
 
-def test_live_services_are_well_and_of_this_version(relibra, watched, tmp_path):
+def test_running_services_pass_with_this_version(relibra, watched, tmp_path):
     planner = Service("planner", watched.redis_url, tmp_path)
     try:
         said = relibra("doctor", "--redis-url", watched.redis_url, "--planner", planner.address, "--json")
@@ -12,29 +12,29 @@ def test_live_services_are_well_and_of_this_version(relibra, watched, tmp_path):
         planner.stop()
     found = {each["subject"]: each for each in json.loads(said)}
     for subject, reason in (
-        ("redis", "answers, version "),
-        ("redis: eviction", "nothing is evicted"),
+        ("redis", "responds, version "),
+        ("redis: eviction", "keys are never evicted"),
         ("planner", f"{planner.address} serves"),
         ("planner: version", f"relibra {version('relibra')}"),
-        ("status", f"{watched.url} answers, relibra {version('relibra')}"),
+        ("status", f"{watched.url} responds, relibra {version('relibra')}"),
         ("versions", f"relibra {version('relibra')}"),
     ):
         assert found[subject]["verdict"] == "ok", found[subject]
         assert found[subject]["reason"].startswith(reason)
-    assert "versions: wire" not in found  # which is said only where the wire contract does not load
+    assert "versions: wire" not in found  # this finding only appears if the wire contract cannot be loaded
 
 
-def test_a_planner_that_does_not_answer_fails_with_what_to_do(relibra):
+def test_an_unreachable_planner_fails_with_a_fix(relibra):
     said = relibra("doctor", "--planner", "127.0.0.1:1", "--json", status=1)
     (planner,) = [each for each in json.loads(said) if each["subject"].startswith("planner")]
     assert planner["verdict"] == "failed"
     assert "relibra planner" in planner["fix"]
 
 
-def test_S6_status_without_a_token_says_what_to_set(relibra, watched, tmp_path):
+def test_S6_a_status_service_without_a_token_fails_with_a_fix(relibra, watched, tmp_path):
     arguments = tmp_path / "arguments.txt"
     arguments.write_text("--fp8-format hybrid")
     printed = relibra("doctor", "--megatron-args", arguments, status=1, RELIBRA_TOKEN="")
     assert "failed  status: access" in printed
-    assert "set RELIBRA_TOKEN to a token that may look" in printed
+    assert "set RELIBRA_TOKEN to a token with role viewer" in printed
     assert "fix: use bf16 or fp32 experts" in printed

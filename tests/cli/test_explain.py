@@ -8,7 +8,7 @@ def test_a_plan_is_explained_in_sentences(relibra, watched):
     assert "All 4 ranks applied the plan in phase update" in printed
 
 
-def test_a_failed_step_says_why_and_brackets_are_no_markup(relibra):
+def test_a_failed_step_says_why_and_brackets_are_not_markup(relibra):
     printed = relibra("explain", "job", 3)
     assert printed.startswith("There is no plan: the load is [empty];")
     assert json.loads(relibra("explain", "job", 3, "--json"))["placement"] == []

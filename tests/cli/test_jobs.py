@@ -14,7 +14,7 @@ def test_jobs_are_listed_as_the_status_service_shows_them(relibra, watched):
 
 def test_a_job_is_removed_from_redis(relibra, store: Store, run: Loop, redis_url: str):
     run(store.register_job("job", MODEL, CLUSTER, PARAMS))
-    assert relibra("jobs", "remove", "job", "--redis-url", redis_url) == "job job is removed\n"
+    assert relibra("jobs", "remove", "job", "--redis-url", redis_url) == "removed job job\n"
     with pytest.raises(UnknownJob):
         run(store.get_job("job"))
     with pytest.raises(UnknownJob):

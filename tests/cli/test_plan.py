@@ -18,7 +18,7 @@ _app.command()(plan)
 
 
 def _run(*args: object) -> str:
-    """Run `relibra plan` and return what it prints; errors come out as they are raised."""
+    """Run `relibra plan` and return its output; raise its error."""
     result = CliRunner().invoke(_app, [str(arg) for arg in args])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -49,7 +49,7 @@ def fixed_trace(tmp_path: Path, trace: Path) -> Path:
     return tmp_path / "fixed.npz"
 
 
-def test_json_says_what_the_plan_file_holds(trace, tmp_path):
+def test_json_matches_the_plan_file(trace, tmp_path):
     output = tmp_path / "plan.npz"
     said = json.loads(
         _run(trace, "--nodes", 2, "--gpus-per-node", 2, "--output", output, "--micro-batches", 5, "--json")
@@ -110,8 +110,19 @@ def test_packing_a_fixed_schedule_keeps_its_micro_batches(fixed_trace, tmp_path)
     assert said["num_micro_batches"] == 3
     fewer = json.loads(
         _run(
-            *(fixed_trace, "--nodes", 2, "--gpus-per-node", 2, "--pack", "-o", output, "--json"),
-            *("--micro-batches", 2, "--token-budget", 300),
+            fixed_trace,
+            "--nodes",
+            2,
+            "--gpus-per-node",
+            2,
+            "--pack",
+            "-o",
+            output,
+            "--json",
+            "--micro-batches",
+            2,
+            "--token-budget",
+            300,
         )
     )
     assert fewer["num_micro_batches"] == 2
@@ -136,7 +147,7 @@ def test_input_that_cannot_be_planned_is_refused_and_nothing_written(trace, fixe
         ((trace, "--nodes", 1, "--redundant-slots", -1), InvalidInput, "cluster.redundant_slots"),
         ((trace, "--nodes", 1, "--seed", -1), InvalidInput, "params.seed"),
         ((trace, "--nodes", 1, "--micro-batches", 31), InvalidInput, "micro_batches: expected 1 to the 30 sequences"),
-        ((trace, "--nodes", 1, "--token-budget", 64), InvalidInput, "token_budget: expected --pack beside it"),
+        ((trace, "--nodes", 1, "--token-budget", 64), InvalidInput, "--token-budget: expected --pack with it"),
         ((trace, "--nodes", 1, "--pack", "--token-budget", 29), InvalidInput, "30 tokens of sequence 0, got 29"),
         ((fixed_trace, "--nodes", 1, "--micro-batches", 3), InvalidInput, "the trace fixes a schedule of 3"),
     ]:
@@ -151,7 +162,7 @@ def test_input_that_cannot_be_planned_is_refused_and_nothing_written(trace, fixe
 def _judge(traces_dir: Path, *args: object) -> dict[str, object]:
     judge = traces_dir.parent / "judge_plan.py"
     if not judge.is_file():
-        pytest.skip("no independent judge beside the traces")
+        pytest.skip("there is no judge_plan.py beside the traces")
     run = subprocess.run([sys.executable, judge, *map(str, args)], capture_output=True, text=True, check=False)
     assert run.stdout, run.stderr
     return json.loads(run.stdout)
@@ -230,9 +241,9 @@ def test_the_exact_optimum_is_compared_with_on_request(trace, tmp_path):
     assert "exact optimum" in _run(*args)
 
 
-def test_bytes_moved_are_told_where_the_size_of_experts_is_known(trace, tmp_path):
+def test_bytes_moved_are_shown_if_the_size_of_experts_is_known(trace, tmp_path):
     args = (trace, "--nodes", 2, "--gpus-per-node", 2, "-o", tmp_path / "plan.npz")
-    assert "unknown: give --expert-bytes" in _run(*args)
+    assert "unknown: pass --expert-bytes" in _run(*args)
     assert "bytes to reorder" in _run(*args, "--expert-bytes", 1000)
     said = json.loads(_run(*args, "--expert-bytes", 1000, "--json"))
     assert said["replica_size_bytes"] == 1000 * said["num_replicas"] > 0

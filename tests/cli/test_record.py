@@ -14,7 +14,7 @@ CONFIG = {"num_hidden_layers": 4, "n_routed_experts": 64, "num_experts_per_tok":
 
 
 def relibra(*args: object) -> str:
-    """Run the command and return what it prints; errors come out as they are raised."""
+    """Run the command and return its output; raise its error."""
     result = CliRunner().invoke(app, [str(arg) for arg in args])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -29,7 +29,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def write_responses(path: Path, num_sequences: int = 48) -> list[np.ndarray]:
-    """Responses of an SGLang rollout, as `/generate` answers them."""
+    """Write responses of an SGLang rollout, in the format of `/generate`; return their routes."""
     rows = [routes(seed, 20 + seed % 7, DENSE_FIRST) for seed in range(num_sequences)]
     with path.open("w") as file:
         for index, each in enumerate(rows):
@@ -39,12 +39,12 @@ def write_responses(path: Path, num_sequences: int = 48) -> list[np.ndarray]:
     return rows
 
 
-def test_i_have_responses_of_my_sglang_rollout_will_balancing_help_me(config, tmp_path):
+def test_sglang_responses_become_a_trace_that_can_be_planned(config, tmp_path):
     rows = write_responses(tmp_path / "responses.jsonl")
     trace, plan = tmp_path / "trace.npz", tmp_path / "plan.npz"
     printed = relibra("record", tmp_path / "responses.jsonl", "--model-config", config, "--output", trace)
     assert "imbalance of plain EP8" in printed
-    assert "48 tokens have no recorded route" in printed
+    assert "48 tokens without a recorded route" in printed
     np.testing.assert_array_equal(count_sequences(read_trace(trace)), [count(each, DENSE_FIRST) for each in rows])
     said = json.loads(relibra("plan", trace, "--nodes", 1, "--gpus-per-node", 8, "-o", plan, "--json"))
     info = json.loads(relibra("trace", "info", trace, "--json"))

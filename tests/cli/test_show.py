@@ -7,15 +7,15 @@ from relibra.errors import InvalidInput, NotFound
 from relibra.status.health import JobState
 
 
-def test_a_job_and_whether_it_is_well(relibra):
+def test_a_job_with_its_health(relibra):
     printed = relibra("show", "job")
     assert printed.startswith("failing: step 3 cannot be planned: the load is [empty]\n")
     assert "3 MoE layers x 8 experts, top 2" in printed
     assert json.loads(relibra("show", "job", "--json"))["health"]["verdict"] == "failing"
 
 
-@pytest.mark.parametrize("verdict", [*JobState, "of a newer service"])
-def test_a_job_is_shown_whatever_the_verdict(relibra, answering, verdict):
+@pytest.mark.parametrize("verdict", [*JobState, "a state of a newer service"])
+def test_a_job_is_shown_in_every_state(relibra, answering, verdict):
     said = json.loads(relibra("show", "job", "--json"))
     said["health"] = {"verdict": verdict, "reason": "no plan for 15 min"}
     with answering(HTTPStatus.OK, json.dumps(said).encode()) as (url, _):
@@ -24,7 +24,7 @@ def test_a_job_is_shown_whatever_the_verdict(relibra, answering, verdict):
     assert "3 MoE layers x 8 experts, top 2" in printed
 
 
-def test_a_step_with_what_ranks_did(relibra, watched):
+def test_a_step_with_what_the_ranks_did(relibra, watched):
     printed = relibra("show", "job", 1)
     assert f"bound {watched.job.plans[1].prediction.imbalance_bound:.3f}" in printed
     assert "update: 4 of 4 ranks executed the plan, imbalance" in printed
@@ -44,7 +44,7 @@ def test_a_cell_in_full(relibra, watched):
     assert f"{replicated['replicas'][0]['tokens']} on {replicated['replicas'][0]['rank']}" in printed
 
 
-def test_half_a_cell_is_refused_and_one_that_is_not_there_is_not_found(relibra):
+def test_half_a_cell_is_refused_and_a_missing_cell_is_not_found(relibra):
     with pytest.raises(InvalidInput, match="cell: expected a step, --row and --layer"):
         relibra("show", "job", 1, "--row", 1)
     with pytest.raises(NotFound):

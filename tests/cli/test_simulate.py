@@ -29,7 +29,7 @@ def _run(*args: object) -> str:
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Routing of another model than any preset."""
+    """A trace of a model that is not a preset."""
     rng = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("trace") / "trace.npz"
     routed = np.minimum(rng.geometric(0.2, (800, 2, 2)) - 1, 15).astype(np.uint8)
@@ -37,7 +37,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_json_has_every_policy_and_where_its_time_goes(trace):
+def test_json_has_every_policy_and_the_parts_of_its_step_time(trace):
     said = json.loads(_run(trace, *_SMALL, "--policies", "plain, relibra", "--json"))
     assert said["is_of_this_model"] is False
     assert [each["policy"] for each in said["policies"]] == ["plain", "relibra"]
@@ -51,7 +51,7 @@ def test_json_has_every_policy_and_where_its_time_goes(trace):
     assert said["slots_size_bytes"] == 2 * 3 * weight_bytes
 
 
-def test_equal_seeds_say_the_same_and_others_do_not(trace):
+def test_equal_seeds_give_equal_results_and_others_do_not(trace):
     one, same, other = (
         json.loads(_run(trace, *_SMALL, "--policies", "plain", "--seed", seed, "--json"))["policies"][0]["imbalance"]
         for seed in (1, 1, 2)
@@ -86,7 +86,7 @@ def test_longer_sequences_spend_more_on_attention(trace):
     assert long["step"]["experts_s"] == short["step"]["experts_s"]
 
 
-def test_measured_times_take_the_place_of_computed_ones(trace, tmp_path):
+def test_measured_times_replace_computed_ones(trace, tmp_path):
     computed = hardware_of("h100").cost_of(MODELS["gpt-oss-20b"]).to_dict()
     slower = computed | {"expert_us": [2 * each for each in computed["expert_us"]]}
     path = tmp_path / "cost.json"
@@ -98,7 +98,7 @@ def test_measured_times_take_the_place_of_computed_ones(trace, tmp_path):
     assert experts_s[1] == pytest.approx(2 * experts_s[0])
 
 
-def test_the_page_stands_alone(trace, tmp_path):
+def test_the_report_is_self_contained(trace, tmp_path):
     path = tmp_path / "page.html"
     assert "page.html" in _run(trace, *_SMALL, "--policies", "plain,relibra", "--report", path).replace("\n", "")
     page = path.read_text(encoding="utf-8")
@@ -118,7 +118,7 @@ def test_the_page_stands_alone(trace, tmp_path):
         (("--report", "."), r"--report: expected a file in a folder that exists, got \."),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_can(trace, args, expected):
+def test_invalid_options_are_refused_with_the_valid_values(trace, args, expected):
     with pytest.raises(InvalidInput, match=expected):
         _run(trace, *_SMALL, *args)
 

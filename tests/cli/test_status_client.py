@@ -1,4 +1,4 @@
-"""What the client of the status service makes of those who answer; what they answer is in tests/status."""
+"""How the client of the status service handles responses; tests/status covers the responses themselves."""
 
 import ssl
 from http import HTTPStatus
@@ -11,22 +11,22 @@ from relibra.errors import Forbidden, InvalidInput, Unauthenticated, Unavailable
 from relibra.wire.credentials import Credentials
 
 
-def test_S6_a_token_opens_its_own_job_and_none_opens_nothing(watched):
+def test_S6_a_token_opens_its_own_job_only_and_without_one_nothing_opens(watched):
     mine = StatusClient(watched.url, Credentials(token=watched.token))
     assert mine.get("v1", "jobs", "job")["job_id"] == "job"
-    with pytest.raises(Forbidden, match="of job 'job' and may not see another"):
+    with pytest.raises(Forbidden, match="for job 'job' and may not see other jobs"):
         mine.get("v1", "jobs", "another")
     with pytest.raises(Unauthenticated, match="relibra tokens create"):
         StatusClient(watched.url, Credentials()).get("v1", "jobs")
 
 
-def test_parts_of_a_path_stay_parts_and_what_is_none_is_not_asked(answering):
+def test_path_parts_are_escaped_and_none_is_left_out_of_the_query(answering):
     with answering(HTTPStatus.OK, b"[]") as (url, asked):
         assert StatusClient(f"{url}/", Credentials()).get("v1", "jobs", "a/b c", limit=3, before=None) == []
     assert asked == [("/v1/jobs/a%2Fb%20c?limit=3", None)]
 
 
-def test_S6_a_token_is_not_carried_to_where_a_service_points(answering):
+def test_S6_a_token_does_not_follow_a_redirect(answering):
     with (
         answering(HTTPStatus.OK, b"{}") as (there, asked_there),
         answering(HTTPStatus.FOUND, b"", location=there) as (here, asked),
@@ -38,18 +38,18 @@ def test_S6_a_token_is_not_carried_to_where_a_service_points(answering):
 
 @pytest.mark.parametrize("status", [HTTPStatus.OK, HTTPStatus.BAD_GATEWAY])
 @pytest.mark.parametrize("body", [b"<html>", b"[", b"\xff"])
-def test_what_is_no_status_service_is_unavailable(status, body, answering):
+def test_another_kind_of_service_is_unavailable(status, body, answering):
     with answering(status, body) as (url, _), pytest.raises(Unavailable, match=url):
         StatusClient(url, Credentials()).get("v1")
 
 
-def test_nobody_there_says_how_to_start_one():
+def test_an_unreachable_service_says_how_to_start_one():
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1: .*refused; start one with `relibra up`"):
         StatusClient("http://127.0.0.1:1", Credentials()).get("v1")
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "127.0.0.1:7421", "https://", ""])
-def test_only_addresses_of_http_are_taken(url):
+def test_only_http_urls_are_accepted(url):
     with pytest.raises(InvalidInput, match="--url: expected http://host:port"):
         StatusClient(url, Credentials())
 

@@ -1,7 +1,7 @@
 import json
 
 
-def test_newest_first_with_what_plans_promise(relibra, watched):
+def test_steps_are_listed_newest_first_with_their_predictions(relibra, watched):
     printed = relibra("steps", "job").splitlines()
     rows = [line.split() for line in printed if line.split()[:1] and line.split()[0].isdigit()]
     assert [(row[0], row[1]) for row in rows] == [

@@ -20,7 +20,7 @@ def trace_verb(*args: object, exit_code: int = 0) -> str:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """60 sequences; every token goes to experts 0 and 1, of 16."""
+    """A trace of 60 sequences whose tokens all go to experts 0 and 1 of 16."""
     write_trace(
         tmp_path / "trace.npz",
         RoutingTrace(
@@ -38,7 +38,7 @@ def test_info_shows_what_is_in_a_trace_at_a_glance(source):
     assert (said["num_sequences"], said["num_tokens"], said["num_layers"], said["num_experts"]) == (60, 600, 3, 16)
     assert said["tokens_per_sequence"] == {"least": 10, "median": 10, "most": 10}
     assert said["domains"] == {"chat": 20, "code/x": 20, "math": 20}
-    # Experts 0 and 1 are home on the first of 8 ranks, on the first two of 16; 16 experts do not go on 32 ranks.
+    # Both experts are at home on rank 0 of 8, or on the first two of 16 ranks; 32 ranks do not divide 16 experts.
     assert said["imbalance"] == {"8": 8.0, "16": 8.0, "32": None}
     printed = trace_verb("info", source)
     for label in (
@@ -53,18 +53,18 @@ def test_info_shows_what_is_in_a_trace_at_a_glance(source):
         assert label in printed
 
 
-def test_validate_answers_yes_no_or_refuses(source, tmp_path):
+def test_validate_passes_fails_or_refuses(source, tmp_path):
     assert "valid, 60 sequences, 600 tokens" in trace_verb("validate", source)
     twice = np.tile(np.array([[0, 1]], np.uint8), (5, 3, 1))
     twice[3, 2] = 7
     write_trace(tmp_path / "twice.npz", RoutingTrace(routed_experts=twice, offsets=np.array([0, 5]), num_experts=16))
     said = trace_verb("validate", tmp_path / "twice.npz", exit_code=1)
-    assert "1 of 15 (token, layer) rows name an expert twice, the first is row 3, layer 2: [7, 7]" in said
+    assert "1 of 15 (token, layer) rows have an expert twice, the first is row 3, layer 2: [7, 7]" in said
     with pytest.raises(InvalidTrace, match="no such file"):
         trace_verb("validate", tmp_path / "absent.npz")
 
 
-def test_split_and_merge_give_the_trace_back(source, tmp_path):
+def test_merging_the_parts_of_a_split_restores_the_trace(source, tmp_path):
     folder = tmp_path / "parts"
     folder.mkdir()
     trace_verb("split", source, "--parts", 4, "-o", folder)

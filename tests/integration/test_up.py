@@ -93,7 +93,7 @@ def test_L3_a_killed_planner_is_brought_back_alone(tmp_path: Path) -> None:
         ids = report_sequences(ready["planner"], "job", 1)
         os.kill(ready["pids"]["planner"], signal.SIGKILL)
         port = int(ready["planner"].rpartition(":")[2])
-        said = eventually(lambda: "Bring it back" in (log := (tmp_path / "up.log").read_text()) and log)
+        said = eventually(lambda: "Restart it with" in (log := (tmp_path / "up.log").read_text()) and log)
         assert f"relibra planner --redis-url {ready['redis']} --host 127.0.0.1 --port {port}" in said
         planner = Service("planner", ready["redis"], tmp_path, port=port)
         try:

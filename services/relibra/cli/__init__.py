@@ -1,8 +1,8 @@
 """The `relibra` command: one module per verb, each a thin shell over the package that does the work.
 
-In:   command lines, with environment variables where an option says so.
-Out:  tables and progress for people, or JSON; exit status 0, 1 (the answer is no), 2 (refused: the input, or the
-      question by a service) or 3 (a fault of relibra itself).
+In:   command lines; some options can also be set by environment variables.
+Out:  tables and progress bars, or JSON. Exit status 0, 1 (the answer is no), 2 (the input was refused, or a service
+      refused the request) or 3 (a bug in relibra).
 """
 
 import sys

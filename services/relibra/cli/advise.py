@@ -1,7 +1,7 @@
-"""`relibra advise`: should I turn it on?
+"""`relibra advise`: does balancing pay for this model?
 
-In:   a routing trace file, a model and nodes by name.
-Out:  an answer with its reasons; exit status 0 for "turn it on", 1 for anything else.
+In:   a routing trace file, the names of a model and of hardware.
+Out:  an answer with its reasons; exit status 0 for "turn it on", 1 for any other answer.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _COLOURS = {Answer.TURN_ON: "green", Answer.WILL_NOT_PAY: "yellow", Answer.NOT_E
 
 @asking
 def advise(ask: Callable[[], Question], as_json: AsJson = False) -> None:
-    """Say whether balancing will pay for a model on its recorded routing, and what to set."""
+    """Say whether balancing pays for a model on its recorded routing, and which settings to use."""
     from relibra.evaluation.advice import advise as run  # loads numba
 
     with working(on="reading") as now:

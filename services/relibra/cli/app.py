@@ -1,4 +1,4 @@
-"""The command tree, and the one place where errors become messages."""
+"""The command tree, and the one place that turns errors into messages."""
 
 import os
 import sys
@@ -56,16 +56,16 @@ app.add_typer(trace.app, name="trace")
 @app.callback()
 def relibra(
     traceback: Annotated[
-        bool, typer.Option("--traceback", envvar=_TRACEBACK, help="Show where an error comes from.")
+        bool, typer.Option("--traceback", envvar=_TRACEBACK, help="Show the traceback of an error.")
     ] = False,
 ) -> None:
     """Balancing control plane for Mixture-of-Experts RL training."""
-    # For `run`, and for the services that `relibra up` starts.
+    # `run` and the services that `relibra up` starts read this.
     os.environ[_TRACEBACK] = "1" if traceback else ""
 
 
 def run() -> None:
-    """Run the command line: an error is a message and exit status 2, or 3 where relibra itself is at fault."""
+    """Run the command line. An error prints a message and exits with status 2, or with 3 if it is a bug in relibra."""
     try:
         app()
     except Exception as error:
@@ -73,9 +73,11 @@ def run() -> None:
             raise
         console = Console(stderr=True, soft_wrap=True)
         console.print(type(error).__name__, style="bold red", end=" ")
-        # Not markup: a text may say `[T, L, K]`.
+        # No markup, because messages contain shapes such as `[T, L, K]`.
         console.print(str(error), markup=False, highlight=False)
         if isinstance(error, RelibraError):
             sys.exit(2)
-        console.print(f"This is a fault of relibra: {_TRACEBACK}=1 shows where, to report it.", highlight=False)
+        console.print(
+            f"This is a bug in relibra. Please report it with the traceback that {_TRACEBACK}=1 shows.", highlight=False
+        )
         sys.exit(3)

@@ -1,7 +1,7 @@
-"""`relibra calibrate`: turn measurements of a GPU into the cost model that plans are made with.
+"""`relibra calibrate`: turn GPU measurements into the cost model that plans use.
 
 In:   a report of `make gpu-check`.
-Out:  a cost model file for `relibra plan --cost` and for a job's registration.
+Out:  a cost model file, for `relibra plan --cost` and for registering a job.
 """
 
 import json
@@ -23,30 +23,31 @@ from relibra.planning.cost import CostModel
 _ROWS: dict[str, Callable[[CostModel, int], str]] = {
     "an expert with one token": lambda cost, _: f"{cost.compute_us(1):.1f} us",
     "1000 more tokens": lambda cost, _: f"{1000 * cost.us_per_token:.1f} us",
-    "least tokens of a replica": lambda cost, size_bytes: f"{cost.min_tokens_per_replica(size_bytes)}",
+    "fewest tokens for a replica": lambda cost, size_bytes: f"{cost.min_tokens_per_replica(size_bytes)}",
     "a crossing between nodes is worth": lambda cost, _: f"{cost.crossing_tokens:.2f} tokens",
 }
-"""What is shown of a cost model and an expert's size."""
+"""The rows of the table: each label maps to a function of the cost model and the expert's weight size in bytes."""
 
 
 def calibrate(
     measurements: Annotated[Path, typer.Argument(help="Report of `make gpu-check` (.json).", show_default=False)],
     model: Annotated[
-        str | None, typer.Option(help="Which of the measured models to take. The only one by default.")
+        str | None, typer.Option(help="Which measured model to use. May be left out if the report has only one.")
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Cost model to write (.json).")] = Path("cost.json"),
     nvlink_gb_per_s: Annotated[
-        float | None, typer.Option(help="Between GPUs of a node, one direction. 360 by default.", min=0.001)
+        float | None, typer.Option(help="Bandwidth between GPUs of a node, one direction. 360 by default.", min=0.001)
     ] = None,
     network_gb_per_s: Annotated[
-        float | None, typer.Option(help="Between nodes, one GPU, one direction. 45 by default.", min=0.001)
+        float | None, typer.Option(help="Bandwidth between nodes for one GPU, one direction. 45 by default.", min=0.001)
     ] = None,
     hidden_share: Annotated[
-        float | None, typer.Option(help="Part of replicas' transfers that hides. 0.9 by default.", min=0, max=1)
+        float | None,
+        typer.Option(help="Share of replica transfers that computation hides. 0.9 by default.", min=0, max=1),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Turn measurements of a GPU into a cost model."""
+    """Turn GPU measurements into a cost model."""
     found = read_measurements(measurements)
     chosen = _choose(found, model)
     given = {

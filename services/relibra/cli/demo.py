@@ -1,4 +1,4 @@
-"""`relibra demo`: a real MoE RL job on this machine, run plain and balanced, and compared."""
+"""`relibra demo`: run a real MoE RL job on this machine, plain and balanced, and compare both runs."""
 
 import importlib.util
 import os
@@ -28,28 +28,28 @@ from relibra.errors import InvalidInput, Unsupported
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="RL steps of each run.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Number of RL steps in each run.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, prompts and samples.")] = 0,
-    data_dir: Annotated[Path | None, typer.Option(help="Keep logs, Redis data and plans here.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder that keeps logs, Redis data and plans.")] = None,
     planner: Annotated[
-        str | None, typer.Option(help="Planner (host:port) to use, instead of services of its own; needs --status-url.")
+        str | None, typer.Option(help="Use this planner (host:port) instead of starting services; needs --status-url.")
     ] = None,
     status_url: Annotated[str | None, typer.Option(help="Status service of that planner (http://host:port).")] = None,
     job_id: Annotated[str, typer.Option(help="Name of the job at the planner.")] = "demo",
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the services up until Ctrl-C.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the services running until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run one real MoE RL job twice, plain and balanced, and prove that balancing works and changes nothing.
+    """Run a real MoE RL job twice, plain and balanced, and check that balancing works and does not change training.
 
-    Four trainer processes (2 nodes x 2 ranks), a rollout worker, planner, Redis and status service, all on this
-    machine, no GPU. Exits 1 if the balanced run was not neutral or not as balanced as planned.
+    Starts four trainer processes (2 nodes x 2 ranks), a rollout worker, planner, Redis and status service on this
+    machine, without a GPU. Exits with status 1 if balancing changed training or was not as good as planned.
     """
     # Trainers and rollout worker inherit this. The demo runs on the CPU, and megatron would choose any GPU it can see.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if importlib.util.find_spec("megatron") is None:
         raise Unsupported("the demo trains with megatron-core: pip install 'relibra[all]'")
     if (planner is None) != (status_url is None):
-        raise InvalidInput.of("--planner", expected="--status-url beside it", got="one without the other")
+        raise InvalidInput.of("--planner", expected="--status-url with it", got="only one of the two")
     from relibra.demo.comparison import compare, judge
     from relibra.demo.job import Job, StepRecord, register
     from relibra.demo.services import OwnServices, Services
@@ -101,7 +101,8 @@ def demo(
         else:
             show(console, comparison, plain_step_s, balanced_step_s)
         if keep:
-            console.print(f"\nThe services are up: look at {services.status_url}, and stop them with Ctrl-C.")
+            console.print(f"
+The services are running: open {services.status_url}. Ctrl-C stops them.")
             _wait_for_interrupt()
         elif planner is None and not as_json:
             console.print("\nTo look at loads and plans in a browser afterwards, add --keep (make demo ARGS=--keep).")

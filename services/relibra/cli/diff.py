@@ -1,4 +1,4 @@
-"""`relibra diff`: which experts have another home than before."""
+"""`relibra diff`: experts whose home rank changed between two steps."""
 
 from itertools import groupby
 from typing import Annotated, Any
@@ -16,12 +16,12 @@ def diff(
     job_id: JobId,
     step: Step,
     against: Annotated[
-        int | None, typer.Option(min=0, help="Another step. The last planned one before by default.")
+        int | None, typer.Option(min=0, help="Step to compare with. The planned step before this one by default.")
     ] = None,
     url: StatusUrl = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Show which experts a step puts elsewhere than another step did."""
+    """Show which experts have a different home rank than in another step."""
     found = StatusClient(url).get("v1", "jobs", job_id, "steps", step, "diff", against=against)
     if as_json:
         print_json(found)

@@ -1,4 +1,4 @@
-"""`relibra doctor`: is everything here as it must be, and what to do if not."""
+"""`relibra doctor`: check services, packages and hardware, and say how to fix problems."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -23,19 +23,19 @@ _COLOURS = {
 
 
 def doctor(
-    redis_url: Annotated[str | None, typer.Option(envvar="RELIBRA_REDIS_URL", help="The planners' Redis.")] = None,
+    redis_url: Annotated[str | None, typer.Option(envvar="RELIBRA_REDIS_URL", help="Redis of the planners.")] = None,
     planner_address: Annotated[
         str | None, typer.Option("--planner", envvar="RELIBRA_PLANNER", help="Planner (host:port).")
     ] = None,
-    url: Annotated[str | None, typer.Option(envvar="RELIBRA_STATUS_URL", help="The status service.")] = None,
+    url: Annotated[str | None, typer.Option(envvar="RELIBRA_STATUS_URL", help="URL of the status service.")] = None,
     megatron_args: Annotated[
-        Path | None, typer.Option(help="Megatron's arguments, as on its command line, or .yaml.")
+        Path | None, typer.Option(help="File with Megatron's arguments, as on its command line or as .yaml.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check services, versions, GPUs, their links and Megatron's arguments, and say what to fix.
+    """Check services, package versions, GPUs, GPU links and Megatron's arguments, and say how to fix problems.
 
-    Nothing is changed anywhere. Exits 1 if something fails.
+    Changes nothing. Exits with status 1 if a check fails.
     """
     ours = version("relibra")
     checks: dict[str, Callable[[], list[Finding]]] = {
@@ -44,13 +44,13 @@ def doctor(
         "the status service": lambda: status.examine(url, ours),
         "versions": packages.examine,
         "GPUs": gpu.examine,
-        "links of GPUs": topology.examine,
+        "GPU links": topology.examine,
         "Megatron's arguments": lambda: megatron.examine(megatron_args),
     }
     findings: list[Finding] = []
-    with working(on="looking") as now:
+    with working(on="checking") as now:
         for name, examine in checks.items():
-            now(f"looking at {name}")
+            now(f"checking {name}")
             findings += examine()
     if as_json:
         print_json([asdict(each) for each in findings])

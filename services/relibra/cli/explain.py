@@ -1,4 +1,4 @@
-"""`relibra explain`: why a step is what it is, in sentences."""
+"""`relibra explain`: why a step was planned and executed as it was, in sentences."""
 
 from rich.console import Console
 from rich.padding import Padding
@@ -9,7 +9,7 @@ from relibra.cli.status_client import DEFAULT_URL, JobId, StatusClient, StatusUr
 
 
 def explain(job_id: JobId, step: Step, url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Say why a step has this placement and these replicas, or why it has none."""
+    """Explain why a step has this placement and these replicas, or why it has no plan."""
     said = StatusClient(url).get("v1", "jobs", job_id, "steps", step, "explain")
     if as_json:
         print_json(said)

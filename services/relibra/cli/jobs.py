@@ -1,6 +1,6 @@
-"""`relibra jobs`: what is registered, and how to be rid of it.
+"""`relibra jobs`: list and remove registered jobs.
 
-Looking asks the status service, as all verbs that look do. Removing writes, and only who holds Redis may.
+`list` reads from the status service, as all verbs that only read do. `remove` writes, so it needs access to Redis.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ app = typer.Typer(help="List and remove jobs.", no_args_is_help=True)
 
 @app.command("list")
 def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """List the registered jobs; `relibra show JOB` says whether one is well."""
+    """List the registered jobs; `relibra show JOB` shows the health of one."""
     found = StatusClient(url).get("v1", "jobs")
     if as_json:
         print_json(found)
@@ -40,11 +40,11 @@ def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
 
 @app.command()
 def remove(job_id: Annotated[str, typer.Argument(help="Id of the job.")], redis_url: RedisUrl) -> None:
-    """Forget a job with all its steps and plans. Its agents go on without plans until it is registered again."""
+    """Remove a job with all its steps and plans. Its agents continue without plans until it is registered again."""
 
     async def forget() -> None:
         async with Store.open(redis_url) as store:
             await store.remove_job(job_id)
 
     asyncio.run(forget())
-    typer.echo(f"job {job_id} is removed")
+    typer.echo(f"removed job {job_id}")

@@ -1,4 +1,4 @@
-"""What verbs print: tables for people or JSON for programs, and beside either, on standard error, that work goes on."""
+"""The output of verbs: tables or JSON on standard output, and progress on standard error."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -13,13 +13,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 
 def print_json(value: Any) -> None:
-    """Print a document and nothing else."""
+    """Print a JSON document to standard output."""
     typer.echo(json.dumps(value, indent=2))
 
 
 @contextmanager
 def working(on: str) -> Iterator[Callable[[str], None]]:
-    """Show what is being worked on, and for how long; yields the function that says what comes next."""
+    """Show the current work and its duration; yield the function that announces the next piece of work."""
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(on)

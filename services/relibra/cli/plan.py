@@ -1,7 +1,7 @@
-"""`relibra plan`: plan a routing trace with no services running.
+"""`relibra plan`: plan a routing trace without any running service.
 
 In:   a routing trace file.
-Out:  a plan file; a table for people or JSON for programs.
+Out:  a plan file; a table or JSON.
 """
 
 import time
@@ -42,48 +42,48 @@ def plan(
     micro_batches: Annotated[
         int | None,
         typer.Option(
-            help="Micro-batches, for a trace without a schedule or with --pack. As many as a fixed schedule has, "
-            "else 16, or one a sequence if those are fewer, by default."
+            help="Number of micro-batches, for a trace without a schedule or with --pack. Default: that of the trace's "
+            "schedule, else 16, or one per sequence if there are fewer."
         ),
     ] = None,
     pack: Annotated[
-        bool, typer.Option("--pack", help="Choose micro-batch and source rank of every sequence anew.")
+        bool, typer.Option("--pack", help="Choose a new micro-batch and source rank for every sequence.")
     ] = False,
     token_budget: Annotated[
         int | None,
         typer.Option(
-            help="With --pack: most tokens of a source rank in a micro-batch. What the schedule without packing needs "
-            "by default."
+            help="With --pack: largest number of tokens of a source rank in a micro-batch. Default: what the schedule "
+            "without packing needs."
         ),
     ] = None,
     expert_bytes: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Weights of one expert in bytes (bf16: 6 x hidden x intermediate size). Prices replicas and moves.",
+            help="Weights of one expert in bytes (bf16: 6 x hidden x intermediate size), to price replicas and moves.",
         ),
     ] = 0,
     expert_state_bytes: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Weights, fp32 masters and moments of one expert in bytes. Seven times its weights by default."
+            min=0,
+            help="Weights, fp32 master weights and optimizer moments of one expert in bytes. Default: seven times its "
+            "weights.",
         ),
     ] = None,
-    cost: Annotated[
-        Path | None, typer.Option(help="Measured cost model (.json), as `relibra calibrate` writes it.")
-    ] = None,
+    cost: Annotated[Path | None, typer.Option(help="Measured cost model (.json) from `relibra calibrate`.")] = None,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Compare with the exact optimum (needs scipy; up to 10 s for a hard cell).")
+        bool, typer.Option("--exact", help="Compare with the exact optimum. Needs scipy; a hard cell takes up to 10 s.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the search; equal seeds give equal plans.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the search; the same seed gives the same plan.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Plan a routing trace and show what balancing it gains."""
+    """Plan a routing trace and show what balancing gains."""
     if not output.parent.is_dir():
         raise InvalidInput.of("--output", expected="a file in a folder that exists", got=output)
     if token_budget is not None and not pack:
-        raise InvalidInput.of("token_budget", expected="--pack beside it", got=f"{token_budget} alone")
-    from relibra.planning.solve import solve  # loads numba: only who plans waits for it
+        raise InvalidInput.of("--token-budget", expected="--pack with it", got=f"{token_budget} alone")
+    from relibra.planning.solve import solve  # loads numba, which other verbs need not wait for
 
     params = PlanParams(seed=seed, cost=read_cost(cost) if cost else None)
     with working(on=f"reading {trace}") as now:

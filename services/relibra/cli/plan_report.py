@@ -1,4 +1,4 @@
-"""What `relibra plan` says of a plan: tables for people, JSON for programs."""
+"""The output of `relibra plan`: tables or JSON."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -15,7 +15,7 @@ from relibra.planning.schedule import Packing
 
 @dataclass(frozen=True, kw_only=True)
 class PackReport:
-    """How sequences were packed, beside schedules that know nothing of experts."""
+    """How sequences were packed, compared with schedules that ignore experts."""
 
     packing: Packing
     token_budget: int
@@ -26,7 +26,7 @@ class PackReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
-    """A plan and what is said about it."""
+    """A plan and its figures."""
 
     plan: Plan
     eplb_imbalance: float
@@ -37,7 +37,7 @@ class PlanReport:
     exact: ExactGap | None
 
     def to_dict(self) -> dict[str, object]:
-        """For programs."""
+        """Return the report as JSON values."""
         plan, numbers = self.plan, self.plan.prediction
         said: dict[str, object] = {
             "digest": plan.digest.hex(),
@@ -68,7 +68,7 @@ class PlanReport:
         return said
 
     def print(self, console: Console, output: Path) -> None:
-        """For people."""
+        """Print the report as tables."""
         console.print(self._table())
         if self.packed:
             console.print(_schedule_table(self.packed))
@@ -90,7 +90,7 @@ class PlanReport:
         rows += [
             ("plan time", f"{self.plan_time_s:.2f} s"),
             ("experts moved", f"{numbers.num_moved_experts} of {model.num_layers * model.num_experts}"),
-            ("replicas", f"{numbers.num_replicas}, {numbers.num_replicas / num_cells:.1f} a cell"),
+            ("replicas", f"{numbers.num_replicas}, {numbers.num_replicas / num_cells:.1f} per cell"),
         ]
         if cluster.num_nodes > 1:
             rows.append(("token copies across nodes", f"{self.schedule.cross_node_share:.1%}"))
@@ -100,7 +100,7 @@ class PlanReport:
             rows.append(("bytes to reorder", f"{numbers.reorder_size_bytes / 1e9:.2f} GB"))
             rows.append(("bytes of replicas, once a micro-batch", f"{numbers.replica_size_bytes / 1e9:.2f} GB"))
         else:
-            rows.append(("bytes moved", "unknown: give --expert-bytes"))
+            rows.append(("bytes moved", "unknown: pass --expert-bytes"))
         table = Table(
             title=f"{model.num_experts} experts on {cluster.num_nodes} x {cluster.gpus_per_node} GPUs, "
             f"{cluster.redundant_slots} redundant slots, {num_cells} cells",
@@ -127,7 +127,7 @@ def _schedule_table(packed: PackReport) -> Table:
         "attention\nspread": lambda score: f"{score.attention_spread:.3f}",
     }
     table = Table(title=f"schedules, token budget {packed.token_budget}")
-    table.add_column("sequences")
+    table.add_column("schedule")
     for heading in columns:
         table.add_column(heading, justify="right")
     for name, score in packed.schedules.items():

@@ -1,4 +1,4 @@
-"""`relibra planner`: the gRPC service, on a Redis that runs already."""
+"""`relibra planner`: the gRPC service, on an existing Redis."""
 
 import asyncio
 from pathlib import Path
@@ -19,14 +19,14 @@ def planner(
         int | None, typer.Option(min=0, max=65535, help="Port of the gRPC service: 7420; 0 takes a free one.")
     ] = None,
     metrics_port: service.MetricsPort = None,
-    auth: Annotated[str | None, typer.Option(help="none, or required: callers show a token or certificate.")] = None,
+    auth: Annotated[str | None, typer.Option(help="none, or required: callers need a token or certificate.")] = None,
     insecure: service.Insecure = None,
     ready_file: service.ReadyFile = None,
 ) -> None:
-    """Serve trainers and rollout workers, and plan their steps. Any number may share one Redis.
+    """Serve trainers and rollout workers, and plan their steps. Any number of planners may share one Redis.
 
-    Every setting can come from the environment, `host` as RELIBRA_HOST, or from the table `planner` of the TOML file
-    that RELIBRA_CONFIG_FILE names; docs/service.md lists them.
+    Every setting can also come from the environment (`host` as RELIBRA_HOST) or from the table `planner` of the TOML
+    file that RELIBRA_CONFIG_FILE names; docs/service.md lists all settings.
     """
     from relibra.planner.settings import PlannerSettings
 

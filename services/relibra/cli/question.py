@@ -1,4 +1,4 @@
-"""The options of verbs that ask about a trace, and the question they make."""
+"""The options that `advise` and `simulate` share, and the question that they define."""
 
 import functools
 import inspect
@@ -20,9 +20,9 @@ from relibra.routing import read_trace
 def ask(
     trace: Annotated[Path, typer.Argument(help="Routing trace (.npz).", show_default=False)],
     model: Annotated[
-        str, typer.Option(help=f"One of {', '.join(MODELS)}; or path of a config.json.", show_default=False)
+        str, typer.Option(help=f"One of {', '.join(MODELS)}; or the path of a config.json.", show_default=False)
     ],
-    hardware: Annotated[str, typer.Option(help=f"Nodes of one of {', '.join(HARDWARE)}.")] = "h100",
+    hardware: Annotated[str, typer.Option(help=f"Hardware of the nodes: {', '.join(HARDWARE)}.")] = "h100",
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of the expert-parallel group.")] = 1,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each node.")] = 8,
     micro_batches: Annotated[int, typer.Option(min=1, help="Micro-batches of a step.")] = 32,
@@ -31,13 +31,14 @@ def ask(
         int, typer.Option(min=1, help="Tokens of a typical sequence, for the time of attention.")
     ] = 8192,
     cost: Annotated[
-        Path | None, typer.Option(help="Measured times (JSON of `relibra calibrate`) in the place of computed ones.")
+        Path | None,
+        typer.Option(help="Measured cost model (.json) from `relibra calibrate`, instead of computed times."),
     ] = None,
 ) -> Question:
-    """Build the question from options; GPUs have no redundant slots in it.
+    """Build the question from options. Its cluster has no redundant slots.
 
     Raises:
-        InvalidInput: a preset or cost model that does not exist, or ranks that do not divide the experts.
+        InvalidInput: a preset or cost model does not exist, or the ranks do not divide the experts.
         InvalidTrace: the trace cannot be read.
     """
     return Question(
@@ -52,7 +53,7 @@ def ask(
 
 
 def asking(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb the options of `ask` before its own, and call it with the function that asks."""
+    """Add the options of `ask` before those of a verb, and pass the verb a function that builds the question."""
     shared = inspect.signature(ask).parameters
     own = list(inspect.signature(verb).parameters.values())[1:]
 
@@ -67,13 +68,13 @@ def asking(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def provenance(question: Question) -> str:
-    """Say where the simulated routing comes from."""
+    """Return a sentence that says where the simulated routing comes from."""
     if question.is_of_this_model:
         return (
-            f"Steps are filled with the {question.trace.num_sequences} recorded sequences, drawn again and again, one "
-            "domain to a GPU and micro-batch"
+            f"Steps are filled by drawing repeatedly from the {question.trace.num_sequences} recorded sequences, one "
+            "domain for each GPU and micro-batch"
         )
     return (
-        f"The trace is of another model ({question.trace.num_layers} layers x {question.trace.num_experts} experts): "
-        "routing is drawn with its statistics for this one"
+        f"The trace is from another model ({question.trace.num_layers} layers x {question.trace.num_experts} experts): "
+        "routing is drawn for this model with the statistics of the trace"
     )

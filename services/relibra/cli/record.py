@@ -1,7 +1,7 @@
-"""`relibra record`: rollouts that were recorded in any format, to a routing trace.
+"""`relibra record`: convert recorded rollouts of any supported format to a routing trace.
 
-In:   responses of vLLM, SGLang and kin as JSON lines; training batches as `.npz`; Megatron's router traces.
-Out:  a routing trace file, and a few lines on what is in it.
+In:   responses of vLLM, SGLang and similar engines as JSON lines; training batches as `.npz`; Megatron's router traces.
+Out:  a routing trace file, and a summary of its contents.
 """
 
 import zipfile
@@ -34,39 +34,41 @@ def record(
     sources: Annotated[
         list[Path],
         typer.Argument(
-            help="JSON lines of responses, .npz of batches, or Megatron's router_trace_rank*.jsonl of all ranks.",
+            help="Responses as JSON lines, batches as .npz, or Megatron's router_trace_rank*.jsonl of all ranks.",
             show_default=False,
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Trace file to write (.npz).")] = Path("trace.npz"),
     model_config: Annotated[
-        Path | None, typer.Option(help="The model's config.json, or the folder of a checkpoint with it.")
+        Path | None, typer.Option(help="The model's config.json, or a checkpoint folder that has one.")
     ] = None,
-    layers: Annotated[int | None, typer.Option(help="Without --model-config: transformer layers.")] = None,
-    experts: Annotated[int | None, typer.Option(help="Without --model-config: routed experts.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Without --model-config: experts of a token.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Without --model-config: number of transformer layers.")] = None,
+    experts: Annotated[int | None, typer.Option(help="Without --model-config: number of routed experts.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Without --model-config: experts per token.")] = None,
     dense_layers: Annotated[
-        str, typer.Option(help="Without --model-config: layers that are not MoE, as 0,1,2 or 0-2.")
+        str, typer.Option(help="Without --model-config: layers without experts, as 0,1,2 or 0-2.")
     ] = "",
     format_name: Annotated[
-        str | None, typer.Option("--format", help=f"{', '.join(FORMATS)}. Detected where beyond doubt.")
+        str | None,
+        typer.Option("--format", help=f"Format of the responses: {', '.join(FORMATS)}. Detected if unambiguous."),
     ] = None,
     trainer: Annotated[
         str | None,
         typer.Option(
-            help=f"Fill last tokens and gaps as this trainer does: {', '.join(FILLER_RULES)}. Left out by default."
+            help=f"Add the fillers of this trainer: {', '.join(FILLER_RULES)}. Default: leave those tokens out."
         ),
     ] = None,
     turns_by: Annotated[
         str | None,
-        typer.Option(help="A key of the responses; those with equal values are turns of one sequence, in order."),
+        typer.Option(help="Key of the responses; responses with the same value are turns of one sequence, in order."),
     ] = None,
     ep_ranks: Annotated[
-        int | None, typer.Option(help="For router traces: ranks of an EP group. All of a stage by default.")
+        int | None,
+        typer.Option(help="For router traces: ranks of an EP group. Default: all ranks of a pipeline stage."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Record rollouts to a routing trace, for `relibra plan` and `relibra trace`."""
+    """Convert recorded rollouts to a routing trace, for `relibra plan` and `relibra trace`."""
     if not output.parent.is_dir():
         raise InvalidInput.of("--output", expected="a file in a folder that exists", got=output)
     if trainer is not None and trainer not in FILLER_RULES:
@@ -98,7 +100,9 @@ def record(
     console = Console()
     print_trace(console, said, str(output))
     if num_unknown:
-        console.print(f"{num_unknown} tokens have no recorded route and are left out, a last one in every sequence.")
+        console.print(
+            f"{num_unknown} tokens without a recorded route are left out, such as the last token of every sequence."
+        )
 
 
 def _model(
@@ -160,7 +164,7 @@ def _is_router_trace(source: Path) -> bool:
 
 @contextmanager
 def _reading(source: Path) -> Iterator[None]:
-    """Say in errors which file they are about."""
+    """Add the file name to errors about `source`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the verbs that run services share: logging, the ready file, and what a signal to stop means."""
+"""Shared parts of the verbs that run services: options, logging, the ready file and stop signals."""
 
 import asyncio
 import json
@@ -22,18 +22,18 @@ StoreUrl = Annotated[str | None, typer.Option(help="redis://, rediss:// or unix:
 ListenHost = Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 if not given.")]
 MetricsPort = Annotated[
     int | None,
-    typer.Option(min=0, max=65535, help="Port for Prometheus, without a token; none if not given."),
+    typer.Option(min=0, max=65535, help="Port for Prometheus, which needs no token there; none if not given."),
 ]
-Insecure = Annotated[bool | None, typer.Option("--insecure", help="Serve the network without authentication.")]
+Insecure = Annotated[bool | None, typer.Option("--insecure", help="Serve other machines without authentication.")]
 ReadyFile = Annotated[
-    Path | None, typer.Option(help="Write the addresses here as JSON when ready, for scripts to wait for.")
+    Path | None, typer.Option(help="When ready, write the addresses to this file as JSON; scripts can wait for it.")
 ]
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def start_logging() -> None:
-    """Log to standard error; libraries never do this, services do it once. RELIBRA_LOG_FORMAT=json is for machines."""
+    """Log to standard error, as JSON with RELIBRA_LOG_FORMAT=json. Services call this once, libraries never."""
     handler = logging.StreamHandler()
     handler.setFormatter(
         _JsonFormatter()
@@ -44,7 +44,7 @@ def start_logging() -> None:
 
 
 class _JsonFormatter(logging.Formatter):
-    """One object a line, with what the record is about where it says so."""
+    """Formats each record as a JSON object on one line, with job, step and version if the record has them."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -62,7 +62,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def announce(service: str, address: str, ready_file: Path | None) -> None:
-    """Say where the service of this process listens."""
+    """Print the address of the service of this process, and write its ready file."""
     typer.echo(f"{service:<8} {address}")
     write_ready_file(ready_file, {service: address, "pids": {service: os.getpid()}})
 

@@ -1,4 +1,4 @@
-"""`relibra show`: a job, a step of it, or one cell of a step."""
+"""`relibra show`: a job, one of its steps, or one cell of a step."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -15,22 +15,22 @@ from relibra.errors import InvalidInput
 
 _COLOURS = {"failing": "red", "stalled": "red", "attention": "yellow", "waiting": "blue", "well": "green"}
 _PLAIN = "default"
-"""Of a verdict that a newer status service may give."""
+"""The colour of states that only a newer status service knows."""
 
 
 def show(
     job_id: JobId,
     step: Annotated[int | None, typer.Argument(min=0, help="Number of the RL step.", show_default=False)] = None,
     row: Annotated[
-        int | None, typer.Option(min=0, help="Of a cell: ep_group * num_micro_batches + micro_batch.")
+        int | None, typer.Option(min=0, help="Row of a cell: ep_group * num_micro_batches + micro_batch.")
     ] = None,
-    layer: Annotated[int | None, typer.Option(min=0, help="Of a cell: counts MoE layers only.")] = None,
+    layer: Annotated[int | None, typer.Option(min=0, help="Layer of a cell, counting MoE layers only.")] = None,
     url: StatusUrl = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Show a job and whether it is well; what a step planned and what ranks did; or one cell of a step in full."""
+    """Show a job and its health; a step with its plan and what the ranks did; or one cell of a step in full."""
     if (row is None) != (layer is None) or (row is not None and step is None):
-        raise InvalidInput.of("cell", expected="a step, --row and --layer", got="not all of them")
+        raise InvalidInput.of("cell", expected="a step, --row and --layer", got="only some of them")
     client, of_job = StatusClient(url), ("v1", "jobs", job_id)
     print_it: Callable[[Console, dict[str, Any]], None]
     if step is None:
@@ -90,13 +90,13 @@ def _print_step(console: Console, step: dict[str, Any]) -> None:
             console.print(f"  {number} kept the previous placement: {cause}", style="yellow")
         if each["missing"]:
             ranks = ", ".join(f"{group}/{rank}" for group, rank in each["missing"])
-            console.print(f"  not reported by EP group/rank {ranks}", style="yellow")
+            console.print(f"  no report from EP group/rank {ranks}", style="yellow")
 
 
 def _print_cell(console: Console, cell: dict[str, Any]) -> None:
     console.print(
-        f"slowest rank {cell['slowest_before_tokens']} > {cell['slowest_after_tokens']} tokens; bound "
-        f"{cell['lower_bound_tokens']:g}, {cell['gap']:.2%} above it; mean {cell['mean_tokens']:g}"
+        f"slowest rank {cell['slowest_before_tokens']} > {cell['slowest_after_tokens']} tokens, {cell['gap']:.2%} "
+        f"above the bound of {cell['lower_bound_tokens']:g}; mean {cell['mean_tokens']:g}"
     )
     ranks = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("rank", "node", "plain", "planned", "at home", "in replicas"):

@@ -1,7 +1,7 @@
-"""`relibra simulate`: all ways of balancing, side by side, on a recorded trace.
+"""`relibra simulate`: compare balancing policies on a recorded trace.
 
-In:   a routing trace file, a model and nodes by name.
-Out:  a table for people or JSON for programs, and a page with figures if asked for.
+In:   a routing trace file, the names of a model and of hardware.
+Out:  a table or JSON, and an HTML report with figures if requested.
 """
 
 from collections.abc import Callable
@@ -24,19 +24,15 @@ from relibra.evaluation.simulation import Outcome
 @asking
 def simulate(
     ask: Callable[[], Question],
-    redundant_slots: Annotated[
-        int, typer.Option(min=0, help="Spare expert slots of each GPU, the same for all policies.")
-    ] = 2,
+    redundant_slots: Annotated[int, typer.Option(min=0, help="Spare expert slots of each GPU, for all policies.")] = 2,
     policies: Annotated[
-        str | None, typer.Option(help="Names to compare, with commas between. All of them by default.")
+        str | None, typer.Option(help="Policies to compare, separated by commas. All by default.")
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Page to write (.html), with figures and nothing to load.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sequences drawn.")] = 0,
+    report: Annotated[Path | None, typer.Option(help="HTML report to write, with figures, in one file.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed for drawing sequences.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Compare ways of balancing on a routing trace, in simulated training time."""
+    """Compare balancing policies on a routing trace by simulated training time."""
     from relibra.evaluation.policies import POLICIES, usable_policies  # loads numba
     from relibra.evaluation.simulation import simulate as run
 
@@ -69,15 +65,15 @@ def simulate(
     console = Console()
     console.print(_table(outcomes, question))
     console.print(
-        "Of balance: throughput, as a part of that under a perfectly even router. Per cell: replicas. Sent: by a GPU, "
-        "replicas and experts that move. Waits: for those and for decisions. Plan: planning on this machine, before "
-        "the step.",
+        "Of balance: throughput relative to perfectly even routing. Per cell: replicas in a cell. Sent: bytes that a "
+        "GPU sends for replicas and moved experts. Waits: time for these transfers and for decisions. Plan: planning "
+        "time on this machine, before the step.",
         highlight=False,
     )
-    slots = f"{redundant_slots} redundant slot{'' if redundant_slots == 1 else 's'} of a GPU"
+    slots = f"{redundant_slots} redundant slot{'' if redundant_slots == 1 else 's'} per GPU"
     console.print(f"{slots}: {_slots_size_bytes(question) / 1e9:.2f} GB.", highlight=False)
     if policies is None and len(chosen) < len(POLICIES):
-        console.print("lplb is left out: it needs scipy.", highlight=False)
+        console.print("lplb is left out because scipy is not installed.", highlight=False)
     console.print(f"{provenance(question)}. Times are simulated, for {question.hardware.source}.", highlight=False)
     if report is not None:
         console.print(f"Written to {report}", highlight=False)
@@ -94,7 +90,7 @@ def _slots_size_bytes(question: Question) -> int:
 
 
 def _table(outcomes: list[Outcome], question: Question) -> Table:
-    """Fits 80 columns."""
+    """Return the comparison as a table that fits 80 columns."""
     table = Table(title=_title(question), box=box.SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("policy", no_wrap=True)
     for heading in ("step s", "over plain", "of balance", "imbal- ance", "per cell", "sent GB", "waits s", "plan s"):

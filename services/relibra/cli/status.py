@@ -1,4 +1,4 @@
-"""`relibra status`: the HTTP service, on a Redis that runs already."""
+"""`relibra status`: the HTTP service, on an existing Redis."""
 
 import asyncio
 from pathlib import Path
@@ -19,14 +19,14 @@ def status(
         int | None, typer.Option(min=0, max=65535, help="Port of the HTTP service: 7421; 0 takes a free one.")
     ] = None,
     metrics_port: service.MetricsPort = None,
-    auth: Annotated[str | None, typer.Option(help="none, or required: viewers show a token.")] = None,
+    auth: Annotated[str | None, typer.Option(help="none, or required: viewers need a token.")] = None,
     insecure: service.Insecure = None,
     ready_file: service.ReadyFile = None,
 ) -> None:
-    """Show jobs, steps and plans over HTTP: pages, JSON, metrics. Only reads.
+    """Serve jobs, steps and plans over HTTP as pages, JSON and metrics. Read-only.
 
-    Every setting can come from the environment, `host` as RELIBRA_HOST, or from the table `status` of the TOML file
-    that RELIBRA_CONFIG_FILE names; docs/status.md lists them.
+    Every setting can also come from the environment (`host` as RELIBRA_HOST) or from the table `status` of the TOML
+    file that RELIBRA_CONFIG_FILE names; docs/status.md lists all settings.
     """
     from relibra.status.settings import StatusSettings
 

@@ -1,4 +1,4 @@
-"""What verbs that only look ask: the JSON of the status service."""
+"""The client of the status service, for verbs that only read."""
 
 import json
 import ssl
@@ -12,7 +12,7 @@ import typer
 from relibra.errors import ERRORS, InvalidInput, RelibraError, Unavailable
 from relibra.wire.credentials import Credentials
 
-StatusUrl = Annotated[str, typer.Option("--url", envvar="RELIBRA_STATUS_URL", help="The status service.")]
+StatusUrl = Annotated[str, typer.Option("--url", envvar="RELIBRA_STATUS_URL", help="URL of the status service.")]
 DEFAULT_URL = "http://127.0.0.1:7421"
 JobId = Annotated[str, typer.Argument(help="Id of the job.", show_default=False)]
 Step = Annotated[int, typer.Argument(min=0, help="Number of the RL step.", show_default=False)]
@@ -21,17 +21,17 @@ _TIMEOUT_S = 10.0
 
 
 class StatusClient:
-    """The status service at an address.
+    """A client of the status service at a URL.
 
-    Shows the token that the environment names and trusts the CA that it names beside those of the system, see
+    It sends the token from the environment and trusts the CA from the environment besides those of the system; see
     `Credentials.from_env`.
     """
 
     def __init__(self, url: str, credentials: Credentials | None = None) -> None:
-        """Check the address; connecting happens with each question.
+        """Check the URL. Each `get` opens a connection of its own.
 
         Raises:
-            InvalidInput: it is not one of HTTP, or a file of the credentials cannot be read.
+            InvalidInput: `url` is not an HTTP URL, or a credentials file cannot be read.
         """
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
             raise InvalidInput.of("--url", expected="http://host:port or https://host:port", got=repr(url))
@@ -40,21 +40,21 @@ class StatusClient:
         self._tls = _tls(self._credentials) if url.startswith("https:") else None
 
     def get(self, *path: str | int, **query: str | int | None) -> Any:
-        """Return a document.
+        """Return a JSON document.
 
         Args:
-            path: its parts, as they are.
-            query: what to ask for; None is not asked for.
+            path: the parts of the path, not escaped.
+            query: the query parameters; None leaves a parameter out.
 
         Raises:
-            Unavailable: the service cannot be reached, or something else answers there.
-            RelibraError: the error that the service answers with.
+            Unavailable: the service cannot be reached, or the URL is not that of a status service.
+            RelibraError: the error that the service returned.
         """
         asked = urlencode({name: value for name, value in query.items() if value is not None})
         place = "/".join(quote(str(part), safe="") for part in path)
         request = urllib.request.Request(f"{self.url}/{place}?{asked}".rstrip("?"))
         for name, value in self._credentials.metadata:
-            # Unredirected: a token is for this service and not for whom it may point to.
+            # Not sent to other hosts on a redirect: the token is for this service only.
             request.add_unredirected_header(name, value)
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=self._tls) as response:
@@ -64,7 +64,7 @@ class StatusClient:
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise Unavailable(
-                f"no status service answers at {self.url}: {reason}; start one with `relibra up` or `relibra status`, "
+                f"no status service responds at {self.url}: {reason}; start one with `relibra up` or `relibra status`, "
                 "or name another with --url or RELIBRA_STATUS_URL"
             ) from error
 
@@ -77,7 +77,7 @@ def _tls(credentials: Credentials) -> ssl.SSLContext:
         if credentials.cert_file is not None:
             context.load_cert_chain(credentials.cert_file, credentials.key_file)
     except OSError as error:
-        raise InvalidInput.of("credentials", expected="files of certificates and keys (PEM)", got=error) from error
+        raise InvalidInput.of("credentials", expected="certificate and key files (PEM)", got=error) from error
     return context
 
 
@@ -86,4 +86,6 @@ def _problem(answer: urllib.error.HTTPError, url: str) -> RelibraError:
         problem = json.load(answer)
         return ERRORS.get(problem["title"], RelibraError)(problem["detail"])
     except (ValueError, KeyError, TypeError):
-        return Unavailable(f"{url} answers {answer.code} {answer.reason}, as a status service does not; is it another?")
+        return Unavailable(
+            f"{url} returned {answer.code} {answer.reason}, which a status service never does; is it another service?"
+        )

@@ -1,4 +1,4 @@
-"""`relibra steps`: how far the newest steps of a job have come."""
+"""`relibra steps`: the state of the newest steps of a job."""
 
 from typing import Annotated, Any
 
@@ -14,13 +14,13 @@ from relibra.store.records import StepState
 
 def steps(
     job_id: JobId,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many steps at most.")] = 20,
-    before: Annotated[int | None, typer.Option(min=0, help="Only steps below this one: the next page.")] = None,
-    state: Annotated[StepState | None, typer.Option(help="Only steps in this state.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Largest number of steps to list.")] = 20,
+    before: Annotated[int | None, typer.Option(min=0, help="List only steps below this one, for paging.")] = None,
+    state: Annotated[StepState | None, typer.Option(help="List only steps in this state.")] = None,
     url: StatusUrl = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """List the steps of a job, newest first, with what their plans promise."""
+    """List the steps of a job, newest first, with the predictions of their plans."""
     found = StatusClient(url).get("v1", "jobs", job_id, "steps", limit=limit, before=before, state=state)
     if as_json:
         print_json(found)

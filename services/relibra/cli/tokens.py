@@ -1,4 +1,4 @@
-"""`relibra tokens`: who may do what for which job."""
+"""`relibra tokens`: create, list and revoke access tokens."""
 
 import asyncio
 from dataclasses import asdict
@@ -13,18 +13,18 @@ from relibra.cli.output import AsJson, print_json
 from relibra.cli.service import RedisUrl
 from relibra.store import ALL_JOBS, Role, Store, TokenRecord
 
-app = typer.Typer(help="Make, list and revoke tokens.", no_args_is_help=True)
+app = typer.Typer(help="Create, list and revoke tokens.", no_args_is_help=True)
 
 
 @app.command()
 def create(
     redis_url: RedisUrl,
     role: Annotated[Role, typer.Option(help="What the holder may do.")],
-    job: Annotated[str, typer.Option(help="The job it is for; * for all.")] = ALL_JOBS,
-    days: Annotated[float | None, typer.Option(min=0, help="How long it works; for ever if not given.")] = None,
+    job: Annotated[str, typer.Option(help="Job that the token is for; * for all jobs.")] = ALL_JOBS,
+    days: Annotated[float | None, typer.Option(min=0, help="Days until the token expires; never if not given.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token, and print it: this is the only time it is seen."""
+    """Create a token and print it. It cannot be shown again."""
 
     async def make() -> tuple[TokenRecord, str]:
         async with Store.open(redis_url) as store:
@@ -34,7 +34,7 @@ def create(
     if as_json:
         print_json(asdict(record) | {"token": token})
         return
-    typer.echo(f"token {record.token_id} for job {job} as {role}; hand it over as RELIBRA_TOKEN:", err=True)
+    typer.echo(f"token {record.token_id} for job {job} with role {role}; set it as RELIBRA_TOKEN:", err=True)
     typer.echo(token)
 
 
@@ -50,7 +50,7 @@ def list_tokens(redis_url: RedisUrl, as_json: AsJson = False) -> None:
     if as_json:
         print_json([asdict(each) for each in found])
         return
-    table = Table("token", "job", "role", "made", "ends")
+    table = Table("token", "job", "role", "created", "expires")
     for each in found:
         table.add_row(each.token_id, each.job_id, each.role, _date(each.created_at), _date(each.expires_at))
     Console().print(table)
@@ -58,14 +58,14 @@ def list_tokens(redis_url: RedisUrl, as_json: AsJson = False) -> None:
 
 @app.command()
 def revoke(token_id: Annotated[str, typer.Argument(help="Id of the token.")], redis_url: RedisUrl) -> None:
-    """Make a token worthless; planners notice within seconds."""
+    """Revoke a token; services refuse it within seconds."""
 
     async def forget() -> None:
         async with Store.open(redis_url) as store:
             await store.revoke_token(token_id)
 
     asyncio.run(forget())
-    typer.echo(f"token {token_id} is revoked")
+    typer.echo(f"revoked token {token_id}")
 
 
 def _date(unix_time_s: float | None) -> str:

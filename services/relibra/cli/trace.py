@@ -1,4 +1,4 @@
-"""`relibra trace`: look into routing traces, check, merge and split them."""
+"""`relibra trace`: inspect, check, merge and split routing traces."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,14 +13,14 @@ from relibra.errors import InvalidInput
 from relibra.routing import RoutingTrace, read_trace, write_trace
 from relibra.routing.trace_sets import merge_traces, split_by_domain, split_in_parts
 
-app = typer.Typer(help="Look into routing traces, check, merge and split them.", no_args_is_help=True)
+app = typer.Typer(help="Inspect, check, merge and split routing traces.", no_args_is_help=True)
 
 _Source = Annotated[Path, typer.Argument(help="Routing trace (.npz).", show_default=False)]
 
 
 @app.command()
 def info(source: _Source, as_json: AsJson = False) -> None:
-    """Show what is in a trace, and how unbalanced plain expert parallelism would be on it."""
+    """Summarise a trace and the imbalance of plain expert parallelism on it."""
     with working(on=f"reading {source}"):
         found = read_trace(source)
         said = describe_trace(found)
@@ -32,7 +32,7 @@ def info(source: _Source, as_json: AsJson = False) -> None:
 
 @app.command()
 def validate(source: _Source, as_json: AsJson = False) -> None:
-    """Check a trace: its keys and types, and that every token has different experts. Exits 1 if not."""
+    """Check a trace: its keys and types, and that the experts of every token differ. Exits with 1 if not."""
     with working(on=f"reading {source}"):
         found = read_trace(source)
         sorted_TLK = np.sort(found.routed_experts, axis=-1)
@@ -45,9 +45,9 @@ def validate(source: _Source, as_json: AsJson = False) -> None:
     else:
         row, layer = np.argwhere(twice_TL)[0]
         typer.echo(
-            f"{source}: {int(twice_TL.sum())} of {twice_TL.size} (token, layer) rows name an expert twice, the first "
-            f"is row {row}, layer {layer}: {found.routed_experts[row, layer].tolist()}; fillers of padding, or another "
-            "number of layers or top-k than the model has"
+            f"{source}: {int(twice_TL.sum())} of {twice_TL.size} (token, layer) rows have an expert twice, the first "
+            f"is row {row}, layer {layer}: {found.routed_experts[row, layer].tolist()}. Either these are fillers for "
+            "padding, or the trace has another number of layers or another top-k than the model"
         )
     if not is_valid:
         raise typer.Exit(1)
@@ -58,7 +58,7 @@ def merge(
     sources: Annotated[list[Path], typer.Argument(help="Routing traces of one model.", show_default=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="Trace file to write (.npz).")],
 ) -> None:
-    """Put the sequences of several traces into one."""
+    """Merge the sequences of several traces into one trace."""
     _write(output, merge_traces([read_trace(source) for source in sources]))
     typer.echo(f"Written to {output}")
 
@@ -66,11 +66,11 @@ def merge(
 @app.command()
 def split(
     source: _Source,
-    output_dir: Annotated[Path, typer.Option("--output-dir", "-o", help="Folder of the files to write.")] = Path(),
-    parts: Annotated[int | None, typer.Option(help="Into this many files of consecutive sequences.")] = None,
-    by_domain: Annotated[bool, typer.Option("--by-domain", help="Into a file for every domain.")] = False,
+    output_dir: Annotated[Path, typer.Option("--output-dir", "-o", help="Folder to write the files to.")] = Path(),
+    parts: Annotated[int | None, typer.Option(help="Split into this many files of consecutive sequences.")] = None,
+    by_domain: Annotated[bool, typer.Option("--by-domain", help="Split into one file for every domain.")] = False,
 ) -> None:
-    """Put the sequences of a trace into several."""
+    """Split a trace into several traces."""
     if (parts is None) != by_domain:
         raise InvalidInput.of("split", expected="either --parts or --by-domain", got="both" if by_domain else "neither")
     if not output_dir.is_dir():

@@ -1,4 +1,4 @@
-"""What a routing trace holds, at a glance."""
+"""A summary of a routing trace."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ _GPUS_PER_NODE = 8
 
 
 def describe_trace(trace: RoutingTrace) -> dict[str, Any]:
-    """Return what is in a trace, for programs; imbalance is that of plain EP, null where experts do not divide."""
+    """Return a summary of a trace as JSON values. Imbalance is for plain EP, None if ranks do not divide experts."""
     length_S, counts_SLE = np.diff(trace.offsets), count_sequences(trace)
     names = trace.domain if trace.domain is not None else np.array([], dtype=np.str_)
     return {
@@ -40,14 +40,14 @@ def describe_trace(trace: RoutingTrace) -> dict[str, Any]:
 
 
 def print_trace(console: Console, said: Mapping[str, Any], title: str) -> None:
-    """Show what `describe_trace` says, for people."""
+    """Print the result of `describe_trace` as a table."""
     lengths, schedule = said["tokens_per_sequence"], said["num_micro_batches"]
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_row("sequences", f"{said['num_sequences']}")
     table.add_row("tokens", f"{said['num_tokens']}")
-    table.add_row("tokens of a sequence", f"{lengths['least']} to {lengths['most']}, median {lengths['median']:g}")
+    table.add_row("tokens per sequence", f"{lengths['least']} to {lengths['most']}, median {lengths['median']:g}")
     table.add_row("MoE layers", f"{said['num_layers']}")
     table.add_row("experts", f"{said['num_experts']}, top {said['top_k']}")
     if said["domains"]:
@@ -64,5 +64,5 @@ def _plain_imbalance(trace: RoutingTrace, counts_SLE: NDArray[np.integer], num_r
         load = StepLoad.of(counts_SLE, schedule_of(trace, cluster), cluster)
         home_LE = cluster.identity_placement(model_of(trace))
     except InvalidInput:
-        return None  # experts that do not divide, or a fixed schedule on other ranks
+        return None  # the ranks do not divide the experts, or the fixed schedule is for other ranks
     return imbalance(home_loads(load.load_MLE, home_LE, num_ranks))

@@ -1,7 +1,7 @@
 """`relibra up`: Redis, planner and status service on this machine.
 
-Planner and status run as processes of their own, started through their own verbs, so that one of them can die or be
-replaced without the others.
+Planner and status service run as separate processes, started by their own verbs, so that each can die or be replaced
+without the other.
 """
 
 import json
@@ -21,12 +21,12 @@ from relibra.cli.service import STOP_SIGNALS, Host, ReadyFile, start_logging, wr
 
 _POLL_INTERVAL_S = 0.05
 _STOP_TIMEOUT_S = 30.0
-"""More than the planner takes to drain."""
+"""Longer than the planner takes to drain."""
 
 
 def up(
     data_dir: Annotated[
-        Path, typer.Option(envvar="RELIBRA_DATA_DIR", help="Where the embedded Redis keeps its data.")
+        Path, typer.Option(envvar="RELIBRA_DATA_DIR", help="Data directory of the embedded Redis.")
     ] = Path("relibra-data"),
     redis_url: Annotated[
         str | None,
@@ -39,10 +39,10 @@ def up(
     ] = 7421,
     ready_file: ReadyFile = None,
 ) -> None:
-    """Start everything on this machine, and stop it all on Ctrl-C.
+    """Start Redis, planner and status service on this machine, and stop them on Ctrl-C.
 
-    Planner and status service take their other settings from the environment; RELIBRA_METRICS_PORT is the planner's,
-    as the status service has /metrics on its own port.
+    Planner and status service read their other settings from the environment. RELIBRA_METRICS_PORT applies to the
+    planner only, because the status service has /metrics on its own port.
     """
     start_logging()
     stop = threading.Event()
@@ -76,30 +76,30 @@ def up(
         while not stop.wait(_POLL_INTERVAL_S):
             if redis is not None and redis.poll() is not None:
                 typer.echo(
-                    f"redis-server ended with status {redis.poll()}, stopping; see {data_dir}/redis.log", err=True
+                    f"redis-server exited with status {redis.poll()}; stopping. See {data_dir}/redis.log", err=True
                 )
                 raise typer.Exit(1)
             for service in services:
-                service.mourn()
+                service.report_exit()
 
 
 class _Service:
-    """A verb of the command line as a child process."""
+    """A verb of the command line, run as a child process."""
 
     def __init__(self, verb: str, folder: Path, redis_url: str, host: str, port: int) -> None:
         self._verb = verb
         self._ready_file = folder / f"{verb}.json"
         self._redis_url = redis_url
         self._options = ["--host", host, "--port", str(port)]
-        self._was_mourned = False
+        self._is_reported = False
 
     def __enter__(self) -> "_Service":
         command = [sys.executable, "-m", "relibra.cli", self._verb, *self._options]
-        # The URL goes through the environment: command lines are visible to all users, and it may hold a password.
+        # The URL may contain a password, so it goes through the environment: all users can see command lines.
         # Neither service computes on a GPU, and a CUDA context would take memory from a trainer on the same machine.
         environment = os.environ | {"RELIBRA_REDIS_URL": self._redis_url, "CUDA_VISIBLE_DEVICES": ""}
         if self._verb != "planner":
-            environment.pop("RELIBRA_METRICS_PORT", None)  # one port, and both would take it
+            environment.pop("RELIBRA_METRICS_PORT", None)  # two services cannot listen on one port
         self._process = subprocess.Popen(
             [*command, "--ready-file", str(self._ready_file)],
             stdin=subprocess.DEVNULL,
@@ -117,10 +117,10 @@ class _Service:
             self._process.wait()
 
     def wait_until_ready(self, stop: threading.Event) -> dict[str, Any] | None:
-        """Return its addresses, or None if asked to stop first; a service that fails to start ends `relibra up`."""
+        """Return the addresses of the service, or None if `stop` was set first; exit if the service fails to start."""
         while not self._ready_file.exists():
             if self._process.poll() is not None:
-                # It has said why.
+                # The service has printed the reason.
                 raise typer.Exit(2)
             if stop.wait(_POLL_INTERVAL_S):
                 return None
@@ -128,17 +128,17 @@ class _Service:
         self._options[-1] = addresses[self._verb].rpartition(":")[2]
         return addresses
 
-    def mourn(self) -> None:
-        """Say once that the service has ended, and how to bring it back."""
+    def report_exit(self) -> None:
+        """Report once that the service has exited, and how to restart it."""
         status = self._process.poll()
-        if status is None or self._was_mourned:
+        if status is None or self._is_reported:
             return
-        self._was_mourned = True
+        self._is_reported = True
         from relibra.store.address import without_password
 
         command = " ".join([self._verb, "--redis-url", without_password(self._redis_url), *self._options])
         typer.echo(
-            f"{self._verb} (pid {self._process.pid}) ended with status {status}; the others go on. "
-            f"Bring it back with:\n  relibra {command}",
+            f"{self._verb} (pid {self._process.pid}) exited with status {status}; the other services keep running. "
+            f"Restart it with:\n  relibra {command}",
             err=True,
         )

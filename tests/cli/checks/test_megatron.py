@@ -32,11 +32,11 @@ def found(text: str, *, is_yaml: bool = False) -> list[tuple[CheckResult, str]]:
         ("--use-torch-fsdp2", "use megatron's DistributedDataParallel"),
     ],
 )
-def test_what_the_agent_refuses_is_named_with_what_to_use(more, fix):
+def test_a_refused_argument_is_named_with_its_fix(more, fix):
     assert found(f"torchrun train.py {GOOD} \\\n {more}  # a comment") == [(CheckResult.FAILED, fix)]
 
 
-def test_what_it_takes_is_well_in_words_and_in_yaml():
+def test_accepted_arguments_pass_as_words_and_as_yaml():
     assert found(f"{GOOD} --cuda-graph-impl local --cuda-graph-scope attn") == [(CheckResult.OK, "")]
     sizes = "--tensor-model-parallel-size 2 --tensor-parallel-num-weight-shards 2 --expert-tensor-parallel-size 1"
     assert found(f"{GOOD} {sizes}") == [(CheckResult.OK, "")]
@@ -44,15 +44,15 @@ def test_what_it_takes_is_well_in_words_and_in_yaml():
     assert found(f"model:\n{inner}", is_yaml=True) == [(CheckResult.OK, "")]
 
 
-def test_all_refusals_are_said_at_once_and_no_replay_is_a_warning():
+def test_all_refusals_are_reported_at_once_and_missing_replay_is_a_warning():
     assert [verdict for verdict, _ in found("--moe-router-fusion --fp8-format e4m3")] == [
-        CheckResult.FAILED,  # the dispatcher, which is allgather by default
-        CheckResult.FAILED,  # fp8; fusion alone hurts replay only
+        CheckResult.FAILED,  # the dispatcher, allgather by default
+        CheckResult.FAILED,  # fp8; router fusion alone only prevents replay
         CheckResult.WARNING,
     ]
 
 
 @pytest.mark.parametrize(("text", "is_yaml"), [("--a 'b", False), ("- a", True), ("a: [", True)])
-def test_what_is_neither_is_refused(text, is_yaml):
+def test_text_that_is_neither_is_refused(text, is_yaml):
     with pytest.raises(InvalidInput, match="--megatron-args"):
         read_arguments(text, is_yaml=is_yaml)

@@ -14,12 +14,12 @@ WANTED = [
 ]
 
 
-def verdicts(**installed: str) -> dict[str, CheckResult]:
+def results(**installed: str) -> dict[str, CheckResult]:
     return {each.subject.removeprefix("versions: "): each.verdict for each in judge(WANTED, installed)}
 
 
 def test_roles_are_judged_by_their_own_packages():
-    found = verdicts(numpy="2.0", redis="6.1", rich="13.0")
+    found = results(numpy="2.0", redis="6.1", rich="13.0")
     assert (found["rollout worker"], found["planner and status"], found["trainer"]) == (
         CheckResult.OK,
         CheckResult.OK,
@@ -28,5 +28,5 @@ def test_roles_are_judged_by_their_own_packages():
 
 
 def test_old_and_half_installed_fail():
-    found = verdicts(numpy="1.20", rich="13.0", torch="2.6.0rc1")
+    found = results(numpy="1.20", rich="13.0", torch="2.6.0rc1")
     assert (found["rollout worker"], found["planner and status"]) == (CheckResult.FAILED, CheckResult.FAILED)

@@ -2,13 +2,13 @@ from relibra.cli.checks.finding import CheckResult
 from relibra.cli.checks.planner import examine, judge, judge_version
 
 
-def test_none_named_is_skipped_and_one_named_that_is_not_there_fails():
+def test_an_unreachable_planner_fails_with_a_fix():
     (found,) = examine("127.0.0.1:1", "1.0")
     assert found.verdict is CheckResult.FAILED
     assert "relibra planner" in found.fix
 
 
-def test_only_a_network_asks_for_tls():
+def test_missing_tls_is_a_warning_beyond_loopback_only():
     def of_tls(address: str, *, has_tls: bool) -> CheckResult:
         return judge(address, "SERVING", "", has_tls=has_tls, has_token=True)[1].verdict
 
@@ -25,7 +25,7 @@ def test_a_wrong_ca_and_a_planner_without_redis_are_told_apart():
     assert "Redis" in redis.fix
 
 
-def test_another_version_is_a_warning_and_so_is_one_that_does_not_say():
+def test_another_or_unknown_version_is_a_warning():
     assert judge_version("1.0", "1.0").verdict is CheckResult.OK
     for theirs in ("0.9", None):
         assert judge_version(theirs, "1.0").verdict is CheckResult.WARNING

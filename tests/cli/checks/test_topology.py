@@ -17,7 +17,7 @@ Legend:
 """
 
 
-def test_pairs_of_gpus_are_read_and_groups_that_nvlink_joins_are_nodes():
+def test_groups_of_gpus_that_nvlink_joins_become_nodes():
     links = read_links(PRINTED)
     assert links.keys() == set(combinations(range(4), 2))
     (found,) = judge(links)
@@ -26,10 +26,10 @@ def test_pairs_of_gpus_are_read_and_groups_that_nvlink_joins_are_nodes():
     assert "gpus_per_node=2" in found.fix
 
 
-def test_nvlink_everywhere_is_well_and_nowhere_is_not():
+def test_nvlink_between_all_gpus_passes_and_between_none_warns():
     (full,) = judge(dict.fromkeys(combinations(range(8), 2), "NV18"))
     assert full.verdict is CheckResult.OK
-    assert full.reason == "all 8 GPUs reach each other over NVLink, 18 links"
+    assert full.reason == "NVLink joins all 8 GPUs, 18 links a pair"
     (none,) = judge(dict.fromkeys(combinations(range(4), 2), "PHB"))
     assert none.verdict is CheckResult.WARNING
     assert "no NVLink between 4 GPUs" in none.reason

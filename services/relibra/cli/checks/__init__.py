@@ -1,5 +1,5 @@
-"""What `relibra doctor` looks at: each module asks one thing (`examine`) and judges the answer in a pure function.
+"""The checks of `relibra doctor`: `examine` collects facts, and the pure function `judge` turns them into findings.
 
-In:   addresses of services, programs and packages of this machine, a file of Megatron arguments.
-Out:  findings: what was looked at, whether it is well, why, and what to do if not.
+In:   addresses of services, programs and packages on this machine, a file of Megatron arguments.
+Out:  findings: the subject, the result, the reason, and how to fix a problem.
 """

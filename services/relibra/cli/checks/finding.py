@@ -1,46 +1,46 @@
-"""What a check finds."""
+"""The finding of a check."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class CheckResult(StrEnum):
-    """How it is."""
+    """The result of a check."""
 
     OK = "ok"
     WARNING = "warning"
-    """It works, and not as well as it could."""
+    """The subject works, but not as well as it could."""
     FAILED = "failed"
     SKIPPED = "skipped"
-    """It was not looked at, or is not for this machine."""
+    """The check did not run, or does not apply to this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check and the reason for it."""
 
     subject: str
     verdict: CheckResult
     reason: str
     fix: str = ""
-    """What to do; of warnings and failures."""
+    """How to fix the problem; empty unless the result is a warning or a failure."""
 
 
 def ok(subject: str, reason: str) -> Finding:
-    """It is well."""
+    """Return a finding without problems."""
     return Finding(subject=subject, verdict=CheckResult.OK, reason=reason)
 
 
 def warning(subject: str, reason: str, fix: str) -> Finding:
-    """It works, and could be better."""
+    """Return a finding about a subject that works but could be better."""
     return Finding(subject=subject, verdict=CheckResult.WARNING, reason=reason, fix=fix)
 
 
 def failed(subject: str, reason: str, fix: str) -> Finding:
-    """It does not work."""
+    """Return a finding about a subject that does not work."""
     return Finding(subject=subject, verdict=CheckResult.FAILED, reason=reason, fix=fix)
 
 
 def skipped(subject: str, reason: str) -> Finding:
-    """It was not looked at."""
+    """Return a finding of a check that did not run."""
     return Finding(subject=subject, verdict=CheckResult.SKIPPED, reason=reason)

@@ -1,4 +1,4 @@
-"""Whether GPUs, their driver, torch and the compiler of kernels fit together."""
+"""Checks that GPUs, driver, torch and the kernel compiler fit together."""
 
 import subprocess
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from relibra.errors import Unsupported
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchCuda:
-    """What torch says."""
+    """What torch reports about CUDA."""
 
     version: str
     cuda: str | None
-    """CUDA it was built for, if for any."""
+    """The CUDA version that torch was built for; None for a CPU build."""
     is_available: bool
     capabilities: Sequence[int] = ()
-    """Of the devices it sees, such as 90."""
+    """The compute capabilities of the visible devices, such as 90."""
 
 
 def examine() -> list[Finding]:
-    """Ask the driver, torch and NVRTC."""
+    """Query the driver, torch and NVRTC."""
     gpus, torch_cuda = run_nvidia_smi("--query-gpu=name,driver_version", "--format=csv,noheader"), _torch()
     found = judge(None if gpus is None else gpus.splitlines(), torch_cuda)
     if torch_cuda is not None and torch_cuda.is_available:
@@ -30,17 +30,17 @@ def examine() -> list[Finding]:
 
 
 def judge(gpus: Sequence[str] | None, torch_cuda: TorchCuda | None) -> list[Finding]:
-    """Judge what the driver and torch say.
+    """Return the findings about driver and torch.
 
     Args:
-        gpus: lines of `name, driver version`; None where there is no driver.
-        torch_cuda: None where torch is not installed.
+        gpus: lines of `name, driver version`; None if there is no driver.
+        torch_cuda: None if torch is not installed.
     """
     if not gpus:
         if torch_cuda is not None and torch_cuda.cuda is not None:
-            reason = f"torch {torch_cuda.version} is built for CUDA {torch_cuda.cuda}, and no driver answers"
+            reason = f"torch {torch_cuda.version} is built for CUDA {torch_cuda.cuda}, but no driver responds"
             return [warning("gpu", reason, "on a trainer, install the NVIDIA driver or give the container its GPUs")]
-        return [skipped("gpu", "no NVIDIA GPU here; only trainers have some")]
+        return [skipped("gpu", "this machine has no NVIDIA GPU; only trainers need one")]
     name, _, driver = gpus[0].partition(", ")
     found = [ok("gpu", f"{len(gpus)} x {name}, driver {driver}")]
     if torch_cuda is None:
@@ -49,13 +49,13 @@ def judge(gpus: Sequence[str] | None, torch_cuda: TorchCuda | None) -> list[Find
         fix = "install the CUDA build: pip install --force-reinstall torch"
         return [*found, failed("gpu: torch", f"torch {torch_cuda.version} is built without CUDA", fix)]
     if not torch_cuda.is_available:
-        reason = f"torch {torch_cuda.version} does not see the GPUs with CUDA {torch_cuda.cuda} on driver {driver}"
+        reason = f"torch {torch_cuda.version} with CUDA {torch_cuda.cuda} cannot use the GPUs on driver {driver}"
         return [*found, failed("gpu: torch", reason, "update the driver, or install torch for an older CUDA")]
     return [*found, ok("gpu: torch", f"torch {torch_cuda.version}, CUDA {torch_cuda.cuda}")]
 
 
 def run_nvidia_smi(*arguments: str) -> str | None:
-    """Return what the driver's program prints, or None where it is not there or fails."""
+    """Return the output of `nvidia-smi`, or None if it is missing or fails."""
     try:
         ended = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -86,6 +86,6 @@ def _nvrtc(capabilities: Sequence[int]) -> Finding:
         compiler = nvrtc.load()
         targets = [compiler.target(capability) for capability in capabilities]
     except Unsupported as error:
-        return failed("gpu: NVRTC", str(error), "install the CUDA build of torch, which brings it")
+        return failed("gpu: NVRTC", str(error), "install the CUDA build of torch, which includes NVRTC")
     version = ".".join(map(str, compiler.version))
     return ok("gpu: NVRTC", f"version {version} compiles kernels for {', '.join(targets)}")

@@ -1,4 +1,4 @@
-"""Which of Megatron's arguments the agent would refuse."""
+"""Checks which of Megatron's arguments the agent would refuse."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -11,11 +11,11 @@ from relibra.cli.checks.finding import Finding, failed, ok, skipped, warning
 from relibra.errors import InvalidInput, Unsupported
 
 _RENAMED = {"fp8_format": "fp8", "fp4_format": "fp4"}
-"""Arguments that the TransformerConfig has under another name."""
+"""Arguments that have another name in TransformerConfig."""
 
 
 def examine(path: Path | None) -> list[Finding]:
-    """Read a file of arguments, and judge them and the installed megatron-core.
+    """Return the findings about the installed megatron-core and a file of arguments.
 
     Raises:
         InvalidInput: the file cannot be read.
@@ -28,11 +28,11 @@ def examine(path: Path | None) -> list[Finding]:
     if (version := _version()) is not None:
         try:
             check_version(version)
-            found.append(ok("megatron", f"megatron-core {version}, which is tested"))
+            found.append(ok("megatron", f"megatron-core {version}, a tested version"))
         except Unsupported as error:
-            found.append(failed("megatron", str(error), "install a version that is tested"))
+            found.append(failed("megatron", str(error), "install a tested version"))
     if path is None:
-        return [*found, skipped("megatron: arguments", "none were given: --megatron-args")]
+        return [*found, skipped("megatron: arguments", "not checked: pass --megatron-args")]
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -41,11 +41,11 @@ def examine(path: Path | None) -> list[Finding]:
 
 
 def judge(arguments: Mapping[str, Any]) -> list[Finding]:
-    """Judge arguments by their names in Megatron's configuration; those that are not given are as by default."""
+    """Return the findings about arguments named as in TransformerConfig; missing ones have their defaults."""
     from relibra.agent.refusals import config_refusals, ddp_refusals, optimizer_refusals, replay_obstacle, sharding
 
     config = _Config(arguments)
-    # Megatron's own default: experts are cut as everything else is.
+    # By default Megatron shards experts in the same way as the rest of the model.
     expert_tensor_parallel_size = config.expert_tensor_parallel_size or config.tensor_model_parallel_size or 1
     refusals = [
         *config_refusals(config, expert_tensor_parallel_size=expert_tensor_parallel_size),
@@ -58,19 +58,19 @@ def judge(arguments: Mapping[str, Any]) -> list[Finding]:
         reason, _, alternative = refusal.partition("; ")
         found.append(failed("megatron: arguments", reason, alternative))
     if not config.moe_enable_routing_replay:
-        reason = "moe_enable_routing_replay is off: nothing makes training route as it was planned for"
-        fix = "use moe_enable_routing_replay=True, or plan on forecasts and expect less of it"
+        reason = "moe_enable_routing_replay is off, so training may route tokens differently than planned"
+        fix = "set moe_enable_routing_replay=True, or use forecasts, which balance less well"
         found.append(warning("megatron: arguments", reason, fix))
     elif (obstacle := replay_obstacle(config)) is not None and not config.moe_router_fusion:
         found.append(failed("megatron: arguments", *obstacle.split("; ", 1)))
-    return found or [ok("megatron: arguments", "the agent takes them")]
+    return found or [ok("megatron: arguments", "the agent accepts them")]
 
 
 def read_arguments(text: str, *, is_yaml: bool) -> dict[str, Any]:
-    """Read arguments: words as on a command line (`--name value`, `--flag`, `a.b.name=value`), or YAML of any depth.
+    """Parse arguments: a command line (`--name value`, `--flag`, `a.b.name=value`), or YAML of any depth.
 
     Raises:
-        InvalidInput: it is neither.
+        InvalidInput: the text is neither.
     """
     import yaml
 
@@ -111,7 +111,7 @@ def _leaves(value: Any) -> dict[str, Any]:
 
 
 class _Config:
-    """What is asked like megatron's configs: what was given, else the default or off."""
+    """Has the attributes of megatron's configs: the given arguments, else the default or None."""
 
     cuda_graph_impl = "none"
     moe_token_dispatcher_type = "allgather"

@@ -1,4 +1,4 @@
-"""Whether the packages of each role are there, in versions that work together."""
+"""Checks that the packages of each role are installed, in versions that work together."""
 
 import importlib
 import platform
@@ -10,11 +10,11 @@ from packaging.requirements import Requirement
 from relibra.cli.checks.finding import Finding, failed, ok, skipped
 
 _ROLES = {"": "rollout worker", "planner": "planner and status", "agent": "trainer", "megatron": "megatron"}
-"""Extra -> who needs it."""
+"""Extra -> role that needs it."""
 
 
 def examine() -> list[Finding]:
-    """Compare what is installed with what relibra asks for."""
+    """Compare the installed packages with the requirements of relibra."""
     wanted = [Requirement(line) for line in metadata.requires("relibra") or ()]
     installed = {each.name: version for each in wanted if (version := _version(each.name)) is not None}
     found = [ok("versions", f"relibra {metadata.version('relibra')}, Python {platform.python_version()}")]
@@ -23,16 +23,16 @@ def examine() -> list[Finding]:
         importlib.import_module("relibra.wire.client")
     except Exception as error:
         fix = f"pip install --upgrade 'protobuf{_specifier(wanted, 'protobuf')}'"
-        found.append(failed("versions: wire", f"the wire contract does not load: {error}", fix))
+        found.append(failed("versions: wire", f"the wire contract cannot be loaded: {error}", fix))
     return found
 
 
 def judge(wanted: Iterable[Requirement], installed: Mapping[str, str]) -> list[Finding]:
-    """Judge role by role.
+    """Return one finding for each role.
 
     Args:
-        wanted: of relibra's metadata, with the extra each is of in its marker.
-        installed: versions by the names of `wanted`.
+        wanted: the requirements in relibra's metadata, each with its extra in the marker.
+        installed: installed version by package name.
     """
     found = []
     wanted = [each for each in wanted if each.name != "relibra"]
@@ -48,16 +48,16 @@ def judge(wanted: Iterable[Requirement], installed: Mapping[str, str]) -> list[F
         if wrong:
             found.append(failed(subject, "; ".join(wrong), install))
         elif missing and len(missing) == len(of_role):
-            found.append(skipped(subject, f"without {', '.join(missing)} this machine is none"))
+            found.append(skipped(subject, f"not for this machine: {', '.join(missing)} not installed"))
         elif missing:
-            found.append(failed(subject, f"without {', '.join(missing)}", install))
+            found.append(failed(subject, f"{', '.join(missing)} not installed", install))
         else:
             found.append(ok(subject, ", ".join(f"{each.name} {installed[each.name]}" for each in of_role)))
     return found
 
 
 def _is_of(requirement: Requirement, extra: str) -> bool:
-    """Whether a role needs it on this system."""
+    """Return whether the role of `extra` needs this requirement on this system."""
     marker = requirement.marker
     if not extra:
         return marker is None

@@ -1,4 +1,4 @@
-"""Whether a planner serves and is of this version, and how calls travel to it."""
+"""Checks that a planner serves, has the same version, and is called over a secure connection."""
 
 import ipaddress
 
@@ -16,10 +16,10 @@ _NONE = "UNREACHABLE"
 
 
 def examine(address: str | None, version: str) -> list[Finding]:
-    """Ask a planner for its health, with the credentials of the environment; the default one if none is named.
+    """Query the health of a planner with the credentials in the environment; without an address, of the default one.
 
     Raises:
-        InvalidInput: a file of the credentials cannot be read.
+        InvalidInput: a credentials file cannot be read.
     """
     credentials = Credentials.from_env()
     where = address or _DEFAULT_ADDRESS
@@ -32,47 +32,51 @@ def examine(address: str | None, version: str) -> list[Finding]:
         except grpc.RpcError as error:
             state, said, theirs = _NONE, error.details() or error.code().name, None
     if address is None and state == _NONE:
-        return [skipped("planner", f"none was named (--planner or RELIBRA_PLANNER), and none is at {where}")]
+        return [skipped("planner", f"no address given (--planner or RELIBRA_PLANNER), and no planner at {where}")]
     found = judge(where, state, said, has_tls=credentials.ca_file is not None, has_token=credentials.token is not None)
     return found if state == _NONE else [*found, judge_version(theirs, version)]
 
 
 def judge(address: str, state: str, said: str, *, has_tls: bool, has_token: bool) -> list[Finding]:
-    """Judge an answer of gRPC's health service.
+    """Return the findings about a response of gRPC's health service.
 
     Args:
-        address: of the planner.
-        state: name of the serving status, or UNREACHABLE.
-        said: what gRPC says where it is unreachable.
+        address: the address of the planner.
+        state: the name of the serving status, or UNREACHABLE.
+        said: gRPC's error message if the planner is unreachable.
         has_tls: whether the environment names a CA.
         has_token: whether the environment has a token.
     """
     if state == _NONE:
         fix = "start one with `relibra planner`, or correct the address"
         if has_tls and any(word in said.lower() for word in ("ssl", "tls", "certificate", "handshake")):
-            fix = "RELIBRA_TLS_CA_FILE must hold the CA of the planner's certificate, which must be for this name"
+            fix = "RELIBRA_TLS_CA_FILE must be the CA of the planner's certificate, which must be for this host name"
         elif not has_tls:
             fix += "; if it serves TLS, set RELIBRA_TLS_CA_FILE"
-        return [failed("planner", f"{address} does not answer: {said}", fix)]
+        return [failed("planner", f"{address} does not respond: {said}", fix)]
     if state != "SERVING":
-        return [failed("planner", f"{address} is {state}", "Redis does not answer it, or it drains: see its log")]
+        return [
+            failed(
+                "planner", f"{address} is {state}", "the planner cannot reach Redis or is shutting down: see its log"
+            )
+        ]
     found = [ok("planner", f"{address} serves")]
     if has_tls:
         found.append(ok("planner: TLS", "on"))
     elif not _is_loopback(address):
-        reason = f"calls travel in the clear{', and the token with them' if has_token else ''}"
-        fix = "give planners tls_cert_file and tls_key_file, and clients RELIBRA_TLS_CA_FILE"
+        reason = f"calls{' and the token' if has_token else ''} travel unencrypted"
+        fix = "set tls_cert_file and tls_key_file on planners, and RELIBRA_TLS_CA_FILE on clients"
         found.append(warning("planner: TLS", reason, fix))
     else:
-        found.append(ok("planner: TLS", "off, and only this machine can connect"))
+        found.append(ok("planner: TLS", "off, but only this machine can connect"))
     return found
 
 
 def judge_version(theirs: str | None, ours: str) -> Finding:
-    """Judge the versions of the planner, None of one that does not say, and of this relibra."""
+    """Return the finding about the planner's version, which is None for planners too old to report it, and ours."""
     if theirs != ours:
-        reason = f"it runs relibra {theirs or 'of before it said so'}, this is {ours}"
-        return warning("planner: version", reason, "install one version everywhere")
+        reason = f"the planner runs {f'relibra {theirs}' if theirs else 'an old relibra'}, this machine has {ours}"
+        return warning("planner: version", reason, "install the same version everywhere")
     return ok("planner: version", f"relibra {theirs}")
 
 

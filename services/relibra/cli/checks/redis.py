@@ -1,4 +1,4 @@
-"""Whether Redis keeps what planners trust it with."""
+"""Checks that Redis is configured to keep the data of the planners."""
 
 import asyncio
 from collections.abc import Mapping
@@ -15,49 +15,55 @@ _FULL_SHARE = 0.8
 
 
 def examine(url: str | None) -> list[Finding]:
-    """Ask a Redis how it is set up; nothing is written to it.
+    """Query the configuration of a Redis without writing to it.
 
     Raises:
-        InvalidInput: the URL is not one of Redis.
+        InvalidInput: `url` is not a Redis URL.
     """
     if url is None:
-        return [skipped("redis", "none was named: --redis-url or RELIBRA_REDIS_URL; only planners and status need it")]
+        return [
+            skipped("redis", "no URL given (--redis-url or RELIBRA_REDIS_URL); only planner and status service need it")
+        ]
     try:
         info, schema = asyncio.run(_ask(url))
     except Unavailable as error:
-        return [failed("redis", f"{without_password(url)}: {error}", "start it, or correct its address and password")]
+        return [
+            failed("redis", f"{without_password(url)}: {error}", "start Redis, or correct its address and password")
+        ]
     return judge(info, schema)
 
 
 def judge(info: Mapping[str, Any], schema: int | None) -> list[Finding]:
-    """Judge what `INFO` says, and the version of the schema that is stored, if one is."""
-    found = [ok("redis", f"answers, version {info.get('redis_version', 'unknown')}")]
+    """Return the findings about the fields of `INFO` and the stored schema version, which is None if none is stored."""
+    found = [ok("redis", f"responds, version {info.get('redis_version', 'unknown')}")]
     if not info.get("aof_enabled"):
         found.append(
             failed(
                 "redis: persistence",
-                "the append-only file is off: what was acknowledged is lost when Redis dies",
+                "the append-only file is off: acknowledged data is lost if Redis dies",
                 "set `appendonly yes`",
             )
         )
     elif info.get("aof_last_write_status", "ok") != "ok":
-        found.append(failed("redis: persistence", "the append-only file cannot be written", "free its disk"))
+        found.append(failed("redis: persistence", "the append-only file cannot be written", "free space on its disk"))
     else:
         found.append(ok("redis: persistence", "the append-only file is on"))
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
-        reason = f"keys are evicted when memory is full (maxmemory-policy {policy}), plans among them"
+        reason = f"keys, including plans, are evicted when memory is full (maxmemory-policy {policy})"
         found.append(failed("redis: eviction", reason, "set `maxmemory-policy noeviction`"))
     else:
-        found.append(ok("redis: eviction", "nothing is evicted"))
+        found.append(ok("redis: eviction", "keys are never evicted"))
     most, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
     if most and used > _FULL_SHARE * most:
         reason = f"{used / 2**20:.0f} of {most / 2**20:.0f} MiB are in use"
         found.append(warning("redis: memory", reason, "raise `maxmemory`, lower RELIBRA_RETAINED_STEPS or remove jobs"))
     if schema is not None and schema != SCHEMA_VERSION:
-        fix = "upgrade relibra" if schema > SCHEMA_VERSION else "start on an empty Redis"
+        fix = "upgrade relibra" if schema > SCHEMA_VERSION else "use an empty Redis"
         found.append(
-            failed("redis: schema", f"version {schema} is stored, this relibra reads version {SCHEMA_VERSION}", fix)
+            failed(
+                "redis: schema", f"Redis has schema version {schema}, this relibra reads version {SCHEMA_VERSION}", fix
+            )
         )
     return found
 
@@ -68,6 +74,6 @@ async def _ask(url: str) -> tuple[dict[str, Any], int | None]:
     async with aclosing(redis):
         info = await redis.info()
         stored = await redis.get(SCHEMA)
-    # A Cluster answers by node; any one speaks for how they are set up.
+    # A Cluster returns one result for each node. All nodes are configured alike, so any one will do.
     facts = info if "redis_version" in info else next(iter(info.values()))
     return facts, None if stored is None else int(stored)

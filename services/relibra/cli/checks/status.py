@@ -1,4 +1,4 @@
-"""Whether a status service answers, and is of this version."""
+"""Checks that a status service responds and has the same version."""
 
 from relibra.cli.checks.finding import Finding, failed, ok, skipped, warning
 from relibra.cli.status_client import DEFAULT_URL, StatusClient
@@ -6,10 +6,10 @@ from relibra.errors import Forbidden, RelibraError, Unauthenticated, Unavailable
 
 
 def examine(url: str | None, version: str) -> list[Finding]:
-    """Ask a status service; the default one if none is named.
+    """Query a status service; without a URL, the default one.
 
     Raises:
-        InvalidInput: the URL is not one of HTTP.
+        InvalidInput: `url` is not an HTTP URL.
     """
     client = StatusClient(url or DEFAULT_URL)
     found: list[Finding] = []
@@ -18,16 +18,25 @@ def examine(url: str | None, version: str) -> list[Finding]:
         client.get("readyz")
         client.get("v1", "jobs")
     except (Unauthenticated, Forbidden) as error:
-        return [*found, failed("status: access", str(error), "set RELIBRA_TOKEN to a token that may look")]
+        return [
+            *found,
+            failed("status: access", str(error), "set RELIBRA_TOKEN to a token with role viewer, trainer or admin"),
+        ]
     except RelibraError as error:
         if url is None and isinstance(error, Unavailable):
-            return [skipped("status", f"none was named (--url or RELIBRA_STATUS_URL), and none is at {client.url}")]
-        return [failed("status", str(error), "start it with `relibra status`, or bring its Redis back")]
+            return [
+                skipped("status", f"no URL given (--url or RELIBRA_STATUS_URL), and no status service at {client.url}")
+            ]
+        return [failed("status", str(error), "start it with `relibra status`, or restart its Redis")]
     return found
 
 
 def judge_version(url: str, theirs: str, ours: str) -> list[Finding]:
-    """Judge the versions of the service and of this relibra."""
+    """Return the finding about the versions of the service and of this relibra."""
     if theirs != ours:
-        return [warning("status", f"{url} runs relibra {theirs}, this is {ours}", "install one version everywhere")]
-    return [ok("status", f"{url} answers, relibra {theirs}")]
+        return [
+            warning(
+                "status", f"{url} runs relibra {theirs}, this machine has {ours}", "install the same version everywhere"
+            )
+        ]
+    return [ok("status", f"{url} responds, relibra {theirs}")]

@@ -1,4 +1,4 @@
-"""What connects the GPUs of this machine, in plain words, from `nvidia-smi topo -m`."""
+"""Checks how the GPUs of this machine are connected, from `nvidia-smi topo -m`."""
 
 import re
 from collections import Counter
@@ -17,15 +17,15 @@ _WORDS = {
 
 
 def examine() -> list[Finding]:
-    """Ask the driver."""
+    """Query the driver."""
     printed = run_nvidia_smi("topo", "-m")
     if printed is None:
-        return [skipped("nvlink", "no NVIDIA GPU here")]
+        return [skipped("nvlink", "this machine has no NVIDIA GPU")]
     return judge(read_links(printed))
 
 
 def read_links(printed: str) -> dict[tuple[int, int], str]:
-    """Return what connects each pair of GPUs, in the driver's abbreviations, the smaller number first."""
+    """Return the link of each pair of GPUs, smaller number first, by the driver's abbreviation."""
     lines = [line.split() for line in re.sub(r"\x1b\[\d*m", "", printed).splitlines()]
     links: dict[tuple[int, int], str] = {}
     for cells in lines:
@@ -36,32 +36,32 @@ def read_links(printed: str) -> dict[tuple[int, int], str]:
 
 
 def judge(links: Mapping[tuple[int, int], str]) -> list[Finding]:
-    """Judge the links of one node: replicas and their gradients travel over them."""
+    """Return the findings about the links of one node, over which replicas and their gradients travel."""
     if not links:
-        return [skipped("nvlink", "one GPU, hence no links")]
+        return [skipped("nvlink", "one GPU, so no links")]
     slow = {pair: kind for pair, kind in links.items() if not kind.startswith("NV")}
     num_gpus = 1 + max(other for _, other in links)
     if not slow:
         kinds = sorted({int(kind.removeprefix("NV")) for kind in links.values()})
-        return [ok("nvlink", f"all {num_gpus} GPUs reach each other over NVLink, {'/'.join(map(str, kinds))} links")]
+        return [ok("nvlink", f"NVLink joins all {num_gpus} GPUs, {'/'.join(map(str, kinds))} links a pair")]
     numbers = Counter(slow.values())
     reason = "; ".join(f"{number} pairs over {_WORDS.get(kind, kind)}" for kind, number in numbers.most_common())
     islands = _islands(links, num_gpus)
     if len(slow) == len(links):
         fix = (
-            "replicas cost more here: measure with `make gpu-check`, then `relibra calibrate --nvlink-gb-per-s`; "
-            "redundant_slots=0 leaves reordering alone"
+            "replicas cost more here: measure with `make gpu-check`, then run `relibra calibrate --nvlink-gb-per-s`; "
+            "or set redundant_slots=0 to reorder only"
         )
         return [warning("nvlink", f"no NVLink between {num_gpus} GPUs: {reason}", fix)]
     named = " ".join(f"({', '.join(map(str, island))})" for island in islands)
-    fix = f"call each group a node: gpus_per_node={min(map(len, islands))}"
+    fix = f"register each group as a node: gpus_per_node={min(map(len, islands))}"
     if len(islands) == 1:
-        fix = "plan with the slowest pair: `relibra calibrate --nvlink-gb-per-s`"
+        fix = "plan with the bandwidth of the slowest pair: `relibra calibrate --nvlink-gb-per-s`"
     return [warning("nvlink", f"NVLink joins {named} only; {reason}", fix)]
 
 
 def _islands(links: Mapping[tuple[int, int], str], num_gpus: int) -> list[list[int]]:
-    """Groups of GPUs that reach each other over NVLink, perhaps through others."""
+    """Return the groups of GPUs that NVLink joins, directly or through other GPUs."""
     island_of = list(range(num_gpus))
     for (one, other), kind in links.items():
         if kind.startswith("NV"):
