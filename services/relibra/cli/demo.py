@@ -101,11 +101,10 @@ def demo(
         else:
             show(console, comparison, plain_step_s, balanced_step_s)
         if keep:
-            console.print(f"
-The services are running: open {services.status_url}. Ctrl-C stops them.")
+            console.print(f"\nThe services are running: open {services.status_url}. Ctrl-C stops them.")
             _wait_for_interrupt()
         elif planner is None and not as_json:
-            console.print("\nTo look at loads and plans in a browser afterwards, add --keep (make demo ARGS=--keep).")
+            console.print("\nTo keep the status pages open after the demo, add --keep (make demo ARGS=--keep).")
     raise typer.Exit(0 if comparison.passed else 1)
 
 

@@ -1,4 +1,4 @@
-"""How `relibra demo` shows the comparison of its two runs."""
+"""The tables and verdicts that `relibra demo` prints about its two runs."""
 
 import os
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ _BALANCED_HEADINGS = (
 
 
 def show(console: Console, comparison: "RunComparison", plain_step_s: float, balanced_step_s: float) -> None:
-    """Print both comparisons step by step, both verdicts, and what the mean seconds of a step do not say."""
+    """Print both comparisons step by step, both verdicts, and the mean time of a step with its caveat."""
     neutral = [
         (
             f"{each.step}",
@@ -73,14 +73,14 @@ def show(console: Console, comparison: "RunComparison", plain_step_s: float, bal
     num_active = sum(each.num_moved_experts > 0 and each.num_replicas > 0 for each in comparison.steps)
     console.print(f"    {num_active} of {len(comparison.steps)} steps moved experts and made replicas", highlight=False)
     console.print(
-        "    both runs trained on the plain run's rollouts; "
-        f"sampling by itself, the balanced run differed in {num_resampled} sequences",
+        "    both runs trained on the rollouts of the plain run; "
+        f"the balanced run's own samples differed in {num_resampled} sequences",
         highlight=False,
         soft_wrap=True,
     )
     console.print(
-        f"    a step took {plain_step_s:.1f} s plain and {balanced_step_s:.1f} s balanced, planning included; that is "
-        f"no measure of speed, as the model is tiny and all processes share the {os.cpu_count()} cores of this machine",
+        f"    a step took {plain_step_s:.1f} s plain and {balanced_step_s:.1f} s balanced, with planning. This does "
+        f"not measure speed: the model is tiny and all processes share the {os.cpu_count()} cores of this machine",
         highlight=False,
         soft_wrap=True,
     )
