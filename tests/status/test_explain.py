@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from harness.services import CLUSTER
 from relibra.planning import Cause, Cluster, Phase, PlanId
-from relibra.planning.execution_sum import Execution
+from relibra.planning.execution import Execution
 from relibra.planning.plan import Prediction
 from relibra.status.explain import explain, size_text
 from relibra.store import PlanRecord, StepRecord

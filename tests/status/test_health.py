@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from relibra.planning import Cause, Phase, PlanId
-from relibra.planning.execution_sum import Execution
+from relibra.planning.execution import Execution
 from relibra.planning.plan import Prediction
 from relibra.status.health import JobState, duration, job_health
 from relibra.store import PlanRecord, StepRecord

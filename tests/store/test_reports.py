@@ -5,7 +5,7 @@ import numpy as np
 from harness.services import Loop
 from harness.step_samples import report_all
 from relibra.planning import Cause, ExecutionReport, Phase, PlanId
-from relibra.planning.execution_sum import executions
+from relibra.planning.execution import executions
 from relibra.store import JobRecord, Store
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relibra.planning import Cause, Cluster
-from relibra.planning.execution_sum import Execution
+from relibra.planning.execution import Execution
 from relibra.planning.plan import Basis, Prediction
 from relibra.status.health import absence, excess, fallback
 from relibra.store import StepRecord, StepState

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import median
 
 from relibra.planning import Phase
-from relibra.planning.execution_sum import Execution
+from relibra.planning.execution import Execution
 from relibra.planning.plan import Basis
 from relibra.store import StepRecord, StepState
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from relibra.planning import Phase
-from relibra.planning.execution_sum import Execution
+from relibra.planning.execution import Execution
 from relibra.planning.plan import Prediction
 from relibra.planning.summary import PlanTotals
 from relibra.status.models import Shown

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from relibra.planning import Cause, Cluster, ExecutionReport, Model, Phase, PlanParams
-from relibra.planning.execution_sum import Execution
+from relibra.planning.execution import Execution
 from relibra.planning.plan import Prediction
 from relibra.status.figures import PlanFigures
 from relibra.status.health import JobHealth

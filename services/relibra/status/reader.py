@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 
 from relibra.errors import NotFound
 from relibra.planning import Plan
-from relibra.planning.execution_sum import Execution, executions
+from relibra.planning.execution import Execution, executions
 from relibra.planning.summary import PlanTotals
 from relibra.status.figures import PlanFigures
 from relibra.status.health import JobHealth, job_health

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from relibra.planning import Cause, Cluster, ExecutionReport, Model, Phase, PlanId, PlanParams, Schedule
-from relibra.planning.execution_sum import Execution
+from relibra.planning.execution import Execution
 from relibra.planning.plan import Prediction
 from relibra.store.records import JobRecord, PlanRecord
 

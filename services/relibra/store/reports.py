@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from relibra.planning import ExecutionReport
-from relibra.planning.execution_sum import Execution, executions
+from relibra.planning.execution import Execution, executions
 from relibra.store.connection import Connected, raises_unavailable
 from relibra.store.documents import (
     decode_execution_report,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from relibra.planning import Cause, Cluster, ExecutionReport, Phase, PlanId
-from relibra.planning.execution_sum import executions
+from relibra.planning.execution import executions
 
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1, num_ep_groups=2)
 PLAN_ID = PlanId(epoch=7, version=1)
