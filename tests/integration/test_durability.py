@@ -1,4 +1,4 @@
-"""SIGKILL of planner and Redis at the worst moments; nobody sends anything twice."""
+"""SIGKILL of planner and Redis at the worst moments; no client repeats a call."""
 
 import os
 import signal
@@ -21,20 +21,20 @@ SCHEDULE = Schedule.round_robin(8, 2, CLUSTER)
 
 
 def workers_of(planner: Service) -> list[int]:
-    """Pids of the solver processes a planner has started."""
+    """Return the pids of the solver processes that a planner has started."""
     children = Path(f"/proc/{planner.process.pid}/task/{planner.process.pid}/children").read_text().split()
     return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def stop_worker(planner: Service) -> int:
-    """Freeze the solver, so that a step stays unsolved for as long as the test wants."""
+    """Freeze the solvers, so that a step stays unsolved as long as the test needs."""
     (worker,) = eventually(lambda: workers_of(planner))
     os.kill(worker, signal.SIGSTOP)
     return worker
 
 
 def plan_without_faults(planner: Service, step: int) -> bytes:
-    """The digest that these sequences and this schedule lead to in a job of its own."""
+    """Return the digest of the plan that these sequences and this schedule get in a job of their own."""
     with PlannerClient(planner.address) as client:
         client.register_job("undisturbed", MODEL, CLUSTER, PARAMS)
         ids = report_sequences(planner.address, "undisturbed", step)
@@ -45,7 +45,7 @@ def plan_without_faults(planner: Service, step: int) -> bytes:
 def test_L3_a_planner_killed_between_ingest_and_plan_and_between_schedule_and_plan(planner: Service) -> None:
     with PlannerClient(planner.address, timeout_s=30) as client:
         client.register_job("job", MODEL, CLUSTER, PARAMS)
-        # The reporter is closed when this returns: nothing can be reported again.
+        # The reporter is closed when this returns, so nothing can be reported again.
         ids = report_sequences(planner.address, "job", 1)
 
         planner.kill()
@@ -90,7 +90,7 @@ def test_a_killed_planner_leaves_no_worker_behind_and_a_killed_worker_is_replace
 
 
 class Redises:
-    """A Redis that can be killed and started again on its data."""
+    """A Redis that can be killed and restarted on its data."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir

@@ -32,7 +32,7 @@ PROMPT_TOKENS = 4
 
 
 def recorded(index: int) -> np.ndarray:
-    """What the model routed for prompt `index`, `[T, L, K]`."""
+    """Return the expert ids `[T, L, K]` that the model routed for prompt `index`."""
     return routes(index, 12 + 5 * index, LAYERS)
 
 
@@ -94,7 +94,7 @@ def engine_server() -> FastAPI:
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[str]:
-    """The URL of a server on loopback."""
+    """The URL of an engine server on loopback."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(engine_server(), log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -143,7 +143,7 @@ def test_S8_what_a_server_answers_becomes_the_plan_of_its_recorded_routing(
         plans = [client.fetch_plan(job_id, 3, MODEL, rank, wait_s=60) for rank in range(CLUSTER.num_ranks)]
     for plan in plans:
         check_rank_plan(plan, MODEL, CLUSTER)
-    # Planned here from the routing itself: equal loads give equal plans.
+    # The expected plan is made here from the routing itself: equal loads give equal plans.
     load = StepLoad.of(np.stack([count(recorded(index), LAYERS) for index in range(NUM_SEQUENCES)]), schedule, CLUSTER)
     expected = solve(load, schedule, MODEL, CLUSTER, PARAMS)
     assert plans[0].digest == expected.digest
@@ -169,7 +169,7 @@ def test_parts_of_sequences_that_ranks_share_are_planned_in_the_schedule_of_the_
             assert reporter.flush() == len(names)
         client.submit_schedule("parts", 1, names, trace.schedule)
         plan = client.fetch_plan("parts", 1, MODEL, 0, wait_s=60)
-    # All data ranks are one EP group, so that their micro-batches of one index meet.
+    # All data ranks form one EP group, so their micro-batches of the same index share a row.
     load_MLE = np.stack([sum(count(rows[each], LAYERS) for each in both) for both in ([0, 3, 7], [1, 2, 6, 5, 4])])
     load = StepLoad.of(count_sequences(trace), trace.schedule, CLUSTER)
     np.testing.assert_array_equal(load.load_MLE, load_MLE)

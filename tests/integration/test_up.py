@@ -1,4 +1,4 @@
-"""`relibra up` and the verbs it starts, as a user runs them."""
+"""`relibra up` and the commands that it starts, as a user runs them."""
 
 import json
 import os
@@ -31,8 +31,14 @@ def up(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], d
             [
                 *RELIBRA,
                 "up",
-                *("--data-dir", str(folder / "data"), "--port", "0", "--status-port", "0"),
-                *("--ready-file", str(ready_file)),
+                "--data-dir",
+                str(folder / "data"),
+                "--port",
+                "0",
+                "--status-port",
+                "0",
+                "--ready-file",
+                str(ready_file),
                 *options,
             ],
             stdout=log,
@@ -53,7 +59,7 @@ def up(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], d
 
 
 def refused(*arguments: str) -> str:
-    """Run a command that must refuse, and return what it said."""
+    """Run a command that must fail; return its output."""
     ended = subprocess.run([*RELIBRA, *arguments], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2, ended
     assert "Traceback" not in ended.stderr
@@ -66,7 +72,7 @@ def test_everything_starts_answers_and_stops(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         metrics_port = free.getsockname()[1]
-    monkeypatch.setenv("RELIBRA_METRICS_PORT", str(metrics_port))  # of the planner: both services would take it
+    monkeypatch.setenv("RELIBRA_METRICS_PORT", str(metrics_port))  # only for the planner: both services would read it
     with up(tmp_path) as (process, ready):
         with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as response:
             assert b"relibra_planner_ready 1.0" in response.read()

@@ -32,7 +32,7 @@ def get(url: str) -> Any:
 
 
 def executed_loads(plans: list[RankPlan], load: StepLoad) -> np.ndarray:
-    """What each rank computes when every rank follows its plan: tokens go home, but for the shares of replicas."""
+    """Return the load of each rank if all ranks follow their plans: replicas get their shares, homes get the rest."""
     loads_MLR = home_loads(load.load_MLE, plans[0].home_rank_LE, CLUSTER.num_ranks)
     for plan in plans:
         row_Q, layer_Q, expert_Q, rank_Q = plan.replica_index_Q4.T

@@ -1,4 +1,4 @@
-"""The user's story of docs/formats.md, run as written: saved responses of an SGLang server, two commands, an answer."""
+"""The example of docs/formats.md, run as written: saved responses of an SGLang server, two commands, an answer."""
 
 import json
 import os

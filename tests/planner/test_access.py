@@ -1,4 +1,4 @@
-"""Who may do what: tokens on an open port, and SPIFFE ids over mutual TLS."""
+"""The rights of callers: tokens on an open port, and SPIFFE ids over mutual TLS."""
 
 import contextlib
 import queue
@@ -39,7 +39,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def guarded(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A planner that wants a certificate of the authority, and a token or a SPIFFE id."""
+    """A planner that requires a certificate of the authority, and a token or a SPIFFE id."""
     cert_file, key_file = authority.issue("planner")
     with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as server:
         service = Service(
@@ -60,7 +60,7 @@ Connect = Callable[..., PlannerClient]
 
 @pytest.fixture
 def connect(guarded: Service, authority: Authority) -> Iterator[Connect]:
-    """Connects with a certificate that says `spiffe_id`, or with a token and a plain one."""
+    """A function that connects with a certificate for `spiffe_id`, or with a token and a plain certificate."""
     clients = []
 
     def connect(token: str | None = None, spiffe_id: str | None = None, **change: Path) -> PlannerClient:
@@ -153,8 +153,12 @@ def test_S6_a_spiffe_id_is_an_identity(connect: Connect) -> None:
 @pytest.mark.parametrize(
     "spiffe_id",
     [
-        *("spiffe://elsewhere/job/by-cert/trainer", "spiffe://relibra/job/by-cert", "spiffe://relibra/job//trainer"),
-        *("spiffe://relibra/job/by-cert/root", "spiffe://relibra/spiffe://relibra/job/by-cert/trainer", None),
+        "spiffe://elsewhere/job/by-cert/trainer",
+        "spiffe://relibra/job/by-cert",
+        "spiffe://relibra/job//trainer",
+        "spiffe://relibra/job/by-cert/root",
+        "spiffe://relibra/spiffe://relibra/job/by-cert/trainer",
+        None,
     ],
 )
 def test_S6_other_certificates_are_nobody(connect: Connect, spiffe_id: str | None) -> None:
@@ -184,10 +188,12 @@ def test_S6_wrong_and_revoked_tokens_are_refused(connect: Connect, guarded: Serv
 
 @pytest.fixture(scope="module")
 def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A planner that wants tokens over plain connections, and answers few calls of a job at a time."""
+    """A planner that requires tokens over plain connections and allows a job few open calls."""
     with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as server:
         service = Service(
-            *("planner", server.url, tmp_path_factory.mktemp("planner")),
+            "planner",
+            server.url,
+            tmp_path_factory.mktemp("planner"),
             RELIBRA_AUTH="required",
             RELIBRA_MAX_CALLS_PER_JOB=str(MAX_CALLS),
         )

@@ -1,4 +1,4 @@
-"""A planner that is given a new certificate while it runs."""
+"""A planner that gets a new certificate while it runs."""
 
 import ssl
 from pathlib import Path
@@ -15,7 +15,7 @@ from relibra.wire.credentials import Credentials
 
 
 def shown(address: str) -> str:
-    """The common name of the certificate that a new connection is shown."""
+    """Return the common name of the certificate that a new connection gets."""
     host, _, port = address.rpartition(":")
     pem = ssl.get_server_certificate((host, int(port)), timeout=10)
     return x509.load_pem_x509_certificate(pem.encode()).subject.rfc4514_string()
@@ -39,7 +39,7 @@ def test_a_new_certificate_is_taken_up_without_a_restart(redis_url: str, tmp_pat
         with PlannerClient(planner.address, credentials=Credentials(ca_file=authority.file)) as client:
             epoch = client.register_job("job", MODEL, CLUSTER, PARAMS)
             assert shown(planner.address) == "CN=first"
-            # Half of a renewal is none.
+            # A new certificate without its key changes nothing.
             install("second", cert_file)
             assert shown(planner.address) == "CN=first"
             assert "the certificate in use stays" in planner.log()

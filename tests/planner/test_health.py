@@ -1,4 +1,4 @@
-"""Readiness against a real Redis, whatever that says."""
+"""Readiness against a real Redis that serves, refuses or hangs."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ async def status(health: Health) -> int:
 
 class _Context:
     async def send_initial_metadata(self, metadata: object) -> None:
-        """Nobody reads it."""
+        """Drop the metadata; these tests do not read it."""
 
 
 def test_L2_a_user_of_redis_who_may_not_read_for_a_while_makes_it_not_ready_for_as_long(

@@ -1,4 +1,4 @@
-"""The cache over a real store whose reads are counted."""
+"""The plan cache over a real store that counts its reads."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ from relibra.store import JobRecord, Store
 
 
 class CountingStore:
-    """Counts how often plans are read whole, and fails as often as it is told."""
+    """Counts how often whole plans are read, and fails the next `num_failures` reads."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -26,7 +26,7 @@ def ids(shared_planner: Service, job_id: str) -> list[str]:
 
 
 def submit_raw(address: str, job_id: str, message: plan_pb2.Schedule) -> None:
-    """Submit a schedule that the client's own types would refuse."""
+    """Submit a schedule that the types of the client would refuse."""
     with open_channel(address) as channel:
         try:
             plan_pb2_grpc.PlanServiceStub(channel).SubmitSchedule(
@@ -210,7 +210,7 @@ def test_S4_a_watcher_sees_the_plans_of_a_job_that_was_re_created(
 def test_the_next_plan_starts_from_the_previous_placement(
     client: PlannerClient, shared_planner: Service, job_id: str, run: Loop
 ) -> None:
-    """The same load twice: whatever was worth moving has been moved."""
+    """The second step has the load of the first, so all experts worth moving have been moved."""
     for step in (1, 2):
         ids = report_sequences(shared_planner.address, job_id, step)
         client.submit_schedule(job_id, step, ids, SCHEDULE)

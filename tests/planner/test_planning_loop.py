@@ -20,7 +20,7 @@ Before = Callable[[str, int], Awaitable[None]]
 
 
 class Solver:
-    """Solves with a given plan, after what `before` does to the step."""
+    """Returns a given plan after running `before` on the step."""
 
     def __init__(self, before: Before) -> None:
         self._before = before
@@ -52,7 +52,7 @@ async def plan_until(
     loop = PlanningLoop(store, solver, notifier or PlanNotifier(), metrics, told)
     running = asyncio.create_task(loop.run())
     async with asyncio.timeout(20):
-        # Every look is a round trip to Redis, during which the loop runs.
+        # Each check is a round trip to Redis, during which the loop runs.
         while not await until():
             pass
     loop.stop()
@@ -134,7 +134,7 @@ def test_S4_a_lease_taken_over_mid_solve_publishes_nothing_and_stops_the_solve(
 
     async def paused(job_id: str, step: int) -> None:
         if not cancelled:
-            # Another planner finds the lease at its end, and is faster.
+            # Another planner takes the lease when it has ended, and publishes first.
             await store._redis.delete("relibra:{job}:lease")
             lease = await store.take_lease("job", 60)
             assert lease is not None

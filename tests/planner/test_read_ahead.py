@@ -16,7 +16,7 @@ class Request:
 
 
 class Source:
-    """Requests one by one, counting how many were read."""
+    """A stream of requests that counts how many were read."""
 
     def __init__(self, num_requests: int, error: Exception | None = None) -> None:
         self.num_read = 0
@@ -32,7 +32,7 @@ class Source:
 
 
 async def settle() -> None:
-    """Let every task that can run, run."""
+    """Let every task run that can."""
     for _ in range(100):
         await asyncio.sleep(0)
 
@@ -87,7 +87,7 @@ def test_L4_what_comes_after_the_end_is_not_taken_in() -> None:
         await settle()
         stream.end()
         assert [each.number for each in await stream.take()] == [0, 1, 2]
-        await settle()  # there is room again, but nobody will answer
+        await settle()  # there is room again, but nobody answers any more
         assert await stream.take() == []
         await reader
 

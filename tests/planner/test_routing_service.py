@@ -47,7 +47,7 @@ def bad(ordinal: int, job_id: str, **change: object) -> Request:
 
 
 def answers(channel: grpc.Channel, requests: list[Request]) -> dict[int, tuple[str, str]]:
-    """Send everything, and return the refusals once everything is answered."""
+    """Send all requests; return the refusals when all are answered."""
     refused: dict[int, tuple[str, str]] = {}
     answered_through = 0
     stream = open_stream(channel, iter(requests))
@@ -138,7 +138,7 @@ def test_S7_a_job_beyond_its_quota_waits_on_every_new_stream_whatever_it_sends(
         answers = aiter(service.ReportRouting(requests(), None))
         assert (await anext(answers)).answered_through == 0
         answer = asyncio.ensure_future(anext(answers))
-        # A round trip to Redis is what an answer would take.
+        # An answer would take one round trip to Redis; these are twenty.
         for _ in range(20):
             assert await store.reported_sequences("job", 1) == set()
         assert not answer.done()

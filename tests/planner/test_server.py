@@ -1,4 +1,4 @@
-"""What a planner process tells of itself, and how it ends."""
+"""The log of a planner process, and how the process ends."""
 
 import asyncio
 import json
@@ -73,7 +73,7 @@ def test_L4_a_solve_that_outlasts_the_drain_is_left_to_another_planner(
         os.kill(solver, signal.SIGSTOP)
         await store.put_schedule(job, 1, IDS, SCHEDULE)
         async with asyncio.timeout(20):
-            # Every look is a round trip to Redis, during which the planner runs.
+            # Each check is a round trip to Redis, during which the planner runs.
             while not planner._loop._solves:
                 await store.ping()
         await planner.stop()

@@ -1,4 +1,4 @@
-"""The pool against real worker processes; the store decides what a solve does."""
+"""The pool with real worker processes; the content of the store decides how a solve goes."""
 
 import asyncio
 import os

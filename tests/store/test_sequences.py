@@ -89,7 +89,7 @@ def test_S7_a_job_has_no_more_open_steps_than_its_limit(store: Store, run: Loop,
     assert isinstance(refused, LimitExceeded)
     assert "2 steps of job 'job' have sequences and no plan" in str(refused)
     assert report_all(store, run, 5, limits) == [None] * 8
-    # A plan closes its step, and the earlier ones that were never scheduled.
+    # A plan closes its step and all earlier steps that were never scheduled.
     run(store.publish_plan(lease_of(store, run, job, 5), PLAN))
     assert report_all(store, run, 6, limits) == [None] * 8
     assert report_all(store, run, 7, limits) == [None] * 8

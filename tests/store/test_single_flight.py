@@ -1,4 +1,4 @@
-"""A bounded cache: each value made once, the oldest forgotten."""
+"""A bounded cache that makes each value once and drops the value that was used longest ago."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from relibra.store.single_flight import SingleFlight
 
 
 class Maker:
-    """Counts how often each value is made; a value is made when it is let go."""
+    """Records which values are made; making waits for `gate`."""
 
     def __init__(self) -> None:
         self.made: list[str] = []

@@ -1,4 +1,4 @@
-"""What a Redis must be like."""
+"""The demands on a Redis that keeps the state of jobs."""
 
 from pathlib import Path
 

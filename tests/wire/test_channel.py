@@ -1,4 +1,4 @@
-"""Channels against servers that are there, come and go."""
+"""Channels to servers that start and stop."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +14,11 @@ from relibra.wire.channel import OPTIONS, open_channel
 pytestmark = pytest.mark.timeout(60)
 
 NUM_CLIENTS = 24
-"""That all of them draw the same planner happens once in 2**23 runs."""
+"""With this many clients, all of them draw the same planner once in 2**23 runs."""
 
 
 class Jobs(job_pb2_grpc.JobServiceServicer):
-    """Answers with its number."""
+    """A service that answers with its number."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -29,7 +29,7 @@ class Jobs(job_pb2_grpc.JobServiceServicer):
 
 @contextmanager
 def planner(number: int, port: int = 0) -> Iterator[int]:
-    """A server that answers with `number`; yields its port."""
+    """Run a server that answers with `number`; yield its port."""
     server = grpc.server(ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
     job_pb2_grpc.add_JobServiceServicer_to_server(Jobs(number), server)
     bound = server.add_insecure_port(f"127.0.0.1:{port}")
@@ -41,7 +41,7 @@ def planner(number: int, port: int = 0) -> Iterator[int]:
 
 
 def ask(channel: grpc.Channel) -> int:
-    """Return the number of who answered."""
+    """Return the number of the planner that answered."""
     request = job_pb2.RegisterJobRequest(job_id="job")
     return int(job_pb2_grpc.JobServiceStub(channel).RegisterJob(request, timeout=20, wait_for_ready=True).epoch)
 
@@ -49,7 +49,7 @@ def ask(channel: grpc.Channel) -> int:
 def test_L2_clients_are_spread_over_planners_and_go_to_those_that_are_there() -> None:
     with planner(1) as first, ExitStack() as second_planner, ExitStack() as stack:
         second = second_planner.enter_context(planner(2))
-        # Within a process channels share connections; clients of others do not.
+        # Channels of one process share connections; those of different processes do not.
         options = [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
         address = f"ipv4:127.0.0.1:{first},127.0.0.1:{second}"
         channels = [stack.enter_context(grpc.insecure_channel(address, options)) for _ in range(NUM_CLIENTS)]

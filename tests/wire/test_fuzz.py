@@ -1,4 +1,4 @@
-"""Every decoder of the wire against anything: a value or a named error, in memory that the message pays for."""
+"""Every decoder of the wire on arbitrary messages: it returns a value or a named error, in memory like the message."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ NUM_CASES = int(os.environ.get("RELIBRA_FUZZ_CASES", "50"))
 MODEL = Model(num_layers=3, num_experts=8, top_k=2)
 CLUSTER = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1, num_ep_groups=2)
 MAX_SIZE_BYTES = 1 << 20
-"""For messages of some hundred bytes; shapes that lie may ask for 2**64 and must not get them."""
+"""The limit for messages of some hundred bytes; false shapes may ask for 2**64 bytes and must not get them."""
 
 INDEX_Q4 = np.array([[0, 0, 1, 2], [0, 1, 3, 1], [1, 2, 0, 3]], dtype=np.int32)
 GOOD: dict[str, tuple[Message, Callable[[Any], object]]] = {
@@ -85,16 +85,16 @@ SIZES = st.sampled_from([0, 1, 2, 3, 4, 8, 2**16, 2**31, 2**32 - 1])
 DATA = st.binary(max_size=64) | st.sampled_from([bytes(24), bytes(32), bytes(96), b"\xff" * 48])
 SIZE_OF_BOMB_BYTES = 64 << 20
 BOMB = zlib.compress(bytes(SIZE_OF_BOMB_BYTES), 9)
-"""64 KiB of it inflate to 64 MiB."""
+"""64 KiB of zlib stream inflate to 64 MiB."""
 SHAPES = st.lists(SIZES, max_size=4)
-# What a bomb may fill by right is small here.
+# The size that a bomb may legitimately inflate to is small here.
 SHAPES_OF_STREAMS = st.lists(SIZES.filter(lambda size: size != 2**16), max_size=4)
 STREAMS = DATA.map(zlib.compress) | st.just(BOMB)
 
 
 @st.composite
 def damaged_streams(draw: st.DrawFn) -> bytes:
-    """A zlib stream that is cut short, goes on, or is followed by another one."""
+    """Zlib streams that are cut short, go on, or are followed by another stream."""
     stream = draw(STREAMS)
     return stream[: draw(st.integers(0, len(stream)))] + draw(st.binary(max_size=8) | STREAMS)
 
@@ -197,7 +197,7 @@ def test_S7_damaged_bytes_are_read_or_refused_by_name(name: str, changes: list[t
     damaged = bytearray(message.SerializeToString())
     for where, byte, is_new in changes:
         at = int(where * len(damaged))
-        # A byte put in, put over or taken out.
+        # Inserts, overwrites or removes a byte.
         damaged[at : at + (not is_new)] = bytes([byte]) if byte >= 0 else b""
     try:
         changed = type(message).FromString(bytes(damaged))

@@ -29,7 +29,7 @@ CLUSTER = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1, num_ep_groups
 
 
 def same(left: object, right: object) -> bool:
-    """Dataclass equality, arrays by value."""
+    """Return whether two dataclasses are equal, comparing arrays by value."""
     return all(
         np.array_equal(a, b) if isinstance(a := getattr(left, field.name), np.ndarray) else a == b
         for field in dataclasses.fields(left)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from relibra.wire.status import from_rpc_error, to_status
 
 
 class Failed(grpc.RpcError):
-    """A failed call as grpc hands it out."""
+    """A failed call as gRPC raises it."""
 
     def __init__(self, code: grpc.StatusCode, details: str, metadata: tuple[tuple[str, str], ...] = ()) -> None:
         self._answer = code, details, metadata

@@ -19,7 +19,7 @@ class Leases(Connected):
         keys = JobKeys(job_id)
         taken = await self._script(
             "take_lease",
-            [keys.of(name) for name in ("job", "lease", "fence", "pending", "traces")],
+            [*map(keys.of, ("job", "lease", "fence", "pending", "traces"))],
             [int(lease_s * 1000)],
         )
         if not taken:
@@ -65,7 +65,7 @@ class Leases(Connected):
         outcome = await self._script(
             "end_solve",
             [
-                *(keys.of(name) for name in ("job", "lease", "pending", "open")),
+                *map(keys.of, ("job", "lease", "pending", "open")),
                 keys.step(lease.step, "failure"),
                 keys.of("crashes"),
             ],
