@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from harness import cuda_devices
+from harness import compiled_solver, cuda_devices
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -17,6 +17,11 @@ settings.load_profile("relibra")
 def pytest_configure(config: pytest.Config) -> None:
     if not cuda_devices.is_gpu_session(config.args, config.option.markexpr, config.invocation_params.dir):
         cuda_devices.hide()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if not session.config.option.collectonly and any(map(compiled_solver.is_needed_by, session.items)):
+        compiled_solver.compile_once()
 
 
 @pytest.fixture(scope="session")

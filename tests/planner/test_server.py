@@ -67,17 +67,19 @@ def test_L4_a_solve_that_outlasts_the_drain_is_left_to_another_planner(
     report_all(store, run)
 
     async def scenario() -> None:
-        planner = PlannerServer(PlannerSettings.load(redis_url=redis_url, port=0))
+        # The lease outlasts the test: the planner has to give it back.
+        planner = PlannerServer(PlannerSettings.load(redis_url=redis_url, port=0, lease_s=600.0))
         await planner.start()
         (solver,) = planner._solver._idle[0]._pool._processes
         os.kill(solver, signal.SIGSTOP)
         await store.put_schedule(job, 1, IDS, SCHEDULE)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             # Each check is a round trip to Redis, during which the planner runs.
             while not planner._loop._solves:
                 await store.ping()
         await planner.stop()
-        assert not is_alive(solver)
+        # The planner has sent SIGKILL; on a busy machine it takes a moment until the process has ended.
+        eventually(lambda: not is_alive(solver))
 
     run(scenario())
     assert "it is left to another planner" in caplog.text
