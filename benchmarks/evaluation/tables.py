@@ -65,7 +65,11 @@ def questions() -> str:
             span((_over(of["relibra"], best_other(of)) for of in middle), ".2f"),
         ),
         ("of perfect balance", "90 % to 94 %", span((of["relibra"]["of_balanced"] for of in middle), ".1%")),
-        ("235B: reorder, replicate, both, packed too", "1.15, , 1.39, ", ", ".join(f"{part:.2f}" for part in parts)),
+        (
+            "235B: reorder, replicate, both, with packing",
+            "1.15, -, 1.39, -",
+            ", ".join(f"{part:.2f}" for part in parts),
+        ),
         (
             "imbalance, EP 8 to 64",
             "1.00 to 1.08, over 2 without",
@@ -73,7 +77,7 @@ def questions() -> str:
             f"{span((of['plain']['imbalance'] for _, of in found), '.1f')} without",
         ),
         (
-            "moving experts, part of a step",
+            "moving experts, share of a step",
             "1.4 % to 2.1 %",
             span((of["relibra"]["reorder_share"] for _, of in found), ".1%"),
         ),
@@ -190,7 +194,7 @@ def costs() -> str:
         for case, of in found
         if case["ep"] in (16, 64)
     ]
-    return _markdown(("model", "EP", "step", "planning it", "experts moved", "moving", "moving, eplb-oracle"), lines)
+    return _markdown(("model", "EP", "step", "planning", "experts moved", "moving", "moving, eplb-oracle"), lines)
 
 
 def sensitivity() -> str:
@@ -214,7 +218,7 @@ def sensitivity() -> str:
             )
         )
     headings = ("coefficient", "value", "plain", "over plain", "of balance", "over eplb-oracle", "over ultraep")
-    return _markdown((*headings, "over ultraep that decides in no time"), lines)
+    return _markdown((*headings, "over ultraep with instant decisions"), lines)
 
 
 TABLES = (questions, presets, hardware, baselines, ablation, slots, domains, counts, mismatch, costs, sensitivity)

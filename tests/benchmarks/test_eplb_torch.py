@@ -1,4 +1,4 @@
-"""The yardstick must be the published algorithm, or comparing with it says nothing."""
+"""The yardstick must be the published algorithm, or a comparison with it means nothing."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def test_the_published_example() -> None:
 
 @pytest.mark.parametrize(("num_nodes", "num_ranks", "num_groups"), [(1, 4, 16), (2, 8, 16), (4, 16, 16), (2, 4, 4)])
 def test_it_agrees_with_the_baseline(num_nodes: int, num_ranks: int, num_groups: int) -> None:
-    # Random reals: where two experts have equal load per copy, both orders are EPLB.
+    # Random reals avoid ties in load per copy, where EPLB allows either order.
     weight_LE = np.random.default_rng(0).random((3, 16))
     arguments = (2 * num_ranks if num_ranks > 8 else 24, num_groups, num_nodes, num_ranks)
     ours_LP = rebalance_experts(weight_LE, *arguments)

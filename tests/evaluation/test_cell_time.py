@@ -26,7 +26,8 @@ def test_planning_is_told_what_one_more_copy_adds_to_the_network():
     copy_size_bytes = TRAINING.planning_cost.token_size_bytes
     assert copy_size_bytes == TRAINING.model.token_size_bytes
     once = replace(TRAINING, sends_once_per_node=True).planning_cost.token_size_bytes
-    # Misses (1 - p)(1 - p / 0.75) of the tokens at p = 1/2: one more copy of two saves half of (1/3 + 1/2 / 0.75).
+    # A node misses (1 - p)(1 - p / 0.75) of the tokens. At p = 1/2 one more token adds 1/3 + 1/2 / 0.75 = 1 message,
+    # so one more of its two copies adds half a message.
     assert once == pytest.approx(copy_size_bytes / 2, rel=1e-3)
 
 

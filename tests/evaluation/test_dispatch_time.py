@@ -18,7 +18,7 @@ def _us(load, cluster=CLUSTER, once_to=None):
 
 
 def test_it_waits_for_the_slowest_adapter():
-    # Of 40 tokens of each expert 20 come from its own node and 20 from the other one.
+    # Each expert gets 40 tokens: 20 from its own node and 20 from the other node.
     assert _us(EVEN) == 20 * 400 / 40
     assert _us(EVEN, _ONE_NODE) == 40 * 0.75 * 400 / 400
 
@@ -30,7 +30,8 @@ def test_tokens_that_stay_on_their_node_do_not_use_the_network():
 
 
 def test_a_token_that_wants_two_experts_of_a_node_goes_there_once():
-    # Two of four experts: a node of two has none of them in 1/2 x 1/3 of all cases. 40 tokens a node, two adapters.
+    # A token wants two of four experts and misses both experts of a node in 1/2 x 1/3 of all cases. Each node sends
+    # 40 tokens over two adapters.
     assert _us(EVEN, once_to=MODEL) == pytest.approx(40 * (1 - 1 / 6) / 2 * 400 / 40)
 
 

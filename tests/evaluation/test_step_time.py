@@ -26,7 +26,7 @@ def test_a_step_is_a_recompute_and_an_update():
 
 
 def _slow(share):
-    """Weights of the one replica take this part of attention's time."""
+    """Training in which the weights of the one replica take this share of attention's time, and that time."""
     attention_us = cells_of(_replicated(), EVEN, TRAINING).attention_ML.item()
     hardware = replace(TRAINING.hardware, intra_node_bytes_per_us=6000 / (attention_us * share))
     return replace(TRAINING, hardware=hardware), attention_us
@@ -39,7 +39,8 @@ def test_what_is_known_ahead_hides_behind_attention_but_gradients_take_multiproc
 
 def test_what_takes_longer_than_attention_is_waited_for():
     slow, attention_us = _slow(1.5)
-    # Weights in two forwards; in the backward weights and gradients less twice attention, which they slow all along.
+    # Each of the two forward passes exposes half of attention's time. The backward pass exposes what weights and
+    # gradients take beyond twice attention, and the gradients slow attention all along.
     expected = 2 * 0.5 + (1.5 + 8 * 1.5 - 2) + 42 / 132 * 2
     assert step_time(_replicated(), EVEN, slow).transfer_s == pytest.approx(expected * attention_us / 1e6)
 

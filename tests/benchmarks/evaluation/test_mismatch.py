@@ -45,7 +45,7 @@ def test_rerouting_keeps_copies_and_changes_the_share_asked_for(load, evenly):
     actual = rerouted(load, 0.1, seed=2, evenly=evenly)
     np.testing.assert_array_equal(actual.counts_SLE.sum(axis=-1), load.counts_SLE.sum(axis=-1))
     changed = np.abs(actual.counts_SLE - load.counts_SLE).sum() / 2 / load.counts_SLE.sum()
-    assert 0.02 < changed < 0.1  # the net change: what arrives makes up for some of what leaves
+    assert 0.02 < changed < 0.1  # the net change: arriving copies make up for some of the leaving ones
     np.testing.assert_array_equal(rerouted(load, 0.0, seed=2).counts_SLE, load.counts_SLE)
 
 

@@ -1,4 +1,4 @@
-"""What `make gpu-check` does on a machine without a GPU."""
+"""`make gpu-check` on a machine without a GPU."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What `make gpu-check` writes is what `relibra calibrate` reads, and what is slow is marked."""
+"""`relibra calibrate` reads what `make gpu-check` writes, and the report marks slow kernels."""
 
 from pathlib import Path
 

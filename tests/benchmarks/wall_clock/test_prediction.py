@@ -1,4 +1,4 @@
-"""What the simulation says of steps that a clock measures too."""
+"""The simulation of steps that a clock also measures."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What every baseline must do, whatever it does: compute each token once, where there may be a copy."""
+"""Every baseline computes each token once, on a rank where its expert may have a copy."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from relibra.planning import Cluster, Model
 
 _ALL = [getattr(baselines, name) for name in baselines.__all__ if name != "rebalance_experts"]
 _HOMES_ARE_FIRST_COPIES = (baselines.eplb, baselines.eplb_per_micro_batch, baselines.lplb)
-"""They place copies, of which one is called the home: a rank may have more homes than another."""
+"""These baselines place copies and call the first one the home, so ranks may have unequal numbers of homes."""
 _INSIDE_A_NODE = (baselines.whole_experts, baselines.ultraep, baselines.eplb, baselines.lplb)
 
 

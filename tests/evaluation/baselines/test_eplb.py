@@ -29,7 +29,7 @@ def test_history_decides_copies_and_the_load_is_shared_over_them():
     cluster = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1)
     model = Model(num_layers=1, num_experts=2, top_k=1)
     seen_MLE, load_MLE = np.array([[[90, 10]]]), np.array([[[11, 88]]])
-    # Expert 0 was heavy: its two copies share 11 tokens, and expert 1 has one copy beside one of them or two.
+    # Expert 0 was heavy, so its copies on both ranks share 11 tokens; the only copy of expert 1 has all 88 tokens.
     loads_R = eplb(load_MLE, model, cluster, seen_MLE).rank_loads_MLR(cluster)[0, 0]
     assert loads_R.sum() == 99
     assert loads_R.max() >= 88

@@ -6,7 +6,8 @@ from relibra.planning import Cluster, Model
 
 
 def test_what_is_too_much_goes_to_the_least_loaded_in_large_pieces():
-    # Four ranks of one expert, 1000 tokens each at most: 2500 stay 1000, then the two lightest take what they can.
+    # Four ranks have one expert and at most 1000 tokens each. Expert 0 keeps 1000 tokens at home, and the other 1500 go
+    # to the lightest ranks first.
     pieces = spill([2500, 800, 400, 300], [0, 1, 2, 3], num_ranks=4, max_tokens=1000, min_tokens=100)
     assert pieces == [(0, 0, 1000), (0, 3, 700), (0, 2, 600), (0, 1, 200), (1, 1, 800), (2, 2, 400), (3, 3, 300)]
 
@@ -18,7 +19,10 @@ def test_a_rank_keeps_room_for_its_own_experts_that_come_later():
 
 def test_small_spills_are_not_made_while_a_larger_one_can_be():
     pieces = spill([300, 90, 80], [0, 1, 2], num_ranks=3, max_tokens=100, min_tokens=50)
-    assert pieces[:2] == [(0, 0, 100), (0, 2, 200)]  # 20 and 10 tokens are too few: the least loaded takes all
+    assert pieces[:2] == [
+        (0, 0, 100),
+        (0, 2, 200),
+    ]  # spills of 10 and 20 tokens are too small, so the least loaded takes all
 
 
 def test_even_cells_are_left_alone():
