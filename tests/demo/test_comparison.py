@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from relibra.demo.comparison import StepComparison, judge, weight_difference
+from relibra.planning.plan import Prediction
 
 GOOD = StepComparison(
     step=0,
@@ -17,9 +18,15 @@ GOOD = StepComparison(
     num_resampled=0,
     plain_imbalance=1.5,
     balanced_imbalance=1.02,
-    planned_imbalance=1.02,
-    num_moved_experts=12,
-    num_replicas=30,
+    prediction=Prediction(
+        imbalance_before=1.5,
+        imbalance_after=1.02,
+        imbalance_bound=1.01,
+        num_moved_experts=12,
+        num_replicas=30,
+        reorder_size_bytes=1000,
+        replica_size_bytes=2000,
+    ),
     reorder_sent_bytes=1000,
     replica_sent_bytes=2000,
     fell_back="",

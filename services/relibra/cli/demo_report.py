@@ -52,10 +52,10 @@ def show(console: Console, comparison: "RunComparison", plain_step_s: float, bal
         (
             f"{each.step}",
             f"{each.plain_imbalance:.3f}",
-            f"{each.planned_imbalance:.3f}",
+            f"{each.prediction.imbalance_after:.3f}",
             f"{each.balanced_imbalance:.3f}",
-            f"{each.num_moved_experts}",
-            f"{each.num_replicas}",
+            f"{each.prediction.num_moved_experts}",
+            f"{each.prediction.num_replicas}",
             f"{each.reorder_sent_bytes / 2**20:.1f}",
             f"{each.replica_sent_bytes / 2**20:.1f}",
         )
@@ -70,7 +70,9 @@ def show(console: Console, comparison: "RunComparison", plain_step_s: float, bal
         mark = "[green]yes[/]" if passed else "[bold red]NO[/] "
         console.print(f"{mark} {name}: {reason}", highlight=False, soft_wrap=True)
     num_resampled = sum(each.num_resampled for each in comparison.steps)
-    num_active = sum(each.num_moved_experts > 0 and each.num_replicas > 0 for each in comparison.steps)
+    num_active = sum(
+        each.prediction.num_moved_experts > 0 and each.prediction.num_replicas > 0 for each in comparison.steps
+    )
     console.print(f"    {num_active} of {len(comparison.steps)} steps moved experts and made replicas", highlight=False)
     console.print(
         "    both runs trained on the rollouts of the plain run; "

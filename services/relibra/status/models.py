@@ -223,22 +223,7 @@ class ExecutionView(Shown):
     @classmethod
     def of(cls, execution: Execution) -> "ExecutionView":
         """Return the view of an execution."""
-        return cls(
-            phase=execution.phase,
-            num_expected=execution.num_expected,
-            num_reports=execution.num_reports,
-            missing=list(execution.missing),
-            num_applied=execution.num_applied,
-            num_fallbacks=execution.num_fallbacks,
-            fallbacks=execution.fallbacks,
-            reasons=list(execution.reasons),
-            imbalance=execution.imbalance,
-            reorder_sent_bytes=execution.reorder_sent_bytes,
-            replica_sent_bytes=execution.replica_sent_bytes,
-            plan_wait_s=execution.plan_wait_s,
-            reorder_s=execution.reorder_s,
-            replica_wait_s=execution.replica_wait_s,
-        )
+        return cls.model_validate(execution, from_attributes=True)
 
 
 def _time(unix_time_s: float) -> datetime:

@@ -12,6 +12,7 @@ import numpy as np
 from relibra.demo.batch import Weights
 from relibra.demo.job import StepRecord
 from relibra.planning import imbalance
+from relibra.planning.plan import Prediction
 
 NEUTRAL_WITHIN = 1e-5
 """The largest relative difference of loss and gradient norm that counts as neutral (S5, fp32)."""
@@ -34,9 +35,8 @@ class StepComparison:
     num_resampled: int
     plain_imbalance: float
     balanced_imbalance: float
-    planned_imbalance: float
-    num_moved_experts: int
-    num_replicas: int
+    prediction: Prediction
+    """What the plan of the balanced run promised."""
     reorder_sent_bytes: int
     """Bytes that all ranks sent together, as their agents reported."""
     replica_sent_bytes: int
@@ -81,9 +81,7 @@ def compare(
         num_resampled=balanced.num_resampled,
         plain_imbalance=imbalance(plain.load_MLR),
         balanced_imbalance=imbalance(balanced.load_MLR),
-        planned_imbalance=prediction["imbalance_after"],
-        num_moved_experts=prediction["num_moved_experts"],
-        num_replicas=prediction["num_replicas"],
+        prediction=Prediction(**prediction),
         reorder_sent_bytes=sum(report["reorder_sent_bytes"] for report in reports),
         replica_sent_bytes=sum(report["replica_sent_bytes"] for report in reports),
         fell_back="" if all(balanced.applied) else balanced.reason,
@@ -111,9 +109,9 @@ def _judge_balance(steps: Sequence[StepComparison]) -> tuple[bool, str]:
     for each in steps:
         if each.fell_back:
             return False, f"step {each.step} ran without its plan: {each.fell_back}"
-        if abs(each.balanced_imbalance - each.planned_imbalance) > 1e-6:
+        if abs(each.balanced_imbalance - each.prediction.imbalance_after) > 1e-6:
             return False, (
-                f"step {each.step} was planned for imbalance {each.planned_imbalance:.4f} "
+                f"step {each.step} was planned for imbalance {each.prediction.imbalance_after:.4f} "
                 f"and realised {each.balanced_imbalance:.4f}"
             )
         if each.balanced_imbalance > each.plain_imbalance:
