@@ -1,4 +1,4 @@
-"""Routed experts in the encodings of engines and frameworks, written down anew so that tests do not trust the decoders.
+"""Encoders of routed experts for every engine and framework, written independently of the decoders that tests check.
 
 T rows, X transformer layers, L MoE layers, K top-k.
 """
@@ -20,7 +20,7 @@ ALL_MOE = ModelLayers.uniform(num_layers=3, num_experts=8, top_k=2)
 
 
 def routes(seed: int, num_rows: int, layers: ModelLayers) -> NDArray[np.int64]:
-    """Expert ids `[T, L, K]` of MoE layers, distinct within a token, in no order; expert 0 is hot."""
+    """Return expert ids `[T, L, K]` of MoE layers, distinct within a token and unordered; expert 0 is hot."""
     rng = np.random.default_rng(seed)
     logits = rng.gumbel(size=(num_rows, layers.num_moe_layers, layers.num_experts))
     logits += np.linspace(3, 0, layers.num_experts)
@@ -28,7 +28,7 @@ def routes(seed: int, num_rows: int, layers: ModelLayers) -> NDArray[np.int64]:
 
 
 def count(routed_TLK: NDArray[np.integer], layers: ModelLayers) -> NDArray[np.int64]:
-    """Counts `[L, E]`, by a loop."""
+    """Return counts `[L, E]`, computed by a loop."""
     counts_LE = np.zeros((layers.num_moe_layers, layers.num_experts), dtype=np.int64)
     for token_LK in routed_TLK:
         for layer, chosen_K in enumerate(token_LK):
@@ -37,36 +37,36 @@ def count(routed_TLK: NDArray[np.integer], layers: ModelLayers) -> NDArray[np.in
 
 
 def all_layers(routed_TLK: NDArray[np.integer], layers: ModelLayers, dtype: str) -> NDArray[Any]:
-    """As engines number layers, `[T, X, K]` with zeros for dense ones."""
+    """Return `[T, X, K]` over all layers, as engines number them, with zeros for dense layers."""
     ids_TXK = np.zeros((len(routed_TLK), layers.num_layers, layers.top_k), dtype=dtype)
     ids_TXK[:, [index for index, is_moe in enumerate(layers.is_moe) if is_moe]] = routed_TLK
     return ids_TXK
 
 
 def vllm(routed_TLK: NDArray[np.integer], layers: ModelLayers) -> str:
-    """The string of a vLLM response: a whole `.npy` in base64."""
+    """Return the string of a vLLM response: a whole `.npy` in base64."""
     file = io.BytesIO()
     np.save(file, all_layers(routed_TLK, layers, "uint8" if layers.num_experts <= 256 else "uint16"))
     return base64.b64encode(file.getvalue()).decode()
 
 
 def vllm_in_process(routed_TLK: NDArray[np.integer], layers: ModelLayers) -> NDArray[Any]:
-    """The array of a `CompletionOutput` up to vLLM 0.19."""
+    """Return the array of a `CompletionOutput`, as vLLM up to 0.19 gives it."""
     return all_layers(routed_TLK, layers, "int32")
 
 
 def sglang(routed_TLK: NDArray[np.integer], layers: ModelLayers) -> str:
-    """The string of an SGLang response: raw int32, flat, no shape."""
+    """Return the string of an SGLang response: raw int32, flat, without a shape."""
     return base64.b64encode(all_layers(routed_TLK, layers, "<i4").tobytes()).decode()
 
 
 def areal(routed_TLK: NDArray[np.integer], layers: ModelLayers) -> NDArray[Any]:
-    """What AReaL makes of it: `[T, X * K]`."""
+    """Return `[T, X * K]`, into which AReaL reshapes SGLang's payload."""
     return all_layers(routed_TLK, layers, "int32").reshape(len(routed_TLK), -1)
 
 
 def nemo_rl(routed_TLK: NDArray[np.integer], layers: ModelLayers) -> str:
-    """NeMo-RL's string, MoE layers only, in the narrowest signed type."""
+    """Return NeMo-RL's string, with MoE layers only, in the narrowest signed type."""
     dtype = "int8" if layers.num_experts <= 128 else "int16"
     rows, num_layers, top_k = routed_TLK.shape
     return (
@@ -75,20 +75,20 @@ def nemo_rl(routed_TLK: NDArray[np.integer], layers: ModelLayers) -> str:
 
 
 def nemo_rl_lists(routed_TLK: NDArray[np.integer], layers: ModelLayers) -> list[Any]:
-    """What NeMo-RL sent before, over all layers."""
+    """Return the nested lists over all layers that older NeMo-RL versions send."""
     nested: list[Any] = all_layers(routed_TLK, layers, "int32").tolist()
     return nested
 
 
 def skyrl(routed_TLK: NDArray[np.integer], layers: ModelLayers) -> dict[str, Any]:
-    """SkyRL's object; the narrowest of uint8, int16, int32 by the ids there are."""
+    """Return SkyRL's object, in the narrowest of uint8, int16 and int32 that holds its ids."""
     dtype = "uint8" if routed_TLK.max(initial=0) < 256 else "int16"
     ids_TXK = all_layers(routed_TLK, layers, dtype)
     return {"data": base64.b64encode(ids_TXK.tobytes()).decode(), "shape": list(ids_TXK.shape), "dtype": dtype}
 
 
 def prime_rl(routed_TLK: NDArray[np.integer], layers: ModelLayers) -> dict[str, Any]:
-    """prime-rl's object, with raw bytes as between its processes and a padded tail."""
+    """Return prime-rl's object, with raw bytes (as between its processes) and a padded tail."""
     dtype = "uint8" if routed_TLK.max(initial=0) < 256 else "uint16"
     ids_TXK = np.concatenate(
         [all_layers(routed_TLK, layers, dtype), np.zeros((3, layers.num_layers, layers.top_k), dtype)]
@@ -97,7 +97,7 @@ def prime_rl(routed_TLK: NDArray[np.integer], layers: ModelLayers) -> dict[str, 
 
 
 def megatron_inference(routed_TLK: NDArray[np.integer], layers: ModelLayers) -> NDArray[Any]:
-    """`request.routing_indices`: MoE layers only."""
+    """Return Megatron's `request.routing_indices`, with MoE layers only."""
     return routed_TLK.astype(np.int32)
 
 
@@ -112,4 +112,4 @@ ENCODERS: dict[str, tuple[str | None, Callable[[NDArray[np.integer], ModelLayers
     "prime-rl": (None, prime_rl),
     "megatron inference": (None, megatron_inference),
 }
-"""By name: the format to ask for, None where it is detected; and the encoder."""
+"""The format to pass to `decode` (None if it is detected) and the encoder, by name."""

@@ -1,4 +1,4 @@
-"""Batches as frameworks hold them, and the rows their trainers replay, both written down anew from their code.
+"""Batches in the form of each framework, and the rows that its trainer replays, both written from the framework's code.
 
 N tokens, X transformer layers, L MoE layers, K top-k.
 """
@@ -19,18 +19,18 @@ from relibra.routing.token_layout import ParallelLayout
 
 LAYERS = ModelLayers(num_experts=8, top_k=2, is_moe=(False, True, True))
 RANKS = ParallelLayout(data=2, context=2, tensor=2, expert=4)
-"""Eight ranks in two EP groups: every way there is to split a sequence."""
+"""Eight ranks in two EP groups, with every way of splitting a sequence."""
 LENGTHS = ([13, 7, 22, 5], [9, 18, 4, 11])
-"""Tokens of the sequences of both data ranks."""
+"""The number of tokens of each sequence, by data rank."""
 NATIVE = -1
 
 Fill = Callable[[int], NDArray[np.integer]]
-"""Padding rows `[P, L, K]`."""
+"""Returns so many rows of padding, `[P, L, K]`."""
 
 
 @dataclass
 class Replayed:
-    """What every rank of a stage replays in every micro-batch, as counts by (row, source rank)."""
+    """Counts of the rows that each rank of a stage replays in each micro-batch, by (row, source rank)."""
 
     ranks: ParallelLayout = field(default_factory=lambda: RANKS)
     num_micro_batches: int = 2
@@ -41,7 +41,7 @@ class Replayed:
         )
 
     def add(self, data_rank: int, micro_batch: int, context: int, tensor: int, rows_NLK: NDArray[np.integer]) -> None:
-        """Count the rows of one rank; those of NATIVE are the router's."""
+        """Count the rows of one rank, except NATIVE rows, whose experts the router chooses."""
         rank = (data_rank * self.ranks.context + context) * self.ranks.tensor + tensor
         group, source = divmod(rank, self.ranks.expert)
         counts_LE = self.counts_MRLE[group * self.num_micro_batches + micro_batch, source]
@@ -61,7 +61,7 @@ class Replayed:
         sequence_multiple: int,
         rank_multiple: int = 1,
     ) -> None:
-        """Pad every sequence, cut it in zigzag, put the cuts of a rank one after the other, pad, and cut by tensor."""
+        """Pad sequences, cut them in zigzag, concatenate each rank's cuts, pad again, and cut by tensor rank."""
         context, tensor = self.ranks.context, self.ranks.tensor
         for rank in range(context):
             cuts = []
@@ -76,33 +76,33 @@ class Replayed:
 
 
 def sequence_rows(data_rank: int) -> list[NDArray[np.int64]]:
-    """Return the routes that the rollout recorded: one row less than tokens."""
+    """Return the routes that the rollout recorded: one row fewer than tokens."""
     return [routes(10 * data_rank + place, length - 1, LAYERS) for place, length in enumerate(LENGTHS[data_rank])]
 
 
 def with_last(rows_NLK: NDArray[np.integer], last: NDArray[np.integer]) -> NDArray[np.integer]:
-    """Add the row of the last token."""
+    """Append the row of the last token."""
     return np.concatenate([rows_NLK, last])
 
 
 def native(num_rows: int) -> NDArray[np.int64]:
-    """Rows that the router decides."""
+    """Return rows whose experts the router chooses."""
     return np.full((num_rows, LAYERS.num_moe_layers, LAYERS.top_k), NATIVE)
 
 
 def first_experts(num_rows: int) -> NDArray[np.int64]:
-    """`arange(topk)` in every row."""
+    """Return rows of `arange(topk)`."""
     return np.broadcast_to(np.arange(LAYERS.top_k), (num_rows, LAYERS.num_moe_layers, LAYERS.top_k))
 
 
 def counted_on(num_rows: int) -> NDArray[np.int64]:
-    """`_pad_routed_experts` of slime, MoE layers only."""
+    """Return the rows of slime's `_pad_routed_experts`, MoE layers only."""
     flat = np.arange(num_rows * LAYERS.num_layers * LAYERS.top_k) % LAYERS.num_experts
     return flat.reshape(num_rows, LAYERS.num_layers, LAYERS.top_k)[:, 1:]
 
 
 def slime_rollout_data(data_rank: int) -> dict[str, Any]:
-    """`rollout_data` of THUDM/slime 624b824, `RolloutManager._split_train_data_by_dp`: two training steps."""
+    """Return `rollout_data` of slime 624b824's `RolloutManager._split_train_data_by_dp`, with two training steps."""
     return {
         "partition": [data_rank, data_rank + 2],
         "tokens": [[0] * length for length in LENGTHS[data_rank]],
@@ -115,7 +115,7 @@ def slime_rollout_data(data_rank: int) -> dict[str, Any]:
 
 
 def verl_data(data_rank: int, *, is_recorded: bool = False) -> dict[str, Any]:
-    """`data` of verl 1dda039, `MegatronEngine.forward_backward_batch`: jagged, int16; R2 has all rows of MoE layers."""
+    """Return jagged int16 `data` of verl 1dda039's `forward_backward_batch`; R2 has a row for every token."""
     rows = sequence_rows(data_rank)
     if is_recorded:
         rows = [with_last(each, routes(99, 1, LAYERS)) for each in rows]
@@ -130,7 +130,7 @@ def verl_data(data_rank: int, *, is_recorded: bool = False) -> dict[str, Any]:
 
 
 def padded(data_rank: int, *, is_left: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Routed experts `[B, S, X, K]` with `arange(topk)` for padding and last tokens, and the attention mask."""
+    """Return routed experts `[B, S, X, K]`, with `arange(topk)` for padding and last tokens, and the attention mask."""
     most = max(LENGTHS[data_rank])
     routed_BSXK = np.broadcast_to(np.arange(LAYERS.top_k), (4, most, LAYERS.num_layers, LAYERS.top_k)).copy()
     routed_BSXK[:, :, 0] = 0
@@ -143,13 +143,13 @@ def padded(data_rank: int, *, is_left: bool) -> tuple[torch.Tensor, torch.Tensor
 
 
 class NemoBatch(dict[str, Any]):
-    """A `SlicedDataDict` of NeMo-RL 7ea279a after `get_batch`."""
+    """A batch like the `SlicedDataDict` that NeMo-RL 7ea279a's `get_batch` returns."""
 
     micro_batch_indices: list[list[list[int]]] | None = None
 
 
 def nemo_batch(data_rank: int) -> NemoBatch:
-    """One global batch in two packed micro-batches."""
+    """Return one global batch in two packed micro-batches."""
     routed, mask = padded(data_rank, is_left=False)
     batch = NemoBatch(routed_experts=routed, input_lengths=mask.sum(dim=1), input_ids=mask)
     batch.micro_batch_indices = [[[0, 3], [3, 4]]]
@@ -157,20 +157,20 @@ def nemo_batch(data_rank: int) -> NemoBatch:
 
 
 def skyrl_batch(data_rank: int) -> dict[str, torch.Tensor]:
-    """A `TrainingInputBatch` of SkyRL a956457: padded on the left."""
+    """Return a batch like SkyRL a956457's `TrainingInputBatch`, padded on the left."""
     routed, mask = padded(data_rank, is_left=True)
     return {"rollout_expert_indices": routed, "attention_mask": mask}
 
 
 def skyrl_token_batches(data_rank: int) -> SimpleNamespace:
-    """What is used of a `TokenBasedBatchIterator`; the second data rank has a micro-batch less."""
+    """Return the used part of a `TokenBasedBatchIterator`; the second data rank has one micro-batch fewer."""
     if data_rank:
         return SimpleNamespace(_microbatches=[[2, 0, 1, 3]], num_padding_microbatches=1)
     return SimpleNamespace(_microbatches=[[2, 0], [1, 3]], num_padding_microbatches=0)
 
 
 def prime_micro_batches() -> list[SimpleNamespace]:
-    """Two `MicroBatch` of prime-rl 559b447: packed, the last token and padding as zeros."""
+    """Return two packed `MicroBatch` of prime-rl 559b447, with zeros for last tokens and padding."""
     found = []
     for rank, padding in ((0, 3), (1, 0)):
         rows = [all_layers(with_last(each, np.zeros((1, 2, 2), int)), LAYERS, "uint8") for each in sequence_rows(rank)]
@@ -181,7 +181,7 @@ def prime_micro_batches() -> list[SimpleNamespace]:
 
 
 def trained_counts(batch: Any, data_rank: int, trainer: TrainerLayout, num_micro_batches: int = 2) -> NDArray[np.int64]:
-    """Count what the parts of a batch say, by (row, source rank)."""
+    """Return the counts of a batch's parts, by (row, source rank)."""
     from relibra.integrations.rank_parts import rank_parts
     from relibra.routing import count_sequences
 

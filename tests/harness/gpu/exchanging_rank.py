@@ -19,13 +19,13 @@ _FORCED = (None, PushSpeeds(copy_engine=_FAST, kernel=_SLOW), PushSpeeds(copy_en
 
 
 def experts(rank: int, turn: int, device: torch.device) -> list[Tensor]:
-    """More than all that is under way at a time, and sizes that are no multiples of anything."""
+    """Return experts of odd sizes that together exceed the bytes a transfer has in flight."""
     sizes = (20_000_003, 1_000_001, 0, 1)
     return [(torch.arange(size, device=device) * (2 * turn + rank + 1)).to(torch.int16) for size in sizes]
 
 
 def main(folder: str, rank: int, device: torch.device) -> None:
-    """Exchange twice each way; what is sent is written on the current stream right before."""
+    """Exchange twice in each way; the current stream writes the sent experts right before."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     group, peer = dist.group.WORLD, 1 - rank
     assert group is not None
