@@ -1,4 +1,4 @@
-# The demo's training job: torch on the CPU and megatron-core. Build from the repository root:
+# The training job of the demo, with CPU torch and megatron-core. Build it from the repository root:
 #   docker build -f deploy/docker/demo.Dockerfile -t relibra/demo .
 FROM python:3.11.11-slim-bookworm AS build
 WORKDIR /src

@@ -1,4 +1,4 @@
-# Planner and status service; no torch. Build from the repository root:
+# Planner and status service, without torch. Build it from the repository root:
 #   docker build -f deploy/docker/services.Dockerfile -t relibra/services .
 FROM python:3.11.11-slim-bookworm AS build
 WORKDIR /src
@@ -12,7 +12,7 @@ RUN python -m venv /opt/relibra && /opt/relibra/bin/pip install --no-cache-dir -
 FROM python:3.11.11-slim-bookworm
 RUN useradd --system --uid 10001 relibra
 COPY --from=build /opt/relibra /opt/relibra
-# Compiled planning code goes where a read-only container may write.
+# numba caches compiled planning code here, where a read-only container can write.
 ENV PATH=/opt/relibra/bin:$PATH NUMBA_CACHE_DIR=/tmp/numba
 USER relibra
 ENTRYPOINT ["relibra"]

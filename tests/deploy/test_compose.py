@@ -1,4 +1,4 @@
-"""The Compose file as its real parser reads it."""
+"""The Compose file, read by docker-compose itself."""
 
 import os
 import re
@@ -34,7 +34,7 @@ def services():
     return yaml.safe_load(parsed.stdout)["services"]
 
 
-def test_two_planners_share_a_name_and_only_this_machine_reaches_them(services):
+def test_two_planners_share_a_name_and_only_this_machine_can_connect(services):
     assert {"redis", "planner-1", "planner-2", "status"} <= set(services)
     for name in ("planner-1", "planner-2"):
         assert services[name]["networks"]["default"]["aliases"] == ["planner"]
@@ -43,14 +43,14 @@ def test_two_planners_share_a_name_and_only_this_machine_reaches_them(services):
     assert all(str(port).startswith("127.0.0.1:") for port in ports)
 
 
-def test_what_is_acknowledged_is_kept(services):
+def test_acknowledged_data_is_kept(services):
     command = " ".join(services["redis"]["command"])
     assert "--appendonly yes --appendfsync always" in command
     assert "--maxmemory-policy noeviction" in command
     assert services["redis"]["volumes"]
 
 
-def test_containers_may_do_nothing_but_their_work(services):
+def test_containers_have_minimal_privileges(services):
     for name, each in services.items():
         assert each["mem_limit"], name
         assert re.search(r":v?\d+\.\d+\.\d+", each["image"]), name
@@ -59,7 +59,7 @@ def test_containers_may_do_nothing_but_their_work(services):
         assert each["security_opt"] == ["no-new-privileges:true"], name
         if "build" in each:
             assert (_REPOSITORY / each["build"]["dockerfile"]).is_file()
-    # Its image starts as root and becomes another by an entrypoint that our command goes round.
+    # The image starts as root, and our command bypasses the entrypoint that would switch to another user.
     assert services["redis"]["user"].partition(":")[0] not in ("", "0", "root")
 
 
@@ -108,13 +108,13 @@ def test_any_password_opens_the_redis_of_compose(services, tmp_path, password):
 
 
 @pytest.mark.parametrize("path", sorted((_REPOSITORY / "deploy" / "docker").glob("*.Dockerfile")), ids=lambda p: p.stem)
-def test_images_build_on_a_base_of_an_exact_version_and_run_as_nobody_special(path):
+def test_images_have_an_exact_base_version_and_an_unprivileged_user(path):
     text = path.read_text()
     assert all(re.search(r":\d+\.\d+\.\d+-", base) for base in re.findall(r"^FROM (\S+)", text, re.M))
     assert re.search(r"^USER relibra$", text, re.M)
 
 
-def test_commands_are_understood(services):
+def test_commands_are_valid(services):
     for name, each in services.items():
         if "build" in each:
             verb = ["demo"] if name.startswith("demo") else []
@@ -122,7 +122,7 @@ def test_commands_are_understood(services):
             assert result.exit_code == 0, (name, result.output)
 
 
-def test_demos_and_monitoring_run_only_when_asked_for(services):
+def test_demos_and_monitoring_need_their_profiles(services):
     asked = {name: each["profiles"] for name, each in services.items() if "profiles" in each}
     assert asked == {
         "demo-a": ["demo"],
@@ -132,7 +132,7 @@ def test_demos_and_monitoring_run_only_when_asked_for(services):
     }
 
 
-def test_what_is_mounted_is_there(services):
+def test_mounted_files_exist(services):
     for name, each in services.items():
         for mount in each.get("volumes", ()):
             if isinstance(mount, str) and mount.startswith("/"):

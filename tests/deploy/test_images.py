@@ -1,4 +1,4 @@
-"""What the images install and start, without a container engine: the same commands in a new environment."""
+"""The commands of the images in a new virtual environment, so that no container engine is needed."""
 
 import json
 import os
@@ -22,7 +22,7 @@ _START_TIMEOUT_S = 60.0
 
 
 def _install(image: str, folder: Path, *options: str) -> str:
-    """Make the virtual environment that a Dockerfile builds, from its own line; return the extra it names."""
+    """Create the virtual environment of a Dockerfile with its own pip command; return the extra that it installs."""
     dockerfile = (_REPOSITORY / "deploy" / "docker" / f"{image}.Dockerfile").read_text()
     extra = re.search(r"pip install --no-cache-dir -c constraints\.txt '\.\[(.*)\]'", dockerfile)[1]
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
@@ -62,7 +62,7 @@ def test_services_start_from_a_fresh_environment_without_torch(environment, tmp_
     with EmbeddedRedis(tmp_path / "redis") as redis:
         for name, command in _commands():
             ready = tmp_path / f"{name}.json"
-            # Any free ports, of this machine only; RELIBRA_INSECURE as the overlay for trying out sets it.
+            # Free ports on loopback; RELIBRA_INSECURE as in the overlay dev.
             arguments = ["127.0.0.1" if each == "0.0.0.0" else re.sub(r"^74\d\d$", "0", each) for each in command]
             process = subprocess.Popen(
                 [relibra, *arguments, "--ready-file", ready],
@@ -85,8 +85,8 @@ def test_services_start_from_a_fresh_environment_without_torch(environment, tmp_
 @pytest.mark.integration
 @pytest.mark.distributed
 @pytest.mark.timeout(600)
-def test_the_demo_trains_at_the_planner_of_compose_from_a_fresh_environment(tmp_path):
-    # relibra alone is new: what it needs, torch above all, would take minutes and gigabytes, and is the one that runs.
+def test_the_demo_trains_with_the_planner_of_compose_from_a_fresh_environment(tmp_path):
+    # Only relibra is installed anew. Its dependencies, above all torch, are large and come from this environment.
     folder = tmp_path / "image"
     assert _install("demo", folder, "--no-deps") == "all"
     (packages,) = folder.glob("lib/python*/site-packages")

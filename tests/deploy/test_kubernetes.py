@@ -1,4 +1,4 @@
-"""Manifests as kustomize renders them: valid for the API, hardened, and started with options the services have."""
+"""The manifests as kustomize renders them: valid for the Kubernetes API, hardened, and with existing options."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ _VERSION = "1.31"
 _PATCHES = {"planner-tls.yaml", "status-tls.yaml"}
 _WRITTEN = sorted(path for path in _ROOT.rglob("*.yaml") if path.name not in _PATCHES | {"kustomization.yaml"})
 _OF_PROMETHEUS = {"ServiceMonitor", "PrometheusRule"}
-"""Kinds of its operator, whose schemas are not those of Kubernetes; promtool reads the rules in test_monitoring."""
+"""Kinds of the Prometheus operator, which Kubernetes has no schemas for; test_monitoring checks the rules."""
 
 
 def _render(overlay: str) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def _pods(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _known_to_kubernetes(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What Kubernetes has a schema of: the object, or the jobs and pods that an operator makes of it."""
+    """Yield the parts that Kubernetes has a schema for: the object, or the jobs and pods that an operator creates."""
     match manifest["kind"]:
         case "JobSet":
             for each in manifest["spec"]["replicatedJobs"]:
@@ -65,12 +65,12 @@ def objects(request):
 
 
 @pytest.mark.parametrize("path", _WRITTEN, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_every_manifest_is_valid_as_it_is_written(path):
+def test_every_manifest_file_is_valid(path):
     for each in yaml.safe_load_all(path.read_text()):
         _check_with_kubernetes(each)
 
 
-def test_every_object_is_valid(objects):
+def test_every_rendered_object_is_valid(objects):
     for each in objects:
         _check_with_kubernetes(each)
 
@@ -80,19 +80,19 @@ def test_examples_are_valid_and_reach_the_planner(path):
     for each in yaml.safe_load_all(path.read_text()):
         _check_with_kubernetes(each)
         text = yaml.dump(each)
-        assert "relibra.dev/client: 'true'" in text  # or the network policy keeps it out
+        assert "relibra.dev/client: 'true'" in text  # otherwise the network policy blocks it
         assert "planner.relibra.svc.cluster.local:7420" in text
 
 
 def _clients(example: Path) -> Iterator[dict[str, Any]]:
-    """The pods of an example, as specifications."""
+    """Yield the pod specifications of an example."""
     for manifest in yaml.safe_load_all(example.read_text()):
         for each in _known_to_kubernetes(manifest):
             yield each["spec"]["template"]["spec"] if "template" in each["spec"] else each["spec"]
 
 
 @pytest.mark.parametrize("path", sorted((_ROOT / "examples").iterdir()), ids=lambda path: path.stem)
-def test_S6_clients_in_examples_show_their_token_to_the_planner_of_their_ca_only(path):
+def test_S6_clients_in_examples_send_their_token_to_a_planner_with_their_ca_only(path):
     pods = list(_clients(path))
     assert pods
     for pod in pods:
@@ -100,10 +100,10 @@ def test_S6_clients_in_examples_show_their_token_to_the_planner_of_their_ca_only
         environment = {each["name"]: each.get("value", "token") for each in container["env"]}
         credentials = Credentials.from_env(environment)
         assert credentials.token
-        assert credentials.ca_file is not None, "without it a client speaks plain text"
+        assert credentials.ca_file is not None, "without a CA the connection is not encrypted"
         (mount,) = [each for each in container["volumeMounts"] if Path(each["mountPath"]) == credentials.ca_file.parent]
         (volume,) = [each for each in pod["volumes"] if each["name"] == mount["name"]]
-        assert volume["configMap"] == {"name": "relibra-ca"}, "a pod without it must not start"
+        assert volume["configMap"] == {"name": "relibra-ca"}, "a pod must not start without its CA"
 
 
 def test_clients_find_every_planner_by_one_name(objects):
@@ -111,14 +111,14 @@ def test_clients_find_every_planner_by_one_name(objects):
     assert service["spec"]["clusterIP"] == "None"
 
 
-def test_what_is_mounted_can_be_read_by_who_runs(objects):
+def test_mounted_secrets_are_readable_by_the_container_user(objects):
     for name, pod in _pods(objects).items():
         for volume in pod["spec"].get("volumes", ()):
             if volume.get("secret", {}).get("defaultMode", 0o644) & 0o004 == 0:
                 assert pod["spec"]["securityContext"]["fsGroup"] == pod["spec"]["securityContext"]["runAsGroup"], name
 
 
-def test_who_reads_the_url_of_redis_has_its_ca_and_the_status_service_no_key():
+def test_both_services_mount_the_ca_of_redis_and_the_status_service_no_key():
     pods = _pods(_render("prod"))
     for name in ("planner", "status"):
         (container,) = pods[name]["spec"]["containers"]
@@ -127,7 +127,7 @@ def test_who_reads_the_url_of_redis_has_its_ca_and_the_status_service_no_key():
     assert [item["key"] for item in tls["items"]] == ["ca.crt"]
 
 
-def test_pods_may_do_nothing_but_their_work(objects):
+def test_pods_have_minimal_privileges(objects):
     for name, pod in _pods(objects).items():
         spec = pod["spec"]
         assert spec["securityContext"]["runAsNonRoot"], name
@@ -156,7 +156,7 @@ def test_services_and_policies_select_pods_that_exist(objects):
             assert any(wanted <= has.items() for has in labels), each["metadata"]["name"]
 
 
-def test_settings_exist_and_commands_are_understood(objects):
+def test_settings_exist_and_commands_are_valid(objects):
     for each in objects:
         if each["metadata"]["name"].startswith("relibra-settings"):
             names = {key.removeprefix("RELIBRA_").lower() for key in each["data"]} - {"log_format"}
@@ -168,7 +168,7 @@ def test_settings_exist_and_commands_are_understood(objects):
                 assert result.exit_code == 0, (name, result.output)
 
 
-def test_production_asks_for_tokens_over_tls_and_trying_out_does_not():
+def test_prod_requires_tokens_and_tls_and_dev_does_not():
     settings = {
         overlay: next(
             each["data"] for each in _render(overlay) if each["metadata"]["name"].startswith("relibra-settings")
@@ -181,7 +181,7 @@ def test_production_asks_for_tokens_over_tls_and_trying_out_does_not():
     assert settings["dev"]["RELIBRA_INSECURE"] == "true"
 
 
-def test_prometheus_scrapes_ports_that_services_have_and_policies_open_to_it():
+def test_prometheus_scrapes_existing_ports_that_policies_admit():
     objects = _render("prod")
     of_kind = {kind: [each for each in objects if each["kind"] == kind] for kind in ("Service", "NetworkPolicy")}
     (monitor,) = [each for each in objects if each["kind"] == "ServiceMonitor"]
@@ -200,7 +200,7 @@ def test_prometheus_scrapes_ports_that_services_have_and_policies_open_to_it():
         assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 
 
-def test_production_brings_alerts_and_dashboard():
+def test_prod_includes_alerts_and_dashboard():
     objects = _render("prod")
     assert any(each["kind"] == "PrometheusRule" for each in objects)
     (dashboard,) = [each for each in objects if "grafana_dashboard" in each["metadata"].get("labels", {})]

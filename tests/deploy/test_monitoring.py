@@ -1,4 +1,4 @@
-"""Dashboard and alerts: of metrics that exist, valid, and each alert with its section in the runbook."""
+"""Dashboard and alerts: valid queries of existing metrics, and a runbook section for each alert."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from relibra.store import Store
 _REPOSITORY = Path(__file__).parents[2]
 _DEPLOY = _REPOSITORY / "deploy"
 _WORDS = {"by", "on", "group_left", "or", "sum", "max", "rate", "increase", "histogram_quantile", "absent", "vector"}
-"""Of queries that are no metrics and no labels."""
+"""Words in queries that are neither metrics nor labels."""
 
 
 def _alerts() -> list[dict[str, Any]]:
@@ -38,7 +38,7 @@ def _dashboard_queries() -> list[str]:
 
 @pytest.fixture(scope="module")
 def rules_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The rules without what the operator wants around them, by the command that Compose uses."""
+    """The rules without the wrapping for the operator, unwrapped by the command that Compose uses."""
     (command,) = re.findall(r"sed -n '.*?' /etc/relibra/alerts.yaml", (_REPOSITORY / "docker-compose.yml").read_text())
     path = tmp_path_factory.mktemp("rules") / "alerts.yaml"
     source = str(_DEPLOY / "prometheus" / "alerts.yaml")
@@ -57,7 +57,7 @@ def _promtool(*arguments: str | Path) -> None:
 
 @pytest.fixture
 def exposed(store: Store, run, redis_url: str, tmp_path: Path) -> tuple[set[str], set[str]]:  # noqa: F811
-    """Names and labels of all that planner and status expose, scraped from both."""
+    """The names and labels of all metrics that planner and status service expose."""
     job = WatchedJob(store, "job", model=MODEL, cluster=CLUSTER, num_micro_batches=2)
 
     async def fill() -> None:
@@ -76,13 +76,13 @@ def exposed(store: Store, run, redis_url: str, tmp_path: Path) -> tuple[set[str]
     suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_count", "_sum"]}
     families = list(text_string_to_metric_families(text))
     names = {family.name + suffix for family in families for suffix in suffixes.get(family.type, [""])}
-    # Of planners, labels show only once something has happened.
+    # A planner exposes these labels only after the first call or solve.
     labels = {label for family in families for sample in family.samples for label in sample.labels}
     return names, labels | {"method", "error", "outcome", "instance"}
 
 
 @pytest.mark.integration
-def test_queries_name_only_what_is_exposed(exposed: tuple[set[str], set[str]]) -> None:
+def test_queries_use_exposed_metrics_only(exposed: tuple[set[str], set[str]]) -> None:
     names, labels = exposed
     for query in [*_dashboard_queries(), *(each["expr"] for each in _alerts())]:
         bare = re.sub(r'"[^"]*"', "", query)
@@ -92,7 +92,7 @@ def test_queries_name_only_what_is_exposed(exposed: tuple[set[str], set[str]]) -
 
 
 @pytest.mark.integration
-def test_what_is_exposed_is_documented(exposed: tuple[set[str], set[str]]) -> None:
+def test_exposed_metrics_are_documented(exposed: tuple[set[str], set[str]]) -> None:
     text = "".join((_REPOSITORY / "docs" / page).read_text() for page in ("service.md", "status.md"))
     documented = set(re.findall(r"^\| `(relibra_\w+)`", text, re.M))
     names = {re.sub(r"_(bucket|count|sum)$", "", name) for name in exposed[0] if not name.endswith("_created")}
@@ -122,20 +122,20 @@ def test_rules_are_valid(rules_file: Path) -> None:
     _promtool("check", "rules", rules_file)
 
 
-def test_alerts_come_when_they_should_and_not_before(rules_file: Path) -> None:
+def test_alerts_fire_when_they_should_and_not_before(rules_file: Path) -> None:
     cases = Path(__file__).with_name("alerts.yaml").read_text()
     path = rules_file.with_name("cases.yaml")
     path.write_text(cases)
     _promtool("test", "rules", path)
 
 
-def test_every_alert_is_tried() -> None:
+def test_every_alert_has_a_unit_test() -> None:
     cases = yaml.safe_load(Path(__file__).with_name("alerts.yaml").read_text())["tests"]
     tried = {each["alertname"] for case in cases for each in case["alert_rule_test"] if each["exp_alerts"]}
     assert tried == {each["alert"] for each in _alerts()}
 
 
-def test_what_prometheus_scrapes_in_compose_is_valid_and_there() -> None:
+def test_scrape_targets_in_compose_exist() -> None:
     path = _DEPLOY / "prometheus" / "prometheus.yaml"
     _promtool("check", "config", "--syntax-only", path)
     services = yaml.safe_load((_REPOSITORY / "docker-compose.yml").read_text())["services"]
@@ -145,7 +145,7 @@ def test_what_prometheus_scrapes_in_compose_is_valid_and_there() -> None:
         assert command[command.index("--metrics-port") + 1] == port
 
 
-def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
+def test_every_alert_has_a_runbook_section_and_every_section_an_alert() -> None:
     text = (_REPOSITORY / "docs" / "runbook.md").read_text()
     sections = re.findall(r"^## (Relibra\w+)\n\n\*(\w+)\.\*(.*?)(?=^## |\Z)", text, re.M | re.S)
     found = {name: (severity.lower(), body) for name, severity, body in sections}
@@ -159,7 +159,7 @@ def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
         assert "**Do**" in body or "| do |" in body, each["alert"]
 
 
-def test_links_inside_the_runbook_lead_somewhere() -> None:
+def test_links_inside_the_runbook_resolve() -> None:
     text = (_REPOSITORY / "docs" / "runbook.md").read_text()
     anchors = {each.lower() for each in re.findall(r"^## (\w+)$", text, re.M)}
     assert set(re.findall(r"\]\(#([^)]*)\)", text)) <= anchors
