@@ -1,7 +1,4 @@
-"""Strategies for clusters, placements and plans, as fixtures of a namespace (test modules cannot import each other).
-
-And a node of four processes, started once.
-"""
+"""Hypothesis strategies for clusters, placements and plans, and a node of four processes that is started once."""
 
 import json
 import subprocess
@@ -37,7 +34,7 @@ def random_homes(rng: np.random.Generator, model: Model, cluster: Cluster) -> ND
 def random_plan(
     rng: np.random.Generator, model: Model, cluster: Cluster, num_micro_batches: int
 ) -> tuple[RankPlan, NDArray[np.int32]]:
-    """A valid plan as rank 0 gets it, and the shares of all source ranks."""
+    """Return a valid plan for rank 0, and the shares of all source ranks."""
     home_LE = random_homes(rng, model, cluster)
     index = []
     for row in range(cluster.num_ep_groups * num_micro_batches):
@@ -72,7 +69,7 @@ def some() -> SimpleNamespace:
 
 @pytest.fixture(scope="session")
 def node_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
-    """What every rank of a node returned from a scenario; fails the test where one raised or never got there."""
+    """Return the results of a scenario from every rank of a node. The test fails if a rank raised or did not finish."""
     folder = tmp_path_factory.mktemp("node")
     command = child_process.command("harness.agent.node_ranks", str(folder))
     log = subprocess.run(

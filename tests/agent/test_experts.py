@@ -1,4 +1,4 @@
-"""Replicas beside home experts, in both kinds of modules; megatron's own run in tests/distributed."""
+"""Replicas beside home experts, in both kinds of modules. Megatron's own modules run in tests/distributed."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ class Local(torch.nn.Module):
 
 
 class Product(torch.nn.Module):
-    """Reads its weights and their number in every forward, and has a stand-in where there is no bias."""
+    """A grouped product that reads its weights and their number in every forward, with a stand-in for a bias."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Who is where, from what every rank tells."""
+"""The stages and seats of all ranks, derived from their members."""
 
 import pytest
 
@@ -14,11 +14,11 @@ CONFIG = AgentConfig(
     cluster=Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1, num_ep_groups=2),
 )
 FIRST, SECOND = (1, 4), (7,)
-"""Numbers of the MoE layers of two pipeline stages, dense ones between them."""
+"""The numbers of the MoE layers of two pipeline stages, with dense layers between them."""
 
 
 def told(layers: tuple[int, ...], first: int) -> list[Member]:
-    """A stage of two EP groups of two ranks each: (0, 1) and (2, 3) from `first` on."""
+    """Return the members of a stage with two EP groups of two ranks each: (0, 1) and (2, 3), counted from `first`."""
     groups = [(first, first + 1), (first + 2, first + 3)]
     return [Member(group, (first + rank, first + 2 + rank), layers) for group in groups for rank in range(2)]
 

@@ -11,7 +11,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def contents(placement: Placement, cluster: Cluster) -> list[list[list[int]]]:
-    """The expert in every (rank, layer, slot)."""
+    """Return the expert in every (rank, layer, slot)."""
     return [placement.expert_of_slot(rank).tolist() for rank in range(cluster.num_ranks)]
 
 

@@ -1,4 +1,4 @@
-"""Which versions of megatron-core the agent takes; configurations are refused in tests/distributed/test_refusals.py."""
+"""The versions of megatron-core that the agent accepts. tests/distributed/test_refusals.py tests configurations."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Starts the gloo ranks of a layout, once, and hands what they measured to the tests."""
+"""Fixtures that start the gloo ranks of a layout once, and give their results to the tests."""
 
 import functools
 import json
@@ -19,13 +19,13 @@ DEADLINE_S = 100.0
 
 
 class Run:
-    """What every rank of one layout returned, by scenario."""
+    """The results of all ranks of one layout, by scenario."""
 
     def __init__(self, by_rank: list[dict[str, Any]], log: str) -> None:
         self.by_rank, self.log = by_rank, log
 
     def of(self, scenario: str) -> list[dict[str, Any]]:
-        """One result a rank; fails the test where a rank raised or never got there."""
+        """Return one result per rank. The test fails if a rank raised or did not finish the scenario."""
         failures = [rank[scenario]["error"] for rank in self.by_rank if "error" in rank.get(scenario, {})]
         if failures:
             pytest.fail(f"{scenario} raised on {len(failures)} ranks, first:\n{failures[0]}")
@@ -35,7 +35,7 @@ class Run:
         return [rank[scenario] for rank in self.by_rank]
 
     def worst(self, scenario: str) -> dict[str, float]:
-        """The largest relative difference of each kind, over the ranks that have it."""
+        """Return the largest relative difference of each kind over all ranks that have it."""
         results = self.of(scenario)
         noted = [(kind, value) for each in results for kind, value in each["difference"].items()]
         return {kind: max(value for other, value in noted if other == kind) for kind in dict(noted)}
@@ -80,7 +80,7 @@ def _started() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        # Compiling megatron's small fused functions takes longer than all they are called for here.
+        # Compiling megatron's small fused functions takes longer than running them in these tests.
         env=child_process.environment(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1"),
         start_new_session=True,
     )
@@ -88,7 +88,7 @@ def _started() -> subprocess.Popen[bytes]:
 
 @pytest.fixture(scope="session")
 def layout_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Run]]:
-    """Runs a layout when it is first asked for."""
+    """A function that runs a layout on first use, and returns its results."""
     ranks = Ranks()
     yield functools.cache(lambda layout: ranks.run(layout, tmp_path_factory.mktemp(layout)))
     ranks.stop()

@@ -16,7 +16,7 @@ def test_S5_detaching_leaves_the_plain_model_bitwise(two_nodes):
 
 
 def test_S5_names_by_place_become_logical_names(two_nodes):
-    """What converters of frameworks need after a reorder."""
+    """Converters of frameworks need this after a reorder."""
     for result in two_nodes.of("detachment"):
         assert result["moved"]
         assert result["converters_agree"]
@@ -28,7 +28,7 @@ def test_S5_a_training_forward_outside_a_micro_batch_is_refused(two_nodes):
 
 
 def test_S5_routing_is_not_ignored_by_a_training_forward_outside_a_micro_batch(two_nodes):
-    """No planner, hence no replicas: what was given would be lost in silence."""
+    """Without a planner there are no replicas, but the routing would be lost silently."""
     for result in two_nodes.of("guard"):
         assert result["without_plan"]
         assert "outside `agent.micro_batch(i)` while the step has routing" in result["with_routing"]

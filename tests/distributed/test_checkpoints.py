@@ -39,9 +39,9 @@ def test_what_stores_experts_by_place_is_refused(layout_run):
 
 
 def test_S5_a_checkpoint_in_torch_format_is_refused(layout_run):
-    """A distributed optimizer would write and read moments by place, without a word."""
+    """A distributed optimizer would silently write and read moments by place."""
     for result in layout_run("checkpoints").of("refused"):
         texts = result["in_torch_format"]
-        assert len(texts) == 2 * 3  # the chain, and a part for experts beside one for the rest
+        assert len(texts) == 2 * 3  # the chain, its part for experts, and its part for the rest
         assert all("parameter_state, which stores optimizer state by place" in text for text in texts)
         assert all("use dist_checkpointing with distrib_optim_sharding_type='fully_resh" in text for text in texts)

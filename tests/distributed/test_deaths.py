@@ -1,4 +1,4 @@
-"""A rank dies or hangs: the others end with an error that says so, and no half-moved weights can be used or saved."""
+"""If a rank dies or hangs, the others end with an error that says so. Half-moved weights cannot be used or saved."""
 
 import pytest
 
@@ -10,7 +10,7 @@ BROKEN_OFF = "a reorder was interrupted, and experts may be between two placemen
 
 @pytest.fixture
 def survivors(layout_run):
-    """What they were left with; fails where one of them hangs. The victim has nothing to say."""
+    """A function that returns the results of the survivors. The test fails if one of them hangs."""
 
     def of(point):
         by_rank = layout_run(f"death_{point}").by_rank
@@ -47,7 +47,7 @@ def test_L1_a_rank_that_hangs_is_given_up_after_the_collective_timeout(survivors
     ],
 )
 def test_S1_after_a_death_in_a_reorder_nothing_goes_on(survivors, point, doing, is_untouched):
-    """Who has written cannot be known any more: the agent says no word of where experts are, and runs no forward."""
+    """Nobody knows which ranks have written, so the agent refuses to say where experts are, or to run a forward."""
     results = survivors(point)
     for result in results:
         assert result["raised"].startswith(f"RelibraError: {doing}")
@@ -61,13 +61,13 @@ def test_S1_after_a_death_in_a_reorder_nothing_goes_on(survivors, point, doing, 
 
 @pytest.mark.parametrize("point", ["fetching", "fetching_again", "sending_gradients", "hanging_in_a_fetch"])
 def test_S5_a_death_between_forward_and_backward_ends_the_step(survivors, point):
-    """Before the optimizer steps. Who waits in a collective of megatron's gets the error of torch."""
+    """The step ends before the optimizer steps. Ranks that wait in megatron's collectives get torch's error."""
     for result in survivors(point):
         assert_ended(result)
 
 
 def test_S5_a_rank_that_fails_in_a_fetch_ends_the_step_on_all(layout_run):
-    """It says why; the others notice when its process is gone. Nothing was written anywhere."""
+    """The rank says why, and the others notice when its process ends. No weights change."""
     results = [rank["failing_in_a_fetch"] for rank in layout_run("death_failing_in_a_fetch").by_rank]
     assert len(results) == 4
     assert results[1]["raised"] == "MemoryError: injected"
@@ -76,7 +76,7 @@ def test_S5_a_rank_that_fails_in_a_fetch_ends_the_step_on_all(layout_run):
 
 
 def assert_ended(result):
-    """With all experts where the reorder of this step has brought them, and every bit as the step found it."""
+    """Assert that the step ended with all experts in their new homes, and every bit unchanged since its start."""
     assert result["raised"]
     assert result["told"] == []
     assert result["has_moved"]
@@ -100,7 +100,7 @@ def test_L1_a_death_in_a_pipeline_stage_ends_all_stages(survivors):
 
 
 def test_L1_a_death_between_two_stages_ends_all_stages(survivors):
-    """Its own seat in the other stage waits for it at the end of the step, the others when the next one begins."""
+    """In the other stage, the rank with the same seat waits at the end of the step, the others at the next step."""
     raised = [result["raised"] for result in survivors("adding_up_stages")]
     assert all(text.startswith("RelibraError: ") for text in raised)
     assert sum(text.startswith("RelibraError: adding up the reports of pipeline stages") for text in raised) >= 1

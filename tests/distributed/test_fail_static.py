@@ -1,4 +1,4 @@
-"""Without a plan that all ranks hold, a step keeps its placement, makes no replicas, and trains all the same."""
+"""Without a plan that all ranks hold, a step keeps its placement, makes no replicas, and still trains."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A GPT trains under random plans as under plain megatron-core, in every way people train (S5)."""
+"""A GPT trains under random plans as under plain megatron-core, in every common way of training (S5)."""
 
 import itertools
 import math
@@ -28,7 +28,7 @@ def test_S5_fp32_trains_as_plain_megatron(run, way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_S5_bf16_differs_from_plain_megatron_as_two_plain_runs_do(run, way):
-    """The two plain runs differ in whether a micro-batch's samples are added up in one product or one by one."""
+    """One of the two plain runs computes the samples of a micro-batch together, the other one by one."""
     case = f"{way}-bf16"
     assert_active(run.of(case))
     assert_rounded(run.worst(case), run.worst("rounding"))
@@ -48,7 +48,7 @@ def test_S5_recomputation_changes_no_bit_and_its_weights_serve_the_backward(run)
 @pytest.mark.parametrize("way", ["none-plain", "full-sharded"])
 @pytest.mark.parametrize("experts", ["grouped", "fused", "grouped_fused"])
 def test_S5_any_kind_of_experts_trains_as_plain_megatron(layout_run, experts, way):
-    """Grouped products, and weight gradients that kernels add to `main_grad`; Transformer Engine by construction."""
+    """Grouped products, and weight gradients that kernels add to `main_grad`, as in Transformer Engine."""
     run = layout_run("gpt_experts")
     assert_active(run.of(f"{experts}-{way}"))
     worst = run.worst(f"{experts}-{way}")
@@ -56,7 +56,7 @@ def test_S5_any_kind_of_experts_trains_as_plain_megatron(layout_run, experts, wa
 
 
 def test_S5_what_runs_in_production_trains_as_plain_megatron(layout_run):
-    """Grouped experts whose kernels add to `main_grad`, bf16, all recomputed, under the distributed optimizer."""
+    """Grouped experts whose kernels add to `main_grad`, with bf16, full recomputation and the distributed optimizer."""
     run = layout_run("gpt_experts")
     assert_active(run.of("grouped_fused-full-sharded-bf16"))
     assert_rounded(run.worst("grouped_fused-full-sharded-bf16"), run.worst("grouped_fused-rounding"))
@@ -64,7 +64,7 @@ def test_S5_what_runs_in_production_trains_as_plain_megatron(layout_run):
 
 @pytest.mark.parametrize("way", ["none-plain", "full-sharded"])
 def test_S5_with_tensor_parallel_attention_experts_train_as_plain_megatron(layout_run, way):
-    """A rank routes its part of the sequence; experts are whole on every rank."""
+    """A rank routes its part of the sequence, and experts are whole on every rank."""
     run = layout_run("gpt_tp2_ep2_edp2")
     assert_active(run.of(f"{way}-fp32"), tokens_per_rank=8)
     worst = run.worst(f"{way}-fp32")
@@ -77,7 +77,7 @@ def test_shards_are_cut_within_a_parameter_of_an_expert(layout_run):
 
 
 def assert_rounded(worst, rounding):
-    """Differences are there, and well below those of two plain runs; who was chosen how often is the same."""
+    """Assert that differences exist, are well below those of two plain runs, and leave the choice of experts equal."""
     assert worst.keys() == rounding.keys() | {"loss"}
     for kind in ("grad", "grad_norm", "moments", "weights"):
         assert 0 < worst[kind] <= rounding[kind] / 4, (kind, worst[kind], rounding[kind])
@@ -86,7 +86,7 @@ def assert_rounded(worst, rounding):
 
 
 def assert_active(results, *, tokens_per_rank=16):
-    """Every step applied its plan everywhere, moved experts, and sent replicas; reports cover the whole model."""
+    """Assert that every step applied its plan, moved experts and sent replicas, and that reports are complete."""
     for result in results:
         assert len(result["applied"]) == 2
         assert "None" not in result["applied"]

@@ -1,4 +1,4 @@
-"""The comparison with plain training sees what is missing, or the agent refuses to go on."""
+"""If a part of the agent is missing, the comparison with plain training notices, or the agent refuses to go on."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def test_S5_the_comparison_sees(layout_run, mutation):
 
 
 def test_S5_the_comparison_sees_recomputation_of_another_micro_batch(layout_run):
-    """Losses of the first step are right: they do not tell."""
+    """The losses of the first step are right, so they do not show the mutation."""
     assert layout_run("gpt_replicas").worst("confused_checkpoints")["grad"] > 0.1
 
 
@@ -24,5 +24,5 @@ def test_S5_recomputation_without_its_micro_batch_is_refused(layout_run):
 
 
 def test_S5_the_comparison_sees_replica_gradients_that_ddp_ignores(layout_run):
-    """Kernels add to `main_grad`, and DDP takes nothing else then; the first step's loss is right."""
+    """Kernels add to `main_grad`, so DDP ignores other gradients. The loss of the first step is still right."""
     assert layout_run("gpt_experts").worst("fused_through_autograd")["grad"] > 0.1

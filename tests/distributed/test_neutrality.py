@@ -1,4 +1,4 @@
-"""Training with random plans is the training of plain megatron-core (S5)."""
+"""Training with random plans equals training with plain megatron-core (S5)."""
 
 import pytest
 
@@ -8,7 +8,7 @@ TOLERANCE = 1e-5
 
 
 def assert_active(results, *, replicas=True):
-    """Every step applied its plan, moved experts, and (on some rank) sent replicas."""
+    """Assert that every step applied its plan, moved experts, and sent replicas on some rank."""
     for result in results:
         assert len(result["applied"]) == 3
         assert "None" not in result["applied"]
@@ -37,7 +37,7 @@ def test_S5_two_expert_parallel_groups_train_as_plain_megatron(two_groups):
 
 
 def test_S5_under_context_parallelism_layers_train_as_plain_megatron(layout_run):
-    """MoE layers alone: attention over a cut sequence needs Transformer Engine."""
+    """This layout has MoE layers only, because attention over a split sequence needs Transformer Engine."""
     run = layout_run("cp2_ep2_edp2")
     assert_active(run.of("sgd"))
     worst = run.worst("sgd")
@@ -77,7 +77,7 @@ def test_S5_the_comparison_sees_moments_left_behind(two_nodes):
 
 
 def test_realised_load_is_what_the_plans_made_it(two_nodes):
-    """Replicas took tokens: loads differ from those of the same placements without replicas."""
+    """Assert that replicas took tokens: loads differ from those of the same placements without replicas."""
     balanced, plain = two_nodes.of("sgd"), two_nodes.of("reorder_only")
     assert [r["realised_load"] for r in balanced] != [r["realised_load"] for r in plain]
 
@@ -94,7 +94,7 @@ def test_S5_both_phases_of_a_step_execute_one_plan(two_nodes, name):
         assert result["reorder_sent_bytes"][1] == 0
         assert result["reorder_s"][0] > result["reorder_s"][1] == 0
         assert min(result["replica_wait_s"]) > 0
-        # Forward alone sends weights, forward and backward also gradients.
+        # A forward alone sends weights; a forward with backward also sends gradients.
         assert result["replica_sent_bytes"][1] >= result["replica_sent_bytes"][0]
         assert result["closed"]
     worst = two_nodes.worst(name)
@@ -102,7 +102,7 @@ def test_S5_both_phases_of_a_step_execute_one_plan(two_nodes, name):
 
 
 def test_S5_replicas_are_copied_from_gathered_parameters(two_groups):
-    """Without a reorder, which gathers them, the all-gather of parameters still runs when the forward begins."""
+    """A reorder gathers parameters. Without one, their all-gather still runs when the forward begins."""
     worst = two_groups.worst("sharded_stay")
     assert max(worst.values()) <= TOLERANCE, worst
     assert two_groups.worst("sharded_no_wait")["output"] > 1e-3

@@ -1,4 +1,4 @@
-"""A planner is killed beside ranks that train, and comes back; nobody else is restarted."""
+"""A planner is killed while ranks train, and comes back. No other process restarts."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_S5_training_does_not_notice_the_outage(layout_run):
 
 
 def test_L2_the_planner_learns_afterwards_what_ranks_did_without_it(results):
-    """Reports of an outage wait in the sessions."""
+    """The sessions keep the reports during the outage."""
     for step, reports in enumerate(results[0]["reports"]):
         assert [report["ep_rank"] for report in reports] == [0, 1, 2, 3]
         for report, result in zip(reports, results, strict=True):

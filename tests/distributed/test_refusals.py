@@ -1,4 +1,4 @@
-"""What would go wrong silently, or not at all, is refused by name when the agent is attached, on all ranks."""
+"""`attach` refuses, by name and on all ranks, what the agent cannot execute or could silently do wrong."""
 
 import pytest
 
@@ -82,7 +82,7 @@ def test_S1_what_one_rank_refuses_is_refused_on_all(two_nodes):
 
 
 def test_S1_a_surprise_on_one_rank_ends_attaching_on_all(two_nodes):
-    """Nobody waits in vain for a rank that raised what was not foreseen."""
+    """No rank waits for a rank that raised an unforeseen error."""
     results = two_nodes.of("refusals")
     looking = [result["messages"]["a surprise in looking"] for result in results]
     assert looking[2].startswith("AttributeError: ")

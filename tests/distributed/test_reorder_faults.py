@@ -31,7 +31,7 @@ def test_S5_training_does_not_notice_a_reorder_undone(layout_run, layout, scenar
 
 
 def test_S7_a_reorder_stages_no_more_than_its_buffers_may_hold(layout_run):
-    """Layers are moved in parts then, which the faults above undo one by one."""
+    """With small buffers a layer moves in several waves, which the faults above undo one by one."""
     (whole, *_), (part, *_) = (layout_run(layout).of(scenario) for layout, scenario in SCENARIOS)
     assert 0 < part["staged_bytes"] <= part["buffer_bytes"] < whole["buffer_bytes"]
     assert part["staged_bytes"] > part["buffer_bytes"] / 3

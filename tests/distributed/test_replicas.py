@@ -1,4 +1,4 @@
-"""Replicas cost what the agent says, leave nothing behind, and travel beside computation."""
+"""Replicas take the memory that the agent says, leave nothing behind, and travel beside computation."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def test_S7_slots_take_the_memory_that_the_agent_says(layout_run):
 
 @pytest.mark.parametrize("gradients", ["autograd", "fused"])
 def test_S7_returning_gradients_take_no_more_than_the_agent_says(layout_run, gradients):
-    """One cell at a time: on some rank every slot of a node of two is full, and all that it can get arrives."""
+    """One cell at a time: on some rank, all slots of its node of two are full, and all possible gradients arrive."""
     results = layout_run("gpt_replicas").of(f"returning_{gradients}")
     for result in results:
         assert 0 < result["largest_at_home"] <= result["largest"] <= result["said"]
@@ -26,7 +26,7 @@ def test_S7_forwards_without_a_backward_leave_nothing_behind(layout_run):
 
 
 def test_weights_are_on_their_way_before_they_are_wanted(layout_run):
-    """One micro-batch after the other, whatever is recomputed."""
+    """This holds for one micro-batch after the other, with every kind of recomputation."""
     for result in layout_run("gpt_replicas").of("in_time"):
         for uses in result.values():
             assert uses["begun"] > 0

@@ -37,7 +37,7 @@ def named(spans, name):
 
 
 def beside(spans, begin_us, end_us):
-    """What the transport moves in that time, in a thread of its own."""
+    """Return the transport's moves in that time, which run in a thread of their own."""
     moves = [move for move in named(spans, "relibra::move") if move.overlaps(begin_us, end_us)]
     assert {move.thread for move in moves}.isdisjoint({span.thread for span in named(spans, "forward layer")})
     return moves

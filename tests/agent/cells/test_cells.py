@@ -145,7 +145,7 @@ def test_S5_a_forecast_plan_divides_whatever_comes_by_fractions(num_tokens: int,
 
 
 def planned(placement: Placement, cluster: Cluster) -> StepCells:
-    """Expert 1 has a replica on rank 1, in micro-batch 1 of 2."""
+    """Return a plan in which expert 1 has a replica on rank 1, in micro-batch 1 of 2."""
     plan = RankPlan(
         id=PlanId(epoch=1, version=1),
         step=0,

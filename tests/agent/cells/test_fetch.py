@@ -12,7 +12,7 @@ CLUSTER = Cluster(num_nodes=1, gpus_per_node=1, redundant_slots=0)
 PLACEMENT = Placement.identity(Model(num_layers=8, num_experts=1, top_k=1), CLUSTER)
 CELLS = StepCells(PLACEMENT, CLUSTER, ep_group=0, ep_rank=0, plan=None, device=torch.device("cpu"))
 LAYERS = [1, 4, 6]
-"""Of the chunk, those with replicas."""
+"""The layers of the chunk that have replicas."""
 
 
 def use(layer: int, *, in_backward: bool = False, micro_batch: int = 3) -> Use:
@@ -43,7 +43,7 @@ def test_one_micro_batch_after_the_other_is_guessed_but_for_its_first_layer() ->
 
 
 def test_S5_a_forward_is_never_guessed_from_a_backward_nor_across_micro_batches() -> None:
-    """In between the weights may change."""
+    """Weights may change between a backward and the next forward."""
     for moment in Moment:
         for layer in LAYERS:
             present = use(layer, in_backward=moment in (Moment.RECOMPUTATION, Moment.BACKWARD))

@@ -1,4 +1,4 @@
-"""How gradients of replicas become one at home; four ranks in processes of their own."""
+"""The sum of replica gradients at their home, on four ranks in processes of their own."""
 
 import pytest
 
@@ -6,7 +6,7 @@ pytestmark = pytest.mark.distributed
 
 
 def test_S5_gradients_are_added_in_fp32_in_ascending_order_of_rank(node_run):
-    """0.25 + 1e8 + 1 - 1e8 is 0 in fp32, and something else in every other order."""
+    """In fp32, 0.25 + 1e8 + 1 - 1e8 is 0 in this order, and another number in every other order."""
     with_main_grad, without = [0.0, None], [None, 0.0]
     home, other_home, *_ = node_run("gradients")
     assert home["main_grad_and_rest"] == [with_main_grad, without] * 2

@@ -1,4 +1,4 @@
-"""Routing by micro-batch, on one router; whole schedules run in tests/distributed."""
+"""Routing replay by micro-batch, on one router. Whole schedules run in tests/distributed."""
 
 import pytest
 import torch

@@ -53,7 +53,7 @@ def test_S7_memory_does_not_grow_with_the_number_of_layers(num_layers: int) -> N
 
 
 def test_autograd_does_not_count_what_arrives_in_a_slot() -> None:
-    """What it saved is the same address, which holds the same values again when its backward comes."""
+    """Autograd saves the address of the weights, which holds the same values again at the time of the backward."""
     slots = Slots({0: experts(4, torch.float32)}, 1, CPU, with_gradients=False)
     weight = slots.weights(0, 0, 0)[0].requires_grad_()
     loss = (weight * weight).sum()

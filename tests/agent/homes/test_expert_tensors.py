@@ -1,4 +1,4 @@
-"""What travels between two ranks, carried by hand; real messages travel in tests/distributed."""
+"""The tensors that travel between two ranks. The test copies them; tests/distributed sends real messages."""
 
 from types import SimpleNamespace
 
@@ -17,11 +17,11 @@ from relibra.planning import Cluster, Model
 
 SEEDS = st.integers(0, 2**32 - 1)
 SIZE = 7
-"""Elements of an expert's weight; its bias has 1."""
+"""The number of elements of an expert's weight. Its bias has one element."""
 
 
 class Rank:
-    """One rank's experts; every number says which expert and element it is of, and moments are their negative."""
+    """The experts of one rank. Every number encodes its expert and element, and moments are the negatives."""
 
     def __init__(
         self, seat: Seat, placement: Placement, model: Model, cut: dict[tuple[int, int], list[int]] | None
@@ -85,7 +85,7 @@ class Rank:
 def test_S5_every_rank_gets_the_weights_and_the_state_it_owns(
     some: SimpleNamespace, data: st.DataObject, seed: int, sharded: bool
 ) -> None:
-    """Shards are cut anywhere, also so that a rank owns nothing of an expert."""
+    """Shards begin and end anywhere, so a rank may own nothing of an expert."""
     model, cluster = data.draw(some.shapes)
     rng = np.random.default_rng(seed)
     start = Placement.identity(model, cluster).rehomed(some.homes(rng, model, cluster))
@@ -134,7 +134,7 @@ def carry_out(ranks: list[Rank], seats: list[Seat], start: Placement, target: Pl
 
 
 def staged_bytes(message: list[list[torch.Tensor]]) -> int:
-    """Of one message, with a checksum for each of its experts."""
+    """Return the size of one message, with a checksum for each of its experts."""
     checksums = torch.zeros(len(message), dtype=torch.int64)
     return packed_size_bytes([checksums, *(tensor for tensors in message for tensor in tensors)])
 
@@ -153,6 +153,6 @@ def test_small_shapes_are_exercised() -> None:
     ranges = [owned_ranges(rank.experts, rank.state) for rank in ranks]
     pieces = ExpertTensors(ranks[1].experts, ranks[1].state, ranges, seats)
     moves = identity.moves_to(identity.rehomed(home_LE))
-    # Rank 1 owns elements 0 to 5 of its experts, its peers on the other side 0 to 2 and 3 to 6: it sends to both.
+    # Rank 1 owns elements 0 to 5 of its experts. The receiving ranks own 0 to 2 and 3 to 6, so it sends to both.
     assert [len(pieces.outgoing(moves, 1, receiver)) for receiver in range(4)] == [1, 0, 1, 0]
     assert [len(t) for t in pieces.tensors(pieces.outgoing(moves, 1, 2)[0], 1, 2, at_source=True)] == [3, 3]

@@ -1,4 +1,4 @@
-"""How a reorder is cut into waves and undone; real messages travel in tests/distributed."""
+"""The waves of a reorder and their inverses. Real messages travel in tests/distributed."""
 
 import math
 from collections import Counter
@@ -16,7 +16,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def contents(placement: Placement, cluster: Cluster) -> list[list[list[int]]]:
-    """The expert in every (rank, layer, slot)."""
+    """Return the expert in every (rank, layer, slot)."""
     return [placement.expert_of_slot(rank).tolist() for rank in range(cluster.num_ranks)]
 
 
@@ -32,7 +32,7 @@ def carried_out(slots: list[list[list[int]]], wave: list[Move]) -> list[list[lis
 def test_S5_the_waves_of_all_stages_together_give_the_target(
     some: SimpleNamespace, data: st.DataObject, seed: int, num_stages: int, limit: int
 ) -> None:
-    """Every wave writes all slots it empties, and its inverse brings everything back; no rank has too much of one."""
+    """Every wave fills all slots that it empties, its inverse restores everything, and no rank exceeds its limit."""
     model, cluster = data.draw(some.shapes)
     rng = np.random.default_rng(seed)
     start = Placement.identity(model, cluster).rehomed(some.homes(rng, model, cluster))
@@ -53,7 +53,7 @@ def test_S5_the_waves_of_all_stages_together_give_the_target(
 
 
 def test_S7_a_cycle_longer_than_a_wave_is_cut_and_one_expert_moves_twice() -> None:
-    """Five experts in a ring over two ranks, three of them on one, whose buffers hold two each way."""
+    """Five experts form a cycle over two ranks, three of them on one rank, whose buffers hold two each way."""
     ranks, slots = [0, 1, 0, 1, 0], [0, 0, 1, 1, 2]
     ring = [Move(0, i, ranks[i], slots[i], ranks[(i + 1) % 5], slots[(i + 1) % 5]) for i in range(5)]
     waves = waves_of(ring, [[0]], 0, 2)
@@ -65,7 +65,7 @@ def test_S7_a_cycle_longer_than_a_wave_is_cut_and_one_expert_moves_twice() -> No
 
 @given(SEEDS, st.integers(2, 5))
 def test_few_experts_move_twice_and_waves_are_few(seed: int, limit: int) -> None:
-    """For the worst that can come, where any expert may go anywhere: each rank sends 16 in all."""
+    """In the worst case any expert may move anywhere. Each rank sends 16 experts in all."""
     model = Model(num_layers=1, num_experts=128, top_k=1)
     cluster = Cluster(num_nodes=2, gpus_per_node=4, redundant_slots=0)
     rng = np.random.default_rng(seed)

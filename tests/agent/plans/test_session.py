@@ -1,4 +1,4 @@
-"""The session against a gRPC server on a real socket whose answers a test scripts, to hit each moment of an outage."""
+"""The session with a gRPC server on a real socket. The test scripts the answers, to reach each moment of an outage."""
 
 import socket
 import time

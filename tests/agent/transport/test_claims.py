@@ -1,4 +1,4 @@
-"""What is under way is claimed, byte for byte."""
+"""Claims on the memory of transfers under way, byte for byte."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ parts = st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)).map(lambda each: s
 
 @given(st.lists(st.tuples(parts, st.booleans(), st.booleans()), max_size=12))
 def test_S5_memory_that_is_filled_has_one_user_at_a_time(steps: list[tuple[slice, bool, bool]]) -> None:
-    """Against a count of the users of every byte."""
+    """Compare with a count of the users of every byte."""
     memory, claims, held = torch.zeros(SIZE, dtype=torch.uint8), Claims(), list[tuple[Claim, slice, bool]]()
     for part, is_filled, then_release in steps:
         bytes_ = set(range(SIZE)[part])

@@ -1,4 +1,4 @@
-"""One suite for all transports: four ranks in processes of their own, and two pairs of them."""
+"""One suite for all transports, on four ranks in processes of their own and on two pairs of ranks."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_what_arrives_is_sent_on_where_the_transport_says_so_and_refused_elsewhe
 
 
 def test_S5_thousands_of_random_schedules_deliver_every_copy_and_end(node_run, ranks, transport):
-    """There and back, several under way, with relays where there are any, waited for in any order."""
+    """Cells travel there and back, several at once, with relays if the transport has any, waited for in any order."""
     for result in node_run(f"{ranks}{transport}/schedules"):
         assert result["wrong"] == 0
         assert result["copies"] > 500
@@ -67,7 +67,7 @@ def test_a_parcel_of_another_size_than_expected_fails_its_receiver_and_is_not_de
 
 @pytest.mark.parametrize("fault", ["hung", "dead"])
 def test_a_peer_that_hangs_or_dies_is_named_in_time(node_run, ranks, transport, fault):
-    """The last of four ranks, and of two; who hangs is given up after the timeout."""
+    """The last of four ranks, or of two, is lost. The others give up on a hanging rank after the timeout."""
     survivors = node_run(f"{ranks}lost")
     assert len(survivors) == (1 if ranks else 3)
     for result in survivors:

@@ -1,4 +1,4 @@
-"""What all ranks of a node send, receive and pull for a cell fits together, and brings experts where they belong."""
+"""The sends, receives and pulls of all ranks of a node fit together, and bring experts where they belong."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from relibra.agent.transport import Copy, FrozenLayer, Parcel, Pull, fetch_copie
 
 NUM_RANKS, FIRST_EXPERT = 8, 100
 Lists = defaultdict[tuple[int, int], list[Tensor]]
-"""Tensors in order, by (rank that sends, rank that receives)."""
+"""The tensors in order, by (sending rank, receiving rank)."""
 
 
 class OneRank:
-    """Writes down what it is asked to move."""
+    """A transport that records what it is asked to move."""
 
     num_ranks, sent_bytes = NUM_RANKS, 0
 
@@ -37,7 +37,7 @@ class OneRank:
 
 
 class Host:
-    """Fills what is pulled at once, with the name of the expert."""
+    """Host weights that fill pulled tensors at once, with the name of the expert."""
 
     def start(self, pulls: Sequence[Pull]) -> "Host":
         for peer, expert, (into,) in pulls:
@@ -52,7 +52,7 @@ def named(rank: int, slot: int) -> float:
 
 
 def move(sent: Lists, received: Lists, num_copies: int) -> None:
-    """Copy what each list says, as often as the longest chain of relays needs; lists of both ends must match."""
+    """Copy what each list says, as often as the longest chain of relays needs. The lists of both ends must match."""
     assert {pair: len(tensors) for pair, tensors in sent.items()} == {pair: len(t) for pair, t in received.items()}
     for _ in range(num_copies):
         for pair, sources in sent.items():
@@ -61,7 +61,7 @@ def move(sent: Lists, received: Lists, num_copies: int) -> None:
 
 
 def memory(copies: tuple[Copy, ...]) -> dict[tuple[int, int], Tensor]:
-    """Room in every redundant slot that a copy goes to."""
+    """Return memory for every redundant slot that a copy fills."""
     return {(copy.destination_rank, copy.destination_slot): torch.zeros(()) for copy in copies}
 
 

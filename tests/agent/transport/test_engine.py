@@ -18,7 +18,7 @@ CHUNK_BYTES, TIMEOUT_S = 8, 20.0
 
 
 class Receipt:
-    """Of one parcel, for the test that waits."""
+    """The receipt of one parcel, for which a test waits."""
 
     def __init__(self, log: list[str], name: str) -> None:
         self._log, self._name, self._is_over = log, name, threading.Event()
@@ -37,7 +37,7 @@ class Receipt:
 
 
 class Clumsy(Mover):
-    """Fails where it is told to."""
+    """A mover that fails at chosen copies."""
 
     def __init__(self, poison: int | None = None) -> None:
         super().__init__(torch.device("cpu"))
@@ -50,7 +50,7 @@ class Clumsy(Mover):
 
 
 class Pushes(TorchDispatchMode):
-    """How often something was pushed by the kernel's operator."""
+    """Count the pushes by the kernel's operator."""
 
     num = 0
 
@@ -78,7 +78,7 @@ def test_a_mover_pushes_by_the_way_that_costs_least_and_copies_by_copy_engine(
 
 
 class Rank:
-    """One rank's lanes and engine, begun when the test says so."""
+    """The lanes and the engine of one rank. The test starts the engine."""
 
     def __init__(self, inboxes: list[Tensor], pairs: list[list[tuple[int, int]]], rank: int, mover: Mover) -> None:
         world = len(inboxes)
@@ -145,7 +145,7 @@ def test_a_parcel_of_any_size_arrives(three: list[Rank], size: int) -> None:
 
 
 def test_what_comes_first_leaves_first_whoever_it_is_for(three: list[Rank]) -> None:
-    """Each parcel fits into its lane, so that nobody else has a say."""
+    """Each parcel fits into its lane, so that nothing but the turns decides the order."""
     receipts = [three[0].send(peer, numbers(CHUNK_BYTES), f"{i} to {peer}") for i, peer in enumerate((2, 1, 1, 2, 1))]
     three[0].go()
     for receipt in receipts:
@@ -165,7 +165,7 @@ def test_a_peer_that_takes_nothing_does_not_keep_the_others_waiting(three: list[
 
 
 def test_what_is_relayed_leaves_before_all_of_it_has_arrived(three: list[Rank]) -> None:
-    """The first part reaches the end of the chain while the second has not been sent yet."""
+    """The first part reaches the end of the chain before the second part is sent."""
     middle, end = torch.zeros(2 * CHUNK_BYTES, dtype=torch.uint8), torch.zeros(CHUNK_BYTES, dtype=torch.uint8)
     first, second = numbers(2 * CHUNK_BYTES).split(CHUNK_BYTES)
     _, half = three[1].expect(0, middle[:CHUNK_BYTES])

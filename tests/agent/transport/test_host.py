@@ -1,4 +1,4 @@
-"""The host copy of weights, pulled by four ranks in processes of their own, and by two."""
+"""The host copy of weights, pulled by four ranks in processes of their own, and by two ranks."""
 
 import pytest
 

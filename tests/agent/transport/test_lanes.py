@@ -10,7 +10,7 @@ from relibra.agent.transport.lanes import Item, Kind, Lane, Pipes, Record
 
 
 class Nobody:
-    """Wants to know nothing."""
+    """A receipt that ignores all news."""
 
     def done(self, peer: int) -> None: ...
 
@@ -23,7 +23,7 @@ def item(size: int, turn: int = 0, source: Item | None = None) -> Item:
 
 @given(st.integers(0, 100), st.integers(1, 40))
 def test_the_parts_of_a_parcel_are_the_parcel(size: int, chunk_bytes: int) -> None:
-    """And there is at least one, so that an empty parcel arrives, too."""
+    """There is at least one part, so that an empty parcel arrives, too."""
     parcel, parts = item(size), list[torch.Tensor]()
     while not parts or not parcel.is_through:
         parts.append(parcel.next_part(chunk_bytes))

@@ -1,4 +1,4 @@
-"""What shared memory adds to the contract; the ranks are those of the contract suite."""
+"""The behaviour of shared memory beyond the contract, on the ranks of the contract suite."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which way a push takes, from speeds alone."""
+"""The choice between the ways to push, from their speeds."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ def speeds(draw: st.DrawFn) -> PushSpeed:
 
 
 def test_a_copy_engine_serves_where_a_kernel_is_as_fast() -> None:
-    """H100: 16 of 132 multiprocessors, and nine tenths of a push that hide."""
+    """On an H100 the kernel takes 16 of 132 multiprocessors, and nine tenths of a push are hidden."""
     speed = PushSpeed(launch_us=3.0, bytes_per_us=360e3)
     kernel = PushSpeed(launch_us=3.0, bytes_per_us=360e3, sm_share=16 / 132)
     way, reason = push_way(4 << 20, PushSpeeds(speed, kernel))
@@ -25,7 +25,7 @@ def test_a_copy_engine_serves_where_a_kernel_is_as_fast() -> None:
 
 @pytest.mark.parametrize(("hidden_share", "way"), [(0.0, "kernel"), (0.9, "copy engine")])
 def test_a_kernel_serves_where_it_is_faster_and_nothing_hides(hidden_share: float, way: str) -> None:
-    """Twice as fast: worth its multiprocessors where the step waits for the push, and not where it does not."""
+    """A kernel twice as fast is worth its multiprocessors only if the step waits for the push."""
     engine = PushSpeed(launch_us=3.0, bytes_per_us=150e3)
     kernel = PushSpeed(launch_us=3.0, bytes_per_us=300e3, sm_share=16 / 132)
     assert push_way(4 << 20, PushSpeeds(engine, kernel), hidden_share)[0] == way

@@ -1,4 +1,4 @@
-"""Waves, relays and the two ways, for any copies."""
+"""Rounds, relays and the two ways, for any copies."""
 
 from collections import Counter
 
@@ -17,7 +17,7 @@ speeds = st.just(0.0) | st.floats(0.01, 100)
 
 
 def lasts(plan: TransferSchedule, copies: tuple[Copy, ...], host_speed: float) -> float:
-    """In rounds."""
+    """Return the time of a schedule, in rounds."""
     most = max(Counter(copies[i].destination_rank for i in plan.from_host).values(), default=0)
     return max(len(plan.rounds), most / host_speed if most else 0.0)
 

@@ -1,4 +1,4 @@
-"""Memory without a name, mapped by two and by four ranks in processes of their own."""
+"""Memory without a name, mapped by two ranks and by four ranks in processes of their own."""
 
 import pytest
 

@@ -7,7 +7,7 @@ from relibra.agent.transport.timed import TimedHost, TimedTransport
 
 
 class Clock:
-    """Stands still but for what is waited for."""
+    """A clock that advances only while something is waited for."""
 
     now_s = 100.0
 
@@ -16,7 +16,7 @@ class Clock:
 
 
 class Slow:
-    """A transport whose first handles take a second each; what is waited for again is done at once."""
+    """A transport whose handles take a second each to wait for, and no time when waited for again."""
 
     rank, num_ranks, relays, sent_bytes = 1, 4, True, 7
 
@@ -51,7 +51,7 @@ def test_only_what_is_waited_for_counts() -> None:
 
 
 class SlowHost:
-    """Its pulls take three seconds to begin, as on a CPU, and a second to wait for, as on a GPU."""
+    """Host weights whose pulls take three seconds to start, as on a CPU, and a second to wait for, as on a GPU."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

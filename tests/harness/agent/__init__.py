@@ -1,1 +1,1 @@
-"""Ranks of one node in processes of their own, and stand-ins for what an agent talks to."""
+"""The ranks of one node in processes of their own, and stand-ins for the agent's planner."""

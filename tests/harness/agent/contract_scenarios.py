@@ -1,4 +1,4 @@
-"""What ranks do with every transport; each scenario returns JSON for its tests."""
+"""Scenarios that ranks run with every transport. Each returns JSON for its tests."""
 
 import gc
 import weakref
@@ -32,7 +32,7 @@ NUM_CELLS = 500
 
 
 def impatient(group: dist.ProcessGroup, timeout_s: float) -> dist.ProcessGroup:
-    """The same ranks, who connect within that time, too."""
+    """Return a group of the same ranks with this timeout, which also limits the time to connect."""
     dist.barrier(group)
     ranks = dist.get_process_group_ranks(group)
     own = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), use_local_synchronization=True)
@@ -60,7 +60,7 @@ def message_of(action: Callable[[], object]) -> str:
 
 
 def arrival(make: Make, group: dist.ProcessGroup) -> Result:
-    """Random parcels in several calls under way at once, waited for in another order on every rank."""
+    """Send random parcels in several calls at once, and wait for them in another order on every rank."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     rng, own = np.random.default_rng(5), np.random.default_rng(rank)
     transport, calls, sent_bytes = make(group, TIMEOUT_S), [], 0
@@ -91,7 +91,7 @@ def arrival(make: Make, group: dist.ProcessGroup) -> Result:
 
 
 def ownership(make: Make, group: dist.ProcessGroup) -> Result:
-    """`start` returns before the peer takes part, the handle keeps tensors alive, and nobody does after `wait`."""
+    """`start` returns before the peer takes part. The handle keeps tensors alive until `wait`, and no longer."""
     rank, transport, store = dist.get_rank(group), make(group, TIMEOUT_S), dist.distributed_c10d._get_default_store()
     peer, name = rank ^ 1, f"{make}/{dist.get_process_group_ranks(group)}"
     if rank % 2:
@@ -116,7 +116,7 @@ def refusal(make: Make, group: dist.ProcessGroup) -> Result:
 
 
 def reuse(make: Make, group: dist.ProcessGroup) -> Result:
-    """A slot that is being filled is refused to everything else, and free again after the wait."""
+    """While a transfer fills a slot, the transport refuses all other uses of it. After the wait it is free again."""
     transport, peer = make(group, TIMEOUT_S), dist.get_rank(group) ^ 1
     slot, other = torch.zeros(16), torch.zeros(4)
     first = transport.start([Parcel(peer, torch.ones(16))], [Parcel(peer, slot)])
@@ -131,20 +131,20 @@ def reuse(make: Make, group: dist.ProcessGroup) -> Result:
 
 
 def wrong_size(make: Make, group: dist.ProcessGroup) -> Result:
-    """One byte too many and one too few, on a transport each; it is not for use after that."""
+    """Send one byte too many and one too few, on one transport each, because a transport is unusable afterwards."""
     rank, peer, results = dist.get_rank(group), dist.get_rank(group) ^ 1, list[tuple[str, bool]]()
     for sent_bytes in (7, 9):
         transport, received = make(group, SHORT_S), torch.zeros(8, dtype=torch.uint8)
         sent = torch.ones(sent_bytes, dtype=torch.uint8)
         sends, receives = ([Parcel(peer, sent)], []) if rank % 2 else ([], [Parcel(peer, received)])
         message = message_of(transport.start(sends, receives).wait)
-        dist.barrier(group)  # who drops the transport first is gone to the others
+        dist.barrier(group)  # to the others, a rank that has dropped its transport is gone
         results.append((message, bool(received.any())))
     return {"is_sender": bool(rank % 2), "results": results}
 
 
 def relays(make: Make, group: dist.ProcessGroup) -> Result:
-    """A chain through all ranks in one call, larger than all that is under way at a time; or a refusal."""
+    """Relay a chain through all ranks in one call, larger than the memory under way at once, or return the refusal."""
     rank, world, transport = dist.get_rank(group), dist.get_world_size(group), make(group, TIMEOUT_S)
     tensor = torch.zeros(3 << 20) if rank else torch.arange(3.0 * (1 << 20))
     if not transport.relays:
@@ -157,7 +157,7 @@ def relays(make: Make, group: dist.ProcessGroup) -> Result:
 
 
 def random_cell(rng: np.random.Generator, world: int) -> tuple[Copy, ...]:
-    """Homes of two experts, each on any number of other ranks."""
+    """Return the copies of two experts, each on any number of other ranks."""
     copies, slots = list[Copy](), [0] * world
     for home, slot in np.ndindex(world, 2):
         others = [rank for rank in range(world) if rank != home]
@@ -168,7 +168,7 @@ def random_cell(rng: np.random.Generator, world: int) -> tuple[Copy, ...]:
 
 
 class Cell:
-    """Experts of one random cell on their way here, and what returns; every value says where it is from."""
+    """The experts of one random cell that travel to this rank, and what returns. Every value encodes its origin."""
 
     def __init__(self, transport: ExpertTransport, copies: tuple[Copy, ...], turn: int, size: int) -> None:
         self._copies, self._rank, self._turn = copies, transport.rank, turn
@@ -202,7 +202,7 @@ class Cell:
 
 
 def schedules(make: Make, group: dist.ProcessGroup) -> Result:
-    """Random cells there and back, some under way at once, waited for in another order on every rank."""
+    """Move random cells there and back, several at once, and wait for them in another order on every rank."""
     rng, own = np.random.default_rng(3), np.random.default_rng(dist.get_rank(group))
     transport, under_way, num_wrong, num_copies = make(group, TIMEOUT_S), list[Cell](), 0, 0
     for turn in range(NUM_CELLS):

@@ -1,4 +1,4 @@
-"""What ranks do with weights in host memory; each scenario returns JSON for its tests."""
+"""Scenarios that ranks run with weights in host memory. Each returns JSON for its tests."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from relibra.agent.transport import HostWeights, Pull
 
 
 def pulls_at_any_time(group: dist.ProcessGroup) -> Result:
-    """Every rank takes what it wants from whom it wants, and sees a change only after a refresh."""
+    """Every rank pulls experts of any rank, and sees a change only after a refresh."""
     rank, world, rng = dist.get_rank(group), dist.get_world_size(group), np.random.default_rng(dist.get_rank(group))
 
     def value(peer: int, expert: int, version: int) -> float:

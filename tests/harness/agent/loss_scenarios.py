@@ -1,4 +1,4 @@
-"""What ranks do when one of them is lost, with every transport; each scenario returns JSON for its tests."""
+"""Scenarios in which a rank is lost, with every transport. Each returns JSON for its tests."""
 
 import os
 import time
@@ -13,12 +13,12 @@ from relibra.agent.transport import ExpertTransport, HostWeights, Parcel, Pull
 
 
 def hung_and_dead_peer(group: dist.ProcessGroup) -> Result:
-    """The last rank does not take part for a while, and then dies with messages to and from it under way."""
+    """The last rank does not take part for a while, and then dies while messages to and from it are under way."""
     rank, last = dist.get_rank(group), dist.get_world_size(group) - 1
     store = dist.distributed_c10d._get_default_store()
     hung = {name: make(group, SHORT_S) for name, make in TRANSPORTS.items()}
     dead = {name: make(group, TIMEOUT_S) for name, make in TRANSPORTS.items()}
-    # Only who meets the dead one in a barrier notices at once; the others wait for these.
+    # Only the ranks that meet the dead one in a barrier notice at once; the others wait for these ranks.
     hosts = [HostWeights(impatient(group, SHORT_S), [[torch.full((4,), float(rank))]]) for _ in range(2)]
     for host in hosts:
         host.refresh()

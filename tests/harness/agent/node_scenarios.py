@@ -1,4 +1,4 @@
-"""What the four ranks of a node do with each other; each scenario returns what its tests assert on, as JSON."""
+"""Scenarios that the four ranks of a node run together. Each returns JSON for its tests."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -40,7 +40,7 @@ def sequential(num_home: int) -> SequentialExperts:
 
 
 def random_uses(group: dist.ProcessGroup) -> Result:
-    """Uses in any order, half of them as guessed; weights change where training may change them."""
+    """Run uses in any order, half of them as guessed. Weights change at moments at which training may change them."""
     rank, rng = dist.get_rank(group), np.random.default_rng(11)
     plan = random_plans(3, 0, MODEL, CLUSTER, M)[rank]
     placement = Placement.identity(MODEL, CLUSTER).rehomed(plan.home_rank_LE)
@@ -66,7 +66,7 @@ def random_uses(group: dist.ProcessGroup) -> Result:
         if guess is not None and rng.random() < 0.5:
             use = guess
             as_guessed += 1
-        elif rng.random() < 0.2:  # an optimizer step; what comes next is a forward from the beginning
+        elif rng.random() < 0.2:  # an optimizer step, after which a forward begins
             version += 1
             dist.barrier(group)
             write(version)
@@ -94,7 +94,7 @@ def random_uses(group: dist.ProcessGroup) -> Result:
 
 
 def gradients(group: dist.ProcessGroup) -> Result:
-    """Expert 0 of rank 0 has replicas on the three others, whose gradients cancel in one order only."""
+    """Expert 0 of rank 0 has replicas on the three other ranks. Their gradients cancel only if added in one order."""
     rank = dist.get_rank(group)
     copies = (*(Copy(0, 0, peer, 0) for peer in (1, 2, 3)), Copy(1, 0, 2, 1))
     home = [[torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))]]
@@ -115,7 +115,7 @@ def gradients(group: dist.ProcessGroup) -> Result:
 
 
 def host_copy(group: dist.ProcessGroup) -> Result:
-    """Two layers whose experts all ranks pull from the host and fetch from each other, before and after a change."""
+    """All ranks pull the experts of two layers from the host and from each other, before and after a change."""
     rank, transport = dist.get_rank(group), TimedTransport(ProcessGroupTransport(group))
     experts = {7: sequential(num_home=3), 2: sequential(num_home=2)}
     host = HostCopy(group, transport, experts)

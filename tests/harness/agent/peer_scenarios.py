@@ -1,4 +1,4 @@
-"""What ranks do with the transport of a node alone; each scenario returns JSON for its tests."""
+"""Scenarios that ranks run with the peer transport only. Each returns JSON for its tests."""
 
 import gc
 import os
@@ -25,7 +25,7 @@ def settle() -> None:
 
 
 def ended(group: dist.ProcessGroup) -> Result:
-    """A transport that is dropped ends its thread and gives its descriptors and memory back."""
+    """A dropped transport ends its thread and releases its descriptors and memory."""
 
     def held() -> tuple[int, int]:
         own = Path("/proc/self")
@@ -46,7 +46,7 @@ def ended(group: dist.ProcessGroup) -> Result:
 
 @contextmanager
 def limited(limit: int, value: int) -> Iterator[None]:
-    """Let this process have no more than that."""
+    """Limit a resource of this process, such as the number of open files."""
     before = resource.getrlimit(limit)
     resource.setrlimit(limit, (value, before[1]))
     try:
@@ -56,7 +56,7 @@ def limited(limit: int, value: int) -> Iterator[None]:
 
 
 def next_descriptors(num: int) -> list[int]:
-    """Those that this process opens next, ascending."""
+    """Return the descriptors that this process opens next, ascending."""
     opened = [os.dup(0) for _ in range(num)]
     for each in opened:
         os.close(each)
@@ -64,7 +64,7 @@ def next_descriptors(num: int) -> list[int]:
 
 
 def one_is_short(group: dist.ProcessGroup) -> Result:
-    """Rank 1 may write too small a file, or has too few descriptors left, at every stage; nobody waits for it."""
+    """Rank 1 may write only a small file, or has too few descriptors left, at every stage. No rank waits for it."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     settle()
     free = next_descriptors(4 * world)
@@ -79,13 +79,13 @@ def one_is_short(group: dist.ProcessGroup) -> Result:
 
 
 def one_has_no_gpu(group: dist.ProcessGroup) -> Result:
-    """Rank 1 is asked to lend memory of a GPU, and sees none."""
+    """Rank 1 must lend memory of a GPU, and has no GPU."""
     device = torch.device("cuda" if dist.get_rank(group) == 1 else "cpu")
     return {"message": message_of(lambda: PeerTransport(group, device, TIMEOUT_S))}
 
 
 def one_of_many_ended(group: dist.ProcessGroup) -> Result:
-    """The last rank ends while rank 0 waits for all; the others send what it waits for afterwards, and once more."""
+    """The last rank ends while rank 0 waits for all ranks. The others then send to rank 0, and send once more."""
     rank, last = dist.get_rank(group), dist.get_world_size(group) - 1
     transport, others = peer(group, TIMEOUT_S), range(1, last)
     if rank == last:

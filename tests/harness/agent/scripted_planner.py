@@ -17,7 +17,7 @@ PATIENT_S = 30.0
 
 
 class ScriptedPlanner(plan_pb2_grpc.PlanServiceServicer, execution_pb2_grpc.ExecutionServiceServicer):
-    """Answers with `plans`, raises `errors`, remembers reports; can be stopped and started on the same port."""
+    """A planner that answers with `plans`, raises `errors`, keeps reports, and can be restarted on the same port."""
 
     def __init__(self, model: Model, cluster: Cluster) -> None:
         self._model, self._cluster = model, cluster
@@ -25,7 +25,7 @@ class ScriptedPlanner(plan_pb2_grpc.PlanServiceServicer, execution_pb2_grpc.Exec
         self.errors: dict[int, RelibraError] = {}
         self.asked: list[tuple[str, int, int]] = []
         self.held_ms: list[int] = []
-        """How long each question may be held open."""
+        """How long the caller allowed each fetch to wait."""
         self.reports: list[ExecutionReport] = []
         self.hold = threading.Event()
         self.hold.set()

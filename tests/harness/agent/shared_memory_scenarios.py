@@ -1,4 +1,4 @@
-"""What ranks do to share memory; each scenario returns JSON for its tests."""
+"""Scenarios in which ranks share memory. Each returns JSON for its tests."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ from relibra.agent.transport.shared_memory import exchange_descriptors, shared_b
 
 
 def blocks(group: dist.ProcessGroup) -> Result:
-    """Every rank asks for another size, rank 0 for nothing, and writes to all that it got from the others."""
+    """Every rank asks for another size, rank 0 for no memory, and writes to the blocks of all others."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     got = shared_blocks(5000 * rank, group)
     sizes, is_clear = [len(block) for block in got], not any(bool(block.any()) for block in got)
@@ -25,7 +25,7 @@ def blocks(group: dist.ProcessGroup) -> Result:
 
 
 def unreachable(group: dist.ProcessGroup) -> Result:
-    """Rank 1 offers what nobody can open; all ranks say so together, and give back what they opened."""
+    """Rank 1 offers a descriptor that no rank can open. All ranks raise together, and close what they opened."""
     settle()
     before = len(list(Path("/proc/self/fd").iterdir()))
     with socket.socket() as closed, Path("/dev/null").open() as fine:

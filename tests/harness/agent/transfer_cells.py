@@ -9,7 +9,7 @@ from relibra.agent.transport import Copy
 
 @st.composite
 def transfer_cells(draw: st.DrawFn) -> tuple[Copy, ...]:
-    """Of up to four experts a rank; at most one copy of an expert on a rank, never at home."""
+    """Return copies of up to four experts per rank, with at most one copy of an expert on a rank and none at home."""
     num_ranks = draw(st.integers(2, 8))
     homes = st.tuples(st.integers(0, num_ranks - 1), st.integers(0, 3))
     wanted = draw(st.lists(st.tuples(homes, st.integers(0, num_ranks - 1)), unique=True, max_size=24))

@@ -1,4 +1,4 @@
-"""What attaching means: what is left of it after detaching, which forwards are refused, and what goes without DDP."""
+"""Scenarios of attaching: traces after detaching, refused forwards, and models without DDP."""
 
 import re
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ Result = dict[str, Any]
 
 
 def without_ddp(cluster: Cluster) -> Result:
-    """A bare network and no optimizer: gradients of replicas end in `grad`."""
+    """Attach to a bare network without optimizer. Gradients of replicas must arrive in `grad`."""
     config = transformer_config(cluster, moe_enable_routing_replay=False)
     plain, balanced = (Network(config) for _ in range(2))
     balanced.load_state_dict(plain.state_dict())
@@ -42,7 +42,7 @@ def without_ddp(cluster: Cluster) -> Result:
 
 
 def guard(cluster: Cluster) -> Result:
-    """Forwards outside a micro-batch: refused in training with replicas or routing, fine in eval and after the step."""
+    """Run forwards outside a micro-batch. In training with replicas or routing they are refused, otherwise allowed."""
     plain = Trained(cluster)
     balanced, _ = attached(cluster, plan_by_step(cluster, dist.get_rank(), range(1)))
     agent = balanced.agent
@@ -93,7 +93,7 @@ def guard(cluster: Cluster) -> Result:
 
 
 def named_as_converters_do(trained: Trained) -> Iterator[tuple[str, Tensor]]:
-    """Rank and position make a place, as in frameworks; the agent says which expert is there."""
+    """Yield names as frameworks' converters make them: the place from rank and position, its expert from the agent."""
     assert trained.agent is not None
     first = trained.agent.ep_rank * trained.network.moe[0].num_local_experts
     for name, parameter in trained.network.named_parameters():
@@ -105,7 +105,7 @@ def named_as_converters_do(trained: Trained) -> Iterator[tuple[str, Tensor]]:
 
 
 def detachment(cluster: Cluster) -> Result:
-    """Train, reorder there and back, and look for traces."""
+    """Train, reorder there and back, detach, and look for traces of the agent."""
     plain = Trained(cluster, clip_grad=0.0)
     reference = Trained(cluster, clip_grad=0.0)
     plans = {

@@ -22,14 +22,14 @@ from relibra.planning import Cluster
 
 Result = dict[str, Any]
 METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
-"""To be copied: megatron writes the present data-parallel group into what it is given."""
+"""To be copied for each use, because megatron writes the present data-parallel group into it."""
 FOUR_RANKS = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=2)
 TWO_GROUPS = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2, num_ep_groups=2)
 TWO_STAGES = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
 
 
 def arrange(cluster: Cluster, num_chunks: int | None) -> None:
-    """All four ranks in stages as large as the cluster."""
+    """Arrange all four ranks in stages as large as the cluster."""
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(
         pipeline_model_parallel_size=dist.get_world_size() // (cluster.num_ranks * cluster.num_ep_groups),
@@ -42,7 +42,7 @@ def arrange(cluster: Cluster, num_chunks: int | None) -> None:
 
 
 def sharded(job: GptJob, *, is_loading: bool) -> dict[str, Any]:
-    """As megatron's own training loop lays them out: `model`, or `model<i>` of several chunks."""
+    """Return the sharded state as megatron's own training loop names it: `model`, or `model<i>` with several chunks."""
     chunks = {name: model.sharded_state_dict(metadata=dict(METADATA)) for name, model in named(job)}
     of_all = chunks if len(chunks) > 1 else chunks["model"]
     return chunks | {
@@ -70,7 +70,7 @@ def load(job: GptJob, folder: Path) -> None:
 
 
 def moved(cluster: Cluster, *, num_experts: int, steps: int, **options: Any) -> GptJob:
-    """A job after `steps` steps, its experts away from home."""
+    """Return a job after `steps` steps, with experts away from their original places."""
     job, _ = balanced_job(cluster, num_experts=num_experts, **options)
     assert job.agent is not None
     for step in range(steps):
@@ -82,7 +82,7 @@ def moved(cluster: Cluster, *, num_experts: int, steps: int, **options: Any) -> 
 
 
 def same(got: dict[str, dict[str, Tensor]], want: dict[str, dict[str, Tensor]]) -> list[str]:
-    """Names of what differs in any bit."""
+    """Return the names of all tensors that differ in any bit."""
     return [
         name
         for kind in want
@@ -100,8 +100,8 @@ def round_trip(
     num_experts: int = 12,
     **options: Any,
 ) -> Result:
-    """Save in one placement; load without relibra, and in another placement, perhaps with other numbers of ranks."""
-    # dist_checkpointing spawns a helper process, which would import the main module of this run, and megatron with it.
+    """Save in one placement. Load without relibra, and in another placement, perhaps with another number of ranks."""
+    # dist_checkpointing spawns a helper process, which would import the main module of this run and so megatron.
     main = sys.modules["__main__"]
     main.__spec__ = None
     vars(main).pop("__file__", None)
@@ -116,7 +116,7 @@ def round_trip(
     arrange(loaded_with, num_chunks)
     plain = GptJob(loaded_with, num_experts=num_experts, **options)
     if options.get("sharded"):
-        # Without Transformer Engine, megatron's distributed optimizer can only load into one that has stepped.
+        # Without Transformer Engine, megatron can only load into a distributed optimizer that has stepped.
         plain.replay_without_agent()
         plain.step(0, num_micro_batches())
     load(plain, folder)
@@ -132,13 +132,13 @@ def round_trip(
 
 
 def not_remapped(cluster: Cluster) -> Result:
-    """Experts are saved by place: the comparison must notice."""
+    """Save experts by place. The comparison must notice."""
     with mock.patch.object(hooks, "logical_sharded_state_dict", lambda module, *_: module.sharded_state_dict):
         return round_trip(cluster, saved_with=FOUR_RANKS, loaded_with=FOUR_RANKS, num_experts=4)
 
 
 def refused(cluster: Cluster) -> Result:
-    """What would store experts by place."""
+    """Call every method that would store experts by place, and return the refusals."""
     job, _ = balanced_job(cluster, sharded=True)
     assert job.agent is not None
     model = job.models[0].sharded_state_dict(metadata=dict(METADATA))

@@ -1,4 +1,4 @@
-"""A rank dies, hangs or raises at a named point of a step: what the others are left with."""
+"""Scenarios in which a rank dies, hangs or raises at a named point of a step, and what the other ranks observe."""
 
 import functools
 import os
@@ -26,11 +26,11 @@ from relibra.planning import Cluster
 Result = dict[str, Any]
 VICTIM = 1
 TIMEOUT_S = 3.0
-"""A rank that is gone is noticed when its sockets close; one that hangs, after this."""
+"""The other ranks notice a dead rank when its sockets close, and a hanging rank after this time."""
 
 
 class Point(NamedTuple):
-    """Where a rank dies: in which call of which method, before or after it does its work."""
+    """The point at which a rank dies: the call of a method, and whether before or after its work."""
 
     owner: Any
     method: str
@@ -72,23 +72,23 @@ def striking(point: Point, strike: Callable[[], None]) -> Iterator[None]:
 
 
 def die() -> None:
-    """As SIGKILL does: nothing is said to anybody, the system closes the sockets."""
+    """End the process as SIGKILL does: without a message, and the system closes the sockets."""
     os._exit(0)
 
 
 def hang(*, waited_for_by: Sequence[int]) -> None:
-    """Until those ranks have given up."""
+    """Hang until those ranks have given up."""
     dist.distributed_c10d._get_default_store().wait([f"gave up/{rank}" for rank in waited_for_by])
     os._exit(0)
 
 
 def fail() -> None:
-    """What a rank raises for itself, which the others hear of when its process ends."""
+    """Raise an error on this rank. The other ranks notice when its process ends."""
     raise MemoryError("injected")
 
 
 def left(agent: Agent, steps: Callable[[], None]) -> Result:
-    """What a survivor gets: `raised` from the step, `told` by whatever it asks the agent for afterwards."""
+    """Return what a survivor gets: `raised` from the step, and `told` by the agent when asked afterwards."""
     raised, told = "", set()
     try:
         steps()
@@ -109,7 +109,7 @@ def left(agent: Agent, steps: Callable[[], None]) -> Result:
 
 
 def in_a_step(cluster: Cluster, *, point: Point, strike: Callable[[], None] = die) -> Result:
-    """The second of two steps that both move experts and make replicas; what it began with is compared."""
+    """Strike in the second of two steps, which both move experts and make replicas; compare with its start."""
     plans = plan_by_step(cluster, dist.get_rank(), range(2))
     balanced, _ = attached(cluster, plans, collective_timeout_s=TIMEOUT_S)
     agent = balanced.agent
@@ -135,7 +135,7 @@ def in_a_step(cluster: Cluster, *, point: Point, strike: Callable[[], None] = di
 
 
 def in_a_pipeline(cluster: Cluster, *, point: Point) -> Result:
-    """As many stages as are needed to be somewhere between two of them."""
+    """Strike in a pipeline, in or between its stages."""
     job, _ = balanced_job(cluster, collective_timeout_s=TIMEOUT_S)
     agent = job.agent
     assert agent is not None
@@ -156,7 +156,7 @@ SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
 SCENARIOS["hanging"] = functools.partial(
     in_a_step, point=POINTS["agreeing"], strike=functools.partial(hang, waited_for_by=[0, 2, 3])
 )
-# Ranks of the other node wait in a collective of megatron's, until this one's process is ended.
+# Ranks of the other node wait in one of megatron's collectives until the process of the victim ends.
 SCENARIOS["hanging_in_a_fetch"] = functools.partial(
     in_a_step, point=POINTS["fetching_again"], strike=functools.partial(hang, waited_for_by=[0])
 )

@@ -1,4 +1,4 @@
-"""A reorder that fails at a chosen wave and point on one rank: all or nothing on all of them."""
+"""Scenarios in which a reorder fails at a chosen wave and point on one rank."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,14 +21,14 @@ Result = dict[str, Any]
 
 
 class Faults:
-    """Strikes on one rank at the given counts of a call; counts what it did."""
+    """Faults that strike on one rank at given calls, and their count."""
 
     def __init__(self, rank: int, *strikes: int) -> None:
         self._strikes = strikes if dist.get_rank() == rank else ()
         self._calls = self.happened = 0
 
     def due(self) -> bool:
-        """Count one call; whether it is the one to fail."""
+        """Count one call, and return whether it must fail."""
         self._calls += 1
         hit = self._calls in self._strikes
         self.happened += hit
@@ -37,7 +37,7 @@ class Faults:
 
 @contextmanager
 def failing(name: str, faults: Faults) -> Iterator[None]:
-    """Raise instead of carrying out a step of a transfer."""
+    """Raise instead of running one method of a transfer."""
     plain = getattr(reorder.Transfer, name)
 
     def strike(self: reorder.Transfer) -> None:
@@ -51,7 +51,7 @@ def failing(name: str, faults: Faults) -> Iterator[None]:
 
 @contextmanager
 def half_written(faults: Faults) -> Iterator[None]:
-    """Raise after the first expert was written, before the others are."""
+    """Raise after the first expert was written and before the others are."""
     plain = reorder.Transfer.commit
 
     def strike(self: reorder.Transfer) -> None:
@@ -73,7 +73,7 @@ def half_written(faults: Faults) -> Iterator[None]:
 
 @contextmanager
 def damaged(faults: Faults) -> Iterator[None]:
-    """Flip one bit of what arrived."""
+    """Flip one bit of an arrived message."""
     plain = reorder.Transfer._verify
 
     def strike(self: reorder.Transfer) -> None:
@@ -96,7 +96,7 @@ POINTS: dict[str, Callable[[Faults], Any]] = {
 
 @contextmanager
 def staging(largest: list[int]) -> Iterator[None]:
-    """Note the largest memory of any wave."""
+    """Record the largest buffer memory of any wave."""
     plain = reorder.Transfer.stage
 
     def stage(self: reorder.Transfer) -> None:
@@ -108,7 +108,7 @@ def staging(largest: list[int]) -> Iterator[None]:
 
 
 def undone(cluster: Cluster, *, buffer_bytes: int = 1 << 30, **options: Any) -> Result:
-    """Every point fails once, then a plan goes through; training is compared throughout."""
+    """Fail once at every point, then apply a plan. Compare training throughout."""
     ep_rank = dist.get_rank() % cluster.num_ranks
     cases = [(point, 1 if point == "arriving damaged" else MODEL.num_layers) for point in POINTS]
     steps = range(len(cases) + 2)
@@ -154,7 +154,7 @@ def undone(cluster: Cluster, *, buffer_bytes: int = 1 << 30, **options: Any) -> 
 
 
 def snapshot(trained: Trained) -> list[Tensor]:
-    """All weights and optimizer state of this rank, by place."""
+    """Return all weights and optimizer state of this rank, by place."""
     parts = getattr(trained.optimizer, "chained_optimizers", [trained.optimizer])
     states = [tensor for part in parts for state in part.optimizer.state.values() for tensor in state.values()]
     tensors = [*trained.network.parameters(), *(each for each in states if torch.is_tensor(each))]
@@ -162,7 +162,7 @@ def snapshot(trained: Trained) -> list[Tensor]:
 
 
 def cannot_be_undone(cluster: Cluster) -> Result:
-    """Where putting experts back fails as well, every rank stops with one message."""
+    """Let putting experts back fail as well. Every rank must stop with one message."""
     balanced, _ = attached(cluster, plan_by_step(cluster, dist.get_rank(), range(1)))
     assert balanced.agent is not None
     faults, again = Faults(2, 1), Faults(0, 1)

@@ -1,4 +1,4 @@
-"""What the GPT is trained on: random tokens under forced routing, which every rank can tell from step and micro-batch.
+"""The data of the GPT: random tokens and forced routing, which depend only on step, micro-batch and rank.
 
 L MoE layers, T tokens of a rank, K top-k.
 """
@@ -15,7 +15,7 @@ from harness.distributed.gpt_model import BATCH, SEQUENCE, VOCABULARY
 from relibra.planning import Model
 
 Cell = tuple[int, int, slice]
-"""Step, micro-batch, samples of it."""
+"""(step, micro-batch, its samples)."""
 _cell: ContextVar[Cell | None] = ContextVar("cell of a forward", default=None)
 
 
@@ -39,9 +39,9 @@ def forward_step(batches: Iterator[Cell], model: nn.Module) -> tuple[Tensor, Any
 
 
 def routing(model: Model, step: int, micro_batch: int) -> Tensor:
-    """Skewed routing of this rank's tokens, another hot set in every micro-batch and layer, int64 `[L, T, K]`.
+    """Return skewed routing of this rank's tokens, with another hot set in every micro-batch and layer.
 
-    Tensor-parallel ranks share a batch, and each routes its part of the sequence.
+    The result is int64 `[L, T, K]`. Tensor-parallel ranks share a batch, and each routes its part of the sequence.
     """
     part = parallel_state.get_tensor_model_parallel_rank()
     num_parts = parallel_state.get_tensor_model_parallel_world_size()
@@ -57,7 +57,7 @@ def routing(model: Model, step: int, micro_batch: int) -> Tensor:
 
 
 class ReplayByContent:
-    """The plain job's replay, built unlike the agent's: a recomputation is known by its bitwise equal scores."""
+    """The replay of the plain job. Unlike the agent's, it recognises a recomputation by its bitwise equal scores."""
 
     def __init__(self, model: Model, layer: int) -> None:
         self._model, self._layer, self._seen = model, layer, dict[bytes, Tensor]()

@@ -1,4 +1,4 @@
-"""A GPT in training: megatron's DDP and optimizers, and the schedule that megatron chooses."""
+"""The training of a GPT with megatron's DDP and optimizers, and the schedule that megatron chooses."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -28,7 +28,7 @@ from relibra.planning import Cluster
 
 
 class GptJob:
-    """One rank's chunks and optimizer; `agent` is set where there is one."""
+    """The model chunks and the optimizer of one rank, and its agent, if it has one."""
 
     agent: Agent | None = None
 
@@ -63,7 +63,7 @@ class GptJob:
             OptimizerConfig(
                 optimizer="adam",
                 lr=1e-2,
-                # Where a gradient is next to nothing, Adam makes a full step of the sign of its rounding error.
+                # With a gradient close to 0, Adam would make a full step in the direction of its rounding error.
                 adam_eps=1e-4,
                 clip_grad=clip_grad,
                 bf16=self.config.bf16,
@@ -87,12 +87,12 @@ class GptJob:
         return [module for model in self.models for module in model.modules() if isinstance(module, MoELayer)]
 
     def replay_without_agent(self) -> None:
-        """Force the same routing on a plain job."""
+        """Force the same routing on a job without agent."""
         for layer in self.moe_layers:
             layer.router.router_replay = ReplayByContent(self.model, sum(IS_MOE[: layer.layer_number]) - 1)
 
     def step(self, step: int, num_micro_batches: int, *, split: bool = False) -> dict[str, Any]:
-        """One optimizer step through the schedule that megatron chooses; `split` adds up every sample by itself."""
+        """Run one optimizer step with megatron's schedule. With `split`, every sample is a micro-batch of its own."""
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -102,7 +102,7 @@ class GptJob:
         return {"loss": losses, "grad": gradients, "grad_norm": [grad_norm or 0.0]}
 
     def run(self, step: int, num_micro_batches: int, *, forward_only: bool = False, split: bool = False) -> list[float]:
-        """Forward, and backward unless `forward_only`; losses on the last stage."""
+        """Run the forward, and the backward unless `forward_only`; return the losses on the last stage."""
         if self.agent is not None:
             for index in range(num_micro_batches):
                 self.agent.set_routing(index, routing(self.model, step, index))
@@ -123,7 +123,7 @@ class GptJob:
         return [result["loss"] for result in results]
 
     def is_shared_within_a_parameter(self) -> bool:
-        """Whether this rank has the state of a part of some expert's parameter."""
+        """Return whether this rank owns the state of only a part of some expert's parameter."""
         own = [
             (state.owned(part, parameter), parameter.numel())
             for name, parameter in self.named_logical()

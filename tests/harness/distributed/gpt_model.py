@@ -1,4 +1,4 @@
-"""A small GPT of dense and MoE layers with shared experts, whose weights depend on nothing but their names."""
+"""A small GPT of dense and MoE layers with shared experts, whose weights depend only on their names."""
 
 import re
 import zlib
@@ -29,7 +29,7 @@ RECOMPUTE: dict[str, dict[str, Any]] = {
 
 
 def model_of(cluster: Cluster, num_experts: int | None = None) -> Model:
-    """Nine experts a rank of a whole model: two expert-data-parallel ranks share the state of the fifth."""
+    """Return a model with nine experts per rank; two expert-data-parallel ranks share the state of the fifth one."""
     return Model(num_layers=sum(IS_MOE), num_experts=num_experts or 3 * cluster.num_ranks, top_k=2)
 
 
@@ -81,7 +81,7 @@ def gpt_config(cluster: Cluster, model: Model, **options: Any) -> TransformerCon
 
 
 class SequenceParallelNorm(nn.RMSNorm):
-    """What megatron's own norms are with Transformer Engine or Apex only: one of a part of the sequence."""
+    """A norm over a part of the sequence. Megatron's own norms support this only with Transformer Engine or Apex."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
         super().__init__(hidden_size, eps)
@@ -89,7 +89,7 @@ class SequenceParallelNorm(nn.RMSNorm):
 
 
 def build(config: TransformerConfig, chunk: int, *, grouped: bool) -> GPTModel:
-    """One chunk of this rank's pipeline stage."""
+    """Build one model chunk of this rank's pipeline stage."""
     num_chunks = config.virtual_pipeline_model_parallel_size
     vp_stage = chunk if num_chunks else None
     stage, num_stages = parallel_state.get_pipeline_model_parallel_rank(), config.pipeline_model_parallel_size
@@ -122,7 +122,7 @@ def build(config: TransformerConfig, chunk: int, *, grouped: bool) -> GPTModel:
 
 
 def logical_by_place(model: nn.Module, config: TransformerConfig) -> Iterator[tuple[str, Tensor]]:
-    """Plain expert parallelism's own arithmetic."""
+    """Yield the parameters under the logical names of plain expert parallelism."""
     experts_per_rank = config.num_moe_experts // config.expert_model_parallel_size
     first = parallel_state.get_expert_model_parallel_rank() * experts_per_rank
     for name, parameter in model.named_parameters():
@@ -130,7 +130,7 @@ def logical_by_place(model: nn.Module, config: TransformerConfig) -> Iterator[tu
 
 
 def by_tensor_rank(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """What is cut between tensor-parallel ranks is another tensor on each of them; experts are whole."""
+    """Add the tensor-parallel rank to the names of tensors that are split over these ranks. Experts are whole."""
     rank, size = (
         parallel_state.get_tensor_model_parallel_rank(),
         parallel_state.get_tensor_model_parallel_world_size(),

@@ -1,9 +1,9 @@
 """Grouped experts without Transformer Engine: megatron's own `TEGroupedMLP` over products that look like TE's.
 
-Transformer Engine cannot be installed without CUDA. What `GroupedLinear` here has in common with the original is what
-the agent relies on: parameters `weight{i}` and `bias{i}`, read in every forward together with `num_gemms`; gradients of
-weights added to `main_grad` where `gradient_accumulation_fusion` is on, through weak references to the weights; and
-experts numbered by expert-parallel rank in checkpoints.
+Transformer Engine cannot be installed without CUDA. `GroupedLinear` here shares with the original what the agent relies
+on. It reads the parameters `weight{i}` and `bias{i}` together with `num_gemms` in every forward. With
+`gradient_accumulation_fusion`, it adds gradients to `main_grad` through weak references to the weights. In checkpoints,
+it numbers experts by expert-parallel rank.
 """
 
 import functools
@@ -23,7 +23,7 @@ from torch import Tensor
 
 
 class GroupedLinear(torch.nn.Module):
-    """One product per expert."""
+    """A grouped product with one matrix product per expert."""
 
     def __init__(
         self,
@@ -117,16 +117,16 @@ class _GroupedProduct(torch.autograd.Function):
             ctx.main_grads[i].add_(each.float().t() @ part.float())
             if hasattr(original, "grad_added_to_main_grad"):
                 original.grad_added_to_main_grad = True
-                to_weights.append(torch.full_like(original, torch.nan))  # a dummy: whoever adds it shows it
+                to_weights.append(torch.full_like(original, torch.nan))  # a dummy; using it as a gradient would show
             else:
                 to_weights.append(None)
         return to_tokens, None, None, *to_weights
 
 
 def use_grouped_experts(layer_spec: ModuleSpec) -> None:
-    """Put grouped experts into the spec of a transformer layer, where that has experts."""
+    """Put grouped experts into the spec of a transformer layer, if the layer has experts."""
     mlp = layer_spec.submodules.mlp
-    if isinstance(mlp, functools.partial):  # from megatron-core 0.18 on, a spec is what builds
+    if isinstance(mlp, functools.partial):  # from megatron-core 0.18 on, the spec itself builds
         products = experts.GroupedMLPSubmodules(linear_fc1=GroupedLinear, linear_fc2=GroupedLinear)
         if mlp.func is MoELayer:
             mlp.keywords["submodules"].experts = functools.partial(TEGroupedMLP, submodules=products)

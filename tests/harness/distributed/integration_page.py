@@ -1,4 +1,4 @@
-"""The examples of docs/integration/megatron.md and docs/quick-start.md, in the setting that they take for granted."""
+"""The examples of docs/integration/megatron.md and docs/quick-start.md, in the setting that they assume."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which scenarios run on which arrangement of ranks."""
+"""The layouts: arrangements of ranks, each with the scenarios that run on it."""
 
 import functools
 from collections.abc import Callable
@@ -37,7 +37,7 @@ from relibra.planning import Cluster
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How ranks are arranged, and what they do one after the other."""
+    """An arrangement of ranks, and the scenarios that they run one after the other."""
 
     cluster: Cluster
     scenarios: dict[str, Callable[[Cluster], Result]]
@@ -46,9 +46,9 @@ class Layout:
     context_parallel_size: int = 1
     num_stages: int = 1
     num_chunks: int | None = None
-    """Virtual pipeline stages of a stage."""
+    """The number of virtual stages per pipeline stage."""
     is_fatal: bool = False
-    """Not all ranks see the end of the last scenario."""
+    """Whether some ranks end in the last scenario."""
 
 
 EP4 = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=2)
@@ -58,7 +58,7 @@ EP1 = Cluster(num_nodes=1, gpus_per_node=1, redundant_slots=2)
 SHARDED: dict[str, Any] = {"use_distributed_optimizer": True}
 OVERLAPPED: dict[str, Any] = SHARDED | {"overlap_grad_reduce": True, "overlap_param_gather": True}
 BUFFER_BYTES = 1 << 18
-"""For three of the eight experts that a rank of two groups has in a layer, with half of the state of each."""
+"""Room for three of the eight experts that a rank of two groups has in a layer, with half of the state of each."""
 BF16: dict[str, Any] = {"bf16": True, "params_dtype": torch.bfloat16}
 ROUND_TRIPS: dict[str, dict[str, Any]] = {
     "pipeline": {"saved_with": checkpoints.TWO_STAGES, "loaded_with": checkpoints.TWO_STAGES, "num_experts": 6},
@@ -134,7 +134,7 @@ LAYOUTS = {
     "checkpoints": Layout(
         cluster=EP4, scenarios={"refused": checkpoints.refused, "not_remapped": checkpoints.not_remapped}
     ),
-    # One by one: groups of arrangements that are over keep threads, which take more time than to start anew.
+    # One layout each: process groups of past arrangements keep threads, which cost more time than a new start.
     **{
         f"checkpoint_{name}": Layout(
             cluster=EP4, scenarios={name: functools.partial(checkpoints.round_trip, **options)}

@@ -1,4 +1,4 @@
-"""Every way people train, plain and balanced side by side."""
+"""Scenarios that train a GPT in every common way, plain and balanced side by side."""
 
 import functools
 import itertools
@@ -20,7 +20,7 @@ Result = dict[str, Any]
 
 
 def num_micro_batches() -> int:
-    """Two to accumulate, and as many again to be in flight in a pipeline."""
+    """Return two micro-batches to accumulate per pipeline stage, so that several are in flight in a pipeline."""
     return 2 * parallel_state.get_pipeline_model_parallel_world_size()
 
 
@@ -54,7 +54,7 @@ def balanced_job(
 
 @functools.cache
 def reference(*, sharded: bool, bf16: bool, split: bool, **options: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Plain training without recomputation, which changes nothing: every step, and the state after the last."""
+    """Train plainly, without recomputation, as it changes no result. Return every step, and the last state."""
     plain = GptJob(*_cluster, sharded=sharded, bf16=bf16, **options)
     plain.replay_without_agent()
     return [plain.step(step, num_micro_batches(), split=split) for step in range(STEPS)], plain.state()
@@ -66,7 +66,7 @@ _cluster: list[Cluster] = []
 def compare(
     cluster: Cluster, *, sharded: bool, bf16: bool, experts: dict[str, Any] | None = None, **options: Any
 ) -> Result:
-    """Balanced training, another random plan in every step, beside plain training with the same kind of experts."""
+    """Compare balanced training, with another random plan in every step, to plain training with equal experts."""
     _cluster[:] = [cluster]
     steps, final = reference(sharded=sharded, bf16=bf16, split=False, **(experts or {}))
     balanced, plans = balanced_job(cluster, sharded=sharded, bf16=bf16, **(experts or {}), **options)
@@ -98,7 +98,7 @@ def compare(
 
 
 def rounding(cluster: Cluster, *, sharded: bool = False, experts: dict[str, Any] | None = None) -> Result:
-    """How much plain bf16 training differs from itself when it adds up every sample by itself."""
+    """Return the difference between plain bf16 training and the same with every sample as its own micro-batch."""
     _cluster[:] = [cluster]
     differences = Differences()
     (want, want_state), (got, got_state) = (
@@ -126,7 +126,7 @@ GROUPED: dict[str, Any] = {"grouped": True}
 FUSED: dict[str, Any] = {"gradient_accumulation_fusion": True}
 BIAS: dict[str, Any] = {"add_bias_linear": True, "moe_shared_expert_intermediate_size": None}
 EXPERTS = {"grouped": GROUPED, "fused": FUSED | BIAS, "grouped_fused": GROUPED | FUSED | BIAS}
-"""Other kinds of experts than sequential ones whose gradients come from autograd."""
+"""Kinds of experts other than sequential ones with gradients from autograd."""
 EXPERTS_SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
     f"{experts}-{recompute}-{optimizer}": functools.partial(
         compare, sharded=optimizer == "sharded", bf16=False, experts=EXPERTS[experts], **RECOMPUTE[recompute]

@@ -1,4 +1,4 @@
-"""A part of the agent is taken out: the comparison with plain training must notice."""
+"""Scenarios that remove a part of the agent. The comparison with plain training must notice."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -23,13 +23,13 @@ WAY: dict[str, Any] = {"sharded": False, "bf16": False}
 
 
 def no_replay(cluster: Cluster) -> Result:
-    """Routers decide themselves instead of following the routing given for the micro-batch."""
+    """Let routers decide instead of following the routing of the micro-batch."""
     with mock.patch.object(Agent, "set_routing"):
         return compare(cluster, **WAY)
 
 
 def forgetful_checkpoints(cluster: Cluster) -> Result:
-    """Recomputations do not know their micro-batch: refused, before anything is exchanged, with a plan and without."""
+    """Let recomputations forget their micro-batch. The agent must refuse before any exchange, even without a plan."""
     job, _ = balanced_job(cluster, **RECOMPUTE["full"])
     assert job.agent is not None
     messages = []
@@ -46,7 +46,7 @@ def forgetful_checkpoints(cluster: Cluster) -> Result:
 
 
 def confused_checkpoints(cluster: Cluster) -> Result:
-    """Recomputations take the plan and routing of another micro-batch."""
+    """Let recomputations use the plan and routing of another micro-batch."""
 
     def other(function: Callable[..., Any], *args: Any) -> Any:
         own = current_of_any()
@@ -66,13 +66,13 @@ def confused_checkpoints(cluster: Cluster) -> Result:
 
 
 def stale_slots(cluster: Cluster) -> Result:
-    """A backward finds in its slots what the last forward left there."""
+    """Let a backward use the weights that the last forward left in its slots."""
     with mock.patch.object(Visit, "fetch_again"):
         return compare(cluster, **WAY)
 
 
 def fused_through_autograd(cluster: Cluster) -> Result:
-    """Gradients of replicas return to parameters whose own gradients kernels add to `main_grad`."""
+    """Return gradients of replicas through autograd to parameters whose own gradients kernels add to `main_grad`."""
     plain = GradientReturn.add_up
 
     def add_up(self: GradientReturn, parameters: Sequence[nn.Parameter]) -> list[Tensor | None]:

@@ -1,4 +1,4 @@
-"""Small MoE networks with forced routing, and the same network's tensors under logical names."""
+"""Small MoE networks with forced routing, and their tensors under logical names."""
 
 import functools
 import re
@@ -53,7 +53,7 @@ def transformer_config(cluster: Cluster, **options: Any) -> TransformerConfig:
 
 
 class Network(torch.nn.Module):
-    """Residual MoE layers."""
+    """A network of residual MoE layers."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Network(torch.nn.Module):
             torch.nn.LayerNorm(HIDDEN, dtype=config.params_dtype) for _ in range(config.num_layers)
         )
         self.moe = torch.nn.ModuleList(
-            # From 0.18 on, a spec is what builds.
+            # From 0.18 on, the spec itself builds.
             (spec if callable(spec) else functools.partial(build_module, spec))(config=config, pg_collection=groups)
             for _ in range(config.num_layers)
         )
@@ -80,7 +80,7 @@ class Network(torch.nn.Module):
 class Trained:
     """A network in megatron's DDP with an optimizer, and the replay instances of its routers.
 
-    Clipping sums squares over parameters in the order of their slots: `clip_grad=0` where equality must be bitwise.
+    Clipping sums squares over parameters in the order of their slots, so bitwise comparisons need `clip_grad=0`.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Trained:
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        """Weights that depend on the logical name only, hence equal for every network and layout."""
+        """Set weights that depend only on the logical name, so that every network and layout has the same weights."""
         for name, parameter in self.named_logical():
             if "norm" not in name:
                 seed = int.from_bytes(name.encode(), "little") % (2**31 - 1)
@@ -125,7 +125,7 @@ class Trained:
                 parameter.copy_(values * scale)
 
     def named_logical(self) -> Iterator[tuple[str, Tensor]]:
-        """The agent's logical names, or plain expert parallelism's own arithmetic."""
+        """Yield the agent's logical names, or without an agent those of plain expert parallelism."""
         if self.agent is not None:
             yield from self.agent.logical_named_parameters()
             return
@@ -150,7 +150,7 @@ class Trained:
     def step(
         self, step: int, num_micro_batches: int, *, in_flight: bool = True, with_gradients: bool = True
     ) -> dict[str, list[Any]]:
-        """One optimizer step over skewed random data: all forwards first (`in_flight`), or one by one."""
+        """Run one optimizer step over skewed random data, with all forwards first (`in_flight`) or one by one."""
         self.ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
         for replay in self.replays:
@@ -195,7 +195,7 @@ class Trained:
 
 
 def routing(step: int, micro_batch: int, rank: int) -> Tensor:
-    """Skewed routing, another hot set in every micro-batch and layer, int64 `[L, T, K]`."""
+    """Return skewed routing with another hot set in every micro-batch and layer, int64 `[L, T, K]`."""
     layers = []
     for layer in range(MODEL.num_layers):
         hot = torch.Generator().manual_seed(7 * step + 31 * micro_batch + layer)

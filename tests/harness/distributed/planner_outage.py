@@ -1,6 +1,6 @@
-"""A planner dies under ranks that train, and comes back: real Redis, planner, reporter and sessions.
+"""A planner dies while ranks train, and comes back, with real Redis, planner, reporter and sessions.
 
-Rank 0 is the driver of the job, too, and has the services as its children.
+Rank 0 also drives the job, and the services are its child processes.
 """
 
 import itertools
@@ -28,11 +28,11 @@ from relibra.wire.client import PlannerClient
 Result = dict[str, Any]
 JOB = "job"
 PLAN_TIMEOUT_S = 3.0
-"""As long as a planner that is back may take for its next plan (L2)."""
+"""The time that a restarted planner may take for its next plan (L2)."""
 
 
 class Driver:
-    """The job as rank 0 drives it: one client and one reporter, whatever becomes of the planner."""
+    """The driver of the job on rank 0. It keeps one client and one reporter through the outage."""
 
     def __init__(self, folder: Path, redis_url: str, cluster: Cluster) -> None:
         self._redis_url, self.num_kills = redis_url, 0
@@ -46,7 +46,7 @@ class Driver:
         )
 
     def report(self, step: int) -> None:
-        """One sequence a micro-batch and rank, durable on return."""
+        """Report one sequence per micro-batch and rank; they are durable on return."""
         for sequence_id, micro_batch, rank in self._sequences():
             routed_TLK = routing(step, micro_batch, rank).transpose(0, 1).numpy().astype(np.uint8)
             assert self._reporter.report(step, sequence_id, routed_TLK)
@@ -61,7 +61,7 @@ class Driver:
             return f"{type(error).__name__}: {error}"
 
     def kill_planner_in(self, module: nn.Module, forward: int) -> None:
-        """SIGKILL it as a forward of `module` begins, counted from 0."""
+        """Send SIGKILL to the planner when forward number `forward` of `module` begins, counted from 0."""
         begun = itertools.count()
 
         def strike(*_: Any) -> None:
@@ -72,7 +72,7 @@ class Driver:
         module.register_forward_pre_hook(strike)
 
     def reports(self, num_steps: int) -> list[list[Any]]:
-        """What the ranks reported, by step."""
+        """Return the reports of the ranks, by step."""
         with Loop() as run:
             store = Store.open(self._redis_url)
             reports = [run(store.get_reports(JOB, step)) for step in range(num_steps)]
@@ -105,11 +105,11 @@ class Driver:
 
 @contextmanager
 def driving(cluster: Cluster) -> Iterator[Driver | None]:
-    """The driver on rank 0."""
+    """Yield the driver on rank 0, and None on the other ranks."""
     if dist.get_rank() != 0:
         yield None
         return
-    # Where another rank fails, this one is to end by itself, and the services with it.
+    # If another rank fails, this rank must end by itself, to stop the services as well.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder)) as redis:
         driver = Driver(Path(folder), redis.url, cluster)
@@ -120,7 +120,7 @@ def driving(cluster: Cluster) -> Iterator[Driver | None]:
 
 
 def planner_outage(cluster: Cluster) -> Result:
-    """Three steps: the planner is killed within the first, is away in the second, and is back before the third."""
+    """Run three steps. The planner is killed in the first, away in the second, and back before the third."""
     with driving(cluster) as driver:
         address = [driver.planner.address if driver is not None else ""]
         dist.broadcast_object_list(address)

@@ -1,4 +1,4 @@
-"""Random valid plans, and a plan source that hands out what a scenario wrote down."""
+"""Random valid plans, and a plan source with scripted answers."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ def random_plans(
     replicate: bool = True,
     max_share: int = 6,
 ) -> list[RankPlan]:
-    """A random placement, random replicas within nodes, random shares (too small and too large ones), by rank."""
+    """Return random rank plans by rank: placement, replicas within nodes, and shares, both too small and too large."""
     rng = np.random.default_rng(seed)
     home_LE = cluster.identity_placement(model)
     if move:
@@ -52,7 +52,7 @@ def random_plans(
 
 
 class ScriptedPlans:
-    """A plan source with one answer a step."""
+    """A plan source with one scripted answer per step."""
 
     def __init__(self, answers: dict[int, RankPlan | None]) -> None:
         self._answers = answers

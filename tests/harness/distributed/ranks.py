@@ -74,7 +74,7 @@ def run_rank(rank: int, layout: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    gc.freeze()  # megatron collects garbage in every checkpoint, and would look at all that was imported
+    gc.freeze()  # megatron collects garbage in every checkpoint; without this it would scan all imported objects
     for line in sys.stdin:
         layout, folder = line.split()
         num_ranks = layouts.LAYOUTS[layout].num_ranks

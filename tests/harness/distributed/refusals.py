@@ -1,4 +1,4 @@
-"""Attach to what cannot be executed: the message of every refusal, and a model that is as good as before."""
+"""Scenarios that attach to models the agent cannot execute. They return every message, and what is left behind."""
 
 import copy
 import dataclasses
@@ -35,7 +35,7 @@ BUILT: dict[str, dict[str, Any]] = {
         "moe_router_pre_softmax": True,
     },
 }
-"""What megatron builds here."""
+"""Options with which megatron can build a model here."""
 
 SET: dict[str, dict[str, Any]] = {
     "moe_router_fusion": {"moe_router_fusion": True},
@@ -61,11 +61,11 @@ SET: dict[str, dict[str, Any]] = {
     "graph of full_iteration": {"cuda_graph_impl": "local", "cuda_graph_scope": ["full_iteration"]},
     "graph by the newer name": {"cuda_graph_impl": "local", "cuda_graph_scope": None, "cuda_graph_modules": ["moe"]},
 }
-"""What megatron refuses itself, or does not know, on a machine without CUDA: set on the layers it built."""
+"""Options that megatron itself refuses without CUDA, or does not know. The test sets them on built layers."""
 
 
 def unbuilt(kind: type) -> Any:
-    """An object whose constructor wants CUDA or a package that is not here."""
+    """Return an object without calling its constructor, which needs CUDA or a missing package."""
     made = object.__new__(kind)
     if isinstance(made, torch.nn.Module):
         torch.nn.Module.__init__(made)
@@ -119,11 +119,11 @@ CHANGED: dict[str, Change] = {
     "older megatron": lambda _: mock.patch.object(megatron, "version", "0.15.3"),
     "newer megatron": lambda _: mock.patch.object(megatron, "version", "0.20.0"),
 }
-"""What is put into a built model with a distributed optimizer."""
+"""Changes to a built model with a distributed optimizer."""
 
 
 def refusals(cluster: Cluster) -> Result:
-    """The messages by case; on rank 2 alone where the case says so."""
+    """Return the messages by case. Some cases change rank 2 only."""
     config = AgentConfig(planner_address="none:0", job_id="test", model=MODEL, cluster=cluster)
     rank = dist.get_rank()
 
@@ -178,7 +178,7 @@ def refusals(cluster: Cluster) -> Result:
 
 
 def replay(trained: Trained, config: AgentConfig, **options: Any) -> str:
-    """Attached without routing replay, which is then given to routers that would ignore it."""
+    """Attach without routing replay, set routing that the routers would ignore, and return the message."""
     with configured(trained, {"moe_enable_routing_replay": False, **options}):
         agent = attach(trained.ddp, trained.optimizer, config, plans=ScriptedPlans({}))
         agent.begin_step(0, Phase.UPDATE)
@@ -193,7 +193,7 @@ def replay(trained: Trained, config: AgentConfig, **options: Any) -> str:
 
 @contextmanager
 def arranged(**sizes: int) -> Iterator[None]:
-    """Other process groups for a while."""
+    """Use other process groups in the body."""
     plain = parallel_state.get_expert_model_parallel_world_size()
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(**sizes, distributed_timeout_minutes=1)

@@ -1,4 +1,4 @@
-"""What replicas cost in memory, that nothing of them stays behind, and that they travel beside computation."""
+"""Scenarios that measure the memory of replicas, what stays behind, and whether they travel beside computation."""
 
 import functools
 import gc
@@ -25,7 +25,7 @@ NUM_LOOKS = 5
 
 
 def live_bytes() -> int:
-    """Memory of all tensors Python knows of, each storage once."""
+    """Return the memory of all tensors that Python knows, each storage once."""
     gc.collect()
     storages = {
         each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
@@ -36,7 +36,7 @@ def live_bytes() -> int:
 
 
 def settled_bytes() -> int:
-    """The same, once several looks in a row agree: other threads hold a tensor for a moment."""
+    """Return `live_bytes` once several calls in a row agree, because other threads may briefly hold a tensor."""
     looks = [live_bytes()]
     while len(looks) < NUM_LOOKS or len(set(looks[-NUM_LOOKS:])) > 1:
         looks.append(live_bytes())
@@ -44,7 +44,7 @@ def settled_bytes() -> int:
 
 
 def memory(cluster: Cluster) -> Result:
-    """A slot is what the formula says, and what attaching allocates."""
+    """Return the memory of slots by formula, as the agent reports it, and as attaching allocates it."""
     job, _ = balanced_job(cluster)
     agent = job.agent
     assert agent is not None
@@ -60,7 +60,7 @@ def memory(cluster: Cluster) -> Result:
 
 
 def returning(cluster: Cluster, *, experts: dict[str, Any]) -> Result:
-    """What gradients take beside the slots, over all cells of a step: rooms at their homes, and what autograd made."""
+    """Measure the memory of gradients beside the slots in a step: at their homes, and where autograd makes them."""
     job, _ = balanced_job(cluster, **experts)
     agent = job.agent
     assert agent is not None
@@ -86,9 +86,9 @@ def returning(cluster: Cluster, *, experts: dict[str, Any]) -> Result:
 
 
 def abandoned(cluster: Cluster) -> Result:
-    """Forwards without a backward, and one that fails: a step after them ends as a step before them did.
+    """Run forwards without a backward, and one that fails. A step after them must end as a step before them.
 
-    Megatron's dispatchers hold the graph of their last forward, hence the same step is what is compared.
+    Megatron's dispatchers hold the graph of their last forward, so the same step is compared.
     """
     job, _ = balanced_job(cluster)
     agent = job.agent
@@ -123,7 +123,7 @@ def abandoned(cluster: Cluster) -> Result:
 
 
 def in_time(cluster: Cluster) -> Result:
-    """How many uses found that their fetch had begun before, and how many did not, by way of recomputation."""
+    """Count the uses whose fetch had begun in advance, and the others, for each kind of recomputation."""
     plain, counts = Fetcher.take, dict[str, Counter[str]]()
 
     for way, options in RECOMPUTE.items():
@@ -143,7 +143,7 @@ def in_time(cluster: Cluster) -> Result:
 
 
 def beside_attention(cluster: Cluster) -> Result:
-    """What happens in a backward: when gradients set out, and when they are added up."""
+    """Return the order of events in a backward: sending gradients, attention, and adding gradients up."""
     job, _ = balanced_job(cluster)
     assert job.agent is not None
     events: list[str] = []

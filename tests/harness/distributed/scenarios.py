@@ -1,4 +1,4 @@
-"""What the ranks of a layout do; each scenario returns what its tests assert on, as JSON."""
+"""Scenarios that the ranks of a layout run. Each returns JSON for its tests."""
 
 import copy
 import dataclasses
@@ -56,7 +56,7 @@ def relative(got: Tensor, want: Tensor) -> float:
 
 
 class Differences:
-    """The largest relative difference of each kind so far."""
+    """The largest relative difference of each kind that was noted."""
 
     def __init__(self) -> None:
         self.of: dict[str, float] = {}
@@ -73,7 +73,7 @@ class Differences:
         self.of[kind] = max(self.of.get(kind, 0.0), worst)
 
     def note_step(self, plain: Trained, balanced: Trained, step: int, **options: Any) -> None:
-        """Train both for one step and compare everything there is."""
+        """Train both for one step, and compare losses, outputs, gradients, moments and weights."""
         want, got = plain.step(step, M, **options), balanced.step(step, M, **options)
         for kind in ("loss", "output", "dx", "grad"):
             self.note(kind, got[kind], want[kind])
@@ -93,7 +93,7 @@ def neutrality(
     transport: Transport = "process_group",
     **options: Any,
 ) -> Result:
-    """Plain and balanced training side by side, another random plan in every step."""
+    """Run plain and balanced training side by side, with another random plan in every step."""
     ep_rank = dist.get_rank() % cluster.num_ranks
     plain = Trained(cluster, **options)
     answers = plan_by_step(cluster, ep_rank, range(STEPS), **(plan or {}))
@@ -136,7 +136,7 @@ def no_moments_moved() -> Iterator[None]:
 
 @contextmanager
 def ungathered() -> Iterator[None]:
-    """No mutation: comparing weights does not gather them, so that the next forward has to."""
+    """Let a comparison of weights not gather them, so that the next forward has to. This is not a mutation."""
     with mock.patch.object(state, "gather_parameters"):
         yield
 
@@ -155,7 +155,7 @@ def mutated(cluster: Cluster, mutation: Callable[[], Any], **options: Any) -> Re
 
 
 def fallbacks(cluster: Cluster) -> Result:
-    """Every way in which a step cannot have a plan, between two steps that have one; training compared in some."""
+    """Run a step for every way in which a plan can be missing, between two steps with plans. Compare some of them."""
     rank, trained_steps = dist.get_rank(), (0, 1, 4, 8)
     good = [random_plans(5 + step, step, MODEL, cluster, M)[rank] for step in range(9)]
     answers: dict[int, RankPlan | None] = dict(enumerate(good))
@@ -194,7 +194,7 @@ def fallbacks(cluster: Cluster) -> Result:
 
 
 def both_phases(cluster: Cluster, **attachment: Any) -> Result:
-    """RECOMPUTE without gradients, then UPDATE, under one plan."""
+    """Run RECOMPUTE without gradients, then UPDATE, under one plan."""
     answers = plan_by_step(cluster, dist.get_rank(), range(2))
     plain, (balanced, plans) = Trained(cluster), attached(cluster, answers, **attachment)
     agent = balanced.agent
@@ -233,7 +233,7 @@ def both_phases(cluster: Cluster, **attachment: Any) -> Result:
 
 
 def fifty_reorders(cluster: Cluster, **options: Any) -> Result:
-    """Another random placement in each of fifty steps, then back home, beside experts that never move."""
+    """Reorder to a random placement in each of fifty steps, then back, and compare with experts that never move."""
     ep_rank, num_steps = dist.get_rank() % cluster.num_ranks, 50
     plain = Trained(cluster, clip_grad=0.0, **options)
     by_step = {step: random_plans(step, step, MODEL, cluster, 1, replicate=False)[ep_rank] for step in range(num_steps)}

@@ -1,4 +1,4 @@
-"""The whole training state under logical names, assembled from what each rank holds of it."""
+"""The whole training state under logical names, assembled from the parts on each rank."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -9,13 +9,13 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 Part = tuple[str, str, int, int, Tensor]
-"""(name, kind, first element, elements in all, flat elements)."""
+"""(name, kind, first element, total number of elements, flat elements)."""
 
 
 def assembled(held: Iterable[Part]) -> dict[str, Tensor]:
-    """Collective over all ranks: `stage/name/kind` -> flat fp32; every rank must hold what it shares with others."""
+    """Collective over all ranks: return the flat fp32 tensors by `stage/name/kind`, of which ranks hold parts."""
     stage = parallel_state.get_pipeline_model_parallel_rank() if parallel_state.model_parallel_is_initialized() else 0
-    # As arrays: a tensor takes ten times as long to be pickled. Every value of bf16 is one of fp32.
+    # Pickling an array is ten times as fast as a tensor. fp32 represents every bf16 value exactly.
     mine = [(f"{stage}/{name}/{kind}", start, total, flat.float().numpy()) for name, kind, start, total, flat in held]
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, mine)
@@ -29,7 +29,7 @@ def assembled(held: Iterable[Part]) -> dict[str, Tensor]:
 
 
 def gather_parameters(chunks: Iterable[Any]) -> None:
-    """Collective: what a distributed optimizer leaves for the next forward, before anyone reads weights."""
+    """Collective: finish the gather of parameters that a distributed optimizer leaves for the next forward."""
     for chunk in chunks:
         if chunk.ddp_config.overlap_param_gather:
             chunk.start_param_sync(force_sync=True)
@@ -41,7 +41,7 @@ def weights(named: Iterable[tuple[str, Tensor]]) -> Iterator[Part]:
 
 
 def gradients(optimizer: Any, named: Iterable[tuple[str, Tensor]]) -> Iterator[Part]:
-    """Reduced gradients: after a reduce-scatter, a rank has those of its own shard."""
+    """Yield reduced gradients. After a reduce-scatter, a rank has the gradients of its own shard."""
     for name, parameter in named:
         for part in parts(optimizer, parameter):
             start, stop = owned(part, parameter)
@@ -49,7 +49,7 @@ def gradients(optimizer: Any, named: Iterable[tuple[str, Tensor]]) -> Iterator[P
 
 
 def parts(optimizer: Any, parameter: Tensor) -> list[Any]:
-    """The optimizers that own a part of the parameter."""
+    """Return the optimizers that own a part of the parameter."""
     every = getattr(optimizer, "chained_optimizers", [optimizer])
     sharded = [part for part in every if hasattr(part, "model_param_gbuf_map")]
     return [part for part in sharded if parameter in part.model_param_gbuf_map] if sharded else every
@@ -63,7 +63,7 @@ def owned(part: Any, parameter: Tensor) -> tuple[int, int]:
 
 
 def optimizer_state(optimizer: Any, named: Iterable[tuple[str, Tensor]]) -> Iterator[Part]:
-    """Main parameters and moments in megatron's plain and distributed optimizers."""
+    """Yield main parameters and moments of megatron's plain and distributed optimizers."""
     for name, parameter in named:
         for part in parts(optimizer, parameter):
             start, main = owned(part, parameter)[0], getattr(parameter, "main_param", None)

@@ -1,6 +1,6 @@
 """A trace of one micro-batch, in which transfers take as long as the computation beside them.
 
-Every layer computes until what travels meanwhile has arrived: then overlap does not depend on who was faster.
+Every layer computes until the transfers under way have arrived, so that their overlap does not depend on speed.
 """
 
 import json
@@ -32,7 +32,7 @@ def compute_until(is_over: Callable[[], bool]) -> None:
 
 
 def timeline(cluster: Cluster) -> Result:
-    """Spans of the agent, of the layers and of attention, each as (name, thread, begin, end) in microseconds."""
+    """Return the spans of agent, layers and attention, each as (name, thread, begin, end) in microseconds."""
     job, _ = balanced_job(cluster, transport="peer")
     agent = job.agent
     assert agent is not None
