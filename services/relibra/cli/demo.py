@@ -104,7 +104,9 @@ def demo(
             console.print(f"\nThe services are running: open {services.status_url}. Ctrl-C stops them.")
             _wait_for_interrupt()
         elif planner is None and not as_json:
-            console.print("\nTo keep the status pages open after the demo, add --keep (make demo ARGS=--keep).")
+            console.print(
+                "\nTo keep the status pages open after the demo, add --keep (make demo ARGS=--keep).", soft_wrap=True
+            )
     raise typer.Exit(0 if comparison.passed else 1)
 
 
