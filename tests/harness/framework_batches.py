@@ -95,7 +95,7 @@ def first_experts(num_rows: int) -> NDArray[np.int64]:
     return np.broadcast_to(np.arange(LAYERS.top_k), (num_rows, LAYERS.num_moe_layers, LAYERS.top_k))
 
 
-def counted_on(num_rows: int) -> NDArray[np.int64]:
+def consecutive_ids(num_rows: int) -> NDArray[np.int64]:
     """Return the rows of slime's `_pad_routed_experts`, MoE layers only."""
     flat = np.arange(num_rows * LAYERS.num_layers * LAYERS.top_k) % LAYERS.num_experts
     return flat.reshape(num_rows, LAYERS.num_layers, LAYERS.top_k)[:, 1:]

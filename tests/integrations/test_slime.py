@@ -6,7 +6,7 @@ from harness.framework_batches import (
     LENGTHS,
     RANKS,
     Replayed,
-    counted_on,
+    consecutive_ids,
     sequence_rows,
     slime_rollout_data,
     trained_counts,
@@ -22,10 +22,15 @@ def test_what_is_planned_is_what_slime_replays(training_step: int, micro_batches
     replayed, planned_MRLE = Replayed(), 0
     for data_rank in range(2):
         # prepare_routed_experts_for_routing_replay adds the last token, splits by context rank, then pads the rank.
-        rows = [with_last(each, counted_on(1)) for each in sequence_rows(data_rank)]
+        rows = [with_last(each, consecutive_ids(1)) for each in sequence_rows(data_rank)]
         for index, samples in enumerate(micro_batches):
             replayed.add_packed(
-                data_rank, index, [rows[each] for each in samples], counted_on, sequence_multiple=4, rank_multiple=8
+                data_rank,
+                index,
+                [rows[each] for each in samples],
+                consecutive_ids,
+                sequence_multiple=4,
+                rank_multiple=8,
             )
         batch = rank_batch(slime_rollout_data(data_rank), LAYERS, training_step)
         planned_MRLE = planned_MRLE + trained_counts(batch, data_rank, trainer)

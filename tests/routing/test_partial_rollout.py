@@ -38,5 +38,5 @@ def test_pieces_that_do_not_belong_together_are_refused():
     one, other = (decode(routes(0, 9, each).astype(np.uint8), each) for each in (ALL_MOE, DENSE_FIRST))
     with pytest.raises(InvalidInput, match="layers: expected two pieces of one model"):
         join(one, other, Keep.LATER)
-    with pytest.raises(InvalidInput, match="num_tokens: expected at least the 10 before, got 5"):
+    with pytest.raises(InvalidInput, match="num_tokens: expected at least the 10 of the earlier piece, got 5"):
         join(one, decode(routes(0, 4, ALL_MOE).astype(np.uint8), ALL_MOE), Keep.LATER)

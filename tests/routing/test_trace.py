@@ -32,9 +32,9 @@ def test_sizes_and_schedule(trace):
     [
         ({"routed_experts": np.zeros((3, 2), np.uint8)}, r"routed_experts: expected uint8 or uint16 \[T, L, K\]"),
         ({"routed_experts": np.zeros((3, 1, 2), np.int32)}, "routed_experts: expected uint8 or uint16"),
-        ({"routed_experts": np.zeros((3, 1, 0), np.uint8)}, "at least one layer and one expert a token"),
+        ({"routed_experts": np.zeros((3, 1, 0), np.uint8)}, "at least one layer and one expert per token"),
         ({"num_experts": 0}, "num_experts: expected at least 1, got 0"),
-        ({"num_experts": 1}, "routed_experts: expected at most num_experts = 1 experts a token, got 2"),
+        ({"num_experts": 1}, "routed_experts: expected at most num_experts = 1 experts per token, got 2"),
         ({"num_experts": 3}, "routed_experts: expected expert ids below num_experts = 3, got expert 3"),
         ({"offsets": np.array([0, 1, 3], np.int32)}, r"offsets: expected int64 \[S \+ 1\]"),
         ({"offsets": np.array([0])}, "at least one sequence"),

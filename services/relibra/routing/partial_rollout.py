@@ -26,7 +26,9 @@ def join(earlier: SequenceRouting, later: SequenceRouting, keep: Keep) -> Sequen
     if earlier.layers != later.layers:
         raise InvalidInput.of("layers", expected="two pieces of one model", got="different layers")
     if later.num_tokens < earlier.num_tokens:
-        raise InvalidInput.of("num_tokens", expected=f"at least the {earlier.num_tokens} before", got=later.num_tokens)
+        raise InvalidInput.of(
+            "num_tokens", expected=f"at least the {earlier.num_tokens} of the earlier piece", got=later.num_tokens
+        )
     kept, other = (earlier, later) if keep is Keep.EARLIER else (later, earlier)
     new_T = ~np.isin(other.position_T, kept.position_T)
     position_T = np.concatenate([kept.position_T, other.position_T[new_T]])

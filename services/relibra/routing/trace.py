@@ -78,14 +78,14 @@ def _check_routed_experts(routed_TLK: NDArray[Any], num_experts: int) -> None:
     if routed_TLK.ndim != 3 or routed_TLK.dtype not in (np.uint8, np.uint16) or 0 in routed_TLK.shape[1:]:
         raise InvalidTrace.of(
             "routed_experts",
-            expected="uint8 or uint16 [T, L, K] with at least one layer and one expert a token",
+            expected="uint8 or uint16 [T, L, K] with at least one layer and one expert per token",
             got=f"{routed_TLK.dtype} {routed_TLK.shape}",
         )
     if num_experts < 1:
         raise InvalidTrace.of("num_experts", expected="at least 1", got=num_experts)
     if routed_TLK.shape[2] > num_experts:
         raise InvalidTrace.of(
-            "routed_experts", expected=f"at most num_experts = {num_experts} experts a token", got=routed_TLK.shape[2]
+            "routed_experts", expected=f"at most num_experts = {num_experts} experts per token", got=routed_TLK.shape[2]
         )
     if routed_TLK.size and int(routed_TLK.max()) >= num_experts:
         raise InvalidTrace.of(
