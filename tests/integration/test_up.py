@@ -113,7 +113,7 @@ def test_L3_a_killed_planner_is_brought_back_alone(tmp_path: Path) -> None:
 def test_a_second_start_on_the_same_data_is_refused(tmp_path: Path) -> None:
     with up(tmp_path) as (_, ready):
         said = refused("up", "--data-dir", str(tmp_path / "data"), "--port", "0", "--status-port", "0")
-        assert f"Conflict a redis-server (pid {ready['pids']['redis']}) is running" in said
+        assert f"Conflict a redis-server (pid {ready['pids']['redis']}) already runs" in said
         with urllib.request.urlopen(f"{ready['status']}/readyz", timeout=10) as response:
             assert response.status == 200
 
