@@ -53,7 +53,7 @@ def test_L3_a_planner_killed_between_ingest_and_plan_and_between_schedule_and_pl
 
         worker = stop_worker(planner)
         client.submit_schedule("job", 1, ids, SCHEDULE)
-        with pytest.raises(NotReady, match="being solved since"):
+        with pytest.raises(NotReady, match="being solved for"):
             client.fetch_plan("job", 1, MODEL, 0, wait_s=0.2)
 
         planner.kill()

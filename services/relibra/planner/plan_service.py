@@ -136,7 +136,7 @@ def _check_rank(rank: int, num_ranks: int) -> None:
 def _waiting_for(record: StepRecord) -> str:
     if record.state is StepState.COLLECTING or record.submitted_at is None:
         return f"waiting for its schedule ({record.num_sequences} sequences reported so far)"
-    return f"being solved since {max(0.0, time.time() - record.submitted_at):.1f} s ago"
+    return f"being solved for {max(0.0, time.time() - record.submitted_at):.1f} s"
 
 
 def _announce(record: PlanRecord) -> plan_pb2.WatchPlansResponse:
