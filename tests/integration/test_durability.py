@@ -89,7 +89,7 @@ def test_a_killed_planner_leaves_no_worker_behind_and_a_killed_worker_is_replace
         eventually(lambda: not is_alive(worker))
 
 
-class Redises:
+class RestartableRedis:
     """A Redis that can be killed and restarted on its data."""
 
     def __init__(self, data_dir: Path) -> None:
@@ -105,24 +105,24 @@ class Redises:
 
 
 @pytest.fixture
-def redises(tmp_path: Path) -> Iterator[Redises]:
-    redises = Redises(tmp_path / "data")
-    yield redises
-    redises.server.stop()
+def restartable_redis(tmp_path: Path) -> Iterator[RestartableRedis]:
+    restartable_redis = RestartableRedis(tmp_path / "data")
+    yield restartable_redis
+    restartable_redis.server.stop()
 
 
-def test_L3_what_was_acknowledged_survives_a_killed_redis(redises: Redises, tmp_path: Path) -> None:
-    planner = Service("planner", redises.server.url, tmp_path)
+def test_L3_what_was_acknowledged_survives_a_killed_redis(restartable_redis: RestartableRedis, tmp_path: Path) -> None:
+    planner = Service("planner", restartable_redis.server.url, tmp_path)
     try:
         with PlannerClient(planner.address, timeout_s=30) as client:
             epoch = client.register_job("job", MODEL, CLUSTER, PARAMS)
             ids = report_sequences(planner.address, "job", 1)
-            redises.kill_and_start_again()
-            with Redis.from_url(redises.server.url) as redis:
+            restartable_redis.kill_and_start_again()
+            with Redis.from_url(restartable_redis.server.url) as redis:
                 assert redis.hlen("relibra:{job}:step:1:counts") == 8
             client.submit_schedule("job", 1, ids, SCHEDULE)
             plan = client.fetch_plan("job", 1, MODEL, 0, wait_s=60)
-            redises.kill_and_start_again()
+            restartable_redis.kill_and_start_again()
             again = client.fetch_plan("job", 1, MODEL, 0, wait_s=60)
             assert (again.id, again.digest) == (plan.id, plan.digest)
             assert client.register_job("job", MODEL, CLUSTER, PARAMS) == epoch == plan.id.epoch

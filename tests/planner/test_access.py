@@ -38,7 +38,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(scope="module")
-def guarded(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def tls_planner(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A planner that requires a certificate of the authority, and a token or a SPIFFE id."""
     cert_file, key_file = authority.issue("planner")
     with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as server:
@@ -59,14 +59,14 @@ Connect = Callable[..., PlannerClient]
 
 
 @pytest.fixture
-def connect(guarded: Service, authority: Authority) -> Iterator[Connect]:
+def connect(tls_planner: Service, authority: Authority) -> Iterator[Connect]:
     """A function that connects with a certificate for `spiffe_id`, or with a token and a plain certificate."""
     clients = []
 
     def connect(token: str | None = None, spiffe_id: str | None = None, **change: Path) -> PlannerClient:
         cert_file, key_file = authority.issue("client", spiffe_id=spiffe_id)
         files = {"ca_file": authority.file, "cert_file": cert_file, "key_file": key_file} | change
-        clients.append(PlannerClient(guarded.address, timeout_s=5, credentials=Credentials(token=token, **files)))
+        clients.append(PlannerClient(tls_planner.address, timeout_s=5, credentials=Credentials(token=token, **files)))
         return clients[-1]
 
     yield connect
@@ -75,8 +75,8 @@ def connect(guarded: Service, authority: Authority) -> Iterator[Connect]:
 
 
 @pytest.fixture
-def tokens(guarded: Service, run: Loop) -> Iterator[Callable[[str, Role], str]]:
-    store = Store.open(guarded.redis_url)
+def tokens(tls_planner: Service, run: Loop) -> Iterator[Callable[[str, Role], str]]:
+    store = Store.open(tls_planner.redis_url)
     yield lambda job_id, role: run(store.create_token(job_id, role))[1]
     run(store.close())
 
@@ -86,7 +86,7 @@ def submit(client: PlannerClient, job_id: str) -> None:
 
 
 def test_S6_each_role_may_do_its_part_for_its_job_and_no_more(
-    connect: Connect, tokens: Callable[[str, Role], str], guarded: Service, authority: Authority
+    connect: Connect, tokens: Callable[[str, Role], str], tls_planner: Service, authority: Authority
 ) -> None:
     trainer = connect(tokens("ours", Role.TRAINER))
     trainer.register_job("ours", MODEL, CLUSTER, PARAMS)
@@ -96,7 +96,7 @@ def test_S6_each_role_may_do_its_part_for_its_job_and_no_more(
     worker = Credentials(
         token=tokens("ours", Role.ROLLOUT), ca_file=authority.file, cert_file=cert_file, key_file=key_file
     )
-    with RolloutReporter(guarded.address, "ours", num_experts=MODEL.num_experts, credentials=worker) as reporter:
+    with RolloutReporter(tls_planner.address, "ours", num_experts=MODEL.num_experts, credentials=worker) as reporter:
         reporter.report(1, "seq", routed_experts(0, 5))
         assert reporter.flush(timeout_s=20) == 1
     for role in (Role.ROLLOUT, Role.VIEWER):
@@ -127,14 +127,14 @@ def test_S6_another_job_is_refused_whether_it_exists_or_not(
 
 
 def test_S6_a_rollout_worker_cannot_report_for_another_job(
-    connect: Connect, tokens: Callable[[str, Role], str], guarded: Service, authority: Authority
+    connect: Connect, tokens: Callable[[str, Role], str], tls_planner: Service, authority: Authority
 ) -> None:
     connect(tokens(ALL_JOBS, Role.ADMIN)).register_job("theirs", MODEL, CLUSTER, PARAMS)
     cert_file, key_file = authority.issue("rollout")
     worker = Credentials(
         token=tokens("mine", Role.ROLLOUT), ca_file=authority.file, cert_file=cert_file, key_file=key_file
     )
-    reporter = RolloutReporter(guarded.address, "theirs", num_experts=MODEL.num_experts, credentials=worker)
+    reporter = RolloutReporter(tls_planner.address, "theirs", num_experts=MODEL.num_experts, credentials=worker)
     reporter.report(1, "seq", routed_experts(0, 5))
     eventually(lambda: reporter._trouble)
     with pytest.raises(Forbidden, match="may not act for another"):
@@ -166,10 +166,10 @@ def test_S6_other_certificates_are_nobody(connect: Connect, spiffe_id: str | Non
         submit(connect(spiffe_id=spiffe_id), "by-cert")
 
 
-def test_S6_wrong_and_revoked_tokens_are_refused(connect: Connect, guarded: Service, run: Loop) -> None:
+def test_S6_wrong_and_revoked_tokens_are_refused(connect: Connect, tls_planner: Service, run: Loop) -> None:
     with pytest.raises(Unauthenticated, match="not valid"):
         submit(connect("relibra_00000000_guess"), "ours")
-    store = Store.open(guarded.redis_url)
+    store = Store.open(tls_planner.redis_url)
     record, token = run(store.create_token("ours", Role.TRAINER))
     client = connect(token)
     client.register_job("ours", MODEL, CLUSTER, PARAMS)
@@ -187,7 +187,7 @@ def test_S6_wrong_and_revoked_tokens_are_refused(connect: Connect, guarded: Serv
 
 
 @pytest.fixture(scope="module")
-def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def token_planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A planner that requires tokens over plain connections and allows a job few open calls."""
     with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as server:
         service = Service(
@@ -201,15 +201,15 @@ def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         service.stop()
 
 
-def test_S6_streams_that_are_open_end_when_their_token_is_revoked(asking: Service, run: Loop) -> None:
-    store = Store.open(asking.redis_url)
+def test_S6_streams_that_are_open_end_when_their_token_is_revoked(token_planner: Service, run: Loop) -> None:
+    store = Store.open(token_planner.redis_url)
     record, theirs = run(store.create_token("ours", Role.TRAINER))
     _, ours = run(store.create_token("ours", Role.TRAINER))
     trainer = Credentials(token=ours)
     with (
-        PlannerClient(asking.address, credentials=trainer) as client,
-        RolloutReporter(asking.address, "ours", num_experts=MODEL.num_experts, credentials=trainer) as reporter,
-        open_channel(asking.address, Credentials(token=theirs)) as channel,
+        PlannerClient(token_planner.address, credentials=trainer) as client,
+        RolloutReporter(token_planner.address, "ours", num_experts=MODEL.num_experts, credentials=trainer) as reporter,
+        open_channel(token_planner.address, Credentials(token=theirs)) as channel,
     ):
         client.register_job("ours", MODEL, CLUSTER, PARAMS)
 
@@ -241,14 +241,14 @@ def test_S6_streams_that_are_open_end_when_their_token_is_revoked(asking: Servic
     run(store.close())
 
 
-def test_S6_a_job_that_opens_streams_without_end_shuts_out_itself_alone(asking: Service, run: Loop) -> None:
-    store = Store.open(asking.redis_url)
+def test_S6_a_job_that_opens_streams_without_end_shuts_out_itself_alone(token_planner: Service, run: Loop) -> None:
+    store = Store.open(token_planner.redis_url)
     greedy, modest = (Credentials(token=run(store.create_token(job_id, Role.TRAINER))[1]) for job_id in "gm")
     run(store.close())
     with (
-        open_channel(asking.address, greedy) as channel,
-        PlannerClient(asking.address, credentials=greedy) as refused,
-        PlannerClient(asking.address, credentials=modest) as client,
+        open_channel(token_planner.address, greedy) as channel,
+        PlannerClient(token_planner.address, credentials=greedy) as refused,
+        PlannerClient(token_planner.address, credentials=modest) as client,
     ):
         idle = threading.Event()
         streams = [open_stream(channel, iter(idle.wait, True)) for _ in range(MAX_CALLS)]
@@ -279,23 +279,26 @@ def test_S6_strangers_do_not_even_connect(connect: Connect, authority: Authority
         submit(connect(ca_file=stranger.file), "by-cert")
 
 
-def test_S6_no_certificate_and_plain_text_do_not_connect(guarded: Service, authority: Authority) -> None:
+def test_S6_no_certificate_and_plain_text_do_not_connect(tls_planner: Service, authority: Authority) -> None:
     for credentials in (Credentials(token="x"), Credentials(token="x", ca_file=authority.file)):
-        with PlannerClient(guarded.address, timeout_s=3, credentials=credentials) as client, pytest.raises(Unavailable):
+        with (
+            PlannerClient(tls_planner.address, timeout_s=3, credentials=credentials) as client,
+            pytest.raises(Unavailable),
+        ):
             submit(client, "ours")
 
 
-def test_S6_no_secret_is_in_the_log(connect: Connect, tokens: Callable[[str, Role], str], guarded: Service) -> None:
+def test_S6_no_secret_is_in_the_log(connect: Connect, tokens: Callable[[str, Role], str], tls_planner: Service) -> None:
     token = tokens("ours", Role.VIEWER)
     with pytest.raises(RelibraError):
         submit(connect(token), "ours")
-    assert token.split("_", 2)[2] not in guarded.log()
-    assert "may not call SubmitSchedule" in guarded.log()
+    assert token.split("_", 2)[2] not in tls_planner.log()
+    assert "may not call SubmitSchedule" in tls_planner.log()
 
 
-def test_tokens_are_made_listed_and_revoked_from_the_command_line(guarded: Service, connect: Connect) -> None:
+def test_tokens_are_made_listed_and_revoked_from_the_command_line(tls_planner: Service, connect: Connect) -> None:
     def relibra(*arguments: str) -> str:
-        command = [sys.executable, "-m", "relibra.cli", "tokens", *arguments, "--redis-url", guarded.redis_url]
+        command = [sys.executable, "-m", "relibra.cli", "tokens", *arguments, "--redis-url", tls_planner.redis_url]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
     token = relibra("create", "--role", "trainer", "--job", "by-hand").strip()
@@ -307,10 +310,10 @@ def test_tokens_are_made_listed_and_revoked_from_the_command_line(guarded: Servi
     assert f"revoked token {token_id}" in relibra("revoke", token_id)
 
 
-def test_health_needs_no_token(guarded: Service, authority: Authority) -> None:
+def test_health_needs_no_token(tls_planner: Service, authority: Authority) -> None:
     cert_file, key_file = authority.issue("kubelet")
     credentials = Credentials(ca_file=authority.file, cert_file=cert_file, key_file=key_file).to_grpc()
-    with grpc.secure_channel(guarded.address, credentials) as channel:
+    with grpc.secure_channel(tls_planner.address, credentials) as channel:
         for service in ("", "relibra.v1.PlanService"):
             answer = health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(service=service), timeout=10

@@ -14,7 +14,7 @@ from relibra.wire.client import PlannerClient
 from relibra.wire.credentials import Credentials
 
 
-def shown(address: str) -> str:
+def common_name(address: str) -> str:
     """Return the common name of the certificate that a new connection gets."""
     host, _, port = address.rpartition(":")
     pem = ssl.get_server_certificate((host, int(port)), timeout=10)
@@ -38,13 +38,13 @@ def test_a_new_certificate_is_taken_up_without_a_restart(redis_url: str, tmp_pat
     try:
         with PlannerClient(planner.address, credentials=Credentials(ca_file=authority.file)) as client:
             epoch = client.register_job("job", MODEL, CLUSTER, PARAMS)
-            assert shown(planner.address) == "CN=first"
+            assert common_name(planner.address) == "CN=first"
             # A new certificate without its key changes nothing.
             install("second", cert_file)
-            assert shown(planner.address) == "CN=first"
+            assert common_name(planner.address) == "CN=first"
             assert "the certificate in use stays" in planner.log()
             install("second", key_file)
-            assert shown(planner.address) == "CN=second"
+            assert common_name(planner.address) == "CN=second"
             assert client.register_job("job", MODEL, CLUSTER, PARAMS) == epoch
         eventually(lambda: "certificate read anew" in planner.log())
     finally:

@@ -97,7 +97,7 @@ def binary_with_tls() -> str:
 
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[tuple[int, Authority]]:
+def tls_redis(tmp_path: Path) -> Iterator[tuple[int, Authority]]:
     """A Redis that serves only TLS, with one user that may use relibra's keys."""
     binary, authority, port = binary_with_tls(), Authority(tmp_path), next(free_ports())
     cert_file, key_file = authority.issue("redis")
@@ -130,8 +130,8 @@ def guarded(tmp_path: Path) -> Iterator[tuple[int, Authority]]:
     server.wait()
 
 
-def test_S6_redis_over_tls_with_a_user(guarded: tuple[int, Authority], run: Loop, tmp_path: Path) -> None:
-    port, authority = guarded
+def test_S6_redis_over_tls_with_a_user(tls_redis: tuple[int, Authority], run: Loop, tmp_path: Path) -> None:
+    port, authority = tls_redis
 
     def check(url: str) -> None:
         store = Store.open(url)
