@@ -23,6 +23,7 @@ from relibra.agent.homes.checkpoint import logical_named_parameters
 from relibra.agent.homes.homes import Homes
 from relibra.agent.plans.outcome import PhaseRecord, StepOutcome
 from relibra.agent.plans.session import PlanSource
+from relibra.agent.refusals import Refusal
 from relibra.agent.step import StepOpener
 from relibra.errors import RelibraError, Unsupported
 from relibra.planning import Phase
@@ -42,7 +43,7 @@ class Agent:
         groups: Groups,
         plans: PlanSource,
         context: ReplicaContext,
-        replay_obstacle: str | None,
+        replay_obstacle: Refusal | None,
         device: torch.device,
     ) -> None:
         self._config, self._groups, self._plans, self._context = config, groups, plans, context
@@ -161,7 +162,8 @@ class Agent:
         if not self._records:
             raise RelibraError("routing can only be set in a phase of a step: call begin_step first")
         if self._replay_obstacle is not None:
-            raise Unsupported(f"the model is built with {self._replay_obstacle}")
+            obstacle = self._replay_obstacle
+            raise Unsupported(f"the model is built with {obstacle.what}; {obstacle.fix}")
         self._records[-1].routed_LTK[micro_batch] = check_routing(routed_LTK, self._config.model)
 
     def micro_batch(self, index: int, routing: Tensor | None = None) -> AbstractContextManager[None]:

@@ -1,11 +1,33 @@
 """Configurations that the agent cannot execute, each with an alternative that it supports."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from relibra.errors import Unsupported
 
 TESTED_VERSIONS = ("0.16", "0.17", "0.18", "0.19")
 """Supported versions of megatron-core. The tests run on the oldest; the test layouts were run by hand on the others."""
+
+
+class Refusal(NamedTuple):
+    """A setting that the agent does not support, and an alternative."""
+
+    what: str
+    alternative: str
+
+    @property
+    def reason(self) -> str:
+        """A sentence that names the setting."""
+        return f"relibra's agent does not support {self.what}"
+
+    @property
+    def fix(self) -> str:
+        """What to do instead."""
+        return f"use {self.alternative}"
+
+    @property
+    def error(self) -> Unsupported:
+        """The error to raise."""
+        return Unsupported(f"{self.reason}; {self.fix}")
 
 
 def check_version(version: str) -> None:
@@ -31,10 +53,10 @@ def check_config(config: Any, *, expert_tensor_parallel_size: int) -> None:
         Unsupported: the agent cannot execute it; the message names the setting and an alternative.
     """
     for refusal in config_refusals(config, expert_tensor_parallel_size=expert_tensor_parallel_size):
-        raise refusal
+        raise refusal.error
 
 
-def config_refusals(config: Any, *, expert_tensor_parallel_size: int) -> list[Unsupported]:
+def config_refusals(config: Any, *, expert_tensor_parallel_size: int) -> list[Refusal]:
     """Return the refusals for a TransformerConfig, or for any object with its fields."""
     # From 0.18 on, the scopes are called modules, and the old name is None.
     graphed = getattr(config, "cuda_graph_modules", None) or config.cuda_graph_scope or ("full layer",)
@@ -123,7 +145,7 @@ def config_refusals(config: Any, *, expert_tensor_parallel_size: int) -> list[Un
             "mtp_num_layers=None",
         ),
     )
-    return [unsupported(what, alternative) for refused, what, alternative in refusals if refused]
+    return [Refusal(what, alternative) for refused, what, alternative in refusals if refused]
 
 
 def _is_sharded(config: Any, size: str, num_shards: str, num_tensor_ranks: int) -> bool:
@@ -134,7 +156,7 @@ def _is_sharded(config: Any, size: str, num_shards: str, num_tensor_ranks: int) 
     return (getattr(config, size, None) or 1) > 1 or (getattr(config, num_shards, None) or 1) > num_tensor_ranks
 
 
-def optimizer_refusals(config: Any) -> list[Unsupported]:
+def optimizer_refusals(config: Any) -> list[Refusal]:
     """Return the refusals for an OptimizerConfig, or for any object with its fields."""
     refusals = (
         (
@@ -148,32 +170,32 @@ def optimizer_refusals(config: Any) -> list[Unsupported]:
             "optimizer_cpu_offload=False",
         ),
     )
-    return [unsupported(what, alternative) for refused, what, alternative in refusals if refused]
+    return [Refusal(what, alternative) for refused, what, alternative in refusals if refused]
 
 
-def ddp_refusals(config: Any) -> list[Unsupported]:
+def ddp_refusals(config: Any) -> list[Refusal]:
     """Return the refusals for a DistributedDataParallelConfig, or for any object with its fields."""
     refusals = [sharding("use_megatron_fsdp=True")] if config.use_megatron_fsdp else []
     if (config.num_distributed_optimizer_instances or 1) > 1:
         what = "num_distributed_optimizer_instances > 1, which keeps parts of the state in several copies"
-        refusals.append(unsupported(what, "num_distributed_optimizer_instances=1"))
+        refusals.append(Refusal(what, "num_distributed_optimizer_instances=1"))
     return refusals
 
 
-def sharding(what: str) -> Unsupported:
+def sharding(what: str) -> Refusal:
     """Return the refusal of a wrapper or option that shards parameters over data-parallel ranks."""
-    return unsupported(f"{what}, which shards weights of experts", "megatron's DistributedDataParallel")
+    return Refusal(f"{what}, which shards weights of experts", "megatron's DistributedDataParallel")
 
 
 def unsupported(what: str, alternative: str) -> Unsupported:
-    """Return a refusal, with the message that all refusals share."""
-    return Unsupported(f"relibra's agent does not support {what}; use {alternative}")
+    """Return the error of a refusal."""
+    return Refusal(what, alternative).error
 
 
-def replay_obstacle(config: Any) -> str | None:
-    """Return why a router with this TransformerConfig would ignore given routing; None if it uses it."""
+def replay_obstacle(config: Any) -> Refusal | None:
+    """Return the setting with which a router would ignore given routing, in a TransformerConfig; None if it uses it."""
     if config.moe_router_fusion:
-        return "moe_router_fusion=True, which ignores routing given to the router; use moe_router_fusion=False"
+        return Refusal("moe_router_fusion=True, which ignores routing given to the router", "moe_router_fusion=False")
     if config.moe_router_load_balancing_type == "sinkhorn":
-        return "sinkhorn routing, which ignores routing given to the router; use another load balancing type"
+        return Refusal("sinkhorn routing, which ignores routing given to the router", "another load balancing type")
     return None

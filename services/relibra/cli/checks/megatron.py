@@ -53,16 +53,13 @@ def judge(arguments: Mapping[str, Any]) -> list[Finding]:
         *ddp_refusals(config),
         *([sharding("use_torch_fsdp2=True")] if config.use_torch_fsdp2 else []),
     ]
-    found = []
-    for refusal in map(str, refusals):
-        reason, _, alternative = refusal.partition("; ")
-        found.append(failed("megatron: arguments", reason, alternative))
+    found = [failed("megatron: arguments", refusal.reason, refusal.fix) for refusal in refusals]
     if not config.moe_enable_routing_replay:
         reason = "moe_enable_routing_replay is off, so training may route tokens differently than planned"
         fix = "set moe_enable_routing_replay=True, or use forecasts, which balance less well"
         found.append(warning("megatron: arguments", reason, fix))
     elif (obstacle := replay_obstacle(config)) is not None and not config.moe_router_fusion:
-        found.append(failed("megatron: arguments", *obstacle.split("; ", 1)))
+        found.append(failed("megatron: arguments", obstacle.what, obstacle.fix))
     return found or [ok("megatron: arguments", "the agent accepts them")]
 
 

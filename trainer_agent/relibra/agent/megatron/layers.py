@@ -23,7 +23,7 @@ def unwrap(chunk: nn.Module) -> nn.Module:
     while type(chunk).__name__ in _WRAPPERS:
         chunk = chunk.module  # type: ignore[assignment]
     if "FullyShardedDataParallel" in type(chunk).__name__ or "FSDP" in type(chunk).__name__:
-        raise sharding(type(chunk).__name__)
+        raise sharding(type(chunk).__name__).error
     return chunk
 
 

@@ -33,7 +33,7 @@ def optimizer_state(optimizer: Any) -> OptimizerState:
                 refusals += ddp_refusals(part.ddp_config)
                 distributed.append(part)
             for refusal in refusals:
-                raise refusal
+                raise refusal.error
             part = part.optimizer
         if not isinstance(part, torch.optim.Optimizer):
             raise unsupported(
