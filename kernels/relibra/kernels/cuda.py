@@ -34,7 +34,7 @@ Segment = tuple[int, int, int]
 
 
 def expert_pack(run: Run, tensors: Sequence[Tensor]) -> Tensor:
-    """`reference.expert_pack` on the device of the tensors."""
+    """Run `reference.expert_pack` on the device of the tensors."""
     buffer = torch.empty(packed_size_bytes(tensors), dtype=torch.uint8, device=tensors[0].device)
     places = [buffer.data_ptr() + offset for offset in packed_offsets(tensors)]
     _copy(run, [(t.data_ptr(), place, t.nbytes) for t, place in zip(tensors, places, strict=True)], zero_padding=True)
@@ -42,20 +42,20 @@ def expert_pack(run: Run, tensors: Sequence[Tensor]) -> Tensor:
 
 
 def expert_unpack(run: Run, buffer: Tensor, into: Sequence[Tensor]) -> None:
-    """`reference.expert_unpack`."""
+    """Run `reference.expert_unpack`."""
     places = [buffer.data_ptr() + offset for offset in packed_offsets(into)]
     _copy(run, [(place, t.data_ptr(), t.nbytes) for t, place in zip(into, places, strict=True)], zero_padding=False)
 
 
 def expert_push(run: Run, tensors: Sequence[Tensor], slots: Sequence[Tensor], num_sms: int) -> None:
-    """`reference.expert_push`; a block of 1024 threads keeps one multiprocessor busy."""
+    """Run `reference.expert_push`; a block of 1024 threads keeps one multiprocessor busy."""
     segments = [(t.data_ptr(), slot.data_ptr(), t.nbytes) for t, slot in zip(tensors, slots, strict=True)]
     for table, num_tiles in _tables(segments):
         run(Launch(kernel="expert_push", num_blocks=(min(num_sms, num_tiles), 1), num_threads=1024, args=(table,)))
 
 
 def grad_accumulate(run: Run, into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
-    """`reference.grad_accumulate`; all gradients of one target have the same dtype."""
+    """Run `reference.grad_accumulate`; all gradients of one target have the same dtype."""
     for targets in _groups(into, gradients):
         table, num_tiles, num_gradients = Gradients(num_targets=len(targets)), 0, 0
         for i, (target, added) in enumerate(targets):
@@ -73,7 +73,7 @@ def grad_accumulate(run: Run, into: Sequence[Tensor], gradients: Sequence[Sequen
 def quota_remap(
     run: Run, probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`reference.quota_remap`, with experts and shares as int32."""
+    """Run `reference.quota_remap`, with experts and shares as int32."""
     (num_tokens, num_experts), num_slots = probs_TE.shape, len(slot_expert_P)
     probs_TP = probs_TE.new_empty(num_tokens, num_slots)
     routing_map_TP = routing_map_TE.new_empty(num_tokens, num_slots)
@@ -125,7 +125,7 @@ def quota_remap(
 def quota_give_back(
     run: Run, grad_TP: Tensor, routing_map_TP: Tensor, slot_expert_P: Tensor, num_experts: int
 ) -> Tensor:
-    """`reference.quota_give_back`, with experts as int32."""
+    """Run `reference.quota_give_back`, with experts as int32."""
     num_tokens, num_slots = grad_TP.shape
     grad_TE = grad_TP.new_zeros(num_tokens, num_experts)
     if grad_TP.numel():

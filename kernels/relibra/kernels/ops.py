@@ -29,7 +29,7 @@ def _kernels(device: torch.device, tensors: Sequence[Tensor] = ()) -> driver.Dev
 def quota_remap(
     probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`reference.quota_remap`; differentiable in `probs_TE`.
+    """Run `reference.quota_remap`; differentiable in `probs_TE`.
 
     Raises:
         InvalidInput: shapes, dtypes or devices do not fit, or (checked on the CPU only) a slot's expert does not exist.
@@ -88,7 +88,7 @@ def _(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def expert_pack(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """`reference.expert_pack`; torch copies tensors that are not on `device`."""
+    """Run `reference.expert_pack`; torch copies tensors that are not on `device`."""
     if tensors and _all_on(torch.empty(0, device=device).device, tensors):
         packed: Tensor = _expert_pack([tensor.detach() for tensor in tensors])
         return packed
@@ -108,7 +108,7 @@ def _expert_unpack(buffer: Tensor, into: Sequence[Tensor]) -> None:
 
 
 def expert_unpack(buffer: Tensor, into: Sequence[Tensor]) -> None:
-    """`reference.expert_unpack`; torch copies if the tensors are not on the buffer's device.
+    """Run `reference.expert_unpack`; torch copies if the tensors are not on the buffer's device.
 
     Raises:
         InvalidInput: the buffer does not have the size that these tensors take.
@@ -135,7 +135,7 @@ def _expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], num_sms: in
 
 
 def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], *, num_sms: int = 16) -> None:
-    """`reference.expert_push`, by a kernel that occupies few multiprocessors beside computation on other streams.
+    """Run `reference.expert_push`, by a kernel that occupies few multiprocessors beside computation on other streams.
 
     Args:
         tensors: at least one tensor, all on one device.
@@ -166,7 +166,7 @@ def _grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Tensor], num_gr
 
 
 def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
-    """`reference.grad_accumulate`, bitwise: one thread per element adds the gradients in the order given.
+    """Run `reference.grad_accumulate`, bitwise: one thread per element adds the gradients in the order given.
 
     Args:
         into: fp32 main gradients; none overlaps another one or a gradient.
