@@ -1,4 +1,4 @@
-"""Writes what `--help` says of every command into `command-line.md`: `python docs/command_line.py`."""
+"""Writes the `--help` text of every command into `command-line.md`: `python docs/command_line.py`."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _HELP = re.compile(r"(?<=<!-- relibra )([a-z ]+)( --help -->\n).*?(?=<!-- /help 
 
 
 def commands() -> dict[str, Any]:
-    """Every command, by the words behind `relibra` that call it."""
+    """Return every command by its words after `relibra`."""
 
     def walk(words: str, command: Any) -> Iterator[tuple[str, Any]]:
         inner = getattr(command, "commands", None)
@@ -28,10 +28,10 @@ def commands() -> dict[str, Any]:
 
 
 def rewritten(page: str) -> str:
-    """The page with the help of its commands as it is now.
+    """Return the page with the current help of its commands.
 
     Raises:
-        KeyError: it has the help of a command that does not exist.
+        KeyError: the page has a command that does not exist.
     """
     found = commands()
     return _HELP.sub(lambda match: f"{match[1]}{match[2]}{_help(match[1], found[match[1]])}", page)

@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all."""
+"""The one writer of files that appear complete or not at all."""
 
 import os
 import secrets

@@ -231,7 +231,7 @@ def test_a_page_of_a_job_that_is_removed_says_so(page: Page, job: WatchedJob, ru
 
 
 @pytest.mark.integration
-def test_a_cell_of_a_plan_that_was_replaced_is_shown_anew(page: Page, job: WatchedJob, run, store: Store) -> None:
+def test_a_cell_of_a_replaced_plan_is_reloaded(page: Page, job: WatchedJob, run, store: Store) -> None:
     path = "/jobs/job/steps/1/cells/1/2"
     page.goto(path)
     expect(page.locator("#live")).to_have_text("● live")

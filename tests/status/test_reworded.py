@@ -1,4 +1,4 @@
-"""Sentences are for people: whatever words a plan, a failure or a report uses, nothing but the quotation changes."""
+"""The wording of a plan, failure or report is only quoted: other words change nothing else that the service shows."""
 
 import html
 import re
@@ -37,7 +37,7 @@ MISLEADING = {
 
 
 def shown(redis_url: str, rewording: dict[str, str]) -> dict[str, str]:
-    """Everything the service shows, with `rewording` taken back."""
+    """Return everything that the service shows, with `rewording` undone."""
     with TestClient(create_app(Store.open(redis_url), StatusSettings(redis_url=redis_url))) as http:
         texts = {path: html.unescape(http.get(path).text) for path in SURFACES}
     for path, text in texts.items():
@@ -49,7 +49,7 @@ def shown(redis_url: str, rewording: dict[str, str]) -> dict[str, str]:
 
 @pytest.fixture
 def several(run: Loop, job: WatchedJob) -> WatchedJob:
-    """The steps of `job`, and step 6, in which ranks fell back for two causes."""
+    """The steps of `job`, and a step 6 in which ranks fell back for several causes."""
 
     async def fall_back() -> None:
         await job.plan(6)
@@ -61,7 +61,7 @@ def several(run: Loop, job: WatchedJob) -> WatchedJob:
 
 
 async def reword(store: Store, rewording: dict[str, str]) -> int:
-    """Replace sentences wherever Redis holds them; return the number of values changed."""
+    """Replace sentences in all values of Redis; return the number of changed values."""
     redis: Any = store._redis
     num_changed = 0
     async for key in redis.scan_iter("relibra:*"):

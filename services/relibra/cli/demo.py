@@ -138,7 +138,7 @@ class _Stages:
         self.close()
 
     def close(self) -> None:
-        """Draw no more; the lines stay on the screen."""
+        """Stop drawing; the lines stay on the screen."""
         self._progress.stop()
 
     @contextmanager

@@ -51,7 +51,7 @@ async def list_steps(
 
 @api.get("/jobs/{job_id}/steps/{step}", tags=["steps"], response_model=StepView)
 async def get_step(app: App, job: Job, request: Request, step: Step) -> Response:
-    """The state of a step. A step that nobody has reported yet exists and has no sequences."""
+    """The state of a step. A step without reports is not an error: it has no sequences."""
     record = await app.store.get_step(job.job_id, step)
     return await app.tagged.json(request, lambda: StepView.of(record))
 

@@ -1,4 +1,4 @@
-"""The state of a job at a glance: a pure decision with its reason."""
+"""The state of a job and the reason for it, as a pure decision."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

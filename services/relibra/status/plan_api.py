@@ -36,7 +36,7 @@ async def get_plan_summary(app: App, job: Job, request: Request, step: Step) -> 
     responses={200: {"content": {"application/octet-stream": {}}, "description": "The plan file."}},
 )
 async def download_plan(app: App, job: Job, request: Request, step: Step) -> Response:
-    """The plan as the file that `relibra plan` writes (docs/formats.md)."""
+    """The plan as the file that `relibra plan` writes (docs/api.md)."""
     record = await app.reader.planned(job, step)
 
     async def chunks() -> Iterator[bytes]:

@@ -53,7 +53,7 @@ const CHARTS = {
     return {
       traces: [
         line("realised", x, of("speedup_realised"), "realised", { width: 4 }),
-        line("estimated", x, of("speedup_planned"), "after"),
+        line("planned", x, of("speedup_planned"), "after"),
       ],
       layout: { xaxis: axis("step", whole(x)), yaxis: axis("speed-up") },
       choose: stepAddress,
