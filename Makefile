@@ -7,29 +7,29 @@ DEMO_READY := .venv/ready-for-demo
 
 .PHONY: demo test test-robustness test-long docs audit lint proto proto-check gpu-check bench evaluation clean
 
-demo: $(DEMO_READY)  ## one real MoE RL job, plain and balanced, on this machine; ARGS=--keep leaves its pages up
+demo: $(DEMO_READY)  ## run a real MoE RL job, plain and balanced, on this machine; ARGS=--keep leaves its pages up
 	$(BIN)/relibra demo $(ARGS)
 
-test: $(READY)  ## everything that needs no GPU, on two cores
+test: $(READY)  ## run every test that needs no GPU, on two cores
 	$(BIN)/pytest --numprocesses 2
 
-test-robustness: $(READY)  ## every fault of tests/robustness, five times on one Redis, once on a Cluster and through Sentinel
+test-robustness: $(READY)  ## inject every fault five times on one Redis, and once each on a Cluster and behind Sentinels
 	RELIBRA_ROBUSTNESS_ROUNDS=5 RELIBRA_ROBUSTNESS_REDIS=server,cluster,sentinel $(BIN)/pytest -m robustness tests/robustness
 
-test-long: $(READY)  ## 100 kill cycles, a soak of 10,000 steps and 100,000 malformed messages; about twenty minutes
+test-long: $(READY)  ## run 100 kill cycles, 10,000 steps and 100,000 malformed messages; about twenty minutes
 	RELIBRA_KILL_CYCLES=100 RELIBRA_SOAK_STEPS=10000 RELIBRA_ROBUSTNESS_RESULTS=benchmarks/results/robustness-long.json \
 	  $(BIN)/pytest -m robustness tests/robustness/test_kill_cycles.py tests/robustness/test_soak.py
 	RELIBRA_FUZZ_CASES=7200 $(BIN)/pytest tests/wire/test_fuzz.py
 
-docs: $(READY)  ## the pages and the API reference as a site: build/docs/index.html
+docs: $(READY)  ## build the pages and the API reference as a site: build/docs/index.html
 	$(BIN)/sphinx-build -W -n --keep-going -q docs build/docs
 
-audit:  ## known vulnerabilities of what constraints.txt pins; asks api.osv.dev
+audit:  ## look up known vulnerabilities in the versions of constraints.txt; asks api.osv.dev
 	$(PYTHON) -m venv .venv-audit
 	.venv-audit/bin/python -m pip install --quiet pip-audit==2.10.1
 	.venv-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict --vulnerability-service osv
 
-lint: $(READY) proto-check
+lint: $(READY) proto-check  ## check style, types, imports and generated code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -41,14 +41,14 @@ proto: $(READY)  ## regenerate proto/relibra/v1 from its .proto files
 proto-check: $(READY)
 	$(BIN)/python proto/generate.py --check
 
-# With PYTHON itself, which must have torch with CUDA and pytest, and not .venv: nothing is fetched.
-gpu-check:  ## all tests and benchmarks that need a CUDA device
+# This uses PYTHON and not .venv, because it fetches nothing. PYTHON must have torch with CUDA, and pytest.
+gpu-check:  ## run all tests and benchmarks that need a CUDA device
 	PYTHONPATH=services:trainer_agent:kernels:proto $(PYTHON) -m benchmarks.gpu.check
 
-bench: $(READY)  ## figures of docs/benchmarks.md; about five minutes, needs RELIBRA_TRACES
+bench: $(READY)  ## measure and draw docs/benchmarks.md; about five minutes, needs RELIBRA_TRACES
 	for each in imbalance scale gap pack crossing figures balance; do $(BIN)/python -m benchmarks.$$each || exit 1; done
 
-evaluation: $(READY)  ## figures and tables of docs/evaluation.md; ten to fifteen minutes on two cores; needs RELIBRA_TRACES
+evaluation: $(READY)  ## compute and draw docs/evaluation.md; ten to fifteen minutes on two cores, needs RELIBRA_TRACES
 	for each in evaluation evaluation.tables evaluation.figures; do $(BIN)/python -m benchmarks.$$each || exit 1; done
 
 clean:

@@ -1,6 +1,6 @@
-"""Takes the pictures of the status pages: `PYTHONPATH=tests python docs/screenshots.py` writes them into `images`.
+"""Take the screenshots of the status pages: `PYTHONPATH=tests python docs/screenshots.py` writes them into `images`.
 
-Its jobs are at every stage there is; their steps are planned for real, reported by nobody, and dated back.
+The jobs are at every stage that a job can have. The planner really plans their steps; reports and times are made up.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ FOLDER = Path(__file__).with_name("images")
 
 
 class Shot(NamedTuple):
-    """A page and the colours it is shown in."""
+    """A page and its colour scheme."""
 
     path: str
     scheme: Any
@@ -51,7 +51,7 @@ _SMALL = (
 
 
 async def train(job: WatchedJob, steps: Sequence[int], late: Sequence[int] = ()) -> None:
-    """Plan some steps, and let all ranks report them; those of late steps fell back in the update."""
+    """Plan some steps and let all ranks report them; in late steps, ranks report that they fell back in UPDATE."""
     for step in steps:
         plan_id = await job.plan(step)
         await job.report(step, plan_id, phase=Phase.RECOMPUTE)
@@ -59,7 +59,7 @@ async def train(job: WatchedJob, steps: Sequence[int], late: Sequence[int] = ())
 
 
 async def fill(url: str) -> None:
-    """Write the jobs."""
+    """Write the jobs to the Redis at `url`."""
     async with Store.open(url) as store:
 
         async def register(name: str, shape: tuple[Model, Cluster], num_micro_batches: int = 4) -> WatchedJob:
@@ -86,7 +86,7 @@ async def fill(url: str) -> None:
 
 
 def date_back(url: str) -> None:
-    """Let steps have taken a minute each, until some minutes ago."""
+    """Change the times in Redis so that each step took a minute and the last one ended some minutes ago."""
     now = time.time()
     with Redis.from_url(url) as redis:
         for name, num_steps, minutes_ago in (
@@ -102,7 +102,7 @@ def date_back(url: str) -> None:
 
 
 def take(browser: Browser, address: str, shot: Shot) -> Image.Image:
-    """Return a page with its charts drawn."""
+    """Open a page, wait until its charts are drawn, and return its picture."""
     context = browser.new_context(base_url=address, color_scheme=shot.scheme, viewport={"width": 1280, "height": 800})
     page = context.new_page()
     page.goto(shot.path)
@@ -115,7 +115,7 @@ def take(browser: Browser, address: str, shot: Shot) -> Image.Image:
 
 
 def main() -> None:
-    """Take them all."""
+    """Take all screenshots."""
     expect.set_options(timeout=30_000)
     with tempfile.TemporaryDirectory() as name, EmbeddedRedis(Path(name) / "redis") as redis:
         asyncio.run(fill(redis.url))
@@ -126,7 +126,7 @@ def main() -> None:
                 browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
                 for file, shot in SHOTS.items():
                     taken = take(browser, service.address, shot).convert("RGB")
-                    # A palette: a quarter of the bytes. Of maximum coverage, or the colours of small things go.
+                    # A palette takes a quarter of the bytes. Maximum coverage keeps the colours of small elements.
                     few = taken.quantize(method=Image.Quantize.MAXCOVERAGE)
                     few.save(FOLDER / f"{file}.png", optimize=True)
                 browser.close()

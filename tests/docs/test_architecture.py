@@ -1,4 +1,4 @@
-"""The map of the architecture page is the tree, and its imports are those of the code."""
+"""The map of the architecture page shows every package of the tree, and its list of imports is that of the code."""
 
 import re
 from itertools import chain

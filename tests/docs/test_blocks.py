@@ -1,4 +1,4 @@
-"""Every block of every page is run by a test, or says why not."""
+"""A test runs every block of every page, or the page says why none can."""
 
 import ast
 import re
@@ -18,7 +18,7 @@ TESTS_OF_PYTHON = {
         for page in ("areal", "forecast", "nemo-rl", "plain-megatron", "prime-rl", "skyrl", "slime", "verl")
     },
 }
-"""Page -> what runs its Python. `tests/docs/test_commands.py` runs the commands of all pages."""
+"""The tests that run the Python of each page. `tests/docs/test_commands.py` runs the commands of all pages."""
 PROGRAMS = {"relibra", "make", "python", "pip", "kubectl", "docker", "taskset"}
 
 

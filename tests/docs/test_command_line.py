@@ -1,4 +1,4 @@
-"""The page of all commands is what the commands say."""
+"""The page of all commands repeats what `--help` says."""
 
 import re
 

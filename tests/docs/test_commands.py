@@ -1,4 +1,4 @@
-"""The commands of all pages run as they stand, but for addresses; those that cannot are at least understood."""
+"""The commands of all pages run as they stand, except for addresses; parts of commands that cannot run still exist."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ from relibra.planning import PlanParams
 from relibra.store import EmbeddedRedis, Role, Store
 
 ELSEWHERE = {"relibra advise trace.npz --model gpt-oss-20b --nodes 1": "tests/integration/test_will_it_help.py"}
-"""Command -> the test that runs it, because it looks at the answer and that takes a while."""
+"""The test that runs a slow command and examines its answer."""
 BASH = [block for block in ALL_BLOCKS if block.language == "bash"]
 RUN = {
     page: [block for block in BASH if block.page == page and block.is_run] for page in sorted({b.page for b in BASH})
@@ -36,7 +36,7 @@ SERVICES = {"up": ("--port", "0", "--status-port", "0"), "planner": ("--port", "
 
 @dataclass(frozen=True)
 class Desk:
-    """A reader's terminal: files, running services, and what the pages call by names that stand for others."""
+    """A reader's terminal: files, running services, and the real values of the names that pages use."""
 
     folder: Path
     stands_for: dict[str, str]
@@ -104,7 +104,7 @@ def test_the_commands_of_a_page_do_what_they_say(page: str, desk: Desk) -> None:
 
 
 def run(desk: Desk, line: str, where: str) -> None:
-    """Run a command to its end; a service until it is ready."""
+    """Run a command to its end, or a service until it is ready."""
     program, *words = desk.command(line)
     assert program == "relibra", f"{where}: mark the block, or teach this test to run {program}"
     if words[0] not in SERVICES:
@@ -135,7 +135,7 @@ def test_tests_that_run_commands_elsewhere_read_them_from_the_page():
 
 
 def spans(page: Path) -> list[str]:
-    """What stands between single backticks outside of blocks."""
+    """Return the text between single backticks outside of blocks."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     return [" ".join(span.split()) for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", text)]
 
@@ -157,7 +157,7 @@ def test_commands_in_sentences_are_understood(page: Path) -> None:
 
 
 def understand(line: str) -> None:
-    """What a command names must exist: verbs and options, targets, files, overlays, profiles."""
+    """Check that everything a command names exists: verbs and options, targets, files, overlays, profiles."""
     for part in re.split(r" -- (?=relibra )| \| ", line):
         program, *words = part.split()
         if program == "relibra" and words and words[0].islower() and words[0].isalpha():

@@ -1,4 +1,4 @@
-"""What the page on deployment names is there, and what manifests ask for it makes."""
+"""The page on deployment names files that exist, and creates every secret that the manifests need."""
 
 import os
 import re
@@ -29,7 +29,7 @@ def render(folder: Path) -> list[dict[str, Any]]:
 
 
 def references(node: Any) -> set[tuple[str, str]]:
-    """Names and keys of secrets and configuration that pods cannot start without, and that no manifest makes."""
+    """Return names and keys of secrets and configuration that pods need and that no manifest creates."""
     found: set[tuple[str, str]] = set()
     match node:
         case {"secretKeyRef": {"name": name, "key": key}}:
@@ -43,7 +43,7 @@ def references(node: Any) -> set[tuple[str, str]]:
 
 
 def made(command: str) -> set[tuple[str, str]]:
-    """Names and keys of the secret or configuration that a command makes."""
+    """Return names and keys of the secret or configuration that a command creates."""
     found = re.search(r" create (?:secret generic|configmap) (\S+) (.*)", command)
     if found is None:
         return set()

@@ -1,4 +1,4 @@
-"""The diagrams of the pages are Mermaid that a renderer will read."""
+"""The diagrams of the pages are well-formed Mermaid, with a title and a description for screen readers."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The Python of docs/formats.md runs as it stands, but for the planner's address and the model's file."""
+"""The Python of docs/formats.md runs as it stands, except for the planner's address and the model's file."""
 
 import json
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Every promise of the page is tested where the page says so."""
+"""The tests that the page on promises names exist and check the promise."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The Python of docs/quick-start.md, but for the agent, which is run where trainers are (tests/distributed)."""
+"""The Python of docs/quick-start.md runs, from registration to the plan; tests/distributed runs its agent part."""
 
 from typing import Any
 

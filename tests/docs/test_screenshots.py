@@ -1,4 +1,4 @@
-"""Screenshots are those that their script takes, and are shown."""
+"""The script takes every screenshot, and a page shows it."""
 
 from docs.screenshots import FOLDER, SHOTS
 from harness.doc_blocks import PAGES

@@ -14,7 +14,7 @@ from harness.doc_blocks import PAGES, REPOSITORY
 
 
 class Page(HTMLParser):
-    """Where a page points to, what it loads, and what in it can be pointed to."""
+    """The links of a page, the files it loads, and its anchors."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
-    """The built pages by path."""
+    """Build the site; return its pages by path."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-W", "-n", "--keep-going", "-q", str(REPOSITORY / "docs"), str(folder)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -89,7 +89,7 @@ def test_what_a_program_may_use_is_in_the_reference(site: dict[Path, Page]) -> N
 
 @cache
 def headings(path: Path) -> set[str]:
-    """Anchors that GitHub gives the headings of a page."""
+    """Return the anchors that GitHub gives the headings of a page."""
     text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
     found = re.findall(r"^#+ (.+)$", text, re.M)
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in found}

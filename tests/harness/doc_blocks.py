@@ -1,6 +1,6 @@
 """The fenced blocks of the pages, for tests that run them.
 
-A block that no test can run has the reason right above it: `<!-- not run here: … -->`.
+A block that no test can run has its reason right above it: `<!-- not run here: … -->`.
 """
 
 import re
@@ -26,7 +26,7 @@ class Block:
     language: str
     text: str
     reason: str | None
-    """Why no test runs it."""
+    """The reason why no test runs the block."""
 
     @property
     def is_run(self) -> bool:
@@ -35,13 +35,13 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """Its lines as a shell takes them, without comments."""
+        """The lines of the block as a shell takes them, without comments."""
         lines = self.text.replace("\\\n", " ").splitlines()
         return [command for line in lines if (command := re.sub(r"(^|\s)#.*", "", line).strip())]
 
 
 def blocks(page: str | Path) -> list[Block]:
-    """All blocks of a page, in order."""
+    """Return all blocks of a page, in order."""
     path = REPOSITORY / page
     text = path.read_text(encoding="utf-8")
     return [
@@ -57,7 +57,7 @@ def blocks(page: str | Path) -> list[Block]:
 
 
 def python_of(page: str) -> list[str]:
-    """The Python blocks of a page, which its test runs one after the other."""
+    """Return the Python blocks of a page, which its test runs one after the other."""
     return [block.text for block in blocks(page) if block.language == "python" and block.is_run]
 
 
