@@ -34,7 +34,10 @@ autodoc_class_signature = "separated"
 # Building fetches nothing, so names of other packages are not links. Neither are names that users never see.
 nitpick_ignore_regex = [
     ("py:.*", r"(?!relibra\.).*"),
-    ("py:class", r"relibra\.agent\.(experts\.Experts|homes\.homes\.Homes|groups\.Groups|cells\.visit\.ReplicaContext)"),
+    (
+        "py:class",
+        r"relibra\.agent\.(experts\.Experts|homes\.homes\.Homes|groups\.Groups|refusals\.Refusal|cells\.visit\.ReplicaContext)",
+    ),
     ("py:class", r"relibra\.rollout\.(engine_reporter\.RequestOutput|reporter\.Tensor)"),
 ]
 
