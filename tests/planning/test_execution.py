@@ -1,4 +1,4 @@
-"""The sum of what ranks report of a step."""
+"""Sums of the reports of all ranks."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_imbalance_is_over_the_cells_of_all_groups() -> None:
     assert (execution.reorder_s, execution.replica_wait_s) == pytest.approx((0.5, 0.2))
 
 
-def test_who_is_missing_is_named_and_nothing_is_made_up_for_them() -> None:
+def test_missing_ranks_are_named_and_get_no_numbers() -> None:
     (execution,) = executions([report(0, 0, [[3]]), report(1, 1, [[3]]), report(0, 1, [[3]])], CLUSTER)
     assert execution.missing == ((1, 0),)
     assert execution.num_reports == 3

@@ -80,7 +80,7 @@ def solve(
     else:
         shares = fraction_shares(quotas.index_Q4, quotas.tokens_Q, home_LE, cluster.num_ranks)
     bound_ML = lower_bound_ML(load_MLE, home_LE, cluster)
-    numbers = predict(
+    prediction = predict(
         load_MLE,
         home_LE,
         previous_LE,
@@ -103,8 +103,8 @@ def solve(
         quota_tokens_Q=quotas.tokens_Q,
         shares=shares,
         lower_bound_ML=bound_ML,
-        prediction=numbers,
-        reason=sentence(numbers, [why_reordered, why_replicated]),
+        prediction=prediction,
+        reason=sentence(prediction, [why_reordered, why_replicated]),
         repacked=packing is not None,
     )
 

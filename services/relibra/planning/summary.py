@@ -25,10 +25,10 @@ def predict(
     cluster: Cluster,
     basis: Basis = Basis.REPLAY,
 ) -> Prediction:
-    """Count what a plan does.
+    """Return the prediction of a plan.
 
     Args:
-        load_MLE: the loads it is for.
+        load_MLE: the loads that it was made for.
         home_LE: its placement.
         previous_LE: the placement experts are in before the step.
         quota_index_Q4: its quotas, as in `Plan`.
@@ -40,7 +40,7 @@ def predict(
         basis: what the loads are based on.
 
     Returns:
-        The prediction. Its bytes are summed over all EP groups, and 0 where the model gives no sizes.
+        The prediction; its bytes are summed over all EP groups, and 0 where the model gives no sizes.
     """
     num_rows, num_layers, _ = load_MLE.shape
     loads_MLR = rank_loads(quota_index_Q4, quota_tokens_Q, num_rows, num_layers, cluster.num_ranks)
@@ -62,14 +62,14 @@ def predict(
     )
 
 
-def sentence(numbers: Prediction, parts: list[str]) -> str:
+def sentence(prediction: Prediction, parts: list[str]) -> str:
     """Say what a plan achieves, and what each part of planning did for it."""
-    before, after, bound = numbers.imbalance_before, numbers.imbalance_after, numbers.imbalance_bound
+    before, after, bound = prediction.imbalance_before, prediction.imbalance_after, prediction.imbalance_bound
     change = f"falls from {before:.3f} to" if after < before else "stays at"
     gap = "the lower bound" if after <= bound else f"{after / bound - 1:.2%} above the lower bound"
-    floor = f"no placement gets below {numbers.imbalance_floor:.3f}"
+    floor = f"no placement gets below {prediction.imbalance_floor:.3f}"
     said = f"imbalance {change} {after:.3f}, {gap} of this placement, and {floor}: {'; '.join(parts)}"
-    return said if numbers.basis is Basis.REPLAY else f"forecast from the {numbers.basis}: {said}"
+    return said if prediction.basis is Basis.REPLAY else f"forecast from the {prediction.basis}: {said}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
