@@ -73,6 +73,7 @@ def test_everything_starts_answers_and_stops(
     with socket.create_server(("127.0.0.1", 0)) as free:
         metrics_port = free.getsockname()[1]
     monkeypatch.setenv("RELIBRA_METRICS_PORT", str(metrics_port))  # only for the planner: both services would read it
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with up(tmp_path) as (process, ready):
         with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as response:
             assert b"relibra_planner_ready 1.0" in response.read()
