@@ -96,7 +96,6 @@ def draw(axis: Axes, loads: RankLoads) -> None:
     axis.set_title(f"{loads.title}\nslowest rank / mean: {loads.total_R.max() / mean:.2f}\n{node_text}")
     axis.set_xticks(rank_R, [str(rank) for rank in rank_R])
     axis.set_xlabel("node 0: ranks 0 to 3; node 1: ranks 4 to 7")
-    axis.margins(y=0.05)
     axis.grid(axis="x", visible=False)
 
 
@@ -113,6 +112,7 @@ def main() -> None:
         for axis, loads in zip(axes, panels, strict=True):
             draw(axis, loads)
         axes[0].set_ylabel("tokens")
+        axes[0].set_ylim(0, 1.05 * max(each.total_R.max() for each in panels))
 
     write_figure("concept-balance", draw_all, num_panels=len(panels), size=(11, 3.8), legend_columns=4)
 
