@@ -73,7 +73,7 @@ def test_a_micro_batch_with_fewer_tokens_than_ranks(num_tokens):
 
 
 @pytest.mark.parametrize(("num_nodes", "slots"), [(1, 2), (4, 2), (4, 8)])
-def test_zipf_2(num_nodes, slots):
+def test_zipf_loads_with_exponent_2(num_nodes, slots):
     """The largest of 64 experts has 61 % of the tokens: no problem on a single node, far too much for one of four."""
     rng = np.random.default_rng(0)
     share_E = 1 / np.arange(1, 65) ** 2.0

@@ -10,7 +10,7 @@ from relibra.planning import CostModel
 _DEEPSEEK_V3 = 88_080_384
 
 
-def test_tokens_are_the_special_case():
+def test_counting_tokens_is_a_special_case():
     cost = CostModel.tokens()
     assert cost.compute_us(17) == cost.saved_us(17) / cost.saved_us(1) == 17
     assert cost.crossing_tokens == cost.transfer_us(10**9) == 0

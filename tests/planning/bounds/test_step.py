@@ -46,7 +46,7 @@ def _best_of_all_placements(load_ME, cluster):
     [(2, 1, 2), (2, 1, 3), (3, 1, 2), (2, 2, 1), (1, 2, 3), (1, 3, 2), (5, 1, 1)],
 )
 @pytest.mark.parametrize("slots", [0, 1])
-def test_no_placement_is_below_it(num_nodes, gpus_per_node, per_rank, slots):
+def test_no_placement_is_below_the_floor(num_nodes, gpus_per_node, per_rank, slots):
     cluster = Cluster(num_nodes=num_nodes, gpus_per_node=gpus_per_node, redundant_slots=slots)
     num_experts = cluster.num_ranks * per_rank
     tight = 0
@@ -62,7 +62,7 @@ def test_no_placement_is_below_it(num_nodes, gpus_per_node, per_rank, slots):
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_no_plan_is_below_it(problems, data):
+def test_no_plan_is_below_the_floor(problems, data):
     problem = data.draw(problems)
     plan = problem.solve()
     bound_L = step_bound_L(problem.load_MLE, problem.cluster)
