@@ -27,6 +27,8 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ from benchmarks.workload_mix import mix_workloads
 from relibra.planning import Cluster, Model, Schedule
 from relibra.rollout.outbox import CountedSequence
 from relibra.rollout.reporter import RolloutReporter
+from relibra.routing.counts import narrow_counts
 from relibra.store import EmbeddedRedis
 from relibra.v1 import plan_pb2
 from relibra.wire.channel import OPTIONS
@@ -96,7 +99,7 @@ def _report(address: str, job_id: str, step: int, counts_SLE: np.ndarray, first:
             step=step,
             sequence_id=f"seq-{first + index}",
             num_rows=num_rows,
-            counts_LE=counts_LE,
+            counts_LE=narrow_counts(counts_LE),
             policy_versions=None,
         )
         reporter._outbox.put(counted)  # type: ignore[arg-type]
@@ -106,24 +109,33 @@ def _report(address: str, job_id: str, step: int, counts_SLE: np.ndarray, first:
     reporter.close()
 
 
+def _report_at_once(address: str, job_id: str, step: int, parts: Sequence[np.ndarray]) -> float:
+    """Report each part from a process of its own, all at once; return the seconds of the slowest process."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    first_of_part = accumulate((len(part) for part in parts), initial=0)
+    processes = [
+        context.Process(target=_report, args=(address, job_id, step, counts_SLE, first, queue))
+        for counts_SLE, first in zip(parts, first_of_part, strict=False)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        if process.exitcode:
+            raise SystemExit(f"a reporter of {job_id} ended with status {process.exitcode}: see its error above")
+    return max(queue.get() for _ in processes)
+
+
 def _ingest(address: str, num_processes: int) -> float:
+    """Return the sequences per second that become durable."""
     job_id = f"ingest-{num_processes}"
     with PlannerClient(address) as client:
         client.register_job(job_id, INGEST_MODEL, INGEST_CLUSTER)
     rng = np.random.default_rng(0)
     one_LE = np.stack([rng.multinomial(8 * 1024, rng.dirichlet(np.ones(128))) for _ in range(48)]).astype(np.uint16)
     counts_SLE = np.repeat(one_LE[None], NUM_INGESTED // num_processes, axis=0)
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    processes = [
-        context.Process(target=_report, args=(address, job_id, 1, counts_SLE, index * len(counts_SLE), queue))
-        for index in range(num_processes)
-    ]
-    for process in processes:
-        process.start()
-    slowest_s = max(queue.get() for _ in processes)
-    for process in processes:
-        process.join()
+    slowest_s = _report_at_once(address, job_id, 1, [counts_SLE] * num_processes)
     return num_processes * len(counts_SLE) / slowest_s
 
 
@@ -142,12 +154,7 @@ def _plan(address: str, folder: Path) -> float:
     )
     with PlannerClient(address, timeout_s=60) as client:
         client.register_job("plan", PLAN_MODEL, PLAN_CLUSTER)
-        context = multiprocessing.get_context("spawn")
-        queue = context.Queue()
-        process = context.Process(target=_report, args=(address, "plan", 1, counts_SLE, 0, queue))
-        process.start()
-        queue.get()
-        process.join()
+        _report_at_once(address, "plan", 1, [counts_SLE])
         index_S = np.arange(NUM_PLANNED, dtype=np.int32)
         schedule = Schedule(
             micro_batch_S=index_S % NUM_MICRO_BATCHES,

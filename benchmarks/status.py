@@ -69,6 +69,9 @@ ENDPOINTS = {
 PAGES = {"jobs": "/", "job": JOB, "step": f"{JOB}/steps/{{step}}", "cell": f"{JOB}/steps/{{step}}/cells/3/40"}
 
 
+_ALL_CHARTS_DRAWN = "[...document.querySelectorAll('[data-chart] .state')].every((state) => !state.textContent)"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """The times of one endpoint, in milliseconds."""
@@ -195,10 +198,7 @@ def paint(address: str, num_steps: int) -> list[dict[str, object]]:
             )
             page.goto(path.format(step=num_steps), wait_until="load")
             document = page.evaluate("performance.getEntriesByType('navigation')[0].transferSize")
-            for state in page.locator("[data-chart] .state").all():
-                state.wait_for(state="attached")
-                while state.text_content():
-                    page.wait_for_timeout(20)
+            page.wait_for_function(_ALL_CHARTS_DRAWN)
             charts_ms = page.evaluate("performance.now()")
             painted_ms = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
             rows.append(

@@ -70,7 +70,7 @@ def executed(plan: Plan, load: StepLoad) -> Assignment:
 def rerouted(load: StepLoad, share: float, seed: int, *, evenly: bool = False) -> StepLoad:
     """Return the load with this share of every sequence's token copies routed to other experts.
 
-    The copies go to any expert alike if `evenly`, and otherwise to experts as the whole step chooses them.
+    The copies go to experts as the whole step chooses them, or with `evenly` to all experts with equal probability.
     """
     rng = np.random.default_rng(seed)
     counts_SLE = load.counts_SLE.astype(np.int64)

@@ -1,6 +1,6 @@
 """EPLB packs experts to ranks and replicates the heaviest; the copies of an expert share its tokens evenly.
 
-After deepseek-ai/EPLB (commit d52c72d), written anew.
+Reimplements deepseek-ai/EPLB (commit d52c72d).
 
 M rows, L layers, E experts, R EP ranks, N nodes, P physical experts (home copies and replicas), B bins, X pieces.
 """
@@ -33,7 +33,7 @@ def eplb(
 
 
 def eplb_per_micro_batch(load_MLE: NDArray[np.integer], model: Model, cluster: Cluster) -> Assignment:
-    """Place anew in every micro-batch, after its routers have run; the homes are those of `eplb`."""
+    """Place again in every micro-batch, after its routers have run; the homes are those of `eplb`."""
     home_LP = physical_experts(load_MLE.sum(axis=0), model, cluster)
     logical_M = [physical_experts(load_LE, model, cluster) for load_LE in load_MLE]
     return _share_evenly(load_MLE, logical_M, home_LP, cluster, Known.ROUTED)
@@ -78,7 +78,7 @@ def rebalance_experts(
     """Place physical experts by EPLB's hierarchical recipe; return the logical expert of each, `[L, P]`, rank by rank.
 
     Groups of experts are packed to nodes, the experts of each node replicated where they are most loaded per copy, and
-    the copies packed to the node's ranks. After deepseek-ai/EPLB (commit d52c72d), written anew.
+    the copies packed to the node's ranks. After deepseek-ai/EPLB (commit d52c72d), reimplemented.
 
     Args:
         weight_LE: the load of every logical expert.

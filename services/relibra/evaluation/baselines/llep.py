@@ -1,7 +1,7 @@
 """LLEP, least-loaded expert parallelism: tokens that are too many for an expert's rank spill to the least loaded ranks.
 
-After Salesforce's LeastLoadedEP (arXiv 2601.17111, code at commit 11730c8), written anew. LLEP may spill to any rank of
-the EP group, makes as many copies as it needs, and decides in every cell, after the router has run.
+Reimplements Salesforce's LeastLoadedEP (arXiv 2601.17111, code at commit 11730c8). LLEP may spill to any rank of the EP
+group, makes as many copies as it needs, and decides in every cell, after the router has run.
 
 M rows, L layers, E experts, R EP ranks, X pieces.
 """

@@ -1,9 +1,9 @@
 """UltraEP: homes stay, and every cell replicates its hot experts inside the node after the router has run.
 
-After the published description of its quota planner (arXiv 2606.04101; Dots-Infra/UltraEP at commit 94cab09), written
-anew. A binary search lowers the limit T on the slowest rank's tokens. For a given T, the ranks above it hand over their
-excess, heaviest rank and heaviest expert first. The excess of an expert goes to the rank with the most room that has a
-free slot and no copy of the expert yet.
+Reimplements the published description of its quota planner (arXiv 2606.04101; Dots-Infra/UltraEP at commit 94cab09). A
+binary search lowers the limit T on the slowest rank's tokens. For a given T, the ranks above it hand over their excess,
+heaviest rank and heaviest expert first. The excess of an expert goes to the rank with the most room that has a free
+slot and no copy of the expert yet.
 
 M rows, L layers, E experts, R EP ranks, N nodes, G ranks per node, S slots, X experts of a node, Y replicas.
 """
