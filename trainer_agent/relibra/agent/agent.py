@@ -132,18 +132,10 @@ class Agent:
         self._context.fetcher.drain()
         if phase is Phase.RECOMPUTE and self._opener.cells.has_replicas:
             self._context.fetcher.freeze()
-        self._records.append(
-            PhaseRecord(
-                phase=phase,
-                outcome=self._outcome,
-                is_first=is_first,
-                realised=RealisedLoad(self._opener.cells.num_micro_batches, self._config.model.num_layers),
-                reorder_sent_bytes=self._outcome.reorder_sent_bytes if is_first else 0,
-                reorder_s=self._outcome.reorder_s if is_first else 0.0,
-                sent_bytes_before=self._context.transport.sent_bytes,
-                waited_before_s=self._context.transport.waited_s,
-            )
-        )
+        realised = RealisedLoad(self._opener.cells.num_micro_batches, self._config.model.num_layers)
+        transport = self._context.transport
+        record = PhaseRecord.begin(phase, self._outcome, is_first=is_first, realised=realised, transport=transport)
+        self._records.append(record)
         return self._outcome
 
     def set_routing(self, micro_batch: int, routed_LTK: Tensor) -> None:
@@ -266,6 +258,4 @@ class Agent:
 
     def _close_phase(self) -> None:
         if self._records:
-            last = self._records[-1]
-            last.replica_sent_bytes = self._context.transport.sent_bytes - last.sent_bytes_before
-            last.replica_wait_s = self._context.transport.waited_s - last.waited_before_s
+            self._records[-1].end()

@@ -108,7 +108,7 @@ class LayerExecution:
         if training and missed is not None:
             raise RelibraError(
                 f"MoE layer {self.index} ran in training mode outside `agent.micro_batch(i)` while the step has "
-                f"{missed}. Those depend on the micro-batch, and a wrong one would silently give wrong gradients: run "
-                "the forward inside `with agent.micro_batch(i):`, or validate in eval mode"
+                f"{missed} by micro-batch. Without the index, gradients could silently be wrong: run the forward "
+                "inside `with agent.micro_batch(i):`, or validate in eval mode"
             )
         return cells.table(None, self.index)

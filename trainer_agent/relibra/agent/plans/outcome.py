@@ -8,6 +8,7 @@ from torch import Tensor
 
 from relibra.agent.cells.micro_batch import RealisedLoad
 from relibra.agent.transport.lost_ranks import noticing_death
+from relibra.agent.transport.timed import TimedTransport
 from relibra.planning import Cause, ExecutionReport, Phase, PlanId
 
 
@@ -43,6 +44,8 @@ class PhaseRecord:
     is_first: bool
     """Whether this is the first phase of its step, whose report carries the wait for the plan and the reorder."""
     realised: RealisedLoad
+    transport: TimedTransport
+    """Carries the replicas, and counts for all phases."""
     sent_bytes_before: int
     """The agent's replica traffic before this phase."""
     waited_before_s: float
@@ -55,6 +58,34 @@ class PhaseRecord:
     """The number of micro-batches whose forward has begun, by `id` of the model chunk."""
     reorder_sent_bytes: int = 0
     reorder_s: float = 0.0
+
+    @classmethod
+    def begin(
+        cls,
+        phase: Phase,
+        outcome: StepOutcome,
+        *,
+        is_first: bool,
+        realised: RealisedLoad,
+        transport: TimedTransport,
+    ) -> "PhaseRecord":
+        """Return the record of a phase that begins now."""
+        return cls(
+            phase=phase,
+            outcome=outcome,
+            is_first=is_first,
+            realised=realised,
+            transport=transport,
+            sent_bytes_before=transport.sent_bytes,
+            waited_before_s=transport.waited_s,
+            reorder_sent_bytes=outcome.reorder_sent_bytes if is_first else 0,
+            reorder_s=outcome.reorder_s if is_first else 0.0,
+        )
+
+    def end(self) -> None:
+        """Take the replica traffic since the beginning of the phase; a later call takes it up to then."""
+        self.replica_sent_bytes = self.transport.sent_bytes - self.sent_bytes_before
+        self.replica_wait_s = self.transport.waited_s - self.waited_before_s
 
     def add_up(self, group: dist.ProcessGroup, device: torch.device) -> None:
         """Collective: sum the counts of all ranks of `group`, one per pipeline stage, and take the longest times.

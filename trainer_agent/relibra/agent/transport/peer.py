@@ -140,7 +140,7 @@ class _Transfer:
         """Return when everything was sent and received."""
         timeout_s = self._transport._timeout_s
         if not self._is_over.wait(timeout_s):
-            raise missing(self._open, f"no word from them for {timeout_s} s")
+            raise missing(self._open, f"they did not answer for {timeout_s} s")
         if self._first_lost is not None:
             peer, why = self._first_lost
             raise missing([peer], why)
