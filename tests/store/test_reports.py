@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import numpy as np
 
@@ -7,6 +8,12 @@ from harness.step_samples import report_all
 from relibra.planning import Cause, ExecutionReport, Phase, PlanId
 from relibra.planning.execution import executions
 from relibra.store import JobRecord, Store
+from relibra.store.documents import (
+    decode_execution_report,
+    decode_execution_sum,
+    encode_execution_report,
+    encode_execution_sum,
+)
 
 
 def report(job: JobRecord, phase: Phase, rank: int, step: int = 1) -> ExecutionReport:
@@ -82,3 +89,15 @@ def test_S7_sums_expire_with_their_step(store: Store, run: Loop, job: JobRecord)
     report_all(store, run, step=3)
     run(store.expire_steps(job, 2))
     assert run(store.get_executions("job", [1])) == [[]]
+
+
+def test_causes_that_another_version_wrote_are_unspecified(job: JobRecord) -> None:
+    written = json.loads(encode_execution_report(report(job, Phase.UPDATE, 0)))
+    older = json.dumps({key: value for key, value in written.items() if key != "causes"})
+    newer = json.dumps(written | {"causes": ["late", "eclipse", "late"]})
+    realised = report(job, Phase.UPDATE, 0).realised_load_ML.tobytes()
+    assert decode_execution_report(1, older.encode(), realised).causes == ()
+    assert decode_execution_report(1, newer.encode(), realised).causes == (Cause.LATE, Cause.UNSPECIFIED)
+    (execution,) = executions([report(job, Phase.UPDATE, rank) for rank in range(job.cluster.num_ranks)], job.cluster)
+    summed = json.loads(encode_execution_sum(execution)) | {"fallbacks": {"late": 4, "eclipse": 2, "other": 3}}
+    assert decode_execution_sum(json.dumps(summed).encode()).fallbacks == {Cause.LATE: 4, Cause.UNSPECIFIED: 3}
