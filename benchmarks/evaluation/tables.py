@@ -53,18 +53,22 @@ def questions() -> str:
 
     parts = (of_235b[part]["over_plain"] for part in ("reorder-only", "replicate-only", "relibra", "relibra-packed"))
     lines = (
-        ("over plain expert parallelism", "1.21 to 1.58", span((of["relibra"]["over_plain"] for of in middle), ".2f")),
         (
-            "over EPLB with oracle loads, both with 2 slots",
+            "gain over plain expert parallelism",
+            "1.21 to 1.58",
+            span((of["relibra"]["over_plain"] for of in middle), ".2f"),
+        ),
+        (
+            "gain over EPLB with oracle loads, both with 2 slots",
             "1.06 to 1.21",
             span((_over(of["relibra"], of["eplb-oracle"]) for of in middle), ".2f"),
         ),
         (
-            "over the best of four published ways",
+            "gain over the best of four published ways",
             "",
             span((_over(of["relibra"], best_other(of)) for of in middle), ".2f"),
         ),
-        ("of perfect balance", "90 % to 94 %", span((of["relibra"]["of_balanced"] for of in middle), ".1%")),
+        ("share of perfect balance", "90 % to 94 %", span((of["relibra"]["of_balanced"] for of in middle), ".1%")),
         (
             "235B: reorder, replicate, both, with packing",
             "1.15, -, 1.39, -",

@@ -23,7 +23,7 @@ def test_a_margin_of_few_seeds_is_that_of_students_t():
         (-0.05, 0.001, Answer.WILL_NOT_PAY, "less than the 2%"),
     ],
 )
-def test_it_pays_where_it_surely_gains_and_nothing_else_gains_as_much(mean, margin, answer, because):
+def test_advice_is_to_turn_on_where_the_gain_is_certain_and_nothing_else_gains_as_much(mean, margin, answer, because):
     given, reason = decide(Gain(mean=mean, margin=margin), _OTHERS, num_sequences=100)
     assert given is answer
     assert because in reason

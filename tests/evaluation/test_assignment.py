@@ -14,7 +14,7 @@ def test_at_home_nothing_is_a_replica():
     assert not assignment.is_replica_Q.any()
 
 
-def test_pieces_in_one_place_are_one_and_empty_ones_none():
+def test_pieces_in_one_place_add_up_and_empty_pieces_vanish():
     index_X4 = np.array([[0, 0, 2, 1], [0, 0, 2, 0], [0, 0, 2, 1], [0, 0, 1, 0]])
     assignment = from_pieces(index_X4, np.array([5, 2, 6, 0]), _HOME_LE, num_rows=1)
     assert assignment.index_Q4.tolist() == [[0, 0, 2, 0], [0, 0, 2, 1]]

@@ -23,7 +23,7 @@ def test_times_never_fall_and_begin_at_no_tokens():
     assert cost.token_size_bytes == 8192
 
 
-def test_what_one_device_cannot_measure_is_given_or_default():
+def test_values_that_one_device_cannot_measure_are_given_or_default():
     assert calibrate(_MEASURED, {}).intra_node_bytes_per_us == 360e3
     assert calibrate(_MEASURED, {"intra_node_bytes_per_us": 150e3}).intra_node_bytes_per_us == 150e3
 

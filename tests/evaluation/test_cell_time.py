@@ -15,7 +15,7 @@ def test_experts_wait_for_the_slowest_rank():
     assert cells.experts_ML.item() == 10 + 280
 
 
-def test_what_hides_transfers_is_the_layer_and_not_the_output_head():
+def test_transfers_hide_behind_the_layer_and_not_behind_the_output_head():
     training = replace(TRAINING, model=replace(TRAINING.model, vocabulary_size=1000))
     plain, headed = (cells_of(at_home(EVEN.load_MLE, HOME_LE), EVEN, each) for each in (TRAINING, training))
     assert headed.attention_ML == plain.attention_ML

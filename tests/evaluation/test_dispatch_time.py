@@ -17,7 +17,7 @@ def _us(load, cluster=CLUSTER, once_to=None):
     return dispatch_us_ML(copies_of(at_home(load.load_MLE, HOME_LE), load, cluster), _COST, cluster, once_to).item()
 
 
-def test_it_waits_for_the_slowest_adapter():
+def test_dispatch_waits_for_the_slowest_adapter():
     # Each expert gets 40 tokens: 20 from its own node and 20 from the other node.
     assert _us(EVEN) == 20 * 400 / 40
     assert _us(EVEN, _ONE_NODE) == 40 * 0.75 * 400 / 400
@@ -35,7 +35,7 @@ def test_a_token_that_wants_two_experts_of_a_node_goes_there_once():
     assert _us(EVEN, once_to=MODEL) == pytest.approx(40 * (1 - 1 / 6) / 2 * 400 / 40)
 
 
-def test_the_rank_that_tokens_crowd_to_is_waited_for_inside_a_node_too():
+def test_dispatch_inside_a_node_waits_for_the_most_crowded_rank():
     hot = StepLoad.of_sources(np.array([[[[19, 7, 7, 7]]]]).repeat(4, axis=2))
     alone = 80 * reached(np.array(19 / 40), MODEL).item()
     assert _us(hot, _ONE_NODE, once_to=MODEL) == pytest.approx(alone * 0.75 * 400 / 400)
@@ -47,7 +47,7 @@ def test_a_crowded_node_is_less_of_a_bottleneck_than_its_copies():
     assert _us(hot, once_to=MODEL) / _us(EVEN, once_to=MODEL) == pytest.approx(1.2)  # all tokens instead of 5 in 6
 
 
-def test_shares_of_nobody_and_of_all_reach_no_token_and_every_token():
+def test_a_share_of_nothing_reaches_no_token_and_of_everything_every_token():
     np.testing.assert_allclose(reached(np.array([0.0, 0.25, 0.5, 1.0]), MODEL), [0, 0.5, 5 / 6, 1])
 
 

@@ -15,13 +15,13 @@ def test_an_expert_reads_its_weights_and_computes_its_tokens():
     assert cost.token_size_bytes == 2 * 2 * 7168
 
 
-def test_many_experts_cost_what_each_does():
+def test_vectorised_expert_times_equal_single_ones():
     cost = CostModel(expert_tokens=(0, 100, 1000), expert_us=(5, 10, 100))
     tokens_Q = np.array([0, 1, 50, 100, 500, 1000, 4000])
     np.testing.assert_allclose(Hardware.expert_us(cost, tokens_Q), [cost.compute_us(each) for each in tokens_Q])
 
 
-def test_measured_times_take_the_place_of_computed_ones():
+def test_measured_times_replace_computed_ones():
     measured = CostModel(expert_us=(1.0, 2.0))
     assert (
         Hardware(
@@ -37,6 +37,6 @@ def test_measured_times_take_the_place_of_computed_ones():
     )
 
 
-def test_unknown_hardware_is_refused_with_what_there_is():
+def test_unknown_hardware_is_refused_with_the_known_ones():
     with pytest.raises(InvalidInput, match="hardware: expected one of h100, h200, h800, a100, got tpu"):
         hardware_of("tpu")

@@ -28,7 +28,7 @@ def test_shapes_add_up_to_the_published_sizes(name, expert_mb, total_billion):
     assert (experts + attention + dense + embeddings) / 1e9 == pytest.approx(total_billion, rel=0.02)
 
 
-def test_an_unknown_model_is_refused_with_those_there_are():
+def test_an_unknown_model_is_refused_with_the_known_ones():
     with pytest.raises(
         InvalidInput, match=r"model: expected one of qwen3-30b-a3b, .*, or path of a config.json, got gpt-5"
     ):

@@ -7,7 +7,7 @@ from relibra.planning import Cluster
 from relibra.routing import RoutingTrace
 
 
-def test_another_recording_has_as_many_of_the_same_sequences_and_the_same_seed_draws_it_again():
+def test_resampling_keeps_the_number_of_sequences_and_repeats_for_equal_seeds():
     length_S = np.arange(1, 41)
     question = Question(
         trace=RoutingTrace(

@@ -23,7 +23,7 @@ def _trace_of(counts_SLE, domain_S):
     return RoutingTrace(routed_experts=routed, offsets=offsets, num_experts=64, domain=domain_S.astype(str))
 
 
-def test_the_fit_finds_what_was_drawn_with():
+def test_the_fit_recovers_the_statistics_of_drawn_routing():
     domain_S = np.arange(200) % 4
     counts_SLE = draw_counts(_STATISTICS, _MODEL, np.full(200, 400), domain_S, seed=0)
     fitted = RoutingStatistics.fit(_trace_of(counts_SLE, domain_S))

@@ -46,13 +46,13 @@ def test_foresight_is_worth_something(outcomes):
     assert outcomes["relibra"].of_balanced > outcomes["ultraep"].of_balanced
 
 
-def test_those_who_decide_late_wait(outcomes):
+def test_policies_that_decide_late_wait_for_their_decisions(outcomes):
     for name in ("llep", "ultraep", "eplb-per-micro-batch", "lplb"):
         assert outcomes[name].step.decision_s > outcomes["relibra"].step.decision_s > 0
     assert outcomes["plain"].step.decision_s == 0
 
 
-def test_an_unknown_policy_is_refused_with_those_there_are():
+def test_an_unknown_policy_is_refused_with_the_known_ones():
     workload = drawn(_STATISTICS, _MODEL, _CLUSTER, 1, 64, seed=0)
     with pytest.raises(InvalidInput, match=r"policy: expected one of plain, .*, got magic"):
         simulate(workload, workload, _TRAINING, ["magic"])

@@ -32,12 +32,12 @@ def _slow(share):
     return replace(TRAINING, hardware=hardware), attention_us
 
 
-def test_what_is_known_ahead_hides_behind_attention_but_gradients_take_multiprocessors_from_it():
+def test_transfers_known_ahead_hide_behind_attention_but_gradients_take_multiprocessors_from_it():
     slow, attention_us = _slow(0.1)
     assert step_time(_replicated(), EVEN, slow).transfer_s == pytest.approx(42 / 132 * 8 * 0.1 * attention_us / 1e6)
 
 
-def test_what_takes_longer_than_attention_is_waited_for():
+def test_a_step_waits_for_transfers_longer_than_attention():
     slow, attention_us = _slow(1.5)
     # Each of the two forward passes exposes half of attention's time. The backward pass exposes what weights and
     # gradients take beyond twice attention, and the gradients slow attention all along.
@@ -52,7 +52,7 @@ def test_gradients_that_cross_nodes_take_twice_the_time_of_weights_and_no_multip
     assert step.transfer_s == pytest.approx((1 + 2 - 2) * attention_us / 1e6)
 
 
-def test_what_is_known_late_hides_behind_dispatch():
+def test_transfers_known_late_hide_behind_dispatch():
     slow, attention_us = _slow(0.5)
     ahead, late = (step_time(_replicated(known, 7.0), EVEN, slow) for known in Known)
     dispatch_us = cells_of(_replicated(), EVEN, slow).dispatch_ML.item() / 2
@@ -65,7 +65,7 @@ def test_every_layer_waits_for_decisions_and_for_mapping_tokens_to_copies():
     assert step_time(at_home(EVEN.load_MLE, HOME_LE), EVEN, TRAINING).decision_s == 0
 
 
-def test_experts_that_move_are_waited_for():
+def test_a_step_waits_for_experts_that_move():
     moved_LE = HOME_LE[:, [1, 0, 2, 3]]
     state = TRAINING.model.model().expert_state_size_bytes
     step = step_time(at_home(EVEN.load_MLE, moved_LE), EVEN, TRAINING, HOME_LE)

@@ -34,7 +34,7 @@ def test_tiles_fill_every_rank_of_every_micro_batch(trace):
     np.testing.assert_array_equal(workload.counts_SLE.sum(axis=-1), workload.length_S[:, None].repeat(2, axis=1))
 
 
-def test_a_tile_is_of_one_domain(trace):
+def test_the_sequences_of_a_tile_come_from_one_domain(trace):
     workload = tiled(trace, _CLUSTER, 4, tokens_per_rank=260, seed=0)
     by_parity_SP = workload.counts_SLE.reshape(16, 2, 4, 2).sum(axis=(1, 2))
     assert (by_parity_SP.min(axis=1) == 0).all()

@@ -46,8 +46,8 @@ def _page(question: Question, outcomes: Sequence[Outcome]) -> str:
         else "sequences drawn with the statistics of the recorded ones, which come from another model"
     )
     setting = (
-        f"{question.num_micro_batches} micro-batches of {question.tokens_per_rank} tokens a GPU from {source}; "
-        f"{cluster.redundant_slots} redundant slots a GPU for every policy that uses them, which take "
+        f"{question.num_micro_batches} micro-batches of {question.tokens_per_rank} tokens per GPU from {source}; "
+        f"{cluster.redundant_slots} redundant slots per GPU for every policy that uses them, which take "
         f"{cluster.redundant_slots * question.model.slot_size_bytes / 1e9:.2f} GB together. Times are simulated for "
         f"{question.hardware.source}."
     )
@@ -112,9 +112,9 @@ def _table(outcomes: Sequence[Outcome], num_ranks: int) -> str:
         "over plain",
         "of balanced",
         "imbalance",
-        "replicas a cell",
+        "replicas per cell",
         "experts moved",
-        "sent, GB a GPU",
+        "sent, GB per GPU",
         "planning, s",
     )
     rows = [

@@ -23,13 +23,13 @@ def plan(load):
     return solve(load, Schedule.round_robin(64, 4, _CLUSTER), _MODEL, _CLUSTER)
 
 
-def test_the_routing_it_was_made_for_is_executed_to_the_letter(load, plan):
+def test_planned_routing_is_executed_exactly_as_planned(load, plan):
     planned, done = Assignment.of_plan(plan), executed(plan, load)
     np.testing.assert_array_equal(done.index_Q4, planned.index_Q4)
     np.testing.assert_array_equal(done.tokens_Q, planned.tokens_Q)
 
 
-def test_S5_any_routing_is_computed_once_and_tokens_nobody_planned_go_home(load, plan):
+def test_S5_any_routing_is_computed_once_and_unplanned_tokens_go_home(load, plan):
     actual = rerouted(load, 0.5, seed=1)
     done = executed(plan, actual)
     computed_MLE = np.zeros_like(actual.load_MLE)

@@ -5,7 +5,7 @@ from relibra.evaluation.baselines.llep import spill
 from relibra.planning import Cluster, Model
 
 
-def test_what_is_too_much_goes_to_the_least_loaded_in_large_pieces():
+def test_excess_tokens_go_to_the_least_loaded_ranks_in_large_pieces():
     # Four ranks have one expert and at most 1000 tokens each. Expert 0 keeps 1000 tokens at home, and the other 1500 go
     # to the lightest ranks first.
     pieces = spill([2500, 800, 400, 300], [0, 1, 2, 3], num_ranks=4, max_tokens=1000, min_tokens=100)
