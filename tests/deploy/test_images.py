@@ -21,12 +21,26 @@ _REPOSITORY = Path(__file__).parents[2]
 _START_TIMEOUT_S = 60.0
 
 
-def _install(image: str, folder: Path, *options: str) -> str:
-    """Create the virtual environment of a Dockerfile with its own pip command; return the extra that it installs."""
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel of this checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, _REPOSITORY]
+    subprocess.run(build, check=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def _install(image: str, wheel: Path, folder: Path, *options: str) -> str:
+    """Create the virtual environment of a Dockerfile with its own pip command; return the extra that it installs.
+
+    The environment gets neither a pip nor compiled modules: both would take longer than all else, and no test needs them.
+    """
     dockerfile = (_REPOSITORY / "deploy" / "docker" / f"{image}.Dockerfile").read_text()
     extra = re.search(r"pip install --no-cache-dir -c constraints\.txt '\.\[(.*)\]'", dockerfile)[1]
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    install = [folder / "bin" / "pip", "install", "--quiet", "-c", "constraints.txt", *options, f".[{extra}]"]
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python"]
+    install = [*pip, "install", "--quiet", "--no-compile", "-c", "constraints.txt", *options, f"{wheel}[{extra}]"]
     subprocess.run(install, cwd=_REPOSITORY, check=True)
     return extra
 
@@ -36,9 +50,9 @@ def _compose():
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory):
+def environment(tmp_path_factory, wheel):
     folder = tmp_path_factory.mktemp("image")
-    _install("services", folder)
+    _install("services", wheel, folder)
     return folder
 
 
@@ -85,10 +99,10 @@ def test_services_start_from_a_fresh_environment_without_torch(environment, tmp_
 @pytest.mark.integration
 @pytest.mark.distributed
 @pytest.mark.timeout(600)
-def test_the_demo_trains_with_the_planner_of_compose_from_a_fresh_environment(tmp_path):
+def test_the_demo_trains_with_the_planner_of_compose_from_a_fresh_environment(tmp_path, wheel):
     # Only relibra is installed anew. Its dependencies, above all torch, are large and come from this environment.
     folder = tmp_path / "image"
-    assert _install("demo", folder, "--no-deps") == "all"
+    assert _install("demo", wheel, folder, "--no-deps") == "all"
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "needed.pth").write_text(sysconfig.get_path("purelib"))
     where = [folder / "bin" / "python", "-c", "import relibra.demo as it; print(it.__file__)"]
