@@ -76,7 +76,7 @@ def node_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[d
         command,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
         env=child_process.environment(OMP_NUM_THREADS="1"),
     ).stderr

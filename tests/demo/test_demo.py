@@ -15,7 +15,6 @@ from harness.services import eventually
 
 @pytest.mark.integration
 @pytest.mark.distributed
-@pytest.mark.timeout(240)
 def test_S5_demo_is_neutral_and_as_balanced_as_planned(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "relibra.cli", "demo", "--steps", "2", "--data-dir", str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
@@ -24,9 +23,9 @@ def test_S5_demo_is_neutral_and_as_balanced_as_planned(tmp_path: Path) -> None:
     ) as process:
         try:
             # Megatron uses CUDA wherever it sees a GPU, and this demo is for the CPU.
-            for name, variables in eventually(lambda: processes_below(process), within_s=60).items():
+            for name, variables in eventually(lambda: processes_below(process), within_s=240).items():
                 assert b"CUDA_VISIBLE_DEVICES=" in variables, f"{name} can see the GPUs of this machine"
-            stdout, stderr = process.communicate(timeout=170)
+            stdout, stderr = process.communicate(timeout=500)
         except BaseException:
             process.send_signal(signal.SIGINT)
             raise

@@ -53,7 +53,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
     return {path: Page(path) for path in folder.rglob("*.html")}
 
 
-@pytest.mark.timeout(300)
 def test_every_link_and_anchor_of_the_site_is_there(site: dict[Path, Page]) -> None:
     broken = []
     for path, page in site.items():

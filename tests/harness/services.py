@@ -33,10 +33,10 @@ T = TypeVar("T")
 MODEL = Model(num_layers=3, num_experts=8, top_k=2, expert_weight_size_bytes=1 << 20, expert_state_size_bytes=7 << 20)
 CLUSTER = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
 PARAMS = PlanParams(seed=3)
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 240.0
 
 
-def eventually(condition: Callable[[], T], *, within_s: float = 30.0) -> T:
+def eventually(condition: Callable[[], T], *, within_s: float = 120.0) -> T:
     """Return the first true value of `condition`, or fail after `within_s`."""
     deadline = time.monotonic() + within_s
     while not (value := condition()):

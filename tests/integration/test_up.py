@@ -50,7 +50,7 @@ def up(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], d
             assert process.poll() is None, (folder / "up.log").read_text()
             return ready_file.exists()
 
-        eventually(is_ready, within_s=60)
+        eventually(is_ready, within_s=240)
         yield process, json.loads(ready_file.read_text())
     finally:
         if process.poll() is None:
@@ -60,7 +60,7 @@ def up(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], d
 
 def refused(*arguments: str) -> str:
     """Run a command that must fail; return its output."""
-    ended = subprocess.run([*RELIBRA, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([*RELIBRA, *arguments], capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 2, ended
     assert "Traceback" not in ended.stderr
     return " ".join(ended.stderr.split())

@@ -22,7 +22,7 @@ from relibra.wire.client import PlannerClient
 T = TypeVar("T")
 
 SCHEDULE = Schedule.round_robin(8, 2, CLUSTER)
-PATIENT_S = 60.0
+PATIENT_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
