@@ -40,9 +40,9 @@ from rich.table import Table
 from benchmarks import results
 from benchmarks.workload_mix import mix_workloads
 from relibra.planning import Cluster, Model, Schedule
+from relibra.planning.load import narrow_counts
 from relibra.rollout.outbox import CountedSequence
 from relibra.rollout.reporter import RolloutReporter
-from relibra.routing.counts import narrow_counts
 from relibra.store import EmbeddedRedis
 from relibra.v1 import plan_pb2
 from relibra.wire.channel import OPTIONS

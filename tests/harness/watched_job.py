@@ -17,8 +17,8 @@ from relibra.planning import (
     Schedule,
     StepLoad,
 )
+from relibra.planning.load import narrow_counts
 from relibra.planning.solve import solve
-from relibra.routing.counts import narrow_counts
 from relibra.store import EncodedPlan, JobRecord, SequenceCounts, Store
 
 LEASE_S = 60.0

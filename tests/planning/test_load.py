@@ -3,7 +3,7 @@ import pytest
 
 from relibra.errors import InvalidInput
 from relibra.planning import Cluster, Schedule, StepLoad, imbalance
-from relibra.planning.load import home_loads, rank_loads
+from relibra.planning.load import home_loads, narrow_counts, rank_loads
 
 
 def test_sequences_sum_into_the_cells_of_their_schedule():
@@ -54,3 +54,13 @@ def test_imbalance_is_slowest_over_mean_over_all_cells():
     assert imbalance(np.array([[[3, 1]], [[2, 2]]])) == 5 / 4
     assert imbalance(np.array([[[1.5, 0.5]]])) == 1.5
     assert imbalance(np.zeros((2, 2, 2), dtype=np.int64)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("largest", "dtype"), [(0, "u1"), (255, "u1"), (256, "u2"), (65535, "u2"), (65536, "u4"), (2**32 - 1, "u4")]
+)
+def test_the_narrowest_dtype_is_chosen(largest: int, dtype: str):
+    counts_LE = np.array([[0, largest]], dtype=np.uint32)
+    narrow_LE = narrow_counts(counts_LE)
+    assert narrow_LE.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(narrow_LE, counts_LE)

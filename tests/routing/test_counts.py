@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from relibra.errors import InvalidInput
 from relibra.routing import RoutingTrace, count_routed_experts, count_sequences
-from relibra.routing.counts import narrow_counts
 
 
 @given(
@@ -60,16 +59,6 @@ def test_torch_tensors_count_the_same():
 def test_S7_other_input_is_refused_by_name(ids, message):
     with pytest.raises(InvalidInput, match=message):
         count_routed_experts(ids, 8)
-
-
-@pytest.mark.parametrize(
-    ("largest", "dtype"), [(0, "u1"), (255, "u1"), (256, "u2"), (65535, "u2"), (65536, "u4"), (2**32 - 1, "u4")]
-)
-def test_the_narrowest_dtype_is_chosen(largest: int, dtype: str):
-    counts_LE = np.array([[0, largest]], dtype=np.uint32)
-    narrow_LE = narrow_counts(counts_LE)
-    assert narrow_LE.dtype == np.dtype(dtype)
-    np.testing.assert_array_equal(narrow_LE, counts_LE)
 
 
 def test_sequences_of_a_trace_are_counted_apart():

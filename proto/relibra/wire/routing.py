@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
 from relibra.planning import Model
+from relibra.planning.load import narrow_counts
 from relibra.v1 import routing_pb2, routing_pb2_grpc
 from relibra.wire import array
 
@@ -66,11 +67,13 @@ def encode_sequence(
 
 
 def decode_counts(request: routing_pb2.ReportRoutingRequest, model: Model) -> NDArray[np.unsignedinteger]:
-    """Read the counts `[L, E]` of one sequence of a job with `model`, without copying them; the result is read-only.
+    """Read the counts `[L, E]` of one sequence of a job with `model`, in the narrowest dtype that holds them.
+
+    Counts that came in that dtype, as those of `RolloutReporter` do, are not copied, and the result is read-only.
 
     Raises:
         InvalidInput: the name or length of the sequence is out of range; the array is malformed, not of the model's
-            shape, or not in the narrowest dtype; or a layer does not count every row `top_k` times.
+            shape; or a layer does not count every row `top_k` times.
     """
     check_name(request.step, request.sequence_id)
     if request.num_rows > MAX_NUM_ROWS:
@@ -78,11 +81,6 @@ def decode_counts(request: routing_pb2.ReportRoutingRequest, model: Model) -> ND
     counts_LE: NDArray[np.unsignedinteger] = array.decode(
         request.counts, "counts", kinds="u", shape=(model.num_layers, model.num_experts)
     )
-    narrowest = np.min_scalar_type(int(counts_LE.max()))
-    if counts_LE.dtype != narrowest:
-        raise InvalidInput.of(
-            "counts.dtype", expected=f"{narrowest}, the narrowest that holds these counts", got=counts_LE.dtype
-        )
     total_L = counts_LE.sum(axis=1, dtype=np.int64)
     wrong_L = np.flatnonzero(total_L != request.num_rows * model.top_k)
     if len(wrong_L):
@@ -92,7 +90,7 @@ def decode_counts(request: routing_pb2.ReportRoutingRequest, model: Model) -> ND
             expected=f"a sum of {request.num_rows * model.top_k} ({request.num_rows} rows x top {model.top_k})",
             got=int(total_L[layer]),
         )
-    return counts_LE
+    return narrow_counts(counts_LE)
 
 
 def decode_policies(request: routing_pb2.ReportRoutingRequest) -> str:

@@ -14,6 +14,15 @@ from relibra.planning.job import Cluster
 from relibra.planning.schedule import Schedule
 
 
+def narrow_counts(counts_LE: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+    """Return counts in the narrowest unsigned dtype that holds them, as they travel and as Redis keeps them.
+
+    Equal counts then have equal bytes, which is how the store tells a repeated report from a conflicting one. In most
+    layers most experts get fewer than 256 of a sequence's tokens, so short sequences take one byte per count.
+    """
+    return counts_LE.astype(np.min_scalar_type(int(counts_LE.max(initial=0))), copy=False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepLoad:
     """The routing of every sequence of a step, and the row and source rank that each sequence counts for.

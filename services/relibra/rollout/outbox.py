@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import RelibraError
-from relibra.routing.counts import count_routed_experts, narrow_counts
+from relibra.planning.load import narrow_counts
+from relibra.routing.counts import count_routed_experts
 
 _Request = TypeVar("_Request")
 

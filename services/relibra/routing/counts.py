@@ -1,4 +1,4 @@
-"""Routed expert ids to token counts: one check of the ids, one narrow form of the counts.
+"""Routed expert ids to token counts.
 
 T tokens, L MoE layers, K top-k, E experts, S sequences.
 """
@@ -51,15 +51,6 @@ def check_expert_ids(ids_TLK: NDArray[np.integer], num_experts: int, field: str)
         if not 0 <= extreme < num_experts:
             hint = " (cut padding off first)" if extreme < 0 else ""
             raise InvalidInput.of(field, expected=f"expert ids 0 to {num_experts - 1}", got=f"{extreme}{hint}")
-
-
-def narrow_counts(counts_LE: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-    """Return counts in the narrowest unsigned dtype that holds them, as they travel and as Redis keeps them.
-
-    Equal counts then have equal bytes, which is how the store tells a repeated report from a conflicting one. In most
-    layers most experts get fewer than 256 of a sequence's tokens, so short sequences take one byte per count.
-    """
-    return counts_LE.astype(np.min_scalar_type(int(counts_LE.max(initial=0))), copy=False)
 
 
 def count_sequences(trace: RoutingTrace) -> NDArray[np.uint32]:
