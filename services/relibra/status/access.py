@@ -58,5 +58,5 @@ class Access:
             )
         record = await self._identities.identify(token)
         if record.role not in _MAY_LOOK:
-            raise Forbidden(f"token {record.token_id} has role {record.role}, which may not look")
+            raise Forbidden(f"token {record.token_id} has role {record.role}, which may not view jobs")
         return Viewer(name=f"token {record.token_id}", job_id=record.job_id)
