@@ -115,6 +115,10 @@ def test_the_same_content_is_acknowledged_again_and_other_content_refused(channe
     assert list(refused) == [3]
     assert refused[3][0] == "Conflict"
     assert answers(channel, [good(1, job_id)]) == {}
+    wide = encode_sequence(1, job_id, 1, "seq", 10, COUNTS_LE.astype(np.uint32))
+    narrow = encode_sequence(2, job_id, 1, "seq", 10, COUNTS_LE.astype(np.min_scalar_type(COUNTS_LE.max())))
+    assert wide.counts.dtype != narrow.counts.dtype
+    assert answers(channel, [wide, narrow]) == {}
 
 
 @pytest.mark.parametrize(
