@@ -19,6 +19,19 @@ def packed_offsets(tensors: Sequence[Tensor]) -> list[int]:
     return [0, *accumulate(map(_padded_size_bytes, tensors))][:-1]
 
 
+def packed_views(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return the packed tensors of `buffer` as views of its memory, hidden from autograd and its version counters.
+
+    Args:
+        buffer: uint8, aligned, of at least `packed_size_bytes(like)`.
+        like: tensors with the shapes and dtypes of the packed ones.
+    """
+    return [
+        buffer[offset : offset + tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape).data
+        for tensor, offset in zip(like, packed_offsets(like), strict=True)
+    ]
+
+
 def _padded_size_bytes(tensor: Tensor) -> int:
     # Tensors of symbolic shape have no `nbytes`.
     return -(-tensor.numel() * tensor.element_size() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

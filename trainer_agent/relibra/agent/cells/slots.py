@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from relibra.agent.experts import Experts
-from relibra.kernels import packed_size_bytes
+from relibra.kernels.packed import packed_size_bytes, packed_views
 
 NUM_SIDES = 2
 
@@ -47,13 +47,13 @@ class Slots:
 
     def weights(self, side: int, slot: int, layer: int) -> list[Tensor]:
         """Return the tensors of an expert of `layer` in one slot, hidden from autograd and its version counters."""
-        return _carved(self._weights[side, slot], self._like[layer])
+        return packed_views(self._weights[side, slot], self._like[layer])
 
     def gradients(self, side: int, slot: int, layer: int) -> Sequence[Tensor | None]:
         """Return the fp32 gradients of these weights, or None for each without room for gradients."""
         if not self.has_gradients:
             return [None] * len(self._like[layer])
-        return _carved(self._gradients[side, slot], self._like_gradients[layer])
+        return packed_views(self._gradients[side, slot], self._like_gradients[layer])
 
 
 def _fp32(tensor: Tensor) -> Tensor:
@@ -63,12 +63,3 @@ def _fp32(tensor: Tensor) -> Tensor:
 def _memory(of_layers: Iterable[Sequence[Tensor]], num_slots: int, device: torch.device) -> Tensor:
     size_bytes = max(map(packed_size_bytes, of_layers), default=0)
     return torch.zeros(NUM_SIDES, num_slots, size_bytes, dtype=torch.uint8, device=device)
-
-
-def _carved(memory: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    tensors, offset = [], 0
-    for tensor in like:
-        place = memory[offset : offset + tensor.numel() * tensor.element_size()]
-        tensors.append(place.view(tensor.dtype).view(tensor.shape).data)
-        offset += packed_size_bytes([tensor])
-    return tensors

@@ -18,7 +18,7 @@ from relibra.agent.transport.contract import Handle
 from relibra.agent.transport.lost_ranks import noticing_death
 from relibra.agent.transport.shared_memory import jointly, shared_blocks
 from relibra.errors import InvalidInput, RelibraError
-from relibra.kernels.packed import packed_offsets, packed_size_bytes
+from relibra.kernels.packed import packed_size_bytes, packed_views
 
 
 class Pull(NamedTuple):
@@ -69,7 +69,8 @@ class HostWeights:
             attempts = [(f"pin {block.nbytes} bytes of host memory", partial(pinned, block)) for block in blocks]
             for address in jointly(attempts, "do without the host copy", group, undo=runtime.cudaHostUnregister):
                 weakref.finalize(self, runtime.cudaHostUnregister, address)
-        self._copies = [_carved(block, experts) for block in blocks]
+        views = (iter(packed_views(block, flat)) for block in blocks)
+        self._copies = [[[next(of_rank) for _ in expert] for expert in experts] for of_rank in views]
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -138,12 +139,3 @@ class _Pulled:
         host._claims.release(self._claim)
         host._num_under_way -= 1
         self._pairs = ()
-
-
-def _carved(block: Tensor, experts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-    flat = [tensor for expert in experts for tensor in expert]
-    places = iter(
-        block[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        for tensor, offset in zip(flat, packed_offsets(flat), strict=True)
-    )
-    return [[next(places) for _ in expert] for expert in experts]
