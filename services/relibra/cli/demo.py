@@ -62,7 +62,7 @@ def demo(
         if planner is not None and status_url is not None:
             services = Services(planner, status_url)
         else:
-            with stages.stage("compile the solver"):
+            with stages.stage("compile the solver, once"):
                 _compile_solver()
             with stages.stage("start the services"):
                 services = stack.enter_context(OwnServices(folder))
