@@ -17,10 +17,13 @@ from relibra.planning.shares import WHOLE, begins, fractions
 
 
 def check_plan(plan: Plan, load_MLE: NDArray[np.integer] | None = None) -> None:
-    """Check a whole plan, and with `load_MLE` also that its quotas sum to that load.
+    """Raise `InvalidPlan` unless a whole plan is valid; with `load_MLE`, also unless its quotas sum to that load.
+
+    In a valid plan every rank is home to E/R experts of each layer, replicas stay on their home's node and within the
+    redundant slots, a rank has at most one copy of an expert, and shares fit quotas.
 
     Raises:
-        InvalidPlan: lists every broken invariant.
+        InvalidPlan: the text lists the broken invariants. An invariant that depends on a broken one is not checked.
     """
     faults = _placement_faults(plan.home_rank_LE, plan.model, plan.cluster)
     if not faults:
@@ -34,10 +37,10 @@ def check_plan(plan: Plan, load_MLE: NDArray[np.integer] | None = None) -> None:
 
 
 def check_rank_plan(plan: RankPlan, model: Model, cluster: Cluster) -> None:
-    """Check the part of a plan that one rank received.
+    """Raise `InvalidPlan` unless the part of a plan that one rank received is valid.
 
     Raises:
-        InvalidPlan: lists every broken invariant.
+        InvalidPlan: the text lists the broken invariants. An invariant that depends on a broken one is not checked.
     """
     faults = _placement_faults(plan.home_rank_LE, model, cluster)
     if not faults:
@@ -62,10 +65,10 @@ def check_rank_plan(plan: RankPlan, model: Model, cluster: Cluster) -> None:
 
 
 def check_placement(home_rank_LE: NDArray[np.integer], model: Model, cluster: Cluster) -> None:
-    """Check that every rank is home to exactly E/R experts of every layer.
+    """Raise `InvalidPlan` unless every rank is home to exactly E/R experts of every layer.
 
     Raises:
-        InvalidPlan: lists every broken invariant.
+        InvalidPlan: the text lists the broken invariants.
     """
     _raise(_placement_faults(home_rank_LE, model, cluster))
 

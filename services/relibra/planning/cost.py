@@ -43,14 +43,21 @@ and the fp32 gradients out (2)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """Microseconds of one rank's work in one layer's forward pass."""
+    """Microseconds of one rank's work in one layer's forward pass.
+
+    By default a token takes 1 us, and the links are those of an H100-class node. `of_expert` gives times for experts of
+    a known size.
+
+    Raises:
+        InvalidInput: a value is out of range, token counts do not rise, or times fall.
+    """
 
     expert_tokens: tuple[float, ...] = (0.0, 1.0)
     """Token counts at which the time of one expert is known: at least two, rising."""
     expert_us: tuple[float, ...] = (0.0, 1.0)
     """The time of one expert at each of these counts, never falling; linear between them and beyond the last."""
     token_size_bytes: float = 0.0
-    """What dispatch and combine move for one token copy, both together."""
+    """The bytes that dispatch and combine together move for one token copy; 0 makes traffic between nodes free."""
     intra_node_bytes_per_us: float = 360e3
     inter_node_bytes_per_us: float = 45e3
     hidden_transfer_share: float = 0.9
@@ -120,7 +127,7 @@ class CostModel:
 
     @property
     def us_per_token(self) -> float:
-        """Time of one more token where an expert has many."""
+        """The time that one more token adds to an expert that has many tokens."""
         return (self.expert_us[-1] - self.expert_us[-2]) / (self.expert_tokens[-1] - self.expert_tokens[-2])
 
     def compute_us(self, num_tokens: float) -> float:
@@ -138,10 +145,10 @@ class CostModel:
         return (1 - self.hidden_transfer_share) * size_bytes / self.intra_node_bytes_per_us
 
     def min_tokens_per_replica(self, weight_size_bytes: int) -> int:
-        """Return the tokens from which on a replica saves more time in a step than it costs.
+        """Return the smallest number of tokens with which a replica saves more time in a step than it costs.
 
-        A replica saves the slowest rank its tokens. It costs its own rank one more expert, whose weights must be
-        transferred and read.
+        A replica takes its tokens off the slowest rank. It costs the rank that holds the replica one more expert, whose
+        weights must be transferred and read.
         """
         fixed_us = _FORWARD_PASSES * self.compute_us(1) + self.transfer_us(WEIGHT_TRANSFERS * weight_size_bytes)
         return max(1, round(fixed_us / (_FORWARD_PASSES * self.us_per_token)))
@@ -152,7 +159,7 @@ class CostModel:
 
     @property
     def crossing_tokens(self) -> float:
-        """Computed tokens that take as long as sending one token copy to another node and back, over a step."""
+        """The tokens a rank computes in the time that one token copy takes to another node and back, over a step."""
         crossing_us = _DISPATCHES * self.token_size_bytes / self.inter_node_bytes_per_us
         return crossing_us / (_FORWARD_PASSES * self.us_per_token)
 

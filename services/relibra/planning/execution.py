@@ -30,7 +30,7 @@ class Phase(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a rank kept the previous placement without replicas. Whatever is counted or decided uses these values."""
+    """Why a rank kept the previous placement without replicas. Programs count and decide by these values."""
 
     LATE = "late"
     """A rank had no plan in time."""
@@ -57,12 +57,15 @@ class ExecutionReport:
     applied: PlanId | None
     """None where the rank kept the previous placement without replicas."""
     reason: str
-    """Why this plan or why none, for people. Nothing reads it to decide."""
+    """Why this plan or why none, for people. Programs read `causes`."""
     realised_load_ML: NDArray[np.int64]
     """Token copies this rank computed."""
     reorder_sent_bytes: int
+    """Bytes that this rank sent in the reorder."""
     replica_sent_bytes: int
+    """Bytes that this rank sent for replicas: weights and gradients."""
     plan_wait_s: float
+    """How long this rank waited for the plan."""
     reorder_s: float = 0.0
     """How long the reorder took, from the first expert that left until all ranks had written theirs."""
     replica_wait_s: float = 0.0

@@ -16,15 +16,20 @@ from relibra.planning.cost import CostModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The MoE layers of a model; dense layers are not counted."""
+    """The MoE layers of a model; dense layers are not counted.
+
+    Raises:
+        InvalidInput: a number is below 1, or `top_k` is above `num_experts`.
+    """
 
     num_layers: int
     num_experts: int
     top_k: int
     expert_weight_size_bytes: int = 0
-    """Weights of one expert, as they are sent to a replica; 0 where not known."""
+    """Bytes of one expert's weights, as they are sent to a replica. 0: not known, so replicas count as free."""
     expert_state_size_bytes: int = 0
-    """Weights, fp32 masters and moments of one expert, as a reorder moves them; 0 where not known."""
+    """Bytes of one expert's weights, fp32 masters and moments, as a reorder moves them. 0: not known, so a reorder must
+    save a fixed part of the load."""
 
     def __post_init__(self) -> None:
         for field in ("num_layers", "num_experts", "top_k"):
@@ -39,11 +44,15 @@ class Cluster:
     """The expert-parallel groups of a job: `num_ep_groups` groups of `num_nodes` x `gpus_per_node` ranks each.
 
     The ranks of a group are numbered node by node. All groups share one placement.
+
+    Raises:
+        InvalidInput: a number is below 1, or `redundant_slots` is below 0.
     """
 
     num_nodes: int
     gpus_per_node: int
     redundant_slots: int
+    """Spare expert buffers of each rank."""
     num_ep_groups: int = 1
 
     def __post_init__(self) -> None:
@@ -83,14 +92,19 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanParams:
-    """How to plan. Equal inputs and equal params give byte-equal plans (S8)."""
+    """How to plan. Equal inputs and equal params give byte-equal plans (S8).
+
+    Raises:
+        InvalidInput: `seed` or `min_tokens_per_replica` is below 0, or `cost` is a mapping that is no cost model.
+    """
 
     seed: int = 0
     min_tokens_per_replica: int = 0
-    """The fewest tokens a replica may have. 0 derives it from the cost model, so that a replica saves what it costs; if
-    the size of experts is not known, the derived value is 1."""
+    """The fewest tokens a replica may have. With 0, the planner derives the number from the cost model, so that a
+    replica saves what it costs; if the size of experts is not known, the number is 1."""
     cost: CostModel | None = None
-    """Measured times. Without them, defaults for H100-class nodes are used, and their effect is limited (`prices`)."""
+    """Measured times. Without them, the planner guesses: it takes the defaults of H100-class nodes, limits their
+    effect, and gives traffic between nodes no price."""
 
     def __post_init__(self) -> None:
         if isinstance(self.cost, Mapping):  # JSON gives a mapping

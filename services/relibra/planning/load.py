@@ -40,7 +40,7 @@ class StepLoad:
 
     @classmethod
     def of(cls, counts_SLE: NDArray[np.integer], schedule: Schedule, cluster: Cluster) -> "StepLoad":
-        """Take the counts of sequences, `[S, L, E]`, under a schedule.
+        """Return the load of sequences with these counts, `[S, L, E]`, under a schedule.
 
         Raises:
             InvalidInput: the schedule names a rank or group that does not exist, the schedule is for another number of
@@ -64,7 +64,7 @@ class StepLoad:
 
     @classmethod
     def of_sources(cls, source_load_MLRE: NDArray[np.integer]) -> "StepLoad":
-        """Take loads by source rank: one sequence stands for each row and source rank."""
+        """Return a load with these tokens by source rank; one sequence stands for each row and source rank."""
         num_rows, num_layers, num_ranks, num_experts = source_load_MLRE.shape
         counts_MRLE = source_load_MLRE.transpose(0, 2, 1, 3)
         return cls(

@@ -76,13 +76,13 @@ class Plan:
     home_rank_LE: NDArray[np.int32]
     quota_index_Q4: NDArray[np.int32]
     """(row, layer, expert, rank) of every quota, sorted and unique. Every expert with load in a cell has at least one
-    line, and its home has one unless replicas take over all of its tokens."""
+    quota, and its home has one unless replicas take over all of its tokens."""
     quota_tokens_Q: NDArray[np.int64]
     """Token copies of the expert that the rank computes."""
     shares: SourceShares
     """From which source ranks the tokens of replicas come: token counts, or fractions in a forecast."""
     lower_bound_ML: NDArray[np.float64]
-    """Tokens of the slowest rank that no plan with this placement and these slots can go below."""
+    """A lower bound on the slowest rank's tokens in every cell, for any plan with this placement and these slots."""
     prediction: Prediction
     reason: str
     """Why the plan is what it is, in one sentence for people."""

@@ -5,7 +5,7 @@ Its keys are:
 - `home_rank`, int32 `[L, E]`: the home rank of every expert.
 - `micro_batch`, `source_rank`, `ep_group`, int32 `[S]`: the schedule that was planned for.
 - `quota_index`, int32 `[Q, 4]`: (row, layer, expert, rank) of every quota.
-- `quota_tokens`, int64 `[Q]`: its tokens.
+- `quota_tokens`, int64 `[Q]`: the tokens of every quota.
 - `replica_share`, int32 `[Y, R]`: for every quota whose rank is not the expert's home, the tokens from each source
   rank. In a forecast, the fraction of each source rank's tokens instead, in units of 2**-15.
 - `lower_bound`, float64 `[M, L]`: tokens of the slowest rank that no plan with this placement goes below.

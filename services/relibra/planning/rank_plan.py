@@ -36,7 +36,8 @@ class RankPlan:
     replica_index_Q4: NDArray[np.int32]
     """(row, layer, expert, rank) of every replica of the step, sorted."""
     replica_share_Q: NDArray[np.int32]
-    """Tokens that this rank sends to each replica; in a forecast, fractions of its tokens of the expert (`shares`)."""
+    """Tokens that this rank sends to each replica. In a forecast, the fraction of its tokens of the expert instead, in
+    units of 2**-15."""
     num_micro_batches: int
     reason: str
     basis: Basis = Basis.REPLAY

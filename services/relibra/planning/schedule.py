@@ -65,10 +65,10 @@ class Schedule:
         return cluster.num_ep_groups * self.num_micro_batches
 
     def check(self, cluster: Cluster) -> None:
-        """Refuse a schedule that names a rank or group that `cluster` does not have.
+        """Raise `InvalidInput` if the schedule names a rank or group that `cluster` does not have.
 
         Raises:
-            InvalidInput: names the first sequence at fault.
+            InvalidInput: the text names the first sequence at fault.
         """
         for field, value_S, bound in (
             ("source_rank", self.source_rank_S, cluster.num_ranks),

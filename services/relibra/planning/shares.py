@@ -32,7 +32,7 @@ class SourceShares:
     """Tokens of every replica by source rank, int32 `[Y, R]`, as consecutive blocks `[B, R]`.
 
     Replicas are in the order of the plan's quotas. Tokens that no replica takes go to the home. A forecast has
-    fractions in place of tokens (`fractions`).
+    fractions of the source rank's tokens in place of tokens, in units of 2**-15.
     """
 
     num_ranks: int

@@ -29,7 +29,7 @@ class RequestOutput(Protocol):
 
 
 class EngineReporter:
-    """Takes outputs of engines unchanged and reports the MoE layers of known tokens through a `RolloutReporter`.
+    """Reports the routing in unchanged engine outputs through a `RolloutReporter`: MoE layers, tokens with a route.
 
         engine_reporter = EngineReporter(reporter, read_model_config("config.json"), FILLER_RULES["slime"])
         for output in llm.generate(prompts, sampling_params):
@@ -43,7 +43,7 @@ class EngineReporter:
 
         Args:
             reporter: the reporter to use; the caller flushes and closes it.
-            layers: the layers of the model.
+            layers: the layers of the model, see `read_model_config`.
             filler_rule: how the trainer fills tokens without a route, such as the last token of a sequence; the fillers
                 are reported too. By default they are left out.
         """
@@ -94,7 +94,7 @@ class EngineReporter:
             sequence_id: the name of the request within the step.
             response: the body, as bytes, text or parsed JSON.
             format_name: the format; by default the response tells it.
-            start: the first token with a row, if the request left out a prefix.
+            start: the index of the first token with a route, if the request left out a prefix.
             policy_versions: the versions of the policy that generated the first and the last row.
 
         Raises:
@@ -117,7 +117,7 @@ class EngineReporter:
         *,
         policy_versions: tuple[int, int] | None = None,
     ) -> bool:
-        """Report a decoded sequence, for example one joined from turns; return whether it was taken.
+        """Report a decoded sequence, for example one joined from turns; return whether the reporter took it.
 
         Raises:
             InvalidInput: the sequence has a gap that the trainer refuses.

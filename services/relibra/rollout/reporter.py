@@ -51,6 +51,8 @@ class RolloutReporter:
             for output in engine.generate(...):
                 reporter.report(step, output.request_id, output.routed_experts)
             reporter.flush()   # before the schedule of the step is submitted
+
+    Leaving the `with` block without an error flushes; leaving it always closes.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class RolloutReporter:
             address: the planner's address, `host:port`.
             job_id: the job of the sequences.
             num_experts: E, the number of routed experts per layer.
-            buffer_size_bytes: how much the reporter holds that is not durable yet.
+            buffer_size_bytes: the most memory for sequences that are not durable yet; `report` drops what does not fit.
             credentials: how to authenticate; by default read from the environment.
         """
         self._address = address
@@ -107,6 +109,8 @@ class RolloutReporter:
     ) -> bool:
         """Report one finished sequence. The array is copied and may be reused at once.
 
+        Expert ids and the number of layers are checked later, in the background: `flush` raises if they are wrong.
+
         Args:
             step: the RL step the sequence is trained in.
             sequence_id: its name within the step; the same name with the same content may be reported again.
@@ -119,6 +123,7 @@ class RolloutReporter:
 
         Raises:
             InvalidInput: the array is not three-dimensional or not of integers, or a name or number cannot be sent.
+            RelibraError: the reporter is closed.
         """
         check_name(step, sequence_id, policy_versions)
         array = np.asarray(
@@ -140,7 +145,9 @@ class RolloutReporter:
         return taken
 
     def flush(self, timeout_s: float = 60.0) -> int:
-        """Wait until every sequence reported before is answered.
+        """Wait until the planner has answered every sequence that was reported before.
+
+        Sequences that `report` dropped are not waited for, and raise nothing here.
 
         Returns:
             The number of sequences that became durable since the last flush.

@@ -23,7 +23,7 @@ def count_routed_experts(routed_TLK: Any, num_experts: int) -> NDArray[np.uint32
         num_experts: E.
 
     Raises:
-        InvalidInput: the shape or type is another, or an id is outside 0 to E - 1 (cut padding off first).
+        InvalidInput: the shape or type is wrong, or an id is outside 0 to E - 1 (cut padding off first).
     """
     ids_TLK = _as_numpy(routed_TLK)
     if ids_TLK.ndim != 3 or ids_TLK.dtype.kind not in "iu":

@@ -31,7 +31,7 @@ class SequenceRouting:
     routed_TLK: NDArray[np.integer]
     """Expert ids in the dtype of the payload. The K ids of a token are in the engine's order, which counts ignore."""
     position_T: NDArray[np.int64]
-    """The token of each row, rising."""
+    """The index of each row's token in the sequence, rising."""
     num_tokens: int
     """The number of tokens of the sequence, prompt and response."""
 
@@ -76,7 +76,7 @@ def sequence_routing(
         field: the name of the payload in errors.
 
     Raises:
-        InvalidInput: the shape or type is another; ids are no experts or not distinct; a row has only part of its
+        InvalidInput: the shape or type is wrong; ids are no experts or not distinct; a row has only part of its
             routes; a MoE layer has no routes; or the rows contradict `num_tokens` and `start`.
         LimitExceeded: the sequence has more than `MAX_TOKENS` tokens.
     """

@@ -98,12 +98,12 @@ class Agent:
 
     @property
     def gradient_bytes(self) -> int:
-        """The most memory that gradients of replicas take on this rank beside the slots, in a backward of one cell."""
+        """The most memory that replicas' gradients take on this rank, beside the slots, in the backward of one cell."""
         cluster, dtype = self._config.cluster, self._context.slots.gradient_dtype
         return returning_bytes(self._experts.values(), cluster.redundant_slots, cluster.gpus_per_node, dtype)
 
     def hook(self, unhook: Callable[[], None]) -> None:
-        """Set the function that takes the agent out of the model; `detach` calls it."""
+        """Set the function with which `detach` takes the agent out of the model. Only `attach` calls this method."""
         self._unhook = unhook
 
     def prefetch(self, step: int) -> None:
@@ -116,6 +116,7 @@ class Agent:
         In the first phase of a step, the agent waits for the plan (at most `plan_timeout_s`), agrees on it with all
         ranks, and moves experts to their new homes. A later phase of the same step executes the agreed plan. If the
         ranks do not all hold the same plan, the step keeps its placement and makes no replicas; the outcome says why.
+        If another step is still open, it ends first.
 
         No optimizer may step in phase RECOMPUTE. With `host_copy`, this phase begins with a copy of the weights to host
         memory, and the call returns when all ranks of the node have made it.
@@ -142,7 +143,7 @@ class Agent:
         """Set the routing of a micro-batch of the open phase. Its forward and any recomputation use it.
 
         Args:
-            micro_batch: index in the phase.
+            micro_batch: the index of the micro-batch in the phase.
             routed_LTK: the experts of this rank's tokens in all MoE layers of the model, `[L, T, K]` of any integer
                 dtype; tokens in the order in which the router sees them. A row of -1 leaves the token to the router.
 
@@ -162,8 +163,9 @@ class Agent:
         """Return the context for the forward of micro-batch `index` of the phase. Its backward may run inside or later.
 
         Args:
-            index: of the micro-batch in the phase.
-            routing: as in `set_routing`. Without routing, megatron's own replay or the router decides.
+            index: the index of the micro-batch in the phase.
+            routing: as in `set_routing`, with the same errors. Without routing, megatron's own replay or the router
+                decides.
         """
         if routing is not None:
             self.set_routing(index, routing)
@@ -182,7 +184,7 @@ class Agent:
         """Wrap the `forward_step_func(data_iterator, model, ...)` of megatron's schedules, instead of `micro_batch`.
 
         The wrapper counts the micro-batches of every model chunk from the beginning of the phase, because all schedules
-        run them in order.
+        run them in order. Outside a phase, a wrapped call raises `RelibraError`.
         """
 
         @functools.wraps(function)

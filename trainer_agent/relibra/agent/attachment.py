@@ -43,7 +43,8 @@ def attach(
         plans: where plans come from; by default the planner that `config` names.
 
     Raises:
-        InvalidInput: `config` does not describe this model, or differs between ranks.
+        InvalidInput: `config` does not describe this model, or ranks differ in its job, model, cluster, transport or
+            `host_copy`.
         Unsupported: the agent cannot execute the model or optimizer as configured; the message names an alternative.
         RelibraError: attaching failed for another reason on some rank.
 

@@ -11,7 +11,7 @@ Transport = Literal["process_group", "peer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """The settings of an agent, equal on all ranks of a job.
+    """The settings of an agent. Give all ranks of a job equal settings.
 
     Raises:
         InvalidInput: a time or size is not positive, `transport` is unknown, or the ranks do not divide the experts.
@@ -28,17 +28,18 @@ class AgentConfig:
     plan_timeout_s: float = 30.0
     """The longest time that a training step waits for its plan (L1)."""
     collective_timeout_s: float = 600.0
-    """How long a rank waits in the agent's collectives before it gives up on a rank that died or hangs."""
+    """How long a rank waits in the agent's collectives for a rank that died or hangs, before it raises an error."""
     transport: Transport = "process_group"
-    """How replicas travel inside a node: as messages of a process group, or through memory that the ranks share."""
+    """How replicas travel inside a node. `process_group`: as messages of a process group (NCCL or gloo). `peer`:
+    through memory that the ranks of the node share."""
     host_copy: bool = False
-    """Keep a second copy of the weights of a node's experts in its host memory, pinned on machines with GPUs. In phase
-    RECOMPUTE, the agent takes replicas from there as far as that is faster; `begin_step` waits for the copy. The ranks
-    of a node must run in one container."""
+    """Whether to keep a second copy of the weights of a node's experts in its host memory, pinned on machines with
+    GPUs. In phase RECOMPUTE, the agent takes replicas from this copy where that is faster, and `begin_step` waits for
+    the copy. The ranks of a node must run in one container."""
     reorder_buffer_bytes: int = 1 << 30
     """The memory of a rank for the messages of a reorder: experts and their optimizer state, sent and received. A
-    larger reorder runs in several waves. 1 GiB takes 20 ms at 50 GB/s, which is long beside the messages that ranks
-    exchange to agree on a wave. The agent always takes at least the memory of two experts each way."""
+    reorder that needs more runs in several waves. Sending 1 GiB takes 20 ms at 50 GB/s, so what ranks exchange to agree
+    on a wave hardly matters. The agent always takes at least the memory of two experts each way."""
 
     def __post_init__(self) -> None:
         for field in ("plan_timeout_s", "collective_timeout_s", "reorder_buffer_bytes"):
