@@ -28,7 +28,7 @@ class Authority:
         self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, name: str, *, spiffe_id: str | None = None, days: int = 1) -> tuple[Path, Path]:
-        """Return the files of a certificate and its key; one of negative `days` has expired."""
+        """Return the files of a new certificate and its key; with negative `days` the certificate has expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(_LOOPBACK)]
         if spiffe_id is not None:

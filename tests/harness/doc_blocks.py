@@ -19,7 +19,7 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A block of a page, named by its path in the repository."""
+    """A block of a page; `page` is the path of the page in the repository."""
 
     page: str
     line: int
@@ -30,7 +30,7 @@ class Block:
 
     @property
     def is_run(self) -> bool:
-        """Whether a test must run it."""
+        """Return whether a test must run the block."""
         return self.reason is None
 
     @property

@@ -1,4 +1,4 @@
-"""The three ways to run Redis, as real servers whose primary of one job can be killed and brought back."""
+"""The three ways to run Redis, as real servers; the primary that holds one job can be killed and brought back."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from redis import Redis, RedisError
 from redis.crc import key_slot
@@ -20,8 +20,10 @@ from relibra.store.keys import JobKeys
 _ANSWER_TIMEOUT_S = 60.0
 _NUM_SLOTS = 16384
 _NODE_TIMEOUT_MS = 1000
+_DEAD_AFTER_MS = 500
+_NEVER_MS = 3_600_000
 _BUS_OFFSET = 10_000
-"""A node of a Cluster talks to the others on its port plus this."""
+"""The distance from a server's port to the port on which it talks to the other servers of a Cluster."""
 
 
 class Deployment(Protocol):
@@ -31,16 +33,16 @@ class Deployment(Protocol):
 
     @property
     def pid(self) -> int:
-        """Of the server that holds the job named `job`."""
+        """The process id of the server that holds the job named `job`."""
 
     def client(self) -> "Redis":
-        """That server, as a person with redis-cli sees it."""
+        """Return a client of that server, as redis-cli would connect to it."""
 
     def kill(self) -> None:
-        """SIGKILL that server, and see it dead."""
+        """Send SIGKILL to that server, and wait until it is dead."""
 
     def recover(self) -> None:
-        """Bring back what was killed; returns when it serves."""
+        """Bring the killed server back; return when the deployment serves."""
 
     def stop(self) -> None:
         """Stop all servers."""
@@ -78,7 +80,7 @@ class OneServer:
 
 
 class Node:
-    """One redis-server of several, on a port of its own."""
+    """One of several redis-server processes, on its own port."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self._folder = folder
@@ -118,7 +120,7 @@ DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
 
 
 class ThreePrimaries:
-    """Three primaries; the one that holds the job is killed, and starts again on its data."""
+    """A Cluster of three primaries; the one that holds the job is killed, and restarts on its data."""
 
     def __init__(self, folder: Path) -> None:
         options = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(_NODE_TIMEOUT_MS), *DURABLE)
@@ -159,16 +161,20 @@ class ThreePrimaries:
 
 
 class Failover:
-    """A primary, a replica and a Sentinel that promotes it; what was killed comes back as the replica."""
+    """A primary, a replica, and a Sentinel that promotes the replica; a killed server comes back as the replica.
 
-    def __init__(self, folder: Path, *, down_after_ms: int) -> None:
+    The Sentinel fails over only after `kill`: a server that a test froze, or that a busy machine starves, answers
+    late as well, and an unasked failover would exchange the servers in the middle of a test.
+    """
+
+    def __init__(self, folder: Path) -> None:
         self._primary = Node(folder / "first", *DURABLE)
         self._replica = Node(folder / "second", *DURABLE)
         self._replicate()
         config = folder / "sentinel.conf"
         config.write_text(
             f"sentinel monitor primary 127.0.0.1 {self._primary.port} 1\n"
-            f"sentinel down-after-milliseconds primary {down_after_ms}\n"
+            f"sentinel down-after-milliseconds primary {_NEVER_MS}\n"
             "sentinel failover-timeout primary 5000\n"
         )
         self._sentinel = Node(folder / "sentinel", str(config), "--sentinel")
@@ -185,21 +191,26 @@ class Failover:
 
     def kill(self) -> None:
         self._primary.kill()
+        self._declare_down_after(_DEAD_AFTER_MS)
 
     def recover(self) -> None:
         self._primary, self._replica = self._replica, self._primary
         eventually(lambda: self._ask("SENTINEL GET-MASTER-ADDR-BY-NAME", "primary")[1] == self._primary.port)
+        self._declare_down_after(_NEVER_MS)
         self._replica.start()
-        # A Sentinel does this too, in its time; until then there are two primaries.
+        # The Sentinel does this as well, but later; until then there are two primaries.
         self._replicate()
 
     def stop(self) -> None:
         for node in (self._sentinel, self._primary, self._replica):
             node.stop()
 
-    def _ask(self, *question: str) -> list[object]:
+    def _ask(self, *question: str) -> Any:
         with self._sentinel.client() as client:
             return client.execute_command(*question)
+
+    def _declare_down_after(self, silent_ms: int) -> None:
+        self._ask("SENTINEL SET", "primary", "down-after-milliseconds", str(silent_ms))
 
     def _replicate(self) -> None:
         with self._replica.client() as client:
@@ -213,7 +224,7 @@ def _cluster_is_ok(client: "Redis") -> bool:
 
 
 def free_ports() -> Iterator[int]:
-    """Ports that are free, and whose cluster bus port is too."""
+    """Yield free ports whose cluster bus port is free as well."""
     while True:
         with closing(socket.create_server(("127.0.0.1", 0))) as server:
             port = int(server.getsockname()[1]) - _BUS_OFFSET

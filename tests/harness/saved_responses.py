@@ -1,4 +1,4 @@
-"""Responses of an SGLang server, one JSON a line as a user saves them, and the `config.json` of their model."""
+"""Responses of an SGLang server as a user saves them, and the `config.json` of their model."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ PROMPT_TOKENS = 30
 
 
 def response(index: int) -> dict[str, object]:
-    """What `/generate` of SGLang answers for a sequence with favourite experts of its own."""
+    """Return an answer of SGLang's `/generate`; every sequence prefers other experts."""
     rng = np.random.default_rng(index)
     favour_LE = np.log(rng.gamma(0.5, 2.0, (24, 32)) + 1e-6)
     rows_TLK = np.argsort(-(rng.gumbel(size=(100 + index, 24, 32)) + favour_LE), axis=-1)[..., :4]

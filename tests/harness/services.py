@@ -1,6 +1,6 @@
-"""Real services for tests: a Redis of the session's own, and planner and status processes that can be killed.
+"""Real services for tests: a Redis per session, and planner and status processes that a test can kill.
 
-Folders with services under test import what they need of this into their conftest.
+A folder whose tests need services imports the fixtures it uses into its conftest.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ def eventually(condition: Callable[[], T], *, within_s: float = 120.0) -> T:
 
 
 def routed_experts(seed: int, num_rows: int, model: Model = MODEL) -> NDArray[np.uint8]:
-    """Skewed expert ids `[T, L, K]`, distinct within a token."""
+    """Return skewed expert ids `[T, L, K]`, distinct within a token."""
     rng = np.random.default_rng(seed)
     logits = rng.gumbel(size=(num_rows, model.num_layers, model.num_experts)) + np.linspace(0, 2, model.num_experts)
     return np.argsort(-logits, axis=-1)[..., : model.top_k].astype(np.uint8)
@@ -63,7 +63,7 @@ def count(routed_TLK: NDArray[np.integer], model: Model = MODEL) -> NDArray[np.u
 def plain_plan(
     counts_SLE: NDArray[np.integer], schedule: Schedule, reason: str = "every expert at home", *, shift: int = 0
 ) -> Plan:
-    """A valid plan without replicas: expert e at home on rank e // (E/R), or `shift` ranks further."""
+    """Return a valid plan without replicas: the home of expert e is rank e // (E/R), or `shift` ranks further."""
     load = StepLoad.of(counts_SLE, schedule, CLUSTER)
     home_LE = (CLUSTER.identity_placement(MODEL) + shift) % CLUSTER.num_ranks
     row_Q, layer_Q, expert_Q = np.nonzero(load.load_MLE)
@@ -92,7 +92,7 @@ def plain_plan(
 
 
 class Service:
-    """`relibra planner` or `relibra status` as a process, started when it says it is ready."""
+    """A process of `relibra planner` or `relibra status`; the constructor returns when the service is ready."""
 
     def __init__(self, verb: str, redis_url: str, folder: Path, *, port: int = 0, **environment: str) -> None:
         self._verb = verb
@@ -104,7 +104,7 @@ class Service:
         self.start()
 
     def start(self) -> None:
-        """Start it, on the port it had before."""
+        """Start the service, on the port that it had before."""
         self._ready_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "relibra.cli", self._verb, "--redis-url", self.redis_url]
         with self._log.open("a") as log:
@@ -123,12 +123,12 @@ class Service:
         self._port = int(self.address.rpartition(":")[2])
 
     def kill(self) -> None:
-        """SIGKILL it, and see it dead."""
+        """Send SIGKILL to the service, and wait until it is dead."""
         self.process.kill()
         assert self.process.wait(timeout=10) == -signal.SIGKILL
 
     def stop(self) -> int:
-        """SIGTERM it if it runs, and return its exit status."""
+        """Send SIGTERM to the service if it runs; return its exit status."""
         if self.process.poll() is None:
             self.process.terminate()
         try:
@@ -138,7 +138,7 @@ class Service:
             raise
 
     def log(self) -> str:
-        """What it wrote so far."""
+        """Return what the service has logged so far."""
         return self._log.read_text()
 
     def _is_ready(self) -> bool:
@@ -167,7 +167,7 @@ class Loop:
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
-    """A Redis for tests that leave it alive."""
+    """A Redis that tests share and leave alive."""
     with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
@@ -182,14 +182,14 @@ def redis_url(redis_server: EmbeddedRedis) -> str:
 
 @pytest.fixture
 def run() -> Iterator[Loop]:
-    """Runs a coroutine to its end."""
+    """An event loop: `run(coroutine)` returns the result of the coroutine."""
     with Loop() as loop:
         yield loop
 
 
 @pytest.fixture
 def store(redis_url: str, run: Loop) -> Iterator[Store]:
-    """An empty store; call its methods through `run`."""
+    """An empty store; tests await its methods through `run`."""
     store = Store.open(redis_url)
     yield store
     run(store.close())
@@ -205,7 +205,7 @@ def planner(redis_url: str, tmp_path: Path) -> Iterator[Service]:
 
 @pytest.fixture(scope="session")
 def shared_planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A planner process for tests that leave it alive and keep to their own job."""
+    """A planner process that tests share; each test leaves it alive and uses a job of its own."""
     with EmbeddedRedis(tmp_path_factory.mktemp("shared-redis")) as server:
         service = Service("planner", server.url, tmp_path_factory.mktemp("shared-planner"))
         yield service
@@ -221,7 +221,7 @@ def client(shared_planner: Service) -> Iterator[PlannerClient]:
 
 @pytest.fixture
 def job_id(client: PlannerClient, request: pytest.FixtureRequest) -> str:
-    """A registered job of the test's own."""
+    """The id of a registered job that no other test uses."""
     name = re.sub("[^a-z0-9]+", "-", request.node.name.lower()).strip("-")
     job_id = f"{name[:40]}-{zlib.crc32(request.node.nodeid.encode()):08x}"
     client.register_job(job_id, MODEL, CLUSTER, PARAMS)
@@ -229,7 +229,7 @@ def job_id(client: PlannerClient, request: pytest.FixtureRequest) -> str:
 
 
 def report_sequences(address: str, job_id: str, step: int, num_sequences: int = 8) -> list[str]:
-    """Report sequences of different lengths, wait until they are durable, and return their ids."""
+    """Report sequences of different lengths; return their ids when all are durable."""
     ids = [f"seq-{index}" for index in range(num_sequences)]
     with RolloutReporter(address, job_id, num_experts=MODEL.num_experts) as reporter:
         for index, sequence_id in enumerate(ids):
@@ -239,7 +239,7 @@ def report_sequences(address: str, job_id: str, step: int, num_sequences: int = 
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Training in round numbers, for times that a test can work out."""
+"""A training job in round numbers, so that a test can state times that are worked out by hand."""
 
 from dataclasses import replace
 
@@ -23,9 +23,9 @@ MODEL = replace(
 CLUSTER = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
 HARDWARE = Hardware(
     name="round numbers",
-    flop_per_us=6000.0,  # 2 x 3000 parameters: a token takes a microsecond
-    hbm_bytes_per_us=600.0,  # 6000 bytes of weights take ten
-    intra_node_bytes_per_us=400.0,  # 400 bytes a token copy, out and back
+    flop_per_us=6000.0,  # a token needs 2 x 3000 operations: one microsecond
+    hbm_bytes_per_us=600.0,  # 6000 bytes of weights take ten microseconds
+    intra_node_bytes_per_us=400.0,  # a token copy has 400 bytes, there and back
     inter_node_bytes_per_us=40.0,
     source="none",
 )

@@ -1,4 +1,4 @@
-"""One small step in all its stages, for tests of what keeps and serves steps."""
+"""One small step in all its stages, for tests of the store and of the planner."""
 
 import numpy as np
 
@@ -39,5 +39,5 @@ def lease_of(store: Store, run: Loop, job: JobRecord, step: int, lease_s: float 
 
 
 def publish(store: Store, run: Loop, job: JobRecord, step: int, plan: EncodedPlan = PLAN) -> int:
-    """Take a step all the way; return the version of its plan."""
+    """Take a step from its schedule to its plan; return the version of the plan."""
     return run(store.publish_plan(lease_of(store, run, job, step), plan)).version

@@ -1,4 +1,4 @@
-"""A job as viewers find it: planned for real, reported by its ranks, and written straight into a store."""
+"""A job for tests of what people look at: really planned, reported by its ranks, and written straight into a store."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ LEASE_S = 60.0
 
 
 class WatchedJob:
-    """A job whose steps the caller takes along, one call each."""
+    """A job whose steps the caller advances, one call per stage."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class WatchedJob:
         return await self.store.publish_plan(lease, EncodedPlan.of(plan))
 
     async def fail(self, step: int, reason: str) -> None:
-        """Take a step to where it cannot be planned."""
+        """Take a step from its sequences to a failed solve."""
         await self.collect(step)
         await self.store.put_schedule(self.record, step, self.ids, self.schedule)
         lease = await self.store.take_lease(self.job_id, LEASE_S)
@@ -91,7 +91,7 @@ class WatchedJob:
         causes: tuple[Cause, ...] = (Cause.LATE,),
         reason: str = "",
     ) -> None:
-        """Let ranks report that they executed a plan as it is, or, without one, that they fell back."""
+        """Let ranks report that they executed a plan as it is, or that they fell back if `plan_id` is None."""
         reason = reason or ("all ranks hold it" if plan_id else "rank 3 without a plan in time")
         plan = self.plans[step]
         loads_MLR = plan.rank_loads_MLR
@@ -119,7 +119,7 @@ class WatchedJob:
                 )
 
     def _counts(self, step: int) -> NDArray[np.uint32]:
-        """Skewed counts that drift from step to step, so that the same experts are hot for a while."""
+        """Return skewed counts `[S, L, E]` that drift slowly: an expert stays hot for a few steps."""
         rng = np.random.default_rng(step)
         drift = np.random.default_rng(step // 4)
         weight_LE = np.exp(drift.normal(0, 0.9, (self.model.num_layers, self.model.num_experts)))

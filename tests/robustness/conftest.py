@@ -17,11 +17,10 @@ ROUNDS = int(os.environ.get("RELIBRA_ROBUSTNESS_ROUNDS", "1"))
 DEPLOYMENTS = os.environ.get("RELIBRA_ROBUSTNESS_REDIS", "server").split(",")
 VERDICTS = pytest.StashKey[list[Verdict]]()
 
-# A Sentinel that takes a frozen primary for a dead one would end the fault before its row is through with it.
 START: dict[str, Callable[[Path], Deployment]] = {
     "server": OneServer,
     "cluster": ThreePrimaries,
-    "sentinel": lambda folder: Failover(folder, down_after_ms=4000),
+    "sentinel": Failover,
 }
 
 
@@ -37,7 +36,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def world(tmp_path: Path, deployment: str, round_number: int, request: pytest.FixtureRequest) -> Iterator[World]:
-    """A Redis without planners; whatever is done to it, what clients saw fits the model."""
+    """A Redis without planners. Whatever a test does to it, the answers that clients got must fit the model."""
     folder = tmp_path / "redis"
     folder.mkdir()
     with World(tmp_path, START[deployment](folder), request.config.stash[VERDICTS]) as world:

@@ -1,4 +1,4 @@
-"""A planner on a real socket whose answers a test scripts."""
+"""A planner on a real socket; a test scripts its answers."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Random copies of a cell in one node."""
+"""Random copies between the ranks of one node, as one cell of a plan needs them."""
 
 from collections import Counter
 

@@ -1,7 +1,8 @@
-"""What clients of a planner saw, written down as it happened, and the model that any such history must fit.
+"""A record of the answers that clients of a planner got, and the model that every such history must fit.
 
-An event is told when its answer has come, and says how many events had been told when the question was asked: so of two
-events it is known whether one was over before the other began, and nothing is assumed of those that overlapped.
+A client records an event when its answer has come, with the number of events that were recorded when it asked. Two
+events are ordered only if one was recorded before the other was asked; the model assumes nothing about events that
+overlapped.
 """
 
 import json
@@ -17,7 +18,7 @@ Kind = Literal["registered", "acknowledged", "submitted", "planned", "kept"]
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One answer. `kept` is what the store holds at the end of a step that was not removed: ids and plan."""
+    """One answer. A `kept` event holds what the store has of a step at the end: sequence ids and the plan."""
 
     kind: Kind
     asked_after: int
@@ -30,7 +31,7 @@ class Event:
 
 
 class History:
-    """Events of one run, one JSON a line."""
+    """The events of one run, one JSON document per line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -42,19 +43,19 @@ class History:
         return self._num_events
 
     def tell(self, event: Event) -> None:
-        """Write an event down."""
+        """Append an event."""
         with self._lock, self._path.open("a") as file:
             file.write(json.dumps(asdict(event)) + "\n")
             self._num_events += 1
 
     def read(self) -> list[Event]:
-        """Return all events, as they were told."""
+        """Return all events in the order in which they were recorded."""
         with self._path.open() as file:
             return [Event(**json.loads(line)) for line in file]
 
 
 def violations(events: Iterable[Event]) -> list[str]:
-    """Return what of a history breaks a promise, by the promise's id; empty for a history that may be."""
+    """Return the broken promises of a history, each with its id; the list is empty if the history fits the model."""
     by_job: dict[str, list[tuple[int, Event]]] = defaultdict(list)
     for index, event in enumerate(events, start=1):
         by_job[event.job_id].append((index, event))
@@ -93,7 +94,7 @@ def _changed_plans(told: _Told) -> Iterator[str]:
 
 
 def _falling_versions(told: _Told) -> Iterator[str]:
-    """A plan whose schedule was submitted when another plan had been seen is above it."""
+    """Check that a plan is newer than every plan that was seen before its schedule was submitted."""
     seen: list[tuple[int, Event]] = _of_kind(told, "planned")
     first_asked: dict[tuple[int, int], int] = {}
     for _, event in _of_kind(told, "submitted"):
@@ -107,7 +108,7 @@ def _falling_versions(told: _Told) -> Iterator[str]:
 
 
 def _lost(told: _Told) -> Iterator[str]:
-    """What was told in the last epoch is there at the end, where anybody looked."""
+    """Check that everything acknowledged in the last epoch is in the store at the end, if the test looked there."""
     kept = {(event.epoch, event.step): event for _, event in _of_kind(told, "kept")}
     if not kept:
         return

@@ -1,4 +1,4 @@
-"""One Redis, planners on it, and one small step, with every fault that real processes can have."""
+"""One Redis, any number of planners on it, and small steps, under the faults that real processes can have."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ PATIENT_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """A line of the table."""
+    """One line of the table of results."""
 
     redis: str
     fault: str
@@ -38,34 +38,34 @@ class Verdict:
 
 @dataclass
 class Clock:
-    """How long it took until everything worked again."""
+    """Measures the time until everything works again."""
 
     started_at: float = field(default_factory=time.monotonic)
     recovery_s: float = float("nan")
     figures: str = ""
-    """What else was measured."""
+    """Other measurements, as text for the table."""
 
     def restart(self) -> None:
-        """Count from now: the fault is over, or another part may take over."""
+        """Count from now, because the fault is over or another process may take over."""
         self.started_at = time.monotonic()
 
     def stop(self) -> None:
-        """Everything works again."""
+        """Note that everything works again."""
         self.recovery_s = time.monotonic() - self.started_at
 
 
 class Planner(Service):
-    """A planner process, and what its clients saw."""
+    """A planner process, and the history of its clients."""
 
     history: History
 
     def wake(self) -> None:
-        """SIGCONT it."""
+        """Send SIGCONT to the planner."""
         self.process.send_signal(signal.SIGCONT)
 
 
 class World:
-    """A Redis and any number of planners, all stopped at the end whatever happened to them."""
+    """A Redis and any number of planners; leaving the context stops all of them, even frozen ones."""
 
     def __init__(self, folder: Path, redis: Deployment, verdicts: list[Verdict]) -> None:
         self._folder = folder
@@ -114,7 +114,10 @@ class World:
 
 
 def take_step(planner: Planner, step: int, job_id: str = "job") -> RankPlan:
-    """Take a step of a job all the way; return its plan. Here and below, what may help is tried again."""
+    """Take a step of a job from its sequences to its plan and return the plan.
+
+    This function and those below repeat calls that fail with a retryable error.
+    """
 
     def attempt() -> RankPlan:
         _prepare(planner, step, job_id)
@@ -125,7 +128,7 @@ def take_step(planner: Planner, step: int, job_id: str = "job") -> RankPlan:
 
 
 def prepare_step(planner: Planner, step: int, job_id: str = "job") -> None:
-    """Register the job and report the sequences of a step, all but its schedule."""
+    """Register the job and report the sequences of a step; its schedule is still missing."""
     _again(lambda: _prepare(planner, step, job_id))
 
 
@@ -135,7 +138,7 @@ def submit_step(planner: Planner, step: int, job_id: str = "job") -> None:
 
 
 def fetch(planner: Planner, step: int, job_id: str = "job") -> RankPlan:
-    """Fetch a plan that will come."""
+    """Fetch a plan, and wait until it is there."""
     return _again(lambda: _fetch(planner, step, job_id))
 
 
@@ -195,25 +198,25 @@ def _again(call: Callable[[], T]) -> T:
 
 
 def is_serving(planner: Service) -> bool:
-    """What a health probe of an orchestrator sees."""
+    """Return what the health probe of an orchestrator sees."""
     with grpc.insecure_channel(planner.address) as channel:
         answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def solvers_of(planner: Service) -> list[int]:
-    """Pids of the solver processes of a planner."""
+    """Return the process ids of the solvers of a planner."""
     children = Path(f"/proc/{planner.process.pid}/task/{planner.process.pid}/children").read_text().split()
     return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def resident_kib(pid: int) -> int:
-    """Memory of a process."""
+    """Return the resident memory of a process in KiB."""
     return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
 
 
 def stop_solvers(planner: Service) -> list[int]:
-    """Freeze the solvers of a planner, so that what they solve stays unsolved."""
+    """Freeze the solvers of a planner, so that no solve ends; return their process ids."""
     pids = eventually(lambda: solvers_of(planner))
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -221,13 +224,13 @@ def stop_solvers(planner: Service) -> list[int]:
 
 
 def let_go(pids: list[int]) -> None:
-    """SIGCONT processes that were frozen."""
+    """Send SIGCONT to processes that were frozen."""
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
 
 
 def hold_solve(world: World, planner: Planner, step: int = 1) -> list[int]:
-    """Take a step as far as its solve, which has begun and stands still; return the pids of the solvers."""
+    """Take a step until a planner solves it with frozen solvers; return the process ids of the solvers."""
     prepare_step(planner, step)
     pids = stop_solvers(planner)
     submit_step(planner, step)
