@@ -1,24 +1,19 @@
 """The configuration of `make docs`: pages as GitHub shows them, and the API from its docstrings."""
 
 import re
-from importlib import metadata, util
+from importlib import metadata
 from typing import Any
 
-from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 
 project = "relibra"
 author = "the relibra developers"
 release = metadata.version("relibra")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-# The extra `docs` brings the extension that turns Mermaid blocks into diagrams. Without it they stay text.
-_draws_diagrams = util.find_spec("sphinxcontrib.mermaid") is not None
-if _draws_diagrams:
-    extensions.append("sphinxcontrib.mermaid")
-    myst_fence_as_directive = ["mermaid"]
-    mermaid_fullscreen = False
-    mermaid_height = "auto"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
+myst_fence_as_directive = ["mermaid"]
+mermaid_fullscreen = False
+mermaid_height = "auto"
 
 html_theme = "furo"
 html_title = "relibra"
@@ -44,8 +39,6 @@ nitpick_ignore_regex = [
 
 def setup(app: Sphinx) -> None:
     """Translate docstrings before napoleon reads their sections."""
-    if not _draws_diagrams:
-        app.add_lexer("mermaid", TextLexer)
     app.connect("autodoc-process-docstring", read_as_markdown, priority=400)
 
 
