@@ -34,9 +34,11 @@ class FillerRule:
     """How a training framework fills the tokens whose routes the rollout does not know."""
 
     last_token: Filler
+    """The filler of the last token of a sequence, which was sampled and never forwarded."""
     missing: Filler | None
     """The filler of a gap; None if the framework refuses a sequence with a gap."""
     padding: Filler
+    """The filler of padding rows."""
 
 
 FILLER_RULES: dict[str, FillerRule] = {
