@@ -29,7 +29,7 @@ def doctor(
     ] = None,
     url: Annotated[str | None, typer.Option(envvar="RELIBRA_STATUS_URL", help="URL of the status service.")] = None,
     megatron_args: Annotated[
-        Path | None, typer.Option(help="File with Megatron's arguments, as on its command line or as .yaml.")
+        Path | None, typer.Option(help="File with Megatron's arguments: as on the command line, or .yaml.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

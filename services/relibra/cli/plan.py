@@ -42,8 +42,8 @@ def plan(
     micro_batches: Annotated[
         int | None,
         typer.Option(
-            help="Number of micro-batches, for a trace without a schedule or with --pack. Default: that of the trace's "
-            "schedule, else 16, or one per sequence if there are fewer."
+            help="Number of micro-batches, for a trace without a schedule or with --pack. Default: as many as the "
+            "trace's schedule has; without a schedule 16, but at most one per sequence."
         ),
     ] = None,
     pack: Annotated[

@@ -55,12 +55,13 @@ def record(
     trainer: Annotated[
         str | None,
         typer.Option(
-            help=f"Add the fillers of this trainer: {', '.join(FILLER_RULES)}. Default: leave those tokens out."
+            help=f"Give tokens without a recorded route the experts that this trainer gives them: "
+            f"{', '.join(FILLER_RULES)}. Default: leave those tokens out."
         ),
     ] = None,
     turns_by: Annotated[
         str | None,
-        typer.Option(help="Key of the responses; responses with the same value are turns of one sequence, in order."),
+        typer.Option(help="Key in the responses; those with equal values are turns of one sequence, in order."),
     ] = None,
     ep_ranks: Annotated[
         int | None,
@@ -68,7 +69,7 @@ def record(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Convert recorded rollouts to a routing trace, for `relibra plan` and `relibra trace`."""
+    """Convert recorded rollouts to a routing trace, which `relibra trace`, `advise`, `simulate` and `plan` read."""
     if not output.parent.is_dir():
         raise InvalidInput.of("--output", expected="a file in a folder that exists", got=output)
     if trainer is not None and trainer not in FILLER_RULES:

@@ -22,7 +22,7 @@ StoreUrl = Annotated[str | None, typer.Option(help="redis://, rediss:// or unix:
 ListenHost = Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 if not given.")]
 MetricsPort = Annotated[
     int | None,
-    typer.Option(min=0, max=65535, help="Port for Prometheus, which needs no token there; none if not given."),
+    typer.Option(min=0, max=65535, help="Extra port for /metrics, where Prometheus needs no token; none if not given."),
 ]
 Insecure = Annotated[bool | None, typer.Option("--insecure", help="Serve other machines without authentication.")]
 ReadyFile = Annotated[

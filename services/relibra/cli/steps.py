@@ -15,7 +15,7 @@ from relibra.store.records import StepState
 def steps(
     job_id: JobId,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Largest number of steps to list.")] = 20,
-    before: Annotated[int | None, typer.Option(min=0, help="List only steps below this one, for paging.")] = None,
+    before: Annotated[int | None, typer.Option(min=0, help="List only steps before this one, for paging.")] = None,
     state: Annotated[StepState | None, typer.Option(help="List only steps in this state.")] = None,
     url: StatusUrl = DEFAULT_URL,
     as_json: AsJson = False,

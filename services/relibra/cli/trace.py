@@ -32,7 +32,10 @@ def info(source: _Source, as_json: AsJson = False) -> None:
 
 @app.command()
 def validate(source: _Source, as_json: AsJson = False) -> None:
-    """Check a trace: its keys and types, and that the experts of every token differ. Exits with 1 if not."""
+    """Check the keys and types of a trace, and that the experts of every token differ.
+
+    Exits with status 1 if a token has an expert twice, and with 2 if the trace cannot be read.
+    """
     with working(on=f"reading {source}"):
         found = read_trace(source)
         sorted_TLK = np.sort(found.routed_experts, axis=-1)
