@@ -9,7 +9,7 @@ from harness import compiled_solver, cuda_devices
 
 REPOSITORY = Path(__file__).parents[1]
 
-# A test never asserts seconds, and a busy machine is no failure.
+# No test asserts seconds, so a busy machine must not fail one.
 settings.register_profile("relibra", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("relibra")
 
@@ -26,7 +26,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def traces_dir() -> Path:
-    """The folder of real routing traces: RELIBRA_TRACES, else beside the repository; skips where there is none."""
+    """The folder of real routing traces: RELIBRA_TRACES, or else beside the repository; skip the test if there is none."""
     folder = Path(os.environ.get("RELIBRA_TRACES") or REPOSITORY.parent / "shared" / "traces")
     if not folder.is_dir():
         pytest.skip("no real routing traces: set RELIBRA_TRACES to their folder")
@@ -35,7 +35,7 @@ def traces_dir() -> Path:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Workers share files, as fixtures do their work once a file; the ranks of tests/distributed are started once."""
+    """Give each file to one worker, as most fixtures work once per file, and all of tests/distributed to one."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):

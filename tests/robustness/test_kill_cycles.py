@@ -1,4 +1,4 @@
-"""Planner and Redis are killed again and again, at random; nothing that anybody was promised is lost."""
+"""Planner and Redis are killed again and again at random times; nothing that was acknowledged is lost."""
 
 import os
 import threading
@@ -20,11 +20,11 @@ pytestmark = [pytest.mark.robustness, pytest.mark.integration, pytest.mark.timeo
 
 NUM_CYCLES = int(os.environ.get("RELIBRA_KILL_CYCLES", "3"))
 MAX_WAITING = 400
-"""Sequences under way on the stream, a good part of a credit: some are always on the way when something dies."""
+"""Sequences that are sent and not answered: so many that some are always under way when a process dies."""
 
 
 class Stream:
-    """Reports without end for one step of a job of its own."""
+    """Reports sequences without end, for one step of its own job."""
 
     def __init__(self, planner: Planner) -> None:
         self._planner = planner
@@ -33,7 +33,7 @@ class Stream:
         self._num_handed = self._num_told = 0
 
     def report_until(self, stop: threading.Event) -> None:
-        """Report for as long as it takes, with a bound on what waits."""
+        """Report until stopped, with a bound on the sequences that wait."""
         routed_TLK = routed_experts(0, 6)
         while not stop.is_set():
             if self._reporter._outbox.num_unanswered() < MAX_WAITING:
@@ -43,7 +43,7 @@ class Stream:
                 stop.wait(0.005)
 
     def tell(self) -> int:
-        """Write down what is acknowledged by now, which is a part from the front; return how many are."""
+        """Record the sequences that are acknowledged by now, which are the oldest ones; return how many there are."""
         num_told, asked_after = self._num_told, len(self._planner.history)
         self._num_told = max(num_told, self._num_handed - self._reporter._outbox.num_unanswered())
         ids = [f"seq-{index}" for index in range(num_told, self._num_told)]
@@ -60,7 +60,7 @@ class Stream:
         return self._num_told
 
     def close(self) -> None:
-        """Report nothing more; all that is under way is acknowledged."""
+        """Stop reporting, and wait until everything under way is acknowledged."""
         self._reporter.flush(timeout_s=PATIENT_S)
         self.tell()
         self._reporter.close()
@@ -68,7 +68,7 @@ class Stream:
 
 @contextmanager
 def traffic(planner: Planner) -> Iterator[Stream]:
-    """Two jobs that take steps, and a stream of reports."""
+    """The load: two jobs that take steps, and a stream of reports."""
     stop, stream = threading.Event(), Stream(planner)
 
     def drive(job_id: str) -> None:
@@ -98,7 +98,7 @@ def test_L3_nothing_acknowledged_is_lost_in_kill_cycles(world: World, round_numb
             for _ in range(NUM_CYCLES):
                 target = len(world.history) + rng.randrange(1, 12)
                 eventually(lambda target=target: len(world.history) >= target, within_s=PATIENT_S)
-                # Anywhere between two answers.
+                # The process dies at a random moment between two answers.
                 threading.Event().wait(rng.uniform(0, 0.05))
                 stream.tell()
                 kill_and_start_again(world, planner, rng.choice(("planner", "redis", "both")))
@@ -117,7 +117,7 @@ def test_L3_nothing_acknowledged_is_lost_in_kill_cycles(world: World, round_numb
 
 
 def kill_and_start_again(world: World, planner: Planner, victim: str) -> None:
-    """SIGKILL, and start on what is there."""
+    """Send SIGKILL, and start again on the data that is left."""
     if victim != "planner":
         world.redis.kill()
     if victim != "redis":
@@ -129,7 +129,7 @@ def kill_and_start_again(world: World, planner: Planner, victim: str) -> None:
 
 
 def tell_what_is_kept(world: World) -> None:
-    """Write down what the store holds of every step of every job."""
+    """Record what the store holds for every step of every job."""
     asked_after = len(world.history)
 
     async def look() -> list[Event]:

@@ -1,4 +1,4 @@
-"""Clients that are slow, dead, greedy or mad."""
+"""Clients that are slow, dead, greedy, or that send nonsense."""
 
 import resource
 import threading
@@ -103,7 +103,7 @@ def test_S6_S7_a_client_that_never_reads_its_answers_is_held_back(world: World) 
 
         def flood() -> Iterator[routing_pb2.ReportRoutingRequest]:
             nonlocal num_sent
-            # Refused ones, whose answers are long.
+            # Refused sequences, because their answers are long.
             request = encode_sequence(1, "x" * 200, 1, "s" * 200, 6, COUNTS_LE)
             while not stop.is_set():
                 num_sent += 1
@@ -149,7 +149,7 @@ def test_S7_dead_clients_leave_nothing_behind(world: World) -> None:
     with world.fault("200 waiting agents hang up", "S7 L2") as clock, world.redis.client() as redis:
 
         def num_connections() -> int:
-            """Of planner, Sentinels and this test to Redis."""
+            """Return the number of connections to Redis, of the planner, the Sentinels and this test."""
             return len(redis.client_list(_type="normal"))
 
         def wait(client: PlannerClient) -> None:
@@ -164,7 +164,7 @@ def test_S7_dead_clients_leave_nothing_behind(world: World) -> None:
             waiting = [threading.Thread(target=wait, args=(client,)) for client in clients for _ in range(10)]
             for each in waiting:
                 each.start()
-            # All look again and again, and share what the planner may have of connections.
+            # All of them ask again and again, and share the connections that the planner may open.
             num_looks = redis.info("commandstats")["cmdstat_hlen"]["calls"] + len(waiting)
             eventually(lambda at=num_looks: redis.info("commandstats")["cmdstat_hlen"]["calls"] >= at)
             assert num_connections() <= num_others + MAX_CONNECTIONS

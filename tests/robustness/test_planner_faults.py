@@ -1,4 +1,4 @@
-"""Planners that are killed, paused, doubled and stopped at the worst moments."""
+"""Planners are killed, paused, doubled and stopped at the worst moments."""
 
 import os
 import re
@@ -31,7 +31,7 @@ LARGER_THAN_A_RENEWAL_BYTES = 500
 
 
 def report_many(planner: Planner) -> RolloutReporter:
-    """Start reporting more than is done in a moment."""
+    """Start to report more sequences than a planner takes in a moment."""
     with PlannerClient(planner.address, timeout_s=30) as client:
         client.register_job("job", MODEL, CLUSTER, PARAMS)
     reporter = RolloutReporter(planner.address, "job", num_experts=MODEL.num_experts)
@@ -42,14 +42,14 @@ def report_many(planner: Planner) -> RolloutReporter:
 
 
 def is_publishing(redis: Redis) -> bool:
-    """Whether a plan waits at a Redis whose writes are paused, and not just the renewal of a lease."""
+    """Return whether a plan, and not only the renewal of a lease, waits at a Redis whose writes are paused."""
     waiting = (each for each in redis.client_list() if "b" in each["flags"])
     return any(int(each["argv-mem"]) > LARGER_THAN_A_RENEWAL_BYTES for each in waiting)
 
 
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
 def test_L3_L4_a_planner_that_ends_or_freezes_mid_ingest(world: World, stop: signal.Signals) -> None:
-    # Slow enough to be caught in the act.
+    # The limit makes the ingest slow enough to be interrupted.
     planner = world.start_planner(RELIBRA_MAX_INGEST_BYTES_PER_S="60000")
     with (
         world.fault(f"planner gets {stop.name} mid-ingest", "L2 L3 L4" if stop == signal.SIGTERM else "L2 L3") as clock,
@@ -75,7 +75,7 @@ def test_L2_S8_a_planner_killed_mid_solve_is_replaced_by_its_neighbour(world: Wo
     ours, other = world.start_planner(), world.start_planner()
     expected = take_step(other, 1, "undisturbed")
     with world.fault("planner gets SIGKILL mid-solve, another one runs", "L2 S3 S8") as clock:
-        # Only for as long as it takes the lease to come to the one that dies.
+        # The other planner pauses only until the planner that will die holds the lease.
         other.process.send_signal(signal.SIGSTOP)
         hold_solve(world, ours)
         other.wake()
@@ -123,7 +123,7 @@ def test_L2_S3_a_planner_that_ends_or_freezes_between_solve_and_publish(world: W
         world.redis.client() as redis,
     ):
         solvers = hold_solve(world, planner)
-        # Writes wait from here on, the plan among them; reads do not, so the solver gets its counts.
+        # From here on writes wait, also that of the plan. Reads do not, so the solver gets its counts.
         redis.execute_command("CLIENT", "PAUSE", "60000", "WRITE")
         let_go(solvers)
         eventually(lambda: is_publishing(redis))

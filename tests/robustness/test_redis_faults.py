@@ -1,4 +1,4 @@
-"""Redis that is killed, frozen, full and wiped."""
+"""Redis is killed, frozen, full and wiped."""
 
 import os
 import signal
@@ -84,7 +84,7 @@ def test_S4_a_wiped_redis_begins_a_newer_epoch(world: World) -> None:
             except UnknownJob:
                 return True
 
-        # A planner looks at most every quarter of a second whether a plan that it served is still there.
+        # A planner checks at most every quarter of a second whether a plan that it served still exists.
         eventually(is_unknown)
         with pytest.raises(UnknownJob):
             client.fetch_plan("job", 2, MODEL, 0, wait_s=1)

@@ -1,4 +1,4 @@
-"""Many steps, and what they leave behind."""
+"""Many steps leave nothing behind: memory stays flat."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +19,12 @@ NUM_STEPS = int(os.environ.get("RELIBRA_SOAK_STEPS", "160"))
 NUM_JOBS = 4
 RETAINED_STEPS = 8
 SLACK_KIB = 16 << 10
-"""What an allocator may take more between two looks."""
+"""The growth between two measurements that an allocator may cause."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """What a planner, its solvers and Redis hold."""
+    """The memory of a planner, of its solvers and of Redis."""
 
     planner_kib: int
     solvers_kib: int
@@ -37,14 +37,14 @@ class Use:
         return cls(
             planner_kib=resident_kib(planner.process.pid),
             solvers_kib=max(map(resident_kib, solvers_of(planner))),
-            # What a primary keeps of its stream for replicas fills up to a size of its own, whoever writes.
+            # The backlog that a primary keeps for its replicas fills up to a fixed size, whatever is written.
             redis_kib=(memory["used_memory"] - memory["mem_replication_backlog"]) >> 10,
             num_keys=redis.dbsize(),
         )
 
 
 def take_steps(planner: Planner, job_id: str, first: int, last: int) -> None:
-    """Take steps of one job as its driver does, with one client and one reporter."""
+    """Take steps of one job with one client and one reporter, as the driver of a job does."""
     with (
         PlannerClient(planner.address, timeout_s=30) as client,
         RolloutReporter(planner.address, job_id, num_experts=MODEL.num_experts) as reporter,
@@ -70,7 +70,7 @@ def test_S7_memory_is_flat_however_many_steps_are_taken(world: World) -> None:
                     each.result()
             uses.append(Use.of(planner, redis))
         clock.stop()
-        # From the second quarter on every job has as many steps as are kept.
+        # From the second quarter on, every job has as many steps as the store retains.
         _, before, *_, after = uses
         clock.figures = (
             f"planner {before.planner_kib >> 10} -> {after.planner_kib >> 10} MiB, "

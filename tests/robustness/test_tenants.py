@@ -1,4 +1,4 @@
-"""Jobs beside jobs: one that floods, one that is large, and many at once."""
+"""Jobs share a planner with a job that floods it, with a large job, and with many others."""
 
 import contextlib
 import statistics
@@ -46,7 +46,7 @@ LARGE_STEPS = (1, 2, 3)
 
 
 def published(world: World, job_ids: list[str]) -> list[tuple[str, PlanRecord]]:
-    """All plans of some jobs, as they were published."""
+    """Return all plans of some jobs in the order in which they were published."""
 
     async def look() -> list[tuple[str, PlanRecord]]:
         async with Store.open(world.redis.url) as store:
@@ -57,7 +57,7 @@ def published(world: World, job_ids: list[str]) -> list[tuple[str, PlanRecord]]:
 
 
 def num_reported(world: World, job_id: str, step: int) -> int:
-    """How many sequences of a step are kept, on whichever server of Redis they lie."""
+    """Return how many sequences of a step are stored, whichever server of Redis holds them."""
 
     async def look() -> int:
         async with Store.open(world.redis.url) as store:
@@ -68,7 +68,7 @@ def num_reported(world: World, job_id: str, step: int) -> int:
 
 
 def is_solved_for(world: World, job_id: str) -> bool:
-    """Whether a planner holds the lease of a job, on whichever server of Redis it lies."""
+    """Return whether a planner holds the lease of a job, whichever server of Redis stores it."""
 
     async def look() -> bool:
         async with open_redis(world.redis.url) as redis:
@@ -79,7 +79,7 @@ def is_solved_for(world: World, job_id: str) -> bool:
 
 
 def timed_step(planner: Planner, step: int, job_id: str) -> tuple[bytes, float]:
-    """Take a step; return its plan's digest, and the seconds from schedule to plan."""
+    """Take a step; return the digest of its plan and the seconds from schedule to plan."""
     prepare_step(planner, step, job_id)
     started_at = time.monotonic()
     submit_step(planner, step, job_id)
@@ -87,7 +87,7 @@ def timed_step(planner: Planner, step: int, job_id: str) -> tuple[bytes, float]:
 
 
 class Flood:
-    """A tenant whose every worker sends all that a stream has credit for, and then does so on a new stream."""
+    """A tenant whose workers send as much as the credit of a stream allows, and then do so again on a new stream."""
 
     def __init__(self, world: World, planner: Planner) -> None:
         with PlannerClient(planner.address) as client:
@@ -101,7 +101,7 @@ class Flood:
         self._threads = [threading.Thread(target=self._send, args=[worker]) for worker in range(NUM_FLOODERS)]
         for each in self._threads:
             each.start()
-        # What they send at first takes as much of this process as of the planner.
+        # The first messages cost this process as much as the planner.
         eventually(lambda: sum(self._num_sent) >= NUM_FLOODERS * CREDIT_SEQUENCES)
 
     def _report(self, ordinal: int, name: str) -> Any:
@@ -113,19 +113,19 @@ class Flood:
                 self._num_sent[worker] += 1
                 yield self._report(ordinal, f"seq-{worker:04}-{self._num_sent[worker]:04}")
 
-        # Until the channel is closed.
+        # The loop ends when the channel is closed.
         with contextlib.suppress(grpc.RpcError, ValueError):
             while True:
                 assert list(open_stream(self._channel, requests()))[-1].answered_through == CREDIT_SEQUENCES
 
     def end(self) -> float:
-        """Stop, and see that no more was kept than may be; return the multiple of the quota that was sent."""
+        """Stop, and check that the store kept no more than the quota; return how many times the quota was sent."""
         num_kept = num_reported(self._world, "flood", 1)
         elapsed_s = time.monotonic() - self._started_at
         self._channel.close()
         for each in self._threads:
             each.join()
-        # A second of it may come at once.
+        # The quota of one second may be used at once.
         assert 0 < num_kept * self._size_bytes <= QUOTA_BYTES_PER_S * (elapsed_s + 1)
         return sum(self._num_sent) * self._size_bytes / (QUOTA_BYTES_PER_S * elapsed_s)
 
@@ -170,7 +170,7 @@ def test_S6_sixteen_jobs_at_once_take_turns(world: World) -> None:
         for job_id, plan in published(world, job_ids):
             num_plans[job_id] += 1
             last_s[job_id] = plan.published_at - started_at
-            # The job that was solved for while the others came to wait may be one turn ahead.
+            # One job was solved while the others came to wait, and may be one turn ahead.
             assert max(num_plans.values()) - min(num_plans.values()) <= 2, num_plans
         assert set(num_plans.values()) == {num_steps}
         clock.figures = f"slowest job {max(last_s.values()) / min(last_s.values()):.2f} x the fastest"
@@ -208,7 +208,7 @@ def test_S6_a_solve_that_does_not_end_holds_up_its_own_job_alone(world: World) -
 
 
 def prepare_large_steps(planner: Planner) -> None:
-    """Register the large job, and report the sequences of its steps."""
+    """Register the large job and report the sequences of its steps."""
     with PlannerClient(planner.address, timeout_s=30) as client:
         client.register_job("large", LARGE_MODEL, LARGE_CLUSTER)
     with RolloutReporter(planner.address, "large", num_experts=LARGE_MODEL.num_experts) as reporter:
@@ -218,7 +218,7 @@ def prepare_large_steps(planner: Planner) -> None:
 
 
 def submit_large_steps(planner: Planner) -> None:
-    """Submit the schedules of all steps of the large job: two sequences a rank."""
+    """Submit the schedules of all steps of the large job, with two sequences per rank."""
     micro_batch_S, source_rank_S = np.divmod(np.arange(len(LARGE_IDS), dtype=np.int32), LARGE_CLUSTER.num_ranks)
     schedule = Schedule(micro_batch_S=micro_batch_S, source_rank_S=source_rank_S, ep_group_S=micro_batch_S * 0)
     with PlannerClient(planner.address, timeout_s=30) as client:
