@@ -26,7 +26,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def traces_dir() -> Path:
-    """The folder of real routing traces: RELIBRA_TRACES, or else beside the repository; skip the test if there is none."""
+    """The folder of real routing traces: RELIBRA_TRACES, or else beside the repository; skip if there is none."""
     folder = Path(os.environ.get("RELIBRA_TRACES") or REPOSITORY.parent / "shared" / "traces")
     if not folder.is_dir():
         pytest.skip("no real routing traces: set RELIBRA_TRACES to their folder")
