@@ -49,3 +49,8 @@ def test_half_a_cell_is_refused_and_a_missing_cell_is_not_found(relibra):
         relibra("show", "job", 1, "--row", 1)
     with pytest.raises(NotFound):
         relibra("show", "job", 1, "--row", 99, "--layer", 0)
+
+
+def test_S9_a_step_that_does_not_exist_is_not_shown_as_one_that_collects(relibra):
+    with pytest.raises(NotFound, match="job 'job' has no step 99"):
+        relibra("show", "job", 99)

@@ -5,7 +5,7 @@ from redis import Redis
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
 from harness.step_samples import IDS, PLAN, SCHEDULE, lease_of, publish, report_all, sequence
-from relibra.errors import Conflict
+from relibra.errors import Conflict, NotFound
 from relibra.store import JobRecord, StepState, Store
 
 
@@ -32,6 +32,19 @@ def test_S7_only_the_newest_steps_are_kept_and_those_that_wait(
     outcomes = report_all(store, run, 1)
     assert [type(each) for each in outcomes] == [Conflict] * 8
     assert "step 1 of job 'job' has expired" in str(outcomes[0])
+
+
+def test_S9_a_step_that_is_not_there_is_expired_or_was_never_reported(store: Store, run: Loop, job: JobRecord) -> None:
+    with pytest.raises(NotFound, match="job 'job' has no step 3: nothing has been reported yet"):
+        run(store.find_step("job", 3))
+    for step in range(1, 6):
+        report_all(store, run, step)
+    assert run(store.find_step("job", 3)) == run(store.get_step("job", 3))
+    run(store.expire_steps(job, 2))
+    with pytest.raises(NotFound, match="step 3 of job 'job' has expired: steps 4 to 5 are kept"):
+        run(store.find_step("job", 3))
+    with pytest.raises(NotFound, match="job 'job' has no step 9: steps 4 to 5 are kept"):
+        run(store.find_step("job", 9))
 
 
 def test_S7_redis_does_not_grow_with_the_number_of_steps(

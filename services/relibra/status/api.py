@@ -52,14 +52,14 @@ async def list_steps(
 @api.get("/jobs/{job_id}/steps/{step}", tags=["steps"], response_model=StepView)
 async def get_step(app: App, job: Job, request: Request, step: Step) -> Response:
     """The state of a step. A step without reports is not an error: it has no sequences."""
-    record = await app.store.get_step(job.job_id, step)
+    record = await app.store.find_step(job.job_id, step)
     return await app.tagged.json(request, lambda: StepView.of(record))
 
 
 @api.get("/jobs/{job_id}/steps/{step}/explain", tags=["steps"], response_model=Explanation)
 async def explain_step(app: App, job: Job, request: Request, step: Step) -> Response:
     """Why the step has this placement and these replicas, and why ranks fell back, in sentences."""
-    record = await app.store.get_step(job.job_id, step)
+    record = await app.store.find_step(job.job_id, step)
     (executed,) = await app.reader.executions(job, [step])
     return await app.tagged.json(request, lambda: explain(record, job.cluster, executed))
 
@@ -67,6 +67,7 @@ async def explain_step(app: App, job: Job, request: Request, step: Step) -> Resp
 @api.get("/jobs/{job_id}/steps/{step}/execution", tags=["execution"], response_model=list[ExecutionView])
 async def get_execution(app: App, job: Job, request: Request, step: Step) -> Response:
     """What the ranks did in a step, by phase: missing ranks, fallbacks with their causes, realised imbalance."""
+    await app.store.find_step(job.job_id, step)
     (executed,) = await app.reader.executions(job, [step])
     return await app.tagged.json(request, lambda: [ExecutionView.of(each) for each in executed])
 
@@ -82,6 +83,7 @@ async def list_reports(
     realised: Annotated[bool, Query(description="Include the tokens of every cell.")] = False,
 ) -> Response:
     """What each rank reported about a step, by phase, EP group and rank."""
+    await app.store.find_step(job.job_id, step)
     reports = [
         report
         for report in await app.store.get_reports(job.job_id, step)

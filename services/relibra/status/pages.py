@@ -56,7 +56,7 @@ async def show_job(app: App, job: Job, request: Request, before: Before = None) 
 @pages.get("/jobs/{job_id}/steps/{step}")
 async def show_step(app: App, job: Job, request: Request, step: Step) -> Response:
     """One step: its plan, the reasons for it, and what the ranks did."""
-    record = await app.store.get_step(job.job_id, step)
+    record = await app.store.find_step(job.job_id, step)
     (executed,) = await app.reader.executions(job, [step])
     shown: dict[str, Any] = {"job": job, "step": record, "executed": executed}
     shown["explanation"] = explain(record, job.cluster, executed)

@@ -63,7 +63,7 @@ class Reader:
         Raises:
             NotFound: the step has no plan; the message says why.
         """
-        record = await self.store.get_step(job.job_id, step)
+        record = await self.store.find_step(job.job_id, step)
         if record.plan is None:
             raise NotFound(f"step {step} of job {job.job_id!r} has no plan; it is {record.failure or record.state}")
         return record.plan

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from relibra.errors import NotFound
 from relibra.store.connection import Connected, raises_unavailable
 from relibra.store.documents import RECORD_FIELDS, decode_plan_record
 from relibra.store.keys import STEP_KEYS, JobKeys
@@ -24,6 +25,27 @@ class Steps(Connected):
     async def get_step(self, job_id: str, step: int) -> StepRecord:
         """Return the state of one step; a step without any data is a step with no sequences."""
         return (await self.get_steps(job_id, [step]))[0]
+
+    @raises_unavailable
+    async def find_step(self, job_id: str, step: int) -> StepRecord:
+        """Return the state of a step that has data.
+
+        Raises:
+            NotFound: the step has expired, or nobody reported anything for it; the text says which.
+        """
+        keys = JobKeys(job_id)
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.zscore(keys.of("steps"), str(step))
+        pipe.get(keys.of("floor"))
+        pipe.zrange(keys.of("steps"), 0, 0)
+        pipe.zrange(keys.of("steps"), -1, -1)
+        score, floor, oldest, newest = await pipe.execute()
+        if score is not None:
+            return await self.get_step(job_id, step)
+        kept = f"steps {int(oldest[0])} to {int(newest[0])} are kept" if newest else "none of its steps is kept"
+        if step < int(floor or 0):
+            raise NotFound(f"step {step} of job {job_id!r} has expired: {kept} (retained_steps)")
+        raise NotFound(f"job {job_id!r} has no step {step}: {kept if newest else 'nothing has been reported yet'}")
 
     @raises_unavailable
     async def get_steps(self, job_id: str, steps: Iterable[int]) -> list[StepRecord]:
