@@ -47,7 +47,7 @@ def test_a_plan_is_explained_by_its_prediction() -> None:
     assert "4 replicas" in told.replicas[0]
     assert "6 MiB" in told.replicas[0]
     assert "cost more than they save" in told.replicas[1]
-    assert told.execution == ["No rank has reported yet: ranks report when a phase ends."]
+    assert told.execution == ["No rank has reported yet: ranks report when the step ends."]
     assert "No expert moves" in explain(planned(num_moved_experts=0), CLUSTER, []).placement[1]
     assert "There are no replicas: none would save" in explain(planned(num_replicas=0), CLUSTER, []).replicas[0]
     without_slots = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=0)

@@ -14,7 +14,7 @@ from relibra.store import StepRecord, StepState
 
 _ADVICE = {
     Cause.LATE: "the plan came after `plan_timeout_s`: check how long planning took and when its schedule came",
-    Cause.STALE: "the job was registered again, and these ranks follow a newer epoch than the plan",
+    Cause.STALE: "these ranks applied a plan of a newer epoch before: was Redis restored from an older copy?",
     Cause.INVALID: "agent and planner disagree: compare their versions, and the registered model and cluster",
     Cause.DISAGREED: "ranks held different plans or were at different steps: was one trainer restarted alone?",
     Cause.UNDONE: "moving experts failed and every move was undone: the log of the named rank has the error",
@@ -89,7 +89,7 @@ def _replicas(prediction: Prediction, cluster: Cluster) -> list[str]:
 
 def _execution(step: StepRecord, executed: Sequence[Execution]) -> list[str]:
     if not executed:
-        return ["No rank has reported yet: ranks report when a phase ends."] if step.plan else []
+        return ["No rank has reported yet: ranks report when the step ends."] if step.plan else []
     sentences = []
     for execution in executed:
         if text := fallback(execution):
