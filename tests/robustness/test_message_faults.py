@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.robustness, pytest.mark.integration]
 
 COUNTS_LE = count(routed_experts(0, 6))
 METHODS = (
-    *("JobService/RegisterJob", "PlanService/SubmitSchedule", "PlanService/FetchPlan"),
+    "JobService/RegisterJob",
+    "PlanService/SubmitSchedule",
+    "PlanService/FetchPlan",
     "ExecutionService/ReportExecution",
 )
 MAX_GROWTH_KIB = 64 << 10
@@ -52,7 +54,9 @@ def test_S7_random_truncated_and_oversize_messages_are_refused(world: World, rou
                 codes.add(call_raw(channel, method, good[: rng.randrange(len(good))]))
         assert grpc.StatusCode.OK not in codes
         assert codes <= {
-            *(grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND),
+            grpc.StatusCode.INTERNAL,
+            grpc.StatusCode.INVALID_ARGUMENT,
+            grpc.StatusCode.NOT_FOUND,
             grpc.StatusCode.FAILED_PRECONDITION,
         }, codes
         before_kib = resident_kib(planner.process.pid)
