@@ -156,7 +156,8 @@ def test_S4_a_plan_of_an_older_epoch_is_not_published(store: Store, run: Loop, j
         await store.remove_job("job")
         await store.register_job("job", MODEL, CLUSTER, PARAMS)
 
-    metrics = run(plan_until(store, Solver(re_create), lambda: is_idle(store)))
+    # The lease outlasts any delay, so that the epoch alone can stop the plan.
+    metrics = run(plan_until(store, Solver(re_create), lambda: is_idle(store), lease_s=600))
     assert run(store.latest_plan("job")) is None
     assert outcomes(metrics) == {"StaleEpoch": 1}
 
