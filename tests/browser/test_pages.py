@@ -58,13 +58,23 @@ def test_a_page_is_complete_without_scripts(browser: Browser, service: Service, 
 def test_empty_pages_say_what_they_will_show(page: Page, run, store: Store, errors: list[str]) -> None:
     page.goto("/")
     expect(page.locator(".empty")).to_contain_text("No job is registered yet")
-    run(WatchedJob(store, "job", model=MODEL, cluster=CLUSTER).register())
+    job = WatchedJob(store, "job", model=MODEL, cluster=CLUSTER)
+    run(job.register())
     page.get_by_role("link", name="job", exact=True).click()
     expect(page.locator(".empty")).to_contain_text("No step yet")
+    run(job.collect(4))
     page.goto("/jobs/job/steps/4")
     expect(page.locator(".empty")).to_contain_text("There is no plan to show")
     assert page.locator("[data-chart]").count() == 0
     assert errors == []
+
+
+@pytest.mark.integration
+def test_a_step_that_was_never_reported_is_refused_by_name(page: Page, job: WatchedJob) -> None:
+    answer = page.goto("/jobs/job/steps/4")
+    assert answer is not None
+    assert answer.status == 404
+    expect(page.locator("main")).to_contain_text("job 'job' has no step 4: steps 1 to 3 are kept")
 
 
 @pytest.mark.integration
@@ -147,6 +157,7 @@ def test_open_pages_receive_updates(page: Page, job: WatchedJob, run, store: Sto
     run(WatchedJob(store, "another", model=MODEL, cluster=CLUSTER).register())
     expect(page.get_by_role("link", name="another")).to_be_visible()
 
+    run(job.collect(4))
     page.goto("/jobs/job/steps/4")
     expect(page.locator("main")).to_contain_text("There is no plan to show")
     plan_id = run(job.plan(4))
