@@ -10,6 +10,7 @@ import torch
 from harness.distributed import (
     attachments,
     checkpoints,
+    copies,
     deaths,
     faults,
     integration_page,
@@ -141,6 +142,14 @@ LAYOUTS = {
         )
         for name, options in ROUND_TRIPS.items()
     },
+    "copies_ep4": Layout(cluster=EP4, scenarios=copies.SCENARIOS),
+    "copies_ep2_edp2": Layout(
+        cluster=EP2_EDP2,
+        scenarios={
+            name: functools.partial(each, ddp=OVERLAPPED, clip_grad=0.0, **BF16)
+            for name, each in copies.SCENARIOS.items()
+        },
+    ),
     "services": Layout(cluster=EP4, scenarios={"planner_outage": planner_outage.planner_outage}),
     "one_rank": Layout(cluster=EP1, scenarios={"integration_page": integration_page.integration_page}, num_ranks=1),
     "gpt_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios=matrix.SCENARIOS),

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,11 @@ from relibra.agent.config import AgentConfig
 from relibra.agent.experts import Experts
 from relibra.agent.groups import Groups
 from relibra.agent.homes.checkpoint import logical_named_parameters
+from relibra.agent.homes.guard import ADVICE, WeightGuard
 from relibra.agent.homes.homes import Homes
+from relibra.agent.homes.snapshot import Snapshot
+from relibra.agent.placement import Placement
+from relibra.agent.plans.agreement import together
 from relibra.agent.plans.outcome import PhaseRecord, StepOutcome
 from relibra.agent.plans.session import PlanSource
 from relibra.agent.refusals import Refusal
@@ -40,6 +44,7 @@ class Agent:
         experts: Mapping[int, Experts],
         chunks: Mapping[int, Sequence[int]],
         homes: Homes,
+        guard: WeightGuard,
         groups: Groups,
         plans: PlanSource,
         context: ReplicaContext,
@@ -47,7 +52,7 @@ class Agent:
         device: torch.device,
     ) -> None:
         self._config, self._groups, self._plans, self._context = config, groups, plans, context
-        self._models, self._experts, self._homes = models, experts, homes
+        self._models, self._experts, self._homes, self._guard = models, experts, homes, guard
         self._replay_obstacle, self._device = replay_obstacle, device
         self._opener = StepOpener(config, groups, plans, homes, device)
         self._outcome: StepOutcome | None = None
@@ -62,6 +67,7 @@ class Agent:
                 active=self._active,
                 has_routing=lambda: bool(self._records and self._records[-1].routed_LTK),
                 logical_experts=functools.partial(homes.logical_experts, index),
+                check_weights=functools.partial(guard.check_layer, index),
             )
             for index, each in experts.items()
         }
@@ -122,12 +128,21 @@ class Agent:
         memory, and the call returns when all ranks of the node have made it.
 
         Raises:
-            RelibraError: a rank is gone, or a reorder failed and could not be undone. Restart from the last checkpoint.
+            RelibraError: a rank is gone, or a reorder failed and could not be undone: restart from the last checkpoint.
+                On all ranks, if weights were written behind the agent's back; the message says what to do.
         """
         is_first = self._outcome is None or self._outcome.step != step
         if is_first:
             self._close_step()
+            self._check_weights(self._guard.check_trained)
             self._outcome = self._opener.open(step)
+        else:
+            is_update = phase is Phase.UPDATE
+            self._check_weights(self._guard.check_trained if is_update else self._guard.check_known)
+        if phase is Phase.UPDATE:
+            self._guard.forget()  # from now on the optimizer changes the weights, until the step ends
+        elif is_first:
+            self._guard.note_trained()
         assert self._outcome is not None
         self._close_phase()
         self._context.fetcher.drain()
@@ -227,16 +242,57 @@ class Agent:
         Merged over the ranks of an EP group, they are the state of the same model on one rank, whatever the placement.
         With several model chunks, names begin with `model<chunk>.`.
         """
+        self._guard.check_known()
         return logical_named_parameters(self._models, self._experts, self._homes.logical_experts)
+
+    @property
+    def original_order(self) -> Snapshot:
+        """The order of copies that were made before `attach` or before the first reorder."""
+        return Snapshot(placement=Placement.identity(self._config.model, self._config.cluster))
+
+    @contextmanager
+    def copying(self) -> Iterator[Snapshot]:
+        """Copy weights by name in the body, to the host or elsewhere, and keep the yielded snapshot with the copy.
+
+        Raises:
+            RelibraError: the modules hold weights that were written behind the agent's back.
+        """
+        self._guard.check_known()
+        yield Snapshot(placement=self._homes.placement)
+
+    @contextmanager
+    def restoring(self, snapshot: Snapshot) -> Iterator[None]:
+        """Collective over all ranks: write weights back by name in the body. The end brings every expert to its place.
+
+        Any reorders may have happened since `copying`. Experts travel between ranks, without optimizer state. All names
+        must be written, on all ranks. The weights may serve forwards and exports. Training goes on only after the
+        trained weights are back, bit by bit.
+
+        Args:
+            snapshot: that of the copy.
+
+        Raises:
+            RelibraError: the experts could not be moved, or a rank is gone.
+        """
+        yield
+        self._homes.bring_here(snapshot.placement)
+        self._guard.note_visiting()
+
+    def accept_weights(self) -> None:
+        """Declare that the weights in the modules are right, in the present order, and the ones to train on."""
+        self._guard.note_trained()
 
     def detach(self) -> None:
         """Collective over all ranks: move every expert back to its original place, and remove the agent from the model.
 
         Raises:
-            RelibraError: the experts could not be moved back. The agent stays attached.
+            RelibraError: the experts could not be moved back, or weights were written behind the agent's back. The
+                agent stays attached.
         """
         self._close_step()
+        self._check_weights(self._guard.check_trained)
         self._opener.move_back()
+        self._guard.forget()
         self._unhook()
         self._unhook = lambda: None
         self._plans.close()
@@ -245,9 +301,18 @@ class Agent:
     def _active(self) -> tuple[StepCells, MicroBatch | None]:
         return self._opener.cells, current(self)
 
+    def _check_weights(self, check: Callable[[], None]) -> None:
+        """Collective over all ranks, once there was a reorder: raise on all ranks if one finds other weights."""
+        if self._homes.has_moved:
+            failure = together(check, "checking weights", self._groups.everyone, self._device)
+            if failure is not None:
+                raise RelibraError(failure if ADVICE in failure else f"{failure}; {ADVICE}")
+
     def _close_step(self) -> None:
         self._context.fetcher.drain()
         self._close_phase()
+        if any(record.phase is Phase.UPDATE for record in self._records):
+            self._guard.note_trained()
         for record in self._records:
             if self._groups.num_stages > 1:
                 record.add_up(self._groups.pipeline, self._device)

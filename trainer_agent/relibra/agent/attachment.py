@@ -15,6 +15,7 @@ from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.config import AgentConfig
 from relibra.agent.experts import Experts, experts_of
 from relibra.agent.groups import Groups, Member, Topology
+from relibra.agent.homes.guard import WeightGuard
 from relibra.agent.homes.homes import Homes
 from relibra.agent.homes.optimizer_state import OptimizerState
 from relibra.agent.placement import Placement
@@ -106,6 +107,7 @@ def attach(
                 for index, (_, chunk) in by_index.items()
             },
             homes=homes,
+            guard=WeightGuard(experts, state, lambda: homes.has_moved),
             groups=groups,
             plans=plans or Session(config, groups.seat.ep_rank),
             context=ReplicaContext(

@@ -25,6 +25,7 @@ class LayerExecution:
         active: returns the cells of the open step, and the micro-batch that runs now, if any.
         has_routing: returns whether the caller has set routing in the open phase.
         logical_experts: returns the logical expert that is in every home slot now.
+        check_weights: raises if the weights of the layer were written behind the agent's back.
     """
 
     def __init__(
@@ -37,9 +38,11 @@ class LayerExecution:
         active: Callable[[], tuple[StepCells, MicroBatch | None]],
         has_routing: Callable[[], bool],
         logical_experts: Callable[[], Sequence[int]],
+        check_weights: Callable[[], None],
     ) -> None:
         self.index, self.experts, self.logical_experts = index, experts, logical_experts
         self._chunk, self._context, self._active, self._has_routing = chunk, context, active, has_routing
+        self._check_weights = check_weights
         self._visit: Visit | None = None
 
     def routing(self) -> Tensor | None:
@@ -59,8 +62,11 @@ class LayerExecution:
         """Return the physical probabilities and routing map, `[T, P]` each. P is E in a cell without replicas.
 
         Raises:
-            RelibraError: a training forward outside a micro-batch while the step has replicas or routing.
+            RelibraError: a training forward outside a micro-batch while the step has replicas or routing, or a forward
+                without gradients over weights that were written behind the agent's back.
         """
+        if not torch.is_grad_enabled():
+            self._check_weights()
         _, micro_batch = self._active()
         self._visit = self._visit_of(micro_batch) if micro_batch is not None else None
         table = self._table(training)

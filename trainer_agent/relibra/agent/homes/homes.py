@@ -7,10 +7,10 @@ import torch
 from relibra.agent.experts import Experts
 from relibra.agent.groups import Groups
 from relibra.agent.homes.expert_tensors import ExpertTensors
-from relibra.agent.homes.optimizer_state import OptimizerState
+from relibra.agent.homes.optimizer_state import OptimizerState, WeightsAlone
 from relibra.agent.homes.reorder import reorder
 from relibra.agent.homes.waves import experts_within, waves_of
-from relibra.agent.placement import Placement
+from relibra.agent.placement import Move, Placement
 from relibra.agent.plans.agreement import least
 from relibra.agent.transport import ProcessGroupTransport
 from relibra.errors import RelibraError
@@ -44,6 +44,9 @@ class Homes:
         self._buffer_bytes = buffer_bytes
         self._transport = ProcessGroupTransport(groups.stage)
         self._expert_tensors = ExpertTensors.exchange(experts, state, groups.stage, groups.stage_seats)
+        self._weights_alone = ExpertTensors.exchange(experts, WeightsAlone(), groups.stage, groups.stage_seats)
+        self.has_moved = False
+        """Whether experts have changed places since construction. Equal on all ranks."""
 
     @property
     def placement(self) -> Placement:
@@ -73,20 +76,42 @@ class Homes:
         Raises:
             RelibraError: a move failed and could not be undone, or a rank is gone.
         """
-        topology, here = self._groups.topology, self.placement
+        here = self.placement
         moves = here.moves_to(target)
         if not moves:
             return 0, None
         self._gather_parameters()
-        own_limit = experts_within(self._buffer_bytes, self._expert_tensors.expert_bytes)
+        sent_bytes, failure = self._move(moves, self._expert_tensors)
+        self._placement = target if failure is None else here
+        self.has_moved |= failure is None
+        return sent_bytes, failure
+
+    def bring_here(self, since: Placement) -> None:
+        """Collective: move weights, without optimizer state, from their order of `since` to the present placement.
+
+        Raises:
+            RelibraError: they could not be moved, or a rank is gone.
+        """
+        here = self.placement
+        moves = since.moves_to(here)
+        if not moves:
+            return
+        _, failure = self._move(moves, self._weights_alone)
+        self._placement = here
+        if failure is not None:
+            raise RelibraError(
+                f"could not bring restored weights into the present order: {failure}; restore them again"
+            )
+
+    def _move(self, moves: Sequence[Move], tensors: ExpertTensors) -> tuple[int, str | None]:
+        """Carry out moves, without a valid placement meanwhile."""
+        own_limit = experts_within(self._buffer_bytes, tensors.expert_bytes)
         limit = least(own_limit, "agreeing on the size of a wave", self._groups.everyone, self._device)
         self._placement = None
-        sent_bytes, failure = reorder(
-            waves_of(moves, topology.stage_layers, self._groups.stage_index, limit),
-            self._expert_tensors,
+        return reorder(
+            waves_of(moves, self._groups.topology.stage_layers, self._groups.stage_index, limit),
+            tensors,
             transport=self._transport,
             everyone=self._groups.everyone,
             device=self._device,
         )
-        self._placement = target if failure is None else here
-        return sent_bytes, failure

@@ -72,3 +72,14 @@ class OptimizerState:
             state = optimizer.state.get(key, {})
             tensors += [state[name] for name in sorted(state) if isinstance(state[name], Tensor)]
         return tensors
+
+
+class WeightsAlone(OptimizerState):
+    """No state at all, also no fp32 main copy: for moves of weights that are not the trained ones."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+
+    def tensors_of(self, parameter: Tensor) -> list[Tensor]:
+        """Return nothing."""
+        return []

@@ -1,0 +1,44 @@
+"""Other weights in the same modules: a copy put back by name after reorders is right, or it is refused (S9)."""
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+LAYOUTS = ["copies_ep4", "copies_ep2_edp2"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_S9_copies_put_back_after_reorders_have_every_expert_at_its_place(layout_run, layout):
+    for result in layout_run(layout).of("swapped"):
+        assert result["moved"] > 0
+        assert set(result["right"].values()) == {True}, result["right"]
+        assert result["train_again"] == "not refused"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_S9_training_never_continues_on_restored_reference_weights(layout_run, layout):
+    for result in layout_run(layout).of("swapped"):
+        assert "written behind the agent's back" in result["not_trained_on"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_S9_the_comparison_sees_experts_that_stay_by_place(layout_run, layout):
+    for result in layout_run(layout).of("swapped_by_place"):
+        assert not any(result["right"].values()), result["right"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_S9_weights_written_behind_the_agents_back_are_neither_used_nor_exported(layout_run, layout):
+    for result in layout_run(layout).of("written_behind"):
+        for way, text in result["messages"].items():
+            assert "agent.copying()" in text, way
+            assert "agent.accept_weights()" in text, way
+        assert result["accepted"] == "not refused"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_S9_weights_that_the_agent_knows_raise_no_alarm(layout_run, layout):
+    for result in layout_run(layout).of("written_behind"):
+        assert result["untouched"] == result["same_again"] == "not refused"
+    for result in layout_run(layout).of("no_alarm"):
+        assert result["before"] == "not refused"

@@ -1,0 +1,195 @@
+"""Scenarios in which other weights pass through the modules that train, copied out and put back by name."""
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.distributed import state
+from harness.distributed.networks import BATCH, HIDDEN, MODEL, SEQUENCE, Trained, routing
+from harness.distributed.plans import random_plans
+from harness.distributed.scenarios import M, attached
+from relibra.agent import Agent, Phase
+from relibra.agent.homes.homes import Homes
+from relibra.errors import RelibraError
+from relibra.planning import Cluster, RankPlan
+
+Result = dict[str, Any]
+
+
+class Backups:
+    """Copies of named parameters in host memory by tag, as frameworks keep them."""
+
+    def __init__(self, trained: Trained) -> None:
+        self._trained = trained
+        self._by_tag: dict[str, dict[str, Tensor]] = {}
+
+    def backup(self, tag: str) -> None:
+        self._by_tag[tag] = {name: each.detach().clone() for name, each in self._trained.network.named_parameters()}
+
+    @torch.no_grad()
+    def restore(self, tag: str) -> None:
+        for name, each in self._trained.network.named_parameters():
+            each.copy_(self._by_tag[tag][name])
+
+
+def reordered(cluster: Cluster, num_steps: int) -> dict[int, RankPlan | None]:
+    rank = dist.get_rank() % cluster.num_ranks
+    return {step: random_plans(60 + step, step, MODEL, cluster, M, replicate=False)[rank] for step in range(num_steps)}
+
+
+def ready(cluster: Cluster, **options: Any) -> tuple[Trained, Agent, Backups]:
+    """Return a job with a backup `reference` of the first weights, which has reordered and trained one step."""
+    balanced, _ = attached(cluster, reordered(cluster, 4), **options)
+    assert balanced.agent is not None
+    backups = Backups(balanced)
+    backups.backup("reference")
+    train(balanced, 0)
+    return balanced, balanced.agent, backups
+
+
+def train(trained: Trained, step: int) -> None:
+    if trained.agent is not None:
+        assert trained.agent.begin_step(step, Phase.UPDATE).num_moved_experts or step == 0
+    trained.step(step, M, with_gradients=False)
+    if trained.agent is not None:
+        trained.agent.end_step()
+
+
+def outputs(trained: Trained, step: int) -> Tensor:
+    hidden = torch.randn(SEQUENCE, BATCH, HIDDEN, generator=torch.Generator().manual_seed(step))
+    trained.network.eval()
+    trained.set_routing(routing(step, 0, dist.get_rank()))
+    with torch.no_grad():
+        output: Tensor = trained.network(hidden.to(trained.config.params_dtype))
+    trained.network.train()
+    return output
+
+
+def refusal(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except RelibraError as error:
+        return f"{type(error).__name__}: {error}"
+    return "not refused"
+
+
+def equal(got: dict[str, Tensor], want: dict[str, Tensor]) -> bool:
+    return got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in want)
+
+
+def swapped(cluster: Cluster, **options: Any) -> Result:
+    """Let reference weights pass through the modules between two reorders, and train on. Compare with plain training.
+
+    The weights of the step travel to the host under one placement, and return under another.
+    """
+    plain, first = Trained(cluster, **options), Trained(cluster, **options)
+    balanced, agent, backups = ready(cluster, **options)
+    train(plain, 0)
+    state.gather_parameters([balanced.ddp])
+    with agent.copying() as snapshot:
+        backups.backup("actor")
+    moved = agent.begin_step(1, Phase.RECOMPUTE).num_moved_experts
+    with agent.restoring(agent.original_order):
+        backups.restore("reference")
+    reference_weights = equal(balanced.weights(), first.weights())
+    reference_output = torch.equal(outputs(balanced, 1), outputs(first, 1))
+    not_trained_on = refusal(lambda: agent.begin_step(1, Phase.UPDATE))
+    with agent.restoring(snapshot):
+        backups.restore("actor")
+    actor_weights = equal(balanced.weights(), plain.weights())
+    train_again = refusal(lambda: agent.begin_step(1, Phase.UPDATE))
+    for each in (plain, balanced):
+        each.step(1, M, with_gradients=False)
+    agent.end_step()
+    trained_weights = equal(balanced.weights(), plain.weights())
+    trained_moments = equal(balanced.moments(), plain.moments())
+    agent.detach()
+    return {
+        "moved": moved,
+        "not_trained_on": not_trained_on,
+        "train_again": train_again,
+        "right": {
+            "reference_weights": reference_weights,
+            "reference_output": reference_output,
+            "actor_weights": actor_weights,
+            "trained_weights": trained_weights,
+            "trained_moments": trained_moments,
+        },
+    }
+
+
+def swapped_by_place(cluster: Cluster, **options: Any) -> Result:
+    """Do not bring restored experts to their places. The comparison must notice."""
+    with (
+        mock.patch.object(Homes, "bring_here"),
+        mock.patch.object(Agent, "_check_weights"),
+    ):
+        return swapped(cluster, **options)
+
+
+def written_behind(cluster: Cluster, **options: Any) -> Result:
+    """Put weights back by name without telling the agent, and use them in every way. Each must be refused."""
+    balanced, agent, backups = ready(cluster, **options)
+    state.gather_parameters([balanced.ddp])
+    backups.backup("actor")
+    untouched = refusal(lambda: list(agent.logical_named_parameters()))
+    backups.restore("actor")
+    same_again = refusal(lambda: outputs(balanced, 1))
+    agent.begin_step(1, Phase.RECOMPUTE)
+    backups.restore("actor")
+    messages = {
+        "forward": refusal(lambda: outputs(balanced, 1)),
+        "export": refusal(lambda: list(agent.logical_named_parameters())),
+        "copying": refusal(lambda: agent.copying().__enter__()),
+        "update": refusal(lambda: agent.begin_step(1, Phase.UPDATE)),
+        "next step": refusal(lambda: agent.begin_step(2, Phase.RECOMPUTE)),
+        "detach": refusal(agent.detach),
+    }
+    agent.accept_weights()
+    accepted = refusal(lambda: agent.begin_step(2, Phase.RECOMPUTE))
+    agent.end_step()
+    # One rank writes one element; all ranks must refuse.
+    with torch.no_grad():
+        if dist.get_rank() == 0:
+            parameter = agent.layers[0].experts.parameters[0][0]
+            parameter.data.view(-1)[0] += 1
+    if not agent_is_sharded(balanced):
+        messages["one element on one rank"] = refusal(lambda: agent.begin_step(3, Phase.RECOMPUTE))
+    agent.accept_weights()
+    agent.detach()
+    return {"untouched": untouched, "same_again": same_again, "messages": messages, "accepted": accepted}
+
+
+def agent_is_sharded(trained: Trained) -> bool:
+    return bool(trained.ddp.ddp_config.use_distributed_optimizer)
+
+
+def no_alarm(cluster: Cluster, **options: Any) -> Result:
+    """Write by name before the first reorder, as a load of initial weights does, and train. Nothing may be refused."""
+    balanced, _ = attached(cluster, reordered(cluster, 3) | {0: None}, **options)
+    agent = balanced.agent
+    assert agent is not None
+    backups = Backups(balanced)
+    backups.backup("first")
+    train(balanced, 0)
+    state.gather_parameters([balanced.ddp])
+    with torch.no_grad():
+        for parameter in balanced.network.parameters():
+            parameter.add_(1e-3)
+    before = refusal(lambda: agent.begin_step(1, Phase.RECOMPUTE))
+    outputs(balanced, 1)
+    agent.begin_step(1, Phase.UPDATE)
+    balanced.step(1, M, with_gradients=False)
+    agent.end_step()
+    train(balanced, 2)
+    agent.detach()
+    return {"before": before}
+
+
+SCENARIOS: dict[str, Callable[..., Result]] = {
+    each.__name__: each for each in (swapped, written_behind, no_alarm, swapped_by_place)
+}

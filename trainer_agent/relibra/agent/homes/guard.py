@@ -1,0 +1,126 @@
+"""The guard against weights that were written behind the agent's back, by place and in the order of another placement.
+
+Reference, teacher and older weights pass through the same modules as the trained ones, and frameworks copy them by
+name. After a reorder a name stands for another expert, so a copy that is put back by name puts experts where the router
+does not expect them. The guard keeps a checksum of every expert on this rank, and compares it before the weights are
+used or leave. Checksums are computed on the device; only a comparison waits for the device.
+
+Before the first reorder every copy has the one order that there is, and the guard has nothing to compare.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from relibra.agent.experts import Experts
+from relibra.agent.homes.optimizer_state import OptimizerState
+from relibra.errors import RelibraError
+from relibra.kernels import expert_checksum, expert_pack
+
+Checksums = Mapping[int, Tensor]
+"""layer -> the checksum of the expert in every home slot, int64 `[E/R]`."""
+
+ADVICE = (
+    "experts may be where the router does not expect them. Copy weights out inside `with agent.copying() as snapshot:` "
+    "and put them back inside `with agent.restoring(snapshot):`. Copies from before the first reorder have the snapshot "
+    "`agent.original_order`. If the weights are right and in the present order, call `agent.accept_weights()`"
+)
+
+
+class WeightGuard:
+    """Knows the weights that belong into the modules of this rank: the trained ones, or restored ones that visit.
+
+    A distributed optimizer may gather parameters late, in the next forward. So a checksum covers the part of an expert
+    that the optimizer of this rank updates itself; together, the ranks cover all of it.
+
+    Args:
+        experts: the experts of this rank, by layer.
+        state: the optimizer state of this rank.
+        has_moved: returns whether there was a reorder since `attach`.
+    """
+
+    def __init__(self, experts: Mapping[int, Experts], state: OptimizerState, has_moved: Callable[[], bool]) -> None:
+        self._experts, self._state, self._has_moved = experts, state, has_moved
+        self._trained: Checksums | None = None
+        self._visiting: Checksums | None = None
+        self._versions: dict[int, int] = {}
+
+    def note_trained(self) -> None:
+        """Remember the present weights as the trained ones, without waiting for the device."""
+        self._trained, self._visiting = self._taken(), None
+
+    def note_visiting(self) -> None:
+        """Remember the present weights as restored ones, beside the trained ones, without waiting for the device."""
+        self._visiting = self._taken()
+
+    def forget(self) -> None:
+        """Expect any weights, because an optimizer or the loading of a checkpoint changes them."""
+        self._trained = self._visiting = None
+
+    def check_trained(self) -> None:
+        """Check that the trained weights are in the modules, before a step begins or training continues.
+
+        Raises:
+            RelibraError: other weights are there.
+        """
+        if self._trained is not None:
+            self._check(self._taken(), [self._trained])
+
+    def check_known(self) -> None:
+        """Check that trained or restored weights are in the modules, before they are exported or copied.
+
+        Raises:
+            RelibraError: other weights are there.
+        """
+        if self._trained is not None:
+            self._check(self._taken(), self._known)
+
+    def check_layer(self, layer: int) -> None:
+        """Check the weights of one layer before a forward without gradients, if torch saw a write since the last check.
+
+        Raises:
+            RelibraError: neither trained nor restored weights are there.
+        """
+        if self._trained is None or self._version_of(layer) == self._versions[layer]:
+            return
+        version = self._version_of(layer)
+        self._check({layer: self._taken_of(layer)}, self._known)
+        self._versions[layer] = version
+
+    @property
+    def _known(self) -> list[Checksums]:
+        return [each for each in (self._trained, self._visiting) if each is not None]
+
+    def _taken(self) -> Checksums | None:
+        if not self._has_moved():
+            return None
+        self._versions = {layer: self._version_of(layer) for layer in self._experts}
+        return {layer: self._taken_of(layer) for layer in self._experts}
+
+    @torch.no_grad()
+    def _taken_of(self, layer: int) -> Tensor:
+        checksums = []
+        for parameters in self._experts[layer].parameters:
+            for each in parameters:
+                if each.untyped_storage().nbytes() < each.nbytes:
+                    raise RelibraError(
+                        f"the weights of MoE layer {layer} have no memory: bring them back from their offload before "
+                        "begin_step, end_step, an export or a restore"
+                    )
+            ranges = [self._state.range_of(each) for each in parameters]
+            owned = [each.detach().view(-1)[slice(*of)] for each, of in zip(parameters, ranges, strict=True)]
+            checksums.append(expert_checksum(expert_pack(owned, owned[0].device), salt=0))
+        return torch.stack(checksums)
+
+    def _version_of(self, layer: int) -> int:
+        return sum(each._version for parameters in self._experts[layer].parameters for each in parameters)
+
+    def _check(self, present: Checksums | None, known: list[Checksums]) -> None:
+        for layer, checksums in (present or {}).items():
+            if not any(torch.equal(checksums.cpu(), each[layer].cpu()) for each in known):
+                slots = torch.nonzero((checksums.cpu() != known[0][layer].cpu()).flatten()).flatten().tolist()
+                raise RelibraError(
+                    f"the weights of MoE layer {layer} at positions {slots} of this rank were written behind the "
+                    f"agent's back; {ADVICE}"
+                )
