@@ -42,3 +42,20 @@ def test_S9_weights_that_the_agent_knows_raise_no_alarm(layout_run, layout):
         assert result["untouched"] == result["same_again"] == "not refused"
     for result in layout_run(layout).of("no_alarm"):
         assert result["before"] == "not refused"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_S9_state_dicts_by_place_are_refused_while_experts_are_elsewhere(layout_run, layout):
+    for result in layout_run(layout).of("state_dicts"):
+        for way, text in result["messages"].items():
+            assert text.startswith("Unsupported: "), (way, text)
+            assert "names experts by place" in text, way
+        assert result["left_behind"] == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_S9_weights_under_logical_names_arrive_at_their_places(layout_run, layout):
+    for result in layout_run(layout).of("state_dicts"):
+        assert set(result["right"].values()) == {True}, result["right"]
+        assert result["incomplete"].startswith("InvalidInput: the named weights")
+        assert result["accepted"] == "not refused"

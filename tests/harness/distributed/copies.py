@@ -190,6 +190,49 @@ def no_alarm(cluster: Cluster, **options: Any) -> Result:
     return {"before": before}
 
 
+def state_dicts(cluster: Cluster, **options: Any) -> Result:
+    """Read and write by place while experts are elsewhere, and by logical name."""
+    balanced, agent, _ = ready(cluster, **options)
+    network, optimizer = balanced.network, balanced.optimizer
+    state.gather_parameters([balanced.ddp])
+    want = balanced.weights()
+    with agent.copying() as snapshot:
+        by_place = {name: each.clone() for name, each in network.state_dict().items() if torch.is_tensor(each)}
+    by_name = {name: each.detach().clone() for name, each in agent.logical_named_parameters()}
+    messages = {
+        "state_dict": refusal(network.state_dict),
+        "state_dict of ddp": refusal(balanced.ddp.state_dict),
+        "state_dict of optimizer": refusal(optimizer.state_dict),
+        "load_state_dict": refusal(lambda: network.load_state_dict(by_place, strict=False)),
+        "load_state_dict of optimizer": refusal(lambda: optimizer.load_state_dict({})),
+    }
+    untouched = equal(balanced.weights(), want)
+    agent.begin_step(1, Phase.RECOMPUTE)
+    with agent.restoring(snapshot):
+        network.load_state_dict(by_place, strict=False)
+    back = equal(balanced.weights(), want)
+    agent.end_step()
+    # Every rank offers the experts it had before the reorder; together they are all experts.
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, by_name)
+    whole = {name: each + 1 for of_rank in gathered for name, each in of_rank.items()}
+    incomplete = refusal(lambda: agent.load_logical({}))
+    agent.load_logical(whole)
+    loaded = balanced.weights()
+    as_given = all(torch.equal(loaded[f"0/{name}/weight"], each.float().flatten()) for name, each in whole.items())
+    accepted = refusal(lambda: agent.begin_step(2, Phase.RECOMPUTE))
+    agent.detach()
+    plain_again = refusal(network.state_dict) == refusal(optimizer.state_dict) == "not refused"
+    left_behind = [name for name in ("state_dict", "load_state_dict") if name in vars(optimizer)]
+    return {
+        "messages": messages,
+        "incomplete": incomplete,
+        "accepted": accepted,
+        "left_behind": left_behind,
+        "right": {"untouched": untouched, "back": back, "as_given": as_given, "plain_again": plain_again},
+    }
+
+
 SCENARIOS: dict[str, Callable[..., Result]] = {
-    each.__name__: each for each in (swapped, written_behind, no_alarm, swapped_by_place)
+    each.__name__: each for each in (swapped, written_behind, no_alarm, state_dicts, swapped_by_place)
 }

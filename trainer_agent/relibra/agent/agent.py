@@ -19,6 +19,7 @@ from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.config import AgentConfig
 from relibra.agent.experts import Experts
 from relibra.agent.groups import Groups
+from relibra.agent.homes.by_place import write_named
 from relibra.agent.homes.checkpoint import logical_named_parameters
 from relibra.agent.homes.guard import ADVICE, WeightGuard
 from relibra.agent.homes.homes import Homes
@@ -56,6 +57,8 @@ class Agent:
         self._replay_obstacle, self._device = replay_obstacle, device
         self._opener = StepOpener(config, groups, plans, homes, device)
         self._outcome: StepOutcome | None = None
+        self._num_copies_under_way = 0
+        self._named_at: Placement | None = None
         self._records: list[PhaseRecord] = []
         self._unhook: Callable[[], None] = lambda: None
         self.layers = {
@@ -66,8 +69,8 @@ class Agent:
                 context=context,
                 active=self._active,
                 has_routing=lambda: bool(self._records and self._records[-1].routed_LTK),
-                logical_experts=functools.partial(homes.logical_experts, index),
-                check_weights=functools.partial(guard.check_layer, index),
+                logical_experts=functools.partial(self._logical_experts, index),
+                check_weights=functools.partial(guard.check_if_written, index),
             )
             for index, each in experts.items()
         }
@@ -144,6 +147,7 @@ class Agent:
         elif is_first:
             self._guard.note_trained()
         assert self._outcome is not None
+        self._named_at = None  # a checkpoint is loaded right after its names are asked for, or not at all
         self._close_phase()
         self._context.fetcher.drain()
         if phase is Phase.RECOMPUTE and self._opener.cells.has_replicas:
@@ -258,7 +262,8 @@ class Agent:
             RelibraError: the modules hold weights that were written behind the agent's back.
         """
         self._guard.check_known()
-        yield Snapshot(placement=self._homes.placement)
+        with self._copies_allowed():
+            yield Snapshot(placement=self._homes.placement)
 
     @contextmanager
     def restoring(self, snapshot: Snapshot) -> Iterator[None]:
@@ -274,7 +279,8 @@ class Agent:
         Raises:
             RelibraError: the experts could not be moved, or a rank is gone.
         """
-        yield
+        with self._copies_allowed():
+            yield
         self._homes.bring_here(snapshot.placement)
         self._guard.note_visiting()
 
@@ -300,6 +306,66 @@ class Agent:
 
     def _active(self) -> tuple[StepCells, MicroBatch | None]:
         return self._opener.cells, current(self)
+
+    def load_logical(self, weights: Mapping[str, Tensor]) -> None:
+        """Write weights under logical names, as `logical_named_parameters` names them, and accept them as the trained.
+
+        Args:
+            weights: at least those of this rank. Others, such as experts of other ranks, are left out. An optimizer
+                with fp32 main copies must reload them afterwards: `optimizer.reload_model_params()`.
+
+        Raises:
+            InvalidInput: a name is missing or a shape differs. Nothing was written on this rank.
+        """
+        write_named(dict(logical_named_parameters(self._models, self._experts, self._homes.logical_experts)), weights)
+        self._guard.note_trained()
+
+    def check_reading_by_place(self, what: str) -> None:
+        """Raise if a place does not stand for the expert of the same number. Only `attach` gives this to hooks.
+
+        Raises:
+            Unsupported: experts are away from their original places, outside `copying` and `restoring`.
+        """
+        is_original = not self._homes.placement.moves_to(self.original_order.placement)
+        if not (self._num_copies_under_way or is_original):
+            raise Unsupported(
+                f"{what} names experts by place, and they are not at their original places; use "
+                "agent.logical_named_parameters() or dist_checkpointing to export, `with agent.copying() as snapshot:` "
+                "to copy weights and put them back, or detach before"
+            )
+
+    def check_writing_by_place(self, what: str) -> None:
+        """Raise if nobody knows the order of state that is loaded. Only `attach` gives this to hooks.
+
+        State that megatron has loaded under the names of a sharded state dict has the present order.
+
+        Raises:
+            Unsupported: there was a reorder since `attach`, and the order of the state is unknown.
+        """
+        placement = self._homes.placement
+        if not self._homes.has_moved or self._num_copies_under_way:
+            return
+        if self._named_at is not placement:
+            raise Unsupported(
+                f"{what} names experts by place, and there was a reorder since attach; use `with "
+                "agent.restoring(snapshot):` around it for weights that were copied, agent.load_logical(weights) for "
+                "weights under logical names, or dist_checkpointing for a checkpoint"
+            )
+        self._guard.forget()
+
+    def _logical_experts(self, layer: int) -> Sequence[int]:
+        """Return the logical experts of a layer for its sharded state dict."""
+        self._guard.check_layer(layer)
+        self._named_at = self._homes.placement
+        return self._homes.logical_experts(layer)
+
+    @contextmanager
+    def _copies_allowed(self) -> Iterator[None]:
+        self._num_copies_under_way += 1
+        try:
+            yield
+        finally:
+            self._num_copies_under_way -= 1
 
     def _check_weights(self, check: Callable[[], None]) -> None:
         """Collective over all ranks, once there was a reorder: raise on all ranks if one finds other weights."""

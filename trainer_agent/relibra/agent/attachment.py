@@ -15,6 +15,7 @@ from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.config import AgentConfig
 from relibra.agent.experts import Experts, experts_of
 from relibra.agent.groups import Groups, Member, Topology
+from relibra.agent.homes.by_place import check_optimizer_state_dicts, check_state_dicts
 from relibra.agent.homes.guard import WeightGuard
 from relibra.agent.homes.homes import Homes
 from relibra.agent.homes.optimizer_state import OptimizerState
@@ -118,7 +119,12 @@ def attach(
         )
         for index, (layer, chunk) in by_index.items():
             hooks.callback(megatron.install(layer, chunk, agent.layers[index], config.cluster))
+            hooks.callback(check_state_dicts(layer.experts, agent.check_reading_by_place, agent.check_writing_by_place))
         hooks.callback(megatron.guard_checkpoints(optimizer))
+        if optimizer is not None:
+            hooks.callback(
+                check_optimizer_state_dicts(optimizer, agent.check_reading_by_place, agent.check_writing_by_place)
+            )
         attached.append(agent)
 
     with ExitStack() as hooks:

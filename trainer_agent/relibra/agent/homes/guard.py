@@ -23,8 +23,8 @@ Checksums = Mapping[int, Tensor]
 
 ADVICE = (
     "experts may be where the router does not expect them. Copy weights out inside `with agent.copying() as snapshot:` "
-    "and put them back inside `with agent.restoring(snapshot):`. Copies from before the first reorder have the snapshot "
-    "`agent.original_order`. If the weights are right and in the present order, call `agent.accept_weights()`"
+    "and put them back inside `with agent.restoring(snapshot):`. Copies from before the first reorder have the "
+    "snapshot `agent.original_order`. If the weights are right and in the present order, call `agent.accept_weights()`"
 )
 
 
@@ -77,16 +77,24 @@ class WeightGuard:
             self._check(self._taken(), self._known)
 
     def check_layer(self, layer: int) -> None:
+        """Check the weights of one layer before they enter a checkpoint.
+
+        Raises:
+            RelibraError: neither trained nor restored weights are there.
+        """
+        if self._trained is not None:
+            version = self._version_of(layer)
+            self._check({layer: self._taken_of(layer)}, self._known)
+            self._versions[layer] = version
+
+    def check_if_written(self, layer: int) -> None:
         """Check the weights of one layer before a forward without gradients, if torch saw a write since the last check.
 
         Raises:
             RelibraError: neither trained nor restored weights are there.
         """
-        if self._trained is None or self._version_of(layer) == self._versions[layer]:
-            return
-        version = self._version_of(layer)
-        self._check({layer: self._taken_of(layer)}, self._known)
-        self._versions[layer] = version
+        if self._trained is not None and self._version_of(layer) != self._versions[layer]:
+            self.check_layer(layer)
 
     @property
     def _known(self) -> list[Checksums]:
