@@ -133,7 +133,12 @@ def round_trip(
 
 def not_remapped(cluster: Cluster) -> Result:
     """Save experts by place. The comparison must notice."""
-    with mock.patch.object(hooks, "logical_sharded_state_dict", lambda module, *_: module.sharded_state_dict):
+
+    def by_place(module: Any, logical_experts: Any, _: int) -> Any:
+        plain = module.sharded_state_dict
+        return lambda *args, **kwargs: logical_experts() and plain(*args, **kwargs)
+
+    with mock.patch.object(hooks, "logical_sharded_state_dict", by_place):
         return round_trip(cluster, saved_with=FOUR_RANKS, loaded_with=FOUR_RANKS, num_experts=4)
 
 

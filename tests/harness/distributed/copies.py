@@ -6,6 +6,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from torch import Tensor
 
 from harness.distributed import state
@@ -231,6 +232,54 @@ def state_dicts(cluster: Cluster, **options: Any) -> Result:
         "left_behind": left_behind,
         "right": {"untouched": untouched, "back": back, "as_given": as_given, "plain_again": plain_again},
     }
+
+
+def slept(cluster: Cluster, **options: Any) -> Result:
+    """Between two steps, release the memory of weights, and destroy and create all process groups. Then reorder."""
+    attachment: dict[str, Any] = {"host_copy": True} if cluster.num_ep_groups == 1 else {}
+    balanced, agent, backups = ready(cluster, **attachment, **options)
+    state.gather_parameters([balanced.ddp])
+    with agent.copying() as snapshot:
+        backups.backup("actor")
+    want = balanced.weights()
+    for parameter in balanced.network.parameters():
+        parameter.data = parameter.data.clone()  # memory of its own, which can be released
+    storages = [each.untyped_storage() for each in balanced.network.parameters()]
+    sizes = [storage.nbytes() for storage in storages]
+    for storage in storages:
+        storage.resize_(0)
+    asleep = refusal(lambda: agent.begin_step(1, Phase.RECOMPUTE))
+    for storage, size in zip(storages, sizes, strict=True):
+        storage.resize_(size)
+    with agent.restoring(snapshot):
+        backups.restore("actor")
+    rank, size, store = dist.get_rank(), dist.get_world_size(), dist.distributed_c10d._get_default_store()
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+    no_groups = refusal(lambda: agent.begin_step(1, Phase.RECOMPUTE))
+    dist.init_process_group("gloo", store=dist.PrefixStore("again", store), rank=rank, world_size=size)
+    arrange(cluster)
+    moved = agent.begin_step(1, Phase.RECOMPUTE).num_moved_experts
+    woken = equal(balanced.weights(), want)
+    with agent.restoring(snapshot):
+        backups.restore("actor")
+    restored = equal(balanced.weights(), want)
+    agent.end_step()
+    for layer in balanced.network.moe:
+        assert layer.token_dispatcher.num_experts == MODEL.num_experts
+    agent.detach()
+    return {
+        "asleep": asleep,
+        "no_groups": no_groups,
+        "moved": moved,
+        "right": {"woken": woken, "restored": restored},
+    }
+
+
+def arrange(cluster: Cluster) -> None:
+    parallel_state.initialize_model_parallel(
+        expert_model_parallel_size=cluster.num_ranks, expert_tensor_parallel_size=1, distributed_timeout_minutes=1
+    )
 
 
 SCENARIOS: dict[str, Callable[..., Result]] = {

@@ -143,6 +143,8 @@ LAYOUTS = {
         for name, options in ROUND_TRIPS.items()
     },
     "copies_ep4": Layout(cluster=EP4, scenarios=copies.SCENARIOS),
+    "sleep_ep4": Layout(cluster=EP4, scenarios={"slept": copies.slept}),
+    "sleep_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios={"slept": copies.slept}),
     "copies_ep2_edp2": Layout(
         cluster=EP2_EDP2,
         scenarios={

@@ -134,6 +134,8 @@ class Agent:
             RelibraError: a rank is gone, or a reorder failed and could not be undone: restart from the last checkpoint.
                 On all ranks, if weights were written behind the agent's back; the message says what to do.
         """
+        self._groups.rebuild_if_destroyed()
+        self._guard.check_memory()
         is_first = self._outcome is None or self._outcome.step != step
         if is_first:
             self._close_step()
@@ -235,6 +237,7 @@ class Agent:
         The call does not wait for the planner. In a pipeline it makes one small exchange between the ranks of all
         stages that have the same EP rank and EP group, because the planner sees them as one rank.
         """
+        self._groups.rebuild_if_destroyed()
         ended = self._outcome
         self._close_step()
         if ended is not None:
@@ -281,6 +284,7 @@ class Agent:
         """
         with self._copies_allowed():
             yield
+        self._groups.rebuild_if_destroyed()
         self._homes.bring_here(snapshot.placement)
         self._guard.note_visiting()
 
@@ -295,6 +299,7 @@ class Agent:
             RelibraError: the experts could not be moved back, or weights were written behind the agent's back. The
                 agent stays attached.
         """
+        self._groups.rebuild_if_destroyed()
         self._close_step()
         self._check_weights(self._guard.check_trained)
         self._opener.move_back()
@@ -372,7 +377,8 @@ class Agent:
         if self._homes.has_moved:
             failure = together(check, "checking weights", self._groups.everyone, self._device)
             if failure is not None:
-                raise RelibraError(failure if ADVICE in failure else f"{failure}; {ADVICE}")
+                has_own = "this rank:" in failure
+                raise RelibraError(failure if has_own else f"{failure}, whose logs say why. Usually, {ADVICE}")
 
     def _close_step(self) -> None:
         self._context.fetcher.drain()

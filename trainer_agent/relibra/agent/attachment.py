@@ -91,10 +91,16 @@ def attach(
         if config.transport == "peer"
         else ProcessGroupTransport(groups.node)
     )
+    if isinstance(transport, ProcessGroupTransport):
+        messages = transport
+        groups.on_rebuilt(lambda: messages.use(groups.node))
     timed = TimedTransport(transport)
     is_fused = any(layer.config.gradient_accumulation_fusion for layer, _ in found)
     gathered = {index: megatron.gathering(chunk, layer.experts) for index, (layer, chunk) in by_index.items()}
     host_copy = HostCopy(groups.node, timed, experts) if config.host_copy else None
+    if host_copy is not None:
+        kept = host_copy
+        groups.on_rebuilt(lambda: kept.use(groups.node))
     attached: list[Agent] = []
 
     def hook_in() -> None:

@@ -1,7 +1,8 @@
 """The process groups of a rank: the whole job, its pipeline stage, its node, and its seat in all stages."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -9,7 +10,9 @@ import torch.distributed as dist
 
 from relibra.agent.config import AgentConfig
 from relibra.agent.refusals import unsupported
-from relibra.errors import InvalidInput
+from relibra.errors import InvalidInput, RelibraError
+
+log = logging.getLogger(__name__)
 
 
 class Seat(NamedTuple):
@@ -90,9 +93,12 @@ class Topology:
         return next(index for index, ranks in enumerate(self.stages) if rank in ranks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Groups:
-    """The process groups of one rank."""
+    """The process groups of one rank. Frameworks may destroy them between steps; `rebuild_if_destroyed` replaces them.
+
+    Code that keeps one of the groups must ask for the new one in a function that it gives to `on_rebuilt`.
+    """
 
     everyone: dist.ProcessGroup
     """All ranks of all stages; they agree on one plan."""
@@ -103,13 +109,19 @@ class Groups:
     pipeline: dist.ProcessGroup
     """The ranks of all stages that have this rank's seat."""
     topology: Topology
+    node_size: int
+    timeout: timedelta
     stage_index: int
     seat: Seat
+    _listeners: list[Callable[[], None]] = field(default_factory=list)
 
     @classmethod
     def create(cls, topology: Topology, config: AgentConfig) -> "Groups":
         """Collective over all ranks: create the groups, each with the timeout of `config`."""
-        timeout = timedelta(seconds=config.collective_timeout_s)
+        return cls._created(topology, config.cluster.gpus_per_node, timedelta(seconds=config.collective_timeout_s))
+
+    @classmethod
+    def _created(cls, topology: Topology, node_size: int, timeout: timedelta) -> "Groups":
         mine = dist.get_rank()
 
         def own(member_lists: Sequence[Sequence[int]]) -> dist.ProcessGroup:
@@ -120,7 +132,7 @@ class Groups:
             assert found is not None
             return found
 
-        size = config.cluster.gpus_per_node
+        size = node_size
         return cls(
             everyone=own([range(dist.get_world_size())]),
             stage=own(topology.stages),
@@ -129,6 +141,8 @@ class Groups:
             # Global ranks rise with the stage, and a new group sorts its ranks.
             pipeline=own(list(zip(*topology.stages, strict=True))),
             topology=topology,
+            node_size=node_size,
+            timeout=timeout,
             stage_index=topology.stage_of(mine),
             seat=topology.seats[mine],
         )
@@ -143,7 +157,43 @@ class Groups:
         """The seat of every rank of `stage`."""
         return tuple(self.topology.seats[rank] for rank in dist.get_process_group_ranks(self.stage))
 
+    def on_rebuilt(self, listener: Callable[[], None]) -> None:
+        """Call `listener` on all ranks after the groups were replaced. It may be collective."""
+        self._listeners.append(listener)
+
+    def rebuild_if_destroyed(self) -> None:
+        """Collective over all ranks, if the groups were destroyed: create them again, and tell all listeners.
+
+        Frameworks that share GPUs with a rollout engine destroy all process groups while the engine works.
+
+        Raises:
+            RelibraError: torch.distributed itself is not initialised again.
+        """
+        if not dist.is_initialized():
+            raise RelibraError(
+                "the process groups of training are destroyed; create them again "
+                "(torch.distributed.init_process_group) before the agent's next call"
+            )
+        if all(map(_exists, (self.everyone, self.stage, self.node, self.pipeline))):
+            return
+        log.info("the process groups were destroyed since the last step: creating the agent's groups again")
+        self.close()
+        again = Groups._created(self.topology, self.node_size, self.timeout)
+        self.everyone, self.stage, self.node, self.pipeline = again.everyone, again.stage, again.node, again.pipeline
+        for listener in self._listeners:
+            listener()
+
     def close(self) -> None:
-        """Destroy the groups that this object created."""
+        """Destroy the groups that this object created, as far as they exist."""
         for group in (self.node, self.pipeline, self.stage, self.everyone):
-            dist.destroy_process_group(group)
+            try:
+                dist.destroy_process_group(group)
+            except ValueError as error:  # destroyed before, or wrapped by a framework, which destroys its own
+                log.info("a process group is left as it is: %s", error)
+
+
+def _exists(group: dist.ProcessGroup) -> bool:
+    try:
+        return bool(dist.get_process_group_ranks(group))
+    except (KeyError, ValueError):
+        return False

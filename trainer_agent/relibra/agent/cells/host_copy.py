@@ -39,6 +39,11 @@ class HostCopy:
         self._first = {layer: sum(of_layers[:i]) for i, layer in enumerate(sorted(experts))}
         self._host, self._one, self._speed = HostWeights(group, flat), flat[0] if flat else [], 0.0
 
+    def use(self, group: dist.ProcessGroup) -> None:
+        """Meet in `group`, which has the same ranks."""
+        self._group = group
+        self._host.use(group)
+
     def refresh(self) -> None:
         """Collective: copy the present weights of all experts, while no fetch is under way.
 

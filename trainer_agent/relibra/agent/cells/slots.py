@@ -29,7 +29,7 @@ class Slots:
     def __init__(
         self, experts: Mapping[int, Experts], num_slots: int, device: torch.device, *, with_gradients: bool
     ) -> None:
-        self._like = {layer: [tensor.detach() for tensor in each.parameters[0]] for layer, each in experts.items()}
+        self._like = {layer: [_like(each) for each in of.parameters[0]] for layer, of in experts.items()}
         self._weights = _memory(self._like.values(), num_slots, device)
         self._like_gradients = {layer: [_fp32(each) for each in like] for layer, like in self._like.items()}
         self._gradients = _memory(self._like_gradients.values(), num_slots if with_gradients else 0, device)
@@ -54,6 +54,11 @@ class Slots:
         if not self.has_gradients:
             return [None] * len(self._like[layer])
         return packed_views(self._gradients[side, slot], self._like_gradients[layer])
+
+
+def _like(tensor: Tensor) -> Tensor:
+    # Without memory: a reference to a parameter's memory would keep it on the device when the model is offloaded.
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def _fp32(tensor: Tensor) -> Tensor:

@@ -58,6 +58,15 @@ class WeightGuard:
         """Expect any weights, because an optimizer or the loading of a checkpoint changes them."""
         self._trained = self._visiting = None
 
+    def check_memory(self) -> None:
+        """Check that the weights are not offloaded by a release of their memory.
+
+        Raises:
+            RelibraError: they have no memory.
+        """
+        for layer in self._experts:
+            self._check_memory_of(layer)
+
     def check_trained(self) -> None:
         """Check that the trained weights are in the modules, before a step begins or training continues.
 
@@ -108,18 +117,22 @@ class WeightGuard:
 
     @torch.no_grad()
     def _taken_of(self, layer: int) -> Tensor:
+        self._check_memory_of(layer)
         checksums = []
         for parameters in self._experts[layer].parameters:
-            for each in parameters:
-                if each.untyped_storage().nbytes() < each.nbytes:
-                    raise RelibraError(
-                        f"the weights of MoE layer {layer} have no memory: bring them back from their offload before "
-                        "begin_step, end_step, an export or a restore"
-                    )
             ranges = [self._state.range_of(each) for each in parameters]
             owned = [each.detach().view(-1)[slice(*of)] for each, of in zip(parameters, ranges, strict=True)]
             checksums.append(expert_checksum(expert_pack(owned, owned[0].device), salt=0))
         return torch.stack(checksums)
+
+    def _check_memory_of(self, layer: int) -> None:
+        for parameters in self._experts[layer].parameters:
+            for each in parameters:
+                if not each.numel() or each.untyped_storage().nbytes() < each.nbytes:
+                    raise RelibraError(
+                        f"the weights of MoE layer {layer} have no memory: bring them back from their offload before "
+                        "begin_step, end_step, detach, an export or a restore"
+                    )
 
     def _version_of(self, layer: int) -> int:
         return sum(each._version for parameters in self._experts[layer].parameters for each in parameters)

@@ -43,6 +43,7 @@ class Homes:
         self._groups, self._device, self._gather_parameters = groups, device, gather_parameters
         self._buffer_bytes = buffer_bytes
         self._transport = ProcessGroupTransport(groups.stage)
+        groups.on_rebuilt(lambda: self._transport.use(groups.stage))
         self._expert_tensors = ExpertTensors.exchange(experts, state, groups.stage, groups.stage_seats)
         self._weights_alone = ExpertTensors.exchange(experts, WeightsAlone(), groups.stage, groups.stage_seats)
         self.has_moved = False

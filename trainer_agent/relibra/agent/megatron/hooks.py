@@ -41,6 +41,8 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
     def preprocess(hidden_states: Tensor, probs: Tensor, routing_map: Tensor) -> Any:
         probs, routing_map = execution.remap(probs, routing_map, training=layer.training)
         without_replicas = routing_map.shape[1] == layer.config.num_moe_experts
+        if not without_replicas:  # a framework may have created its groups again since `install`
+            vars(physical_dispatcher).update({name: getattr(plain_dispatcher, name) for name in _DISPATCHER_GROUPS})
         layer.token_dispatcher = plain_dispatcher if without_replicas else physical_dispatcher
         return plain_preprocess(hidden_states, probs, routing_map)
 
@@ -69,6 +71,9 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
         _remember_micro_batch_in_checkpoints(-1)
 
     return restore
+
+
+_DISPATCHER_GROUPS = ("ep_group", "tp_group", "tp_ep_group")
 
 
 class _GroupsOf:

@@ -109,6 +109,10 @@ class HostWeights:
         self._num_under_way += 1
         return _Pulled(self, claim, pairs)
 
+    def use(self, group: dist.ProcessGroup) -> None:
+        """Meet in `group`, which has the same ranks."""
+        self._group = group
+
     def _meet(self) -> None:
         with noticing_death("the host copy of weights"):
             dist.barrier(self._group)

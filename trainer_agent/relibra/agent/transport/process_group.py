@@ -19,8 +19,12 @@ class ProcessGroupTransport:
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
         self._sent_bytes, self._claims = 0, Claims()
+        self.use(group)
+
+    def use(self, group: dist.ProcessGroup) -> None:
+        """Collective: send through `group`, which has the same ranks, while no message is under way."""
+        self._group = group
         # NCCL connects all ranks in the first call of a group. In the first `start`, some ranks may have no parcels.
         dist.barrier(group)
 
