@@ -59,3 +59,19 @@ def test_S9_weights_under_logical_names_arrive_at_their_places(layout_run, layou
         assert set(result["right"].values()) == {True}, result["right"]
         assert result["incomplete"].startswith("InvalidInput: the named weights")
         assert result["accepted"] == "not refused"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_S9_backups_by_tag_are_right_without_a_change_in_the_loop(layout_run, layout):
+    for result in layout_run(layout).of("followed"):
+        assert len(result["right"]) == 6
+        assert set(result["right"].values()) == {True}, result["right"]
+        assert result["order_is_present"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_S9_backups_are_not_exported_by_place_while_experts_are_elsewhere(layout_run, layout):
+    for result in layout_run(layout).of("followed"):
+        assert result["at_original"] == result["readable"] == "not refused"
+        assert result["by_place"].startswith("Unsupported: the backup 'actor' names experts by place")
+        assert result["too_late"].startswith("Unsupported: the order of the backups reference, actor, old_actor")

@@ -22,7 +22,7 @@ Result = dict[str, Any]
 
 
 class Backups:
-    """Copies of named parameters in host memory by tag, as frameworks keep them."""
+    """Copies of named parameters in host memory by tag, with the methods of slime's TensorBackuper."""
 
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
@@ -30,6 +30,16 @@ class Backups:
 
     def backup(self, tag: str) -> None:
         self._by_tag[tag] = {name: each.detach().clone() for name, each in self._trained.network.named_parameters()}
+
+    @property
+    def backup_tags(self) -> list[str]:
+        return list(self._by_tag)
+
+    def get(self, tag: str) -> dict[str, Tensor]:
+        return self._by_tag[tag]
+
+    def copy(self, *, src_tag: str, dst_tag: str) -> None:
+        self._by_tag[dst_tag] = {name: each.clone() for name, each in self._by_tag[src_tag].items()}
 
     @torch.no_grad()
     def restore(self, tag: str) -> None:
@@ -191,6 +201,47 @@ def no_alarm(cluster: Cluster, **options: Any) -> Result:
     return {"before": before}
 
 
+def followed(cluster: Cluster, **options: Any) -> Result:
+    """Let a framework back up and restore by tag as it does without relibra, over several reorders."""
+    balanced, _ = attached(cluster, reordered(cluster, 4), **options)
+    agent = balanced.agent
+    assert agent is not None
+    backups, first = Backups(balanced), balanced.weights()
+    backups.backup("reference")
+    orders = agent.follow(backups)
+    right: dict[str, bool] = {}
+    last = first
+    at_original = refusal(lambda: backups.get("reference"))
+    for step in range(3):
+        agent.begin_step(step, Phase.RECOMPUTE)
+        if step:
+            backups.restore("reference")
+            right[f"reference {step}"] = equal(balanced.weights(), first)
+            backups.restore("old_actor")
+            right[f"old actor {step}"] = equal(balanced.weights(), last)
+            backups.restore("actor")
+            right[f"actor {step}"] = equal(balanced.weights(), last)
+        agent.begin_step(step, Phase.UPDATE)
+        balanced.step(step, M, with_gradients=False)
+        agent.end_step()
+        state.gather_parameters([balanced.ddp])
+        backups.backup("actor")
+        backups.copy(src_tag="actor", dst_tag="old_actor")
+        last = balanced.weights()
+    with agent.copying():
+        readable = refusal(lambda: backups.get("actor"))
+    result = {
+        "right": right,
+        "at_original": at_original,
+        "readable": readable,
+        "by_place": refusal(lambda: backups.get("actor")),
+        "too_late": refusal(lambda: agent.follow(backups)),
+        "order_is_present": bool((orders["old_actor"].expert_of_place_LE == agent.expert_of_place_LE).all()),
+    }
+    agent.detach()
+    return result
+
+
 def state_dicts(cluster: Cluster, **options: Any) -> Result:
     """Read and write by place while experts are elsewhere, and by logical name."""
     balanced, agent, _ = ready(cluster, **options)
@@ -283,5 +334,5 @@ def arrange(cluster: Cluster) -> None:
 
 
 SCENARIOS: dict[str, Callable[..., Result]] = {
-    each.__name__: each for each in (swapped, written_behind, no_alarm, state_dicts, swapped_by_place)
+    each.__name__: each for each in (swapped, written_behind, no_alarm, state_dicts, followed, swapped_by_place)
 }

@@ -23,7 +23,7 @@ from relibra.agent.homes.by_place import write_named
 from relibra.agent.homes.checkpoint import logical_named_parameters
 from relibra.agent.homes.guard import ADVICE, WeightGuard
 from relibra.agent.homes.homes import Homes
-from relibra.agent.homes.snapshot import Snapshot
+from relibra.agent.homes.snapshot import Snapshot, follow
 from relibra.agent.placement import Placement
 from relibra.agent.plans.agreement import together
 from relibra.agent.plans.outcome import PhaseRecord, StepOutcome
@@ -288,6 +288,32 @@ class Agent:
         self._homes.bring_here(snapshot.placement)
         self._guard.note_visiting()
 
+    def follow(self, backuper: Any) -> dict[str, Snapshot]:
+        """Put `copying` and `restoring` around the methods of a framework's backups by tag. Call it once, early.
+
+        Args:
+            backuper: an object as slime's `TensorBackuper`. `restore` becomes collective over all ranks. `get` is
+                refused while the copy has experts away from their original places, except inside `copying`.
+
+        Returns:
+            The order of the copy of every tag, kept up to date.
+
+        Raises:
+            Unsupported: there are backups already, and there was a reorder, so nobody knows their order.
+        """
+        if self._homes.has_moved and backuper.backup_tags:
+            raise Unsupported(
+                f"the order of the backups {', '.join(backuper.backup_tags)} is not known, because there was a reorder "
+                "since attach; call agent.follow(backuper) before the first begin_step"
+            )
+        return follow(
+            backuper,
+            copying=self.copying,
+            restoring=self.restoring,
+            check_reading=self._check_reading,
+            present=self.original_order,
+        )
+
     def accept_weights(self) -> None:
         """Declare that the weights in the modules are right, in the present order, and the ones to train on."""
         self._guard.note_trained()
@@ -331,7 +357,10 @@ class Agent:
         Raises:
             Unsupported: experts are away from their original places, outside `copying` and `restoring`.
         """
-        is_original = not self._homes.placement.moves_to(self.original_order.placement)
+        self._check_reading(what, Snapshot(placement=self._homes.placement))
+
+    def _check_reading(self, what: str, order: Snapshot) -> None:
+        is_original = not order.placement.moves_to(self.original_order.placement)
         if not (self._num_copies_under_way or is_original):
             raise Unsupported(
                 f"{what} names experts by place, and they are not at their original places; use "

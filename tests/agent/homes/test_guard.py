@@ -1,0 +1,99 @@
+"""The guard notices every change of an expert that it was not told of, and raises no other alarm."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from relibra.agent.experts import SequentialExperts
+from relibra.agent.homes.guard import WeightGuard
+from relibra.agent.homes.optimizer_state import OptimizerState, Shard
+from relibra.errors import RelibraError
+
+
+def guarded(*, has_moved: bool = True, state: OptimizerState | None = None) -> tuple[WeightGuard, SequentialExperts]:
+    module = nn.Module()
+    module.local_experts = nn.ModuleList(nn.Linear(3, 5, dtype=torch.bfloat16) for _ in range(2))
+    experts = SequentialExperts(module)
+    guard = WeightGuard({0: experts}, state or OptimizerState([]), lambda: has_moved)
+    guard.note_trained()
+    return guard, experts
+
+
+def swap(experts: SequentialExperts) -> None:
+    first, second = (parameters[0] for parameters in experts.parameters)
+    kept = first.detach().clone()
+    with torch.no_grad():
+        first.copy_(second)
+        second.copy_(kept)
+
+
+def change_one_bit(experts: SequentialExperts) -> None:
+    experts.parameters[1][1].data.view(torch.int16)[4] ^= 1
+
+
+@pytest.mark.parametrize("write", [swap, change_one_bit])
+def test_S9_a_write_is_noticed(write: Callable[[SequentialExperts], None]) -> None:
+    guard, experts = guarded()
+    guard.check_trained()
+    write(experts)
+    for check in (guard.check_trained, guard.check_known, lambda: guard.check_layer(0)):
+        with pytest.raises(RelibraError, match="MoE layer 0 at positions .* were written behind the agent's back"):
+            check()
+    guard.note_trained()
+    guard.check_trained()
+
+
+def test_S9_a_forward_looks_only_at_layers_that_torch_saw_a_write_to() -> None:
+    guard, experts = guarded()
+    guard.check_if_written(0)
+    swap(experts)
+    with pytest.raises(RelibraError, match="written behind"):
+        guard.check_if_written(0)
+    swap(experts)
+    guard.check_if_written(0)
+
+
+def test_S9_restored_weights_are_known_but_not_trained_on() -> None:
+    guard, experts = guarded()
+    swap(experts)
+    guard.note_visiting()
+    guard.check_known()
+    with pytest.raises(RelibraError, match="written behind"):
+        guard.check_trained()
+    swap(experts)
+    guard.check_trained()
+
+
+def test_before_the_first_reorder_and_while_an_optimizer_steps_any_write_is_right() -> None:
+    guard, experts = guarded(has_moved=False)
+    swap(experts)
+    guard.check_trained()
+    guard, experts = guarded()
+    guard.forget()
+    swap(experts)
+    guard.check_trained()
+    guard.check_known()
+
+
+def test_a_late_gather_of_what_other_ranks_updated_is_no_alarm() -> None:
+    owned = OptimizerState([], lambda each: Shard(start=0, stop=2, main=each, is_copy=False))
+    guard, experts = guarded(state=owned)
+    experts.parameters[0][0].data.view(-1)[2:] += 1
+    guard.check_trained()
+    experts.parameters[0][0].data.view(-1)[1] += 1
+    with pytest.raises(RelibraError, match="written behind"):
+        guard.check_trained()
+
+
+@pytest.mark.parametrize("offload", ["resized", "replaced"])
+def test_S9_weights_without_memory_are_refused_by_name(offload: str) -> None:
+    guard, experts = guarded()
+    parameter = experts.parameters[1][0]
+    if offload == "resized":
+        parameter.untyped_storage().resize_(0)
+    else:
+        parameter.data = torch.empty(0, dtype=torch.bfloat16)
+    with pytest.raises(RelibraError, match="MoE layer 0 have no memory: bring them back"):
+        guard.check_memory()
