@@ -39,7 +39,7 @@ def test_S9_a_write_is_noticed(write: Callable[[SequentialExperts], None]) -> No
     guard.check_trained()
     write(experts)
     for check in (guard.check_trained, guard.check_known, lambda: guard.check_layer(0)):
-        with pytest.raises(RelibraError, match="MoE layer 0 at positions .* were written behind the agent's back"):
+        with pytest.raises(RelibraError, match=r"MoE layer 0 at positions .* were written behind the agent's back"):
             check()
     guard.note_trained()
     guard.check_trained()

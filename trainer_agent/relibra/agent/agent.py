@@ -1,8 +1,8 @@
 """The object that the training loop drives, one per process: plans in, balanced steps and reports out."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -19,22 +19,18 @@ from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.config import AgentConfig
 from relibra.agent.experts import Experts
 from relibra.agent.groups import Groups
-from relibra.agent.homes.by_place import write_named
-from relibra.agent.homes.checkpoint import logical_named_parameters
-from relibra.agent.homes.guard import ADVICE, WeightGuard
+from relibra.agent.homes.guard import WeightGuard
 from relibra.agent.homes.homes import Homes
-from relibra.agent.homes.snapshot import Snapshot, follow
-from relibra.agent.placement import Placement
-from relibra.agent.plans.agreement import together
 from relibra.agent.plans.outcome import PhaseRecord, StepOutcome
 from relibra.agent.plans.session import PlanSource
 from relibra.agent.refusals import Refusal
 from relibra.agent.step import StepOpener
+from relibra.agent.weights import WeightAccess
 from relibra.errors import RelibraError, Unsupported
 from relibra.planning import Phase
 
 
-class Agent:
+class Agent(WeightAccess):
     """The agent of one rank, which executes its plans. `attach` makes it. It is not safe for concurrent threads."""
 
     def __init__(
@@ -52,13 +48,12 @@ class Agent:
         replay_obstacle: Refusal | None,
         device: torch.device,
     ) -> None:
-        self._config, self._groups, self._plans, self._context = config, groups, plans, context
-        self._models, self._experts, self._homes, self._guard = models, experts, homes, guard
-        self._replay_obstacle, self._device = replay_obstacle, device
+        super().__init__(
+            config=config, models=models, experts=experts, homes=homes, guard=guard, groups=groups, device=device
+        )
+        self._plans, self._context, self._replay_obstacle = plans, context, replay_obstacle
         self._opener = StepOpener(config, groups, plans, homes, device)
         self._outcome: StepOutcome | None = None
-        self._num_copies_under_way = 0
-        self._named_at: Placement | None = None
         self._records: list[PhaseRecord] = []
         self._unhook: Callable[[], None] = lambda: None
         self.layers = {
@@ -75,20 +70,6 @@ class Agent:
             for index, each in experts.items()
         }
         """The MoE layers of this rank, by their index among the MoE layers of the whole model."""
-
-    @property
-    def home_rank_LE(self) -> NDArray[np.int32]:
-        """A copy of the current placement: the home rank of every expert of the whole model, int32 `[L, E]`."""
-        return self._homes.placement.home_rank_LE.copy()
-
-    @property
-    def expert_of_place_LE(self) -> NDArray[np.int32]:
-        """The logical expert at every place of the whole model, int32 `[L, E]`. Only `begin_step` changes it.
-
-        A place is megatron's number of an expert: EP rank x experts per rank + position among the rank's experts. Code
-        that names experts by place, as converters do, must look up each expert here.
-        """
-        return self._homes.placement.expert_of_place_LE
 
     @property
     def ep_rank(self) -> int:
@@ -243,81 +224,6 @@ class Agent:
         if ended is not None:
             self._plans.prefetch(ended.step + 1)
 
-    def logical_named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the names and parameters of this rank, experts under their global logical ids.
-
-        Merged over the ranks of an EP group, they are the state of the same model on one rank, whatever the placement.
-        With several model chunks, names begin with `model<chunk>.`.
-        """
-        self._guard.check_known()
-        return logical_named_parameters(self._models, self._experts, self._homes.logical_experts)
-
-    @property
-    def original_order(self) -> Snapshot:
-        """The order of copies that were made before `attach` or before the first reorder."""
-        return Snapshot(placement=Placement.identity(self._config.model, self._config.cluster))
-
-    @contextmanager
-    def copying(self) -> Iterator[Snapshot]:
-        """Copy weights by name in the body, to the host or elsewhere, and keep the yielded snapshot with the copy.
-
-        Raises:
-            RelibraError: the modules hold weights that were written behind the agent's back.
-        """
-        self._guard.check_known()
-        with self._copies_allowed():
-            yield Snapshot(placement=self._homes.placement)
-
-    @contextmanager
-    def restoring(self, snapshot: Snapshot) -> Iterator[None]:
-        """Collective over all ranks: write weights back by name in the body. The end brings every expert to its place.
-
-        Any reorders may have happened since `copying`. Experts travel between ranks, without optimizer state. All names
-        must be written, on all ranks. The weights may serve forwards and exports. Training goes on only after the
-        trained weights are back, bit by bit.
-
-        Args:
-            snapshot: that of the copy.
-
-        Raises:
-            RelibraError: the experts could not be moved, or a rank is gone.
-        """
-        with self._copies_allowed():
-            yield
-        self._groups.rebuild_if_destroyed()
-        self._homes.bring_here(snapshot.placement)
-        self._guard.note_visiting()
-
-    def follow(self, backuper: Any) -> dict[str, Snapshot]:
-        """Put `copying` and `restoring` around the methods of a framework's backups by tag. Call it once, early.
-
-        Args:
-            backuper: an object as slime's `TensorBackuper`. `restore` becomes collective over all ranks. `get` is
-                refused while the copy has experts away from their original places, except inside `copying`.
-
-        Returns:
-            The order of the copy of every tag, kept up to date.
-
-        Raises:
-            Unsupported: there are backups already, and there was a reorder, so nobody knows their order.
-        """
-        if self._homes.has_moved and backuper.backup_tags:
-            raise Unsupported(
-                f"the order of the backups {', '.join(backuper.backup_tags)} is not known, because there was a reorder "
-                "since attach; call agent.follow(backuper) before the first begin_step"
-            )
-        return follow(
-            backuper,
-            copying=self.copying,
-            restoring=self.restoring,
-            check_reading=self._check_reading,
-            present=self.original_order,
-        )
-
-    def accept_weights(self) -> None:
-        """Declare that the weights in the modules are right, in the present order, and the ones to train on."""
-        self._guard.note_trained()
-
     def detach(self) -> None:
         """Collective over all ranks: move every expert back to its original place, and remove the agent from the model.
 
@@ -337,77 +243,6 @@ class Agent:
 
     def _active(self) -> tuple[StepCells, MicroBatch | None]:
         return self._opener.cells, current(self)
-
-    def load_logical(self, weights: Mapping[str, Tensor]) -> None:
-        """Write weights under logical names, as `logical_named_parameters` names them, and accept them as the trained.
-
-        Args:
-            weights: at least those of this rank. Others, such as experts of other ranks, are left out. An optimizer
-                with fp32 main copies must reload them afterwards: `optimizer.reload_model_params()`.
-
-        Raises:
-            InvalidInput: a name is missing or a shape differs. Nothing was written on this rank.
-        """
-        write_named(dict(logical_named_parameters(self._models, self._experts, self._homes.logical_experts)), weights)
-        self._guard.note_trained()
-
-    def check_reading_by_place(self, what: str) -> None:
-        """Raise if a place does not stand for the expert of the same number. Only `attach` gives this to hooks.
-
-        Raises:
-            Unsupported: experts are away from their original places, outside `copying` and `restoring`.
-        """
-        self._check_reading(what, Snapshot(placement=self._homes.placement))
-
-    def _check_reading(self, what: str, order: Snapshot) -> None:
-        is_original = not order.placement.moves_to(self.original_order.placement)
-        if not (self._num_copies_under_way or is_original):
-            raise Unsupported(
-                f"{what} names experts by place, and they are not at their original places; use "
-                "agent.logical_named_parameters() or dist_checkpointing to export, `with agent.copying() as snapshot:` "
-                "to copy weights and put them back, or detach before"
-            )
-
-    def check_writing_by_place(self, what: str) -> None:
-        """Raise if nobody knows the order of state that is loaded. Only `attach` gives this to hooks.
-
-        State that megatron has loaded under the names of a sharded state dict has the present order.
-
-        Raises:
-            Unsupported: there was a reorder since `attach`, and the order of the state is unknown.
-        """
-        placement = self._homes.placement
-        if not self._homes.has_moved or self._num_copies_under_way:
-            return
-        if self._named_at is not placement:
-            raise Unsupported(
-                f"{what} names experts by place, and there was a reorder since attach; use `with "
-                "agent.restoring(snapshot):` around it for weights that were copied, agent.load_logical(weights) for "
-                "weights under logical names, or dist_checkpointing for a checkpoint"
-            )
-        self._guard.forget()
-
-    def _logical_experts(self, layer: int) -> Sequence[int]:
-        """Return the logical experts of a layer for its sharded state dict."""
-        self._guard.check_layer(layer)
-        self._named_at = self._homes.placement
-        return self._homes.logical_experts(layer)
-
-    @contextmanager
-    def _copies_allowed(self) -> Iterator[None]:
-        self._num_copies_under_way += 1
-        try:
-            yield
-        finally:
-            self._num_copies_under_way -= 1
-
-    def _check_weights(self, check: Callable[[], None]) -> None:
-        """Collective over all ranks, once there was a reorder: raise on all ranks if one finds other weights."""
-        if self._homes.has_moved:
-            failure = together(check, "checking weights", self._groups.everyone, self._device)
-            if failure is not None:
-                has_own = "this rank:" in failure
-                raise RelibraError(failure if has_own else f"{failure}, whose logs say why. Usually, {ADVICE}")
 
     def _close_step(self) -> None:
         self._context.fetcher.drain()

@@ -65,9 +65,9 @@ class LayerExecution:
             RelibraError: a training forward outside a micro-batch while the step has replicas or routing, or a forward
                 without gradients over weights that were written behind the agent's back.
         """
+        _, micro_batch = self._active()
         if not torch.is_grad_enabled():
             self._check_weights()
-        _, micro_batch = self._active()
         self._visit = self._visit_of(micro_batch) if micro_batch is not None else None
         table = self._table(training)
         if table is None:
