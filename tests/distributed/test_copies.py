@@ -75,3 +75,15 @@ def test_S9_backups_are_not_exported_by_place_while_experts_are_elsewhere(layout
         assert result["at_original"] == result["readable"] == "not refused"
         assert result["by_place"].startswith("Unsupported: the backup 'actor' names experts by place")
         assert result["too_late"].startswith("Unsupported: the order of the backups reference, actor, old_actor")
+
+
+@pytest.mark.parametrize("scenario", ["replicas", "replicas_host_copy"])
+def test_S9_replicas_have_the_weights_that_were_restored(layout_run, scenario):
+    for result in layout_run("copied_replicas").of(scenario):
+        assert result["num_replicas"] > 0
+        assert result["of_reference"] <= 1e-5 < result["of_actor"]
+        assert "written behind the agent's back" in result["unannounced"]
+
+
+def test_S9_the_comparison_sees_replicas_of_the_weights_before(layout_run):
+    assert max(result["of_reference"] for result in layout_run("copied_replicas").of("stale_replicas")) > 1e-5

@@ -17,3 +17,8 @@ def test_S9_a_step_during_sleep_is_refused_by_name(layout_run, layout):
     for result in layout_run(layout).of("slept"):
         assert "have no memory: bring them back from their offload" in result["asleep"]
         assert "create them again (torch.distributed.init_process_group)" in result["no_groups"]
+
+
+def test_S5_the_scenario_sees_transports_on_destroyed_groups(layout_run):
+    for result in layout_run("sleep_deaf").of("deaf"):
+        assert "the reorder was undone: staging experts failed" in result["reason"]

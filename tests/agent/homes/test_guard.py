@@ -12,11 +12,12 @@ from relibra.agent.homes.optimizer_state import OptimizerState, Shard
 from relibra.errors import RelibraError
 
 
-def guarded(*, has_moved: bool = True, state: OptimizerState | None = None) -> tuple[WeightGuard, SequentialExperts]:
+def guarded(*, is_armed: bool = True, state: OptimizerState | None = None) -> tuple[WeightGuard, SequentialExperts]:
     module = nn.Module()
     module.local_experts = nn.ModuleList(nn.Linear(3, 5, dtype=torch.bfloat16) for _ in range(2))
     experts = SequentialExperts(module)
-    guard = WeightGuard({0: experts}, state or OptimizerState([]), lambda: has_moved)
+    guard = WeightGuard({0: experts}, state or OptimizerState([]))
+    guard.is_armed = is_armed
     guard.note_trained()
     return guard, experts
 
@@ -66,8 +67,8 @@ def test_S9_restored_weights_are_known_but_not_trained_on() -> None:
     guard.check_trained()
 
 
-def test_before_the_first_reorder_and_while_an_optimizer_steps_any_write_is_right() -> None:
-    guard, experts = guarded(has_moved=False)
+def test_before_the_first_plan_and_while_an_optimizer_steps_any_write_is_right() -> None:
+    guard, experts = guarded(is_armed=False)
     swap(experts)
     guard.check_trained()
     guard, experts = guarded()

@@ -12,8 +12,9 @@ from torch import Tensor
 from harness.distributed import state
 from harness.distributed.networks import BATCH, HIDDEN, MODEL, SEQUENCE, Trained, routing
 from harness.distributed.plans import random_plans
-from harness.distributed.scenarios import M, attached
+from harness.distributed.scenarios import M, attached, relative
 from relibra.agent import Agent, Phase
+from relibra.agent.groups import Groups
 from relibra.agent.homes.homes import Homes
 from relibra.errors import RelibraError
 from relibra.planning import Cluster, RankPlan
@@ -47,14 +48,16 @@ class Backups:
             each.copy_(self._by_tag[tag][name])
 
 
-def reordered(cluster: Cluster, num_steps: int) -> dict[int, RankPlan | None]:
+def reordered(cluster: Cluster, num_steps: int, *, replicate: bool = False) -> dict[int, RankPlan | None]:
     rank = dist.get_rank() % cluster.num_ranks
-    return {step: random_plans(60 + step, step, MODEL, cluster, M, replicate=False)[rank] for step in range(num_steps)}
+    return {
+        step: random_plans(60 + step, step, MODEL, cluster, M, replicate=replicate)[rank] for step in range(num_steps)
+    }
 
 
-def ready(cluster: Cluster, **options: Any) -> tuple[Trained, Agent, Backups]:
+def ready(cluster: Cluster, *, replicate: bool = False, **options: Any) -> tuple[Trained, Agent, Backups]:
     """Return a job with a backup `reference` of the first weights, which has reordered and trained one step."""
-    balanced, _ = attached(cluster, reordered(cluster, 4), **options)
+    balanced, _ = attached(cluster, reordered(cluster, 4, replicate=replicate), **options)
     assert balanced.agent is not None
     backups = Backups(balanced)
     backups.backup("reference")
@@ -285,10 +288,53 @@ def state_dicts(cluster: Cluster, **options: Any) -> Result:
     }
 
 
+def replicas_of_restored(cluster: Cluster, **attachment: Any) -> Result:
+    """Run reference weights over cells with replicas, in a phase that has a host copy of the trained weights."""
+    first = Trained(cluster)
+    balanced, agent, backups = ready(cluster, replicate=True, **attachment)
+    with agent.copying() as snapshot:
+        backups.backup("actor")
+    outcome = agent.begin_step(1, Phase.RECOMPUTE)
+
+    def difference() -> float:
+        with agent.micro_batch(0):
+            got = outputs(balanced, 1)
+        return relative(got, outputs(first, 1))
+
+    of_actor = difference()
+    backups.restore("actor")
+    unannounced = refusal(difference) if outcome.num_moved_experts else ""
+    with agent.restoring(agent.original_order):
+        backups.restore("reference")
+    of_reference = difference()
+    with agent.restoring(snapshot):
+        backups.restore("actor")
+    agent.end_step()
+    agent.detach()
+    return {
+        "num_replicas": outcome.num_replicas,
+        "of_actor": of_actor,
+        "of_reference": of_reference,
+        "unannounced": unannounced,
+    }
+
+
+def stale_replicas(cluster: Cluster, **attachment: Any) -> Result:
+    """Keep the host copy of the trained weights while others visit. The comparison must notice."""
+    plain = Agent.restoring
+
+    def restoring(self: Agent, snapshot: Any) -> Any:
+        self._forget_replicas = lambda: None
+        return plain(self, snapshot)
+
+    with mock.patch.object(Agent, "restoring", restoring):
+        return replicas_of_restored(cluster, **attachment)
+
+
 def slept(cluster: Cluster, **options: Any) -> Result:
     """Between two steps, release the memory of weights, and destroy and create all process groups. Then reorder."""
     attachment: dict[str, Any] = {"host_copy": True} if cluster.num_ep_groups == 1 else {}
-    balanced, agent, backups = ready(cluster, **attachment, **options)
+    balanced, agent, backups = ready(cluster, replicate=True, **attachment, **options)
     state.gather_parameters([balanced.ddp])
     with agent.copying() as snapshot:
         backups.backup("actor")
@@ -310,14 +356,15 @@ def slept(cluster: Cluster, **options: Any) -> Result:
     no_groups = refusal(lambda: agent.begin_step(1, Phase.RECOMPUTE))
     dist.init_process_group("gloo", store=dist.PrefixStore("again", store), rank=rank, world_size=size)
     arrange(cluster)
-    moved = agent.begin_step(1, Phase.RECOMPUTE).num_moved_experts
+    outcome = agent.begin_step(1, Phase.RECOMPUTE)
+    moved = outcome.num_moved_experts
+    if not moved:
+        return {"reason": outcome.reason}
     woken = equal(balanced.weights(), want)
     with agent.restoring(snapshot):
         backups.restore("actor")
     restored = equal(balanced.weights(), want)
     agent.end_step()
-    for layer in balanced.network.moe:
-        assert layer.token_dispatcher.num_experts == MODEL.num_experts
     agent.detach()
     return {
         "asleep": asleep,
@@ -325,6 +372,12 @@ def slept(cluster: Cluster, **options: Any) -> Result:
         "moved": moved,
         "right": {"woken": woken, "restored": restored},
     }
+
+
+def deaf(cluster: Cluster) -> Result:
+    """Keep transports on the groups that were destroyed. The reorder must fail."""
+    with mock.patch.object(Groups, "on_rebuilt"):
+        return slept(cluster)
 
 
 def arrange(cluster: Cluster) -> None:

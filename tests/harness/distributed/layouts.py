@@ -144,7 +144,16 @@ LAYOUTS = {
     },
     "copies_ep4": Layout(cluster=EP4, scenarios=copies.SCENARIOS),
     "sleep_ep4": Layout(cluster=EP4, scenarios={"slept": copies.slept}),
+    "copied_replicas": Layout(
+        cluster=EP4,
+        scenarios={
+            "replicas": copies.replicas_of_restored,
+            "replicas_host_copy": functools.partial(copies.replicas_of_restored, host_copy=True),
+            "stale_replicas": functools.partial(copies.stale_replicas, host_copy=True),
+        },
+    ),
     "sleep_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios={"slept": copies.slept}),
+    "sleep_deaf": Layout(cluster=EP2_EDP2, scenarios={"deaf": copies.deaf}),
     "copies_ep2_edp2": Layout(
         cluster=EP2_EDP2,
         scenarios={

@@ -49,7 +49,14 @@ class Agent(WeightAccess):
         device: torch.device,
     ) -> None:
         super().__init__(
-            config=config, models=models, experts=experts, homes=homes, guard=guard, groups=groups, device=device
+            config=config,
+            models=models,
+            experts=experts,
+            homes=homes,
+            guard=guard,
+            groups=groups,
+            device=device,
+            forget_replicas=context.fetcher.drain,
         )
         self._plans, self._context, self._replay_obstacle = plans, context, replay_obstacle
         self._opener = StepOpener(config, groups, plans, homes, device)
@@ -122,6 +129,7 @@ class Agent(WeightAccess):
             self._close_step()
             self._check_weights(self._guard.check_trained)
             self._outcome = self._opener.open(step)
+            self._guard.is_armed |= self._outcome.applied is not None
         else:
             is_update = phase is Phase.UPDATE
             self._check_weights(self._guard.check_trained if is_update else self._guard.check_known)

@@ -114,7 +114,7 @@ def attach(
                 for index, (_, chunk) in by_index.items()
             },
             homes=homes,
-            guard=WeightGuard(experts, state, lambda: homes.has_moved),
+            guard=WeightGuard(experts, state),
             groups=groups,
             plans=plans or Session(config, groups.seat.ep_rank),
             context=ReplicaContext(

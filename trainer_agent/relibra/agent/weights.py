@@ -33,6 +33,7 @@ class WeightAccess:
         guard: notices weights that were written behind the agent's back.
         groups: process groups of this rank.
         device: where messages live.
+        forget_replicas: drops weights that were fetched from other ranks, or copied to be fetched.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class WeightAccess:
         guard: WeightGuard,
         groups: Groups,
         device: torch.device,
+        forget_replicas: Callable[[], None],
     ) -> None:
+        self._forget_replicas = forget_replicas
         self._config, self._groups, self._device = config, groups, device
         self._models, self._experts, self._homes, self._guard = models, experts, homes, guard
         self._num_copies_under_way = 0
@@ -107,6 +110,7 @@ class WeightAccess:
         Raises:
             RelibraError: the experts could not be moved, or a rank is gone.
         """
+        self._forget_replicas()
         with self._copies_allowed():
             yield
         self._groups.rebuild_if_destroyed()
@@ -153,6 +157,7 @@ class WeightAccess:
         Raises:
             InvalidInput: a name is missing or a shape differs. Nothing was written on this rank.
         """
+        self._forget_replicas()
         write_named(dict(logical_named_parameters(self._models, self._experts, self._homes.logical_experts)), weights)
         self._guard.note_trained()
 
@@ -207,8 +212,8 @@ class WeightAccess:
             self._num_copies_under_way -= 1
 
     def _check_weights(self, check: Callable[[], None]) -> None:
-        """Collective over all ranks, once there was a reorder: raise on all ranks if one finds other weights."""
-        if self._homes.has_moved:
+        """Collective over all ranks, once a plan was applied: raise on all ranks if one finds other weights."""
+        if self._guard.is_armed:
             failure = together(check, "checking weights", self._groups.everyone, self._device)
             if failure is not None:
                 has_own = "this rank:" in failure

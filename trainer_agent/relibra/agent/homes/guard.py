@@ -5,10 +5,11 @@ name. After a reorder a name stands for another expert, so a copy that is put ba
 does not expect them. The guard keeps a checksum of every expert on this rank, and compares it before the weights are
 used or leave. Checksums are computed on the device; only a comparison waits for the device.
 
-Before the first reorder every copy has the one order that there is, and the guard has nothing to compare.
+Before the first plan is applied, every copy has the one order that there is, and no rank holds replicas of other
+weights. Until then the guard compares nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -37,11 +38,12 @@ class WeightGuard:
     Args:
         experts: the experts of this rank, by layer.
         state: the optimizer state of this rank.
-        has_moved: returns whether there was a reorder since `attach`.
     """
 
-    def __init__(self, experts: Mapping[int, Experts], state: OptimizerState, has_moved: Callable[[], bool]) -> None:
-        self._experts, self._state, self._has_moved = experts, state, has_moved
+    def __init__(self, experts: Mapping[int, Experts], state: OptimizerState) -> None:
+        self._experts, self._state = experts, state
+        self.is_armed = False
+        """Whether a plan was ever applied. Equal on all ranks."""
         self._trained: Checksums | None = None
         self._visiting: Checksums | None = None
         self._versions: dict[int, int] = {}
@@ -110,7 +112,7 @@ class WeightGuard:
         return [each for each in (self._trained, self._visiting) if each is not None]
 
     def _taken(self) -> Checksums | None:
-        if not self._has_moved():
+        if not self.is_armed:
             return None
         self._versions = {layer: self._version_of(layer) for layer in self._experts}
         return {layer: self._taken_of(layer) for layer in self._experts}
