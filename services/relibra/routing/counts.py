@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from relibra.errors import InvalidInput
 from relibra.routing.trace import RoutingTrace
 
-_CHUNK_IDS = 1 << 17
+_CHUNK_IDS = 1 << 16
 """How many ids are counted at once, so that their int64 keys stay in a core's cache for sequences of any length."""
 
 
@@ -28,16 +28,39 @@ def count_routed_experts(routed_TLK: Any, num_experts: int) -> NDArray[np.uint32
     ids_TLK = _as_numpy(routed_TLK)
     if ids_TLK.ndim != 3 or ids_TLK.dtype.kind not in "iu":
         raise InvalidInput.of("routed_experts", expected="integers [T, L, K]", got=f"{ids_TLK.dtype} {ids_TLK.shape}")
-    check_expert_ids(ids_TLK, num_experts, "routed_experts")
-    num_layers = ids_TLK.shape[1]
-    first_key_L1 = np.arange(num_layers, dtype=np.int64)[:, None] * num_experts
-    counts_LE = np.zeros((num_layers, num_experts), dtype=np.uint32)
-    chunk_tokens = max(1, _CHUNK_IDS // max(1, num_layers * ids_TLK.shape[2]))
-    for start in range(0, len(ids_TLK), chunk_tokens):
-        key_TLK = np.add(ids_TLK[start : start + chunk_tokens], first_key_L1, dtype=np.int64, casting="unsafe")
-        counts = np.bincount(key_TLK.ravel(), minlength=counts_LE.size)
-        counts_LE += counts.reshape(counts_LE.shape).astype(np.uint32)
+    counts_LE = np.zeros((ids_TLK.shape[1], num_experts), dtype=np.uint32)
+    add_counts(ids_TLK, counts_LE, "routed_experts")
     return counts_LE
+
+
+def add_counts(ids_TLK: NDArray[np.integer], counts_LE: NDArray[np.unsignedinteger], field: str) -> None:
+    """Add the counts of rows to `counts_LE`. The heavy calls release the interpreter's lock, so threads run at once.
+
+    Raises:
+        InvalidInput: an id is outside 0 to E - 1; nothing is added.
+    """
+    num_layers, num_experts = counts_LE.shape
+    check_expert_ids(ids_TLK, num_experts, field)
+    ids_per_row = num_layers * ids_TLK.shape[2]
+    # Layers and top-k as one axis: numpy's inner loops then run over a whole row and not over K ids.
+    ids_TI = ids_TLK.reshape(len(ids_TLK), ids_per_row)
+    first_key_I = np.repeat(np.arange(num_layers, dtype=np.int64) * num_experts, ids_TLK.shape[2])
+    chunk_rows = max(1, min(len(ids_TI), _CHUNK_IDS // max(1, ids_per_row)))
+    buffer_TI = np.empty((chunk_rows, ids_per_row), dtype=np.int64)
+    for start in range(0, len(ids_TI), chunk_rows):
+        chunk_TI = ids_TI[start : start + chunk_rows]
+        key_TI = buffer_TI[: len(chunk_TI)]
+        # Two plain loops are faster than one addition that converts, which numpy does in small buffers.
+        np.copyto(key_TI, chunk_TI, casting="unsafe")
+        key_TI += first_key_I
+        counts = np.bincount(key_TI.reshape(-1), minlength=counts_LE.size)
+        np.add(counts_LE, counts.reshape(counts_LE.shape), out=counts_LE, casting="unsafe")
+
+
+def are_expert_ids(ids_TLK: NDArray[np.integer], num_experts: int) -> bool:
+    """Return whether every id names an expert, in one pass: as an unsigned number, a negative id is a large one."""
+    unsigned_TLK = ids_TLK.view(ids_TLK.dtype.str.replace("i", "u")) if ids_TLK.dtype.kind == "i" else ids_TLK
+    return int(unsigned_TLK.max(initial=0)) < num_experts
 
 
 def check_expert_ids(ids_TLK: NDArray[np.integer], num_experts: int, field: str) -> None:
@@ -46,6 +69,8 @@ def check_expert_ids(ids_TLK: NDArray[np.integer], num_experts: int, field: str)
     Raises:
         InvalidInput: an id is outside 0 to E - 1.
     """
+    if are_expert_ids(ids_TLK, num_experts):
+        return
     smallest, largest = int(ids_TLK.min(initial=0)), int(ids_TLK.max(initial=0))
     for extreme in (smallest, largest):
         if not 0 <= extreme < num_experts:

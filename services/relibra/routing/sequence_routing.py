@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput, LimitExceeded
-from relibra.routing.counts import check_expert_ids, count_routed_experts
+from relibra.routing.counts import are_expert_ids, check_expert_ids, count_routed_experts
 from relibra.routing.model_layers import ModelLayers
 
 MAX_TOKENS = 1 << 24
@@ -91,11 +91,14 @@ def sequence_routing(
         ids_TXK = ids_TXK[:-1]
     start, num_tokens = _span(len(ids_TXK), num_tokens, start, field)
     ids_TLK = layers.select_moe(ids_TXK, field)
-    known_T = _known_rows(ids_TLK, field)
+    is_in_range = are_expert_ids(ids_TLK, layers.num_experts)
+    known_T = _known_rows(ids_TLK, is_in_range, field)
     position_T = np.arange(start, start + len(ids_TLK), dtype=np.int64)
     if not known_T.all():
         ids_TLK, position_T = ids_TLK[known_T], position_T[known_T]
-    _check_ids(ids_TLK, layers, field)
+    if not is_in_range:
+        check_expert_ids(ids_TLK, layers.num_experts, field)
+    _check_sample(ids_TLK, layers, field)
     return SequenceRouting(layers=layers, routed_TLK=ids_TLK, position_T=position_T, num_tokens=num_tokens)
 
 
@@ -134,9 +137,9 @@ def _span(num_rows: int, num_tokens: int | None, start: int | None, field: str) 
     return start, num_tokens
 
 
-def _known_rows(ids_TLK: NDArray[np.integer], field: str) -> NDArray[np.bool_]:
+def _known_rows(ids_TLK: NDArray[np.integer], is_in_range: bool, field: str) -> NDArray[np.bool_]:
     known_T = np.ones(len(ids_TLK), dtype=np.bool_)
-    if ids_TLK.dtype.kind == "i" and ids_TLK.min(initial=0) < 0:
+    if not is_in_range and ids_TLK.dtype.kind == "i" and ids_TLK.min(initial=0) < 0:
         negative_T = np.flatnonzero(ids_TLK.min(axis=(1, 2)) < 0)
         partial_T = negative_T[(ids_TLK[negative_T] != -1).any(axis=(1, 2))]
         if len(partial_T):
@@ -152,8 +155,7 @@ def _known_rows(ids_TLK: NDArray[np.integer], field: str) -> NDArray[np.bool_]:
     return known_T
 
 
-def _check_ids(ids_TLK: NDArray[np.integer], layers: ModelLayers, field: str) -> None:
-    check_expert_ids(ids_TLK, layers.num_experts, field)
+def _check_sample(ids_TLK: NDArray[np.integer], layers: ModelLayers, field: str) -> None:
     if layers.top_k == 1 or not len(ids_TLK):
         return
     sample_TLK = ids_TLK[:: max(1, len(ids_TLK) // _NUM_SAMPLED_ROWS)]

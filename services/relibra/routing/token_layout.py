@@ -115,7 +115,7 @@ def lay_out(
         InvalidInput: ranks have different numbers of micro-batches; a sequence is missing, unknown or listed twice; or
             the padded rows do not split evenly.
     """
-    _check(micro_batches, len(length_S), layout.data)
+    check_dealt(micro_batches, len(length_S), layout.data)
     columns = [
         _lay_out_one(np.asarray(length_S)[sequences], np.asarray(sequences), layout, packing, data_rank, micro_batch)
         for data_rank, of_rank in enumerate(micro_batches)
@@ -142,10 +142,8 @@ def _lay_out_one(
     micro_batch: int,
 ) -> NDArray[np.int64]:
     """Return the rows of one micro-batch as columns (sequence, position, micro-batch, rank of the stage)."""
-    num_chunks = 2 * layout.context if layout.zigzag and layout.context > 1 else layout.context
+    num_chunks = check_chunks(layout, packing)
     multiple = packing.sequence_multiple
-    if multiple % num_chunks:
-        raise InvalidInput.of("packing.sequence_multiple", expected=f"a multiple of {num_chunks} chunks", got=multiple)
     padded_B = -(-length_B // multiple) * multiple
     if not packing.is_packed:
         padded_B = np.full_like(padded_B, padded_B.max())
@@ -161,12 +159,7 @@ def _lay_out_one(
     if packing.is_packed:
         local_N += (np.cumsum(local_B) - local_B)[row_B]
     num_tail = -num_local % packing.rank_multiple
-    if (num_local + num_tail) % layout.tensor:
-        raise InvalidInput.of(
-            "packing",
-            expected=f"rows that {layout.tensor} tensor-parallel ranks can share",
-            got=f"{num_local + num_tail} rows",
-        )
+    check_shares(num_local + num_tail, layout)
     tail_context_N, tail_N = np.divmod(np.arange(layout.context * num_tail), max(1, num_tail))
     context_N = np.concatenate([context_N, tail_context_N])
     tensor_N = np.concatenate([local_N, num_local + tail_N]) * layout.tensor // (num_local + num_tail)
@@ -183,7 +176,39 @@ def _lay_out_one(
     ).astype(np.int64)
 
 
-def _check(micro_batches: Sequence[Sequence[Sequence[int]]], num_sequences: int, num_data_ranks: int) -> None:
+def check_chunks(layout: ParallelLayout, packing: TokenPacking) -> int:
+    """Return the number of chunks into which context parallelism cuts each padded sequence.
+
+    Raises:
+        InvalidInput: sequences are padded to lengths that this many chunks do not divide.
+    """
+    num_chunks = 2 * layout.context if layout.zigzag and layout.context > 1 else layout.context
+    if packing.sequence_multiple % num_chunks:
+        raise InvalidInput.of(
+            "packing.sequence_multiple", expected=f"a multiple of {num_chunks} chunks", got=packing.sequence_multiple
+        )
+    return num_chunks
+
+
+def check_shares(num_rows: int, layout: ParallelLayout) -> int:
+    """Return the rows of each tensor-parallel rank, of the `num_rows` of a context-parallel rank.
+
+    Raises:
+        InvalidInput: the rows cannot be shared equally.
+    """
+    if num_rows % layout.tensor:
+        raise InvalidInput.of(
+            "packing", expected=f"rows that {layout.tensor} tensor-parallel ranks can share", got=f"{num_rows} rows"
+        )
+    return num_rows // layout.tensor
+
+
+def check_dealt(micro_batches: Sequence[Sequence[Sequence[int]]], num_sequences: int, num_data_ranks: int) -> None:
+    """Return if the micro-batches of all data-parallel ranks hold each sequence exactly once.
+
+    Raises:
+        InvalidInput: ranks have different numbers of micro-batches; a sequence is missing, unknown or listed twice.
+    """
     if len(micro_batches) != num_data_ranks:
         raise InvalidInput.of(
             "micro_batches", expected=f"a list for each of {num_data_ranks} data ranks", got=len(micro_batches)
