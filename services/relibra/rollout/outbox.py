@@ -95,7 +95,7 @@ class Outbox:
         self._refused: list[Refused] = []
         self._is_closed = False
 
-    def put(self, sequence: RoutedSequence) -> bool:
+    def put(self, sequence: RoutedSequence | CountedSequence) -> bool:
         """Take a sequence; return False if it does not fit.
 
         Raises:

@@ -5,6 +5,7 @@ Fillers are load: a padding row is dispatched like any other row.
 P filler rows, L MoE layers, K top-k.
 """
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
+from relibra.routing.counts import count_routed_experts
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import SequenceRouting
 
@@ -61,19 +63,11 @@ def as_trained(routing: SequenceRouting, rule: FillerRule, num_padding_rows: int
     Raises:
         InvalidInput: the sequence has a gap, and the framework refuses gaps.
     """
-    has_row_N = np.zeros(routing.num_tokens, dtype=np.bool_)
-    has_row_N[routing.position_T] = True
-    gap_P = np.flatnonzero(~has_row_N[:-1])
-    if len(gap_P) and rule.missing is None:
-        raise InvalidInput.of(
-            "routed_experts",
-            expected="a row for every token but the last, or a framework that fills gaps",
-            got=f"no row for {len(gap_P)} tokens, the first is {gap_P[0]}",
-        )
+    gap_P, has_last = missing_tokens(routing, rule)
     last = routing.num_tokens - 1
     runs = (
         (rule.missing, gap_P),
-        (rule.last_token, np.arange(last, last + (not has_row_N[last]))),
+        (rule.last_token, np.arange(last, last + (not has_last))),
         (rule.padding, np.arange(last + 1, last + 1 + num_padding_rows)),
     )
     rows, positions = [routing.narrow()], [routing.position_T]
@@ -89,6 +83,47 @@ def as_trained(routing: SequenceRouting, rule: FillerRule, num_padding_rows: int
         position_T=position_T[order_T],
         num_tokens=routing.num_tokens + num_padding_rows,
     )
+
+
+def missing_tokens(routing: SequenceRouting, rule: FillerRule) -> tuple[NDArray[np.int64], bool]:
+    """Return the tokens of the gaps of a sequence, and whether its last token has a row.
+
+    Raises:
+        InvalidInput: the sequence has a gap, and the framework refuses gaps.
+    """
+    last = routing.num_tokens - 1
+    has_last = bool(routing.num_rows) and int(routing.position_T[-1]) == last
+    if routing.num_rows - has_last == last:
+        return np.zeros(0, dtype=np.int64), has_last
+    has_row_N = np.zeros(routing.num_tokens, dtype=np.bool_)
+    has_row_N[routing.position_T] = True
+    gap_P = np.flatnonzero(~has_row_N[:-1])
+    if len(gap_P) and rule.missing is None:
+        raise InvalidInput.of(
+            "routed_experts",
+            expected="a row for every token but the last, or a framework that fills gaps",
+            got=f"no row for {len(gap_P)} tokens, the first is {gap_P[0]}",
+        )
+    return gap_P, has_last
+
+
+def filler_counts(filler: Filler, first: int, end: int, layers: ModelLayers) -> NDArray[np.uint32]:
+    """Return the counts of the fillers at positions `first` to `end` of their run, uint32 `[L, E]`.
+
+    Raises:
+        InvalidInput: only the router knows the experts of this kind of filler.
+    """
+    # Rows of all kinds repeat: round robin after `period` rows, at the latest after E.
+    period = layers.num_experts // math.gcd(layers.num_experts, layers.num_layers * layers.top_k)
+    num_whole, num_rest = divmod(end - first, period)
+    counts_LE = np.zeros((layers.num_moe_layers, layers.num_experts), dtype=np.uint32)
+    if num_whole:
+        counts_LE += count_routed_experts(filler_rows(filler, np.arange(period), layers), layers.num_experts)
+        counts_LE *= num_whole
+    if num_rest:
+        rest = np.arange(first, first + num_rest)
+        counts_LE += count_routed_experts(filler_rows(filler, rest, layers), layers.num_experts)
+    return counts_LE
 
 
 def filler_rows(filler: Filler, ordinal_P: NDArray[np.integer], layers: ModelLayers) -> NDArray[np.unsignedinteger]:
