@@ -15,7 +15,7 @@ from harness.framework_batches import (
     verl_data,
 )
 from harness.services import Service
-from relibra.errors import InvalidInput, LimitExceeded
+from relibra.errors import Conflict, InvalidInput, LimitExceeded
 from relibra.integrations import RankBatch, TrainerLayout, nemo_rl, report_rank, skyrl, slime, submit_step, verl
 from relibra.planning import Cluster, Model, StepLoad, check_rank_plan, imbalance
 from relibra.planning.load import home_loads
@@ -84,13 +84,27 @@ def test_reporting_a_rank_again_changes_nothing(shared_planner: Service, planner
         submit_step(planner_client, "integration-again", 0, [first, again])
 
 
-def test_S7_a_micro_batch_larger_than_the_buffer_is_refused(
+def test_S7_a_part_larger_than_the_buffer_is_refused_and_a_step_larger_than_it_is_not(
     shared_planner: Service, planner_client: PlannerClient
 ) -> None:
     trainer, batch_of = FRAMEWORKS["slime"]
     planner_client.register_job("integration-buffer", MODEL, CLUSTER)
+    address = shared_planner.address
     with (
-        RolloutReporter(shared_planner.address, "integration-buffer", num_experts=8, buffer_size_bytes=40) as reporter,
-        pytest.raises(LimitExceeded, match="micro-batch 0 does not fit the reporter: raise its buffer_size_bytes"),
+        RolloutReporter(address, "integration-buffer", num_experts=8, buffer_size_bytes=15) as reporter,
+        pytest.raises(LimitExceeded, match=r"'rank-0/part-0' of step 0: 16 bytes .* raise its buffer_size_bytes"),
     ):
         report_rank(reporter, 0, batch_of(0), 0, trainer)
+    with RolloutReporter(address, "integration-buffer", num_experts=8, buffer_size_bytes=16) as reporter:
+        assert len(report_rank(reporter, 0, batch_of(0), 0, trainer).sequence_ids) == 8
+
+
+def test_S9_a_refused_part_is_an_error_of_the_rank_that_reported_it(
+    shared_planner: Service, planner_client: PlannerClient
+) -> None:
+    trainer, batch_of = FRAMEWORKS["slime"]
+    planner_client.register_job("integration-refused", MODEL, CLUSTER)
+    with RolloutReporter(shared_planner.address, "integration-refused", num_experts=8) as reporter:
+        report_rank(reporter, 0, batch_of(0), 0, trainer)
+        with pytest.raises(Conflict, match="'rank-0/part-0' of step 0"):
+            report_rank(reporter, 0, RankBatch(routings=batch_of(1).routings, micro_batches=[[0, 1], [2]]), 0, trainer)

@@ -17,6 +17,7 @@ from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually, routed
 from relibra.errors import Conflict, InvalidInput, NotFound, RelibraError, Unavailable, UnknownJob
 from relibra.planning import Schedule
 from relibra.rollout import RolloutReporter
+from relibra.routing import count_routed_experts
 from relibra.wire.client import PlannerClient
 
 NOWHERE = "127.0.0.1:1"
@@ -122,6 +123,53 @@ def test_an_unknown_job_and_conflicting_content_are_refusals(shared_planner: Ser
         reporter.report(1, "seq", routed_experts(1, 6))
         with pytest.raises(Conflict, match="'seq' of step 1"):
             reporter.flush()
+
+
+def test_S9_a_refusal_that_nobody_flushed_is_logged_once_and_raised_by_the_next_report_of_another_step(
+    client: PlannerClient, shared_planner: Service, job_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), reporter_of(shared_planner.address, job_id) as reporter:
+        for index in range(3):
+            reporter.report(1, f"bad-{index}", np.zeros((4, 2, 2), dtype=np.uint8))
+        eventually(lambda: reporter._outbox.num_unanswered() == 0)
+        assert reporter.report(1, "good", routed_experts(0, 6))
+        with pytest.raises(
+            InvalidInput, match=r"3 sequences were refused; the first is 'bad-0' of step 1"
+        ):
+            reporter.report(2, "next", routed_experts(1, 6))
+        assert reporter.report(2, "after", routed_experts(2, 6))
+        assert reporter.flush() == 3
+    assert caplog.text.count("was refused, so a step that schedules it gets no plan") == 1
+    client.submit_schedule(job_id, 2, ["next", "after"], Schedule.round_robin(2, 1, CLUSTER))
+
+
+def test_S9_closing_names_refusals_that_no_call_raised(
+    shared_planner: Service, job_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reporter = reporter_of(shared_planner.address, job_id)
+    reporter.report(1, "bad", np.zeros((4, 2, 2), dtype=np.uint8))
+    eventually(lambda: reporter._outbox.num_unanswered() == 0)
+    reporter.close()
+    assert "closed before anybody heard of 1 refused sequences; the first is 'bad' of step 1" in caplog.text
+
+
+def test_counts_are_reported_like_the_sequences_that_they_count(shared_planner: Service, job_id: str) -> None:
+    with reporter_of(shared_planner.address, job_id) as reporter:
+        counts_LE = count_routed_experts(routed_experts(0, 6), MODEL.num_experts)
+        reporter.report(1, "seq", routed_experts(0, 6))
+        reporter.report_counts(1, "seq", counts_LE, 6)  # other counts would be a conflict
+        assert reporter.flush() == 2
+        with pytest.raises(InvalidInput, match="step: expected a whole number"):
+            reporter.report_counts(-1, "seq", counts_LE, 6)
+
+
+def test_L1_counts_wait_for_room_no_longer_than_they_may() -> None:
+    counts_LE = count_routed_experts(routed_experts(0, 6), MODEL.num_experts)
+    reporter = reporter_of(NOWHERE, "job", buffer_size_bytes=counts_LE.size)
+    reporter.report_counts(1, "first", counts_LE, 6)
+    with pytest.raises(Unavailable, match=f"had no room within 0.1 s: check that the planner at {NOWHERE} answers"):
+        reporter.report_counts(1, "second", counts_LE, 6, timeout_s=0.1)
+    reporter.close()
 
 
 def test_leaving_the_context_flushes_and_raises(shared_planner: Service) -> None:

@@ -50,7 +50,11 @@ def routing_of(seed: int, num_tokens: int, lost: list[int], *, has_last: bool, d
     data_rank=st.integers(0, 1),
 )
 def test_counts_are_those_of_the_rows(layout, packing, rule, sequences, dtype, data_rank):
-    packings = {"verl": TokenPacking.verl, "slime": lambda each: TokenPacking.slime(each, 4), "padded": TokenPacking.padded}
+    packings = {
+        "verl": TokenPacking.verl,
+        "slime": lambda each: TokenPacking.slime(each, 4),
+        "padded": TokenPacking.padded,
+    }
     packing = packings[packing](layout)
     routings = [
         routing_of(seed, num_tokens, lost, has_last=has_last, dtype=dtype)

@@ -4,14 +4,76 @@ Context and sequence parallelism split a sequence over ranks, and padding belong
 to know how many rows each source rank has for each expert, and not which sequences they come from.
 """
 
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
 import numpy as np
 
 from relibra.errors import InvalidInput
 from relibra.integrations.rank_batch import RankBatch, TrainerLayout
-from relibra.routing.filler import as_trained
+from relibra.routing.filler import as_trained, missing_tokens
 from relibra.routing.micro_batches import scheduled_trace
-from relibra.routing.token_layout import lay_out
+from relibra.routing.part_counts import PartCounts, count_parts
+from relibra.routing.row_ranges import RowRanges, row_ranges
+from relibra.routing.token_layout import check_dealt, lay_out
 from relibra.routing.trace import RoutingTrace
+
+_MAX_THREADS = 8
+"""Counting threads of one rank; the ranks of a machine count at the same time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankPart:
+    """All rows of a micro-batch that start from one EP rank."""
+
+    micro_batch: int
+    ep_group: int
+    source_rank: int
+    counts: PartCounts
+
+
+def count_rank(batch: RankBatch, data_rank: int, trainer: TrainerLayout) -> list[RankPart]:
+    """Count the parts of one data-parallel rank, sorted by micro-batch, EP group and source rank.
+
+    Rows whose experts the router will choose are left out, and so are parts that have no other rows. Threads count
+    several micro-batches at once.
+
+    Args:
+        batch: the batch that the rank trains on.
+        data_rank: the data-parallel rank.
+        trainer: how the trainer assigns tokens to ranks.
+
+    Raises:
+        InvalidInput: see `rank_parts`.
+    """
+    if not 0 <= data_rank < trainer.ranks.data:
+        raise InvalidInput.of("data_rank", expected=f"0 to {trainer.ranks.data - 1}", got=data_rank)
+    check_dealt(_of_all_ranks(batch, data_rank, trainer), len(batch.routings), trainer.ranks.data)
+    if not batch.routings:
+        raise InvalidInput.of("routings", expected="at least one sequence", got="none")
+    for routing in batch.routings:
+        missing_tokens(routing, trainer.filler_rule)
+    length_S = np.array([routing.num_tokens for routing in batch.routings], dtype=np.int64)
+    places = [(index, np.asarray(each)) for index, each in enumerate(batch.micro_batches) if len(each)]
+    ranges = [row_ranges(length_S[each], trainer.ranks, trainer.packing, data_rank) for _, each in places]
+
+    def count(index: int, place_B: Sequence[int], of_micro_batch: RowRanges) -> list[RankPart]:
+        parts = count_parts([batch.routings[each] for each in place_B], of_micro_batch, trainer.filler_rule)
+        return [
+            RankPart(micro_batch=index, ep_group=ep_group, source_rank=source_rank, counts=counts)
+            for (ep_group, source_rank), counts in parts.items()
+        ]
+
+    with ThreadPoolExecutor(_num_threads(len(places)), thread_name_prefix="relibra-count") as pool:
+        futures = [pool.submit(count, *each, of_each) for each, of_each in zip(places, ranges, strict=True)]
+        return [part for future in futures for part in future.result()]
+
+
+def _num_threads(num_micro_batches: int) -> int:
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(_MAX_THREADS, num_cores, num_micro_batches))
 
 
 def rank_parts(batch: RankBatch, data_rank: int, trainer: TrainerLayout) -> RoutingTrace:
@@ -30,10 +92,13 @@ def rank_parts(batch: RankBatch, data_rank: int, trainer: TrainerLayout) -> Rout
     """
     if not 0 <= data_rank < trainer.ranks.data:
         raise InvalidInput.of("data_rank", expected=f"0 to {trainer.ranks.data - 1}", got=data_rank)
-    # Other ranks have as many micro-batches, but they report their own sequences.
-    nothing: list[list[int]] = [[] for _ in batch.micro_batches]
-    micro_batches = [batch.micro_batches if rank == data_rank else nothing for rank in range(trainer.ranks.data)]
     length_S = np.array([routing.num_tokens for routing in batch.routings], dtype=np.int64)
-    table = lay_out(micro_batches, length_S, trainer.ranks, trainer.packing)
+    table = lay_out(_of_all_ranks(batch, data_rank, trainer), length_S, trainer.ranks, trainer.packing)
     routings = [as_trained(routing, trainer.filler_rule) for routing in batch.routings]
     return scheduled_trace(routings, table, trainer.filler_rule.padding)
+
+
+def _of_all_ranks(batch: RankBatch, data_rank: int, trainer: TrainerLayout) -> list[Sequence[Sequence[int]]]:
+    # Other ranks have as many micro-batches, but they report their own sequences.
+    nothing: list[list[int]] = [[] for _ in batch.micro_batches]
+    return [batch.micro_batches if rank == data_rank else nothing for rank in range(trainer.ranks.data)]

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
-from relibra.errors import InvalidInput, LimitExceeded
+from relibra.errors import InvalidInput
 from relibra.integrations.rank_batch import RankBatch, TrainerLayout
-from relibra.integrations.rank_parts import rank_parts
+from relibra.integrations.rank_parts import count_rank
 from relibra.planning import Schedule
 from relibra.planning.plan import Basis
 from relibra.rollout import RolloutReporter
@@ -37,21 +36,19 @@ def report_rank(
 
     Raises:
         InvalidInput: see `rank_parts`; nothing is reported.
-        LimitExceeded: a micro-batch does not fit the reporter's buffer.
+        LimitExceeded: the counts of one part do not fit the reporter's buffer.
         Unavailable: the planner does not answer. Report again; the planner stores each part only once.
+        RelibraError: the planner refused a part, or an earlier report of which nobody has heard; see
+            `RolloutReporter.flush`.
     """
-    trace = rank_parts(batch, data_rank, trainer)
-    schedule = trace.schedule
-    assert schedule is not None
-    sequence_ids = tuple(f"rank-{data_rank}/part-{part}" for part in range(trace.num_sequences))
-    micro_batch = -1
-    for part, (first, end) in enumerate(pairwise(trace.offsets)):
-        if schedule.micro_batch_S[part] != micro_batch:
-            micro_batch = int(schedule.micro_batch_S[part])
-            reporter.flush()  # a step may be larger than the reporter's buffer
-        if not reporter.report(step, sequence_ids[part], trace.routed_experts[first:end]):
-            raise LimitExceeded(f"micro-batch {micro_batch} does not fit the reporter: raise its buffer_size_bytes")
+    parts = count_rank(batch, data_rank, trainer)
+    sequence_ids = tuple(f"rank-{data_rank}/part-{index}" for index in range(len(parts)))
+    for sequence_id, part in zip(sequence_ids, parts, strict=True):
+        reporter.report_counts(step, sequence_id, part.counts.counts_LE, part.counts.num_rows)
     reporter.flush()
+    place_P3 = np.array([(each.micro_batch, each.source_rank, each.ep_group) for each in parts], dtype=np.int32)
+    micro_batch_P, source_rank_P, ep_group_P = place_P3.reshape(-1, 3).T
+    schedule = Schedule(micro_batch_S=micro_batch_P, source_rank_S=source_rank_P, ep_group_S=ep_group_P)
     return RankSchedule(sequence_ids=sequence_ids, schedule=schedule)
 
 

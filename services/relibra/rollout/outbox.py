@@ -3,6 +3,7 @@
 T rows, L layers, K top-k, E experts.
 """
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from relibra.planning.load import narrow_counts
 from relibra.routing.counts import count_routed_experts
 
 _Request = TypeVar("_Request")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,24 +95,31 @@ class Outbox:
         self._num_settled = 0
         self._num_kept = 0
         self._refused: list[Refused] = []
+        """The refusals of which the caller has not heard."""
+        self._logged: set[type[RelibraError]] = set()
         self._is_closed = False
 
-    def put(self, sequence: RoutedSequence | CountedSequence) -> bool:
-        """Take a sequence; return False if it does not fit.
+    def put(self, sequence: RoutedSequence | CountedSequence, timeout_s: float = 0.0) -> bool:
+        """Take a sequence; wait up to `timeout_s` for room, and return False if it does not fit.
 
         Raises:
             RelibraError: the outbox is closed.
         """
         with self._changed:
+            if timeout_s and sequence.size_bytes <= self._limit_size_bytes:
+                self._changed.wait_for(lambda: self._is_closed or self._has_room(sequence), timeout_s)
             if self._is_closed:
                 raise RelibraError("the reporter is closed")
-            if self._size_bytes + sequence.size_bytes > self._limit_size_bytes:
+            if not self._has_room(sequence):
                 return False
             self._waiting.append(sequence)
             self._size_bytes += sequence.size_bytes
             self._num_put += 1
             self._changed.notify_all()
             return True
+
+    def _has_room(self, sequence: RoutedSequence | CountedSequence) -> bool:
+        return self._size_bytes + sequence.size_bytes <= self._limit_size_bytes
 
     def wait_for_work(self) -> bool:
         """Wait until there is something to send; return False once the outbox is closed."""
@@ -212,6 +221,13 @@ class Outbox:
             self._num_kept, self._refused = 0, []
             return settled
 
+    def take_refused(self, *, but_of_step: int | None = None) -> list[Refused]:
+        """Return the refusals that no call has returned yet, except those of one step, which stay for `settle_all`."""
+        with self._changed:
+            taken = [each for each in self._refused if each.step != but_of_step]
+            self._refused = [each for each in self._refused if each.step == but_of_step]
+            return taken
+
     def num_unanswered(self) -> int:
         """Return how many sequences are waiting, or sent and not answered."""
         with self._changed:
@@ -223,6 +239,15 @@ class Outbox:
             self._num_kept += 1
         else:
             self._refused.append(Refused(step=sequence.step, sequence_id=sequence.sequence_id, error=error))
+            if type(error) not in self._logged:
+                self._logged.add(type(error))
+                logger.warning(
+                    "sequence %r of step %d was refused, so a step that schedules it gets no plan: %s. Further "
+                    "refusals of this kind are not logged; flush raises them, as does the next report of another step",
+                    sequence.sequence_id,
+                    sequence.step,
+                    error,
+                )
         self._changed.notify_all()
 
     def _count(self, sequence: RoutedSequence | CountedSequence) -> CountedSequence:

@@ -5,14 +5,16 @@ T rows, L layers, K top-k.
 
 import logging
 import threading
+from collections.abc import Sequence
 from typing import Any, Protocol, Self
 
 import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.errors import ERRORS, InvalidInput, RelibraError, Unavailable
-from relibra.rollout.outbox import CountedSequence, Outbox, RoutedSequence
+from relibra.errors import ERRORS, InvalidInput, LimitExceeded, RelibraError, Unavailable
+from relibra.planning.load import narrow_counts
+from relibra.rollout.outbox import CountedSequence, Outbox, Refused, RoutedSequence
 from relibra.wire.channel import open_channel
 from relibra.wire.credentials import Credentials
 from relibra.wire.routing import check_name, encode_sequence, open_stream
@@ -123,7 +125,8 @@ class RolloutReporter:
 
         Raises:
             InvalidInput: the array is not three-dimensional or not of integers, or a name or number cannot be sent.
-            RelibraError: the reporter is closed.
+            RelibraError: the reporter is closed. Or a sequence of another step was refused and nobody flushed since;
+                the class is that of the first such refusal, and the sequence of this call was taken all the same.
         """
         check_name(step, sequence_id, policy_versions)
         array = np.asarray(
@@ -142,7 +145,53 @@ class RolloutReporter:
             self._start()
         else:
             self._drop()
+        self._raise(self._outbox.take_refused(but_of_step=step))
         return taken
+
+    def report_counts(
+        self,
+        step: int,
+        sequence_id: str,
+        counts_LE: NDArray[np.unsignedinteger],
+        num_rows: int,
+        *,
+        timeout_s: float = 60.0,
+    ) -> None:
+        """Report rows that were counted already; wait for room in the buffer if the planner is behind.
+
+        Args:
+            step: the RL step the rows are trained in.
+            sequence_id: their name within the step; the same name with the same counts may be reported again.
+            counts_LE: the rows of every layer and expert.
+            num_rows: the number of rows.
+            timeout_s: how long to wait for room.
+
+        Raises:
+            InvalidInput: a name or number cannot be sent.
+            LimitExceeded: the counts are larger than the buffer.
+            Unavailable: after `timeout_s` there is still no room, because the planner does not answer.
+            RelibraError: the reporter is closed, or a sequence of another step was refused; see `report`.
+        """
+        check_name(step, sequence_id)
+        counted = CountedSequence(
+            step=step,
+            sequence_id=sequence_id,
+            num_rows=num_rows,
+            counts_LE=narrow_counts(counts_LE),
+            policy_versions=None,
+        )
+        if counted.size_bytes > self._buffer_size_bytes:
+            raise LimitExceeded(
+                f"{sequence_id!r} of step {step}: {counted.size_bytes} bytes of counts do not fit the reporter, which "
+                f"has {self._buffer_size_bytes}: raise its buffer_size_bytes"
+            )
+        self._start()
+        if not self._outbox.put(counted, timeout_s):
+            raise Unavailable(
+                f"the reporter's buffer of {self._buffer_size_bytes} bytes had no room within {timeout_s:g} s: check "
+                f"that the planner at {self._address} answers"
+            )
+        self._raise(self._outbox.take_refused(but_of_step=step))
 
     def flush(self, timeout_s: float = 60.0) -> int:
         """Wait until the planner has answered every sequence that was reported before.
@@ -159,12 +208,7 @@ class RolloutReporter:
                 then its sequences are not answered.
         """
         settled = self._outbox.settle_all(timeout_s)
-        if settled.refused:
-            first = settled.refused[0]
-            raise type(first.error)(
-                f"{len(settled.refused)} sequences were refused; the first is {first.sequence_id!r} of step "
-                f"{first.step}: {first.error}"
-            )
+        self._raise(settled.refused)
         if settled.num_waiting:
             trouble = self._trouble
             error = Unavailable if trouble is None or trouble.retryable else type(trouble)
@@ -175,7 +219,7 @@ class RolloutReporter:
         return settled.num_kept
 
     def close(self) -> None:
-        """Stop within a few seconds; sequences that are not acknowledged by then are lost, with a warning."""
+        """Stop within a few seconds; a warning names sequences that are lost, and refusals that no call raised."""
         self._outbox.close()
         with self._starting:
             thread, channel = self._thread, self._channel
@@ -184,8 +228,24 @@ class RolloutReporter:
         thread.join(_CLOSE_TIMEOUT_S)
         channel.close()
         thread.join()
+        if refused := self._outbox.take_refused():
+            logger.warning(
+                "the reporter was closed before anybody heard of %d refused sequences; the first is %r of step %d: %s",
+                len(refused),
+                refused[0].sequence_id,
+                refused[0].step,
+                refused[0].error,
+            )
         if lost := self._outbox.num_unanswered():
             logger.warning("the reporter was closed with %d sequences that the planner did not acknowledge", lost)
+
+    def _raise(self, refused: Sequence[Refused]) -> None:
+        if refused:
+            first = refused[0]
+            raise type(first.error)(
+                f"{len(refused)} sequences were refused; the first is {first.sequence_id!r} of step "
+                f"{first.step}: {first.error}"
+            )
 
     def _start(self) -> None:
         if self._thread is not None:

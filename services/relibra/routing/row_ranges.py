@@ -16,7 +16,7 @@ from relibra.routing.token_layout import ParallelLayout, TokenPacking, check_chu
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowRanges:
-    """The ranges of one micro-batch of one data-parallel rank; together they hold every row exactly once, `[G]` each."""
+    """The ranges of one micro-batch of one data-parallel rank, which together hold every row once, `[G]` each."""
 
     place_G: NDArray[np.int64]
     """The place of the sequence in the micro-batch; -1 for padding that follows the last sequence."""
