@@ -94,9 +94,7 @@ def main() -> None:
             planner.terminate()
             planner.wait()
     Console().print(_table(rows))
-    results.write(
-        "reporting", rows, num_tokens=num_tokens, load_average=[round(each, 1) for each in os.getloadavg()]
-    )
+    results.write("reporting", rows, num_tokens=num_tokens, load_average=[round(each, 1) for each in os.getloadavg()])
 
 
 def _table(rows: list[dict[str, object]]) -> Table:

@@ -60,12 +60,14 @@ NUM_AGENTS = 64
 NUM_ROUNDS = 30
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nothing listens on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
 
-def _start_planner(redis_url: str, metrics_port: int, folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+def start_planner(redis_url: str, metrics_port: int, folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """Start a planner without a limit on ingest; return its process and its address."""
     ready_file = folder / "ready.json"
     command = [sys.executable, "-m", "relibra.cli", "planner", "--redis-url", redis_url, "--port", "0"]
     process = subprocess.Popen(
@@ -208,8 +210,8 @@ def main() -> None:
         rows.append({"what": what, "figure": round(figure, 4), "unit": unit, "target": target})
 
     with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder) / "redis") as redis:
-        port = _free_port()
-        planner, address = _start_planner(redis.url, port, Path(folder))
+        port = free_port()
+        planner, address = start_planner(redis.url, port, Path(folder))
         try:
             for num_processes in (1, 2):
                 rate = _ingest(address, num_processes)
