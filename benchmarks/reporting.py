@@ -12,7 +12,8 @@ split every sequence. Counts go to a real planner on loopback, durable in Redis.
   which is faster than the one that it had.
 - Counts: `rank_batch`, `report_rank` and `submit_step`, as the recipes call them.
 - Counted before (slime): the same, with routing that `RoutingCounter` counted when samples were finished.
-- Background: the time that the driver waits for `BackgroundReporting.start`.
+
+With `BackgroundReporting` the driver waits for none of this.
 
 *Wall* is the time that passes and *CPU* the processor time of this process, both per million tokens and the best of the
 repeats. Writes `benchmarks/results/reporting.json`.
@@ -39,6 +40,7 @@ from benchmarks.service import free_port, start_planner
 from relibra.integrations import (
     RankBatch,
     RankSchedule,
+    RoutingCounter,
     TrainerLayout,
     nemo_rl,
     report_rank,
@@ -77,12 +79,15 @@ def main() -> None:
         try:
             for framework, make in FRAMEWORKS.items():
                 trainer, batch_of = make(lengths, micro_batches)
-                paths: dict[str, Callable[..., RankSchedule]] = {"rows": _report_rows, "counts": _report_counts}
+                paths: dict[str, Callable[..., RankSchedule]] = {"rows": _report_rows, "counts": report_rank}
+                if framework == "slime":
+                    paths["counted before"] = report_rank
                 best: dict[str, dict[str, float]] = {}
                 for repeat in range(arguments.repeats):
                     for path, report in paths.items():
                         job_id = f"{framework}-{path}-{repeat}"
-                        times = _measure(address, job_id, batch_of, report, trainer)
+                        batches = _counted_batches(lengths, micro_batches) if path == "counted before" else batch_of
+                        times = _measure(address, job_id.replace(" ", "-"), batches, report, trainer)
                         if path not in best or times["wall"] < best[path]["wall"]:
                             best[path] = times
                 for path, times in best.items():
@@ -138,9 +143,6 @@ def _measure(
     return times
 
 
-_report_counts = report_rank
-
-
 def _report_rows(
     reporter: RolloutReporter, step: int, batch: RankBatch, data_rank: int, trainer: TrainerLayout
 ) -> RankSchedule:
@@ -186,14 +188,29 @@ def _ids(num_rows: int) -> NDArray[np.uint8]:
 Make = Callable[[list[int], list[list[int]]], tuple[TrainerLayout, Callable[[], RankBatch]]]
 
 
-def _slime(lengths: list[int], micro_batches: list[list[int]]) -> tuple[TrainerLayout, Callable[[], RankBatch]]:
-    data = {
+def _slime_data(lengths: list[int], micro_batches: list[list[int]]) -> dict[str, Any]:
+    return {
         "tokens": [range(length) for length in lengths],
         "rollout_routed_experts": [_ids(length - 1).astype(np.int32) for length in lengths],
         "micro_batch_indices": micro_batches,
         "num_microbatches": [len(micro_batches)],
     }
+
+
+def _slime(lengths: list[int], micro_batches: list[list[int]]) -> tuple[TrainerLayout, Callable[[], RankBatch]]:
+    data = _slime_data(lengths, micro_batches)
     return slime.trainer_layout(RANKS), lambda: slime.rank_batch(data, LAYERS)
+
+
+def _counted_batches(lengths: list[int], micro_batches: list[list[int]]) -> Callable[[], RankBatch]:
+    """Return the batches of slime's ranks, whose samples a counter got earlier and has counted by now."""
+    data = _slime_data(lengths, micro_batches)
+    counters = [RoutingCounter(LAYERS) for _ in range(RANKS.data)]
+    for counter in counters:
+        for payload, tokens in zip(data["rollout_routed_experts"], data["tokens"], strict=True):
+            counter.add(payload, len(tokens))
+        counter.wait()
+    return lambda: slime.rank_batch(data, LAYERS, counter=counters.pop())
 
 
 def _verl(lengths: list[int], micro_batches: list[list[int]]) -> tuple[TrainerLayout, Callable[[], RankBatch]]:

@@ -8,6 +8,8 @@ Out:  the routing, reported as parts that start from one EP rank each, and the s
     areal                          a response -> its routing, which AReaL does not replay
     rank_batch                     RankBatch and TrainerLayout, into which all frameworks are translated
     rank_parts, step               a RankBatch -> parts with fillers -> reports and schedule
+    routing_counter                sequences counted when they are finished, before anybody knows their micro-batch
+    background                     reports and submits while the training loop goes on, and loses no error
     forecast                       a step whose routing is not known in advance
 
 Every adapter of a framework that replays routing offers the same two functions:
@@ -24,8 +26,19 @@ The adapters run in the trainer's processes and need numpy and gRPC only. They i
 the attributes that it reads, and the commit of the framework that it was written against.
 """
 
+from relibra.integrations.background import BackgroundReporting
 from relibra.integrations.forecast import submit_forecast
 from relibra.integrations.rank_batch import RankBatch, TrainerLayout
+from relibra.integrations.routing_counter import RoutingCounter
 from relibra.integrations.step import RankSchedule, report_rank, submit_step
 
-__all__ = ["RankBatch", "RankSchedule", "TrainerLayout", "report_rank", "submit_forecast", "submit_step"]
+__all__ = [
+    "BackgroundReporting",
+    "RankBatch",
+    "RankSchedule",
+    "RoutingCounter",
+    "TrainerLayout",
+    "report_rank",
+    "submit_forecast",
+    "submit_step",
+]

@@ -14,7 +14,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.routing.counts import add_counts
 from relibra.routing.filler import Filler, FillerRule, filler_counts, missing_tokens
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.row_ranges import RowRanges
@@ -87,7 +86,7 @@ def _add_rows(
     bounds = np.searchsorted(routing.position_T, np.append(ranges.first_G[mine], routing.num_tokens)).tolist()
     for at, (first, end) in zip(mine.tolist(), pairwise(bounds), strict=True):
         if end > first:
-            add_counts(routing.routed_TLK[first:end], sums.part(parts[at], end - first), "routed_experts")
+            routing.add_counts(first, end, sums.part(parts[at], end - first))
 
 
 def _add_missing(

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput, LimitExceeded
-from relibra.routing.counts import are_expert_ids, check_expert_ids, count_routed_experts
+from relibra.routing.block_counts import BlockCounts
+from relibra.routing.counts import add_counts, are_expert_ids, check_expert_ids, count_routed_experts
 from relibra.routing.model_layers import ModelLayers
 
 MAX_TOKENS = 1 << 24
@@ -34,6 +35,8 @@ class SequenceRouting:
     """The index of each row's token in the sequence, rising."""
     num_tokens: int
     """The number of tokens of the sequence, prompt and response."""
+    blocks: BlockCounts | None = None
+    """The counts of blocks of the rows, if they were counted in advance."""
 
     @property
     def num_rows(self) -> int:
@@ -48,6 +51,17 @@ class SequenceRouting:
     def counts(self) -> NDArray[np.uint32]:
         """Count the rows of every layer and expert, uint32 `[L, E]`."""
         return count_routed_experts(self.routed_TLK, self.layers.num_experts)
+
+    def add_counts(self, first: int, end: int, counts_LE: NDArray[np.uint32]) -> None:
+        """Add the counts of rows `first` to `end` to `counts_LE`.
+
+        Raises:
+            InvalidInput: an id is outside 0 to E - 1.
+        """
+        if self.blocks is None:
+            add_counts(self.routed_TLK[first:end], counts_LE, "routed_experts")
+        else:
+            self.blocks.add(self.routed_TLK, first, end, counts_LE)
 
     def narrow(self) -> NDArray[np.unsignedinteger]:
         """Return the rows in the dtype of a routing trace."""
@@ -150,7 +164,7 @@ def _known_rows(ids_TLK: NDArray[np.integer], is_in_range: bool, field: str) -> 
             )
         known_T[negative_T] = False
     if ids_TLK.shape[2] > 1:
-        suspect_T = np.flatnonzero(ids_TLK[:, 0].max(axis=1) == 0)  # a row of zeros has zeros in its first layer
+        suspect_T = np.flatnonzero(ids_TLK[:, 0, 0] == 0)  # a row of zeros starts with one; few others do
         known_T[suspect_T] = ids_TLK[suspect_T].any(axis=(1, 2))
     return known_T
 

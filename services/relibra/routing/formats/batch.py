@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
 from relibra.routing.model_layers import ModelLayers
@@ -35,9 +36,17 @@ def decode_padded(routed_experts: Any, attention_mask: Any, layers: ModelLayers)
             got=f"{mask.dtype} {list(mask.shape)} for {list(ids_BSXK.shape)}",
         )
     return [
-        _whole_sequence(ids_SXK[mask_S.astype(np.bool_)], layers, f"routed_experts[{index}]")
+        _whole_sequence(ids_SXK[_tokens(mask_S)], layers, f"routed_experts[{index}]")
         for index, (ids_SXK, mask_S) in enumerate(zip(ids_BSXK, mask, strict=True))
     ]
+
+
+def _tokens(mask_S: NDArray[Any]) -> slice | NDArray[np.intp]:
+    """Return the places of tokens, as a slice if they follow one another: then no row is copied."""
+    place_T = np.flatnonzero(mask_S)
+    if len(place_T) and int(place_T[-1]) - int(place_T[0]) + 1 == len(place_T):
+        return slice(int(place_T[0]), int(place_T[-1]) + 1)
+    return place_T
 
 
 def decode_jagged(values: Any, offsets: Any, layers: ModelLayers) -> list[SequenceRouting]:
