@@ -63,8 +63,32 @@ def check_plan_of(page: str, address: str, step: int) -> None:
 
 def test_slime(shared_planner: Service, tmp_path: Path) -> None:
     names = {"rollout_id": 5, "rollout_data_of_ranks": [slime_rollout_data(0), slime_rollout_data(1)]}
-    run_page("slime", names, shared_planner.address, tmp_path)
+    names = run_page("slime", names, shared_planner.address, tmp_path)
+    names["reporting"].wait()
     for step in (10, 11):
+        check_plan_of("slime", shared_planner.address, step)
+
+
+def test_S9_slime_hears_of_a_rollout_without_plans(
+    shared_planner: Service, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = {"rollout_id": 7, "rollout_data_of_ranks": [slime_rollout_data(0), slime_rollout_data(1)]}
+    names = run_page("slime", names, shared_planner.address, tmp_path)
+    data = [slime_rollout_data(0), slime_rollout_data(1)]
+    sample = SimpleNamespace(rollout_routed_experts=data[1]["rollout_routed_experts"][2], tokens=[0] * 4)
+    names["count_sample"](sample)
+    data[1]["rollout_routed_experts"][0] = data[1]["rollout_routed_experts"][0][:-1]
+    with caplog.at_level(logging.WARNING):
+        names["start_planning"](8, data)
+        names["reporting"]._pool.submit(int).result()
+        names["start_planning"](9, [slime_rollout_data(0), slime_rollout_data(1)])
+        names["reporting"].wait()
+    assert "a report in the background failed, so its steps have no plans: routed_experts" in caplog.text
+    assert (
+        "by rollout 9, a rollout has no plans: routed_experts: expected a row for every token but the last"
+        in caplog.text
+    )
+    for step in (14, 15, 18, 19):
         check_plan_of("slime", shared_planner.address, step)
 
 
@@ -80,7 +104,8 @@ def test_verl(shared_planner: Service, tmp_path: Path, caplog: pytest.LogCapture
 
 
 def test_nemo_rl(shared_planner: Service, tmp_path: Path) -> None:
-    run_page("nemo-rl", {"step": 0, "batches": [nemo_batch(0), nemo_batch(1)]}, shared_planner.address, tmp_path)
+    names = {"step": 0, "batches": [nemo_batch(0), nemo_batch(1)]}
+    run_page("nemo-rl", names, shared_planner.address, tmp_path)["reporting"].wait()
     check_plan_of("nemo-rl", shared_planner.address, 0)
 
 

@@ -11,7 +11,6 @@ from relibra.errors import LimitExceeded, Unavailable
 
 logger = logging.getLogger(__name__)
 
-_MAX_UNFINISHED = 2
 _P = ParamSpec("_P")
 
 
@@ -25,7 +24,9 @@ class BackgroundReporting:
     arguments of a call must not change until it has ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_unfinished: int = 2) -> None:
+        """Prepare to run calls; the arguments of at most `max_unfinished` calls are held at once."""
+        self._max_unfinished = max_unfinished
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="relibra-reporting")
         self._lock = threading.Lock()
         self._unfinished: set[Future[None]] = set()
@@ -40,17 +41,17 @@ class BackgroundReporting:
         if exc_type is None:
             self._raise()
 
-    def start(self, report: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
+    def start(self, report: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs) -> None:
         """Run `report` after the calls that were started before.
 
         Raises:
-            LimitExceeded: two earlier calls have not ended; this one was not started, so its steps get no plan.
+            LimitExceeded: `max_unfinished` earlier calls have not ended; this one was not started, so its steps get no plan.
             Exception: the first error of earlier calls; this call was started all the same.
         """
         with self._lock:
-            if len(self._unfinished) >= _MAX_UNFINISHED:
+            if len(self._unfinished) >= self._max_unfinished:
                 raise LimitExceeded(
-                    f"the reports of {_MAX_UNFINISHED} earlier calls have not ended, so this call was not started: "
+                    f"the reports of {self._max_unfinished} earlier calls have not ended, so this call was not started: "
                     "check that the planner answers, or report less often"
                 )
             future = self._pool.submit(self._run, report, *args, **kwargs)
@@ -79,7 +80,7 @@ class BackgroundReporting:
         """
         self.__exit__(None)
 
-    def _run(self, report: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
+    def _run(self, report: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs) -> None:
         try:
             report(*args, **kwargs)
         except Exception as error:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
 from relibra.integrations.rank_batch import RankBatch, TrainerLayout
@@ -56,18 +57,20 @@ def count_rank(batch: RankBatch, data_rank: int, trainer: TrainerLayout) -> list
     for routing in batch.routings:
         missing_tokens(routing, trainer.filler_rule)
     length_S = np.array([routing.num_tokens for routing in batch.routings], dtype=np.int64)
-    places = [(index, np.asarray(each)) for index, each in enumerate(batch.micro_batches) if len(each)]
+    places = [(index, np.asarray(each, dtype=np.int64)) for index, each in enumerate(batch.micro_batches) if len(each)]
     ranges = [row_ranges(length_S[each], trainer.ranks, trainer.packing, data_rank) for _, each in places]
 
-    def count(index: int, place_B: Sequence[int], of_micro_batch: RowRanges) -> list[RankPart]:
-        parts = count_parts([batch.routings[each] for each in place_B], of_micro_batch, trainer.filler_rule)
+    def count(index: int, place_B: NDArray[np.int64], of_micro_batch: RowRanges) -> list[RankPart]:
+        parts = count_parts([batch.routings[each] for each in place_B.tolist()], of_micro_batch, trainer.filler_rule)
         return [
             RankPart(micro_batch=index, ep_group=ep_group, source_rank=source_rank, counts=counts)
             for (ep_group, source_rank), counts in parts.items()
         ]
 
     with ThreadPoolExecutor(_num_threads(len(places)), thread_name_prefix="relibra-count") as pool:
-        futures = [pool.submit(count, *each, of_each) for each, of_each in zip(places, ranges, strict=True)]
+        futures = [
+            pool.submit(count, index, place_B, each) for (index, place_B), each in zip(places, ranges, strict=True)
+        ]
         return [part for future in futures for part in future.result()]
 
 
