@@ -45,19 +45,22 @@ class BackgroundReporting:
         """Run `report` after the calls that were started before.
 
         Raises:
-            LimitExceeded: `max_unfinished` earlier calls have not ended; this one was not started, so its steps get no plan.
+            LimitExceeded: `max_unfinished` earlier calls have not ended. This one was not started; its steps get no plan.
             Exception: the first error of earlier calls; this call was started all the same.
         """
         with self._lock:
             if len(self._unfinished) >= self._max_unfinished:
                 raise LimitExceeded(
-                    f"the reports of {self._max_unfinished} earlier calls have not ended, so this call was not started: "
-                    "check that the planner answers, or report less often"
+                    f"the reports of {self._max_unfinished} earlier calls have not ended, so this call was not "
+                    "started: check that the planner answers, or report less often"
                 )
+            # Taken before the call runs: its own error belongs to the next call of start.
+            error, self._error = self._error, None
             future = self._pool.submit(self._run, report, *args, **kwargs)
             self._unfinished.add(future)
         future.add_done_callback(self._forget)
-        self._raise()
+        if error is not None:
+            raise error
 
     def wait(self, timeout_s: float = 60.0) -> None:
         """Wait until all calls have ended.
