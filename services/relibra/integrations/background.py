@@ -45,7 +45,7 @@ class BackgroundReporting:
         """Run `report` after the calls that were started before.
 
         Raises:
-            LimitExceeded: `max_unfinished` earlier calls have not ended. This one was not started; its steps get no plan.
+            LimitExceeded: `max_unfinished` earlier calls have not ended. This one was not started: no plans.
             Exception: the first error of earlier calls; this call was started all the same.
         """
         with self._lock:
