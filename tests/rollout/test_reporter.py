@@ -133,9 +133,7 @@ def test_S9_a_refusal_that_nobody_flushed_is_logged_once_and_raised_by_the_next_
             reporter.report(1, f"bad-{index}", np.zeros((4, 2, 2), dtype=np.uint8))
         eventually(lambda: reporter._outbox.num_unanswered() == 0)
         assert reporter.report(1, "good", routed_experts(0, 6))
-        with pytest.raises(
-            InvalidInput, match=r"3 sequences were refused; the first is 'bad-0' of step 1"
-        ):
+        with pytest.raises(InvalidInput, match=r"3 sequences were refused; the first is 'bad-0' of step 1"):
             reporter.report(2, "next", routed_experts(1, 6))
         assert reporter.report(2, "after", routed_experts(2, 6))
         assert reporter.flush() == 3
