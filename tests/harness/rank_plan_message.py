@@ -26,4 +26,5 @@ def encode_rank_plan(plan: RankPlan) -> plan_pb2.RankPlan:
         num_micro_batches=plan.num_micro_batches,
         reason=plan.reason,
         basis=encode_basis(plan.basis),
+        source_load=None if plan.source_load_MLB is None else array.encode(plan.source_load_MLB),
     )

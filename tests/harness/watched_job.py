@@ -18,6 +18,7 @@ from relibra.planning import (
     StepLoad,
 )
 from relibra.planning.load import narrow_counts
+from relibra.planning.routing_check import RoutingCheck
 from relibra.planning.solve import solve
 from relibra.store import EncodedPlan, JobRecord, SequenceCounts, Store
 
@@ -90,6 +91,7 @@ class WatchedJob:
         ranks: Sequence[int] | None = None,
         causes: tuple[Cause, ...] = (Cause.LATE,),
         reason: str = "",
+        routing: RoutingCheck | None = None,
     ) -> None:
         """Let ranks report that they executed a plan as it is, or that they fell back if `plan_id` is None."""
         reason = reason or ("all ranks hold it" if plan_id else "rank 3 without a plan in time")
@@ -115,6 +117,7 @@ class WatchedJob:
                         plan_wait_s=0.01 * (1 + step % 5) + 0.001 * rank,
                         reorder_s=0.2,
                         replica_wait_s=0.001 * rank,
+                        routing=routing or RoutingCheck(),
                     ),
                 )
 

@@ -8,6 +8,7 @@ import pytest
 from relibra.planning import Cause, Phase, PlanId
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Prediction
+from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.status.health import JobState, duration, job_health
 from relibra.store import PlanRecord, StepRecord
 
@@ -72,6 +73,13 @@ EXECUTION = Execution(
             JobState.ATTENTION,
             "missing: rank 2 of group 1",
         ),
+        (
+            [PLANNED],
+            [replace(EXECUTION, routing=RoutingCheck(num_cells=64, otherwise={RoutingCause.NO_REPLAY: 60}))],
+            JobState.ATTENTION,
+            r"^step 7: routing differs from what was planned in 60 of 64 cells .*\(likely cause: 60 no replay\)",
+        ),
+        ([PLANNED], [replace(EXECUTION, routing=RoutingCheck(num_cells=64))], JobState.WELL, "1.800 to 1.020"),
         ([PLANNED], [replace(EXECUTION, imbalance=1.3)], JobState.ATTENTION, "1.300 .* 1.020 was planned"),
     ],
 )

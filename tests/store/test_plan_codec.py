@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 from harness.services import CLUSTER, MODEL, count, routed_experts
 from relibra.planning import Cluster, PlanParams, Schedule, StepLoad, check_plan
 from relibra.planning.solve import solve
-from relibra.store.plan_codec import COMMON_FIELDS, decode_plan, encode_plan, share_field
+from relibra.planning.source_load import source_load
+from relibra.store.array_codec import PackedArray
+from relibra.store.plan_codec import COMMON_FIELDS, decode_plan, encode_plan, share_field, source_field
 
 TWO_GROUPS = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1, num_ep_groups=2)
 
@@ -17,8 +19,10 @@ def test_S3_a_solved_plan_comes_back_with_its_digest(seed: int, num_micro_batche
     schedule = Schedule.round_robin(8, num_micro_batches, cluster)
     load = StepLoad.of(counts_SLE, schedule, cluster)
     plan = solve(load, schedule, MODEL, cluster, PlanParams(min_tokens_per_replica=1))
-    fields = encode_plan(plan)
+    fields = encode_plan(plan, load)
     assert set(fields) >= {*COMMON_FIELDS, *(share_field(rank) for rank in range(cluster.num_ranks))}
+    expected = [PackedArray.from_bytes(fields[source_field(rank)]).unpack() for rank in range(cluster.num_ranks)]
+    assert np.array_equal(np.stack(expected), source_load(load))
     again = decode_plan(fields)
     check_plan(again, load.load_MLE)
     assert again.digest == plan.digest

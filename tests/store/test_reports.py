@@ -7,6 +7,7 @@ from harness.services import Loop
 from harness.step_samples import report_all
 from relibra.planning import Cause, ExecutionReport, Phase, PlanId
 from relibra.planning.execution import executions
+from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.store import JobRecord, Store
 from relibra.store.documents import (
     decode_execution_report,
@@ -31,6 +32,7 @@ def report(job: JobRecord, phase: Phase, rank: int, step: int = 1) -> ExecutionR
         plan_wait_s=0.25,
         reorder_s=0.5,
         replica_wait_s=0.75,
+        routing=RoutingCheck(num_cells=3, otherwise={RoutingCause.FILLERS: 1}) if rank else RoutingCheck(),
     )
 
 
@@ -44,6 +46,7 @@ def test_reports_are_kept_by_phase_and_rank(store: Store, run: Loop, job: JobRec
         (phase, rank) for phase in (Phase.RECOMPUTE, Phase.UPDATE) for rank in (0, 1)
     ]
     assert found[1].applied == reports[0].applied
+    assert found[1].routing == reports[0].routing
     assert (found[0].applied, found[0].causes) == (None, (Cause.LATE, Cause.STALE))
     assert (found[0].reorder_s, found[0].replica_wait_s) == (0.5, 0.75)
     np.testing.assert_array_equal(found[1].realised_load_ML, reports[0].realised_load_ML)
@@ -66,6 +69,8 @@ def test_the_report_that_completes_a_phase_makes_its_sum(store: Store, run: Loop
     assert [update] == executions([report(job, Phase.UPDATE, rank) for rank in ranks], job.cluster)
     assert update.fallbacks == {Cause.LATE: 1, Cause.STALE: 1}
     assert update.num_fallbacks == 1
+    others = len(ranks) - 1
+    assert update.routing == RoutingCheck(num_cells=3 * others, otherwise={RoutingCause.FILLERS: others})
     assert update.rank_tokens == ((1 << 40) + 5,) * len(ranks)
     run(store.put_report(job, report(job, Phase.RECOMPUTE, 0)))
     ((recompute, _),) = run(store.get_executions("job", [1]))
@@ -101,3 +106,13 @@ def test_causes_that_another_version_wrote_are_unspecified(job: JobRecord) -> No
     (execution,) = executions([report(job, Phase.UPDATE, rank) for rank in range(job.cluster.num_ranks)], job.cluster)
     summed = json.loads(encode_execution_sum(execution)) | {"fallbacks": {"late": 4, "eclipse": 2, "other": 3}}
     assert decode_execution_sum(json.dumps(summed).encode()).fallbacks == {Cause.LATE: 4, Cause.UNSPECIFIED: 3}
+
+
+def test_a_comparison_that_another_version_wrote_is_unspecified_or_missing(job: JobRecord) -> None:
+    written = json.loads(encode_execution_report(report(job, Phase.UPDATE, 1)))
+    older = json.dumps({key: value for key, value in written.items() if key != "routing"})
+    newer = json.dumps(written | {"routing": {"num_cells": 9, "otherwise": {"moon": 2, "fillers": 1, "sun": 3}}})
+    realised = report(job, Phase.UPDATE, 1).realised_load_ML.tobytes()
+    assert decode_execution_report(1, older.encode(), realised).routing == RoutingCheck()
+    otherwise = decode_execution_report(1, newer.encode(), realised).routing.otherwise
+    assert otherwise == {RoutingCause.UNSPECIFIED: 5, RoutingCause.FILLERS: 1}

@@ -21,6 +21,7 @@ from relibra.planning import (
     Schedule,
 )
 from relibra.planning.plan import Basis
+from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.v1 import execution_pb2, job_pb2, plan_pb2
 from relibra.wire import array, messages
 
@@ -130,6 +131,7 @@ def test_rank_plans_survive_the_wire(basis: Basis) -> None:
         num_micro_batches=2,
         reason="two replicas",
         basis=basis,
+        source_load_MLB=None if basis is not Basis.REPLAY else np.arange(24, dtype=np.int64).reshape(4, 3, 2),
     )
     data = encode_rank_plan(plan).SerializeToString()
     assert same(messages.decode_rank_plan(plan_pb2.RankPlan.FromString(data), MODEL), plan)
@@ -159,6 +161,7 @@ def test_execution_reports_survive_the_wire(applied: PlanId | None, phase: Phase
         plan_wait_s=0.5,
         reorder_s=0.25,
         replica_wait_s=0.125,
+        routing=RoutingCheck(num_cells=70, otherwise={cause: 2 + index for index, cause in enumerate(RoutingCause)}),
     )
     data = messages.encode_execution_report("job", report).SerializeToString()
     request = execution_pb2.ReportExecutionRequest.FromString(data)
@@ -174,6 +177,10 @@ def test_execution_reports_survive_the_wire(applied: PlanId | None, phase: Phase
         ({"plan_wait_s": math.nan}, "plan_wait_s: expected seconds, at least 0, got nan"),
         ({"reorder_s": -1.0}, "reorder_s: expected seconds"),
         ({"replica_wait_s": math.inf}, "replica_wait_s: expected seconds"),
+        (
+            {"num_cells_compared": 3, "routed_otherwise": [execution_pb2.RoutedOtherwise(cause=1, num_cells=4)]},
+            r"routed_otherwise: expected at most 3 cells, all that were compared, got 4",
+        ),
         (
             {"applied": plan_pb2.PlanId(epoch=1, version=1), "causes": [execution_pb2.CAUSE_LATE]},
             r"causes: expected none where a plan was applied, got \[1\]",

@@ -22,6 +22,13 @@ class Cause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CAUSE_INVALID: _ClassVar[Cause]
     CAUSE_DISAGREED: _ClassVar[Cause]
     CAUSE_UNDONE: _ClassVar[Cause]
+
+class RoutingCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROUTING_CAUSE_UNSPECIFIED: _ClassVar[RoutingCause]
+    ROUTING_CAUSE_NO_REPLAY: _ClassVar[RoutingCause]
+    ROUTING_CAUSE_FILLERS: _ClassVar[RoutingCause]
+    ROUTING_CAUSE_MICRO_BATCHES: _ClassVar[RoutingCause]
 PHASE_UNSPECIFIED: Phase
 PHASE_RECOMPUTE: Phase
 PHASE_UPDATE: Phase
@@ -31,9 +38,21 @@ CAUSE_STALE: Cause
 CAUSE_INVALID: Cause
 CAUSE_DISAGREED: Cause
 CAUSE_UNDONE: Cause
+ROUTING_CAUSE_UNSPECIFIED: RoutingCause
+ROUTING_CAUSE_NO_REPLAY: RoutingCause
+ROUTING_CAUSE_FILLERS: RoutingCause
+ROUTING_CAUSE_MICRO_BATCHES: RoutingCause
+
+class RoutedOtherwise(_message.Message):
+    __slots__ = ("cause", "num_cells")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    NUM_CELLS_FIELD_NUMBER: _ClassVar[int]
+    cause: RoutingCause
+    num_cells: int
+    def __init__(self, cause: _Optional[_Union[RoutingCause, str]] = ..., num_cells: _Optional[int] = ...) -> None: ...
 
 class ReportExecutionRequest(_message.Message):
-    __slots__ = ("job_id", "step", "phase", "ep_group", "ep_rank", "applied", "reason", "realised_load", "reorder_sent_bytes", "replica_sent_bytes", "plan_wait_s", "reorder_s", "replica_wait_s", "causes")
+    __slots__ = ("job_id", "step", "phase", "ep_group", "ep_rank", "applied", "reason", "realised_load", "reorder_sent_bytes", "replica_sent_bytes", "plan_wait_s", "reorder_s", "replica_wait_s", "causes", "num_cells_compared", "routed_otherwise")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +67,8 @@ class ReportExecutionRequest(_message.Message):
     REORDER_S_FIELD_NUMBER: _ClassVar[int]
     REPLICA_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     CAUSES_FIELD_NUMBER: _ClassVar[int]
+    NUM_CELLS_COMPARED_FIELD_NUMBER: _ClassVar[int]
+    ROUTED_OTHERWISE_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     step: int
     phase: Phase
@@ -62,7 +83,9 @@ class ReportExecutionRequest(_message.Message):
     reorder_s: float
     replica_wait_s: float
     causes: _containers.RepeatedScalarFieldContainer[Cause]
-    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., ep_group: _Optional[int] = ..., ep_rank: _Optional[int] = ..., applied: _Optional[_Union[_plan_pb2.PlanId, _Mapping]] = ..., reason: _Optional[str] = ..., realised_load: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., reorder_sent_bytes: _Optional[int] = ..., replica_sent_bytes: _Optional[int] = ..., plan_wait_s: _Optional[float] = ..., reorder_s: _Optional[float] = ..., replica_wait_s: _Optional[float] = ..., causes: _Optional[_Iterable[_Union[Cause, str]]] = ...) -> None: ...
+    num_cells_compared: int
+    routed_otherwise: _containers.RepeatedCompositeFieldContainer[RoutedOtherwise]
+    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., ep_group: _Optional[int] = ..., ep_rank: _Optional[int] = ..., applied: _Optional[_Union[_plan_pb2.PlanId, _Mapping]] = ..., reason: _Optional[str] = ..., realised_load: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., reorder_sent_bytes: _Optional[int] = ..., replica_sent_bytes: _Optional[int] = ..., plan_wait_s: _Optional[float] = ..., reorder_s: _Optional[float] = ..., replica_wait_s: _Optional[float] = ..., causes: _Optional[_Iterable[_Union[Cause, str]]] = ..., num_cells_compared: _Optional[int] = ..., routed_otherwise: _Optional[_Iterable[_Union[RoutedOtherwise, _Mapping]]] = ...) -> None: ...
 
 class ReportExecutionResponse(_message.Message):
     __slots__ = ()

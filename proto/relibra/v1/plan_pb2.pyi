@@ -71,7 +71,7 @@ class FetchPlanResponse(_message.Message):
     def __init__(self, plan: _Optional[_Union[RankPlan, _Mapping]] = ...) -> None: ...
 
 class RankPlan(_message.Message):
-    __slots__ = ("id", "step", "digest", "home_rank", "replica_share", "num_micro_batches", "reason", "replica_count", "replica_expert", "replica_rank", "basis")
+    __slots__ = ("id", "step", "digest", "home_rank", "replica_share", "num_micro_batches", "reason", "replica_count", "replica_expert", "replica_rank", "basis", "source_load")
     ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,7 @@ class RankPlan(_message.Message):
     REPLICA_EXPERT_FIELD_NUMBER: _ClassVar[int]
     REPLICA_RANK_FIELD_NUMBER: _ClassVar[int]
     BASIS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_LOAD_FIELD_NUMBER: _ClassVar[int]
     id: PlanId
     step: int
     digest: bytes
@@ -94,7 +95,8 @@ class RankPlan(_message.Message):
     replica_expert: _array_pb2.Array
     replica_rank: _array_pb2.Array
     basis: Basis
-    def __init__(self, id: _Optional[_Union[PlanId, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., home_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_share: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., num_micro_batches: _Optional[int] = ..., reason: _Optional[str] = ..., replica_count: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_expert: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., basis: _Optional[_Union[Basis, str]] = ...) -> None: ...
+    source_load: _array_pb2.Array
+    def __init__(self, id: _Optional[_Union[PlanId, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., home_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_share: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., num_micro_batches: _Optional[int] = ..., reason: _Optional[str] = ..., replica_count: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_expert: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., basis: _Optional[_Union[Basis, str]] = ..., source_load: _Optional[_Union[_array_pb2.Array, _Mapping]] = ...) -> None: ...
 
 class WatchPlansRequest(_message.Message):
     __slots__ = ("job_id",)

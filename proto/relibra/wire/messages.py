@@ -20,6 +20,7 @@ from relibra.planning import (
     Schedule,
 )
 from relibra.planning.plan import Basis
+from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.v1 import execution_pb2, job_pb2, plan_pb2
 from relibra.wire import array
 
@@ -192,6 +193,15 @@ def decode_rank_plan(message: plan_pb2.RankPlan, model: Model) -> RankPlan:
     num_replicas = int(count_ML.sum(dtype=np.int64))
     if not is_possible or num_replicas != len(expert_Q):
         raise InvalidInput.of("plan.replica_count", expected=f"a sum of {len(expert_Q)}", got=num_replicas)
+    source_load_MLB = None
+    if message.HasField("source_load"):
+        source_load_MLB = array.decode(
+            message.source_load, "plan.source_load", kinds="iu", shape=(None, model.num_layers, None)
+        ).astype(np.int64)
+        if not 1 <= source_load_MLB.shape[2] <= model.num_experts:
+            raise InvalidInput.of(
+                "plan.source_load", expected=f"1 to {model.num_experts} buckets", got=source_load_MLB.shape[2]
+            )
     row_Q, layer_Q = np.divmod(np.repeat(np.arange(count_ML.size), count_ML.ravel()), model.num_layers)
     return RankPlan(
         id=decode_plan_id(message.id),
@@ -203,6 +213,7 @@ def decode_rank_plan(message: plan_pb2.RankPlan, model: Model) -> RankPlan:
         num_micro_batches=message.num_micro_batches,
         reason=message.reason,
         basis=decode_basis(message.basis),
+        source_load_MLB=source_load_MLB,
     )
 
 
@@ -215,6 +226,13 @@ _CAUSES = {
     Cause.DISAGREED: execution_pb2.CAUSE_DISAGREED,
     Cause.UNDONE: execution_pb2.CAUSE_UNDONE,
 }
+_ROUTING_CAUSES = {
+    RoutingCause.UNSPECIFIED: execution_pb2.ROUTING_CAUSE_UNSPECIFIED,
+    RoutingCause.NO_REPLAY: execution_pb2.ROUTING_CAUSE_NO_REPLAY,
+    RoutingCause.FILLERS: execution_pb2.ROUTING_CAUSE_FILLERS,
+    RoutingCause.MICRO_BATCHES: execution_pb2.ROUTING_CAUSE_MICRO_BATCHES,
+}
+_ROUTING_CAUSE_OF_NUMBER = {number: cause for cause, number in _ROUTING_CAUSES.items()}
 _CAUSE_OF_NUMBER = {number: cause for cause, number in _CAUSES.items()}
 
 
@@ -235,17 +253,23 @@ def encode_execution_report(job_id: str, report: ExecutionReport) -> execution_p
         reorder_s=report.reorder_s,
         replica_wait_s=report.replica_wait_s,
         causes=[_CAUSES[cause] for cause in report.causes],
+        num_cells_compared=report.routing.num_cells,
+        routed_otherwise=[
+            execution_pb2.RoutedOtherwise(cause=_ROUTING_CAUSES[cause], num_cells=num_cells)
+            for cause, num_cells in report.routing.otherwise.items()
+        ],
     )
 
 
 def decode_execution_report(
     request: execution_pb2.ReportExecutionRequest, model: Model, cluster: Cluster
 ) -> ExecutionReport:
-    """Read an execution report. A cause that this version does not know is read as `Cause.UNSPECIFIED`.
+    """Read an execution report. A cause that this version does not know is read as `UNSPECIFIED`.
 
     Raises:
         InvalidInput: a field is malformed, a rank, group or phase does not exist, a time is negative or not finite, or
-            a report that names a plan also names causes of a fallback.
+            a report that names a plan also names causes of a fallback, or more cells are routed otherwise than were
+            compared.
     """
     phase = next((each for each, number in _PHASES.items() if number == request.phase), None)
     if phase is None:
@@ -277,4 +301,20 @@ def decode_execution_report(
         reorder_s=request.reorder_s,
         replica_wait_s=request.replica_wait_s,
         causes=tuple(dict.fromkeys(_CAUSE_OF_NUMBER.get(each, Cause.UNSPECIFIED) for each in request.causes)),
+        routing=_decode_routing(request),
     )
+
+
+def _decode_routing(request: execution_pb2.ReportExecutionRequest) -> RoutingCheck:
+    otherwise: dict[RoutingCause, int] = {}
+    for each in request.routed_otherwise:
+        cause = _ROUTING_CAUSE_OF_NUMBER.get(each.cause, RoutingCause.UNSPECIFIED)
+        otherwise[cause] = otherwise.get(cause, 0) + each.num_cells
+    check = RoutingCheck(num_cells=request.num_cells_compared, otherwise=otherwise)
+    if check.num_otherwise > check.num_cells:
+        raise InvalidInput.of(
+            "routed_otherwise",
+            expected=f"at most {check.num_cells} cells, all that were compared",
+            got=check.num_otherwise,
+        )
+    return check

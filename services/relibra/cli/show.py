@@ -88,6 +88,11 @@ def _print_step(console: Console, step: dict[str, Any]) -> None:
         )
         for cause, number in each["fallbacks"].items():
             console.print(f"  {number} kept the previous placement: {cause}", style="yellow")
+        routing = each["routing"]
+        for cause, number in routing["otherwise"].items():
+            console.print(
+                f"  routed otherwise than planned in {number} of {routing['num_cells']} cells: {cause}", style="yellow"
+            )
         if each["missing"]:
             ranks = ", ".join(f"{group}/{rank}" for group, rank in each["missing"])
             console.print(f"  no report from EP group/rank {ranks}", style="yellow")

@@ -17,6 +17,7 @@ class ServedPlan:
     id: PlanId
     common: plan_pb2.RankPlan
     shares: list[array_pb2.Array]
+    source_loads: list[array_pb2.Array]
 
     @classmethod
     def of(cls, job: JobRecord, plan: PackedPlan) -> "ServedPlan":
@@ -34,12 +35,19 @@ class ServedPlan:
             replica_expert=_message(arrays["replica_expert"]),
             replica_rank=_message(arrays["replica_rank"]),
         )
-        return cls(id=record.id, common=common, shares=[_message(share) for share in plan.shares])
+        return cls(
+            id=record.id,
+            common=common,
+            shares=[_message(share) for share in plan.shares],
+            source_loads=[_message(load) for load in plan.source_loads],
+        )
 
     def for_rank(self, rank: int) -> plan_pb2.FetchPlanResponse:
         """Return the answer to one rank."""
         response = plan_pb2.FetchPlanResponse(plan=self.common)
         response.plan.replica_share.CopyFrom(self.shares[rank])
+        if self.source_loads:
+            response.plan.source_load.CopyFrom(self.source_loads[rank])
         return response
 
 

@@ -84,4 +84,4 @@ async def _solve_step(redis_url: str, job_id: str, step: int) -> EncodedPlan:
         basis=basis,
     )
     check_plan(plan, load.load_MLE)
-    return EncodedPlan.of(plan)
+    return EncodedPlan.of(plan, load)

@@ -58,6 +58,8 @@ def check_rank_plan(plan: RankPlan, model: Model, cluster: Cluster) -> None:
                 end_Q = begins(plan.replica_index_Q4, plan.replica_share_Q) + plan.replica_share_Q
                 if (end_Q > WHOLE).any():
                     faults.append(f"the fractions of an expert sum to {end_Q.max()}, more than {WHOLE}")
+            if plan.source_load_MLB is not None and len(plan.source_load_MLB) != num_rows:
+                faults.append(f"source_load has {len(plan.source_load_MLB)} rows, expected {num_rows}")
             _, layer_Q, expert_Q, rank_Q = plan.replica_index_Q4.T
             if (plan.home_rank_LE[layer_Q, expert_Q] == rank_Q).any():
                 faults.append("a replica is on its own home rank")

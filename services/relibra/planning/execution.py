@@ -7,7 +7,7 @@ M micro-batches of the rank's EP group, L layers, R EP ranks, C cells.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from relibra.planning.job import Cluster
 from relibra.planning.load import imbalance
 from relibra.planning.rank_plan import PlanId
+from relibra.planning.routing_check import RoutingCheck
 
 _MAX_REASONS = 3
 
@@ -72,6 +73,8 @@ class ExecutionReport:
     """How long the rank's host waited for replicas and their gradients: the part that computation did not hide."""
     causes: tuple[Cause, ...] = ()
     """All causes of the fallback, each once. Empty where a plan was applied, and from agents that send no causes."""
+    routing: RoutingCheck = field(default_factory=RoutingCheck)
+    """The routing of this rank's own tokens, compared with what the plan was made for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,8 @@ class Execution:
     """The reorder of the rank for which it took longest."""
     replica_wait_s: float = 0.0
     """The wait of the rank that waited longest for replicas and their gradients."""
+    routing: RoutingCheck = field(default_factory=RoutingCheck)
+    """The routing of all ranks, compared with what the plan was made for. A cell counts once for every rank."""
 
     @property
     def num_reports(self) -> int:
@@ -140,6 +145,7 @@ def _sum_up(phase: Phase, reports: Sequence[ExecutionReport], cluster: Cluster) 
         plan_wait_s=max(each.plan_wait_s for each in by_rank.values()),
         reorder_s=max(each.reorder_s for each in by_rank.values()),
         replica_wait_s=max(each.replica_wait_s for each in by_rank.values()),
+        routing=RoutingCheck.total(each.routing for each in by_rank.values()),
     )
 
 

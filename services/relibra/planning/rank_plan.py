@@ -1,6 +1,6 @@
 """What one EP rank needs to execute a step: the placement, every replica, and its own share of each replica's quota.
 
-L layers, E experts, Q replicas.
+M rows, L layers, E experts, Q replicas, B buckets of experts.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class PlanId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """The plan of a step as one rank sees it. Everything but `replica_share_Q` is equal on all ranks."""
+    """The plan of a step as one rank sees it. All but `replica_share_Q` and `source_load_MLB` is equal on all ranks."""
 
     id: PlanId
     step: int
@@ -41,10 +41,15 @@ class RankPlan:
     num_micro_batches: int
     reason: str
     basis: Basis = Basis.REPLAY
+    source_load_MLB: NDArray[np.int64] | None = None
+    """The token copies that the plan expects from this source rank, by bucket of experts (`planning.source_load`). None
+    in a forecast, and if the planner does not say."""
 
     @classmethod
-    def of(cls, plan: Plan, *, rank: int, id: PlanId, step: int) -> "RankPlan":
-        """Cut the part of `plan` that `rank` executes."""
+    def of(
+        cls, plan: Plan, *, rank: int, id: PlanId, step: int, source_load_RMLB: NDArray[np.int64] | None = None
+    ) -> "RankPlan":
+        """Cut the part of `plan` that `rank` executes, and its part of the loads that all ranks expect, if given."""
         replica_Q = plan.is_replica_Q
         return cls(
             id=id,
@@ -56,4 +61,5 @@ class RankPlan:
             num_micro_batches=plan.schedule.num_micro_batches,
             reason=plan.reason,
             basis=plan.prediction.basis,
+            source_load_MLB=None if source_load_RMLB is None else source_load_RMLB[rank],
         )

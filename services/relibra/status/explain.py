@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from relibra.planning import Cause, Cluster
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Basis, Prediction
-from relibra.status.health import absence, excess, fallback
+from relibra.planning.routing_check import RoutingCause
+from relibra.status.health import absence, excess, fallback, otherwise
 from relibra.store import StepRecord, StepState
 
 _ADVICE = {
@@ -19,6 +20,20 @@ _ADVICE = {
     Cause.DISAGREED: "ranks held different plans or were at different steps: was one trainer restarted alone?",
     Cause.UNDONE: "moving experts failed and every move was undone: the log of the named rank has the error",
     Cause.UNSPECIFIED: "agents of another version of relibra do not name a cause: read the reasons in their reports",
+}
+_ROUTING_ADVICE = {
+    RoutingCause.NO_REPLAY: (
+        "tokens went to other experts in whole cells: is routing replay on in the trainer, in this phase too? If the "
+        "trainer does not replay, submit the schedule with basis `rollout`"
+    ),
+    RoutingCause.FILLERS: (
+        "few tokens differ in every cell: compare the routes of last tokens and padding in the trainer with those that "
+        "were reported. A router that decides almost as the rollout did looks the same"
+    ),
+    RoutingCause.MICRO_BATCHES: (
+        "whole micro-batches have the tokens of others: compare their order and content with the submitted schedule"
+    ),
+    RoutingCause.UNSPECIFIED: "agents of another version of relibra name a cause that this version does not know",
 }
 _CLOSE = 1.01
 
@@ -101,6 +116,9 @@ def _execution(step: StepRecord, executed: Sequence[Execution]) -> list[str]:
             )
         if text := absence(execution) or excess(execution, step):
             sentences.append(f"{text}.")
+        if text := otherwise(execution):
+            advice = (f"{cause}: {_ROUTING_ADVICE[cause]}." for cause in execution.routing.otherwise)
+            sentences += [f"{text[0].upper()}{text[1:]}.", *advice]
         if not execution.num_fallbacks and not execution.missing:
             realised = "" if execution.imbalance is None else f"; imbalance was {execution.imbalance:.3f}"
             sentences.append(

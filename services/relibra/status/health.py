@@ -70,7 +70,9 @@ def job_health(
         return JobHealth(verdict=JobState.STALLED, reason=f"{silence}: {standstill}")
     if executed_step is not None:
         for execution in executed:
-            if trouble := fallback(execution) or absence(execution) or excess(execution, executed_step):
+            if trouble := (
+                fallback(execution) or absence(execution) or otherwise(execution) or excess(execution, executed_step)
+            ):
                 return JobHealth(verdict=JobState.ATTENTION, reason=f"step {executed_step.step}: {trouble}")
     newest = steps[0]
     if silence:
@@ -150,6 +152,18 @@ def absence(execution: Execution) -> str | None:
     return (
         f"{execution.num_reports} of {execution.num_expected} ranks reported phase {execution.phase}; "
         f"missing: {named}{rest}"
+    )
+
+
+def otherwise(execution: Execution) -> str | None:
+    """Return in how many cells routing differs from the plan, and the likely causes, or None if it is as planned."""
+    routing = execution.routing
+    if not routing.num_otherwise:
+        return None
+    causes = ", ".join(f"{number} {cause}" for cause, number in routing.otherwise.items())
+    return (
+        f"routing differs from what was planned in {routing.num_otherwise} of {routing.num_cells} cells in phase "
+        f"{execution.phase} (likely cause: {causes})"
     )
 
 

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from relibra.planning import Cause
+from relibra.planning.routing_check import RoutingCause
 from relibra.status.access import Viewer
 from relibra.status.context import Context
 from relibra.status.health import JobState
@@ -128,6 +129,10 @@ class _Collector:
         fallbacks = _gauge(
             "fallback_ranks", "Ranks that kept the previous placement, under each of their causes.", *labels, "cause"
         )
+        otherwise = _gauge(
+            "routed_otherwise_cells", "Cells whose routing differs from the plan, by likely cause.", *labels, "cause"
+        )
+        compared = _gauge("compared_cells", "Cells whose routing was compared with the plan.", *labels)
         wait = _gauge("plan_wait_seconds", "Longest wait of a rank for the plan.", *labels)
         sent = _gauge("sent_bytes", "Bytes sent by all ranks together.", *labels, "kind")
         lasted = _gauge(
@@ -144,9 +149,12 @@ class _Collector:
                 missing.add_metric(names, len(execution.missing))
                 for cause in Cause:
                     fallbacks.add_metric([*names, cause], execution.fallbacks.get(cause, 0))
+                for likely in RoutingCause:
+                    otherwise.add_metric([*names, likely], execution.routing.otherwise.get(likely, 0))
+                compared.add_metric(names, execution.routing.num_cells)
                 wait.add_metric(names, execution.plan_wait_s)
                 sent.add_metric([*names, "reorder"], execution.reorder_sent_bytes)
                 sent.add_metric([*names, "replica"], execution.replica_sent_bytes)
                 lasted.add_metric([*names, "reorder"], execution.reorder_s)
                 lasted.add_metric([*names, "replica"], execution.replica_wait_s)
-        yield from (step, imbalance, missing, fallbacks, wait, sent, lasted)
+        yield from (step, imbalance, missing, fallbacks, otherwise, compared, wait, sent, lasted)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from relibra.planning import Cause, Cluster, ExecutionReport, Model, Phase, PlanParams
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Prediction
+from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.status.figures import PlanFigures
 from relibra.status.health import JobHealth
 from relibra.store import JobRecord, PlanRecord, StepRecord, StepState
@@ -155,6 +156,19 @@ class PlanView(PlanSummary):
         )
 
 
+class RoutingView(Shown):
+    """The routing of tokens, compared with what the plan was made for. A cell counts once for every rank."""
+
+    num_cells: int = Field(description="Cells that were compared; 0 without a plan or in a forecast.", examples=[1536])
+    num_otherwise: int = Field(description="Those of them whose routing differs from the plan.", examples=[0])
+    otherwise: dict[RoutingCause, int] = Field(description="The same by likely cause.", examples=[{"no replay": 12}])
+
+    @classmethod
+    def of(cls, routing: RoutingCheck) -> "RoutingView":
+        """Return the view of a comparison."""
+        return cls.model_validate(routing, from_attributes=True)
+
+
 class ReportView(Shown):
     """The report of one rank about one phase of a step."""
 
@@ -178,6 +192,7 @@ class ReportView(Shown):
     plan_wait_s: float
     reorder_s: float
     replica_wait_s: float
+    routing: RoutingView
 
     @classmethod
     def of(cls, report: ExecutionReport, *, with_realised: bool) -> "ReportView":
@@ -195,6 +210,7 @@ class ReportView(Shown):
             plan_wait_s=report.plan_wait_s,
             reorder_s=report.reorder_s,
             replica_wait_s=report.replica_wait_s,
+            routing=RoutingView.of(report.routing),
         )
 
 
@@ -219,6 +235,7 @@ class ExecutionView(Shown):
     plan_wait_s: float = Field(description="Longest wait of a rank for the plan.")
     reorder_s: float = Field(description="Longest reorder of a rank.")
     replica_wait_s: float = Field(description="Longest wait of a rank for transfers of replicas and their gradients.")
+    routing: RoutingView
 
     @classmethod
     def of(cls, execution: Execution) -> "ExecutionView":

@@ -7,12 +7,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from relibra.planning import Cause, Cluster, ExecutionReport, Model, Phase, PlanId, PlanParams, Schedule
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Prediction
+from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.store.records import JobRecord, PlanRecord
 
 
@@ -94,6 +96,7 @@ def encode_execution_report(report: ExecutionReport) -> str:
             "reorder_s": report.reorder_s,
             "replica_wait_s": report.replica_wait_s,
             "causes": report.causes,
+            "routing": asdict(report.routing),
         }
     )
 
@@ -116,6 +119,7 @@ def decode_execution_report(step: int, document: bytes, realised: bytes) -> Exec
         reorder_s=fields.get("reorder_s", 0.0),
         replica_wait_s=fields.get("replica_wait_s", 0.0),
         causes=tuple(dict.fromkeys(map(_cause, fields.get("causes", ())))),
+        routing=_routing(fields),
     )
 
 
@@ -135,6 +139,7 @@ def decode_execution_sum(document: bytes) -> Execution:
             "fallbacks": _fallbacks(fields["fallbacks"]),
             "reasons": tuple(fields["reasons"]),
             "rank_tokens": tuple(fields["rank_tokens"]),
+            "routing": _routing(fields),
         }
     )
 
@@ -145,6 +150,17 @@ def _fallbacks(numbers: dict[str, int]) -> dict[Cause, int]:
         cause = _cause(name)
         fallbacks[cause] = max(number, fallbacks.get(cause, 0))
     return fallbacks
+
+
+def _routing(fields: dict[str, Any]) -> RoutingCheck:
+    """Another version of relibra may have written no comparison, or a cause of its own."""
+    routing = fields.get("routing", {"num_cells": 0, "otherwise": {}})
+    known = set(RoutingCause)
+    otherwise: dict[RoutingCause, int] = {}
+    for name, num_cells in routing["otherwise"].items():
+        cause = RoutingCause(name) if name in known else RoutingCause.UNSPECIFIED
+        otherwise[cause] = otherwise.get(cause, 0) + num_cells
+    return RoutingCheck(num_cells=routing["num_cells"], otherwise=otherwise)
 
 
 def _cause(name: str) -> Cause:

@@ -6,13 +6,14 @@
 | `home_rank` | `[L, E]` |
 | `replica_count`, `replica_expert`, `replica_rank` | replicas of every cell `[M, L]`; expert and rank of each `[Y]` |
 | `share/<rank>` | `[Y]`, the tokens that every replica gets from that rank, see `SourceShares` |
+| `source/<rank>` | `[M, L, B]`, the token copies expected from that rank, see `planning.source_load`; optional |
 | `schedule` | `[3, S]`: micro-batch, source rank, EP group |
 | `quota_count`, `quota_expert`, `quota_rank`, `quota_tokens` | quotas of every cell `[M, L]`, and each `[Q]` |
 | `lower_bound` | `[M, L]` |
 | `total/load`, `total/replicas` | `[L, E]`, summed over rows, see `PlanTotals` |
 | `total/before`, `total/after` | `[L, R]`, summed over rows |
 
-M rows, L layers, E experts, R EP ranks, S sequences, Q quotas, Y replicas, B replicas of one row.
+M rows, L layers, E experts, R EP ranks, S sequences, Q quotas, Y replicas, B buckets of experts.
 """
 
 import json
@@ -22,8 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, SourceShares
-from relibra.planning.plan import Prediction
+from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, SourceShares, StepLoad
+from relibra.planning.plan import Basis, Prediction
+from relibra.planning.source_load import source_load
 from relibra.planning.summary import PlanTotals
 from relibra.store.array_codec import PackedArray
 
@@ -48,8 +50,13 @@ def share_field(rank: int) -> str:
     return f"share/{rank}"
 
 
-def encode_plan(plan: Plan) -> dict[str, bytes]:
-    """Encode a plan."""
+def source_field(rank: int) -> str:
+    """Return the name of the field with the load that is expected from one rank."""
+    return f"source/{rank}"
+
+
+def encode_plan(plan: Plan, load: StepLoad | None = None) -> dict[str, bytes]:
+    """Encode a plan, and the load that it was made for, which ranks compare with what their routers do."""
     shape = (plan.num_rows, plan.model.num_layers)
     schedule = plan.schedule
     replica_index_Y4 = plan.quota_index_Q4[plan.is_replica_Q]
@@ -74,6 +81,8 @@ def encode_plan(plan: Plan) -> dict[str, bytes]:
     narrow = [each.astype(np.min_scalar_type(int(each.max(initial=0)))) for each in plan.shares.blocks()]
     share_RY = np.concatenate([np.zeros((0, plan.cluster.num_ranks), np.uint8), *narrow]).T
     arrays |= {share_field(rank): share_Y for rank, share_Y in enumerate(share_RY)}
+    if load is not None and plan.prediction.basis is Basis.REPLAY:  # a forecast promises no routing
+        arrays |= {source_field(rank): load_MLB for rank, load_MLB in enumerate(source_load(load))}
     return {"meta": plan.meta.encode()} | {name: PackedArray.of(array).to_bytes() for name, array in arrays.items()}
 
 

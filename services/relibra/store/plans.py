@@ -17,7 +17,15 @@ from relibra.store.array_codec import PackedArray
 from relibra.store.connection import Connected, raises_unavailable
 from relibra.store.documents import RECORD_FIELDS, decode_plan_record
 from relibra.store.keys import JobKeys
-from relibra.store.plan_codec import COMMON_FIELDS, QUOTA_FIELDS, TOTALS_FIELDS, decode_plan, decode_totals, share_field
+from relibra.store.plan_codec import (
+    COMMON_FIELDS,
+    QUOTA_FIELDS,
+    TOTALS_FIELDS,
+    decode_plan,
+    decode_totals,
+    share_field,
+    source_field,
+)
 from relibra.store.records import EncodedPlan, JobRecord, Lease, PackedPlan, PlanRecord
 
 
@@ -101,16 +109,20 @@ class Plans(Connected):
     @raises_unavailable
     async def get_packed_plan(self, job: JobRecord, step: int) -> PackedPlan | None:
         """Return the part of a step's plan that ranks fetch, still packed; return None if there is no plan."""
-        fields = [*RECORD_FIELDS, *COMMON_FIELDS, *(share_field(rank) for rank in range(job.cluster.num_ranks))]
+        ranks = range(job.cluster.num_ranks)
+        fields = [*RECORD_FIELDS, *COMMON_FIELDS, *map(share_field, ranks), *map(source_field, ranks)]
         values = await self._redis.hmget(JobKeys(job.job_id).step(step, "plan"), fields)
         record = decode_plan_record(step, values[: len(RECORD_FIELDS)])
         if record is None:
             return None
-        arrays = [PackedArray.from_bytes(value) for value in values[len(RECORD_FIELDS) :]]
+        # Only the fields at the end, the loads by source rank, may be missing.
+        arrays = [PackedArray.from_bytes(value) for value in values[len(RECORD_FIELDS) :] if value is not None]
+        first_source = len(COMMON_FIELDS) + len(ranks)
         return PackedPlan(
             record=record,
             common=dict(zip(COMMON_FIELDS, arrays, strict=False)),
-            shares=arrays[len(COMMON_FIELDS) :],
+            shares=arrays[len(COMMON_FIELDS) : first_source],
+            source_loads=arrays[first_source:],
         )
 
     @raises_unavailable

@@ -1,7 +1,8 @@
 """The object that the training loop drives, one per process: plans in, balanced steps and reports out."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,6 +16,7 @@ from relibra.agent.cells.gradient_return import returning_bytes
 from relibra.agent.cells.layer import LayerExecution
 from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, current, running
 from relibra.agent.cells.replay import check_routing
+from relibra.agent.cells.routed_tokens import RoutedTokens
 from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.config import AgentConfig
 from relibra.agent.experts import Experts
@@ -28,6 +30,9 @@ from relibra.agent.step import StepOpener
 from relibra.agent.weights import WeightAccess
 from relibra.errors import RelibraError, Unsupported
 from relibra.planning import Phase
+from relibra.planning.routing_check import RoutingCause
+
+log = logging.getLogger(__name__)
 
 
 class Agent(WeightAccess):
@@ -62,6 +67,7 @@ class Agent(WeightAccess):
         self._opener = StepOpener(config, groups, plans, homes, device)
         self._outcome: StepOutcome | None = None
         self._records: list[PhaseRecord] = []
+        self._logged: set[RoutingCause] = set()
         self._unhook: Callable[[], None] = lambda: None
         self.layers = {
             index: LayerExecution(
@@ -143,9 +149,15 @@ class Agent(WeightAccess):
         self._context.fetcher.drain()
         if phase is Phase.RECOMPUTE and self._opener.cells.has_replicas:
             self._context.fetcher.freeze()
-        realised = RealisedLoad(self._opener.cells.num_micro_batches, self._config.model.num_layers)
-        transport = self._context.transport
-        record = PhaseRecord.begin(phase, self._outcome, is_first=is_first, realised=realised, transport=transport)
+        cells = self._opener.cells
+        record = PhaseRecord.begin(
+            phase,
+            self._outcome,
+            is_first=is_first,
+            realised=RealisedLoad(cells.num_micro_batches, self._config.model.num_layers),
+            routed=None if cells.planned_MLB is None else RoutedTokens(cells.planned_MLB),
+            transport=self._context.transport,
+        )
         self._records.append(record)
         return self._outcome
 
@@ -186,6 +198,7 @@ class Agent(WeightAccess):
                 index=index,
                 cells=self._opener.cells,
                 realised=record.realised if record is not None else None,
+                routed=record.routed if record is not None else None,
                 routed_LTK=record.routed_LTK.get(index) if record is not None else None,
             )
         )
@@ -258,6 +271,8 @@ class Agent(WeightAccess):
         if any(record.phase is Phase.UPDATE for record in self._records):
             self._guard.note_trained()
         for record in self._records:
+            record.check_routing()
+            self._log_routing(record)
             if self._groups.num_stages > 1:
                 record.add_up(self._groups.pipeline, self._device)
             if self._groups.stage_index == 0:
@@ -266,6 +281,22 @@ class Agent(WeightAccess):
         if self._outcome is not None:
             self._outcome = None
             self._opener.close()
+
+    def _log_routing(self, record: PhaseRecord) -> None:
+        """Log every likely cause of routing that differs from the plan once in the life of the agent."""
+        for cause, num_cells in record.routing.otherwise.items():
+            if cause not in self._logged:
+                self._logged.add(cause)
+                log.warning(
+                    "step %d, phase %s: routing differs from what was planned in %d of %d cells of this rank; likely "
+                    "cause: %s. The plan cannot balance such cells (docs/runbook.md#relibraroutedotherwise). This "
+                    "cause is logged once; the status service counts its cells in every step",
+                    record.outcome.step,
+                    record.phase,
+                    num_cells,
+                    record.routing.num_cells,
+                    cause.likely,
+                )
 
     def _close_phase(self) -> None:
         if self._records:

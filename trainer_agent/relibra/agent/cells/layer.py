@@ -69,6 +69,8 @@ class LayerExecution:
         if not torch.is_grad_enabled():
             self._check_weights()
         self._visit = self._visit_of(micro_batch) if micro_batch is not None else None
+        if micro_batch is not None and micro_batch.routed is not None:
+            micro_batch.routed.record(micro_batch.index, self.index, routing_map_TE)
         table = self._table(training)
         if table is None:
             return probs_TE, routing_map_TE

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relibra.agent.cells.cells import StepCells
+from relibra.agent.cells.routed_tokens import RoutedTokens
 
 
 class RealisedLoad:
@@ -50,6 +51,8 @@ class MicroBatch:
     index: int
     cells: StepCells
     realised: RealisedLoad | None
+    routed: RoutedTokens | None = None
+    """Counts what the routers choose; None if the plan does not say what it expects."""
     routed_LTK: Tensor | None = None
     """The experts of this rank's tokens in every MoE layer; None if the routers decide."""
     is_checkpointed: bool = False

@@ -7,9 +7,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from relibra.agent.cells.micro_batch import RealisedLoad
+from relibra.agent.cells.routed_tokens import RoutedTokens
 from relibra.agent.transport.lost_ranks import noticing_death
 from relibra.agent.transport.timed import TimedTransport
 from relibra.planning import Cause, ExecutionReport, Phase, PlanId
+from relibra.planning.routing_check import RoutingCause, RoutingCheck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,8 @@ class PhaseRecord:
     is_first: bool
     """Whether this is the first phase of its step, whose report carries the wait for the plan and the reorder."""
     realised: RealisedLoad
+    routed: RoutedTokens | None
+    """Counts what the routers choose; None if the plan does not say what it expects."""
     transport: TimedTransport
     """Carries the replicas, and counts for all phases."""
     sent_bytes_before: int
@@ -58,6 +62,8 @@ class PhaseRecord:
     """The number of micro-batches whose forward has begun, by `id` of the model chunk."""
     reorder_sent_bytes: int = 0
     reorder_s: float = 0.0
+    routing: RoutingCheck = field(default_factory=RoutingCheck)
+    """The result of `check_routing`."""
 
     @classmethod
     def begin(
@@ -67,6 +73,7 @@ class PhaseRecord:
         *,
         is_first: bool,
         realised: RealisedLoad,
+        routed: RoutedTokens | None,
         transport: TimedTransport,
     ) -> "PhaseRecord":
         """Return the record of a phase that begins now."""
@@ -75,6 +82,7 @@ class PhaseRecord:
             outcome=outcome,
             is_first=is_first,
             realised=realised,
+            routed=routed,
             transport=transport,
             sent_bytes_before=transport.sent_bytes,
             waited_before_s=transport.waited_s,
@@ -86,6 +94,11 @@ class PhaseRecord:
         """Take the replica traffic since the beginning of the phase; a later call takes it up to then."""
         self.replica_sent_bytes = self.transport.sent_bytes - self.sent_bytes_before
         self.replica_wait_s = self.transport.waited_s - self.waited_before_s
+
+    def check_routing(self) -> None:
+        """Compare what the routers chose with the plan. The host waits for the device, so call it once per step."""
+        if self.routed is not None:
+            self.routing = self.routed.check()
 
     def add_up(self, group: dist.ProcessGroup, device: torch.device) -> None:
         """Collective: sum the counts of all ranks of `group`, one per pipeline stage, and take the longest times.
@@ -99,13 +112,20 @@ class PhaseRecord:
             self.realised.grow(int(num_micro_batches.item()))
             load_ML = torch.from_numpy(self.realised.load_ML).to(device)
             sent_bytes = torch.tensor([self.reorder_sent_bytes, self.replica_sent_bytes], device=device)
+            routed = [self.routing.num_cells, *(self.routing.otherwise.get(cause, 0) for cause in RoutingCause)]
+            num_cells = torch.tensor(routed, device=device)
             lasted_s = torch.tensor([self.reorder_s, self.replica_wait_s], dtype=torch.float64, device=device)
-            for each in (load_ML, sent_bytes):
+            for each in (load_ML, sent_bytes, num_cells):
                 dist.all_reduce(each, group=group)
             dist.all_reduce(lasted_s, dist.ReduceOp.MAX, group=group)
             self.realised = RealisedLoad.of(load_ML.cpu().numpy())
             self.reorder_sent_bytes, self.replica_sent_bytes = sent_bytes.tolist()
             self.reorder_s, self.replica_wait_s = lasted_s.tolist()
+            num_compared, *num_otherwise = num_cells.tolist()
+            by_cause = zip(RoutingCause, num_otherwise, strict=True)
+            self.routing = RoutingCheck(
+                num_cells=num_compared, otherwise={cause: num for cause, num in by_cause if num}
+            )
 
     def report(self, *, ep_group: int, ep_rank: int) -> ExecutionReport:
         """Return the report for the planner."""
@@ -123,4 +143,5 @@ class PhaseRecord:
             plan_wait_s=self.outcome.plan_wait_s if self.is_first else 0.0,
             reorder_s=self.reorder_s,
             replica_wait_s=self.replica_wait_s,
+            routing=self.routing,
         )

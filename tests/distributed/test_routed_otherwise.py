@@ -1,0 +1,37 @@
+"""Routing that differs from the plan is reported and logged. Right routing says nothing."""
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+CELLS = 3 * 2
+"""Micro-batches x layers."""
+OTHERWISE = {
+    "right": {},
+    "no replay": {"no replay": CELLS},
+    "fillers": {"fillers": CELLS},
+    "order": {"micro-batches": 4},
+    "more": {"micro-batches": 2},
+    "wrapped": {"micro-batches": CELLS},
+}
+
+
+@pytest.fixture(scope="module")
+def results(layout_run):
+    return layout_run("routed_otherwise").of("routed_otherwise")
+
+
+@pytest.mark.parametrize("case", OTHERWISE)
+def test_S9_routing_that_differs_from_the_plan_is_reported_with_its_cause(results, case):
+    for result in results:
+        step = result["cases"].index(case)
+        assert result["otherwise"][step] == OTHERWISE[case]
+        assert result["num_cells"][step] == CELLS + 2 * (case == "more")
+
+
+def test_S9_every_cause_is_logged_once(results):
+    for result in results:
+        assert result["cases"].count("no replay") == 2
+        causes = [text.split("likely cause: ")[1].split(".")[0] for text in result["logged"]]
+        assert len(causes) == len(set(causes)) == 3
+        assert "in 6 of 6 cells of this rank" in result["logged"][0]

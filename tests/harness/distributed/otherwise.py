@@ -1,0 +1,120 @@
+"""Steps whose routing is as planned, and steps in which it is not, in every way that the agent must notice."""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core.transformer.moe import moe_utils, router
+from torch import Tensor
+
+from harness.distributed.networks import BATCH, HIDDEN, MODEL, SEQUENCE, Trained, routing
+from harness.distributed.plans import random_plans
+from harness.distributed.scenarios import M, attached
+from relibra.agent import Phase
+from relibra.planning import Cluster, RankPlan
+from relibra.planning.source_load import folded
+
+Result = dict[str, Any]
+CASES = ("right", "no replay", "fillers", "order", "more", "wrapped")
+
+
+def planned_routing(cluster: Cluster, plan: RankPlan, step: int, ep_rank: int) -> RankPlan:
+    """Return the plan with the load that `routing` gives to this rank."""
+    load_MLB = np.zeros((M * cluster.num_ep_groups, MODEL.num_layers, MODEL.num_experts), dtype=np.int64)
+    for index in range(M):
+        for layer, routed_TK in enumerate(routing(step, index, ep_rank)):
+            load_MLB[index, layer] = np.bincount(routed_TK.ravel().numpy(), minlength=MODEL.num_experts)
+    return replace(plan, source_load_MLB=folded(load_MLB))
+
+
+@contextmanager
+def wrapped_topk(wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """Wrap `compute_topk` inside megatron's function, outside of `RouterReplay`, as slime's patch of megatron does."""
+    plain = inspect.getsource(moe_utils.topk_routing_with_score_function)
+    before = '    if score_function == "softmax":\n        if use_pre_softmax:'
+    assert plain.count(before) == 1
+    namespace = dict(vars(moe_utils), wrap=wrap)
+    exec(plain.replace(before, f"    compute_topk = wrap(compute_topk)\n{before}"), namespace)
+    with mock.patch.object(router, "topk_routing_with_score_function", namespace["topk_routing_with_score_function"]):
+        yield
+
+
+def queue_of(routed: list[Tensor]) -> Callable[[Any], Any]:
+    """Return a wrapper whose queue decides, one entry per call."""
+
+    def wrap(_: Any) -> Any:
+        def compute_topk(scores: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+            chosen = routed.pop(0)
+            return scores.gather(1, chosen), chosen
+
+        return compute_topk
+
+    return wrap
+
+
+def forward(trained: Trained, index: int) -> None:
+    assert trained.agent is not None
+    hidden = torch.randn(SEQUENCE, BATCH, HIDDEN, generator=torch.Generator().manual_seed(index))
+    with torch.no_grad(), trained.agent.micro_batch(index):
+        trained.ddp(hidden)
+
+
+def run(trained: Trained, case: str, step: int) -> None:
+    """Run the forwards of one step, routed as `case` says."""
+    rank = dist.get_rank()
+    routed = [routing(step, index, rank) for index in range(M)]
+    if case == "order":
+        routed = [routed[1], routed[0], *routed[2:]]
+    if case == "more":
+        routed.append(routed[0])
+    if case == "fillers":  # one of 20 tokens
+        for routed_LTK in routed:
+            routed_LTK[:, -1] = (routed_LTK[:, -1] + 1) % MODEL.num_experts
+    for index, routed_LTK in enumerate(routed):
+        if case == "wrapped":
+            trained.set_routing(None)
+            of_other = [layer.clone() for layer in routed[(index + 1) % M]]
+            with wrapped_topk(queue_of(of_other)):
+                forward(trained, index)
+            continue
+        trained.set_routing(None if case == "no replay" else routed_LTK)
+        forward(trained, index)
+
+
+def routed_otherwise(cluster: Cluster) -> Result:
+    """Run one step for every case, the second twice, and return what was reported and logged."""
+    rank, steps = dist.get_rank(), (*CASES, "no replay")
+    answers: dict[int, RankPlan | None] = {
+        step: planned_routing(cluster, random_plans(step, step, MODEL, cluster, M)[rank], step, rank)
+        for step in range(len(steps))
+    }
+    trained, plans = attached(cluster, answers, optimizer="sgd")
+    agent = trained.agent
+    assert agent is not None
+    trained.network.eval()
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("relibra.agent.agent").addHandler(handler)
+    for step, case in enumerate(steps):
+        agent.begin_step(step, Phase.UPDATE)
+        run(trained, case, step)
+        agent.end_step()
+    agent.detach()
+    reports = [report.routing for report in plans.reports]
+    return {
+        "cases": steps,
+        "num_cells": [each.num_cells for each in reports],
+        "otherwise": [{str(cause): number for cause, number in each.otherwise.items()} for each in reports],
+        "logged": [text for text in logged if "routing differs" in text],
+    }
+
+
+SCENARIOS = {"routed_otherwise": routed_otherwise}
