@@ -35,3 +35,22 @@ def test_S9_every_cause_is_logged_once(results):
         causes = [text.split("likely cause: ")[1].split(".")[0] for text in result["logged"]]
         assert len(causes) == len(set(causes)) == 3
         assert "in 6 of 6 cells of this rank" in result["logged"][0]
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("right", "accepted"),
+        ("same routing", "accepted"),
+        ("queue", "forward: MoE layer 0 chose experts without asking for the routing given"),
+        ("override", "end_step: MoE layers [0, 1] chose other experts than the routing given"),
+        ("attribute", "set_routing: the model is built with a routing replay of the framework"),
+        ("right again", "accepted"),
+    ],
+)
+def test_S9_routing_that_another_replay_would_override_is_refused(layout_run, case, words):
+    for result in layout_run("routed_otherwise").of("refused_replay"):
+        text = result["messages"][case]
+        assert text.startswith(words)
+        if words != "accepted":
+            assert "ENABLE_ROUTING_REPLAY" in text

@@ -18,6 +18,7 @@ from harness.distributed.networks import BATCH, HIDDEN, MODEL, SEQUENCE, Trained
 from harness.distributed.plans import random_plans
 from harness.distributed.scenarios import M, attached
 from relibra.agent import Phase
+from relibra.errors import Unsupported
 from relibra.planning import Cluster, RankPlan
 from relibra.planning.source_load import folded
 
@@ -117,4 +118,64 @@ def routed_otherwise(cluster: Cluster) -> Result:
     }
 
 
-SCENARIOS = {"routed_otherwise": routed_otherwise}
+def override_by(routed: list[Tensor]) -> Callable[[Any], Any]:
+    """Return a wrapper that asks `RouterReplay` and then lets its own queue decide."""
+
+    def wrap(plain: Any) -> Any:
+        queued = queue_of(routed)(plain)
+
+        def compute_topk(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+            plain(*args, **options)
+            chosen: tuple[Tensor, Tensor] = queued(*args, **options)
+            return chosen
+
+        return compute_topk
+
+    return wrap
+
+
+def refused_replay(cluster: Cluster) -> Result:
+    """Give routing to the agent while another replay decides, in every way in which one can be installed."""
+    rank = dist.get_rank()
+    trained, _ = attached(cluster, {}, optimizer="sgd")
+    agent = trained.agent
+    assert agent is not None
+    trained.network.eval()
+    trained.set_routing(None)
+    given, of_other = routing(0, 0, rank), routing(0, 1, rank)
+
+    def attempt(wrapper: Any) -> str:
+        stage = "set_routing"
+        try:
+            agent.set_routing(0, given)
+            stage = "forward"
+            with wrapped_topk(wrapper):
+                forward(trained, 0)
+            stage = "end_step"
+            agent.end_step()
+        except Unsupported as error:
+            return f"{stage}: {error}"
+        return "accepted"
+
+    def begin(step: int) -> None:
+        agent.begin_step(step, Phase.UPDATE)
+
+    messages = {}
+    begin(0)
+    messages["right"] = attempt(lambda plain: plain)
+    begin(1)
+    messages["same routing"] = attempt(override_by(list(given)))
+    begin(2)
+    messages["queue"] = attempt(queue_of(list(of_other)))
+    begin(3)
+    messages["override"] = attempt(override_by(list(of_other)))
+    begin(4)
+    trained.network.moe[1].router.routing_replay = object()
+    messages["attribute"] = attempt(lambda plain: plain)
+    del trained.network.moe[1].router.routing_replay
+    messages["right again"] = attempt(lambda plain: plain)
+    agent.detach()
+    return {"messages": messages}
+
+
+SCENARIOS = {"routed_otherwise": routed_otherwise, "refused_replay": refused_replay}

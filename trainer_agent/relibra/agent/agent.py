@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from relibra.agent.cells.cells import StepCells
+from relibra.agent.cells.given_routing import GivenRouting
 from relibra.agent.cells.gradient_return import returning_bytes
 from relibra.agent.cells.layer import LayerExecution
 from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, current, running
@@ -50,7 +51,7 @@ class Agent(WeightAccess):
         groups: Groups,
         plans: PlanSource,
         context: ReplicaContext,
-        replay_obstacle: Refusal | None,
+        replay_obstacle: Callable[[], Refusal | None],
         device: torch.device,
     ) -> None:
         super().__init__(
@@ -68,6 +69,7 @@ class Agent(WeightAccess):
         self._outcome: StepOutcome | None = None
         self._records: list[PhaseRecord] = []
         self._logged: set[RoutingCause] = set()
+        self._refusal: Unsupported | None = None
         self._unhook: Callable[[], None] = lambda: None
         self.layers = {
             index: LayerExecution(
@@ -125,8 +127,9 @@ class Agent(WeightAccess):
         memory, and the call returns when all ranks of the node have made it.
 
         Raises:
-            RelibraError: a rank is gone, or a reorder failed and could not be undone: restart from the last checkpoint.
+            RelibraError: a rank is gone, or a reorder failed and could not be undone. Restart from the last checkpoint.
                 On all ranks, if weights were written behind the agent's back; the message says what to do.
+            Unsupported: routers did not use the routing that was set in the step that this call ended.
         """
         self._groups.rebuild_if_destroyed()
         self._guard.check_memory()
@@ -134,6 +137,7 @@ class Agent(WeightAccess):
         if is_first:
             self._close_step()
             self._check_weights(self._guard.check_trained)
+            self._raise_refusal()
             self._outcome = self._opener.open(step)
             self._guard.is_armed |= self._outcome.applied is not None
         else:
@@ -172,12 +176,12 @@ class Agent(WeightAccess):
         Raises:
             InvalidInput: the shape or dtype is wrong, or a row names an expert twice or one that does not exist.
             RelibraError: no phase is open.
-            Unsupported: the model's routers would ignore the routing.
+            Unsupported: the model's routers would ignore the routing, or another routing replay is installed on them.
+                If that only shows in a forward, the forward, `end_step` or the next `begin_step` raises this error.
         """
         if not self._records:
             raise RelibraError("routing can only be set in a phase of a step: call begin_step first")
-        if self._replay_obstacle is not None:
-            obstacle = self._replay_obstacle
+        if (obstacle := self._replay_obstacle()) is not None:
             raise Unsupported(f"the model is built with {obstacle.what}; {obstacle.fix}")
         self._records[-1].routed_LTK[micro_batch] = check_routing(routed_LTK, self._config.model)
 
@@ -199,6 +203,7 @@ class Agent(WeightAccess):
                 cells=self._opener.cells,
                 realised=record.realised if record is not None else None,
                 routed=record.routed if record is not None else None,
+                given=record.given if record is not None else GivenRouting(),
                 routed_LTK=record.routed_LTK.get(index) if record is not None else None,
             )
         )
@@ -238,12 +243,16 @@ class Agent(WeightAccess):
 
         The call does not wait for the planner. In a pipeline it makes one small exchange between the ranks of all
         stages that have the same EP rank and EP group, because the planner sees them as one rank.
+
+        Raises:
+            Unsupported: routers did not use the routing that was set in this step. The step has ended nevertheless.
         """
         self._groups.rebuild_if_destroyed()
         ended = self._outcome
         self._close_step()
         if ended is not None:
             self._plans.prefetch(ended.step + 1)
+        self._raise_refusal()
 
     def detach(self) -> None:
         """Collective over all ranks: move every expert back to its original place, and remove the agent from the model.
@@ -273,6 +282,7 @@ class Agent(WeightAccess):
         for record in self._records:
             record.check_routing()
             self._log_routing(record)
+            self._refusal = self._refusal or record.given.refusal()
             if self._groups.num_stages > 1:
                 record.add_up(self._groups.pipeline, self._device)
             if self._groups.stage_index == 0:
@@ -281,6 +291,12 @@ class Agent(WeightAccess):
         if self._outcome is not None:
             self._outcome = None
             self._opener.close()
+
+    def _raise_refusal(self) -> None:
+        """Raise the error of routing that had no effect in the step that ended, once."""
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None:
+            raise refusal
 
     def _log_routing(self, record: PhaseRecord) -> None:
         """Log every likely cause of routing that differs from the plan once in the life of the agent."""

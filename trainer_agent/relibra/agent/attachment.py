@@ -120,7 +120,9 @@ def attach(
             context=ReplicaContext(
                 transport=timed, slots=slots, fetcher=Fetcher(timed, slots, experts, gathered, host_copy)
             ),
-            replay_obstacle=next(filter(None, (replay_obstacle(layer.config) for layer, _ in found)), None),
+            replay_obstacle=lambda: next(
+                filter(None, (replay_obstacle(layer.config, layer.router) for layer, _ in found)), None
+            ),
             device=device,
         )
         for index, (layer, chunk) in by_index.items():

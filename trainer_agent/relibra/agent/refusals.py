@@ -192,8 +192,19 @@ def unsupported(what: str, alternative: str) -> Unsupported:
     return Refusal(what, alternative).error
 
 
-def replay_obstacle(config: Any) -> Refusal | None:
-    """Return the setting with which a router would ignore given routing, in a TransformerConfig; None if it uses it."""
+def replay_obstacle(config: Any, router: Any = None) -> Refusal | None:
+    """Return why a router would ignore given routing, or None if it uses it.
+
+    Args:
+        config: a TransformerConfig.
+        router: the built router, if there is one.
+    """
+    if getattr(router, "routing_replay", None) is not None:
+        return Refusal(
+            "a routing replay of the framework on its routers (`routing_replay`, as slime installs it), which decides "
+            "before the routing given",
+            "only one replay: unset ENABLE_ROUTING_REPLAY, or do not give routing to relibra's agent",
+        )
     if config.moe_router_fusion:
         return Refusal("moe_router_fusion=True, which ignores routing given to the router", "moe_router_fusion=False")
     if config.moe_router_load_balancing_type == "sinkhorn":

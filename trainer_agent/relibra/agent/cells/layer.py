@@ -7,6 +7,7 @@ from torch import Tensor
 
 from relibra.agent.cells.cells import SlotTable, StepCells
 from relibra.agent.cells.fetch import Moment, Use
+from relibra.agent.cells.given_routing import not_asked
 from relibra.agent.cells.micro_batch import MicroBatch
 from relibra.agent.cells.visit import ReplicaContext, Visit
 from relibra.agent.experts import Dispatched, Experts, ExpertsForward
@@ -44,12 +45,14 @@ class LayerExecution:
         self._chunk, self._context, self._active, self._has_routing = chunk, context, active, has_routing
         self._check_weights = check_weights
         self._visit: Visit | None = None
+        self._was_asked = False
 
     def routing(self) -> Tensor | None:
         """Return the routing `[T, K]` that the caller set for the micro-batch that runs now, if any."""
         _, micro_batch = self._active()
         if micro_batch is None or micro_batch.routed_LTK is None:
             return None
+        self._was_asked = True
         return micro_batch.routed_LTK[self.index]
 
     def enter(self) -> None:
@@ -64,11 +67,17 @@ class LayerExecution:
         Raises:
             RelibraError: a training forward outside a micro-batch while the step has replicas or routing, or a forward
                 without gradients over weights that were written behind the agent's back.
+            Unsupported: the router chose experts without asking for the routing that the caller set.
         """
         _, micro_batch = self._active()
         if not torch.is_grad_enabled():
             self._check_weights()
         self._visit = self._visit_of(micro_batch) if micro_batch is not None else None
+        was_asked, self._was_asked = self._was_asked, False
+        if micro_batch is not None and micro_batch.routed_LTK is not None:
+            if not was_asked:
+                raise not_asked(self.index)
+            micro_batch.given.compare(self.index, micro_batch.routed_LTK[self.index], routing_map_TE)
         if micro_batch is not None and micro_batch.routed is not None:
             micro_batch.routed.record(micro_batch.index, self.index, routing_map_TE)
         table = self._table(training)

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from relibra.agent.cells.cells import StepCells
+from relibra.agent.cells.given_routing import GivenRouting
 from relibra.agent.cells.routed_tokens import RoutedTokens
 
 
@@ -55,6 +56,8 @@ class MicroBatch:
     """Counts what the routers choose; None if the plan does not say what it expects."""
     routed_LTK: Tensor | None = None
     """The experts of this rank's tokens in every MoE layer; None if the routers decide."""
+    given: GivenRouting = field(default_factory=GivenRouting)
+    """Compares `routed_LTK` with what the routers choose."""
     is_checkpointed: bool = False
     """Whether it runs inside a region whose activations are recomputed."""
 

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from relibra.agent.cells.given_routing import GivenRouting
 from relibra.agent.cells.micro_batch import RealisedLoad
 from relibra.agent.cells.routed_tokens import RoutedTokens
 from relibra.agent.transport.lost_ranks import noticing_death
@@ -58,6 +59,8 @@ class PhaseRecord:
     replica_wait_s: float = 0.0
     routed_LTK: dict[int, Tensor] = field(default_factory=dict)
     """The routing that the caller set, by micro-batch."""
+    given: GivenRouting = field(default_factory=GivenRouting)
+    """Compares that routing with what the routers choose."""
     begun_by_chunk: dict[int, int] = field(default_factory=dict)
     """The number of micro-batches whose forward has begun, by `id` of the model chunk."""
     reorder_sent_bytes: int = 0

@@ -1,0 +1,47 @@
+"""Whether the routers used the routing that the caller gave.
+
+Another replay, installed outside of megatron's `RouterReplay`, decides without asking it, or after it has answered.
+
+T tokens of this rank, K top-k, E experts.
+"""
+
+import torch
+from torch import Tensor
+
+from relibra.agent.cells.replay import NATIVE
+from relibra.errors import Unsupported
+
+_FIX = (
+    "another routing replay is installed on the routers and decides instead; use only one: switch off the replay of "
+    "the framework (slime: unset ENABLE_ROUTING_REPLAY), or do not give routing to relibra's agent"
+)
+
+
+class GivenRouting:
+    """Compares what the routers chose in one phase with the routing that the caller gave."""
+
+    def __init__(self) -> None:
+        self._differs_by_layer: dict[int, Tensor] = {}
+
+    def compare(self, layer: int, routed_TK: Tensor, routing_map_TE: Tensor) -> None:
+        """Compare one cell, without waiting for the device."""
+        routed_TK = routed_TK.to(routing_map_TE.device, non_blocking=True)
+        chosen_TK = routing_map_TE.gather(1, routed_TK.clamp(min=0)).bool()
+        differs = (~chosen_TK & (routed_TK != NATIVE)).any()
+        before = self._differs_by_layer.get(layer)
+        self._differs_by_layer[layer] = differs if before is None else before | differs
+
+    def refusal(self) -> Unsupported | None:
+        """Read the result from the device: the error to raise if some layer chose other experts, else None."""
+        if not self._differs_by_layer:
+            return None
+        differs = torch.stack(list(self._differs_by_layer.values())).tolist()
+        layers = [layer for layer, other in zip(self._differs_by_layer, differs, strict=True) if other]
+        return (
+            Unsupported(f"MoE layers {layers} chose other experts than the routing given: {_FIX}") if layers else None
+        )
+
+
+def not_asked(layer: int) -> Unsupported:
+    """Return the error of a layer whose router chose experts without asking for the routing given."""
+    return Unsupported(f"MoE layer {layer} chose experts without asking for the routing given: {_FIX}")
