@@ -37,6 +37,11 @@ def test_S9_every_cause_is_logged_once(results):
         assert "in 6 of 6 cells of this rank" in result["logged"][0]
 
 
+def test_S9_stages_of_a_pipeline_report_the_cells_of_all_layers(layout_run):
+    for result in layout_run("routed_otherwise").of("summed"):
+        assert result == {"num_cells": 12, "otherwise": {"fillers": 3, "no replay": 3}}
+
+
 @pytest.mark.parametrize(
     ("case", "words"),
     [

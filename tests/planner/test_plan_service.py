@@ -7,8 +7,9 @@ import pytest
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, count, eventually, report_sequences, routed_experts
 from relibra.errors import Conflict, InvalidInput, NotFound, NotReady, UnknownJob
-from relibra.planning import RankPlan, Schedule, check_rank_plan
+from relibra.planning import RankPlan, Schedule, StepLoad, check_rank_plan
 from relibra.planning.plan import Basis
+from relibra.planning.source_load import source_load
 from relibra.rollout import RolloutReporter
 from relibra.store import Store
 from relibra.v1 import plan_pb2, plan_pb2_grpc
@@ -50,6 +51,21 @@ def test_every_rank_gets_its_part_of_one_valid_plan(client: PlannerClient, job_i
         np.testing.assert_array_equal(plan.replica_index_Q4, plans[0].replica_index_Q4)
     assert plans[0].num_micro_batches == 2
     assert plans[0].reason
+
+
+def test_S9_a_plan_says_which_load_it_expects_from_every_rank_unless_it_is_a_forecast(
+    client: PlannerClient, shared_planner: Service, job_id: str, ids: list[str]
+) -> None:
+    counts_SLE = np.stack([count(routed_experts(index, 5 + index)) for index in range(len(ids))])
+    expected_RMLB = source_load(StepLoad.of(counts_SLE, SCHEDULE, CLUSTER))
+    client.submit_schedule(job_id, 1, ids, SCHEDULE)
+    for rank in range(CLUSTER.num_ranks):
+        plan = client.fetch_plan(job_id, 1, MODEL, rank, wait_s=30)
+        assert plan.source_load_MLB is not None
+        assert np.array_equal(plan.source_load_MLB, expected_RMLB[rank])
+    report_sequences(shared_planner.address, job_id, 2)
+    client.submit_schedule(job_id, 2, ids, SCHEDULE, Basis.ROLLOUT)
+    assert client.fetch_plan(job_id, 2, MODEL, 0, wait_s=30).source_load_MLB is None
 
 
 def test_S6_jobs_with_the_same_steps_and_sequence_ids_do_not_touch_each_other(

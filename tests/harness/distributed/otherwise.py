@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,8 +19,11 @@ from harness.distributed.networks import BATCH, HIDDEN, MODEL, SEQUENCE, Trained
 from harness.distributed.plans import random_plans
 from harness.distributed.scenarios import M, attached
 from relibra.agent import Phase
+from relibra.agent.cells.micro_batch import RealisedLoad
+from relibra.agent.plans.outcome import PhaseRecord, StepOutcome
 from relibra.errors import Unsupported
 from relibra.planning import Cluster, RankPlan
+from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.planning.source_load import folded
 
 Result = dict[str, Any]
@@ -178,4 +182,21 @@ def refused_replay(cluster: Cluster) -> Result:
     return {"messages": messages}
 
 
-SCENARIOS = {"routed_otherwise": routed_otherwise, "refused_replay": refused_replay}
+def summed_over_stages(cluster: Cluster) -> Result:
+    """Add up the comparisons of two ranks as a pipeline of two stages would, each with layers of its own."""
+    outcome = StepOutcome(step=0, applied=None, reason="")
+    transport: Any = SimpleNamespace(sent_bytes=0, waited_s=0.0)
+    realised = RealisedLoad(M, MODEL.num_layers)
+    record = PhaseRecord.begin(
+        Phase.UPDATE, outcome, is_first=True, realised=realised, routed=None, transport=transport
+    )
+    of_stage: list[dict[RoutingCause, int]] = [
+        {RoutingCause.FILLERS: 2},
+        {RoutingCause.FILLERS: 1, RoutingCause.NO_REPLAY: 3},
+    ]
+    record.routing = RoutingCheck(num_cells=6, otherwise=of_stage[dist.get_rank()])
+    record.add_up(dist.group.WORLD, torch.device("cpu"))
+    return {"num_cells": record.routing.num_cells, "otherwise": record.routing.otherwise}
+
+
+SCENARIOS = {"routed_otherwise": routed_otherwise, "refused_replay": refused_replay, "summed": summed_over_stages}

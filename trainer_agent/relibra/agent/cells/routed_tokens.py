@@ -25,7 +25,7 @@ class RoutedTokens:
 
     def record(self, micro_batch: int, layer: int, routing_map_TE: Tensor) -> None:
         """Count one cell, without waiting for the device. A recomputation counts the same again."""
-        self._counts[micro_batch, layer] = routing_map_TE.sum(dim=0)
+        self._counts[micro_batch, layer] = routing_map_TE.sum(dim=0, dtype=torch.int32)
 
     def check(self) -> RoutingCheck:
         """Read the counts from the device, and compare the cells that ran with the plan."""
