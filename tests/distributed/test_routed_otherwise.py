@@ -8,6 +8,7 @@ CELLS = 3 * 2
 """Micro-batches x layers."""
 OTHERWISE = {
     "right": {},
+    "trained": {},
     "no replay": {"no replay": CELLS},
     "fillers": {"fillers": CELLS},
     "order": {"micro-batches": 4},

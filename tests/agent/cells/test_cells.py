@@ -1,3 +1,4 @@
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from relibra.agent.cells.cells import StepCells, redundant_slots
 from relibra.agent.placement import Placement
 from relibra.agent.transport import Copy
+from relibra.errors import InvalidPlan
 from relibra.kernels import EMPTY, REST, quota_remap
 from relibra.planning import Cluster, Model, PlanId, RankPlan, check_rank_plan
 from relibra.planning.plan import Basis
@@ -165,3 +167,28 @@ def test_redundant_slots_count_from_zero_in_order_of_expert() -> None:
     )
     assert redundant_slots(index_Q4).tolist() == [0, 0, 1, 1, 0, 0]
     assert redundant_slots(index_Q4[:0]).tolist() == []
+
+
+def test_S9_the_expected_load_is_that_of_the_own_group() -> None:
+    cluster = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1, num_ep_groups=2)
+    model = Model(num_layers=1, num_experts=4, top_k=1)
+    placement = Placement.identity(model, cluster)
+    plan = RankPlan(
+        id=PlanId(epoch=1, version=1),
+        step=0,
+        digest=b"",
+        home_rank_LE=placement.home_rank_LE,
+        replica_index_Q4=np.zeros((0, 4), dtype=np.int32),
+        replica_share_Q=np.zeros(0, dtype=np.int32),
+        num_micro_batches=2,
+        reason="",
+        source_load_MLB=np.arange(16, dtype=np.int64).reshape(4, 1, 4),
+    )
+    check_rank_plan(plan, model, cluster)
+    planned_MLB = cells_of(placement, cluster, 1, 0, plan).planned_MLB
+    assert planned_MLB is not None
+    assert planned_MLB.tolist() == [[[8, 9, 10, 11]], [[12, 13, 14, 15]]]
+    forecast = dataclasses.replace(plan, basis=Basis.ROLLOUT)
+    assert cells_of(placement, cluster, 1, 0, forecast).planned_MLB is None
+    with pytest.raises(InvalidPlan, match="source_load has 3 rows, expected 4"):
+        check_rank_plan(dataclasses.replace(plan, source_load_MLB=np.zeros((3, 1, 4), np.int64)), model, cluster)

@@ -27,7 +27,7 @@ from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.planning.source_load import folded
 
 Result = dict[str, Any]
-CASES = ("right", "no replay", "fillers", "order", "more", "wrapped")
+CASES = ("right", "no replay", "trained", "fillers", "order", "more", "wrapped")
 
 
 def planned_routing(cluster: Cluster, plan: RankPlan, step: int, ep_rank: int) -> RankPlan:
@@ -110,7 +110,12 @@ def routed_otherwise(cluster: Cluster) -> Result:
     logging.getLogger("relibra.agent.agent").addHandler(handler)
     for step, case in enumerate(steps):
         agent.begin_step(step, Phase.UPDATE)
-        run(trained, case, step)
+        if case == "trained":
+            trained.network.train()
+            trained.step(step, M)
+            trained.network.eval()
+        else:
+            run(trained, case, step)
         agent.end_step()
     agent.detach()
     reports = [report.routing for report in plans.reports]
