@@ -24,6 +24,7 @@ from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad, imbalance
 from relibra.planning.plan import Plan
 from relibra.planning.rank_plan import PlanId, RankPlan
+from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.planning.schedule import Schedule
 from relibra.planning.shares import SourceShares
 
@@ -38,6 +39,8 @@ __all__ = [
     "PlanId",
     "PlanParams",
     "RankPlan",
+    "RoutingCause",
+    "RoutingCheck",
     "Schedule",
     "SourceShares",
     "StepLoad",

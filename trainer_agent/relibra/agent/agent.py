@@ -260,6 +260,8 @@ class Agent(WeightAccess):
         Raises:
             RelibraError: the experts could not be moved back, or weights were written behind the agent's back. The
                 agent stays attached.
+            Unsupported: routers did not use the routing that was set in the step that this call ended. The agent is
+                detached nevertheless.
         """
         self._groups.rebuild_if_destroyed()
         self._close_step()
@@ -270,6 +272,7 @@ class Agent(WeightAccess):
         self._unhook = lambda: None
         self._plans.close()
         self._groups.close()
+        self._raise_refusal()
 
     def _active(self) -> tuple[StepCells, MicroBatch | None]:
         return self._opener.cells, current(self)
