@@ -7,8 +7,9 @@
     |-- NotFound              a job, step, sequence or plan does not exist
     |   `-- UnknownJob        the job was never registered
     |-- Conflict              the name already belongs to other content
+    |   `-- AlreadyRunning    another launch trains the job and is alive
     |-- NotReady              the call came before something that it depends on; retry later
-    |-- StaleEpoch            the job was re-created; register it again
+    |-- StaleEpoch            the caller's attempt is over, or the job was re-created; register it again
     |-- LostLease             another planner may have taken over the solve
     |-- LimitExceeded         a configured limit was reached
     |-- Unauthenticated       the call came without a valid token or certificate
@@ -72,6 +73,12 @@ class Conflict(RelibraError):
     http_status = 409
 
 
+class AlreadyRunning(Conflict):
+    """Another launch trains the job under the same id and was heard a moment ago. Retry when it has fallen silent."""
+
+    retryable = True
+
+
 class NotReady(RelibraError):
     """The call came before something that it depends on; the text names it. Retry later."""
 
@@ -81,7 +88,7 @@ class NotReady(RelibraError):
 
 
 class StaleEpoch(RelibraError):
-    """The job was re-created after the caller registered it; the caller must register again."""
+    """Another attempt of the job began after the caller's; nothing more is taken from the caller's attempt."""
 
     grpc_status = "ABORTED"
     http_status = 409
@@ -140,6 +147,7 @@ ERRORS: dict[str, type[RelibraError]] = {
         NotFound,
         UnknownJob,
         Conflict,
+        AlreadyRunning,
         NotReady,
         StaleEpoch,
         LostLease,

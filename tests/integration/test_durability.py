@@ -13,6 +13,7 @@ from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually, is_ali
 from relibra.errors import NotReady
 from relibra.planning import Schedule
 from relibra.store import EmbeddedRedis
+from relibra.store.keys import JobKeys
 from relibra.wire.client import PlannerClient
 
 pytestmark = pytest.mark.integration
@@ -119,7 +120,7 @@ def test_L3_what_was_acknowledged_survives_a_killed_redis(restartable_redis: Res
             ids = report_sequences(planner.address, "job", 1)
             restartable_redis.kill_and_start_again()
             with Redis.from_url(restartable_redis.server.url) as redis:
-                assert redis.hlen("relibra:{job}:step:1:counts") == 8
+                assert redis.hlen(JobKeys("job").attempt(epoch).step(1, "counts")) == 8
             client.submit_schedule("job", 1, ids, SCHEDULE)
             plan = client.fetch_plan("job", 1, MODEL, 0, wait_s=60)
             restartable_redis.kill_and_start_again()

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 def plan_of(service: Service, job_id: str, step: int) -> Plan:
     async def read() -> Plan:
         async with Store.open(service.redis_url) as store:
-            return await store.get_plan(job_id, step)
+            return await store.get_plan(await store.get_job(job_id), step)
 
     return asyncio.run(read())
 

@@ -31,7 +31,7 @@ def test_a_report_is_taken_and_may_be_repeated(
     for _ in range(2):
         client.report_execution(job_id, REPORT)
     store = Store.open(shared_planner.redis_url)
-    (kept,) = run(store.get_reports(job_id, REPORT.step))
+    (kept,) = run(store.get_reports(run(store.get_job(job_id)), REPORT.step))
     run(store.close())
     assert kept.realised_load_ML.tolist() == REPORT.realised_load_ML.tolist()
     load_ML = REPORT.realised_load_ML

@@ -232,7 +232,7 @@ def test_the_next_plan_starts_from_the_previous_placement(
         client.submit_schedule(job_id, step, ids, SCHEDULE)
         client.fetch_plan(job_id, step, MODEL, 0, wait_s=30)
     store = Store.open(shared_planner.redis_url)
-    first, second = run(store.plans_after(job_id, 0))
+    first, second = run(store.plans_after(run(store.get_job(job_id)), 0))
     run(store.close())
     assert first.prediction.num_moved_experts > 0
     assert second.prediction.num_moved_experts == 0

@@ -79,7 +79,7 @@ def test_pending_steps_are_planned_in_order_and_announced(store: Store, run: Loo
     metrics = run(plan_until(store, solver, lambda: is_idle(store), notifier))
     assert solver.steps == [("job", 1), ("job", 2)]
     assert ring.is_set()
-    assert [each.step for each in run(store.plans_after("job", 0))] == [1, 2]
+    assert [each.step for each in run(store.plans_after(job, 0))] == [1, 2]
     assert outcomes(metrics) == {"published": 2}
 
 
@@ -89,8 +89,8 @@ def test_a_step_that_cannot_be_planned_fails_with_its_reason(store: Store, run: 
             raise InvalidInput("there is no load")
 
     metrics = run(plan_until(store, Solver(refuse), lambda: is_idle(store)))
-    assert run(store.get_step("job", 1)).failure == "there is no load"
-    assert run(store.get_step("job", 2)).state is StepState.PLANNED
+    assert run(store.get_step(job, 1)).failure == "there is no load"
+    assert run(store.get_step(job, 2)).state is StepState.PLANNED
     assert outcomes(metrics) == {"failed": 1, "published": 1}
 
 
@@ -105,9 +105,9 @@ def test_a_crash_is_logged_tried_again_and_given_up(
     solver = Solver(crash)
     metrics = run(plan_until(store, solver, lambda: is_idle(store)))
     assert solver.steps.count(("job", 1)) == 3
-    assert run(store.get_step("job", 2)).state is StepState.PLANNED
+    assert run(store.get_step(job, 2)).state is StepState.PLANNED
     assert f"crashed 3 times, at last with {type(error).__name__}: {error}" in (
-        run(store.get_step("job", 1)).failure or ""
+        run(store.get_step(job, 1)).failure or ""
     )
     assert "planning crashed" in caplog.text
     assert outcomes(metrics) == {"crashed": 2, "failed": 1, "published": 1}
@@ -124,7 +124,7 @@ def test_an_unreachable_store_fails_no_step(store: Store, run: Loop, job: JobRec
 
     run(plan_until(store, Solver(out_of_reach), lambda: is_idle(store)))
     assert outages == 0
-    assert {each.state for each in run(store.list_steps("job"))} == {StepState.PLANNED}
+    assert {each.state for each in run(store.list_steps(job))} == {StepState.PLANNED}
 
 
 def test_S4_a_lease_taken_over_mid_solve_publishes_nothing_and_stops_the_solve(
@@ -147,7 +147,7 @@ def test_S4_a_lease_taken_over_mid_solve_publishes_nothing_and_stops_the_solve(
 
     metrics = run(plan_until(store, Solver(paused), lambda: is_idle(store), lease_s=0.2))
     assert cancelled == [1]
-    assert run(store.get_plan("job", 1)).digest == OTHER_PLAN.digest
+    assert run(store.get_plan(job, 1)).digest == OTHER_PLAN.digest
     assert outcomes(metrics) == {"LostLease": 1, "published": 1}
 
 
@@ -158,7 +158,7 @@ def test_S4_a_plan_of_an_older_epoch_is_not_published(store: Store, run: Loop, j
 
     # The lease outlasts any delay, so that the epoch alone can stop the plan.
     metrics = run(plan_until(store, Solver(re_create), lambda: is_idle(store), lease_s=600))
-    assert run(store.latest_plan("job")) is None
+    assert run(store.latest_plan(run(store.get_job("job")))) is None
     assert outcomes(metrics) == {"StaleEpoch": 1}
 
 
@@ -173,7 +173,7 @@ def test_S6_jobs_take_turns_and_one_that_hangs_holds_up_nobody(store: Store, run
             await released.wait()
 
     async def others_are_done() -> bool:
-        done = await store.num_planned_steps("other") == 3
+        done = await store.num_planned_steps(other) == 3
         if done:
             released.set()
         return done and await is_idle(store)
@@ -191,11 +191,11 @@ def test_S7_old_steps_expire_where_every_step_fails(store: Store, run: Loop, job
     for step in range(3, 7):
         run(store.put_schedule(job, step, IDS, SCHEDULE))
     run(plan_until(store, Solver(refuse), lambda: is_idle(store), retained_steps=2))
-    assert [each.step for each in run(store.list_steps("job"))] == [6, 5]
+    assert [each.step for each in run(store.list_steps(job))] == [6, 5]
 
 
 def test_S7_old_steps_expire_as_new_ones_are_published(store: Store, run: Loop, job: JobRecord) -> None:
     for step in range(3, 7):
         run(store.put_schedule(job, step, IDS, SCHEDULE))
     run(plan_until(store, Solver(nothing), lambda: is_idle(store), retained_steps=2))
-    assert [each.step for each in run(store.list_steps("job"))] == [6, 5]
+    assert [each.step for each in run(store.list_steps(job))] == [6, 5]

@@ -140,7 +140,7 @@ def test_S7_a_job_beyond_its_quota_waits_on_every_new_stream_whatever_it_sends(
         answer = asyncio.ensure_future(anext(answers))
         # An answer would take one round trip to Redis; these are twenty.
         for _ in range(20):
-            assert await store.reported_sequences("job", 1) == set()
+            assert await store.reported_sequences(await store.get_job("job"), 1) == set()
         assert not answer.done()
         service.drain()
         assert (await answer).answered_through == 1

@@ -141,12 +141,12 @@ def tell_what_is_kept(world: World) -> None:
                     job_id=job.job_id,
                     epoch=job.epoch,
                     step=record.step,
-                    sequence_ids=sorted(await store.reported_sequences(job.job_id, record.step)),
+                    sequence_ids=sorted(await store.reported_sequences(job, record.step)),
                     version=record.plan.id.version if record.plan else 0,
                     digest=record.plan.digest.hex() if record.plan else "",
                 )
                 for job in await store.list_jobs()
-                for record in await store.list_steps(job.job_id, limit=1_000_000)
+                for record in await store.list_steps(job, limit=1_000_000)
             ]
 
     with Loop() as run:

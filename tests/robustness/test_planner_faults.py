@@ -22,6 +22,7 @@ from harness.robustness.world import (
 from harness.services import CLUSTER, MODEL, PARAMS, eventually, routed_experts
 from relibra.planning import check_rank_plan
 from relibra.rollout import RolloutReporter
+from relibra.store.keys import JobKeys
 from relibra.wire.client import PlannerClient
 
 pytestmark = [pytest.mark.robustness, pytest.mark.integration]
@@ -56,11 +57,12 @@ def test_L3_L4_a_planner_that_ends_or_freezes_mid_ingest(world: World, stop: sig
         world.redis.client() as redis,
     ):
         reporter = report_many(planner)
-        eventually(lambda: redis.hlen("relibra:{job}:step:1:counts") > 100)
+        epoch = int(redis.hget("relibra:{job}:job", "epoch"), 16)
+        eventually(lambda: redis.hlen(JobKeys("job").attempt(epoch).step(1, "counts")) > 100)
         planner.process.send_signal(stop)
         if stop != signal.SIGSTOP:
             assert planner.process.wait(PATIENT_S) == (-stop if stop == signal.SIGKILL else 0)
-        kept = redis.hlen("relibra:{job}:step:1:counts")
+        kept = redis.hlen(JobKeys("job").attempt(epoch).step(1, "counts"))
         acknowledged = NUM_SEQUENCES - reporter._outbox.num_unanswered()
         assert 0 < acknowledged <= kept < NUM_SEQUENCES
         planner.wake() if stop == signal.SIGSTOP else planner.start()
@@ -68,7 +70,7 @@ def test_L3_L4_a_planner_that_ends_or_freezes_mid_ingest(world: World, stop: sig
         assert reporter.flush(timeout_s=PATIENT_S) == NUM_SEQUENCES
         clock.stop()
         reporter.close()
-        assert redis.hlen("relibra:{job}:step:1:counts") == NUM_SEQUENCES
+        assert redis.hlen(JobKeys("job").attempt(epoch).step(1, "counts")) == NUM_SEQUENCES
 
 
 def test_L2_S8_a_planner_killed_mid_solve_is_replaced_by_its_neighbour(world: World) -> None:

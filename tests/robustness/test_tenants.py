@@ -50,7 +50,11 @@ def published(world: World, job_ids: list[str]) -> list[tuple[str, PlanRecord]]:
 
     async def look() -> list[tuple[str, PlanRecord]]:
         async with Store.open(world.redis.url) as store:
-            return [(job_id, each) for job_id in job_ids for each in await store.plans_after(job_id, 0)]
+            return [
+                (job.job_id, each)
+                for job in (await store.get_jobs(job_ids)).values()
+                for each in await store.plans_after(job, 0)
+            ]
 
     with Loop() as run:
         return sorted(run(look()), key=lambda each: each[1].published_at)
@@ -61,7 +65,7 @@ def num_reported(world: World, job_id: str, step: int) -> int:
 
     async def look() -> int:
         async with Store.open(world.redis.url) as store:
-            return len(await store.reported_sequences(job_id, step))
+            return len(await store.reported_sequences(await store.get_job(job_id), step))
 
     with Loop() as run:
         return run(look())

@@ -18,6 +18,7 @@ from relibra.errors import Conflict, InvalidInput, NotFound, RelibraError, Unava
 from relibra.planning import Schedule
 from relibra.rollout import RolloutReporter
 from relibra.routing import count_routed_experts
+from relibra.store.keys import JobKeys
 from relibra.wire.client import PlannerClient
 
 NOWHERE = "127.0.0.1:1"
@@ -227,13 +228,13 @@ def test_L2_only_what_was_not_acknowledged_is_sent_to_a_planner_that_came_back(
 ) -> None:
     """The test deletes the acknowledged sequences from Redis; if the reporter sent them again, they would reappear."""
     with PlannerClient(planner.address) as client, Redis.from_url(redis_url) as redis:
-        client.register_job("job", MODEL, CLUSTER, PARAMS)
+        epoch = client.register_job("job", MODEL, CLUSTER, PARAMS)
         with reporter_of(planner.address, "job") as reporter:
             for index in range(20):
                 reporter.report(1, f"early-{index}", routed_experts(index, 6))
             assert reporter.flush() == 20
             planner.kill()
-            assert redis.delete("relibra:{job}:step:1:counts") == 1
+            assert redis.delete(JobKeys("job").attempt(epoch).step(1, "counts")) == 1
             for index in range(20):
                 reporter.report(1, f"late-{index}", routed_experts(index, 6))
             with pytest.raises(Unavailable, match="20 sequences were not acknowledged"):

@@ -107,7 +107,7 @@ def test_the_history_of_an_expert_and_of_a_rank(http: TestClient, job: WatchedJo
 
 def test_a_report_that_comes_later_is_seen_in_the_history(http: TestClient, job: WatchedJob, run, store) -> None:
     assert http.get("/v1/jobs/job/history").json()[1]["num_fallbacks"] == 4
-    plan_id = run(store.get_plan_id("job", 2))
+    plan_id = run(store.get_plan_id(run(store.get_job("job")), 2))
     from relibra.planning import Phase
 
     run(job.report(2, plan_id, phase=Phase.RECOMPUTE))

@@ -28,7 +28,7 @@ def test_S4_a_lease_that_ended_can_neither_renew_nor_publish_nor_fail(store: Sto
     for late in (store.renew_lease(lost, LONG_S), store.publish_plan(lost, PLAN), store.end_solve(lost, "too late")):
         with pytest.raises(LostLease):
             run(late)
-    assert run(store.get_step("job", 1)).state is StepState.SOLVING
+    assert run(store.get_step(job, 1)).state is StepState.SOLVING
     run(store.return_lease(lost))
     run(store.renew_lease(taken, LONG_S))
     assert run(store.publish_plan(taken, PLAN)).version == 1
@@ -39,7 +39,7 @@ def test_S4_a_lease_that_ended_cannot_publish_even_if_nobody_took_it(store: Stor
     eventually(lambda: not run(store._redis.exists("relibra:{job}:lease")))
     with pytest.raises(LostLease, match="its plan is dropped"):
         run(store.publish_plan(lease, PLAN))
-    assert run(store.latest_plan("job")) is None
+    assert run(store.latest_plan(job)) is None
 
 
 def test_a_returned_lease_is_free_at_once(store: Store, run: Loop, job: JobRecord) -> None:
@@ -56,7 +56,7 @@ def test_a_renewed_lease_lives_longer(store: Store, run: Loop, job: JobRecord) -
 
 def test_a_step_that_cannot_be_planned_fails_until_it_is_planned(store: Store, run: Loop, job: JobRecord) -> None:
     assert run(store.end_solve(lease_of(store, run, job, 1), "no load at all"))
-    record = run(store.get_step("job", 1))
+    record = run(store.get_step(job, 1))
     assert (record.state, record.failure) == (StepState.FAILED, "no load at all")
     assert run(store.pending_steps()) == []
 
@@ -65,7 +65,7 @@ def test_a_crashing_step_is_tried_again_by_anybody_but_not_for_ever(store: Store
     run(store.put_schedule(job, 1, IDS, SCHEDULE))
     outcomes = [run(store.end_solve(run(store.take_lease("job", LONG_S)), "it dies", max_crashes=3)) for _ in range(3)]
     assert outcomes == [False, False, True]
-    assert run(store.get_step("job", 1)).failure == "it dies"
+    assert run(store.get_step(job, 1)).failure == "it dies"
 
 
 def test_S4_a_lease_of_an_older_epoch_ends_no_step(store: Store, run: Loop, job: JobRecord) -> None:

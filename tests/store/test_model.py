@@ -158,9 +158,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_store_is_the_model(self) -> None:
-        records = self.run(self.store.plans_after("job", 0))
+        records = self.run(self.store.plans_after(self.job, 0))
         assert {each.step: (each.id, each.digest) for each in records} == self.plans
-        assert self.run(self.store.num_planned_steps("job")) == self.version
-        assert [each.step for each in self.run(self.store.list_steps("job"))] == sorted(self.known, reverse=True)
+        assert self.run(self.store.num_planned_steps(self.job)) == self.version
+        assert [each.step for each in self.run(self.store.list_steps(self.job))] == sorted(self.known, reverse=True)
         for each in records:
             assert self.seen.setdefault(each.id, each.digest) == each.digest

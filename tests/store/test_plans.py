@@ -19,9 +19,9 @@ def test_S3_versions_rise_and_the_same_digest_is_published_once(store: Store, ru
     assert run(store.publish_plan(lease, PLAN)) == first
     assert publish(store, run, job, 2) == 2
     assert run(store.pending_steps()) == []
-    assert [each.id.version for each in run(store.plans_after("job", 0))] == [1, 2]
-    assert [each.step for each in run(store.plans_after("job", 1))] == [2]
-    assert run(store.num_planned_steps("job")) == 2
+    assert [each.id.version for each in run(store.plans_after(job, 0))] == [1, 2]
+    assert [each.step for each in run(store.plans_after(job, 1))] == [2]
+    assert run(store.num_planned_steps(job)) == 2
 
 
 def test_S3_another_digest_for_the_same_step_is_refused(store: Store, run: Loop, job: JobRecord) -> None:
@@ -29,7 +29,7 @@ def test_S3_another_digest_for_the_same_step_is_refused(store: Store, run: Loop,
     run(store.publish_plan(lease, PLAN))
     with pytest.raises(Conflict, match=PLAN.digest.hex()[:12]):
         run(store.publish_plan(lease, OTHER_PLAN))
-    assert run(store.get_plan("job", 1)).digest == PLAN.digest
+    assert run(store.get_plan(job, 1)).digest == PLAN.digest
     assert publish(store, run, job, 2, OTHER_PLAN) == 2
 
 
@@ -44,30 +44,30 @@ def test_S4_a_stale_epoch_publishes_nothing(store: Store, run: Loop, job: JobRec
     reborn = run(store.register_job("job", MODEL, CLUSTER, PARAMS))
     with pytest.raises(StaleEpoch, match=f"is in epoch {reborn.epoch:016x}"):
         run(store.publish_plan(lease, PLAN))
-    assert run(store.latest_plan("job")) is None
+    assert run(store.latest_plan(reborn)) is None
 
 
 def test_a_published_plan_is_read_back_whole_and_in_summary(store: Store, run: Loop, job: JobRecord) -> None:
     publish(store, run, job, 4)
-    record = run(store.latest_plan("job"))
+    record = run(store.latest_plan(job))
     assert record is not None
     assert (record.id.version, record.step, record.digest) == (1, 4, PLAN.digest)
     whole = plain_plan(COUNTS_SLE, SCHEDULE)
     assert (record.reason, record.prediction) == (whole.reason, whole.prediction)
-    plan = run(store.get_plan("job", 4))
+    plan = run(store.get_plan(job, 4))
     check_plan(plan)
     assert plan.digest == PLAN.digest
-    np.testing.assert_array_equal(run(store.get_placement("job", 4)), whole.home_rank_LE)
-    assert run(store.plan_before("job", 4)) is None
-    assert run(store.plan_before("job", 9)) == record
-    for missing in (store.get_plan("job", 5), store.get_placement("job", 5)):
+    np.testing.assert_array_equal(run(store.get_placement(job, 4)), whole.home_rank_LE)
+    assert run(store.plan_before(job, 4)) is None
+    assert run(store.plan_before(job, 9)) == record
+    for missing in (store.get_plan(job, 5), store.get_placement(job, 5)):
         with pytest.raises(NotFound, match=r"step 5 of job 'job' has no plan"):
             run(missing)
     assert run(store.get_packed_plan(job, 5)) is None
-    assert run(store.get_plan_id("job", 5)) is None
+    assert run(store.get_plan_id(job, 5)) is None
     packed = run(store.get_packed_plan(job, 4))
     assert packed.record == record
-    assert run(store.get_plan_id("job", 4)) == record.id
+    assert run(store.get_plan_id(job, 4)) == record.id
     assert len(packed.shares) == CLUSTER.num_ranks
     np.testing.assert_array_equal(packed.shares[0].unpack(), whole.shares.of_rank(0))
 
@@ -76,7 +76,7 @@ def test_a_plan_tells_how_long_it_took_from_its_schedule(store: Store, run: Loop
     lease = lease_of(store, run, job, 1)
     (waiting,) = run(store.pending_steps())
     run(store.publish_plan(lease, PLAN))
-    step = run(store.get_step("job", 1))
+    step = run(store.get_step(job, 1))
     assert step.plan is not None
     assert step.submitted_at == step.plan.submitted_at == waiting.submitted_at
     assert step.plan.latency_s == step.plan.published_at - waiting.submitted_at > 0
@@ -84,14 +84,14 @@ def test_a_plan_tells_how_long_it_took_from_its_schedule(store: Store, run: Loop
 
 def test_sums_of_plans_are_read_without_the_plans(store: Store, run: Loop, job: JobRecord) -> None:
     publish(store, run, job, 1)
-    totals, none = run(store.get_totals("job", [1, 2]))
+    totals, none = run(store.get_totals(job, [1, 2]))
     assert none is None
     np.testing.assert_array_equal(totals.load_LE, COUNTS_SLE.sum(axis=0))
-    np.testing.assert_array_equal(totals.home_rank_LE, run(store.get_placement("job", 1)))
+    np.testing.assert_array_equal(totals.home_rank_LE, run(store.get_placement(job, 1)))
 
 
 def test_quotas_are_read_without_the_shares(store: Store, run: Loop, job: JobRecord) -> None:
     publish(store, run, job, 1)
-    whole, without = run(store.get_plan("job", 1)), run(store.get_plan("job", 1, with_shares=False))
+    whole, without = run(store.get_plan(job, 1)), run(store.get_plan(job, 1, with_shares=False))
     np.testing.assert_array_equal(without.quota_index_Q4, whole.quota_index_Q4)
     np.testing.assert_array_equal(without.quota_tokens_Q, whole.quota_tokens_Q)

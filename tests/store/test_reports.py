@@ -41,7 +41,7 @@ def test_reports_are_kept_by_phase_and_rank(store: Store, run: Loop, job: JobRec
     reports = [report(job, phase, rank) for phase in Phase for rank in (1, 0)]
     for each in [*reports, reports[0]]:
         run(store.put_report(job, each))
-    found = run(store.get_reports("job", 1))
+    found = run(store.get_reports(job, 1))
     assert [(each.phase, each.ep_rank) for each in found] == [
         (phase, rank) for phase in (Phase.RECOMPUTE, Phase.UPDATE) for rank in (0, 1)
     ]
@@ -54,17 +54,17 @@ def test_reports_are_kept_by_phase_and_rank(store: Store, run: Loop, job: JobRec
 
 def test_S7_a_report_of_a_step_that_is_not_there_is_dropped(store: Store, run: Loop, job: JobRecord) -> None:
     run(store.put_report(job, report(job, Phase.UPDATE, 0, step=9)))
-    assert run(store.get_reports("job", 9)) == []
+    assert run(store.get_reports(job, 9)) == []
 
 
 def test_the_report_that_completes_a_phase_makes_its_sum(store: Store, run: Loop, job: JobRecord) -> None:
     report_all(store, run)
     ranks = range(job.cluster.num_ranks)
     for rank in ranks:
-        assert run(store.get_executions("job", [1, 2])) == [[], []]
+        assert run(store.get_executions(job, [1, 2])) == [[], []]
         run(store.put_report(job, report(job, Phase.UPDATE, rank)))
         run(store.put_report(job, report(job, Phase.RECOMPUTE, rank)) if rank else store.ping())
-    ((update,), none) = run(store.get_executions("job", [1, 2]))
+    ((update,), none) = run(store.get_executions(job, [1, 2]))
     assert none == []
     assert [update] == executions([report(job, Phase.UPDATE, rank) for rank in ranks], job.cluster)
     assert update.fallbacks == {Cause.LATE: 1, Cause.STALE: 1}
@@ -73,7 +73,7 @@ def test_the_report_that_completes_a_phase_makes_its_sum(store: Store, run: Loop
     assert update.routing == RoutingCheck(num_cells=3 * others, otherwise={RoutingCause.FILLERS: others})
     assert update.rank_tokens == ((1 << 40) + 5,) * len(ranks)
     run(store.put_report(job, report(job, Phase.RECOMPUTE, 0)))
-    ((recompute, _),) = run(store.get_executions("job", [1]))
+    ((recompute, _),) = run(store.get_executions(job, [1]))
     assert recompute.phase is Phase.RECOMPUTE
 
 
@@ -82,7 +82,7 @@ def test_a_report_that_replaces_another_changes_the_sum(store: Store, run: Loop,
     reports = [report(job, Phase.UPDATE, rank) for rank in range(job.cluster.num_ranks)]
     for each in [*reports, dataclasses.replace(reports[0], applied=reports[1].applied, causes=())]:
         run(store.put_report(job, each))
-    ((update,),) = run(store.get_executions("job", [1]))
+    ((update,),) = run(store.get_executions(job, [1]))
     assert (update.num_fallbacks, update.num_applied) == (0, job.cluster.num_ranks)
 
 
@@ -93,7 +93,7 @@ def test_S7_sums_expire_with_their_step(store: Store, run: Loop, job: JobRecord)
     report_all(store, run, step=2)
     report_all(store, run, step=3)
     run(store.expire_steps(job, 2))
-    assert run(store.get_executions("job", [1])) == [[]]
+    assert run(store.get_executions(job, [1])) == [[]]
 
 
 def test_causes_that_another_version_wrote_are_unspecified(job: JobRecord) -> None:

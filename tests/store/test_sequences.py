@@ -7,11 +7,12 @@ from harness.step_samples import COUNTS_SLE, IDS, LONG_S, PLAN, SCHEDULE, lease_
 from relibra.errors import Conflict, LimitExceeded, NotFound, UnknownJob
 from relibra.planning.plan import Basis
 from relibra.store import JobRecord, SequenceCounts, Store, StoreLimits
+from relibra.store.keys import JobKeys
 
 
 def test_L3_counts_come_back_as_they_were_put(store: Store, run: Loop, job: JobRecord) -> None:
     assert report_all(store, run) == [None] * 8
-    assert run(store.reported_sequences("job", 1)) == set(IDS)
+    assert run(store.reported_sequences(job, 1)) == set(IDS)
     order = [5, 0, 7]
     counts_SLE = run(store.get_counts(job, 1, [IDS[index] for index in order]))
     np.testing.assert_array_equal(counts_SLE, COUNTS_SLE[order])
@@ -37,7 +38,7 @@ def test_counts_take_the_bytes_of_their_dtype_and_one(
     counts_LE = np.full((MODEL.num_layers, MODEL.num_experts), np.iinfo(dtype).max, dtype=dtype)
     assert run(store.put_counts([sequence("seq", counts_LE[:, ::-1])])) == [None]
     with Redis.from_url(redis_url) as client:
-        assert client.hstrlen("relibra:{job}:step:1:counts", "seq") == 1 + counts_LE.nbytes
+        assert client.hstrlen(JobKeys("job").attempt(job.epoch).step(1, "counts"), "seq") == 1 + counts_LE.nbytes
     np.testing.assert_array_equal(run(store.get_counts(job, 1, ["seq"])), counts_LE[None])
 
 
@@ -54,7 +55,7 @@ def test_late_sequences_are_refused_but_known_ones_confirmed(store: Store, run: 
     assert known is None
     assert isinstance(late, Conflict)
     assert "is late: step 1 has its schedule" in str(late)
-    assert run(store.reported_sequences("job", 1)) == set(IDS)
+    assert run(store.reported_sequences(job, 1)) == set(IDS)
 
 
 def test_a_step_that_is_forecast_takes_reports_after_its_schedule_and_does_not_open_again(
@@ -107,4 +108,4 @@ def test_policy_versions_are_counted_once_a_sequence(store: Store, run: Loop, jo
                 ]
             )
         )
-    assert run(store.get_step("job", 1)).policies == {"4-5": 1, "5-5": 2}
+    assert run(store.get_step(job, 1)).policies == {"4-5": 1, "5-5": 2}

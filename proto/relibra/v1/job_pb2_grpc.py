@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class JobServiceStub(object):
-    """The trainer driver of a job calls it once, before anything else. Registering a job again with the same content changes
-    nothing; with other content it is refused (ALREADY_EXISTS).
+    """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt; every
+    further process of that launch joins it, and must bring the same content. While an attempt is alive, other launches are
+    refused (ALREADY_EXISTS).
     """
 
     def __init__(self, channel):
@@ -44,8 +45,9 @@ class JobServiceStub(object):
 
 
 class JobServiceServicer(object):
-    """The trainer driver of a job calls it once, before anything else. Registering a job again with the same content changes
-    nothing; with other content it is refused (ALREADY_EXISTS).
+    """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt; every
+    further process of that launch joins it, and must bring the same content. While an attempt is alive, other launches are
+    refused (ALREADY_EXISTS).
     """
 
     def RegisterJob(self, request, context):
@@ -71,8 +73,9 @@ def add_JobServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class JobService(object):
-    """The trainer driver of a job calls it once, before anything else. Registering a job again with the same content changes
-    nothing; with other content it is refused (ALREADY_EXISTS).
+    """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt; every
+    further process of that launch joins it, and must bring the same content. While an attempt is alive, other launches are
+    refused (ALREADY_EXISTS).
     """
 
     @staticmethod

@@ -18,8 +18,9 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class JobServiceStub:
-    """The trainer driver of a job calls it once, before anything else. Registering a job again with the same content changes
-    nothing; with other content it is refused (ALREADY_EXISTS).
+    """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt; every
+    further process of that launch joins it, and must bring the same content. While an attempt is alive, other launches are
+    refused (ALREADY_EXISTS).
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -29,8 +30,9 @@ class JobServiceStub:
     ]
 
 class JobServiceAsyncStub:
-    """The trainer driver of a job calls it once, before anything else. Registering a job again with the same content changes
-    nothing; with other content it is refused (ALREADY_EXISTS).
+    """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt; every
+    further process of that launch joins it, and must bring the same content. While an attempt is alive, other launches are
+    refused (ALREADY_EXISTS).
     """
 
     RegisterJob: grpc.aio.UnaryUnaryMultiCallable[
@@ -39,8 +41,9 @@ class JobServiceAsyncStub:
     ]
 
 class JobServiceServicer(metaclass=abc.ABCMeta):
-    """The trainer driver of a job calls it once, before anything else. Registering a job again with the same content changes
-    nothing; with other content it is refused (ALREADY_EXISTS).
+    """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt; every
+    further process of that launch joins it, and must bring the same content. While an attempt is alive, other launches are
+    refused (ALREADY_EXISTS).
     """
 
     @abc.abstractmethod

@@ -37,32 +37,36 @@ class Schedule(_message.Message):
     def __init__(self, sequence_ids: _Optional[_Iterable[str]] = ..., micro_batch: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., source_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., ep_group: _Optional[_Union[_array_pb2.Array, _Mapping]] = ...) -> None: ...
 
 class SubmitScheduleRequest(_message.Message):
-    __slots__ = ("job_id", "step", "schedule", "basis")
+    __slots__ = ("job_id", "step", "schedule", "basis", "epoch")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     BASIS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     step: int
     schedule: Schedule
     basis: Basis
-    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, _Mapping]] = ..., basis: _Optional[_Union[Basis, str]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, _Mapping]] = ..., basis: _Optional[_Union[Basis, str]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class SubmitScheduleResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class FetchPlanRequest(_message.Message):
-    __slots__ = ("job_id", "step", "ep_rank", "wait_ms")
+    __slots__ = ("job_id", "step", "ep_rank", "wait_ms", "epoch")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EP_RANK_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     step: int
     ep_rank: int
     wait_ms: int
-    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., ep_rank: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+    epoch: int
+    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., ep_rank: _Optional[int] = ..., wait_ms: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class FetchPlanResponse(_message.Message):
     __slots__ = ("plan",)
@@ -99,10 +103,12 @@ class RankPlan(_message.Message):
     def __init__(self, id: _Optional[_Union[PlanId, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., home_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_share: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., num_micro_batches: _Optional[int] = ..., reason: _Optional[str] = ..., replica_count: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_expert: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., basis: _Optional[_Union[Basis, str]] = ..., source_load: _Optional[_Union[_array_pb2.Array, _Mapping]] = ...) -> None: ...
 
 class WatchPlansRequest(_message.Message):
-    __slots__ = ("job_id",)
+    __slots__ = ("job_id", "epoch")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     job_id: str
-    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+    epoch: int
+    def __init__(self, job_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class WatchPlansResponse(_message.Message):
     __slots__ = ("id", "step", "digest", "reason")

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ReportRoutingRequest(_message.Message):
-    __slots__ = ("ordinal", "job_id", "step", "sequence_id", "num_rows", "counts", "first_policy_version", "last_policy_version")
+    __slots__ = ("ordinal", "job_id", "step", "sequence_id", "num_rows", "counts", "first_policy_version", "last_policy_version", "epoch")
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class ReportRoutingRequest(_message.Message):
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     FIRST_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     LAST_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     ordinal: int
     job_id: str
     step: int
@@ -24,17 +25,20 @@ class ReportRoutingRequest(_message.Message):
     counts: _array_pb2.Array
     first_policy_version: int
     last_policy_version: int
-    def __init__(self, ordinal: _Optional[int] = ..., job_id: _Optional[str] = ..., step: _Optional[int] = ..., sequence_id: _Optional[str] = ..., num_rows: _Optional[int] = ..., counts: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., first_policy_version: _Optional[int] = ..., last_policy_version: _Optional[int] = ...) -> None: ...
+    epoch: int
+    def __init__(self, ordinal: _Optional[int] = ..., job_id: _Optional[str] = ..., step: _Optional[int] = ..., sequence_id: _Optional[str] = ..., num_rows: _Optional[int] = ..., counts: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., first_policy_version: _Optional[int] = ..., last_policy_version: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ReportRoutingResponse(_message.Message):
-    __slots__ = ("answered_through", "refused", "credit_through")
+    __slots__ = ("answered_through", "refused", "credit_through", "epoch")
     ANSWERED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     CREDIT_THROUGH_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     answered_through: int
     refused: _containers.RepeatedCompositeFieldContainer[Refusal]
     credit_through: int
-    def __init__(self, answered_through: _Optional[int] = ..., refused: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., credit_through: _Optional[int] = ...) -> None: ...
+    epoch: int
+    def __init__(self, answered_through: _Optional[int] = ..., refused: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., credit_through: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("ordinal", "error", "message")

@@ -4,12 +4,15 @@ The trainer driver (register, submit) and every agent (fetch, report) use it. Ro
 which streams.
 """
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
+from relibra.errors import AlreadyRunning
 from relibra.planning import Cluster, ExecutionReport, Model, PlanParams, RankPlan, Schedule
 from relibra.planning.plan import Basis
 from relibra.v1 import (
@@ -21,34 +24,49 @@ from relibra.v1 import (
 from relibra.wire import messages
 from relibra.wire.channel import open_channel
 from relibra.wire.credentials import Credentials
+from relibra.wire.launch import this_launch
 from relibra.wire.status import from_rpc_error
 
+logger = logging.getLogger(__name__)
+
 _Response = TypeVar("_Response")
+_TAKEOVER_INTERVAL_S = 1.0
 
 
 class PlannerClient:
-    """One channel to the planner. Threads may share a client, but it must not be used across a fork.
+    """One channel to the planner, on behalf of one launch of the training.
 
-    Every method raises the error that the planner raised (see `relibra.errors`), or `Unavailable` after `timeout_s`
-    without an answer. All calls are idempotent, so a caller may repeat a call after `Unavailable`. If the planner
-    cannot be reached, the client itself repeats the call once within the deadline. Leaving a `with` block closes the
-    client.
+    Threads may share a client, but it must not be used across a fork. Every method raises the error that the planner
+    raised (see `relibra.errors`), or `Unavailable` after `timeout_s` without an answer. All calls are idempotent, so a
+    caller may repeat a call after `Unavailable`. If the planner cannot be reached, the client itself repeats the call
+    once within the deadline. Leaving a `with` block closes the client.
     """
 
-    def __init__(self, address: str, *, timeout_s: float = 10.0, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float = 10.0,
+        credentials: Credentials | None = None,
+        attempt: str | None = None,
+    ) -> None:
         """Prepare to call the planner at `address`; the first call connects.
 
         Args:
             address: the planner as `host:port`.
             timeout_s: the deadline of every call.
             credentials: by default those in the environment, see `Credentials.from_env`.
+            attempt: a text that all processes of this launch of the training share and that no other launch has; by
+                default `RELIBRA_ATTEMPT` in the environment, and without it a random text for this process.
 
         Raises:
             InvalidInput: a file of the credentials cannot be read or used.
         """
         self._timeout_s = timeout_s
         self._channel = open_channel(address, credentials)
-        self._known_epochs: dict[str, int] = {}
+        self._launch = this_launch(attempt)
+        self._epochs: dict[str, int] = {}
+        """The attempt that this client registered, by job id."""
         self._jobs = job_pb2_grpc.JobServiceStub(self._channel)
         self._plans = plan_pb2_grpc.PlanServiceStub(self._channel)
         self._executions = execution_pb2_grpc.ExecutionServiceStub(self._channel)
@@ -63,22 +81,47 @@ class PlannerClient:
         """Close the channel; open calls fail with `Unavailable`."""
         self._channel.close()
 
-    def register_job(self, job_id: str, model: Model, cluster: Cluster, params: PlanParams | None = None) -> int:
-        """Register a job, or confirm that it is registered with the same content; return its epoch.
+    def register_job(
+        self,
+        job_id: str,
+        model: Model,
+        cluster: Cluster,
+        params: PlanParams | None = None,
+        *,
+        takeover_timeout_s: float = 60.0,
+    ) -> int:
+        """Begin an attempt of a job, or join the attempt that this launch began; return the attempt's epoch.
 
-        The epoch rises when a job is created anew. If the planner has lost its state since this client last registered
-        the job, the new epoch is above the old one.
+        A restart of the training begins a new attempt: its steps are reported, scheduled and planned anew, whatever the
+        attempt before did, and it may have another model or cluster. While another attempt is alive, this call asks
+        again until that attempt has fallen silent. Later calls of this client belong to the attempt.
+
+        Args:
+            job_id: the name of the job.
+            model: its MoE layers.
+            cluster: its expert-parallel groups.
+            params: how to plan for it.
+            takeover_timeout_s: how long to wait for another attempt to fall silent; a killed one is silent after 15 s.
 
         Raises:
             InvalidInput: a field is out of range, or the ranks do not divide the experts.
-            Conflict: the job is registered with other content.
+            AlreadyRunning: another launch trains the job, and did not fall silent.
+            Conflict: this launch registered the job with other content.
         """
+        deadline = time.monotonic() + takeover_timeout_s
         request = messages.encode_registration(
-            job_id, model, cluster, params or PlanParams(), self._known_epochs.get(job_id, 0)
+            job_id, model, cluster, params or PlanParams(), self._epochs.get(job_id, 0), self._launch
         )
-        epoch: int = self._call(self._jobs.RegisterJob, request).epoch
-        self._known_epochs[job_id] = epoch
-        return epoch
+        while True:
+            try:
+                epoch: int = self._call(self._jobs.RegisterJob, request).epoch
+                self._epochs[job_id] = epoch
+                return epoch
+            except AlreadyRunning as error:
+                if time.monotonic() >= deadline:
+                    raise
+                logger.info("waiting until another attempt has fallen silent: %s", error)
+                time.sleep(min(_TAKEOVER_INTERVAL_S, takeover_timeout_s))
 
     def submit_schedule(
         self,
@@ -98,13 +141,14 @@ class PlannerClient:
             InvalidInput: a rank, group or array is wrong, or a sequence is scheduled twice.
             NotFound: scheduled sequences were never reported; the text names the first ones.
             Conflict: the step already has another schedule or another basis.
-            StaleEpoch: the job was re-created during the call; register it again.
+            StaleEpoch: the attempt of this client is over: another launch trains the job now.
         """
         request = plan_pb2.SubmitScheduleRequest(
             job_id=job_id,
             step=step,
             schedule=messages.encode_schedule(list(sequence_ids), schedule),
             basis=messages.encode_basis(basis),
+            epoch=self._epochs.get(job_id, 0),
         )
         self._call(self._plans.SubmitSchedule, request)
 
@@ -117,8 +161,15 @@ class PlannerClient:
             UnknownJob: the job was never registered.
             NotReady: there is no plan yet, or no longer; the text says what the plan waits for.
             InvalidInput: the planner cannot plan this step, or the job has no such rank; the text says why.
+            StaleEpoch: the attempt of this client is over.
         """
-        request = plan_pb2.FetchPlanRequest(job_id=job_id, step=step, ep_rank=ep_rank, wait_ms=int(wait_s * 1000))
+        request = plan_pb2.FetchPlanRequest(
+            job_id=job_id,
+            step=step,
+            ep_rank=ep_rank,
+            wait_ms=int(wait_s * 1000),
+            epoch=self._epochs.get(job_id, 0),
+        )
         response = self._call(self._plans.FetchPlan, request, timeout_s=self._timeout_s + wait_s)
         return messages.decode_rank_plan(response.plan, model)
 
@@ -127,8 +178,10 @@ class PlannerClient:
 
         Raises:
             UnknownJob: the job was never registered.
+            StaleEpoch: the attempt of this client is over.
         """
-        self._call(self._executions.ReportExecution, messages.encode_execution_report(job_id, report))
+        request = messages.encode_execution_report(job_id, report, self._epochs.get(job_id, 0))
+        self._call(self._executions.ReportExecution, request)
 
     def _call(self, method: Callable[..., _Response], request: Message, timeout_s: float | None = None) -> _Response:
         try:

@@ -19,6 +19,7 @@ from relibra.planning import (
     RankPlan,
     Schedule,
 )
+from relibra.planning.launch import Launch
 from relibra.planning.plan import Basis
 from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.v1 import execution_pb2, job_pb2, plan_pb2
@@ -43,7 +44,12 @@ def check_job_id(job_id: str) -> str:
 
 
 def encode_registration(
-    job_id: str, model: Model, cluster: Cluster, params: PlanParams, known_epoch: int = 0
+    job_id: str,
+    model: Model,
+    cluster: Cluster,
+    params: PlanParams,
+    known_epoch: int = 0,
+    launch: Launch = Launch(),  # noqa: B008
 ) -> job_pb2.RegisterJobRequest:
     """Build the request that registers a job."""
     return job_pb2.RegisterJobRequest(
@@ -67,7 +73,38 @@ def encode_registration(
             cost=None if params.cost is None else job_pb2.CostModel(**asdict(params.cost)),
         ),
         known_epoch=known_epoch,
+        token=launch.token,
+        owner=launch.owner,
+        launch=launch.launch,
+        restart=launch.restart,
     )
+
+
+MAX_LAUNCH_TEXT_SIZE_BYTES = 200
+
+
+def decode_launch(request: job_pb2.RegisterJobRequest) -> Launch:
+    """Read the launch that registers a job.
+
+    Raises:
+        InvalidInput: a text is too long, or the number of restarts too large.
+    """
+    for field, text in (("token", request.token), ("owner", request.owner), ("launch", request.launch)):
+        check_launch_text(field, text)
+    if request.restart >= 1 << 31:
+        raise InvalidInput.of("restart", expected="below 2**31", got=request.restart)
+    return Launch(token=request.token, owner=request.owner, launch=request.launch, restart=request.restart)
+
+
+def check_launch_text(field: str, text: str) -> str:
+    """Return `text` unchanged, or refuse it.
+
+    Raises:
+        InvalidInput: it is too long.
+    """
+    if len(text.encode()) > MAX_LAUNCH_TEXT_SIZE_BYTES:
+        raise InvalidInput.of(field, expected=f"at most {MAX_LAUNCH_TEXT_SIZE_BYTES} bytes", got=f"{len(text)} letters")
+    return text
 
 
 def decode_registration(
@@ -236,7 +273,9 @@ _ROUTING_CAUSE_OF_NUMBER = {number: cause for cause, number in _ROUTING_CAUSES.i
 _CAUSE_OF_NUMBER = {number: cause for cause, number in _CAUSES.items()}
 
 
-def encode_execution_report(job_id: str, report: ExecutionReport) -> execution_pb2.ReportExecutionRequest:
+def encode_execution_report(
+    job_id: str, report: ExecutionReport, epoch: int = 0
+) -> execution_pb2.ReportExecutionRequest:
     """Build the message of an execution report."""
     return execution_pb2.ReportExecutionRequest(
         job_id=job_id,
@@ -258,6 +297,7 @@ def encode_execution_report(job_id: str, report: ExecutionReport) -> execution_p
             execution_pb2.RoutedOtherwise(cause=_ROUTING_CAUSES[cause], num_cells=num_cells)
             for cause, num_cells in report.routing.otherwise.items()
         ],
+        epoch=epoch,
     )
 
 

@@ -6,6 +6,7 @@ Out:  acknowledgements once data is durable, and one published plan for every sc
     server            binds the services to an address, starts and drains
     job_service, routing_service, plan_service, execution_service   one gRPC service each
     call_interceptor  wraps every call: authenticates the caller, turns errors into statuses, records metrics
+    attempt_watch     which attempt of its job a call belongs to; calls of older attempts are refused
     access            who a caller is and what a role may call
     admission         how large a request may be, how fast a job may send, how many calls it may have open
     planning_loop     pending step -> lease -> solve -> publish; a step that fails stops no other step

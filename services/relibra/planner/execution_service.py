@@ -3,6 +3,7 @@
 from typing import Any
 
 from relibra.planner.admission import Admission
+from relibra.planner.attempt_watch import AttemptWatch
 from relibra.store import Store
 from relibra.v1 import execution_pb2, execution_pb2_grpc
 from relibra.wire.messages import check_job_id, decode_execution_report
@@ -11,15 +12,16 @@ from relibra.wire.messages import check_job_id, decode_execution_report
 class ExecutionService(execution_pb2_grpc.ExecutionServiceServicer):
     """Keeps execution reports in the store, where the status service reads them."""
 
-    def __init__(self, store: Store, admission: Admission) -> None:
+    def __init__(self, store: Store, admission: Admission, attempts: AttemptWatch) -> None:
         self._store = store
+        self._attempts = attempts
         self._admission = admission
 
     async def ReportExecution(
         self, request: execution_pb2.ReportExecutionRequest, context: Any
     ) -> execution_pb2.ReportExecutionResponse:
         """Keep the report of one rank for one phase."""
-        job = await self._store.get_job(check_job_id(request.job_id))
+        job = await self._attempts.job(check_job_id(request.job_id), request.epoch)
         self._admission.check_step(request.step)
         self._admission.check_reason(request.reason)
         # Checked before decoding: a deflated load grows to the size that its shape claims.

@@ -15,18 +15,27 @@ class PlanCache:
         self._store = store
         self._plans: SingleFlight[ServedPlan | None] = SingleFlight(num_plans, fresh_s=fresh_s)
 
-    async def get(self, job_id: str, step: int) -> ServedPlan | None:
-        """Return the plan of a step, or None if it has none.
+    async def get(self, job_id: str, step: int, epoch: int = 0) -> ServedPlan | None:
+        """Return the plan of a step in the current attempt, or None if it has none.
+
+        Args:
+            job_id: the job.
+            step: the step.
+            epoch: the attempt that the caller belongs to; 0 if it did not say.
 
         Raises:
             UnknownJob: the job was never registered.
+            StaleEpoch: the caller's attempt is over.
         """
-        known = self._plans.last((job_id, step))
-        return await self._plans.get((job_id, step), lambda: self._read(job_id, step, known))
+        key = (job_id, epoch, step)
+        known = self._plans.last(key)
+        return await self._plans.get(key, lambda: self._read(job_id, step, epoch, known))
 
-    async def _read(self, job_id: str, step: int, known: ServedPlan | None) -> ServedPlan | None:
-        if known is not None and await self._store.get_plan_id(job_id, step) == known.id:
-            return known
+    async def _read(self, job_id: str, step: int, epoch: int, known: ServedPlan | None) -> ServedPlan | None:
         job = await self._store.get_job(job_id)
+        if epoch not in (0, job.epoch):
+            raise await self._store.over(job_id, epoch)
+        if known is not None and await self._store.get_plan_id(job, step) == known.id:
+            return known
         packed = await self._store.get_packed_plan(job, step)
         return None if packed is None else ServedPlan.of(job, packed)

@@ -8,11 +8,12 @@ from opentelemetry import propagate
 
 from relibra.errors import InvalidInput, NotFound, NotReady
 from relibra.planner.admission import MAX_FETCH_WAIT_S, Admission
+from relibra.planner.attempt_watch import AttemptWatch
 from relibra.planner.plan_cache import PlanCache
 from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
 from relibra.planning import PlanId
 from relibra.planning.plan import Basis
-from relibra.store import PlanRecord, StepRecord, StepState, Store
+from relibra.store import JobRecord, PlanRecord, StepRecord, StepState, Store
 from relibra.v1 import plan_pb2, plan_pb2_grpc
 from relibra.wire.messages import check_job_id, decode_basis, decode_schedule, encode_plan_id
 from relibra.wire.routing import check_name
@@ -26,9 +27,15 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     """Keeps schedules in the store and serves the plans that are published there."""
 
     def __init__(
-        self, store: Store, admission: Admission, notifier: PlanNotifier, on_schedule: Callable[[], None]
+        self,
+        store: Store,
+        admission: Admission,
+        attempts: AttemptWatch,
+        notifier: PlanNotifier,
+        on_schedule: Callable[[], None],
     ) -> None:
         self._store = store
+        self._attempts = attempts
         self._admission = admission
         self._notifier = notifier
         self._on_schedule = on_schedule
@@ -38,7 +45,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         self, request: plan_pb2.SubmitScheduleRequest, context: Any
     ) -> plan_pb2.SubmitScheduleResponse:
         """Keep the schedule of a step. Its sequences must have been reported unless the plan is made without them."""
-        job = await self._store.get_job(check_job_id(request.job_id))
+        job = await self._attempts.job(check_job_id(request.job_id), request.epoch)
         step = self._admission.check_step(request.step)
         sequence_ids, schedule = decode_schedule(request.schedule, job.cluster)
         basis = decode_basis(request.basis)
@@ -54,7 +61,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             for sequence_id in sequence_ids:
                 check_name(step, sequence_id)
         else:
-            await self._check_reported(job.job_id, step, sequence_ids)
+            await self._check_reported(job, step, sequence_ids)
         await self._store.put_schedule(
             job, step, sequence_ids, schedule, self._admission.store_limits, basis, traceparent=_traceparent()
         )
@@ -64,12 +71,14 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     async def FetchPlan(self, request: plan_pb2.FetchPlanRequest, context: Any) -> plan_pb2.FetchPlanResponse:
         """Return one rank's part of the plan of a step, as soon as the plan is published."""
         job_id, step, rank = check_job_id(request.job_id), self._admission.check_step(request.step), request.ep_rank
-        plan = await self._cache.get(job_id, step)
+        plan = await self._cache.get(job_id, step, request.epoch)
         if plan is None:
-            job = await self._store.get_job(job_id)
+            job = await self._attempts.job(job_id, request.epoch)
             _check_rank(rank, job.cluster.num_ranks)
-            await self._wait_for_plan(job_id, step, min(request.wait_ms / 1000, MAX_FETCH_WAIT_S))
-            plan = await self._cache.get(job_id, step)
+            await self._wait_for_plan(job, step, min(request.wait_ms / 1000, MAX_FETCH_WAIT_S))
+            plan = await self._cache.get(job_id, step, request.epoch)
+        elif request.epoch:
+            await self._attempts.see(job_id, request.epoch)
         if plan is None:
             raise NotReady(f"step {step} no longer has a plan: its job was re-created, or newer steps replaced it")
         _check_rank(rank, len(plan.shares))
@@ -78,9 +87,10 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     async def WatchPlans(
         self, request: plan_pb2.WatchPlansRequest, context: Any
     ) -> AsyncIterator[plan_pb2.WatchPlansResponse]:
-        """Send the newest plan and then every later one while the caller listens, across re-creations of the job."""
-        job_id = (await self._store.get_job(check_job_id(request.job_id))).job_id
-        newest = await self._store.latest_plan(job_id)
+        """Send the newest plan and then every later one while the caller listens, across the attempts of the job."""
+        first = await self._attempts.job(check_job_id(request.job_id), request.epoch)
+        job_id = first.job_id
+        newest = await self._store.latest_plan(first)
         seen = PlanId(epoch=0, version=0)
         if newest:
             seen = newest.id
@@ -88,29 +98,30 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         while True:
             ring = self._notifier.listen(job_id)
             for job in (await self._store.get_jobs([job_id])).values():
-                # A new epoch starts its versions from the beginning.
+                if request.epoch not in (0, job.epoch):
+                    raise await self._store.over(job_id, request.epoch)
+                # A new attempt starts its versions from the beginning.
                 version = seen.version if job.epoch == seen.epoch else 0
-                for record in await self._store.plans_after(job_id, version):
-                    if record.id.epoch == job.epoch:
-                        seen = record.id
-                        yield _announce(record)
+                for record in await self._store.plans_after(job, version):
+                    seen = record.id
+                    yield _announce(record)
             await wait_until_set(ring, _LOOK_INTERVAL_S)
 
-    async def _check_reported(self, job_id: str, step: int, sequence_ids: list[str]) -> None:
-        reported = await self._store.reported_sequences(job_id, step)
+    async def _check_reported(self, job: JobRecord, step: int, sequence_ids: list[str]) -> None:
+        reported = await self._store.reported_sequences(job, step)
         missing = [each for each in sequence_ids if each not in reported]
         if missing:
             named = ", ".join(map(repr, missing[:_NUM_NAMED])) + (", ..." if len(missing) > _NUM_NAMED else "")
             raise NotFound(
                 f"{len(missing)} of {len(sequence_ids)} scheduled sequences were never reported for step {step} of job "
-                f"{job_id!r}: {named}; report them and submit again"
+                f"{job.job_id!r}: {named}; report them and submit again"
             )
 
-    async def _wait_for_plan(self, job_id: str, step: int, wait_s: float) -> None:
+    async def _wait_for_plan(self, job: JobRecord, step: int, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
         while True:
-            ring = self._notifier.listen(job_id)
-            record = await self._store.get_step(job_id, step)
+            ring = self._notifier.listen(job.job_id)
+            record = await self._store.get_step(job, step)
             if record.plan is not None:
                 return
             if record.failure is not None:

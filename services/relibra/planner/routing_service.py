@@ -89,7 +89,10 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         sequences: list[SequenceCounts] = []
         for request in batch:
             try:
-                sequences.append(self._decode(request, jobs))
+                job = jobs.get(request.job_id)
+                if job is not None and request.epoch not in (0, job.epoch):
+                    raise await self._store.over(job.job_id, request.epoch)
+                sequences.append(self._decode(request, job))
                 accepted.append(request)
             except RelibraError as error:
                 refused.append(_refusal(request, error))
@@ -99,12 +102,12 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         self._metrics.sequences.labels("kept").inc(len(batch) - len(refused))
         return sorted(refused, key=lambda each: each.ordinal)
 
-    def _decode(self, request: routing_pb2.ReportRoutingRequest, jobs: dict[str, JobRecord]) -> SequenceCounts:
-        job = jobs.get(request.job_id)
+    def _decode(self, request: routing_pb2.ReportRoutingRequest, job: JobRecord | None) -> SequenceCounts:
         if job is None:
             raise UnknownJob(f"job {request.job_id[:80]!r} is not registered; register it first")
         return SequenceCounts(
             job_id=job.job_id,
+            epoch=job.epoch,
             step=self._admission.check_step(request.step),
             sequence_id=request.sequence_id,
             counts_LE=decode_counts(request, job.model),

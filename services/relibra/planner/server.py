@@ -11,6 +11,7 @@ import grpc.aio
 from relibra.errors import RelibraError, Unavailable
 from relibra.planner.access import Access
 from relibra.planner.admission import Admission
+from relibra.planner.attempt_watch import AttemptWatch
 from relibra.planner.call_interceptor import CallInterceptor
 from relibra.planner.certificates import CertificateFiles
 from relibra.planner.execution_service import ExecutionService
@@ -103,11 +104,14 @@ class PlannerServer:
     def _add_services(self) -> None:
         store, admission, server = self._store, self._admission, self._server
         self._routing = RoutingService(store, admission, self._metrics)
-        plans = PlanService(store, admission, self._notifier, self._loop.wake)
-        job_pb2_grpc.add_JobServiceServicer_to_server(JobService(store, admission), server)
+        attempts = AttemptWatch(store)
+        plans = PlanService(store, admission, attempts, self._notifier, self._loop.wake)
+        job_pb2_grpc.add_JobServiceServicer_to_server(
+            JobService(store, admission, self._settings.attempt_silence_s), server
+        )
         routing_pb2_grpc.add_RoutingServiceServicer_to_server(self._routing, server)
         plan_pb2_grpc.add_PlanServiceServicer_to_server(plans, server)
-        execution_pb2_grpc.add_ExecutionServiceServicer_to_server(ExecutionService(store, admission), server)
+        execution_pb2_grpc.add_ExecutionServiceServicer_to_server(ExecutionService(store, admission, attempts), server)
         self._health.serve_on(server)
 
     def _bind(self) -> tuple[grpc.aio.Server, str]:

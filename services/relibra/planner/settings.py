@@ -31,6 +31,9 @@ class PlannerSettings(ServiceSettings):
     lease_s: float = Field(2.0, ge=0.2)
     """Lease time-to-live; another planner may take over a job afterwards."""
 
+    attempt_silence_s: float = Field(15.0, gt=0)
+    """How long the current attempt of a job must be silent before another launch may train under the same job id."""
+
     retained_steps: int = Field(64, ge=2)
     """How many steps of a job Redis keeps."""
     max_jobs: int = Field(256, ge=1)

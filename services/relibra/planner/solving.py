@@ -63,15 +63,15 @@ async def _solve_step(redis_url: str, job_id: str, step: int) -> EncodedPlan:
 
     async with Store.open(redis_url) as store:
         job = await store.get_job(job_id)
-        sequence_ids, schedule, basis = await store.get_schedule(job_id, step)
+        sequence_ids, schedule, basis = await store.get_schedule(job, step)
         if basis is Basis.PREVIOUS_STEPS:
-            earlier = [each.step for each in await store.list_steps(job_id, before=step) if each.num_sequences]
+            earlier = [each.step for each in await store.list_steps(job, before=step) if each.num_sequences]
             totals = [await store.get_total(job, each) for each in reversed(earlier[:WINDOW])]
             load = expected_step(totals, schedule, job.model, job.cluster)
         else:
             load = StepLoad.of(await store.get_counts(job, step, sequence_ids), schedule, job.cluster)
-        previous = await store.plan_before(job_id, step)
-        previous_home_LE = await store.get_placement(job_id, previous.step) if previous else None
+        previous = await store.plan_before(job, step)
+        previous_home_LE = await store.get_placement(job, previous.step) if previous else None
     num_cores = len(os.sched_getaffinity(0))
     plan = solve(
         load,

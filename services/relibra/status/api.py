@@ -44,7 +44,7 @@ async def list_steps(
     state: Annotated[StepState | None, Query(description="Only steps in this state.")] = None,
 ) -> Response:
     """The latest steps of a job, newest first."""
-    steps = await app.store.list_steps(job.job_id, limit=limit if state is None else _MAX_SCANNED, before=before)
+    steps = await app.store.list_steps(job, limit=limit if state is None else _MAX_SCANNED, before=before)
     wanted = [step for step in steps if state in (None, step.state)][:limit]
     return await app.tagged.json(request, lambda: [StepView.of(step) for step in wanted])
 
@@ -52,14 +52,14 @@ async def list_steps(
 @api.get("/jobs/{job_id}/steps/{step}", tags=["steps"], response_model=StepView)
 async def get_step(app: App, job: Job, request: Request, step: Step) -> Response:
     """The state of a step. A step without reports is not an error: it has no sequences."""
-    record = await app.store.find_step(job.job_id, step)
+    record = await app.store.find_step(job, step)
     return await app.tagged.json(request, lambda: StepView.of(record))
 
 
 @api.get("/jobs/{job_id}/steps/{step}/explain", tags=["steps"], response_model=Explanation)
 async def explain_step(app: App, job: Job, request: Request, step: Step) -> Response:
     """Why the step has this placement and these replicas, and why ranks fell back, in sentences."""
-    record = await app.store.find_step(job.job_id, step)
+    record = await app.store.find_step(job, step)
     (executed,) = await app.reader.executions(job, [step])
     return await app.tagged.json(request, lambda: explain(record, job.cluster, executed))
 
@@ -67,7 +67,7 @@ async def explain_step(app: App, job: Job, request: Request, step: Step) -> Resp
 @api.get("/jobs/{job_id}/steps/{step}/execution", tags=["execution"], response_model=list[ExecutionView])
 async def get_execution(app: App, job: Job, request: Request, step: Step) -> Response:
     """What the ranks did in a step, by phase: missing ranks, fallbacks with their causes, realised imbalance."""
-    await app.store.find_step(job.job_id, step)
+    await app.store.find_step(job, step)
     (executed,) = await app.reader.executions(job, [step])
     return await app.tagged.json(request, lambda: [ExecutionView.of(each) for each in executed])
 
@@ -83,10 +83,10 @@ async def list_reports(
     realised: Annotated[bool, Query(description="Include the tokens of every cell.")] = False,
 ) -> Response:
     """What each rank reported about a step, by phase, EP group and rank."""
-    await app.store.find_step(job.job_id, step)
+    await app.store.find_step(job, step)
     reports = [
         report
-        for report in await app.store.get_reports(job.job_id, step)
+        for report in await app.store.get_reports(job, step)
         if phase in (None, report.phase) and ep_rank in (None, report.ep_rank)
     ]
     return await app.tagged.json(request, lambda: [ReportView.of(each, with_realised=realised) for each in reports])
@@ -95,7 +95,7 @@ async def list_reports(
 @api.get("/jobs/{job_id}/history", tags=["history"], response_model=list[HistoryPoint])
 async def get_history(app: App, job: Job, request: Request, limit: Limit = 100, before: Before = None) -> Response:
     """Planned and realised imbalance, waits and fallbacks over the latest steps, oldest first."""
-    steps = (await app.store.list_steps(job.job_id, limit=limit, before=before))[::-1]
+    steps = (await app.store.list_steps(job, limit=limit, before=before))[::-1]
     executed = await app.reader.executions(job, [step.step for step in steps])
     return await app.tagged.json(
         request, lambda: [HistoryPoint.of(step, each) for step, each in zip(steps, executed, strict=True)]
@@ -157,5 +157,5 @@ async def watch(
 
 
 async def _plans(app: App, job: Job, limit: int, before: int | None) -> list[PlanRecord]:
-    steps = await app.store.list_steps(job.job_id, limit=limit, before=before)
+    steps = await app.store.list_steps(job, limit=limit, before=before)
     return [step.plan for step in reversed(steps) if step.plan is not None]

@@ -113,8 +113,8 @@ class Live:
         gone = self._marks.keys() - {job.job_id for job in jobs}
         marks: dict[str, object] = dict.fromkeys(gone)
         for job in jobs:
-            steps = await self._store.list_steps(job.job_id, limit=GLANCE_STEPS)
-            reports = await self._store.num_reports(job.job_id, [step.step for step in steps])
+            steps = await self._store.list_steps(job, limit=GLANCE_STEPS)
+            reports = await self._store.num_reports(job, [step.step for step in steps])
             marks[job.job_id] = (job.epoch, steps, reports)
         for job_id, mark in marks.items():
             if self._marks.get(job_id, (None, 0))[0] != mark:

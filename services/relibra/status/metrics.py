@@ -43,9 +43,9 @@ async def read_figures(reader: Reader, jobs: Iterable[JobRecord]) -> list[JobFig
     return [
         JobFigures(
             glance=await reader.glance(job),
-            num_planned_steps=await store.num_planned_steps(job.job_id),
+            num_planned_steps=await store.num_planned_steps(job),
             num_pending_steps=pending[job.job_id],
-            latest_plan=await store.latest_plan(job.job_id),
+            latest_plan=await store.latest_plan(job),
         )
         for job in jobs
     ]

@@ -45,7 +45,7 @@ async def overview(app: App, viewer: Looker, request: Request) -> Response:
 @pages.get("/jobs/{job_id}")
 async def show_job(app: App, job: Job, request: Request, before: Before = None) -> Response:
     """One job over its steps."""
-    steps = await app.store.list_steps(job.job_id, limit=_STEPS_PER_PAGE + 1, before=before)
+    steps = await app.store.list_steps(job, limit=_STEPS_PER_PAGE + 1, before=before)
     executed = await app.reader.executions(job, [step.step for step in steps])
     rows = list(zip(steps, executed, strict=True))[:_STEPS_PER_PAGE]
     has_older = len(steps) > _STEPS_PER_PAGE
@@ -56,7 +56,7 @@ async def show_job(app: App, job: Job, request: Request, before: Before = None) 
 @pages.get("/jobs/{job_id}/steps/{step}")
 async def show_step(app: App, job: Job, request: Request, step: Step) -> Response:
     """One step: its plan, the reasons for it, and what the ranks did."""
-    record = await app.store.find_step(job.job_id, step)
+    record = await app.store.find_step(job, step)
     (executed,) = await app.reader.executions(job, [step])
     shown: dict[str, Any] = {"job": job, "step": record, "executed": executed}
     shown["explanation"] = explain(record, job.cluster, executed)

@@ -82,12 +82,12 @@ async def get_diff(
 ) -> Response:
     """Experts whose home rank differs from another step."""
     record = await app.reader.planned(job, step)
-    earlier = await app.store.plan_before(job.job_id, step) if against is None else None
+    earlier = await app.store.plan_before(job, step) if against is None else None
     if against is None and earlier is None:
         raise NotFound(f"no step before {step} of job {job.job_id!r} has a plan; choose another step with `against`")
     other = earlier or await app.reader.planned(job, against or 0)
-    from_LE = await app.store.get_placement(job.job_id, other.step)
-    to_LE = await app.store.get_placement(job.job_id, step)
+    from_LE = await app.store.get_placement(job, other.step)
+    to_LE = await app.store.get_placement(job, step)
     return await app.tagged.json(
         request,
         lambda: DiffView.of((other.step, step), from_LE, to_LE, job.cluster),

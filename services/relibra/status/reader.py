@@ -63,7 +63,7 @@ class Reader:
         Raises:
             NotFound: the step has no plan; the message says why.
         """
-        record = await self.store.find_step(job.job_id, step)
+        record = await self.store.find_step(job, step)
         if record.plan is None:
             raise NotFound(f"step {step} of job {job.job_id!r} has no plan; it is {record.failure or record.state}")
         return record.plan
@@ -74,7 +74,7 @@ class Reader:
 
     async def totals(self, job: JobRecord, records: Sequence[PlanRecord]) -> list[PlanTotals]:
         """Return the totals of each plan, summed over its rows."""
-        found = await self.store.get_totals(job.job_id, [record.step for record in records])
+        found = await self.store.get_totals(job, [record.step for record in records])
         return [
             await self._sum_up(job, record) if each is None else each
             for record, each in zip(records, found, strict=True)
@@ -89,8 +89,8 @@ class Reader:
 
         While reports are missing, a report that replaces an earlier one of the same rank may not be visible yet.
         """
-        numbers = await self.store.num_reports(job.job_id, steps)
-        complete = await self.store.get_executions(job.job_id, steps)
+        numbers = await self.store.num_reports(job, steps)
+        complete = await self.store.get_executions(job, steps)
         return [
             each if sum(phase.num_reports for phase in each) == number else await self._so_far(job, step, number)
             for step, number, each in zip(steps, numbers, complete, strict=True)
@@ -98,15 +98,15 @@ class Reader:
 
     async def _so_far(self, job: JobRecord, step: int, num_reports: int) -> list[Execution]:
         async def make() -> list[Execution]:
-            reports = await self.store.get_reports(job.job_id, step)
+            reports = await self.store.get_reports(job, step)
             return await self.off_loop(executions, reports, job.cluster)
 
         return await self._executions.get((job.job_id, job.epoch, step, num_reports), make)
 
     async def glance(self, job: JobRecord) -> JobGlance:
         """Return the state of a job with the steps that it was derived from."""
-        steps = await self.store.list_steps(job.job_id, limit=GLANCE_STEPS)
-        numbers = await self.store.num_reports(job.job_id, [each.step for each in steps])
+        steps = await self.store.list_steps(job, limit=GLANCE_STEPS)
+        numbers = await self.store.num_reports(job, [each.step for each in steps])
         executed_step = next((step for step, number in zip(steps, numbers, strict=True) if number), None)
         executed = [] if executed_step is None else (await self.executions(job, [executed_step.step]))[0]
         health = job_health(steps, executed_step, executed, time.time())
@@ -118,8 +118,8 @@ class Reader:
         Raises:
             NotFound: the job was re-created in the meantime.
         """
-        plan = await self.store.get_plan(job.job_id, record.step, with_shares=with_shares)
-        if await self.store.get_plan_id(job.job_id, record.step) != record.id:
+        plan = await self.store.get_plan(job, record.step, with_shares=with_shares)
+        if await self.store.get_plan_id(job, record.step) != record.id:
             raise NotFound(f"plan {record.id} of job {job.job_id!r} was just replaced; ask again")
         return plan
 

@@ -5,7 +5,7 @@ Out:  the same content read back, each written once and never changed; `Unavaila
 
     keys          the key schema, and the content of each key
     store         `Store`: all parts in one; nothing else talks to Redis
-    jobs, sequences, schedules, leases, plans, steps, reports, tokens    one part per concept
+    jobs, attempts, sequences, schedules, leases, plans, steps, reports, tokens    one part per concept
     identity      bearer tokens, looked up and remembered for the services
     single_flight a bounded cache that makes each value once
     lua/          the writes that must look before they write; each is atomic in Redis
@@ -17,7 +17,9 @@ The store decides nothing: the planner decides, the store keeps. Every write is 
 """
 
 from relibra.store.embedded import EmbeddedRedis
+from relibra.store.keys import AttemptId
 from relibra.store.records import (
+    Attempt,
     EncodedPlan,
     JobRecord,
     Lease,
@@ -35,6 +37,8 @@ from relibra.store.tokens import ALL_JOBS, Role
 
 __all__ = [
     "ALL_JOBS",
+    "Attempt",
+    "AttemptId",
     "EmbeddedRedis",
     "EncodedPlan",
     "JobRecord",

@@ -15,7 +15,7 @@ from relibra.planning import Cause, Cluster, ExecutionReport, Model, Phase, Plan
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Prediction
 from relibra.planning.routing_check import RoutingCause, RoutingCheck
-from relibra.store.records import JobRecord, PlanRecord
+from relibra.store.records import Attempt, JobRecord, PlanRecord
 
 
 def encode_shape(model: Model, cluster: Cluster, params: PlanParams) -> str:
@@ -23,18 +23,54 @@ def encode_shape(model: Model, cluster: Cluster, params: PlanParams) -> str:
     return json.dumps({"model": asdict(model), "cluster": asdict(cluster), "params": asdict(params)})
 
 
+JOB_FIELDS = ("epoch", "registered_at", "shape", "number", "owner", "token")
+
+
 @lru_cache(maxsize=1024)
-def decode_job(job_id: str, epoch: bytes, registered_at: bytes, shape: bytes) -> JobRecord:
-    """Decode a registration. Results are remembered by content, because every request reads one."""
-    fields = json.loads(shape)
+def decode_job(
+    job_id: str, epoch: bytes, registered_at: bytes, shape: bytes, number: bytes, owner: bytes, token_hash: bytes
+) -> JobRecord:
+    """Decode a registration, the values of `JOB_FIELDS`. Results are remembered, because every request reads one."""
+    model, cluster, params = _decode_shape(shape)
     return JobRecord(
         job_id=job_id,
         epoch=int(epoch, 16),
         registered_at=float(registered_at),
-        model=Model(**fields["model"]),
-        cluster=Cluster(**fields["cluster"]),
-        params=PlanParams(**fields["params"]),
+        model=model,
+        cluster=cluster,
+        params=params,
+        number=int(number),
+        owner=owner.decode(),
+        token_hash=token_hash.decode(),
     )
+
+
+def decode_attempts(job_id: str, documents: dict[bytes, bytes]) -> list[Attempt]:
+    """Decode the attempts of a job; the newest comes first."""
+    attempts: list[Attempt] = []
+    for epoch in sorted(documents, reverse=True):
+        fields = json.loads(documents[epoch])
+        model, cluster, params = _decode_shape(fields["shape"])
+        attempts.append(
+            Attempt(
+                job_id=job_id,
+                epoch=int(epoch, 16),
+                number=int(fields["number"]),
+                owner=fields["owner"],
+                token_hash=fields["token"],
+                began_at=float(fields["began_at"]),
+                ended_at=attempts[-1].began_at if attempts else None,
+                model=model,
+                cluster=cluster,
+                params=params,
+            )
+        )
+    return attempts
+
+
+def _decode_shape(document: bytes | str) -> tuple[Model, Cluster, PlanParams]:
+    fields = json.loads(document)
+    return Model(**fields["model"]), Cluster(**fields["cluster"]), PlanParams(**fields["params"])
 
 
 def encode_schedule(sequence_ids: Sequence[str], schedule: Schedule) -> str:

@@ -1,28 +1,41 @@
-"""Registered jobs and their epochs."""
+"""Registered jobs, and which launch of each is the current attempt."""
 
 import time
 from collections.abc import Iterable
 
-from relibra.errors import Conflict, UnknownJob
+from relibra.errors import AlreadyRunning, Conflict, UnknownJob
 from relibra.planning import Cluster, Model, PlanParams
-from relibra.store.connection import Connected, raises_unavailable
-from relibra.store.documents import decode_job, encode_shape
-from relibra.store.keys import JOBS, STEP_KEYS, JobKeys
+from relibra.planning.launch import Launch
+from relibra.store.attempts import Attempts, clock_time
+from relibra.store.connection import raises_unavailable
+from relibra.store.documents import JOB_FIELDS, decode_job, encode_shape
+from relibra.store.keys import ATTEMPT_KEYS, JOBS, STEP_KEYS, JobKeys
 from relibra.store.records import JobRecord
 
-_JOB_KEYS = ("job", "steps", "lease", "open", "pending", "plans", "sizes", "crashes", "traces", "version", "floor")
+ATTEMPT_SILENCE_S = 15.0
+"""By default, how long the current attempt must be silent before another launch may begin an attempt."""
 
 
-class Jobs(Connected):
-    """The registrations of jobs, and the present incarnation of each."""
+class Jobs(Attempts):
+    """The registrations of jobs, and the current attempt of each."""
 
     @raises_unavailable
     async def register_job(
-        self, job_id: str, model: Model, cluster: Cluster, params: PlanParams, *, known_epoch: int = 0
+        self,
+        job_id: str,
+        model: Model,
+        cluster: Cluster,
+        params: PlanParams,
+        *,
+        known_epoch: int = 0,
+        launch: Launch = Launch(),  # noqa: B008
+        silence_s: float = ATTEMPT_SILENCE_S,
     ) -> JobRecord:
-        """Register a job once; repeated with the same content, return the first record, epoch included.
+        """Begin an attempt of a job, or confirm the current attempt for another process of the same launch.
 
-        A new incarnation gets an epoch above every earlier one that this Redis or the caller knows (S4).
+        An attempt gets an epoch above every earlier one that this Redis or the caller knows (S4). It begins if the job
+        is new, if the launcher of the current attempt started its workers again, or if the current attempt has been
+        silent for `silence_s` by the clock of Redis. A launch without a token always belongs to the current attempt.
 
         Args:
             job_id: the name of the job.
@@ -30,20 +43,41 @@ class Jobs(Connected):
             cluster: its expert-parallel groups.
             params: how to plan for it.
             known_epoch: the last epoch that the caller saw; it matters if Redis has lost its data since.
+            launch: the launch that the caller belongs to.
+            silence_s: how long the current attempt must be silent before another launch may begin an attempt.
 
         Raises:
-            Conflict: the job is registered with other content.
+            AlreadyRunning: another launch trains the job and was heard less than `silence_s` ago.
+            Conflict: the caller belongs to the current attempt, which was registered with other content.
         """
         keys = JobKeys(job_id)
-        await self._script(
+        word, silent_ms = await self._script(
             "register_job",
-            [keys.of("job"), keys.of("epoch")],
-            [encode_shape(model, cluster, params), time.time(), known_epoch],
+            [*map(keys.of, ("job", "epoch", "attempts", "lease"))],
+            [
+                encode_shape(model, cluster, params),
+                time.time(),
+                known_epoch,
+                launch.token_hash,
+                launch.owner,
+                launch.launch,
+                launch.restart,
+                int(silence_s * 1000),
+            ],
         )
         # Listed last, and again by every caller that confirms the job: an unlisted job would never be planned, and
         # `remove_job` of the incarnation before takes the name off the list until it sees this incarnation.
         await self._redis.sadd(JOBS, job_id)
         record = await self.get_job(job_id)
+        if word == b"running":
+            who = f", which {record.owner} launched" if record.owner else ", which was launched"
+            raise AlreadyRunning(
+                f"job {job_id!r} is being trained by attempt {record.number}{who} at "
+                f"{clock_time(record.registered_at)} and which was heard {silent_ms / 1000:.0f} s ago; two launches "
+                "cannot share a job id. Stop the other launch, or choose another job id"
+            )
+        if word == b"new":
+            await self._drop_old_attempts(job_id)
         for part, wanted in (("model", model), ("cluster", cluster), ("params", params)):
             if wanted != getattr(record, part):
                 raise Conflict(
@@ -69,7 +103,7 @@ class Jobs(Connected):
         pipe = self._redis.pipeline(transaction=False)
         ids = list(job_ids)
         for job_id in ids:
-            pipe.hmget(JobKeys(job_id).of("job"), "epoch", "registered_at", "shape")
+            pipe.hmget(JobKeys(job_id).of("job"), JOB_FIELDS)
         found = await pipe.execute() if ids else []
         return {job_id: decode_job(job_id, *values) for job_id, values in zip(ids, found, strict=True) if values[0]}
 
@@ -86,17 +120,25 @@ class Jobs(Connected):
 
     @raises_unavailable
     async def remove_job(self, job_id: str) -> None:
-        """Remove a job and all its steps. Its last epoch and fencing token stay, so that later ones are above them.
+        """Remove a job with all its attempts. Its last epoch and fencing token stay, so that later ones are above them.
 
         Raises:
             UnknownJob: the job was never registered.
         """
         job, keys, is_gone = await self.get_job(job_id), JobKeys(job_id), False
+        for attempt in await self.list_attempts(job_id):
+            if attempt.epoch < job.epoch:
+                await self._drop_attempt(attempt)
+        current = keys.attempt(job.epoch)
         while not is_gone:
-            steps = [int(step) for step in await self._redis.zrange(keys.of("steps"), 0, -1)]
+            steps = [int(step) for step in await self._redis.zrange(current.of("steps"), 0, -1)]
             is_gone = await self._script(
                 "remove_job",
-                [*map(keys.of, _JOB_KEYS), *(keys.step(step, name) for step in steps for name in STEP_KEYS)],
+                [
+                    *map(keys.of, ("job", "lease", "attempts")),
+                    *map(current.of, ATTEMPT_KEYS),
+                    *(current.step(step, name) for step in steps for name in STEP_KEYS),
+                ],
                 [f"{job.epoch:016x}", *steps],
             )
         await self._redis.srem(JOBS, job_id)

@@ -13,10 +13,17 @@ Keys of one job have the prefix `relibra:{job}:`. They stay until the job is rem
 
 | key | type | content | size |
 |---|---|---|---|
-| `job` | hash | `epoch` (16 hex digits), `registered_at`, `shape` (JSON) | 1 KiB |
+| `job` | hash | current attempt: `epoch` (16 hex digits), `registered_at`, `shape` (JSON), see `register_job` | 2 KiB |
+| `attempts` | hash | epoch -> JSON: number, owner and beginning of an attempt, and its shape | 1 KiB an attempt |
 | `epoch` | string | the last epoch given out, decimal | 16 B |
 | `fence` | string | the last fencing token given out | 16 B |
 | `lease` | string | fencing token of the planner that solves now | 16 B |
+
+Keys of one attempt have the prefix `relibra:{job}:<epoch, 16 hex digits>:`. Nothing is written to them once a newer
+attempt began. They stay until the job is removed or `RETAINED_ATTEMPTS` newer attempts began:
+
+| key | type | content | size |
+|---|---|---|---|
 | `steps` | sorted set | every step that has data, by step | 20 B a step |
 | `open` | sorted set | steps with sequences and no plan yet, by step | 20 B a step |
 | `pending` | sorted set | steps with a schedule and no outcome yet, by Unix time of the schedule | 20 B a step |
@@ -27,7 +34,7 @@ Keys of one job have the prefix `relibra:{job}:`. They stay until the job is rem
 | `version` | string | version of the newest plan | 8 B |
 | `floor` | string | steps below it have expired | 8 B |
 
-Keys of one step have the prefix `relibra:{job}:step:<step>:`. They stay as long as the step:
+Keys of one step have the prefix `relibra:{job}:<epoch>:step:<step>:`. They stay as long as the step:
 
 | key | type | content | size |
 |---|---|---|---|
@@ -40,19 +47,35 @@ Keys of one step have the prefix `relibra:{job}:step:<step>:`. They stay as long
 | `executed` | hash | phase that all ranks have reported -> JSON: the sum of its reports | 1 KiB a phase at 64 ranks |
 | `realised` | hash | the same fields as `reports` -> realised load, int64 `[M, L]` little endian | 8 B a cell, rank |
 
-A step expires once it is not pending and `retained_steps` newer steps have data (`expire_steps`). So the memory of a
-job is bounded by `retained_steps` times the largest step, and Redis needs no eviction. The braces are Redis hash tags:
-all keys of a job live in one slot, so scripts work on a Redis Cluster, and no script touches two jobs.
+A step expires once it is not pending and `retained_steps` newer steps have data (`expire_steps`). So the memory of an
+attempt is bounded by `retained_steps` times the largest step, and Redis needs no eviction. The braces are Redis hash
+tags: all keys of a job live in one slot, so scripts work on a Redis Cluster, and no script touches two jobs.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 SCHEMA = "relibra:schema"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 JOBS = "relibra:jobs"
 TOKENS = "relibra:tokens"
 
+RETAINED_ATTEMPTS = 4
+"""How many attempts of a job keep their data, the current one included."""
+ATTEMPT_KEYS = ("steps", "open", "pending", "plans", "sizes", "crashes", "traces", "version", "floor")
 STEP_KEYS = ("counts", "policies", "schedule", "plan", "failure", "reports", "realised", "executed")
+
+
+class AttemptId(Protocol):
+    """Anything that belongs to one attempt of a job, such as a `JobRecord`, an `Attempt` or a `Lease`."""
+
+    @property
+    def job_id(self) -> str:
+        """The job."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the attempt was given when it began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +85,29 @@ class JobKeys:
     job_id: str
 
     def of(self, name: str) -> str:
-        """Return a key of the job, for example `pending`."""
+        """Return a key of the job, for example `lease`."""
         return f"relibra:{{{self.job_id}}}:{name}"
+
+    def attempt(self, epoch: int) -> "AttemptKeys":
+        """Return the keys of the attempt that has `epoch`."""
+        return AttemptKeys(job=self, epoch=epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptKeys:
+    """The keys of one attempt of a job."""
+
+    job: JobKeys
+    epoch: int
+
+    @classmethod
+    def of_attempt(cls, attempt: AttemptId) -> "AttemptKeys":
+        """Return the keys of an attempt."""
+        return JobKeys(attempt.job_id).attempt(attempt.epoch)
+
+    def of(self, name: str) -> str:
+        """Return one of the attempt's `ATTEMPT_KEYS`, for example `pending`."""
+        return self.job.of(f"{self.epoch:016x}:{name}")
 
     def step(self, step: int, name: str) -> str:
         """Return one of a step's `STEP_KEYS`."""

@@ -2,7 +2,7 @@
 
 from relibra.errors import LostLease
 from relibra.store.connection import Connected, raises_unavailable
-from relibra.store.keys import JobKeys
+from relibra.store.keys import AttemptKeys, JobKeys
 from relibra.store.records import Lease
 
 
@@ -15,12 +15,19 @@ class Leases(Connected):
 
     @raises_unavailable
     async def take_lease(self, job_id: str, lease_s: float) -> Lease | None:
-        """Lease the longest waiting step of a job; return None if nothing waits or another planner has the lease."""
-        keys = JobKeys(job_id)
+        """Lease the longest waiting step of a job's current attempt.
+
+        Returns:
+            The lease; None if nothing waits, another planner has the lease, or another attempt began just now.
+        """
+        current = await self._redis.hget(JobKeys(job_id).of("job"), "epoch")
+        if current is None:
+            return None
+        keys = JobKeys(job_id).attempt(int(current, 16))
         taken = await self._script(
             "take_lease",
-            [*map(keys.of, ("job", "lease", "fence", "pending", "traces"))],
-            [int(lease_s * 1000)],
+            [*map(keys.job.of, ("job", "lease", "fence")), *map(keys.of, ("pending", "traces"))],
+            [int(lease_s * 1000), current],
         )
         if not taken:
             return None
@@ -61,11 +68,12 @@ class Leases(Connected):
         Raises:
             LostLease: the lease had ended; nothing was changed.
         """
-        keys = JobKeys(lease.job_id)
+        keys = AttemptKeys.of_attempt(lease)
         outcome = await self._script(
             "end_solve",
             [
-                *map(keys.of, ("job", "lease", "pending", "open")),
+                *map(keys.job.of, ("job", "lease")),
+                *map(keys.of, ("pending", "open")),
                 keys.step(lease.step, "failure"),
                 keys.of("crashes"),
             ],

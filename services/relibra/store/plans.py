@@ -16,7 +16,7 @@ from relibra.planning.summary import PlanTotals
 from relibra.store.array_codec import PackedArray
 from relibra.store.connection import Connected, raises_unavailable
 from relibra.store.documents import RECORD_FIELDS, decode_plan_record
-from relibra.store.keys import JobKeys
+from relibra.store.keys import AttemptId, AttemptKeys
 from relibra.store.plan_codec import (
     COMMON_FIELDS,
     QUOTA_FIELDS,
@@ -41,15 +41,16 @@ class Plans(Connected):
             plan: a plan that passed `check_plan`.
 
         Raises:
-            StaleEpoch: the job was re-created during the solve; nothing was published.
+            StaleEpoch: another attempt of the job began during the solve; nothing was published.
             LostLease: the lease ended during the solve; nothing was published.
             Conflict: the step has a different plan, which stays.
         """
-        keys, job_id, step, epoch = JobKeys(lease.job_id), lease.job_id, lease.step, lease.epoch
+        keys, job_id, step, epoch = AttemptKeys.of_attempt(lease), lease.job_id, lease.step, lease.epoch
         outcome, *details = await self._script(
             "publish_plan",
             [
-                *map(keys.of, ("job", "lease", "version")),
+                *map(keys.job.of, ("job", "lease")),
+                keys.of("version"),
                 keys.step(step, "plan"),
                 *map(keys.of, ("plans", "pending", "open")),
                 keys.step(step, "failure"),
@@ -80,30 +81,30 @@ class Plans(Connected):
         raise AssertionError(f"publish_plan.lua returned {outcome!r}")
 
     @raises_unavailable
-    async def get_plan(self, job_id: str, step: int, *, with_shares: bool = True) -> Plan:
+    async def get_plan(self, attempt: AttemptId, step: int, *, with_shares: bool = True) -> Plan:
         """Return the plan of a step, decoded in a worker thread.
 
         Args:
-            job_id: the job of the plan.
+            attempt: the attempt of the plan.
             step: the step of the plan.
             with_shares: whether to read the shares too; they are most of a plan's bytes and must not be used otherwise.
 
         Raises:
             NotFound: the step has no plan.
         """
-        key = JobKeys(job_id).step(step, "plan")
+        key = AttemptKeys.of_attempt(attempt).step(step, "plan")
         if with_shares:
             fields = {name.decode(): value for name, value in (await self._redis.hgetall(key)).items()}
         else:
             fields = dict(zip(QUOTA_FIELDS, await self._redis.hmget(key, QUOTA_FIELDS), strict=True))
         if not fields.get("meta"):
-            raise NotFound(f"step {step} of job {job_id!r} has no plan")
+            raise NotFound(f"step {step} of job {attempt.job_id!r} has no plan")
         return await asyncio.to_thread(decode_plan, fields)
 
     @raises_unavailable
-    async def get_plan_id(self, job_id: str, step: int) -> PlanId | None:
+    async def get_plan_id(self, attempt: AttemptId, step: int) -> PlanId | None:
         """Return the id of a step's plan, or None if it has none."""
-        epoch, version = await self._redis.hmget(JobKeys(job_id).step(step, "plan"), "epoch", "version")
+        epoch, version = await self._redis.hmget(AttemptKeys.of_attempt(attempt).step(step, "plan"), "epoch", "version")
         return None if version is None else PlanId(epoch=int(epoch, 16), version=int(version))
 
     @raises_unavailable
@@ -111,7 +112,7 @@ class Plans(Connected):
         """Return the part of a step's plan that ranks fetch, still packed; return None if there is no plan."""
         ranks = range(job.cluster.num_ranks)
         fields = [*RECORD_FIELDS, *COMMON_FIELDS, *map(share_field, ranks), *map(source_field, ranks)]
-        values = await self._redis.hmget(JobKeys(job.job_id).step(step, "plan"), fields)
+        values = await self._redis.hmget(AttemptKeys.of_attempt(job).step(step, "plan"), fields)
         record = decode_plan_record(step, values[: len(RECORD_FIELDS)])
         if record is None:
             return None
@@ -126,53 +127,54 @@ class Plans(Connected):
         )
 
     @raises_unavailable
-    async def get_totals(self, job_id: str, steps: Sequence[int]) -> list[PlanTotals | None]:
+    async def get_totals(self, attempt: AttemptId, steps: Sequence[int]) -> list[PlanTotals | None]:
         """Return the totals of the plans of some steps in one round trip; None for a plan without totals."""
         pipe = self._redis.pipeline(transaction=False)
         for step in steps:
-            pipe.hmget(JobKeys(job_id).step(step, "plan"), TOTALS_FIELDS)
+            pipe.hmget(AttemptKeys.of_attempt(attempt).step(step, "plan"), TOTALS_FIELDS)
         found = await pipe.execute() if steps else []
         return await asyncio.to_thread(lambda: [decode_totals(values) for values in found])
 
     @raises_unavailable
-    async def get_placement(self, job_id: str, step: int) -> NDArray[np.int32]:
+    async def get_placement(self, attempt: AttemptId, step: int) -> NDArray[np.int32]:
         """Return the home ranks `[L, E]` of a planned step.
 
         Raises:
             NotFound: the step has no plan.
         """
-        data = await self._redis.hget(JobKeys(job_id).step(step, "plan"), "home_rank")
+        data = await self._redis.hget(AttemptKeys.of_attempt(attempt).step(step, "plan"), "home_rank")
         if data is None:
-            raise NotFound(f"step {step} of job {job_id!r} has no plan")
+            raise NotFound(f"step {step} of job {attempt.job_id!r} has no plan")
         return PackedArray.from_bytes(data).unpack().astype(np.int32)
 
     @raises_unavailable
-    async def plans_after(self, job_id: str, version: int, *, limit: int = 64) -> list[PlanRecord]:
+    async def plans_after(self, attempt: AttemptId, version: int, *, limit: int = 64) -> list[PlanRecord]:
         """Return up to `limit` plans with a version above `version`, oldest first."""
-        steps = await self._redis.zrangebyscore(JobKeys(job_id).of("plans"), f"({version}", "+inf", start=0, num=limit)
-        return [each for each in await self._records(job_id, [int(step) for step in steps]) if each]
+        key = AttemptKeys.of_attempt(attempt).of("plans")
+        steps = await self._redis.zrangebyscore(key, f"({version}", "+inf", start=0, num=limit)
+        return [each for each in await self._records(attempt, [int(step) for step in steps]) if each]
 
     @raises_unavailable
-    async def latest_plan(self, job_id: str) -> PlanRecord | None:
-        """Return the newest plan of a job, or None if it has none."""
-        steps = await self._redis.zrevrange(JobKeys(job_id).of("plans"), 0, 0)
-        return (await self._records(job_id, [int(steps[0])]))[0] if steps else None
+    async def latest_plan(self, attempt: AttemptId) -> PlanRecord | None:
+        """Return the newest plan of an attempt, or None if it has none."""
+        steps = await self._redis.zrevrange(AttemptKeys.of_attempt(attempt).of("plans"), 0, 0)
+        return (await self._records(attempt, [int(steps[0])]))[0] if steps else None
 
     @raises_unavailable
-    async def plan_before(self, job_id: str, step: int) -> PlanRecord | None:
+    async def plan_before(self, attempt: AttemptId, step: int) -> PlanRecord | None:
         """Return the plan of the last planned step before `step`, or None if there is none."""
-        planned = await self._redis.zrange(JobKeys(job_id).of("plans"), 0, -1)
+        planned = await self._redis.zrange(AttemptKeys.of_attempt(attempt).of("plans"), 0, -1)
         earlier = max((each for each in map(int, planned) if each < step), default=None)
-        return None if earlier is None else (await self._records(job_id, [earlier]))[0]
+        return None if earlier is None else (await self._records(attempt, [earlier]))[0]
 
     @raises_unavailable
-    async def num_planned_steps(self, job_id: str) -> int:
-        """Return how many steps were planned in this epoch, including expired ones."""
-        return int(await self._redis.get(JobKeys(job_id).of("version")) or 0)
+    async def num_planned_steps(self, attempt: AttemptId) -> int:
+        """Return how many steps were planned in this attempt, including expired ones."""
+        return int(await self._redis.get(AttemptKeys.of_attempt(attempt).of("version")) or 0)
 
-    async def _records(self, job_id: str, steps: list[int]) -> list[PlanRecord | None]:
+    async def _records(self, attempt: AttemptId, steps: list[int]) -> list[PlanRecord | None]:
         pipe = self._redis.pipeline(transaction=False)
         for step in steps:
-            pipe.hmget(JobKeys(job_id).step(step, "plan"), RECORD_FIELDS)
+            pipe.hmget(AttemptKeys.of_attempt(attempt).step(step, "plan"), RECORD_FIELDS)
         found = await pipe.execute() if steps else []
         return [decode_plan_record(step, values) for step, values in zip(steps, found, strict=True)]

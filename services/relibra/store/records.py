@@ -17,22 +17,66 @@ from relibra.store.plan_codec import encode_plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """A registered job."""
+    """A registered job, as its current attempt registered it."""
 
     job_id: str
     epoch: int
+    """The epoch of the current attempt."""
     registered_at: float
-    """Unix time in seconds."""
+    """When the current attempt began, Unix time in seconds."""
+    model: Model
+    cluster: Cluster
+    params: PlanParams
+    number: int = 1
+    """The number of the current attempt, for people."""
+    owner: str = ""
+    """`<host>:<pid>` of the process that registered the attempt; empty if it did not say."""
+    token_hash: str = ""
+    """`Launch.token_hash` of the launch that began the attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One launch of a job's training; its sequences, schedules, plans and reports are kept under its epoch."""
+
+    job_id: str
+    epoch: int
+    number: int
+    """1, 2, 3, ... within the job, for people."""
+    owner: str
+    """`<host>:<pid>` of the process that registered the attempt; empty if it did not say."""
+    token_hash: str
+    """`Launch.token_hash` of the launch that began the attempt."""
+    began_at: float
+    ended_at: float | None
+    """Unix times in seconds; the current attempt has no end."""
     model: Model
     cluster: Cluster
     params: PlanParams
 
+    @property
+    def record(self) -> JobRecord:
+        """The job as this attempt registered it."""
+        return JobRecord(
+            job_id=self.job_id,
+            epoch=self.epoch,
+            registered_at=self.began_at,
+            model=self.model,
+            cluster=self.cluster,
+            params=self.params,
+            number=self.number,
+            owner=self.owner,
+            token_hash=self.token_hash,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceCounts:
-    """The counts of one sequence, which the store keeps under (job, step, sequence id)."""
+    """The counts of one sequence, which the store keeps under (job, attempt, step, sequence id)."""
 
     job_id: str
+    epoch: int = 0
+    """The attempt that the sequence belongs to; 0 means the current attempt."""
     step: int
     sequence_id: str
     counts_LE: NDArray[np.unsignedinteger]

@@ -5,18 +5,19 @@ from collections.abc import Iterable, Sequence
 
 from relibra.planning import ExecutionReport
 from relibra.planning.execution import Execution, executions
-from relibra.store.connection import Connected, raises_unavailable
+from relibra.store.attempts import Attempts
+from relibra.store.connection import raises_unavailable
 from relibra.store.documents import (
     decode_execution_report,
     decode_execution_sum,
     encode_execution_report,
     encode_execution_sum,
 )
-from relibra.store.keys import JobKeys
+from relibra.store.keys import AttemptId, AttemptKeys
 from relibra.store.records import JobRecord
 
 
-class Reports(Connected):
+class Reports(Attempts):
     """Execution reports, one per rank and phase, and their sums."""
 
     @raises_unavailable
@@ -25,24 +26,30 @@ class Reports(Connected):
 
         The report that completes a phase also makes its sum, so that readers need not read the loads of all ranks to
         say how the step went. A report for an unknown or expired step is dropped, because it would never expire.
+
+        Raises:
+            StaleEpoch: the attempt of `job` is over.
         """
-        keys, step = JobKeys(job.job_id), report.step
+        keys, step = AttemptKeys.of_attempt(job), report.step
         fields = await self._script(
             "put_report",
-            [keys.of("steps"), keys.step(step, "reports"), keys.step(step, "realised")],
+            [keys.job.of("job"), keys.of("steps"), keys.step(step, "reports"), keys.step(step, "realised")],
             [
+                f"{job.epoch:016x}",
                 step,
                 f"{report.phase}/{report.ep_group}/{report.ep_rank}",
                 encode_execution_report(report),
                 report.realised_load_ML.astype("<i8").tobytes(),
             ],
         )
+        if fields is None:
+            raise await self.over(job.job_id, job.epoch)
         of_phase = [each for each in fields if each.startswith(f"{report.phase}/".encode())]
         if len(of_phase) == job.cluster.num_ep_groups * job.cluster.num_ranks:
             await self._sum_up(job, step, of_phase)
 
     async def _sum_up(self, job: JobRecord, step: int, fields: Sequence[bytes]) -> None:
-        keys = JobKeys(job.job_id)
+        keys = AttemptKeys.of_attempt(job)
         pipe = self._redis.pipeline(transaction=False)
         pipe.hmget(keys.step(step, "reports"), fields)
         pipe.hmget(keys.step(step, "realised"), fields)
@@ -57,14 +64,14 @@ class Reports(Connected):
         execution = await asyncio.to_thread(sum_up)
         await self._script(
             "put_execution",
-            [keys.of("steps"), keys.step(step, "executed")],
-            [step, execution.phase, encode_execution_sum(execution)],
+            [keys.job.of("job"), keys.of("steps"), keys.step(step, "executed")],
+            [f"{job.epoch:016x}", step, execution.phase, encode_execution_sum(execution)],
         )
 
     @raises_unavailable
-    async def get_reports(self, job_id: str, step: int) -> list[ExecutionReport]:
+    async def get_reports(self, attempt: AttemptId, step: int) -> list[ExecutionReport]:
         """Return the reports of a step, sorted by phase, EP group and rank."""
-        keys = JobKeys(job_id)
+        keys = AttemptKeys.of_attempt(attempt)
         pipe = self._redis.pipeline(transaction=False)
         pipe.hgetall(keys.step(step, "reports"))
         pipe.hgetall(keys.step(step, "realised"))
@@ -76,18 +83,18 @@ class Reports(Connected):
         return sorted(reports, key=lambda each: (each.phase, each.ep_group, each.ep_rank))
 
     @raises_unavailable
-    async def num_reports(self, job_id: str, steps: Iterable[int]) -> list[int]:
+    async def num_reports(self, attempt: AttemptId, steps: Iterable[int]) -> list[int]:
         """Return how many reports each of some steps has, in one round trip."""
         pipe = self._redis.pipeline(transaction=False)
         for step in steps:
-            pipe.hlen(JobKeys(job_id).step(step, "reports"))
+            pipe.hlen(AttemptKeys.of_attempt(attempt).step(step, "reports"))
         return [int(number) for number in await pipe.execute()] if len(pipe) else []
 
     @raises_unavailable
-    async def get_executions(self, job_id: str, steps: Iterable[int]) -> list[list[Execution]]:
+    async def get_executions(self, attempt: AttemptId, steps: Iterable[int]) -> list[list[Execution]]:
         """Return, for each of some steps, the phases that all ranks have reported, in the order of execution."""
         pipe = self._redis.pipeline(transaction=False)
         for step in steps:
-            pipe.hvals(JobKeys(job_id).step(step, "executed"))
+            pipe.hvals(AttemptKeys.of_attempt(attempt).step(step, "executed"))
         found = await pipe.execute() if len(pipe) else []
         return [sorted(map(decode_execution_sum, values), key=lambda each: each.phase) for values in found]

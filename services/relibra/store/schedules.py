@@ -3,16 +3,17 @@
 import time
 from collections.abc import Sequence
 
-from relibra.errors import Conflict, LimitExceeded, NotFound, StaleEpoch
+from relibra.errors import Conflict, LimitExceeded, NotFound
 from relibra.planning import Schedule
 from relibra.planning.plan import Basis
-from relibra.store.connection import Connected, raises_unavailable
+from relibra.store.attempts import Attempts
+from relibra.store.connection import raises_unavailable
 from relibra.store.documents import decode_schedule, encode_schedule
-from relibra.store.keys import JOBS, JobKeys
+from relibra.store.keys import JOBS, AttemptId, AttemptKeys, JobKeys
 from relibra.store.records import DEFAULT_LIMITS, JobRecord, PendingStep, StoreLimits
 
 
-class Schedules(Connected):
+class Schedules(Attempts):
     """The schedules that trainer drivers submitted."""
 
     @raises_unavailable
@@ -30,14 +31,14 @@ class Schedules(Connected):
 
         Raises:
             Conflict: the step has another schedule, or has expired.
-            StaleEpoch: the job was re-created since `job` was read.
+            StaleEpoch: the attempt of `job` is over.
             LimitExceeded: too many steps of the job are pending.
         """
-        keys, job_id = JobKeys(job.job_id), job.job_id
+        keys, job_id = AttemptKeys.of_attempt(job), job.job_id
         outcome = await self._script(
             "put_schedule",
             [
-                keys.of("job"),
+                keys.job.of("job"),
                 keys.step(step, "schedule"),
                 *map(keys.of, ("pending", "steps", "open", "floor", "traces")),
             ],
@@ -53,11 +54,14 @@ class Schedules(Connected):
         )
         match outcome:
             case b"other":
-                raise Conflict(f"step {step} of job {job_id!r} has another schedule; the first schedule stays")
+                raise Conflict(
+                    f"step {step} of job {job_id!r} has another schedule; the first schedule stays. A training that "
+                    f"goes back to step {step} first calls PlannerClient.rollback"
+                )
             case b"expired":
                 raise Conflict(f"step {step} of job {job_id!r} has expired: newer steps replaced it")
             case b"stale_epoch":
-                raise StaleEpoch(f"job {job_id!r} was re-created; register it again")
+                raise await self.over(job_id, job.epoch)
             case b"full":
                 raise LimitExceeded(
                     f"{limits.max_open_steps} steps of job {job_id!r} wait for their plans already (max_open_steps); "
@@ -65,28 +69,30 @@ class Schedules(Connected):
                 )
 
     @raises_unavailable
-    async def get_schedule(self, job_id: str, step: int) -> tuple[list[str], Schedule, Basis]:
+    async def get_schedule(self, attempt: AttemptId, step: int) -> tuple[list[str], Schedule, Basis]:
         """Return the sequence ids, the schedule and the basis of a step.
 
         Raises:
             NotFound: the step has no schedule.
         """
-        basis, document = await self._redis.hmget(JobKeys(job_id).step(step, "schedule"), "basis", "document")
+        basis, document = await self._redis.hmget(
+            AttemptKeys.of_attempt(attempt).step(step, "schedule"), "basis", "document"
+        )
         if document is None:
-            raise NotFound(f"step {step} of job {job_id!r} has no schedule")
+            raise NotFound(f"step {step} of job {attempt.job_id!r} has no schedule")
         sequence_ids, schedule = decode_schedule(document)
         return sequence_ids, schedule, Basis(basis.decode())
 
     @raises_unavailable
     async def pending_steps(self) -> list[PendingStep]:
-        """Return the pending steps of all jobs; the step that waits longest comes first."""
-        job_ids = sorted(each.decode() for each in await self._redis.smembers(JOBS))
+        """Return the pending steps of the current attempts of all jobs; the step that waits longest comes first."""
+        epochs = await self.current_epochs(each.decode() for each in await self._redis.smembers(JOBS))
         pipe = self._redis.pipeline(transaction=False)
-        for job_id in job_ids:
-            pipe.zrange(JobKeys(job_id).of("pending"), 0, -1, withscores=True)
+        for job_id, epoch in epochs.items():
+            pipe.zrange(JobKeys(job_id).attempt(epoch).of("pending"), 0, -1, withscores=True)
         found = [
             PendingStep(job_id=job_id, step=int(step), submitted_at=submitted_at)
-            for job_id, steps in zip(job_ids, await pipe.execute() if job_ids else [], strict=True)
+            for job_id, steps in zip(epochs, await pipe.execute() if epochs else [], strict=True)
             for step, submitted_at in steps
         ]
         return sorted(found, key=lambda each: (each.submitted_at, each.job_id, each.step))

@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from relibra.errors import Conflict, LimitExceeded, NotFound, RelibraError, UnknownJob
 from relibra.planning.plan import Basis
-from relibra.store.connection import Connected, raises_unavailable
-from relibra.store.keys import JobKeys
+from relibra.store.attempts import Attempts
+from relibra.store.connection import raises_unavailable
+from relibra.store.keys import AttemptId, AttemptKeys, JobKeys
 from relibra.store.records import DEFAULT_LIMITS, JobRecord, SequenceCounts, StoreLimits
 
 _SEQUENCES_PER_READ = 256
 
 
-class Sequences(Connected):
+class Sequences(Attempts):
     """The counts that rollout workers reported."""
 
     @raises_unavailable
@@ -35,23 +36,31 @@ class Sequences(Connected):
 
         Returns:
             One entry per sequence: None if it is kept, now or before; `Conflict` if other counts are kept, the step has
-            expired, or the step has a schedule and its plan needed the reports; `LimitExceeded`; `UnknownJob`.
+            expired, or the step has a schedule and its plan needed the reports; `StaleEpoch` if the attempt is over;
+            `LimitExceeded`; `UnknownJob`.
         """
-        steps: dict[tuple[str, int], list[int]] = {}
+        epochs = await self.current_epochs(each.job_id for each in sequences if not each.epoch)
+        steps: dict[tuple[str, int, int], list[int]] = {}
         for index, each in enumerate(sequences):
-            steps.setdefault((each.job_id, each.step), []).append(index)
+            steps.setdefault((each.job_id, each.epoch or epochs.get(each.job_id, 0), each.step), []).append(index)
         outcomes: list[RelibraError | None] = [None] * len(sequences)
         # A batch nearly always belongs to one step of one job; then this loop makes one call.
-        for (job_id, step), indices in steps.items():
-            keys = JobKeys(job_id)
-            arguments: list[object] = [step, limits.max_step_size_bytes, limits.max_open_steps, Basis.PREVIOUS_STEPS]
+        for (job_id, epoch, step), indices in steps.items():
+            keys = JobKeys(job_id).attempt(epoch)
+            arguments: list[object] = [
+                f"{epoch:016x}",
+                step,
+                limits.max_step_size_bytes,
+                limits.max_open_steps,
+                Basis.PREVIOUS_STEPS,
+            ]
             for index in indices:
                 each = sequences[index]
                 arguments += [each.sequence_id, _to_bytes(each.counts_LE), each.policies]
             words = await self._script(
                 "put_sequences",
                 [
-                    keys.of("job"),
+                    keys.job.of("job"),
                     keys.step(step, "counts"),
                     keys.step(step, "schedule"),
                     *map(keys.of, ("steps", "open", "floor", "sizes")),
@@ -61,12 +70,16 @@ class Sequences(Connected):
             )
             for index, word in zip(indices, words, strict=True):
                 outcomes[index] = _refusal(word, sequences[index], limits)
+            if b"stale_epoch" in words:
+                stale = await self.over(job_id, epoch)
+                for index in indices:
+                    outcomes[index] = stale
         return outcomes
 
     @raises_unavailable
-    async def reported_sequences(self, job_id: str, step: int) -> set[str]:
+    async def reported_sequences(self, attempt: AttemptId, step: int) -> set[str]:
         """Return the ids of the sequences whose counts are kept."""
-        return {each.decode() for each in await self._redis.hkeys(JobKeys(job_id).step(step, "counts"))}
+        return {each.decode() for each in await self._redis.hkeys(AttemptKeys.of_attempt(attempt).step(step, "counts"))}
 
     @raises_unavailable
     async def get_counts(self, job: JobRecord, step: int, sequence_ids: Sequence[str]) -> NDArray[np.uint32]:
@@ -77,7 +90,7 @@ class Sequences(Connected):
         """
         shape = (job.model.num_layers, job.model.num_experts)
         counts_SLE = np.empty((len(sequence_ids), *shape), dtype=np.uint32)
-        key = JobKeys(job.job_id).step(step, "counts")
+        key = AttemptKeys.of_attempt(job).step(step, "counts")
         for start in range(0, len(sequence_ids), _SEQUENCES_PER_READ):
             wanted = sequence_ids[start : start + _SEQUENCES_PER_READ]
             for index, data in enumerate(await self._redis.hmget(key, wanted)):
@@ -91,7 +104,7 @@ class Sequences(Connected):
         """Return the sum of the counts of all sequences reported for a step so far, int64 `[L, E]`."""
         shape = (job.model.num_layers, job.model.num_experts)
         total_LE = np.zeros(shape, dtype=np.int64)
-        key = JobKeys(job.job_id).step(step, "counts")
+        key = AttemptKeys.of_attempt(job).step(step, "counts")
         sequence_ids = await self._redis.hkeys(key)
         for start in range(0, len(sequence_ids), _SEQUENCES_PER_READ):
             for data in await self._redis.hmget(key, sequence_ids[start : start + _SEQUENCES_PER_READ]):
@@ -110,11 +123,14 @@ def _from_bytes(data: bytes, shape: tuple[int, int]) -> NDArray[np.unsignedinteg
 
 
 def _refusal(word: bytes, sequence: SequenceCounts, limits: StoreLimits) -> RelibraError | None:
-    if word in (b"kept", b"same"):
+    if word in (b"kept", b"same", b"stale_epoch"):
         return None
     name, step, job_id = f"sequence {sequence.sequence_id!r}", sequence.step, sequence.job_id
     return {
-        b"other": Conflict(f"{name} of step {step} was reported with other counts before; the first counts stay"),
+        b"other": Conflict(
+            f"{name} of step {step} was reported with other counts before; the first counts stay. A training that goes "
+            f"back to step {step} first calls PlannerClient.rollback"
+        ),
         b"late": Conflict(f"{name} is late: step {step} has its schedule; report it for the step that trains on it"),
         b"expired": Conflict(f"{name} is late: step {step} of job {job_id!r} has expired"),
         b"unknown": UnknownJob(f"job {job_id!r} is not registered; register it first"),

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from relibra.errors import NotFound
 from relibra.store.connection import Connected, raises_unavailable
 from relibra.store.documents import RECORD_FIELDS, decode_plan_record
-from relibra.store.keys import STEP_KEYS, JobKeys
-from relibra.store.records import JobRecord, Lease, StepRecord
+from relibra.store.keys import STEP_KEYS, AttemptId, AttemptKeys
+from relibra.store.records import StepRecord
 
 _ANSWERS_PER_STEP = 5
 _STEPS_PER_SCRIPT = 256
@@ -16,24 +16,25 @@ class Steps(Connected):
     """The steps of a job, from their first sequence until they expire."""
 
     @raises_unavailable
-    async def list_steps(self, job_id: str, *, limit: int = 100, before: int | None = None) -> list[StepRecord]:
+    async def list_steps(self, attempt: AttemptId, *, limit: int = 100, before: int | None = None) -> list[StepRecord]:
         """Return the last `limit` steps that have data, newest first; only steps below `before` if it is given."""
         highest = "+inf" if before is None else f"({before}"
-        steps = await self._redis.zrevrangebyscore(JobKeys(job_id).of("steps"), highest, "-inf", start=0, num=limit)
-        return await self.get_steps(job_id, map(int, steps))
+        key = AttemptKeys.of_attempt(attempt).of("steps")
+        steps = await self._redis.zrevrangebyscore(key, highest, "-inf", start=0, num=limit)
+        return await self.get_steps(attempt, map(int, steps))
 
-    async def get_step(self, job_id: str, step: int) -> StepRecord:
+    async def get_step(self, attempt: AttemptId, step: int) -> StepRecord:
         """Return the state of one step; a step without any data is a step with no sequences."""
-        return (await self.get_steps(job_id, [step]))[0]
+        return (await self.get_steps(attempt, [step]))[0]
 
     @raises_unavailable
-    async def find_step(self, job_id: str, step: int) -> StepRecord:
+    async def find_step(self, attempt: AttemptId, step: int) -> StepRecord:
         """Return the state of a step that has data.
 
         Raises:
             NotFound: the step has expired, or nobody reported anything for it; the text says which.
         """
-        keys = JobKeys(job_id)
+        keys = AttemptKeys.of_attempt(attempt)
         pipe = self._redis.pipeline(transaction=False)
         pipe.zscore(keys.of("steps"), str(step))
         pipe.get(keys.of("floor"))
@@ -41,16 +42,17 @@ class Steps(Connected):
         pipe.zrange(keys.of("steps"), -1, -1)
         score, floor, oldest, newest = await pipe.execute()
         if score is not None:
-            return await self.get_step(job_id, step)
+            return await self.get_step(attempt, step)
         kept = f"steps {int(oldest[0])} to {int(newest[0])} are kept" if newest else "none of its steps is kept"
         if step < int(floor or 0):
-            raise NotFound(f"step {step} of job {job_id!r} has expired: {kept} (retained_steps)")
-        raise NotFound(f"job {job_id!r} has no step {step}: {kept if newest else 'nothing has been reported yet'}")
+            raise NotFound(f"step {step} of job {attempt.job_id!r} has expired: {kept} (retained_steps)")
+        why = kept if newest else "nothing has been reported yet"
+        raise NotFound(f"job {attempt.job_id!r} has no step {step}: {why}")
 
     @raises_unavailable
-    async def get_steps(self, job_id: str, steps: Iterable[int]) -> list[StepRecord]:
+    async def get_steps(self, attempt: AttemptId, steps: Iterable[int]) -> list[StepRecord]:
         """Return the states of some steps in one round trip."""
-        keys, numbers = JobKeys(job_id), list(steps)
+        keys, numbers = AttemptKeys.of_attempt(attempt), list(steps)
         pipe = self._redis.pipeline(transaction=False)
         for step in numbers:
             pipe.hlen(keys.step(step, "counts"))
@@ -79,20 +81,21 @@ class Steps(Connected):
         return records
 
     @raises_unavailable
-    async def expire_steps(self, incarnation: JobRecord | Lease, retained_steps: int) -> None:
-        """Remove all but the `retained_steps` newest steps of a job; pending steps stay.
+    async def expire_steps(self, attempt: AttemptId, retained_steps: int) -> None:
+        """Remove all but the `retained_steps` newest steps of an attempt; pending steps stay.
 
-        If the job was re-created since `incarnation` was read, this does nothing.
+        If the attempt is over, this does nothing.
         """
-        keys = JobKeys(incarnation.job_id)
+        keys = AttemptKeys.of_attempt(attempt)
         old = [int(step) for step in await self._redis.zrange(keys.of("steps"), 0, -retained_steps - 1)]
         for start in range(0, len(old), _STEPS_PER_SCRIPT):
             steps = old[start : start + _STEPS_PER_SCRIPT]
             await self._script(
                 "expire_steps",
                 [
-                    *map(keys.of, ("job", "floor", "pending", "steps", "open", "plans", "sizes", "crashes", "traces")),
+                    keys.job.of("job"),
+                    *map(keys.of, ("floor", "pending", "steps", "open", "plans", "sizes", "crashes", "traces")),
                     *(keys.step(step, name) for step in steps for name in STEP_KEYS),
                 ],
-                [f"{incarnation.epoch:016x}", *steps],
+                [f"{attempt.epoch:016x}", *steps],
             )

@@ -75,7 +75,8 @@ class Driver:
         """Return the reports of the ranks, by step."""
         with Loop() as run:
             store = Store.open(self._redis_url)
-            reports = [run(store.get_reports(JOB, step)) for step in range(num_steps)]
+            job = run(store.get_job(JOB))
+            reports = [run(store.get_reports(job, step)) for step in range(num_steps)]
             run(store.close())
         return [
             [

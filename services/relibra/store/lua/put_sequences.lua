@@ -1,41 +1,47 @@
 -- Keep the counts of some sequences of one step, each once.
 --
 -- KEYS  1 job   2 counts   3 schedule   4 steps   5 open   6 floor   7 sizes   8 policies
--- ARGV  1 step   2 limit on bytes of the step   3 limit on open steps   4 the basis that needs no reports of the step
---       5... sequence id, counts (opaque), policy versions ('' if unknown), for every sequence
+-- ARGV  1 epoch (hex) of the attempt   2 step   3 limit on bytes of the step   4 limit on open steps
+--       5 the basis that needs no reports of the step
+--       6... sequence id, counts (opaque), policy versions ('' if unknown), for every sequence
 -- Returns one word per sequence:
 --   'kept'     the counts are stored now
 --   'same'     these very counts were stored before
 --   'other'    different counts were stored before, and stay
---   'late'     the step has its schedule, and its plan needed the reports (its basis is not ARGV 4)
+--   'late'     the step has its schedule, and its plan needed the reports (its basis is not ARGV 5)
 --   'expired'  the step has expired
 --   'large'    the counts exceed the limit on bytes of the step
 --   'busy'     the step would be one open step too many
 --   'unknown'  the job is not registered
+--   'stale_epoch'  another attempt of the job is the current one; nothing of this one is written any more
 
-local step = ARGV[1]
+local step = ARGV[2]
 local basis = redis.call('HGET', KEYS[3], 'basis')
 local refusal = nil
 if redis.call('EXISTS', KEYS[1]) == 0 then
   refusal = 'unknown'
+elseif redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] then
+  refusal = 'stale_epoch'
 elseif tonumber(step) < tonumber(redis.call('GET', KEYS[6]) or '0') then
   refusal = 'expired'
-elseif basis and basis ~= ARGV[4] then
+elseif basis and basis ~= ARGV[5] then
   refusal = 'late'
-elseif not basis and not redis.call('ZSCORE', KEYS[5], step) and redis.call('ZCARD', KEYS[5]) >= tonumber(ARGV[3]) then
+elseif not basis and not redis.call('ZSCORE', KEYS[5], step) and redis.call('ZCARD', KEYS[5]) >= tonumber(ARGV[4]) then
   refusal = 'busy'
 end
 
 local size = tonumber(redis.call('HGET', KEYS[7], step) or '0')
 local outcomes, added = {}, 0
-for index = 5, #ARGV, 3 do
+for index = 6, #ARGV, 3 do
   local kept = redis.call('HGET', KEYS[2], ARGV[index])
   local outcome
-  if kept then
+  if refusal == 'stale_epoch' then
+    outcome = refusal
+  elseif kept then
     outcome = kept == ARGV[index + 1] and 'same' or 'other'
   elseif refusal then
     outcome = refusal
-  elseif size + added + #ARGV[index + 1] > tonumber(ARGV[2]) then
+  elseif size + added + #ARGV[index + 1] > tonumber(ARGV[3]) then
     outcome = 'large'
   else
     outcome = 'kept'

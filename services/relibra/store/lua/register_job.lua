@@ -1,20 +1,51 @@
--- Register a job once, in an epoch above all earlier ones (S4).
+-- Register a job: begin an attempt, confirm the current one, or refuse, in an epoch above all earlier ones (S4).
 --
--- KEYS  1 job   2 epoch
--- ARGV  1 shape (JSON)   2 now (Unix time)   3 the last epoch that the caller knows
--- Returns 'new' or 'known'; the first registration stays in both cases.
+-- KEYS  1 job   2 epoch   3 attempts   4 lease
+-- ARGV  1 shape (JSON)   2 now (Unix time)   3 the last epoch that the caller knows   4 hash of the token, '' without one
+--       5 owner   6 launch   7 restart   8 how long the current attempt must be silent before another may begin, in ms
+-- Returns {word, how long the current attempt has been silent in ms}, where word is
+--   'new'        an attempt began
+--   'confirmed'  the caller belongs to the current attempt, whose shape is ARGV 1
+--   'other'      the caller belongs to the current attempt, which has another shape; nothing was changed
+--   'running'    another attempt is alive; nothing was changed
 --
 -- While this Redis keeps its data, epochs rise by counting, whatever the clocks do. After Redis has lost its data, the
 -- next epoch is above the caller's; if the caller has lost its epoch too, the clock of Redis decides. All epochs stay
 -- below 2^53, where the doubles of Lua are exact, until the year 2255.
 
-if redis.call('EXISTS', KEYS[1]) == 1 then
-  return 'known'
-end
 local now = redis.call('TIME')
+local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
+local current = redis.call('HMGET', KEYS[1], 'shape', 'token', 'launch', 'restart', 'seen_at', 'number')
+if current[1] then
+  -- A clock that was set back must not keep a dead attempt alive.
+  local silent_ms = math.abs(now_ms - tonumber(current[5]))
+  local is_same_launch = ARGV[6] ~= '' and ARGV[6] == current[3]
+  local is_restarted = is_same_launch and tonumber(ARGV[7]) > tonumber(current[4])
+  local is_member = ARGV[4] == '' or ARGV[4] == current[2] or (is_same_launch and ARGV[7] == current[4])
+  if is_member and not is_restarted then
+    if current[1] ~= ARGV[1] then
+      return {'other', silent_ms}
+    end
+    if ARGV[4] ~= '' then
+      redis.call('HSET', KEYS[1], 'seen_at', string.format('%.0f', now_ms))
+    end
+    return {'confirmed', silent_ms}
+  end
+  if not is_restarted and silent_ms < tonumber(ARGV[8]) then
+    return {'running', silent_ms}
+  end
+end
+
 local last = math.max(tonumber(redis.call('GET', KEYS[2]) or '0'), tonumber(ARGV[3]))
 local epoch = math.max(last + 1, now[1] * 1000000 + now[2])
+local name = string.format('%08x%08x', math.floor(epoch / 2^32), epoch % 2^32)
+local number = string.format('%d', (current[6] or 0) + 1)
 redis.call('SET', KEYS[2], string.format('%.0f', epoch))
-redis.call('HSET', KEYS[1], 'epoch', string.format('%08x%08x', math.floor(epoch / 2^32), epoch % 2^32),
-  'registered_at', ARGV[2], 'shape', ARGV[1])
-return 'new'
+redis.call('HSET', KEYS[1], 'epoch', name, 'registered_at', ARGV[2], 'shape', ARGV[1], 'number', number,
+  'token', ARGV[4], 'owner', ARGV[5], 'launch', ARGV[6], 'restart', ARGV[7],
+  'seen_at', string.format('%.0f', now_ms))
+redis.call('HSET', KEYS[3], name,
+  cjson.encode({number = number, token = ARGV[4], owner = ARGV[5], began_at = ARGV[2], shape = ARGV[1]}))
+-- A solve of the attempt before can no longer publish; the first step of this one need not wait for its lease to end.
+redis.call('DEL', KEYS[4])
+return {'new', 0}

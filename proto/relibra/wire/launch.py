@@ -1,0 +1,71 @@
+"""Which launch of a training this process belongs to, as far as the process can tell.
+
+A launcher that starts its workers again says so in their environment, so that the new workers need not wait until the
+planner is sure that the old ones are gone. Every launcher that is not known here costs that wait, and nothing else.
+"""
+
+import os
+import socket
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from relibra.planning.launch import Launch
+
+ATTEMPT_VARIABLE = "RELIBRA_ATTEMPT"
+"""Names the launch for all of its processes, trainers and rollout workers; it must differ from launch to launch."""
+_TOKEN = uuid.uuid4().hex
+
+
+def this_launch(token: str | None = None) -> Launch:
+    """Return the launch of this process.
+
+    Args:
+        token: the token of the launch; by default `RELIBRA_ATTEMPT`, and without it a random one for this process.
+    """
+    return launch_of(
+        os.environ, token=token, host=socket.gethostname(), pid=os.getpid(), parent=_parent(), random_token=_TOKEN
+    )
+
+
+def launch_of(
+    environment: Mapping[str, str], *, token: str | None, host: str, pid: int, parent: str, random_token: str
+) -> Launch:
+    """Return the launch of a process with this environment.
+
+    Args:
+        environment: its environment variables.
+        token: the token that the caller chose, if any.
+        host: its host name.
+        pid: its process id.
+        parent: tells its parent process from every other process that ever ran on the host.
+        random_token: the token if the environment has none.
+    """
+    launcher, restart = "", "0"
+    if "TORCHELASTIC_RESTART_COUNT" in environment:
+        # The run id alone does not do: people start torchrun again and again under one run id.
+        launcher = f"torchelastic {environment.get('TORCHELASTIC_RUN_ID', '')} {host} {parent}"
+        restart = environment["TORCHELASTIC_RESTART_COUNT"]
+    elif "SLURM_JOB_ID" in environment and "SLURM_STEP_ID" in environment:
+        launcher = f"slurm {environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
+        restart = environment.get("SLURM_RESTART_COUNT", "0")
+    elif "RAY_JOB_ID" in environment and "MASTER_PORT" in environment:
+        # Job ids of Ray begin anew with every cluster; frameworks draw a free port for each process group.
+        address = f"{environment.get('MASTER_ADDR', '')}:{environment['MASTER_PORT']}"
+        launcher = f"ray {environment['RAY_JOB_ID']} {address}"
+    return Launch(
+        token=token or environment.get(ATTEMPT_VARIABLE) or random_token,
+        owner=f"{host}:{pid}",
+        launch=launcher,
+        restart=int(restart) if restart.isdecimal() else 0,
+    )
+
+
+def _parent() -> str:
+    """Return the parent's process id and start time; process ids alone are used again."""
+    parent = os.getppid()
+    try:
+        started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        started = "?"
+    return f"{parent} {started}"

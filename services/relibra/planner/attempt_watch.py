@@ -1,0 +1,47 @@
+"""Which attempt a call belongs to, and that the attempt is alive."""
+
+import time
+
+from relibra.store import JobRecord, Store
+
+SEEN_INTERVAL_S = 1.0
+"""How often this planner notes in the store that an attempt is alive."""
+
+
+class AttemptWatch:
+    """Reads the job of a call, refuses calls of attempts that are over, and notes who is alive.
+
+    Only calls of a trainer that name their attempt show that the attempt is alive. Rollout workers often outlive the
+    trainer, and a process that does not name its attempt may belong to a launch that waits for its turn.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._seen_at: dict[str, tuple[int, float]] = {}
+
+    async def job(self, job_id: str, epoch: int) -> JobRecord:
+        """Return the job of a trainer's call.
+
+        Args:
+            job_id: the job.
+            epoch: the attempt that the caller belongs to; 0 if it did not say, which means the current attempt.
+
+        Raises:
+            UnknownJob: the job was never registered.
+            StaleEpoch: the caller's attempt is over.
+        """
+        job = await self._store.get_job(job_id)
+        if epoch:
+            if epoch != job.epoch:
+                raise await self._store.over(job_id, epoch)
+            await self.see(job_id, epoch)
+        return job
+
+    async def see(self, job_id: str, epoch: int) -> None:
+        """Note that an attempt is alive, unless this planner noted it less than `SEEN_INTERVAL_S` ago."""
+        now = time.monotonic()
+        seen_epoch, seen_at = self._seen_at.get(job_id, (0, 0.0))
+        if seen_epoch == epoch and now - seen_at < SEEN_INTERVAL_S:
+            return
+        self._seen_at[job_id] = epoch, now
+        await self._store.see(job_id, epoch)

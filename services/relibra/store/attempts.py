@@ -1,0 +1,70 @@
+"""The attempts of a job: each launch of its training is one."""
+
+import time
+from collections.abc import Iterable
+
+from relibra.errors import StaleEpoch
+from relibra.store.connection import Connected, raises_unavailable
+from relibra.store.documents import decode_attempts
+from relibra.store.keys import ATTEMPT_KEYS, RETAINED_ATTEMPTS, STEP_KEYS, AttemptId, JobKeys
+from relibra.store.records import Attempt
+
+_KEYS_PER_CALL = 1024
+
+
+class Attempts(Connected):
+    """Which attempts a job had, which of them is current, and when it was last heard."""
+
+    @raises_unavailable
+    async def list_attempts(self, job_id: str) -> list[Attempt]:
+        """Return the attempts of a job whose data is kept, newest first; none if the job was never registered."""
+        return decode_attempts(job_id, await self._redis.hgetall(JobKeys(job_id).of("attempts")))
+
+    @raises_unavailable
+    async def current_epochs(self, job_ids: Iterable[str]) -> dict[str, int]:
+        """Return the epoch of the current attempt of each registered job, by job id in sorted order."""
+        ids = sorted(set(job_ids))
+        pipe = self._redis.pipeline(transaction=False)
+        for job_id in ids:
+            pipe.hget(JobKeys(job_id).of("job"), "epoch")
+        found = await pipe.execute() if ids else []
+        return {job_id: int(epoch, 16) for job_id, epoch in zip(ids, found, strict=True) if epoch}
+
+    @raises_unavailable
+    async def see(self, job_id: str, epoch: int) -> None:
+        """Note that an attempt is alive; this does nothing if it is over."""
+        await self._script("see_attempt", [JobKeys(job_id).of("job")], [f"{epoch:016x}"])
+
+    async def over(self, job_id: str, epoch: int) -> StaleEpoch:
+        """Return the error for a caller of an attempt that is over."""
+        attempts = await self.list_attempts(job_id)
+        if not attempts:
+            return StaleEpoch(f"job {job_id!r} was removed; register it again")
+        current = attempts[0]
+        number = next((f" {each.number}" for each in attempts if each.epoch == epoch), f" of epoch {epoch:016x}")
+        where = f" on {current.owner}" if current.owner else ""
+        return StaleEpoch(
+            f"attempt{number} of job {job_id!r} is over: attempt {current.number} began at "
+            f"{clock_time(current.began_at)}{where}. The caller belongs to attempt{number}, and nothing more is taken "
+            "from it; register the job again to begin or join an attempt"
+        )
+
+    async def _drop_old_attempts(self, job_id: str) -> None:
+        """Remove the data of all but the newest `RETAINED_ATTEMPTS` attempts (S7)."""
+        for attempt in (await self.list_attempts(job_id))[RETAINED_ATTEMPTS:]:
+            await self._drop_attempt(attempt)
+
+    async def _drop_attempt(self, attempt: AttemptId) -> None:
+        """Remove the data of an attempt that is over, to which nothing is written any more."""
+        keys = JobKeys(attempt.job_id).attempt(attempt.epoch)
+        steps = [int(step) for step in await self._redis.zrange(keys.of("steps"), 0, -1)]
+        names = [keys.step(step, name) for step in steps for name in STEP_KEYS]
+        for start in range(0, len(names), _KEYS_PER_CALL):
+            await self._redis.unlink(*names[start : start + _KEYS_PER_CALL])
+        await self._redis.unlink(*map(keys.of, ATTEMPT_KEYS))
+        await self._redis.hdel(keys.job.of("attempts"), f"{attempt.epoch:016x}")
+
+
+def clock_time(unix_time: float) -> str:
+    """Return a time for people, for example `12:03:15 UTC`."""
+    return time.strftime("%H:%M:%S UTC", time.gmtime(unix_time))

@@ -1,0 +1,125 @@
+"""A training that its scheduler starts again under the same job id, with a real planner and a real Redis."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually, routed_experts
+from relibra.errors import AlreadyRunning, StaleEpoch
+from relibra.planning import RankPlan, Schedule
+from relibra.rollout import RolloutReporter
+from relibra.wire.client import PlannerClient
+
+IDS = [f"seq-{index}" for index in range(8)]
+SCHEDULE = Schedule.round_robin(len(IDS), 2, CLUSTER)
+SILENCE_S = 1.0
+
+
+@pytest.fixture
+def planner(redis_url: str, tmp_path: Path) -> Iterator[Service]:
+    service = Service("planner", redis_url, tmp_path, RELIBRA_ATTEMPT_SILENCE_S=str(SILENCE_S))
+    yield service
+    service.stop()
+
+
+def train(client: PlannerClient, address: str, attempt: str, step: int, seed: int) -> RankPlan:
+    """Report the sequences that `seed` samples for a step, and return the plan of the step."""
+    with RolloutReporter(address, "job", num_experts=MODEL.num_experts, attempt=attempt) as reporter:
+        for index, sequence_id in enumerate(IDS):
+            assert reporter.report(step, sequence_id, routed_experts(1000 * seed + index, 5 + index))
+        assert reporter.flush(timeout_s=30) == len(IDS)
+    client.submit_schedule("job", step, IDS, SCHEDULE)
+    return client.fetch_plan("job", step, MODEL, 0, wait_s=60)
+
+
+def test_L5_every_step_is_planned_again_after_each_restart_with_new_rollouts(planner: Service) -> None:
+    digests, epochs = set(), set()
+    for launch in range(3):
+        with PlannerClient(planner.address, timeout_s=30, attempt=f"launch-{launch}") as client:
+            epochs.add(epoch := client.register_job("job", MODEL, CLUSTER, PARAMS))
+            for step in range(1, 4):
+                plan = train(client, planner.address, f"launch-{launch}", step, seed=10 * launch + step)
+                assert (plan.id.epoch, plan.id.version, plan.step) == (epoch, step, step)
+                digests.add(plan.digest)
+    assert len(epochs) == 3
+    assert len(digests) == 9, "a plan of an earlier attempt was handed out"
+
+
+def test_L5_a_live_launch_refuses_another_one_and_an_older_one_is_told_that_it_is_over(planner: Service) -> None:
+    with (
+        PlannerClient(planner.address, attempt="one") as first,
+        PlannerClient(planner.address, attempt="two") as second,
+    ):
+        first.register_job("job", MODEL, CLUSTER, PARAMS)
+        first.submit_schedule("job", 1, report(planner, "one"), SCHEDULE)
+        with pytest.raises(AlreadyRunning, match=r"attempt 1, which \S+:\d+ launched at"):
+            second.register_job("job", MODEL, CLUSTER, PARAMS, takeover_timeout_s=0)
+        second.register_job("job", MODEL, CLUSTER, PARAMS)
+        for late in (
+            lambda: first.submit_schedule("job", 2, IDS, SCHEDULE),
+            lambda: first.fetch_plan("job", 1, MODEL, 0),
+        ):
+            with pytest.raises(StaleEpoch, match="attempt 1 of job 'job' is over: attempt 2 began"):
+                late()
+
+
+def test_L5_a_launch_that_goes_on_calling_is_never_taken_over(planner: Service) -> None:
+    with (
+        PlannerClient(planner.address, attempt="one") as first,
+        PlannerClient(planner.address, attempt="two") as second,
+    ):
+        first.register_job("job", MODEL, CLUSTER, PARAMS)
+        refused = 0
+
+        def has_outlasted_the_silence() -> bool:
+            nonlocal refused
+            report(planner, "one")
+            first.submit_schedule("job", 1, IDS, SCHEDULE)
+            with pytest.raises(AlreadyRunning):
+                second.register_job("job", MODEL, CLUSTER, PARAMS, takeover_timeout_s=0)
+            refused += 1
+            return first.fetch_plan("job", 1, MODEL, 0, wait_s=30).step == 1 and refused >= 20
+
+        eventually(has_outlasted_the_silence)
+
+
+def report(planner: Service, attempt: str, seed: int = 1) -> list[str]:
+    with RolloutReporter(planner.address, "job", num_experts=MODEL.num_experts, attempt=attempt) as reporter:
+        for index, sequence_id in enumerate(IDS):
+            assert reporter.report(1, sequence_id, routed_experts(1000 * seed + index, 5 + index))
+    return IDS
+
+
+def test_S9_reports_of_an_older_attempt_are_refused_where_the_worker_looks(planner: Service) -> None:
+    with (
+        PlannerClient(planner.address, attempt="one") as first,
+        PlannerClient(planner.address, attempt="two") as second,
+        RolloutReporter(planner.address, "job", num_experts=MODEL.num_experts, attempt="one") as bound,
+        RolloutReporter(planner.address, "job", num_experts=MODEL.num_experts) as following,
+    ):
+        first.register_job("job", MODEL, CLUSTER, PARAMS)
+        for each in (bound, following):
+            each.report(1, IDS[0], routed_experts(0, 5))
+            assert each.flush() == 1
+        epoch = second.register_job("job", MODEL, CLUSTER, PARAMS)
+        bound.report(1, IDS[1], routed_experts(1, 5))
+        with pytest.raises(StaleEpoch, match="attempt 1 of job 'job' is over"):
+            bound.flush()
+        eventually(lambda: following.epoch == epoch, within_s=20)
+        following.report(1, IDS[0], routed_experts(7, 6))
+        assert following.flush() == 1
+
+
+def test_L5_a_reporter_of_a_launch_waits_until_its_trainer_has_registered(planner: Service) -> None:
+    with (
+        PlannerClient(planner.address, attempt="one") as first,
+        PlannerClient(planner.address, attempt="two") as second,
+        RolloutReporter(planner.address, "job", num_experts=MODEL.num_experts, attempt="two") as reporter,
+    ):
+        first.register_job("job", MODEL, CLUSTER, PARAMS)
+        reporter.report(1, IDS[0], routed_experts(0, 5))
+        eventually(lambda: reporter._trouble is not None, within_s=20)
+        second.register_job("job", MODEL, CLUSTER, PARAMS)
+        assert reporter.flush(timeout_s=30) == 1
+        assert reporter.epoch == second.register_job("job", MODEL, CLUSTER, PARAMS)
