@@ -50,11 +50,8 @@ def published(world: World, job_ids: list[str]) -> list[tuple[str, PlanRecord]]:
 
     async def look() -> list[tuple[str, PlanRecord]]:
         async with Store.open(world.redis.url) as store:
-            return [
-                (job.job_id, each)
-                for job in (await store.get_jobs(job_ids)).values()
-                for each in await store.plans_after(job, 0)
-            ]
+            jobs = (await store.get_jobs(job_ids)).values()
+            return [(job.job_id, each) for job in jobs for each in await store.plans_after(job, 0)]
 
     with Loop() as run:
         return sorted(run(look()), key=lambda each: each[1].published_at)

@@ -1,3 +1,4 @@
+import dataclasses
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ def test_S7_only_the_newest_steps_are_kept_and_those_that_wait(
     run(store.expire_steps(job, 2))
     assert [each.step for each in run(store.list_steps(job))] == [5, 4, 2]
     with Redis.from_url(redis_url) as client:
-        kept = {key.decode().split(":")[3] for key in client.keys("relibra:{job}:step:*")}
+        kept = {key.decode().split(":")[4] for key in client.keys("relibra:{job}:*:step:*")}
         assert kept == {"2", "4", "5"}
         assert set(client.hkeys("relibra:{job}:sizes")) == {b"2", b"4", b"5"}
     outcomes = report_all(store, run, 1)

@@ -51,6 +51,9 @@ def encode_sequence(
     num_rows: int,
     counts_LE: NDArray[np.unsignedinteger],
     policy_versions: tuple[int, int] | None = None,
+    *,
+    epoch: int = 0,
+    token: str = "",
 ) -> routing_pb2.ReportRoutingRequest:
     """Build the message of one sequence, whose counts come in the narrowest unsigned dtype that holds them."""
     first, last = policy_versions or (None, None)
@@ -63,6 +66,8 @@ def encode_sequence(
         counts=array.encode(counts_LE),
         first_policy_version=first,
         last_policy_version=last,
+        epoch=epoch,
+        token=token,
     )
 
 

@@ -7,20 +7,30 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
-from relibra.errors import InvalidInput, LimitExceeded, RelibraError, Unavailable, UnknownJob
+from relibra.errors import InvalidInput, LimitExceeded, NotReady, RelibraError, Unavailable, UnknownJob
 from relibra.planner.admission import Admission
 from relibra.planner.metrics import Metrics
 from relibra.planner.plan_notifier import wait_until_set
 from relibra.planner.read_ahead import ReadAhead
+from relibra.planning.launch import Launch
 from relibra.store import JobRecord, SequenceCounts, Store
+from relibra.store.single_flight import SingleFlight
 from relibra.v1 import routing_pb2, routing_pb2_grpc
+from relibra.wire.messages import check_launch_text
 from relibra.wire.routing import decode_counts, decode_policies
 
 logger = logging.getLogger(__name__)
 
 _READ_AHEAD_SIZE_BYTES = 2 << 20
+_LOOK_INTERVAL_S = 1.0
+"""How long a new attempt may go unnoticed by an idle stream."""
+_MAX_EPOCHS = 1024
 CREDIT_SEQUENCES = 512
 """How far a sender may be ahead of the answers: enough to keep Redis busy for a round trip, few to send again."""
+
+
+class _NotBegun(Exception):
+    """The attempt of a sequence has not begun yet."""
 
 
 class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
@@ -32,6 +42,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         self._metrics = metrics
         self._streams: set[ReadAhead[routing_pb2.ReportRoutingRequest]] = set()
         self._draining = asyncio.Event()
+        self._epochs: SingleFlight[int] = SingleFlight(_MAX_EPOCHS, fresh_s=_LOOK_INTERVAL_S)
 
     def drain(self) -> None:
         """Answer the requests that have arrived, then end all streams; their senders turn to another planner."""
@@ -48,11 +59,25 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         self._streams.add(stream)
         if self._draining.is_set():
             stream.end()
-        answered_through = 0
+        answered_through, job_id, named = 0, "", 0
+        taking = asyncio.ensure_future(stream.take())
         try:
             with self._metrics.streams.track_inprogress():
                 yield routing_pb2.ReportRoutingResponse(credit_through=CREDIT_SEQUENCES)
-                while batch := await stream.take():
+                while True:
+                    await asyncio.wait({taking}, timeout=_LOOK_INTERVAL_S)
+                    if not taking.done():
+                        if (epoch := await self._current_epoch(job_id)) not in (0, named):
+                            # A worker that outlives its trainer learns of the next attempt before it reports for it.
+                            named = epoch
+                            yield routing_pb2.ReportRoutingResponse(
+                                answered_through=answered_through,
+                                credit_through=answered_through + CREDIT_SEQUENCES,
+                                epoch=epoch,
+                            )
+                        continue
+                    if not (batch := taking.result()):
+                        break
                     _check_ordinals(batch, answered_through)
                     if pause_s := self._pause_s(batch):
                         # Before the batch is kept, so that a sender that opens a stream for every batch waits too.
@@ -60,17 +85,35 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                         await wait_until_set(self._draining, pause_s)
                     refused = await self._keep(batch)
                     answered_through += len(batch)
+                    job_id = batch[-1].job_id
+                    named = await self._current_epoch(job_id)
                     yield routing_pb2.ReportRoutingResponse(
                         answered_through=answered_through,
                         refused=refused,
                         credit_through=answered_through + CREDIT_SEQUENCES,
+                        epoch=named,
                     )
+                    taking = asyncio.ensure_future(stream.take())
             if self._draining.is_set():
                 raise Unavailable("the planner is shutting down; report the rest to another planner")
             await reader
         finally:
             self._streams.discard(stream)
             reader.cancel()
+            taking.cancel()
+
+    async def _current_epoch(self, job_id: str) -> int:
+        """Return the epoch of a job's current attempt, as of the last second; 0 if it is not known."""
+        if not job_id:
+            return 0
+
+        async def read() -> int:
+            return (await self._store.current_epochs([job_id])).get(job_id, 0)
+
+        try:
+            return await self._epochs.get(job_id, read)
+        except Unavailable:
+            return 0  # which tells the worker nothing; it asks again with its next report
 
     def _pause_s(self, batch: list[routing_pb2.ReportRoutingRequest]) -> float:
         """Account for a batch, kept or refused; return how long it must wait."""
@@ -90,10 +133,14 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         for request in batch:
             try:
                 job = jobs.get(request.job_id)
-                if job is not None and request.epoch not in (0, job.epoch):
-                    raise await self._store.over(job.job_id, request.epoch)
+                await self._check_attempt(request, job)
                 sequences.append(self._decode(request, job))
                 accepted.append(request)
+            except _NotBegun:
+                # Nothing of the batch is answered, so the sender sends all of it again.
+                raise NotReady(
+                    f"the trainer of this reporter has not registered job {request.job_id!r} yet; its reports wait"
+                ) from None
             except RelibraError as error:
                 refused.append(_refusal(request, error))
         outcomes = await self._store.put_counts(sequences, self._admission.store_limits)
@@ -101,6 +148,27 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         self._metrics.sequences.labels("refused").inc(len(refused))
         self._metrics.sequences.labels("kept").inc(len(batch) - len(refused))
         return sorted(refused, key=lambda each: each.ordinal)
+
+    async def _check_attempt(self, request: routing_pb2.ReportRoutingRequest, job: JobRecord | None) -> None:
+        """Return if a sequence belongs to the current attempt of its job, or to a job that is not registered.
+
+        Raises:
+            StaleEpoch: it belongs to an attempt that is over.
+            _NotBegun: it belongs to an attempt that has not begun yet.
+        """
+        if request.epoch or not request.token:
+            if job is not None and request.epoch not in (0, job.epoch):
+                raise await self._store.over(job.job_id, request.epoch)
+            return
+        if job is None:
+            raise _NotBegun
+        token_hash = Launch(token=check_launch_text("token", request.token)).token_hash
+        if token_hash == job.token_hash:
+            return
+        for attempt in await self._store.list_attempts(job.job_id):
+            if attempt.token_hash == token_hash:
+                raise await self._store.over(job.job_id, attempt.epoch)
+        raise _NotBegun
 
     def _decode(self, request: routing_pb2.ReportRoutingRequest, job: JobRecord | None) -> SequenceCounts:
         if job is None:

@@ -29,6 +29,8 @@ class RoutedSequence:
     sequence_id: str
     routed_TLK: NDArray[np.integer]
     policy_versions: tuple[int, int] | None = None
+    epoch: int = 0
+    """The attempt that was current when the sequence was reported; 0 if the reporter did not know it yet."""
 
     @property
     def size_bytes(self) -> int:
@@ -46,6 +48,8 @@ class CountedSequence:
     counts_LE: NDArray[np.unsignedinteger]
     """In the narrowest dtype, see `narrow_counts`."""
     policy_versions: tuple[int, int] | None
+    epoch: int = 0
+    """See `RoutedSequence`."""
 
     @property
     def size_bytes(self) -> int:
@@ -259,4 +263,5 @@ class Outbox:
             num_rows=len(sequence.routed_TLK),
             counts_LE=narrow_counts(count_routed_experts(sequence.routed_TLK, self._num_experts)),
             policy_versions=sequence.policy_versions,
+            epoch=sequence.epoch,
         )

@@ -4,6 +4,7 @@ T rows, L layers, K top-k.
 """
 
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any, Protocol, Self
@@ -17,6 +18,7 @@ from relibra.planning.load import narrow_counts
 from relibra.rollout.outbox import CountedSequence, Outbox, Refused, RoutedSequence
 from relibra.wire.channel import open_channel
 from relibra.wire.credentials import Credentials
+from relibra.wire.launch import ATTEMPT_VARIABLE
 from relibra.wire.routing import check_name, encode_sequence, open_stream
 from relibra.wire.status import from_rpc_error
 
@@ -65,6 +67,7 @@ class RolloutReporter:
         num_experts: int,
         buffer_size_bytes: int = BUFFER_SIZE_BYTES,
         credentials: Credentials | None = None,
+        attempt: str | None = None,
     ) -> None:
         """Prepare to report to the planner at `address`; nothing is sent yet.
 
@@ -74,6 +77,10 @@ class RolloutReporter:
             num_experts: E, the number of routed experts per layer.
             buffer_size_bytes: the most memory for sequences that are not durable yet; `report` drops what does not fit.
             credentials: how to authenticate; by default read from the environment.
+            attempt: the text that the trainer's `PlannerClient` has as its `attempt`; by default `RELIBRA_ATTEMPT` in
+                the environment. With it the reporter waits until that trainer has registered, and its sequences are
+                refused after the attempt. Without it each sequence belongs to the attempt that is current when it is
+                reported.
         """
         self._address = address
         self._job_id = job_id
@@ -83,6 +90,8 @@ class RolloutReporter:
         self._starting = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._thread: threading.Thread | None = None
+        self._token = attempt or os.environ.get(ATTEMPT_VARIABLE, "")
+        self._epoch = 0
         self._num_dropped = 0
         self._trouble: RelibraError | None = None
 
@@ -95,6 +104,11 @@ class RolloutReporter:
                 self.flush()
         finally:
             self.close()
+
+    @property
+    def epoch(self) -> int:
+        """The attempt to which the next sequence will belong; 0 until the planner has said it."""
+        return self._epoch
 
     @property
     def num_dropped(self) -> int:
@@ -139,7 +153,13 @@ class RolloutReporter:
                 got=f"{array.dtype} of shape {list(array.shape)}",
             )
         taken = self._outbox.put(
-            RoutedSequence(step=step, sequence_id=sequence_id, routed_TLK=array.copy(), policy_versions=policy_versions)
+            RoutedSequence(
+                step=step,
+                sequence_id=sequence_id,
+                routed_TLK=array.copy(),
+                policy_versions=policy_versions,
+                epoch=self._epoch,
+            )
         )
         if taken:
             self._start()
@@ -203,6 +223,7 @@ class RolloutReporter:
 
         Raises:
             Unavailable: after `timeout_s` some sequences are not answered. They will still be sent; flush again.
+            StaleEpoch: the first refused sequence belongs to an attempt that is over.
             RelibraError: the planner refused some sequences, which will not be sent again; the class is that of the
                 first refusal. Or the planner refuses this reporter, for example because its token is for another job;
                 then its sequences are not answered.
@@ -280,6 +301,7 @@ class RolloutReporter:
                         {each.ordinal: ERRORS.get(each.error, RelibraError)(each.message) for each in response.refused},
                     )
                     self._outbox.grant(response.credit_through)
+                    self._follow(response.epoch)
                     if response.answered_through:
                         self._trouble, backoff_s = None, _MIN_BACKOFF_S
             except grpc.RpcError as error:
@@ -290,6 +312,16 @@ class RolloutReporter:
                 return
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
 
+    def _follow(self, epoch: int) -> None:
+        """Stamp later sequences with the attempt that the planner named, unless this reporter is bound to one."""
+        if not epoch or epoch == self._epoch or (self._token and self._epoch):
+            return
+        if self._epoch:
+            logger.info(
+                "another attempt of job %s began, epoch %016x: later sequences belong to it", self._job_id, epoch
+            )
+        self._epoch = epoch
+
     def _encode(self, ordinal: int, sequence: CountedSequence) -> Any:
         return encode_sequence(
             ordinal,
@@ -299,6 +331,8 @@ class RolloutReporter:
             sequence.num_rows,
             sequence.counts_LE,
             sequence.policy_versions,
+            epoch=sequence.epoch,
+            token=self._token,
         )
 
     def _note(self, trouble: RelibraError) -> None:
