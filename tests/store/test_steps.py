@@ -8,6 +8,7 @@ from harness.services import CLUSTER, MODEL, PARAMS, Loop
 from harness.step_samples import IDS, PLAN, SCHEDULE, lease_of, publish, report_all, sequence
 from relibra.errors import Conflict, NotFound
 from relibra.store import JobRecord, StepState, Store
+from relibra.store.keys import JobKeys
 
 
 def test_steps_are_listed_newest_first(store: Store, run: Loop, job: JobRecord) -> None:
@@ -29,7 +30,7 @@ def test_S7_only_the_newest_steps_are_kept_and_those_that_wait(
     with Redis.from_url(redis_url) as client:
         kept = {key.decode().split(":")[4] for key in client.keys("relibra:{job}:*:step:*")}
         assert kept == {"2", "4", "5"}
-        assert set(client.hkeys("relibra:{job}:sizes")) == {b"2", b"4", b"5"}
+        assert set(client.hkeys(JobKeys("job").attempt(job.epoch).of("sizes"))) == {b"2", b"4", b"5"}
     outcomes = report_all(store, run, 1)
     assert [type(each) for each in outcomes] == [Conflict] * 8
     assert "step 1 of job 'job' has expired" in str(outcomes[0])
