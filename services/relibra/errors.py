@@ -76,6 +76,7 @@ class Conflict(RelibraError):
 class AlreadyRunning(Conflict):
     """Another launch trains the job under the same id and was heard a moment ago. Retry when it has fallen silent."""
 
+    grpc_status = "FAILED_PRECONDITION"
     retryable = True
 
 

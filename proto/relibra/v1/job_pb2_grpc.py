@@ -28,7 +28,7 @@ if _version_not_supported:
 class JobServiceStub(object):
     """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt; every
     further process of that launch joins it, and must bring the same content. While an attempt is alive, other launches are
-    refused (ALREADY_EXISTS).
+    refused (FAILED_PRECONDITION, AlreadyRunning).
     """
 
     def __init__(self, channel):
@@ -47,7 +47,7 @@ class JobServiceStub(object):
 class JobServiceServicer(object):
     """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt; every
     further process of that launch joins it, and must bring the same content. While an attempt is alive, other launches are
-    refused (ALREADY_EXISTS).
+    refused (FAILED_PRECONDITION, AlreadyRunning).
     """
 
     def RegisterJob(self, request, context):
@@ -75,7 +75,7 @@ def add_JobServiceServicer_to_server(servicer, server):
 class JobService(object):
     """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt; every
     further process of that launch joins it, and must bring the same content. While an attempt is alive, other launches are
-    refused (ALREADY_EXISTS).
+    refused (FAILED_PRECONDITION, AlreadyRunning).
     """
 
     @staticmethod

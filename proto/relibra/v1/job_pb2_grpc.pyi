@@ -20,7 +20,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 class JobServiceStub:
     """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt; every
     further process of that launch joins it, and must bring the same content. While an attempt is alive, other launches are
-    refused (ALREADY_EXISTS).
+    refused (FAILED_PRECONDITION, AlreadyRunning).
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -32,7 +32,7 @@ class JobServiceStub:
 class JobServiceAsyncStub:
     """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt; every
     further process of that launch joins it, and must bring the same content. While an attempt is alive, other launches are
-    refused (ALREADY_EXISTS).
+    refused (FAILED_PRECONDITION, AlreadyRunning).
     """
 
     RegisterJob: grpc.aio.UnaryUnaryMultiCallable[
@@ -43,7 +43,7 @@ class JobServiceAsyncStub:
 class JobServiceServicer(metaclass=abc.ABCMeta):
     """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt; every
     further process of that launch joins it, and must bring the same content. While an attempt is alive, other launches are
-    refused (ALREADY_EXISTS).
+    refused (FAILED_PRECONDITION, AlreadyRunning).
     """
 
     @abc.abstractmethod

@@ -5,7 +5,7 @@
 | InvalidInput, InvalidTrace, InvalidPlan | INVALID_ARGUMENT | no |
 | NotFound, UnknownJob | NOT_FOUND | no |
 | Conflict | ALREADY_EXISTS | no |
-| AlreadyRunning | ALREADY_EXISTS | yes |
+| AlreadyRunning | FAILED_PRECONDITION | yes |
 | NotReady | FAILED_PRECONDITION | yes |
 | StaleEpoch | ABORTED | no |
 | LostLease | ABORTED | no |

@@ -55,8 +55,7 @@ class Schedules(Attempts):
         match outcome:
             case b"other":
                 raise Conflict(
-                    f"step {step} of job {job_id!r} has another schedule; the first schedule stays. A training that "
-                    f"goes back to step {step} first calls PlannerClient.rollback"
+                    f"step {step} of job {job_id!r} has another schedule in this attempt; the first schedule stays"
                 )
             case b"expired":
                 raise Conflict(f"step {step} of job {job_id!r} has expired: newer steps replaced it")

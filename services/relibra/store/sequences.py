@@ -128,8 +128,7 @@ def _refusal(word: bytes, sequence: SequenceCounts, limits: StoreLimits) -> Reli
     name, step, job_id = f"sequence {sequence.sequence_id!r}", sequence.step, sequence.job_id
     return {
         b"other": Conflict(
-            f"{name} of step {step} was reported with other counts before; the first counts stay. A training that goes "
-            f"back to step {step} first calls PlannerClient.rollback"
+            f"{name} of step {step} was reported with other counts before in this attempt; the first counts stay"
         ),
         b"late": Conflict(f"{name} is late: step {step} has its schedule; report it for the step that trains on it"),
         b"expired": Conflict(f"{name} is late: step {step} of job {job_id!r} has expired"),

@@ -1,0 +1,49 @@
+"""What a process can tell about the launch that it belongs to."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from relibra.planning.launch import Launch
+from relibra.wire.launch import launch_of
+
+
+def launch(environment: Mapping[str, str], token: str | None = None, parent: str = "7 1000") -> Launch:
+    return launch_of(environment, token=token, host="host-a", pid=4711, parent=parent, random_token="random")
+
+
+def test_a_token_comes_from_the_argument_or_the_environment_or_is_random() -> None:
+    assert launch({"RELIBRA_ATTEMPT": "env"}, token="argument").token == "argument"
+    assert launch({"RELIBRA_ATTEMPT": "env"}).token == "env"
+    assert launch({}) == Launch(token="random", owner="host-a:4711")
+
+
+@pytest.mark.parametrize(
+    ("environment", "launcher", "restart"),
+    [
+        (
+            {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "2", "SLURM_JOB_ID": "5"},
+            "torchelastic none host-a 7 1000",
+            2,
+        ),
+        ({"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "1"}, "slurm 5.0", 1),
+        ({"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0"}, "slurm 5.0", 0),
+        ({"RAY_JOB_ID": "01", "MASTER_ADDR": "head", "MASTER_PORT": "4321"}, "ray 01 head:4321", 0),
+        ({"TORCHELASTIC_RESTART_COUNT": "many"}, "torchelastic  host-a 7 1000", 0),
+        ({"SLURM_JOB_ID": "5"}, "", 0),
+    ],
+)
+def test_launchers_that_are_known(environment: dict[str, str], launcher: str, restart: int) -> None:
+    found = launch(environment)
+    assert (found.launch, found.restart) == (launcher, restart)
+
+
+def test_L5_torchrun_started_again_under_one_run_id_is_another_launcher() -> None:
+    environment = {"TORCHELASTIC_RUN_ID": "my-job", "TORCHELASTIC_RESTART_COUNT": "0"}
+    assert launch(environment, parent="7 1000").launch != launch(environment, parent="9 2000").launch
+
+
+def test_services_keep_a_hash_of_the_token_only() -> None:
+    assert Launch().token_hash == ""
+    assert "secret" not in Launch(token="secret").token_hash
+    assert Launch(token="secret").token_hash == Launch(token="secret").token_hash != Launch(token="other").token_hash
