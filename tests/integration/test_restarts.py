@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually, routed_experts
-from relibra.errors import AlreadyRunning, StaleEpoch
+from relibra.errors import AlreadyRunning, NotReady, StaleEpoch
 from relibra.planning import RankPlan, Schedule
 from relibra.rollout import RolloutReporter
 from relibra.wire.client import PlannerClient
@@ -123,3 +123,22 @@ def test_L5_a_reporter_of_a_launch_waits_until_its_trainer_has_registered(planne
         second.register_job("job", MODEL, CLUSTER, PARAMS)
         assert reporter.flush(timeout_s=30) == 1
         assert reporter.epoch == second.register_job("job", MODEL, CLUSTER, PARAMS)
+
+
+def test_L5_a_process_of_a_launch_gets_no_plan_of_another_attempt(planner: Service) -> None:
+    with (
+        PlannerClient(planner.address, attempt="one") as first,
+        PlannerClient(planner.address, attempt="two") as second,
+        PlannerClient(planner.address, attempt="one") as first_agent,
+        PlannerClient(planner.address, attempt="two") as second_agent,
+    ):
+        first.register_job("job", MODEL, CLUSTER, PARAMS)
+        digest = train(first, planner.address, "one", step=1, seed=1).digest
+        assert first_agent.fetch_plan("job", 1, MODEL, 0).digest == digest
+        with pytest.raises(NotReady, match="has not registered job 'job' yet"):
+            second_agent.fetch_plan("job", 1, MODEL, 0)
+        second.register_job("job", MODEL, CLUSTER, PARAMS)
+        with pytest.raises(NotReady, match="no plan yet"):
+            second_agent.fetch_plan("job", 1, MODEL, 0)
+        with pytest.raises(StaleEpoch, match="attempt 1 of job 'job' is over"):
+            first_agent.fetch_plan("job", 1, MODEL, 0)

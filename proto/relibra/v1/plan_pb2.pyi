@@ -55,18 +55,20 @@ class SubmitScheduleResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class FetchPlanRequest(_message.Message):
-    __slots__ = ("job_id", "step", "ep_rank", "wait_ms", "epoch")
+    __slots__ = ("job_id", "step", "ep_rank", "wait_ms", "epoch", "token")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EP_RANK_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     step: int
     ep_rank: int
     wait_ms: int
     epoch: int
-    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., ep_rank: _Optional[int] = ..., wait_ms: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    token: str
+    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., ep_rank: _Optional[int] = ..., wait_ms: _Optional[int] = ..., epoch: _Optional[int] = ..., token: _Optional[str] = ...) -> None: ...
 
 class FetchPlanResponse(_message.Message):
     __slots__ = ("plan",)

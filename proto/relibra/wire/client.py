@@ -5,6 +5,7 @@ which streams.
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Self, TypeVar
@@ -24,7 +25,7 @@ from relibra.v1 import (
 from relibra.wire import messages
 from relibra.wire.channel import open_channel
 from relibra.wire.credentials import Credentials
-from relibra.wire.launch import this_launch
+from relibra.wire.launch import ATTEMPT_VARIABLE, this_launch
 from relibra.wire.status import from_rpc_error
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ class PlannerClient:
         self._timeout_s = timeout_s
         self._channel = open_channel(address, credentials)
         self._launch = this_launch(attempt)
+        self._shared_token = attempt or os.environ.get(ATTEMPT_VARIABLE, "")
+        """The token, if other processes know it too; with it a client that did not register finds its attempt."""
         self._epochs: dict[str, int] = {}
         """The attempt that this client registered, by job id."""
         self._jobs = job_pb2_grpc.JobServiceStub(self._channel)
@@ -169,6 +172,7 @@ class PlannerClient:
             ep_rank=ep_rank,
             wait_ms=int(wait_s * 1000),
             epoch=self._epochs.get(job_id, 0),
+            token=self._shared_token,
         )
         response = self._call(self._plans.FetchPlan, request, timeout_s=self._timeout_s + wait_s)
         return messages.decode_rank_plan(response.plan, model)

@@ -2,7 +2,10 @@
 
 import time
 
+from relibra.errors import NotReady
+from relibra.planning.launch import Launch
 from relibra.store import JobRecord, Store
+from relibra.wire.messages import check_launch_text
 
 SEEN_INTERVAL_S = 1.0
 """How often this planner notes in the store that an attempt is alive."""
@@ -19,18 +22,25 @@ class AttemptWatch:
         self._store = store
         self._seen_at: dict[str, tuple[int, float]] = {}
 
-    async def job(self, job_id: str, epoch: int) -> JobRecord:
+    async def job(self, job_id: str, epoch: int, token: str = "") -> JobRecord:
         """Return the job of a trainer's call.
 
         Args:
             job_id: the job.
             epoch: the attempt that the caller belongs to; 0 if it did not say, which means the current attempt.
+            token: the token of the caller's launch, for a caller that does not know the epoch; empty without one.
 
         Raises:
             UnknownJob: the job was never registered.
             StaleEpoch: the caller's attempt is over.
+            NotReady: the trainer with that token has not registered yet.
         """
         job = await self._store.get_job(job_id)
+        if token and not epoch:
+            token_hash = Launch(token=check_launch_text("token", token)).token_hash
+            if not await self._store.has_begun(job, token_hash):
+                raise NotReady(f"the trainer of this process has not registered job {job_id!r} yet")
+            epoch = job.epoch
         if epoch:
             if epoch != job.epoch:
                 raise await self._store.over(job_id, epoch)

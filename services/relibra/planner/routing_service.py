@@ -163,12 +163,8 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         if job is None:
             raise _NotBegun
         token_hash = Launch(token=check_launch_text("token", request.token)).token_hash
-        if token_hash == job.token_hash:
-            return
-        for attempt in await self._store.list_attempts(job.job_id):
-            if attempt.token_hash == token_hash:
-                raise await self._store.over(job.job_id, attempt.epoch)
-        raise _NotBegun
+        if not await self._store.has_begun(job, token_hash):
+            raise _NotBegun
 
     def _decode(self, request: routing_pb2.ReportRoutingRequest, job: JobRecord | None) -> SequenceCounts:
         if job is None:

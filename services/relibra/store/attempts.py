@@ -7,7 +7,7 @@ from relibra.errors import StaleEpoch
 from relibra.store.connection import Connected, raises_unavailable
 from relibra.store.documents import decode_attempts
 from relibra.store.keys import ATTEMPT_KEYS, RETAINED_ATTEMPTS, STEP_KEYS, AttemptId, JobKeys
-from relibra.store.records import Attempt
+from relibra.store.records import Attempt, JobRecord
 
 _KEYS_PER_CALL = 1024
 
@@ -34,6 +34,19 @@ class Attempts(Connected):
     async def see(self, job_id: str, epoch: int) -> None:
         """Note that an attempt is alive; this does nothing if it is over."""
         await self._script("see_attempt", [JobKeys(job_id).of("job")], [f"{epoch:016x}"])
+
+    async def has_begun(self, job: JobRecord, token_hash: str) -> bool:
+        """Return whether the launch with this `Launch.token_hash` began the current attempt; False if it began none.
+
+        Raises:
+            StaleEpoch: it began an attempt that is over.
+        """
+        if token_hash == job.token_hash:
+            return True
+        for attempt in await self.list_attempts(job.job_id):
+            if attempt.token_hash == token_hash:
+                raise await self.over(job.job_id, attempt.epoch)
+        return False
 
     async def over(self, job_id: str, epoch: int) -> StaleEpoch:
         """Return the error for a caller of an attempt that is over."""
