@@ -8,7 +8,10 @@ from relibra.store import Store
 
 
 def test_jobs_are_listed_as_the_status_service_shows_them(relibra, watched):
-    assert f"{watched.job.record.epoch:016x}" in relibra("jobs", "list")
+    printed = relibra("jobs", "list", COLUMNS="160")
+    assert f"{watched.job.record.epoch:016x}" in printed
+    assert "failing" in printed
+    assert "job: step 3 cannot be planned: the load is [empty]; 1 of the last 2 steps ran without a plan" in printed
     assert [job["job_id"] for job in json.loads(relibra("jobs", "list", "--json"))] == ["job"]
 
 

@@ -9,7 +9,9 @@ from relibra.status.health import JobState
 
 def test_a_job_with_its_health(relibra):
     printed = relibra("show", "job")
-    assert printed.startswith("failing: step 3 cannot be planned: the load is [empty]\n")
+    assert printed.startswith(
+        "failing: step 3 cannot be planned: the load is [empty]; 1 of the last 2 steps ran without a plan\n"
+    )
     assert "3 MoE layers x 8 experts, top 2" in printed
     assert json.loads(relibra("show", "job", "--json"))["health"]["verdict"] == "failing"
 

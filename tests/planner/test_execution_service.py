@@ -6,7 +6,7 @@ import pytest
 from harness.services import CLUSTER, Loop, Service, report_sequences
 from relibra.errors import InvalidInput, LimitExceeded, UnknownJob
 from relibra.planning import ExecutionReport, Phase, PlanId
-from relibra.store import Store
+from relibra.store import Refused, Store
 from relibra.wire.client import PlannerClient
 
 REPORT = ExecutionReport(
@@ -36,6 +36,16 @@ def test_a_report_is_taken_and_may_be_repeated(
     assert kept.realised_load_ML.tolist() == REPORT.realised_load_ML.tolist()
     load_ML = REPORT.realised_load_ML
     assert dataclasses.replace(kept, realised_load_ML=load_ML) == REPORT
+
+
+def test_S9_a_report_for_a_step_that_nobody_announced_is_remembered(
+    client: PlannerClient, job_id: str, shared_planner: Service, run: Loop
+) -> None:
+    client.report_execution(job_id, dataclasses.replace(REPORT, step=77))
+    store = Store.open(shared_planner.redis_url)
+    (refusal,) = run(store.get_refusals(job_id))
+    run(store.close())
+    assert (refusal.what, refusal.since_step, refusal.error) == (Refused.REPORTS, 77, "NotFound")
 
 
 def test_S7_more_cells_than_a_step_may_have_are_refused(client: PlannerClient, job_id: str) -> None:

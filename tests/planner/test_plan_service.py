@@ -11,7 +11,7 @@ from relibra.planning import RankPlan, Schedule, StepLoad, check_rank_plan
 from relibra.planning.plan import Basis
 from relibra.planning.source_load import source_load
 from relibra.rollout import RolloutReporter
-from relibra.store import Store
+from relibra.store import Refused, Store
 from relibra.v1 import plan_pb2, plan_pb2_grpc
 from relibra.wire import array, messages
 from relibra.wire.channel import open_channel
@@ -173,6 +173,19 @@ def test_a_schedule_is_idempotent_and_the_first_one_stands(client: PlannerClient
     plan = client.fetch_plan(job_id, 1, MODEL, 0, wait_s=30)
     client.submit_schedule(job_id, 1, ids, SCHEDULE)
     assert client.fetch_plan(job_id, 1, MODEL, 0).id == plan.id
+
+
+def test_S9_a_refused_schedule_is_remembered_until_one_is_accepted(
+    client: PlannerClient, job_id: str, ids: list[str], shared_planner: Service, run: Loop
+) -> None:
+    store = Store.open(shared_planner.redis_url)
+    with pytest.raises(NotFound):
+        client.submit_schedule(job_id, 1, [*ids[:-1], "nobody"], SCHEDULE)
+    (refusal,) = run(store.get_refusals(job_id))
+    assert (refusal.what, refusal.since_step, refusal.error) == (Refused.SCHEDULE, 1, "NotFound")
+    client.submit_schedule(job_id, 1, ids, SCHEDULE)
+    assert run(store.get_refusals(job_id)) == []
+    run(store.close())
 
 
 def test_S3_a_watcher_sees_the_newest_plan_first_and_then_every_later_one(

@@ -14,8 +14,16 @@ def test_jobs_are_shown_with_their_health(http: TestClient, job: WatchedJob) -> 
     assert shown["epoch"] == f"{job.record.epoch:016x}"
     assert shown["model"]["num_experts"] == MODEL.num_experts
     assert shown["cluster"]["redundant_slots"] == CLUSTER.redundant_slots
-    health = http.get("/v1/jobs/job").json()["health"]
-    assert health == {"verdict": "failing", "reason": "step 3 cannot be planned: the load is empty"}
+    one = http.get("/v1/jobs/job").json()
+    reason = "step 3 cannot be planned: the load is empty; 1 of the last 2 steps ran without a plan"
+    assert one["health"] == shown["health"] == {"verdict": "failing", "reason": reason}
+
+
+def test_S9_the_first_step_without_a_plan_and_why_are_fields(http: TestClient, job: WatchedJob) -> None:
+    balance = http.get("/v1/jobs/job").json()["balance"]
+    assert (balance["since_step"], balance["obstacle"]) == (2, "fell_back")
+    assert (balance["num_without_plan"], balance["num_executed"]) == (1, 2)
+    assert "4 of 4 ranks kept the previous placement" in balance["reason"]
 
 
 def test_steps_are_shown_newest_first_in_pages_and_by_state(http: TestClient, job: WatchedJob) -> None:

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from relibra.planning import Cause, Phase, PlanId
+from relibra.planning import Phase, PlanId
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Prediction
 from relibra.planning.routing_check import RoutingCause, RoutingCheck
+from relibra.status.balance import Balance, Obstacle
 from relibra.status.health import JobState, duration, job_health
 from relibra.store import PlanRecord, StepRecord
 
@@ -60,12 +61,6 @@ EXECUTION = Execution(
         ([replace(COLLECTING, submitted_at=NOW - 31), PLANNED], [], JobState.FAILING, "is a planner running"),
         ([replace(COLLECTING, submitted_at=NOW - 1), PLANNED], [], JobState.WELL, "solving"),
         ([PLANNED, replace(COLLECTING, step=3, failure="old")], [], JobState.WELL, "step 7"),
-        (
-            [PLANNED],
-            [replace(EXECUTION, num_applied=2, fallbacks={Cause.LATE: 2, Cause.STALE: 1})],
-            JobState.ATTENTION,
-            r"2 of 4 ranks .*\(2 late, 1 stale\)",
-        ),
         ([PLANNED], [replace(EXECUTION, num_applied=3, missing=((0, 2),))], JobState.ATTENTION, "missing: rank 2$"),
         (
             [PLANNED],
@@ -86,7 +81,7 @@ EXECUTION = Execution(
 def test_a_state_has_its_reason(
     steps: list[StepRecord], executed: list[Execution], state: JobState, words: str
 ) -> None:
-    health = job_health(steps, PLANNED if executed else None, executed, NOW)
+    health = job_health(steps, PLANNED if executed else None, executed, Balance(), NOW)
     assert health.verdict is state
     assert re.search(words, health.reason), health.reason
 
@@ -116,7 +111,7 @@ def test_a_stalled_job_says_where_it_stands(
     newest: list[StepRecord], executed_step: int, executed: list[Execution], words: str
 ) -> None:
     steps = [*newest, *EVERY_40_S]
-    health = job_health(steps, planned(executed_step, 0), executed, NOW)
+    health = job_health(steps, planned(executed_step, 0), executed, Balance(), NOW)
     assert health.verdict is JobState.STALLED
     assert health.reason.startswith("no plan for 15 min (usually one every 40 s): ")
     assert re.search(words, health.reason), health.reason
@@ -125,7 +120,7 @@ def test_a_stalled_job_says_where_it_stands(
 @pytest.mark.parametrize("phases", [[Phase.UPDATE], [Phase.RECOMPUTE, Phase.UPDATE]])
 def test_a_job_that_may_have_ended_is_not_stalled(phases: list[Phase]) -> None:
     executed = [replace(EXECUTION, phase=phase) for phase in phases]
-    health = job_health(EVERY_40_S, EVERY_40_S[0], executed, NOW + 86_400)
+    health = job_health(EVERY_40_S, EVERY_40_S[0], executed, Balance(), NOW + 86_400)
     assert health.verdict is JobState.WAITING
     assert re.search("^no plan for 24 h .*all ranks reported step 7, .* has the job ended", health.reason)
 
@@ -140,7 +135,39 @@ def test_a_job_that_may_have_ended_is_not_stalled(phases: list[Phase]) -> None:
     ],
 )
 def test_a_job_is_not_called_stalled_too_early(steps: list[StepRecord], why: str) -> None:
-    assert job_health(steps, None, [], NOW).verdict is not JobState.STALLED, why
+    assert job_health(steps, None, [], Balance(), NOW).verdict is not JobState.STALLED, why
+
+
+UNBALANCED = Balance(
+    since_step=5, obstacle=Obstacle.FELL_BACK, reason="2 of 4 ranks fell back", num_executed=9, num_without_plan=3
+)
+
+
+def test_S9_a_job_whose_steps_run_without_plans_is_not_well() -> None:
+    health = job_health([PLANNED], PLANNED, [EXECUTION], UNBALANCED, NOW)
+    assert health.verdict is JobState.UNBALANCED
+    assert health.reason == (
+        "not balancing since step 5, because 2 of 4 ranks fell back; 3 of the last 9 steps ran without a plan"
+    )
+
+
+def test_S9_a_job_without_any_kept_step_says_that_its_steps_are_refused() -> None:
+    health = job_health([], None, [], replace(UNBALANCED, num_without_plan=0), NOW)
+    assert health.verdict is JobState.UNBALANCED
+    assert health.reason == "not balancing since step 5, because 2 of 4 ranks fell back"
+
+
+def test_S9_a_job_that_balances_again_says_how_many_steps_had_no_plan() -> None:
+    health = job_health([PLANNED], PLANNED, [EXECUTION], Balance(num_executed=9, num_without_plan=3), NOW)
+    assert health.verdict is JobState.ATTENTION
+    assert health.reason == "3 of the last 9 steps ran without a plan; the newest one used its plan"
+
+
+def test_a_missing_planner_is_worse_than_steps_without_plans() -> None:
+    waiting = replace(COLLECTING, submitted_at=NOW - 31)
+    health = job_health([waiting, PLANNED], PLANNED, [EXECUTION], UNBALANCED, NOW)
+    assert health.verdict is JobState.FAILING
+    assert health.reason.endswith("is a planner running?; 3 of the last 9 steps ran without a plan")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,11 @@ def test_metrics_tell_of_every_job(http: TestClient, job: WatchedJob) -> None:
     after = job.plans[2].prediction.imbalance_after
     assert f'relibra_plan_imbalance_ratio{{job_id="job",when="after"}} {after}' in lines
     assert 'relibra_executed_step{job_id="job"} 2.0' in lines
+    assert 'relibra_not_balancing{job_id="job",obstacle="fell_back"} 1.0' in lines
+    assert 'relibra_not_balancing{job_id="job",obstacle="refused_schedule"} 0.0' in lines
+    assert 'relibra_not_balancing_since_step{job_id="job"} 2.0' in lines
+    assert 'relibra_steps_without_plan{job_id="job"} 1.0' in lines
+    assert 'relibra_steps_executed_recently{job_id="job"} 2.0' in lines
     assert 'relibra_fallback_ranks{cause="late",job_id="job",phase="update"} 4.0' in lines
     assert 'relibra_fallback_ranks{cause="stale",job_id="job",phase="update"} 0.0' in lines
     assert 'relibra_missing_reports{job_id="job",phase="update"} 0.0' in lines

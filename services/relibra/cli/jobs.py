@@ -20,12 +20,12 @@ app = typer.Typer(help="List and remove jobs.", no_args_is_help=True)
 
 @app.command("list")
 def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """List the registered jobs; `relibra show JOB` shows the health of one."""
+    """List the registered jobs with their health."""
     found = StatusClient(url).get("v1", "jobs")
     if as_json:
         print_json(found)
         return
-    table = Table("job", "epoch", "layers x experts", "nodes x GPUs", "registered")
+    table = Table("job", "epoch", "layers x experts", "nodes x GPUs", "registered", "health")
     for job in found:
         model, cluster = job["model"], job["cluster"]
         table.add_row(
@@ -34,8 +34,13 @@ def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
             f"{model['num_layers']} x {model['num_experts']}",
             f"{cluster['num_nodes']} x {cluster['gpus_per_node']}",
             f"{job['registered_at'][:19]}Z",
+            job["health"]["verdict"],
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for job in found:
+        if job["health"]["verdict"] != "well":
+            console.print(f"{job['job_id']}: {job['health']['reason']}", highlight=False, markup=False)
 
 
 @app.command()

@@ -13,7 +13,14 @@ from relibra.cli.output import AsJson, print_json
 from relibra.cli.status_client import DEFAULT_URL, JobId, StatusClient, StatusUrl
 from relibra.errors import InvalidInput
 
-_COLOURS = {"failing": "red", "stalled": "red", "attention": "yellow", "waiting": "blue", "well": "green"}
+_COLOURS = {
+    "failing": "red",
+    "stalled": "red",
+    "unbalanced": "red",
+    "attention": "yellow",
+    "waiting": "blue",
+    "well": "green",
+}
 _PLAIN = "default"
 """The colour of states that only a newer status service knows."""
 

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from relibra.errors import NotFound, RelibraError
 from relibra.planner.admission import Admission
 from relibra.planner.attempt_watch import AttemptWatch
-from relibra.store import Store
+from relibra.store import JobRecord, Refused, Store
 from relibra.v1 import execution_pb2, execution_pb2_grpc
 from relibra.wire.messages import check_job_id, decode_execution_report
 
@@ -22,10 +23,21 @@ class ExecutionService(execution_pb2_grpc.ExecutionServiceServicer):
     ) -> execution_pb2.ReportExecutionResponse:
         """Keep the report of one rank for one phase."""
         job = await self._attempts.job(check_job_id(request.job_id), request.epoch)
-        self._admission.check_step(request.step)
+        step = self._admission.check_step(request.step)
+        try:
+            await self._keep_report(job, request)
+        except RelibraError as error:
+            if not error.retryable:
+                await self._store.note_refusal(job, Refused.REPORTS, step, error)
+            raise
+        return execution_pb2.ReportExecutionResponse()
+
+    async def _keep_report(self, job: JobRecord, request: execution_pb2.ReportExecutionRequest) -> None:
         self._admission.check_reason(request.reason)
         # Checked before decoding: a deflated load grows to the size that its shape claims.
         self._admission.check_num_cells(max(request.realised_load.shape, default=0), job.model)
         report = decode_execution_report(request, job.model, job.cluster)
-        await self._store.put_report(job, report)
-        return execution_pb2.ReportExecutionResponse()
+        if not await self._store.put_report(job, report):
+            # Agents of every version go on after this call, so the answer stays a success; the status service tells.
+            error = NotFound(f"no sequence and no schedule of step {report.step} is kept, but ranks trained the step")
+            await self._store.note_refusal(job, Refused.REPORTS, report.step, error)

@@ -6,14 +6,14 @@ from typing import Any
 
 from opentelemetry import propagate
 
-from relibra.errors import InvalidInput, NotFound, NotReady
+from relibra.errors import InvalidInput, NotFound, NotReady, RelibraError
 from relibra.planner.admission import MAX_FETCH_WAIT_S, Admission
 from relibra.planner.attempt_watch import AttemptWatch
 from relibra.planner.plan_cache import PlanCache
 from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
 from relibra.planning import PlanId
 from relibra.planning.plan import Basis
-from relibra.store import JobRecord, PlanRecord, StepRecord, StepState, Store
+from relibra.store import JobRecord, PlanRecord, Refused, StepRecord, StepState, Store
 from relibra.v1 import plan_pb2, plan_pb2_grpc
 from relibra.wire.messages import check_job_id, decode_basis, decode_schedule, encode_plan_id
 from relibra.wire.routing import check_name
@@ -47,6 +47,17 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         """Keep the schedule of a step. Its sequences must have been reported unless the plan is made without them."""
         job = await self._attempts.job(check_job_id(request.job_id), request.epoch)
         step = self._admission.check_step(request.step)
+        try:
+            await self._keep_schedule(job, step, request)
+        except RelibraError as error:
+            if not error.retryable:
+                await self._store.note_refusal(job, Refused.SCHEDULE, step, error)
+            raise
+        await self._store.forget_refusals(job)
+        self._on_schedule()
+        return plan_pb2.SubmitScheduleResponse()
+
+    async def _keep_schedule(self, job: JobRecord, step: int, request: plan_pb2.SubmitScheduleRequest) -> None:
         sequence_ids, schedule = decode_schedule(request.schedule, job.cluster)
         basis = decode_basis(request.basis)
         if schedule.num_micro_batches > len(sequence_ids):
@@ -65,8 +76,6 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         await self._store.put_schedule(
             job, step, sequence_ids, schedule, self._admission.store_limits, basis, traceparent=_traceparent()
         )
-        self._on_schedule()
-        return plan_pb2.SubmitScheduleResponse()
 
     async def FetchPlan(self, request: plan_pb2.FetchPlanRequest, context: Any) -> plan_pb2.FetchPlanResponse:
         """Return one rank's part of the plan of a step, as soon as the plan is published."""

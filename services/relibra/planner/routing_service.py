@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
-from relibra.errors import InvalidInput, LimitExceeded, NotReady, RelibraError, Unavailable, UnknownJob
+from relibra.errors import InvalidInput, LimitExceeded, NotReady, RelibraError, StaleEpoch, Unavailable, UnknownJob
 from relibra.planner.admission import Admission
 from relibra.planner.metrics import Metrics
 from relibra.planner.plan_notifier import wait_until_set
 from relibra.planner.read_ahead import ReadAhead
 from relibra.planning.launch import Launch
-from relibra.store import JobRecord, SequenceCounts, Store
+from relibra.store import JobRecord, Refused, SequenceCounts, Store
 from relibra.store.single_flight import SingleFlight
 from relibra.v1 import routing_pb2, routing_pb2_grpc
 from relibra.wire.messages import check_launch_text
@@ -130,6 +130,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         refused: list[routing_pb2.Refusal] = []
         accepted: list[routing_pb2.ReportRoutingRequest] = []
         sequences: list[SequenceCounts] = []
+        errors: dict[tuple[str, int], RelibraError] = {}
         for request in batch:
             try:
                 job = jobs.get(request.job_id)
@@ -143,8 +144,15 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                 ) from None
             except RelibraError as error:
                 refused.append(_refusal(request, error))
+                errors[request.job_id, request.step] = error
         outcomes = await self._store.put_counts(sequences, self._admission.store_limits)
-        refused += [_refusal(request, error) for request, error in zip(accepted, outcomes, strict=True) if error]
+        for request, outcome in zip(accepted, outcomes, strict=True):
+            if outcome is not None:
+                refused.append(_refusal(request, outcome))
+                errors[request.job_id, request.step] = outcome
+        for (job_id, step), error in errors.items():
+            if job_id in jobs and not isinstance(error, StaleEpoch):
+                await self._store.note_refusal(jobs[job_id], Refused.SEQUENCES, step, error)
         self._metrics.sequences.labels("refused").inc(len(refused))
         self._metrics.sequences.labels("kept").inc(len(batch) - len(refused))
         return sorted(refused, key=lambda each: each.ordinal)

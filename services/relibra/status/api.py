@@ -10,7 +10,7 @@ from relibra.status.context import MAX_INDEX, V1_RESPONSES, App, Before, Job, Li
 from relibra.status.explain import Explanation, explain
 from relibra.status.figures import check_index
 from relibra.status.history_models import ExpertPoint, HistoryPoint, RankPoint
-from relibra.status.models import ExecutionView, JobHealthView, JobView, ReportView, StepView
+from relibra.status.models import ExecutionView, JobHealthView, ReportView, StepView
 from relibra.store import PlanRecord, StepState
 
 api = APIRouter(prefix="/v1", responses=V1_RESPONSES)
@@ -20,18 +20,21 @@ _MAX_SCANNED = 1000
 _NUM_HISTORY = 20
 
 
-@api.get("/jobs", tags=["jobs"], response_model=list[JobView])
+@api.get("/jobs", tags=["jobs"], response_model=list[JobHealthView])
 async def list_jobs(app: App, viewer: Looker, request: Request) -> Response:
-    """All registered jobs that the caller may see, by id; there are at most `max_jobs`."""
+    """All registered jobs that the caller may see, by id; there are at most `max_jobs`, each with its health."""
     jobs = [job for job in await app.store.list_jobs() if viewer.may_see(job.job_id)]
-    return await app.tagged.json(request, lambda: [JobView.of(job) for job in jobs])
+    glances = [await app.reader.glance(job) for job in jobs]
+    return await app.tagged.json(
+        request, lambda: [JobHealthView.show(each.job, each.health, each.balance) for each in glances]
+    )
 
 
 @api.get("/jobs/{job_id}", tags=["jobs"], response_model=JobHealthView)
 async def get_job(app: App, job: Job, request: Request) -> Response:
     """One job and its health."""
     glance = await app.reader.glance(job)
-    return await app.tagged.json(request, lambda: JobHealthView.show(job, glance.health))
+    return await app.tagged.json(request, lambda: JobHealthView.show(job, glance.health, glance.balance))
 
 
 @api.get("/jobs/{job_id}/steps", tags=["steps"], response_model=list[StepView])

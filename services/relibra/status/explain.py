@@ -10,7 +10,8 @@ from relibra.planning import Cause, Cluster
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Basis, Prediction
 from relibra.planning.routing_check import RoutingCause
-from relibra.status.health import absence, excess, fallback, otherwise
+from relibra.status.balance import fallback
+from relibra.status.health import absence, excess, otherwise
 from relibra.store import StepRecord, StepState
 
 _ADVICE = {

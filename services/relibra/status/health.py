@@ -9,6 +9,7 @@ from statistics import median
 from relibra.planning import Phase
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Basis
+from relibra.status.balance import Balance
 from relibra.store import StepRecord, StepState
 
 _SLOW_SOLVE_S = 30.0
@@ -26,6 +27,8 @@ class JobState(StrEnum):
     """A step has no plan and will not get one without help."""
     STALLED = "stalled"
     """A step has started but has not progressed for far longer than steps usually take."""
+    UNBALANCED = "unbalanced"
+    """The newest steps are trained without their plans, on some or all ranks."""
     ATTENTION = "attention"
     """Training continues, but slower than it could."""
     WAITING = "waiting"
@@ -42,7 +45,11 @@ class JobHealth:
 
 
 def job_health(
-    steps: Sequence[StepRecord], executed_step: StepRecord | None, executed: Sequence[Execution], now: float
+    steps: Sequence[StepRecord],
+    executed_step: StepRecord | None,
+    executed: Sequence[Execution],
+    balance: Balance,
+    now: float,
 ) -> JobHealth:
     """Return the state of a job.
 
@@ -50,30 +57,27 @@ def job_health(
         steps: the newest steps of the job, newest first.
         executed_step: the newest step that has reports, if any.
         executed: what the ranks did in `executed_step`, by phase.
+        balance: since when the job has not been balanced, if it is not.
         now: Unix time in seconds.
     """
-    if not steps:
-        return JobHealth(verdict=JobState.WAITING, reason="registered, but no sequence has been reported yet")
-    for step in steps:
-        if step.failure is not None and step.plan is None:
-            return JobHealth(verdict=JobState.FAILING, reason=f"step {step.step} cannot be planned: {step.failure}")
-        if step.state is StepState.SOLVING and step.submitted_at is not None:
-            waited_s = now - step.submitted_at
-            if waited_s > _SLOW_SOLVE_S:
-                reason = f"step {step.step} has waited {duration(waited_s)} for its plan: is a planner running?"
-                return JobHealth(verdict=JobState.FAILING, reason=reason)
-        if step.plan is not None:
-            break
+    if failing := _failing(steps, now):
+        return JobHealth(verdict=JobState.FAILING, reason=_with_share(failing, balance))
     silence = _silence(steps, now)
     if silence and not _is_done(steps[0], executed_step, executed):
         standstill = _standstill(steps[0], executed_step, executed)
         return JobHealth(verdict=JobState.STALLED, reason=f"{silence}: {standstill}")
+    if balance.since_step is not None:
+        reason = f"not balancing since step {balance.since_step}, because {balance.reason}"
+        return JobHealth(verdict=JobState.UNBALANCED, reason=_with_share(reason, balance))
+    if not steps:
+        return JobHealth(verdict=JobState.WAITING, reason="registered, but no sequence has been reported yet")
     if executed_step is not None:
         for execution in executed:
-            if trouble := (
-                fallback(execution) or absence(execution) or otherwise(execution) or excess(execution, executed_step)
-            ):
-                return JobHealth(verdict=JobState.ATTENTION, reason=f"step {executed_step.step}: {trouble}")
+            if trouble := absence(execution) or otherwise(execution) or excess(execution, executed_step):
+                reason = _with_share(f"step {executed_step.step}: {trouble}", balance)
+                return JobHealth(verdict=JobState.ATTENTION, reason=reason)
+    if balance.share:
+        return JobHealth(verdict=JobState.ATTENTION, reason=f"{balance.share}; the newest one used its plan")
     newest = steps[0]
     if silence:
         rest = f"all ranks reported step {newest.step}, but no later step has started; has the job ended?"
@@ -85,6 +89,24 @@ def job_health(
     reason = f"step {newest.step} is {newest.state}, {newest.num_sequences} sequences so far"
     is_planning = any(step.plan is not None for step in steps)
     return JobHealth(verdict=JobState.WELL if is_planning else JobState.WAITING, reason=reason)
+
+
+def _failing(steps: Sequence[StepRecord], now: float) -> str | None:
+    """Return which step will not get a plan without help, and why, or None; steps before the newest plan are over."""
+    for step in steps:
+        if step.failure is not None and step.plan is None:
+            return f"step {step.step} cannot be planned: {step.failure}"
+        if step.state is StepState.SOLVING and step.submitted_at is not None:
+            waited_s = now - step.submitted_at
+            if waited_s > _SLOW_SOLVE_S:
+                return f"step {step.step} has waited {duration(waited_s)} for its plan: is a planner running?"
+        if step.plan is not None:
+            break
+    return None
+
+
+def _with_share(reason: str, balance: Balance) -> str:
+    return f"{reason}; {balance.share}" if balance.share else reason
 
 
 def _silence(steps: Sequence[StepRecord], now: float) -> str | None:
@@ -130,17 +152,6 @@ def duration(time_s: float) -> str:
         if time_s >= 2 * size_s:
             return f"{time_s / size_s:.0f} {unit}"
     return f"{time_s:.0f} s"
-
-
-def fallback(execution: Execution) -> str | None:
-    """Return how many ranks fell back and why, or None if no rank did."""
-    if not execution.num_fallbacks:
-        return None
-    causes = ", ".join(f"{number} {cause}" for cause, number in execution.fallbacks.items())
-    return (
-        f"{execution.num_fallbacks} of {execution.num_expected} ranks kept the previous placement in phase "
-        f"{execution.phase} ({causes})"
-    )
 
 
 def absence(execution: Execution) -> str | None:

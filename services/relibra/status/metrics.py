@@ -12,6 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from relibra.planning import Cause
 from relibra.planning.routing_check import RoutingCause
 from relibra.status.access import Viewer
+from relibra.status.balance import Obstacle
 from relibra.status.context import Context
 from relibra.status.health import JobState
 from relibra.status.reader import JobGlance, Reader
@@ -91,6 +92,21 @@ class _Collector:
             for verdict in JobState:
                 health.add_metric([each.glance.job.job_id, verdict], verdict is each.glance.health.verdict)
         yield health
+        not_balancing = _gauge(
+            "not_balancing", "1 for why the newest steps ran without a plan, 0 otherwise.", "job_id", "obstacle"
+        )
+        since = _gauge("not_balancing_since_step", "The first of the newest steps in a row without a plan.", "job_id")
+        without = _gauge("steps_without_plan", "How many of the newest executed steps ran without a plan.", "job_id")
+        executed = _gauge("steps_executed_recently", "The newest executed steps, at most 12.", "job_id")
+        for each in self._figures:
+            job_id, balance = each.glance.job.job_id, each.glance.balance
+            for obstacle in Obstacle:
+                not_balancing.add_metric([job_id, obstacle], obstacle is balance.obstacle)
+            if balance.since_step is not None:
+                since.add_metric([job_id], balance.since_step)
+            without.add_metric([job_id], balance.num_without_plan)
+            executed.add_metric([job_id], balance.num_executed)
+        yield from (not_balancing, since, without, executed)
 
     def _plans(self) -> Iterator[Metric]:
         planned = CounterMetricFamily("relibra_steps_planned", "Steps with a published plan.", labels=["job_id"])

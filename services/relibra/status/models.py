@@ -13,6 +13,7 @@ from relibra.planning import Cause, Cluster, ExecutionReport, Model, Phase, Plan
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Prediction
 from relibra.planning.routing_check import RoutingCause, RoutingCheck
+from relibra.status.balance import Balance
 from relibra.status.figures import PlanFigures
 from relibra.status.health import JobHealth
 from relibra.store import JobRecord, PlanRecord, StepRecord, StepState
@@ -54,14 +55,15 @@ class JobView(Shown):
 
 
 class JobHealthView(JobView):
-    """A registered job and its health."""
+    """A registered job, its health, and whether its newest steps ran under their plans."""
 
     health: JobHealth
+    balance: Balance
 
     @classmethod
-    def show(cls, job: JobRecord, health: JobHealth) -> "JobHealthView":
+    def show(cls, job: JobRecord, health: JobHealth, balance: Balance) -> "JobHealthView":
         """Return the view of a job with its health."""
-        return cls(**dict(JobView.of(job)), health=health)
+        return cls(**dict(JobView.of(job)), health=health, balance=balance)
 
 
 class PlanSummary(Shown):

@@ -11,6 +11,7 @@ from relibra.errors import NotFound
 from relibra.planning import Plan
 from relibra.planning.execution import Execution, executions
 from relibra.planning.summary import PlanTotals
+from relibra.status.balance import GLANCE_STEPS, Balance, balance_of
 from relibra.status.figures import PlanFigures
 from relibra.status.health import JobHealth, job_health
 from relibra.store import JobRecord, PlanRecord, StepRecord, Store
@@ -22,8 +23,6 @@ T = TypeVar("T")
 _NUM_EXECUTIONS = 512
 _NUM_WORKERS = 2
 """Threads for work of milliseconds. More would share the same cores, and each may hold a whole plan in memory."""
-GLANCE_STEPS = 12
-"""The number of newest steps that decide the state of a job: rollouts may be that far ahead of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +31,7 @@ class JobGlance:
 
     job: JobRecord
     health: JobHealth
+    balance: Balance
     steps: list[StepRecord]
     """The newest steps, newest first."""
     executed_step: StepRecord | None
@@ -107,10 +107,14 @@ class Reader:
         """Return the state of a job with the steps that it was derived from."""
         steps = await self.store.list_steps(job, limit=GLANCE_STEPS)
         numbers = await self.store.num_reports(job, [each.step for each in steps])
-        executed_step = next((step for step, number in zip(steps, numbers, strict=True) if number), None)
-        executed = [] if executed_step is None else (await self.executions(job, [executed_step.step]))[0]
-        health = job_health(steps, executed_step, executed, time.time())
-        return JobGlance(job=job, health=health, steps=steps, executed_step=executed_step, executed=executed)
+        reported = [step for step, number in zip(steps, numbers, strict=True) if number]
+        done = list(zip(reported, await self.executions(job, [each.step for each in reported]), strict=True))
+        balance = balance_of(steps, done, await self.store.get_refusals(job))
+        executed_step, executed = done[0] if done else (None, [])
+        health = job_health(steps, executed_step, executed, balance, time.time())
+        return JobGlance(
+            job=job, health=health, balance=balance, steps=steps, executed_step=executed_step, executed=executed
+        )
 
     async def plan(self, job: JobRecord, record: PlanRecord, *, with_shares: bool = True) -> Plan:
         """Read a plan from the store and return it.

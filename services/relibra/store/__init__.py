@@ -5,7 +5,7 @@ Out:  the same content read back, each written once and never changed; `Unavaila
 
     keys          the key schema, and the content of each key
     store         `Store`: all parts in one; nothing else talks to Redis
-    jobs, attempts, sequences, schedules, leases, plans, steps, reports, tokens    one part per concept
+    jobs, attempts, sequences, schedules, leases, plans, steps, reports, refusals, tokens    one part per concept
     identity      bearer tokens, looked up and remembered for the services
     single_flight a bounded cache that makes each value once
     lua/          the writes that must look before they write; each is atomic in Redis
@@ -26,6 +26,8 @@ from relibra.store.records import (
     PackedPlan,
     PendingStep,
     PlanRecord,
+    Refusal,
+    Refused,
     SequenceCounts,
     StepRecord,
     StepState,
@@ -46,6 +48,8 @@ __all__ = [
     "PackedPlan",
     "PendingStep",
     "PlanRecord",
+    "Refusal",
+    "Refused",
     "Role",
     "SequenceCounts",
     "StepRecord",

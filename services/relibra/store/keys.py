@@ -33,6 +33,7 @@ attempt began. They stay until the job is removed or `RETAINED_ATTEMPTS` newer a
 | `traces` | hash | step -> trace context of the call that submitted its schedule | 80 B a step |
 | `version` | string | version of the newest plan | 8 B |
 | `floor` | string | steps below it have expired | 8 B |
+| `refusals` | hash | what was refused since a schedule was last accepted -> JSON: the newest refusal | 2 KiB |
 
 Keys of one step have the prefix `relibra:{job}:<epoch>:step:<step>:`. They stay as long as the step:
 
@@ -62,7 +63,7 @@ TOKENS = "relibra:tokens"
 
 RETAINED_ATTEMPTS = 4
 """How many attempts of a job keep their data, the current one included."""
-ATTEMPT_KEYS = ("steps", "open", "pending", "plans", "sizes", "crashes", "traces", "version", "floor")
+ATTEMPT_KEYS = ("steps", "open", "pending", "plans", "sizes", "crashes", "traces", "version", "floor", "refusals")
 STEP_KEYS = ("counts", "policies", "schedule", "plan", "failure", "reports", "realised", "executed")
 
 

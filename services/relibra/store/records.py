@@ -201,6 +201,32 @@ class StepRecord:
         return StepState.COLLECTING if self.submitted_at is None else StepState.SOLVING
 
 
+class Refused(StrEnum):
+    """What the planner may refuse of a step for good, in the order in which the step needs it."""
+
+    SEQUENCES = "sequences"
+    SCHEDULE = "schedule"
+    REPORTS = "reports"
+    """Execution reports, of ranks that ran a step that the planner does not know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The newest refusal of one kind."""
+
+    what: Refused
+    since_step: int
+    """The first step refused since a schedule was last accepted."""
+    step: int
+    """The step refused last."""
+    error: str
+    """The name of the error in the exception tree, for example `Expired`."""
+    text: str
+    """The error message, for people."""
+    at: float
+    """Unix time in seconds."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord:
     """A bearer token without its secret."""

@@ -21,11 +21,14 @@ class Reports(Attempts):
     """Execution reports, one per rank and phase, and their sums."""
 
     @raises_unavailable
-    async def put_report(self, job: JobRecord, report: ExecutionReport) -> None:
+    async def put_report(self, job: JobRecord, report: ExecutionReport) -> bool:
         """Keep the report of a rank for one phase; a second report of the same rank and phase replaces the first.
 
         The report that completes a phase also makes its sum, so that readers need not read the loads of all ranks to
         say how the step went. A report for an unknown or expired step is dropped, because it would never expire.
+
+        Returns:
+            Whether the step is known, so that the report was kept.
 
         Raises:
             StaleEpoch: the attempt of `job` is over.
@@ -47,6 +50,7 @@ class Reports(Attempts):
         of_phase = [each for each in fields if each.startswith(f"{report.phase}/".encode())]
         if len(of_phase) == job.cluster.num_ep_groups * job.cluster.num_ranks:
             await self._sum_up(job, step, of_phase)
+        return bool(fields)
 
     async def _sum_up(self, job: JobRecord, step: int, fields: Sequence[bytes]) -> None:
         keys = AttemptKeys.of_attempt(job)

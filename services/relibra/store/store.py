@@ -13,6 +13,7 @@ from relibra.store.jobs import Jobs
 from relibra.store.keys import SCHEMA, SCHEMA_VERSION
 from relibra.store.leases import Leases
 from relibra.store.plans import Plans
+from relibra.store.refusals import Refusals
 from relibra.store.reports import Reports
 from relibra.store.schedules import Schedules
 from relibra.store.sequences import Sequences
@@ -22,7 +23,7 @@ from relibra.store.tokens import Tokens
 logger = logging.getLogger(__name__)
 
 
-class Store(Jobs, Sequences, Schedules, Leases, Plans, Steps, Reports, Tokens):
+class Store(Jobs, Sequences, Schedules, Leases, Plans, Steps, Reports, Refusals, Tokens):
     """All durable state of all jobs. A store belongs to one event loop; tasks may share it.
 
     Every method raises `Unavailable` when Redis does not answer, and may then be called again.

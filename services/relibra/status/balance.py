@@ -1,0 +1,148 @@
+"""Since when a job has not been balanced, and why, as a pure decision from typed records (S9)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from relibra.planning.execution import Execution
+from relibra.store import Refusal, Refused, StepRecord, StepState
+
+GLANCE_STEPS = 12
+"""The number of newest steps that decide the state of a job: rollouts may be that far ahead of training."""
+
+
+class Obstacle(StrEnum):
+    """Why a step is trained without a plan. Metrics and alerts use these values."""
+
+    REFUSED_SEQUENCES = "refused_sequences"
+    """The planner refused the step's sequences, and has none of them."""
+    REFUSED_SCHEDULE = "refused_schedule"
+    """The planner refused the step's schedule."""
+    UNKNOWN_STEP = "unknown_step"
+    """Ranks trained a step of which the planner has neither sequences nor a schedule."""
+    UNSCHEDULED = "unscheduled"
+    """The step has sequences, but no schedule came."""
+    UNPLANNABLE = "unplannable"
+    """The step cannot be planned."""
+    UNSOLVED = "unsolved"
+    """The plan was not published when the ranks needed it."""
+    FELL_BACK = "fell_back"
+    """There is a plan, but ranks kept the previous placement."""
+
+
+_BY_STATE = {
+    StepState.COLLECTING: Obstacle.UNSCHEDULED,
+    StepState.SOLVING: Obstacle.UNSOLVED,
+    StepState.FAILED: Obstacle.UNPLANNABLE,
+    StepState.PLANNED: Obstacle.FELL_BACK,
+}
+_BY_REFUSAL = {
+    Refused.SEQUENCES: Obstacle.REFUSED_SEQUENCES,
+    Refused.SCHEDULE: Obstacle.REFUSED_SCHEDULE,
+    Refused.REPORTS: Obstacle.UNKNOWN_STEP,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """Whether the newest steps of a job ran under their plans."""
+
+    since_step: int | None = None
+    """The first of the newest steps in a row without a plan; None while the job is balanced."""
+    obstacle: Obstacle | None = None
+    """Why the newest of these steps has no plan."""
+    reason: str = ""
+    """The same for people: what happened and what to check. Empty while the job is balanced."""
+    num_executed: int = 0
+    """The newest steps that ranks reported, at most `GLANCE_STEPS`."""
+    num_without_plan: int = 0
+    """How many of these steps ran without a plan on some rank."""
+
+    @property
+    def share(self) -> str | None:
+        """Say how many of the newest steps ran without a plan; None if all of them had one."""
+        if not self.num_without_plan:
+            return None
+        return f"{self.num_without_plan} of the last {self.num_executed} steps ran without a plan"
+
+
+def balance_of(
+    steps: Sequence[StepRecord],
+    executed: Sequence[tuple[StepRecord, Sequence[Execution]]],
+    refusals: Sequence[Refusal],
+) -> Balance:
+    """Return since when a job has not been balanced, and why.
+
+    Args:
+        steps: the newest steps of the job, newest first, at most `GLANCE_STEPS`.
+        executed: those of them that have reports, with what the ranks did, by phase.
+        refusals: what the planner refused since it last accepted a schedule.
+    """
+    without = [(step, did) for step, did in executed if _is_without_plan(did)]
+    num_executed, num_without_plan = len(executed), len(without)
+    if refusal := next((each for each in refusals if _counts(each, steps, executed)), None):
+        since_step, obstacle, reason = refusal.since_step, _BY_REFUSAL[refusal.what], _refused(refusal)
+    elif executed and _is_without_plan(executed[0][1]):
+        row = executed[: next((at for at, (_, did) in enumerate(executed) if not _is_without_plan(did)), num_executed)]
+        newest, did = executed[0]
+        since_step, obstacle, reason = row[-1][0].step, _BY_STATE[newest.state], _ran_without(newest, did)
+    elif len(steps) >= GLANCE_STEPS and all(step.state is StepState.COLLECTING for step in steps):
+        since_step, obstacle = steps[-1].step, Obstacle.UNSCHEDULED
+        reason = (
+            f"the last {len(steps)} steps have sequences, but no schedule came for any of them; does the training "
+            "driver submit schedules under this job id?"
+        )
+    else:
+        return Balance(num_executed=num_executed, num_without_plan=num_without_plan)
+    return Balance(
+        since_step=since_step,
+        obstacle=obstacle,
+        reason=reason,
+        num_executed=num_executed,
+        num_without_plan=num_without_plan,
+    )
+
+
+def _is_without_plan(did: Sequence[Execution]) -> bool:
+    return any(each.num_fallbacks for each in did)
+
+
+def _counts(
+    refusal: Refusal, steps: Sequence[StepRecord], executed: Sequence[tuple[StepRecord, Sequence[Execution]]]
+) -> bool:
+    """Return whether a refusal leaves its step without a plan; a straggler's refusal does not."""
+    if refusal.what is Refused.SEQUENCES:
+        return not any(step.step == refusal.step and step.num_sequences for step in steps)
+    if refusal.what is Refused.REPORTS:
+        return not executed or refusal.step > executed[0][0].step
+    return True
+
+
+def _refused(refusal: Refusal) -> str:
+    if refusal.what is Refused.REPORTS:
+        return f"ranks trained step {refusal.step}, but {refusal.text}; check the rollout workers and the driver"
+    return f"the planner refuses the {refusal.what} of step {refusal.step}: {refusal.text}"
+
+
+def _ran_without(step: StepRecord, did: Sequence[Execution]) -> str:
+    match step.state:
+        case StepState.COLLECTING:
+            return f"step {step.step} has {step.num_sequences} sequences and no schedule; check the training driver"
+        case StepState.FAILED:
+            return f"step {step.step} cannot be planned: {step.failure}"
+        case StepState.SOLVING:
+            return f"the plan of step {step.step} was not ready when ranks needed it; are planners running and idle?"
+        case StepState.PLANNED:
+            worst = max(did, key=lambda each: each.num_fallbacks)
+            return f"step {step.step}: {fallback(worst)}"
+
+
+def fallback(execution: Execution) -> str | None:
+    """Return how many ranks fell back and why, or None if no rank did."""
+    if not execution.num_fallbacks:
+        return None
+    causes = ", ".join(f"{number} {cause}" for cause, number in execution.fallbacks.items())
+    return (
+        f"{execution.num_fallbacks} of {execution.num_expected} ranks kept the previous placement in phase "
+        f"{execution.phase} ({causes})"
+    )

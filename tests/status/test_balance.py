@@ -1,0 +1,120 @@
+"""Since when a job has not been balanced, and why."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from relibra.planning import Cause, Phase, PlanId
+from relibra.planning.execution import Execution
+from relibra.planning.plan import Prediction
+from relibra.status.balance import GLANCE_STEPS, Obstacle, balance_of
+from relibra.store import PlanRecord, Refusal, Refused, StepRecord
+
+PLAN = PlanRecord(
+    id=PlanId(epoch=1, version=1),
+    step=7,
+    digest=b"",
+    reason="",
+    prediction=Prediction(
+        imbalance_before=1.8,
+        imbalance_after=1.02,
+        imbalance_bound=1.01,
+        num_moved_experts=3,
+        num_replicas=4,
+        reorder_size_bytes=5,
+        replica_size_bytes=6,
+    ),
+    submitted_at=999.0,
+    published_at=1000.0,
+)
+APPLIED = Execution(
+    phase=Phase.UPDATE,
+    num_expected=4,
+    num_ep_groups=1,
+    missing=(),
+    num_applied=4,
+    fallbacks={},
+    reasons=(),
+    imbalance=1.02,
+    rank_tokens=(1, 1, 1, 1),
+    reorder_sent_bytes=0,
+    replica_sent_bytes=0,
+    plan_wait_s=0.0,
+)
+FELL_BACK = replace(APPLIED, num_applied=2, fallbacks={Cause.LATE: 2, Cause.STALE: 1})
+REFUSAL = Refusal(what=Refused.SCHEDULE, since_step=5, step=8, error="Conflict", text="step 8 has expired", at=1001.0)
+
+
+def planned(step: int) -> StepRecord:
+    return StepRecord(step=step, num_sequences=9, policies={}, submitted_at=999.0, plan=PLAN, failure=None)
+
+
+def collecting(step: int) -> StepRecord:
+    return replace(planned(step), plan=None, submitted_at=None)
+
+
+def test_a_job_whose_ranks_apply_their_plans_is_balanced() -> None:
+    balance = balance_of([planned(7)], [(planned(7), [APPLIED])], [])
+    assert (balance.since_step, balance.obstacle, balance.share) == (None, None, None)
+    assert balance.num_executed == 1
+
+
+def test_S9_a_row_of_fallbacks_counts_from_its_first_step() -> None:
+    done = [
+        (planned(9), [APPLIED, FELL_BACK]),
+        (planned(8), [FELL_BACK]),
+        (planned(7), [APPLIED]),
+        (planned(6), [FELL_BACK]),
+    ]
+    balance = balance_of([planned(9)], done, [])
+    assert (balance.since_step, balance.obstacle) == (8, Obstacle.FELL_BACK)
+    assert re.search(r"step 9: 2 of 4 ranks .*\(2 late, 1 stale\)", balance.reason)
+    assert balance.share == "3 of the last 4 steps ran without a plan"
+
+
+@pytest.mark.parametrize(
+    ("step", "obstacle", "words"),
+    [
+        (collecting(7), Obstacle.UNSCHEDULED, "9 sequences and no schedule"),
+        (replace(collecting(7), submitted_at=1.0), Obstacle.UNSOLVED, "was not ready"),
+        (replace(collecting(7), failure="no load"), Obstacle.UNPLANNABLE, "cannot be planned: no load"),
+        (planned(7), Obstacle.FELL_BACK, "kept the previous placement"),
+    ],
+)
+def test_S9_a_step_that_ran_without_a_plan_says_why(step: StepRecord, obstacle: Obstacle, words: str) -> None:
+    balance = balance_of([step], [(step, [FELL_BACK])], [])
+    assert (balance.since_step, balance.obstacle) == (7, obstacle)
+    assert words in balance.reason
+
+
+@pytest.mark.parametrize(
+    ("refusal", "obstacle"),
+    [
+        (REFUSAL, Obstacle.REFUSED_SCHEDULE),
+        (replace(REFUSAL, what=Refused.SEQUENCES), Obstacle.REFUSED_SEQUENCES),
+        (replace(REFUSAL, what=Refused.REPORTS), Obstacle.UNKNOWN_STEP),
+    ],
+)
+def test_S9_refused_steps_are_not_balanced(refusal: Refusal, obstacle: Obstacle) -> None:
+    balance = balance_of([planned(7)], [(planned(7), [APPLIED])], [refusal])
+    assert (balance.since_step, balance.obstacle) == (5, obstacle)
+    assert "step 8 has expired" in balance.reason
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        pytest.param(replace(REFUSAL, what=Refused.SEQUENCES, step=7), id="one sequence of a step with others"),
+        pytest.param(replace(REFUSAL, what=Refused.REPORTS, step=3), id="a straggler's report for an expired step"),
+    ],
+)
+def test_a_refusal_that_leaves_its_step_planned_does_not_count(refusal: Refusal) -> None:
+    assert balance_of([planned(7)], [(planned(7), [APPLIED])], [refusal]).since_step is None
+
+
+def test_S9_a_driver_that_never_submits_a_schedule_is_noticed() -> None:
+    steps = [collecting(step) for step in range(GLANCE_STEPS + 2, 2, -1)]
+    balance = balance_of(steps, [], [])
+    assert (balance.since_step, balance.obstacle) == (3, Obstacle.UNSCHEDULED)
+    assert balance_of(steps[:-1], [], []).since_step is None
