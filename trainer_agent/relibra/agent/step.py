@@ -14,11 +14,9 @@ from relibra.agent.plans import agreement
 from relibra.agent.plans.agreement import Offer
 from relibra.agent.plans.outcome import StepOutcome
 from relibra.agent.plans.session import PlanSource
+from relibra.agent.plans.trouble import Trouble
 from relibra.errors import InvalidPlan, RelibraError
 from relibra.planning import Cause, RankPlan, check_rank_plan
-
-log = logging.getLogger(__name__)
-
 
 class StepOpener:
     """Opens and closes the steps of one rank.
@@ -37,6 +35,7 @@ class StepOpener:
         self._config, self._groups, self._plans, self._homes = config, groups, plans, homes
         self._device = device
         self._accepted_epoch = 0
+        self._unplanned = Trouble("steps use their plans again, after %d steps without one")
         self._cells = self._cells_of(None)
 
     @property
@@ -59,7 +58,9 @@ class StepOpener:
         if plan is None or decision.plan_id is None:
             own = f" (this rank: {why})" if offer.plan_id is None else ""
             reason = decision.reason + own
-            log.warning("step %d keeps its placement, without replicas: %s", step, reason)
+            self._unplanned.met(
+                decision.causes, "not balancing since step %d: it keeps its placement, without replicas: %s", step, reason
+            )
             return StepOutcome(step=step, applied=None, causes=decision.causes, reason=reason, plan_wait_s=plan_wait_s)
         placement = self._homes.placement
         num_moved_experts = int((plan.home_rank_LE != placement.home_rank_LE).sum())
@@ -68,7 +69,13 @@ class StepOpener:
         reorder_s = time.monotonic() - began
         if failure is not None:
             reason = f"the reorder was undone: {failure}"
-            log.error("step %d keeps its placement, without replicas: %s", step, reason)
+            self._unplanned.met(
+                Cause.UNDONE,
+                "not balancing since step %d: it keeps its placement, without replicas: %s",
+                step,
+                reason,
+                level=logging.ERROR,
+            )
             return StepOutcome(
                 step=step,
                 applied=None,
@@ -78,6 +85,7 @@ class StepOpener:
                 reorder_s=reorder_s,
             )
         self._accepted_epoch = decision.plan_id.epoch
+        self._unplanned.over()
         self._cells = self._cells_of(plan)
         return StepOutcome(
             step=step,

@@ -7,6 +7,7 @@ from collections import deque
 from typing import Protocol
 
 from relibra.agent.config import AgentConfig
+from relibra.agent.plans.trouble import Trouble
 from relibra.errors import RelibraError
 from relibra.planning import ExecutionReport, RankPlan
 from relibra.wire.client import PlannerClient
@@ -60,6 +61,9 @@ class Session:
         self._closing_until: float | None = None
         self._thread: threading.Thread | None = None
         self._client: PlannerClient | None = None
+        self._refused_plans = Trouble("the planner hands out plans again, after %d refusals")
+        self._refused_reports = Trouble("the planner takes reports again, after refusing %d")
+        self._dropped_reports = Trouble("reports reach the planner again, after %d were dropped")
 
     def prefetch(self, step: int) -> None:
         """Start to fetch the plan of `step`, instead of that of any other step."""
@@ -94,8 +98,11 @@ class Session:
         with self._changed:
             if len(self._reports) >= _MAX_PENDING_REPORTS:
                 dropped = self._reports.popleft()
-                log.warning(
-                    "dropped the report of step %d, %s: the planner is away for too long", dropped.step, dropped.phase
+                self._dropped_reports.met(
+                    "away",
+                    "dropped the report of step %d, %s: the planner is away for too long",
+                    dropped.step,
+                    dropped.phase,
                 )
             self._reports.append(report)
             self._wake()
@@ -161,8 +168,13 @@ class Session:
         except RelibraError as error:
             if error.retryable:
                 return False
-            log.warning("the planner refused the report of step %d, %s: %s", report.step, report.phase, error)
+            self._refused_reports.met(
+                type(error), "the planner refused the report of step %d, %s: %s", report.step, report.phase, error
+            )
+        else:
+            self._refused_reports.over()
         with self._changed:
+            self._dropped_reports.over()
             if self._reports and self._reports[0] is report:
                 self._reports.popleft()
                 self._changed.notify_all()
@@ -178,10 +190,11 @@ class Session:
                 self._config.job_id, step, self._config.model, self._ep_rank, wait_s=self._poll_s()
             )
             fetched = plan, plan.reason
+            self._refused_plans.over()
         except RelibraError as error:
             reason = str(error)
             if not error.retryable:
-                log.warning("no plan of step %d: %s", step, error)
+                self._refused_plans.met(type(error), "no plan of step %d: %s", step, error)
                 fetched = None, reason
         with self._changed:
             if reason:
