@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relibra.planning.load import home_loads
+from relibra.planning.plan import Prediction
 from relibra.planning.summary import PlanTotals, sentence
 
 
@@ -58,3 +59,19 @@ def test_the_most_replicated_come_first_and_others_not_at_all(random_problem):
     assert numbers == sorted(numbers, reverse=True)
     assert len(found) == np.count_nonzero(totals.num_replicas_LE) > 0
     assert totals.most_replicated(2) == found[:2]
+
+
+def test_S9_unknown_sizes_of_experts_are_unknown_and_not_zero() -> None:
+    known = Prediction(
+        imbalance_before=2.0,
+        imbalance_after=1.0,
+        imbalance_bound=1.0,
+        num_moved_experts=3,
+        num_replicas=0,
+        reorder_size_bytes=0,
+        replica_size_bytes=0,
+    )
+    assert known.reorder_size_bytes is None
+    assert known.replica_size_bytes == 0, "no replica takes no bytes, whatever its size"
+    assert Prediction(**known.to_dict()) == known
+    assert known.to_dict()["reorder_size_bytes"] == 0

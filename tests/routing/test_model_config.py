@@ -3,7 +3,8 @@ import json
 import pytest
 
 from relibra.errors import InvalidInput
-from relibra.routing import read_model_config
+from relibra.planning import Model
+from relibra.routing import read_model, read_model_config
 from relibra.routing.model_config import layers_of_config
 
 _QWEN3 = {"num_hidden_layers": 4, "num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1}
@@ -73,3 +74,23 @@ def test_a_file_and_the_folder_of_a_checkpoint_are_read(tmp_path):
             read_model_config(path)
     with pytest.raises(InvalidInput, match=r"expected a Hugging Face config\.json, got .*No such file"):
         read_model_config(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize(
+    ("widths", "parameters"),
+    [
+        ({"hidden_size": 2048, "moe_intermediate_size": 768, "intermediate_size": 6144}, 3 * 2048 * 768),
+        ({"hidden_size": 2880, "intermediate_size": 2880}, 3 * 2880 * 2880),
+        ({"hidden_size": 100, "moe_intermediate_size": 10, "mlp_hidden_act": "relu2"}, 2 * 100 * 10),
+        ({}, 0),
+    ],
+)
+def test_S9_the_model_to_register_has_the_sizes_of_its_experts(tmp_path, widths, parameters):
+    (tmp_path / "config.json").write_text(json.dumps(_QWEN3 | widths))
+    assert read_model(tmp_path) == Model(
+        num_layers=4,
+        num_experts=128,
+        top_k=8,
+        expert_weight_size_bytes=2 * parameters,
+        expert_state_size_bytes=14 * parameters,
+    )

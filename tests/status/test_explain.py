@@ -113,3 +113,11 @@ def test_after_a_late_plan_the_explanation_says_how_long_planning_took() -> None
 @given(st.integers(0, 1 << 60))
 def test_sizes_are_short(size_bytes: int) -> None:
     assert len(size_text(size_bytes)) <= 12
+
+
+def test_S9_an_unknown_size_is_named_with_what_to_register() -> None:
+    explanation = explain(planned(reorder_size_bytes=0, replica_size_bytes=0), CLUSTER, [])
+    for text in (*explanation.placement, *explanation.replicas):
+        assert " 0 B" not in text
+    assert "register expert_weight_size_bytes" in explanation.placement[1]
+    assert "register expert_weight_size_bytes" in explanation.replicas[0]

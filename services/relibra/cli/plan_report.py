@@ -97,8 +97,8 @@ class PlanReport:
         if self.packed:
             rows.append(("packing time", f"{self.packed.pack_time_s:.2f} s"))
         if model.expert_weight_size_bytes:
-            rows.append(("bytes to reorder", f"{numbers.reorder_size_bytes / 1e9:.2f} GB"))
-            rows.append(("bytes of replicas, once a micro-batch", f"{numbers.replica_size_bytes / 1e9:.2f} GB"))
+            rows.append(("bytes to reorder", _size(numbers.reorder_size_bytes)))
+            rows.append(("bytes of replicas, once a micro-batch", _size(numbers.replica_size_bytes)))
         else:
             rows.append(("bytes moved", "unknown: pass --expert-bytes"))
         table = Table(
@@ -111,6 +111,10 @@ class PlanReport:
         for row in rows:
             table.add_row(*row)
         return table
+
+
+def _size(size_bytes: int | None) -> str:
+    return "unknown" if size_bytes is None else f"{size_bytes / 1e9:.2f} GB"
 
 
 def _exact(gap: ExactGap) -> str:

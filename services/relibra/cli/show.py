@@ -82,9 +82,8 @@ def _print_step(console: Console, step: dict[str, Any]) -> None:
                 {
                     "plan": plan["id"],
                     "imbalance": f"{imbalances}, bound {prediction['imbalance_bound']:.3f}",
-                    "replicas": f"{prediction['num_replicas']}, {prediction['replica_size_bytes'] / 2**20:.1f} MiB",
-                    "moved experts": f"{prediction['num_moved_experts']}, "
-                    f"{prediction['reorder_size_bytes'] / 2**20:.1f} MiB",
+                    "replicas": f"{prediction['num_replicas']}, {_size(prediction['replica_size_bytes'])}",
+                    "moved experts": f"{prediction['num_moved_experts']}, {_size(prediction['reorder_size_bytes'])}",
                 }
             )
         )
@@ -103,6 +102,12 @@ def _print_step(console: Console, step: dict[str, Any]) -> None:
         if each["missing"]:
             ranks = ", ".join(f"{group}/{rank}" for group, rank in each["missing"])
             console.print(f"  no report from EP group/rank {ranks}", style="yellow")
+
+
+def _size(size_bytes: int | None) -> str:
+    if size_bytes is None:
+        return "size unknown: register expert_weight_size_bytes"
+    return f"{size_bytes / 2**20:.1f} MiB"
 
 
 def _print_cell(console: Console, cell: dict[str, Any]) -> None:

@@ -6,11 +6,13 @@ from typing import Any
 
 from relibra.errors import InvalidInput
 from relibra.planning.job import Model
-from relibra.routing.model_config import layers_of_config, number
-
-_BF16 = 2
-_STATE_BYTES_PER_PARAMETER = 14
-"""bf16 weight, fp32 master weight and two fp32 moments."""
+from relibra.routing.model_config import (
+    BF16_BYTES,
+    EXPERT_WIDTHS,
+    STATE_BYTES_PER_PARAMETER,
+    layers_of_config,
+    number,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ class ModelShape:
     @property
     def expert_weight_size_bytes(self) -> int:
         """The bytes of one expert's bf16 weights."""
-        return _BF16 * self.expert_parameters
+        return BF16_BYTES * self.expert_parameters
 
     @property
     def slot_size_bytes(self) -> int:
@@ -52,7 +54,7 @@ class ModelShape:
     @property
     def token_size_bytes(self) -> int:
         """The bytes that dispatch and combine of one token copy move together, in bf16."""
-        return 2 * _BF16 * self.hidden_size
+        return 2 * BF16_BYTES * self.hidden_size
 
     def model(self) -> Model:
         """Return the model as planning knows it."""
@@ -61,7 +63,7 @@ class ModelShape:
             num_experts=self.num_experts,
             top_k=self.top_k,
             expert_weight_size_bytes=self.expert_weight_size_bytes,
-            expert_state_size_bytes=_STATE_BYTES_PER_PARAMETER * self.expert_parameters,
+            expert_state_size_bytes=STATE_BYTES_PER_PARAMETER * self.expert_parameters,
         )
 
     def layer_flop(self, num_tokens: float, sequence_length: float) -> float:
@@ -96,7 +98,7 @@ def shape_of_config(name: str, config: Mapping[str, Any]) -> ModelShape:
         )
     layers = layers_of_config(config)
     num_dense_layers = layers.is_moe.count(False)
-    expert_ffn_size = _size(config, "moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
+    expert_ffn_size = _size(config, *EXPERT_WIDTHS)
     shared_ffn_size = number(config, ["shared_expert_intermediate_size"], default=0)
     num_shared = ["n_shared_experts", "num_shared_experts", "moe_num_shared_experts"]
     parameters, width = _attention(config)

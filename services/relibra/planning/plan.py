@@ -47,10 +47,10 @@ class Prediction:
     """Experts whose home differs from the previous placement, over all layers."""
     num_replicas: int
     """Replicas of all cells."""
-    reorder_size_bytes: int
-    """State of the moved experts, over all EP groups; 0 where the model gives no sizes."""
-    replica_size_bytes: int
-    """Weights of the replicas of all cells, sent once; 0 where the model gives no sizes."""
+    reorder_size_bytes: int | None
+    """State of the moved experts, over all EP groups. None: experts move, and the model gives no sizes."""
+    replica_size_bytes: int | None
+    """Weights of the replicas of all cells, sent once. None: there are replicas, and the model gives no sizes."""
     imbalance_floor: float = 1.0
     """No plan of any placement has a lower imbalance."""
     basis: Basis = Basis.REPLAY
@@ -58,10 +58,16 @@ class Prediction:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "basis", Basis(self.basis))  # JSON gives text
+        # Stored plans have 0 for an unknown size. Shown as 0 B, it would say that moving experts is free (S9).
+        if self.num_moved_experts and not self.reorder_size_bytes:
+            object.__setattr__(self, "reorder_size_bytes", None)
+        if self.num_replicas and not self.replica_size_bytes:
+            object.__setattr__(self, "replica_size_bytes", None)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the numbers as JSON has them; `basis` is left out where it is replay."""
+        """Return the numbers as stored plans have them: an unknown size is 0, and `basis` replay is left out."""
         numbers = asdict(self)
+        numbers |= {key: numbers[key] or 0 for key in ("reorder_size_bytes", "replica_size_bytes")}
         return numbers if self.basis is not Basis.REPLAY else {key: numbers[key] for key in numbers if key != "basis"}
 
 

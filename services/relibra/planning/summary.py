@@ -40,7 +40,7 @@ def predict(
         basis: what the loads are based on.
 
     Returns:
-        The prediction; its bytes are summed over all EP groups, and 0 where the model gives no sizes.
+        The prediction; its bytes are summed over all EP groups, and None where the model gives no sizes.
     """
     num_rows, num_layers, _ = load_MLE.shape
     loads_MLR = rank_loads(quota_index_Q4, quota_tokens_Q, num_rows, num_layers, cluster.num_ranks)

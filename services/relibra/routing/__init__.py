@@ -18,7 +18,7 @@ Rollout workers import this package, so numpy is its only dependency.
 from relibra.routing.counts import count_routed_experts, count_sequences
 from relibra.routing.filler import FILLER_RULES, FillerRule, as_trained
 from relibra.routing.formats import decode
-from relibra.routing.model_config import read_model_config
+from relibra.routing.model_config import read_model, read_model_config
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import SequenceRouting
 from relibra.routing.trace import RoutingTrace
@@ -34,6 +34,7 @@ __all__ = [
     "count_routed_experts",
     "count_sequences",
     "decode",
+    "read_model",
     "read_model_config",
     "read_trace",
     "write_trace",

@@ -1,4 +1,4 @@
-"""The routers of a model, read from its Hugging Face `config.json`."""
+"""The routers of a model and the sizes of its experts, read from its Hugging Face `config.json`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from relibra.errors import InvalidInput
+from relibra.planning import Model
 from relibra.routing.model_layers import ModelLayers
 
 _NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
@@ -18,6 +19,10 @@ _TOP_K = (
     "moe_top_k",
     "moe_k",
 )
+EXPERT_WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
+BF16_BYTES = 2
+STATE_BYTES_PER_PARAMETER = 14
+"""bf16 weight, fp32 main weight and two fp32 moments."""
 _NUM_LAYERS = ("num_hidden_layers", "n_layers", "num_layers")
 
 
@@ -28,6 +33,38 @@ def read_model_config(path: str | Path) -> ModelLayers:
         InvalidInput: the file does not exist, is not JSON or describes no MoE model; the message names a missing key.
     """
     return layers_of_config(read_config(path))
+
+
+def read_model(path: str | Path) -> Model:
+    """Read the model to register from `config.json`, or from the checkpoint folder that contains it.
+
+    Sizes are those of training in bf16 with Adam: bf16 weights, fp32 main weights and two fp32 moments. They stay
+    unknown (0) where the configuration lacks a width.
+
+    Raises:
+        InvalidInput: as `read_model_config`.
+    """
+    config = read_config(path)
+    layers = layers_of_config(config)
+    parameters = expert_parameters(config)
+    return Model(
+        num_layers=layers.num_moe_layers,
+        num_experts=layers.num_experts,
+        top_k=layers.top_k,
+        expert_weight_size_bytes=BF16_BYTES * parameters,
+        expert_state_size_bytes=STATE_BYTES_PER_PARAMETER * parameters,
+    )
+
+
+def expert_parameters(config: Mapping[str, Any]) -> int:
+    """Return the parameters of one routed expert: gate, up and down projection; 0 if a width is not given.
+
+    Experts with a plain activation (`relu2`, as in Nemotron-H) have no gate.
+    """
+    hidden_size = number(config, ["hidden_size"], default=0)
+    ffn_size = number(config, EXPERT_WIDTHS, default=0)
+    activation = config.get("mlp_hidden_act") or config.get("hidden_act")
+    return (2 if activation == "relu2" else 3) * hidden_size * ffn_size
 
 
 def read_config(path: str | Path) -> Mapping[str, Any]:

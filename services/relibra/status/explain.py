@@ -80,7 +80,7 @@ def _placement(prediction: Prediction) -> list[str]:
     if prediction.num_moved_experts:
         sentences.append(
             f"{prediction.num_moved_experts} experts move to another home rank, once, at the start of the step: "
-            f"{size_text(prediction.reorder_size_bytes)} including optimizer state."
+            f"{_weighed(prediction.reorder_size_bytes, 'including optimizer state')}."
         )
     else:
         sentences.append("No expert moves: no move would gain more than it costs, or no placement is better.")
@@ -94,13 +94,22 @@ def _replicas(prediction: Prediction, cluster: Cluster) -> list[str]:
         return ["There are no replicas: none would save the slowest rank more time than its transfer and weights cost."]
     sentences = [
         f"{prediction.num_replicas} replicas take tokens off ranks that would be slowest, each for one micro-batch "
-        f"and layer; {size_text(prediction.replica_size_bytes)} of weights travel within nodes."
+        f"and layer; {_weighed(prediction.replica_size_bytes, 'of weights travel within nodes')}."
     ]
     if prediction.basis is Basis.PREVIOUS_STEPS:
         sentences.append("The loads are a forecast: replicas are placed so that no rank depends on a single expert.")
     elif prediction.imbalance_after > prediction.imbalance_bound * _CLOSE:
         sentences.append("Closing the remaining gap to the bound would need replicas that cost more than they save.")
     return sentences
+
+
+def _weighed(size_bytes: int | None, what: str) -> str:
+    if size_bytes is None:
+        return (
+            "size unknown, so planning cannot weigh these transfers (register expert_weight_size_bytes and "
+            "expert_state_size_bytes)"
+        )
+    return f"{size_text(size_bytes)} {what}"
 
 
 def _execution(step: StepRecord, executed: Sequence[Execution]) -> list[str]:
@@ -128,8 +137,10 @@ def _execution(step: StepRecord, executed: Sequence[Execution]) -> list[str]:
     return sentences
 
 
-def size_text(size_bytes: float) -> str:
-    """Return a number of bytes as text."""
+def size_text(size_bytes: float | None) -> str:
+    """Return a number of bytes as text; None is a size that the job did not register."""
+    if size_bytes is None:
+        return "size unknown (register expert_weight_size_bytes)"
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size_bytes < 1024:
             return f"{size_bytes:.3g} {unit}" if unit != "B" else f"{size_bytes:.0f} B"

@@ -120,7 +120,12 @@ class _Collector:
             "job_id",
             "when",
         )
-        size = _gauge("plan_transfer_bytes", "Bytes that the newest plan transfers.", "job_id", "kind")
+        size = _gauge(
+            "plan_transfer_bytes",
+            "Bytes that the newest plan transfers; absent where the job registered no sizes.",
+            "job_id",
+            "kind",
+        )
         for each in self._figures:
             job_id = each.glance.job.job_id
             planned.add_metric([job_id], each.num_planned_steps)
@@ -132,7 +137,9 @@ class _Collector:
                 for when in ("before", "after", "bound", "floor"):
                     imbalance.add_metric([job_id, when], getattr(plan.prediction, f"imbalance_{when}"))
                 for kind in ("reorder", "replica"):
-                    size.add_metric([job_id, kind], getattr(plan.prediction, f"{kind}_size_bytes"))
+                    size_bytes = getattr(plan.prediction, f"{kind}_size_bytes")
+                    if size_bytes is not None:
+                        size.add_metric([job_id, kind], size_bytes)
         yield from (planned, pending, latency, published, imbalance, size)
 
     def _executions(self) -> Iterator[Metric]:

@@ -36,6 +36,30 @@ def test_a_refused_argument_is_named_with_its_fix(more, fix):
     assert found(f"torchrun train.py {GOOD} \\\n {more}  # a comment") == [(CheckResult.FAILED, fix)]
 
 
+_ADAPTERS = (
+    "use target_modules without linear_fc1 and linear_fc2 of experts, or one adapter per expert with "
+    "share_expert_adapters=False and moe_grouped_gemm=False"
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "is_refused"),
+    [
+        ("peft.share_expert_adapters=true", True),
+        ("lora.rank=32 'lora.target_modules=[linear_qkv,linear_fc1]'", True),
+        ("lora.rank=32 lora.target_modules=all-linear", True),
+        ("lora.rank=32 'lora.target_modules=[linear_fc1]' lora.share_expert_adapters=false", True),
+        ("lora.rank=32 'lora.target_modules=[linear_fc1]' model.moe_grouped_gemm=false", False),
+        ("lora.rank=32 'lora.target_modules=[linear_qkv,linear_proj]'", False),
+        ("lora.rank=32 'lora.target_modules=[\"*.shared_experts.linear_fc1\"]'", False),
+        ("lora.rank=0 'lora.target_modules=[linear_fc1]'", False),
+    ],
+)
+def test_S9_adapters_that_experts_share_are_refused(more, is_refused):
+    expected = (CheckResult.FAILED, _ADAPTERS) if is_refused else (CheckResult.OK, "")
+    assert found(f"{GOOD} {more}") == [expected]
+
+
 def test_accepted_arguments_pass_as_words_and_as_yaml():
     assert found(f"{GOOD} --cuda-graph-impl local --cuda-graph-scope attn") == [(CheckResult.OK, "")]
     sizes = "--tensor-model-parallel-size 2 --tensor-parallel-num-weight-shards 2 --expert-tensor-parallel-size 1"

@@ -1,7 +1,9 @@
 """`attach`: hook an agent into a built model, on all ranks or on none."""
 
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -13,6 +15,7 @@ from relibra.agent.cells.host_copy import HostCopy
 from relibra.agent.cells.slots import Slots
 from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.config import AgentConfig
+from relibra.agent.expert_sizes import ExpertSizes
 from relibra.agent.experts import Experts, experts_of
 from relibra.agent.groups import Groups, Member, Topology
 from relibra.agent.homes.by_place import check_optimizer_state_dicts, check_state_dicts
@@ -26,6 +29,8 @@ from relibra.agent.refusals import check_version, replay_obstacle
 from relibra.agent.transport import ExpertTransport, PeerTransport, ProcessGroupTransport
 from relibra.agent.transport.timed import TimedTransport
 from relibra.errors import InvalidInput, RelibraError
+
+log = logging.getLogger(__name__)
 
 
 def attach(
@@ -73,6 +78,11 @@ def attach(
         refusal = error
     topology = Topology.of(_exchange(member, config, refusal), config)
     groups = Groups.create(topology, config)
+    sizes = ExpertSizes.of((slot for each in held for slot in each.parameters), is_optimized=optimizer is not None)
+    model, advice = sizes.fill(config.model)
+    if advice is not None and (groups.seat.ep_group, groups.seat.ep_rank) == (0, 0):
+        log.warning(advice)
+    config = replace(config, model=model)
     indices = topology.stage_layers[groups.stage_index]
     by_index = dict(zip(indices, found, strict=True))
     experts = dict(zip(indices, held, strict=True))

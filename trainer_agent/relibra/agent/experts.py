@@ -1,5 +1,7 @@
 """The experts of one MoE layer on this rank: their parameters by home slot, and how to run them with replicas."""
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
@@ -8,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from relibra.agent.refusals import unsupported
+from relibra.agent.refusals import shared_adapter, unsupported
 
 ExpertsForward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """(tokens sorted by expert, tokens per expert, probabilities) -> (outputs, bias)."""
@@ -142,6 +144,27 @@ class GroupedExperts:
                 linear.num_gemms = first
             for linear, name in added:
                 del vars(linear)[name]
+
+
+_OF_ONE_EXPERT = re.compile(r"local_experts\.\d+\..+|linear_fc[12]\.(weight|bias)\d*")
+"""Names of parameters that belong to one expert. A single `weight` of all experts is refused by `GroupedExperts`."""
+
+
+def check_parameters(module: nn.Module) -> None:
+    """Check that every parameter of an experts module belongs to exactly one expert.
+
+    Adapters break this. Megatron-Bridge's LoRA puts one adapter around the grouped product of all local experts
+    (`share_expert_adapters=True`, its default): `linear_fc1` then holds the product as `to_wrap` and the shared
+    matrices as `adapter`. An expert that moves to another rank would meet the adapter of that rank, so the model would change.
+
+    Raises:
+        Unsupported: a parameter belongs to several experts, or to none; the message names it.
+    """
+    named = list(module.named_parameters(remove_duplicate=False))
+    numbers = Counter(id(parameter) for _, parameter in named)
+    for name, parameter in named:
+        if not _OF_ONE_EXPERT.fullmatch(name) or numbers[id(parameter)] > 1:
+            raise shared_adapter(f"the parameter {name} of the experts, which is not that of a single expert").error
 
 
 def experts_of(module: Any) -> Experts:

@@ -182,6 +182,33 @@ def ddp_refusals(config: Any) -> list[Refusal]:
     return refusals
 
 
+def shared_adapter(what: str) -> Refusal:
+    """Return the refusal of LoRA adapters that several experts share, so that a moved expert would lose its adapter."""
+    return Refusal(
+        f"{what} (LoRA with share_expert_adapters=True, Megatron-Bridge's default, shares one adapter among the "
+        "experts of a rank, so moving an expert would change the model)",
+        "target_modules without linear_fc1 and linear_fc2 of experts, or one adapter per expert with "
+        "share_expert_adapters=False and moe_grouped_gemm=False",
+    )
+
+
+def adapter_refusals(config: Any) -> list[Refusal]:
+    """Return the refusals for LoRA settings, in any object with Megatron-Bridge's names; a missing one is None.
+
+    Without grouped products every expert is wrapped on its own, so its adapter moves with it.
+    """
+    sizes = [config.lora_rank, config.rank, config.dim]
+    is_off = any(size is not None for size in sizes) and not any(sizes)
+    targets = config.target_modules or ()
+    targets = targets.split(",") if isinstance(targets, str) else targets
+    is_on_experts = bool(config.share_expert_adapters) or any(
+        each == "all-linear" or ("linear_fc" in each and "shared_expert" not in each) for each in map(str, targets)
+    )
+    if is_off or not is_on_experts or config.moe_grouped_gemm is False:
+        return []
+    return [shared_adapter("adapters on grouped experts")]
+
+
 def sharding(what: str) -> Refusal:
     """Return the refusal of a wrapper or option that shards parameters over data-parallel ranks."""
     return Refusal(f"{what}, which shards weights of experts", "megatron's DistributedDataParallel")

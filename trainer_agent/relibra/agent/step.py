@@ -18,6 +18,7 @@ from relibra.agent.plans.trouble import Trouble
 from relibra.errors import InvalidPlan, RelibraError
 from relibra.planning import Cause, RankPlan, check_rank_plan
 
+
 class StepOpener:
     """Opens and closes the steps of one rank.
 
@@ -59,7 +60,10 @@ class StepOpener:
             own = f" (this rank: {why})" if offer.plan_id is None else ""
             reason = decision.reason + own
             self._unplanned.met(
-                decision.causes, "not balancing since step %d: it keeps its placement, without replicas: %s", step, reason
+                decision.causes,
+                "not balancing since step %d: it keeps its placement, without replicas: %s",
+                step,
+                reason,
             )
             return StepOutcome(step=step, applied=None, causes=decision.causes, reason=reason, plan_wait_s=plan_wait_s)
         placement = self._homes.placement

@@ -42,7 +42,14 @@ def examine(path: Path | None) -> list[Finding]:
 
 def judge(arguments: Mapping[str, Any]) -> list[Finding]:
     """Return the findings about arguments named as in TransformerConfig; missing ones have their defaults."""
-    from relibra.agent.refusals import config_refusals, ddp_refusals, optimizer_refusals, replay_obstacle, sharding
+    from relibra.agent.refusals import (
+        adapter_refusals,
+        config_refusals,
+        ddp_refusals,
+        optimizer_refusals,
+        replay_obstacle,
+        sharding,
+    )
 
     config = _Config(arguments)
     # By default Megatron shards experts in the same way as the rest of the model.
@@ -51,6 +58,7 @@ def judge(arguments: Mapping[str, Any]) -> list[Finding]:
         *config_refusals(config, expert_tensor_parallel_size=expert_tensor_parallel_size),
         *optimizer_refusals(config),
         *ddp_refusals(config),
+        *adapter_refusals(config),
         *([sharding("use_torch_fsdp2=True")] if config.use_torch_fsdp2 else []),
     ]
     found = [failed("megatron: arguments", refusal.reason, refusal.fix) for refusal in refusals]

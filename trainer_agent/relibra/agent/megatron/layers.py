@@ -11,6 +11,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 from torch import nn
 
+from relibra.agent.experts import check_parameters
 from relibra.agent.refusals import check_config, sharding, unsupported
 from relibra.errors import InvalidInput
 from relibra.planning import Cluster, Model
@@ -51,6 +52,7 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
             "use_transformer_engine_op_fuser=True, which treats all experts of a rank as one tensor",
             "use_transformer_engine_op_fuser=False",
         )
+    check_parameters(layer.experts)
     if not isinstance(layer.layer_number, int):
         raise unsupported("a MoE layer without a number", "layer.set_layer_number(number in the model, from 1)")
     for field, expected, got in (

@@ -23,7 +23,7 @@ class Trouble:
         self._num_failures += 1
         if cause not in self._causes:
             self._causes.add(cause)
-            log.log(level, f"{message} (logged once until it is over)", *args)
+            log.log(level, "%s (logged once until it is over)", message % args)
 
     def over(self) -> None:
         """Log that it works again, if it did not; the next failure is logged."""
