@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from relibra.agent.experts import Dispatched, Experts, experts_of
+from relibra.agent.experts import Dispatched, Experts, check_parameters, experts_of
 from relibra.errors import Unsupported
 
 HOME = 3
@@ -103,3 +103,28 @@ def test_all_experts_in_one_tensor_are_refused() -> None:
     del experts.module.linear_fc2.weight1
     with pytest.raises(Unsupported, match="moe_single_grouped_weight=False"):
         experts_of(experts.module)
+
+
+def test_S9_a_parameter_of_several_experts_is_refused_by_name() -> None:
+    module = torch.nn.Module()
+    module.linear_fc1, module.linear_fc2 = Product(SIZE, 5), Product(5, SIZE)
+    check_parameters(module)
+    wrapped = torch.nn.Module()
+    wrapped.to_wrap, wrapped.adapter = module.linear_fc1, torch.nn.Linear(SIZE, 2, bias=False)
+    module.linear_fc1 = wrapped
+    with pytest.raises(
+        Unsupported, match=r"linear_fc1\.adapter\.weight of the experts.*share_expert_adapters=True"
+    ):
+        check_parameters(module)
+
+
+def test_S9_adapters_pass_if_each_expert_has_its_own() -> None:
+    module = torch.nn.Module()
+    module.local_experts = torch.nn.ModuleList(Local() for _ in range(HOME))
+    adapters = [torch.nn.Linear(SIZE, 2, bias=False) for _ in range(HOME)]
+    for expert, adapter in zip(module.local_experts, adapters, strict=True):
+        expert.adapter = adapter
+    check_parameters(module)
+    module.local_experts[1].adapter = adapters[0]
+    with pytest.raises(Unsupported, match=r"local_experts\.0\.adapter\.weight of the experts"):
+        check_parameters(module)

@@ -12,6 +12,12 @@ pytestmark = pytest.mark.distributed
         ("flex", "moe_token_dispatcher_type='flex'", "'alltoall'"),
         ("another dispatcher", "a dispatcher of type MoEAllGatherTokenDispatcher", "'alltoall'"),
         ("legacy grouped gemm", "experts of type", "SequentialMLP or TEGroupedMLP"),
+        (
+            "one adapter of all experts",
+            "local_experts.0.linear_fc1.adapter.linear_in.weight of the experts, which is not that of a single expert",
+            "share_expert_adapters=False",
+        ),
+        ("an adapter around a product", "linear_fc1.adapter.weight of the experts", "share_expert_adapters=False"),
         ("op fuser", "use_transformer_engine_op_fuser=True", "use_transformer_engine_op_fuser=False"),
         ("expert_tensor_parallel_size", "expert tensor parallelism", "expert_tensor_parallel_size=1"),
         ("expert_gtp_weight_remat_size", "(expert_gtp_weight_remat_size)", "num_weight_shards=None"),

@@ -150,9 +150,9 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
             if outcome is not None:
                 refused.append(_refusal(request, outcome))
                 errors[request.job_id, request.step] = outcome
-        for (job_id, step), error in errors.items():
-            if job_id in jobs and not isinstance(error, StaleEpoch):
-                await self._store.note_refusal(jobs[job_id], Refused.SEQUENCES, step, error)
+        for (job_id, step), why in errors.items():
+            if job_id in jobs and not isinstance(why, StaleEpoch):
+                await self._store.note_refusal(jobs[job_id], Refused.SEQUENCES, step, why)
         self._metrics.sequences.labels("refused").inc(len(refused))
         self._metrics.sequences.labels("kept").inc(len(batch) - len(refused))
         return sorted(refused, key=lambda each: each.ordinal)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 
 from relibra.errors import LimitExceeded, Unavailable
 from relibra.status.access import Viewer
-from relibra.status.reader import GLANCE_STEPS
+from relibra.status.balance import GLANCE_STEPS
 from relibra.store import Store
 
 _HEARTBEAT_S = 15.0

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -92,6 +92,36 @@ def flex(trained: Trained) -> Iterator[None]:
         yield
 
 
+class AroundProduct(torch.nn.Module):
+    """The shape that Megatron-Bridge's LoRA gives to a linear of experts: what it wraps, and one adapter."""
+
+    def __init__(self, to_wrap: torch.nn.Module, adapter: torch.nn.Module) -> None:
+        super().__init__()
+        self.to_wrap, self.adapter = to_wrap, adapter
+
+
+def with_shared_adapter(trained: Trained) -> AbstractContextManager[Any]:
+    """Give all local experts of a built layer one adapter."""
+    adapter = torch.nn.Module()
+    adapter.linear_in, adapter.linear_out = torch.nn.Linear(4, 2, bias=False), torch.nn.Linear(2, 4, bias=False)
+    stack = ExitStack()
+    for expert in trained.network.moe[1].experts.local_experts:
+        stack.enter_context(mock.patch.object(expert, "linear_fc1", AroundProduct(expert.linear_fc1, adapter)))
+    return stack
+
+
+def with_adapter_around_product(trained: Trained) -> AbstractContextManager[Any]:
+    """Put grouped experts into a built layer, with one adapter around the grouped product."""
+    grouped = unbuilt(experts.TEGroupedMLP)
+    for name in ("linear_fc1", "linear_fc2"):
+        product = torch.nn.Module()
+        for expert in range(2):
+            product.register_parameter(f"weight{expert}", torch.nn.Parameter(torch.zeros(4, 4)))
+        setattr(grouped, name, product)
+    grouped.linear_fc1 = AroundProduct(grouped.linear_fc1, torch.nn.Linear(4, 2, bias=False))
+    return mock.patch.object(trained.network.moe[1], "experts", grouped)
+
+
 def in_optimizer(holder: str, name: str, value: Any) -> Change:
     return lambda trained: mock.patch.object(getattr(trained.optimizer.chained_optimizers[0], holder), name, value)
 
@@ -104,6 +134,8 @@ CHANGED: dict[str, Change] = {
     "legacy grouped gemm": lambda trained: mock.patch.object(
         trained.network.moe[1], "experts", unbuilt(getattr(experts, "GroupedMLP", experts.MegatronModule))
     ),
+    "one adapter of all experts": with_shared_adapter,
+    "an adapter around a product": with_adapter_around_product,
     "op fuser": lambda trained: mock.patch.object(
         trained.network.moe[0].experts, "_with_fused_impl", True, create=True
     ),

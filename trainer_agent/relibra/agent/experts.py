@@ -146,7 +146,7 @@ class GroupedExperts:
                 del vars(linear)[name]
 
 
-_OF_ONE_EXPERT = re.compile(r"local_experts\.\d+\..+|linear_fc[12]\.(weight|bias)\d*")
+_OF_ONE_EXPERT = re.compile(r"local_experts\.\d+\..+|linear_fc[12]\.(to_wrap\.)?(weight|bias)\d*")
 """Names of parameters that belong to one expert. A single `weight` of all experts is refused by `GroupedExperts`."""
 
 
@@ -155,7 +155,7 @@ def check_parameters(module: nn.Module) -> None:
 
     Adapters break this. Megatron-Bridge's LoRA puts one adapter around the grouped product of all local experts
     (`share_expert_adapters=True`, its default): `linear_fc1` then holds the product as `to_wrap` and the shared
-    matrices as `adapter`. An expert that moves to another rank would meet the adapter of that rank, so the model would change.
+    matrices as `adapter`. An expert that moves to another rank would meet the adapter of that rank.
 
     Raises:
         Unsupported: a parameter belongs to several experts, or to none; the message names it.

@@ -169,7 +169,11 @@ class Session:
             if error.retryable:
                 return False
             self._refused_reports.met(
-                type(error), "the planner refused the report of step %d, %s: %s", report.step, report.phase, error
+                type(error).__name__,
+                "the planner refused the report of step %d, %s: %s",
+                report.step,
+                report.phase,
+                error,
             )
         else:
             self._refused_reports.over()
@@ -194,7 +198,7 @@ class Session:
         except RelibraError as error:
             reason = str(error)
             if not error.retryable:
-                self._refused_plans.met(type(error), "no plan of step %d: %s", step, error)
+                self._refused_plans.met(type(error).__name__, "no plan of step %d: %s", step, error)
                 fetched = None, reason
         with self._changed:
             if reason:
