@@ -112,9 +112,7 @@ def test_S9_a_parameter_of_several_experts_is_refused_by_name() -> None:
     wrapped = torch.nn.Module()
     wrapped.to_wrap, wrapped.adapter = module.linear_fc1, torch.nn.Linear(SIZE, 2, bias=False)
     module.linear_fc1 = wrapped
-    with pytest.raises(
-        Unsupported, match=r"linear_fc1\.adapter\.weight of the experts.*share_expert_adapters=True"
-    ):
+    with pytest.raises(Unsupported, match=r"linear_fc1\.adapter\.weight of the experts.*share_expert_adapters=True"):
         check_parameters(module)
 
 

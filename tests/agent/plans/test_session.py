@@ -189,6 +189,19 @@ def test_S2_a_plan_for_another_model_is_refused_and_the_next_one_taken(
     assert session.wait(1, PATIENT_S)[0] is not None
 
 
+def test_S9_a_refusal_of_every_step_is_logged_once_and_so_is_its_end(
+    planner: ScriptedPlanner, session: Session, plan: RankPlan, caplog: pytest.LogCaptureFixture
+) -> None:
+    planner.errors = {step: InvalidInput(f"the schedule of step {step} is wrong") for step in range(3)}
+    planner.plans[3] = plan
+    for step in range(4):
+        session.wait(step, PATIENT_S)
+    assert [each.getMessage() for each in caplog.records if each.name.endswith("trouble")] == [
+        "no plan of step 0: the schedule of step 0 is wrong (logged once until it is over)",
+        "the planner hands out plans again, after 3 refusals",
+    ]
+
+
 def test_a_step_the_planner_refuses_for_good_is_not_waited_for(planner: ScriptedPlanner, session: Session) -> None:
     planner.errors[0] = InvalidInput("the schedule is wrong")
     began = time.monotonic()
