@@ -28,7 +28,7 @@ def test_a_micro_batch_belongs_to_the_agent_that_opened_it() -> None:
     placement = Placement.identity(model, cluster)
     cells = StepCells(placement, cluster, ep_group=0, ep_rank=0, plan=None, device=torch.device("cpu"))
     actor, critic = object(), object()
-    micro_batch = MicroBatch(agent=actor, index=3, cells=cells, realised=None)
+    micro_batch = MicroBatch(owner=actor, index=3, cells=cells, realised=None)
     with running(micro_batch):
         assert current(actor) is micro_batch
         assert current(critic) is None

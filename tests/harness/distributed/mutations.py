@@ -52,7 +52,7 @@ def confused_checkpoints(cluster: Cluster) -> Result:
         own = current_of_any()
         assert own is not None
         index = (own.index + 1) % own.cells.num_micro_batches
-        routed_LTK = own.agent._records[-1].routed_LTK[index]
+        routed_LTK = own.owner.open.routed_LTK[index]
         confused = dataclasses.replace(own, index=index, routed_LTK=routed_LTK, is_checkpointed=True)
 
         def run(*run_args: Any) -> Any:

@@ -107,7 +107,7 @@ def routed_otherwise(cluster: Cluster) -> Result:
     logged: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("relibra.agent.agent").addHandler(handler)
+    logging.getLogger("relibra.agent.phases").addHandler(handler)
     for step, case in enumerate(steps):
         agent.begin_step(step, Phase.UPDATE)
         if case == "trained":

@@ -48,7 +48,7 @@ class RealisedLoad:
 class MicroBatch:
     """The micro-batch as layers see it. A checkpointed region keeps it until its recomputation."""
 
-    agent: object
+    owner: object
     index: int
     cells: StepCells
     realised: RealisedLoad | None
@@ -65,14 +65,14 @@ class MicroBatch:
 _current: ContextVar[MicroBatch | None] = ContextVar("relibra_micro_batch", default=None)
 
 
-def current(agent: object) -> MicroBatch | None:
-    """Return the micro-batch that runs now, if it was opened by `agent`."""
+def current(owner: object) -> MicroBatch | None:
+    """Return the micro-batch that runs now, if `owner` opened it."""
     micro_batch = _current.get()
-    return micro_batch if micro_batch is not None and micro_batch.agent is agent else None
+    return micro_batch if micro_batch is not None and micro_batch.owner is owner else None
 
 
 def current_of_any() -> MicroBatch | None:
-    """Return the micro-batch that runs now, of any agent."""
+    """Return the micro-batch that runs now, of any owner."""
     return _current.get()
 
 

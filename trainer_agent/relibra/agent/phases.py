@@ -1,0 +1,181 @@
+"""The phases of the open step on this rank: what the caller sets in them, what they computed, and their reports."""
+
+import functools
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from relibra.agent.cells.cells import StepCells
+from relibra.agent.cells.given_routing import GivenRouting
+from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, current, running
+from relibra.agent.cells.replay import check_routing
+from relibra.agent.cells.routed_tokens import RoutedTokens
+from relibra.agent.groups import Groups
+from relibra.agent.plans.outcome import PhaseRecord, StepOutcome
+from relibra.agent.plans.session import PlanSource
+from relibra.agent.refusals import Refusal
+from relibra.agent.transport.timed import TimedTransport
+from relibra.errors import RelibraError, Unsupported
+from relibra.planning import Model, Phase
+from relibra.planning.routing_check import RoutingCause
+
+log = logging.getLogger(__name__)
+
+
+class Phases:
+    """The phases of the open step, from the first `begin` to `close`. `Agent` documents the calls of the loop.
+
+    Args:
+        model: the registered model.
+        groups: process groups of this rank.
+        plans: takes the reports.
+        transport: carries the replicas.
+        cells: returns the cells of the open step.
+        replay_obstacle: returns why the model's routers would ignore routing that the caller sets, if they would.
+        device: where messages live.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Model,
+        groups: Groups,
+        plans: PlanSource,
+        transport: TimedTransport,
+        cells: Callable[[], StepCells],
+        replay_obstacle: Callable[[], Refusal | None],
+        device: torch.device,
+    ) -> None:
+        self._model, self._groups, self._plans, self._device = model, groups, plans, device
+        self._transport, self._cells, self._replay_obstacle = transport, cells, replay_obstacle
+        self._records: list[PhaseRecord] = []
+        self._logged: set[RoutingCause] = set()
+        self._refusal: Unsupported | None = None
+
+    @property
+    def open(self) -> PhaseRecord | None:
+        """The record of the phase that is open, if any."""
+        return self._records[-1] if self._records else None
+
+    def begin(self, phase: Phase, outcome: StepOutcome) -> None:
+        """Begin a phase of the step of `outcome`, after `end_phase`."""
+        cells = self._cells()
+        self._records.append(
+            PhaseRecord.begin(
+                phase,
+                outcome,
+                is_first=not self._records,
+                realised=RealisedLoad(cells.num_micro_batches, self._model.num_layers),
+                routed=None if cells.planned_MLB is None else RoutedTokens(cells.planned_MLB),
+                transport=self._transport,
+            )
+        )
+
+    def end_phase(self) -> None:
+        """End the open phase, if any. Its report waits for the end of the step."""
+        if self.open is not None:
+            self.open.end()
+
+    def close(self) -> None:
+        """End the step: compare the routing of its phases with the plan, and hand over the reports.
+
+        In a pipeline, this is collective over the ranks of all stages that have the same EP rank and EP group.
+        """
+        self.end_phase()
+        for record in self._records:
+            record.check_routing()
+            self._log_routing(record)
+            self._refusal = self._refusal or record.given.refusal()
+            if self._groups.num_stages > 1:
+                record.add_up(self._groups.pipeline, self._device)
+            if self._groups.stage_index == 0:
+                seat = self._groups.seat
+                self._plans.report(record.report(ep_group=seat.ep_group, ep_rank=seat.ep_rank))
+        self._records = []
+
+    def has(self, phase: Phase) -> bool:
+        """Return whether the open step has begun `phase`."""
+        return any(record.phase is phase for record in self._records)
+
+    def raise_refusal(self) -> None:
+        """Raise the error of routing that had no effect in a step that ended, once."""
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None:
+            raise refusal
+
+    def active(self) -> tuple[StepCells, MicroBatch | None]:
+        """Return the cells of the open step, and the micro-batch that runs now, if any."""
+        return self._cells(), current(self)
+
+    def has_routing(self) -> bool:
+        """Return whether the caller has set routing in the open phase."""
+        return bool(self.open is not None and self.open.routed_LTK)
+
+    def set_routing(self, micro_batch: int, routed_LTK: Tensor) -> None:
+        """Set the routing of a micro-batch of the open phase; see `Agent.set_routing`."""
+        if self.open is None:
+            raise RelibraError("routing can only be set in a phase of a step: call begin_step first")
+        if (obstacle := self._replay_obstacle()) is not None:
+            raise Unsupported(f"the model is built with {obstacle.what}; {obstacle.fix}")
+        self.open.routed_LTK[micro_batch] = check_routing(routed_LTK, self._model)
+
+    def micro_batch(self, index: int, routing: Tensor | None) -> AbstractContextManager[None]:
+        """Return the context for the forward of a micro-batch; see `Agent.micro_batch`."""
+        if routing is not None:
+            self.set_routing(index, routing)
+        record = self.open
+        return running(
+            MicroBatch(
+                owner=self,
+                index=index,
+                cells=self._cells(),
+                realised=record.realised if record is not None else None,
+                routed=record.routed if record is not None else None,
+                given=record.given if record is not None else GivenRouting(),
+                routed_LTK=record.routed_LTK.get(index) if record is not None else None,
+            )
+        )
+
+    def forward_step(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a `forward_step_func` of megatron's schedules; see `Agent.forward_step`."""
+
+        @functools.wraps(function)
+        def forward_step(data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.open is None:
+                raise RelibraError("a forward step ran outside a phase: call begin_step first")
+            begun = self.open.begun_by_chunk
+            index = begun.get(id(model), 0)
+            begun[id(model)] = index + 1
+            with self.micro_batch(index, None):
+                return function(data_iterator, model, *args, **kwargs)
+
+        return forward_step
+
+    def realised_load(self, phase: Phase) -> NDArray[np.int64]:
+        """Return the token copies of `phase` so far, int64 `[M, L]`; see `Agent.realised_load`."""
+        for record in self._records:
+            if record.phase == phase:
+                return record.realised.load_ML
+        raise RelibraError(f"phase {phase} is not open: call begin_step first, and realised_load before end_step")
+
+    def _log_routing(self, record: PhaseRecord) -> None:
+        """Log every likely cause of routing that differs from the plan once in the life of the agent."""
+        for cause, num_cells in record.routing.otherwise.items():
+            if cause not in self._logged:
+                self._logged.add(cause)
+                log.warning(
+                    "step %d, phase %s: routing differs from what was planned in %d of %d cells of this rank; likely "
+                    "cause: %s. The plan cannot balance such cells (docs/runbook.md#relibraroutedotherwise). This "
+                    "cause is logged once; the status service counts its cells in every step",
+                    record.outcome.step,
+                    record.phase,
+                    num_cells,
+                    record.routing.num_cells,
+                    cause.likely,
+                )
