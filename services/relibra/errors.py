@@ -10,6 +10,7 @@
     |   `-- AlreadyRunning    another launch trains the job and is alive
     |-- NotReady              the call came before something that it depends on; retry later
     |-- StaleEpoch            the caller's attempt is over, or the job was re-created; register it again
+    |   `-- RolledBack        the caller's launch went back to an earlier step
     |-- LostLease             another planner may have taken over the solve
     |-- LimitExceeded         a configured limit was reached
     |-- Unauthenticated       the call came without a valid token or certificate
@@ -95,6 +96,10 @@ class StaleEpoch(RelibraError):
     http_status = 409
 
 
+class RolledBack(StaleEpoch):
+    """The caller's launch went back to an earlier step, and the call belongs to what it did before."""
+
+
 class LostLease(RelibraError):
     """The planner's lease on a solve ended; its plan is dropped, because another planner may hold the lease now."""
 
@@ -151,6 +156,7 @@ ERRORS: dict[str, type[RelibraError]] = {
         AlreadyRunning,
         NotReady,
         StaleEpoch,
+        RolledBack,
         LostLease,
         LimitExceeded,
         Unauthenticated,

@@ -148,6 +148,17 @@ class StoreMachine(RuleBasedStateMachine):
             self.reported.pop(step, None)
             self.plans.pop(step, None)
 
+    @rule(step=STEPS)
+    def go_back(self, step: int) -> None:
+        again = self.run(self.store.rollback("job", self.job.epoch, step))
+        assert again.epoch > self.job.epoch
+        assert self.run(self.store.rollback("job", self.job.epoch, step)) == again
+        self.job, self.floor, self.holder = again, min(self.floor, step), None
+        self.known = {each for each in self.known if each < step}
+        self.reported = {each: names for each, names in self.reported.items() if each < step}
+        self.scheduled = [each for each in self.scheduled if each < step]
+        self.plans = {each: plan for each, plan in self.plans.items() if each < step}
+
     @rule()
     def re_create(self) -> None:
         self.run(self.store.remove_job("job"))

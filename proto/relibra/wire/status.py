@@ -7,7 +7,7 @@
 | Conflict | ALREADY_EXISTS | no |
 | AlreadyRunning | FAILED_PRECONDITION | yes |
 | NotReady | FAILED_PRECONDITION | yes |
-| StaleEpoch | ABORTED | no |
+| StaleEpoch, RolledBack | ABORTED | no |
 | LostLease | ABORTED | no |
 | LimitExceeded | RESOURCE_EXHAUSTED | no |
 | Unauthenticated | UNAUTHENTICATED | no |

@@ -70,8 +70,7 @@ async def _solve_step(redis_url: str, job_id: str, step: int) -> EncodedPlan:
             load = expected_step(totals, schedule, job.model, job.cluster)
         else:
             load = StepLoad.of(await store.get_counts(job, step, sequence_ids), schedule, job.cluster)
-        previous = await store.plan_before(job, step)
-        previous_home_LE = await store.get_placement(job, previous.step) if previous else None
+        previous_home_LE = await store.placement_before(job, step)
     num_cores = len(os.sched_getaffinity(0))
     plan = solve(
         load,

@@ -5,7 +5,8 @@ Out:  the same content read back, each written once and never changed; `Unavaila
 
     keys          the key schema, and the content of each key
     store         `Store`: all parts in one; nothing else talks to Redis
-    jobs, attempts, sequences, schedules, leases, plans, steps, reports, refusals, tokens    one part per concept
+    jobs, attempts, rollbacks, sequences, schedules, leases, plans, steps, reports, refusals, tokens
+                  one part per concept
     identity      bearer tokens, looked up and remembered for the services
     single_flight a bounded cache that makes each value once
     lua/          the writes that must look before they write; each is atomic in Redis

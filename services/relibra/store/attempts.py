@@ -1,9 +1,9 @@
 """The attempts of a job: each launch of its training is one."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from relibra.errors import StaleEpoch
+from relibra.errors import RolledBack, StaleEpoch
 from relibra.store.connection import Connected, raises_unavailable
 from relibra.store.documents import decode_attempts
 from relibra.store.keys import ATTEMPT_KEYS, RETAINED_ATTEMPTS, STEP_KEYS, AttemptId, JobKeys
@@ -55,11 +55,17 @@ class Attempts(Connected):
             return StaleEpoch(f"job {job_id!r} was removed; register it again")
         current = attempts[0]
         number = next((f" {each.number}" for each in attempts if each.epoch == epoch), f" of epoch {epoch:016x}")
+        began = f"attempt {current.number} began at {clock_time(current.began_at)}"
+        if _went_on(attempts, epoch):
+            return RolledBack(
+                f"attempt{number} of job {job_id!r} is over: {began}, when the training went back to step "
+                f"{current.rolled_back_to}. The caller belongs to attempt{number}, and nothing more is taken from it; "
+                f"what the training does again belongs to attempt {current.number}"
+            )
         where = f" on {current.owner}" if current.owner else ""
         return StaleEpoch(
-            f"attempt{number} of job {job_id!r} is over: attempt {current.number} began at "
-            f"{clock_time(current.began_at)}{where}. The caller belongs to attempt{number}, and nothing more is taken "
-            "from it; register the job again to begin or join an attempt"
+            f"attempt{number} of job {job_id!r} is over: {began}{where}. The caller belongs to attempt{number}, and "
+            "nothing more is taken from it; register the job again to begin or join an attempt"
         )
 
     async def _drop_old_attempts(self, job_id: str) -> None:
@@ -76,6 +82,15 @@ class Attempts(Connected):
             await self._redis.unlink(*names[start : start + _KEYS_PER_CALL])
         await self._redis.unlink(*map(keys.of, ATTEMPT_KEYS))
         await self._redis.hdel(keys.job.of("attempts"), f"{attempt.epoch:016x}")
+
+
+def _went_on(attempts: Sequence[Attempt], epoch: int) -> bool:
+    """Return whether the current attempt goes on with the launch of an earlier one, which has this epoch."""
+    before = {each.epoch: each.rolled_back_from for each in attempts}
+    current: int | None = attempts[0].epoch
+    while current is not None and current != epoch:
+        current = before.get(current)
+    return current == epoch
 
 
 def clock_time(unix_time: float) -> str:

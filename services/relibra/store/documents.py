@@ -63,6 +63,8 @@ def decode_attempts(job_id: str, documents: dict[bytes, bytes]) -> list[Attempt]
                 model=model,
                 cluster=cluster,
                 params=params,
+                rolled_back_from=int(fields["rolled_back_from"], 16) if "rolled_back_from" in fields else None,
+                rolled_back_to=int(fields["rolled_back_to"]) if "rolled_back_to" in fields else None,
             )
         )
     return attempts

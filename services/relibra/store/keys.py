@@ -20,7 +20,8 @@ Keys of one job have the prefix `relibra:{job}:`. They stay until the job is rem
 | `lease` | string | fencing token of the planner that solves now | 16 B |
 
 Keys of one attempt have the prefix `relibra:{job}:<epoch, 16 hex digits>:`. Nothing is written to them once a newer
-attempt began. They stay until the job is removed or `RETAINED_ATTEMPTS` newer attempts began:
+attempt began. They stay until the job is removed or `RETAINED_ATTEMPTS` newer attempts began. An attempt that begins by
+going back to a step takes over the keys of all earlier steps (`rollback`):
 
 | key | type | content | size |
 |---|---|---|---|
@@ -33,6 +34,7 @@ attempt began. They stay until the job is removed or `RETAINED_ATTEMPTS` newer a
 | `traces` | hash | step -> trace context of the call that submitted its schedule | 80 B a step |
 | `version` | string | version of the newest plan | 8 B |
 | `floor` | string | steps below it have expired | 8 B |
+| `placement` | string | home ranks `[L, E]` that the ranks had when the attempt began by going back, packed | 4 KiB |
 | `refusals` | hash | what was refused since a schedule was last accepted -> JSON: the newest refusal | 2 KiB |
 
 Keys of one step have the prefix `relibra:{job}:<epoch>:step:<step>:`. They stay as long as the step:
@@ -63,7 +65,13 @@ TOKENS = "relibra:tokens"
 
 RETAINED_ATTEMPTS = 4
 """How many attempts of a job keep their data, the current one included."""
-ATTEMPT_KEYS = ("steps", "open", "pending", "plans", "sizes", "crashes", "traces", "version", "floor", "refusals")
+SETS_BY_STEP = ("steps", "open")
+"""The sorted sets of an attempt whose scores are steps."""
+SETS_OF_STEPS = ("pending", "plans")
+"""The other sorted sets of an attempt whose members are steps."""
+HASHES_BY_STEP = ("sizes", "crashes", "traces")
+"""The hashes of an attempt whose fields are steps."""
+ATTEMPT_KEYS = (*SETS_BY_STEP, *SETS_OF_STEPS, *HASHES_BY_STEP, "version", "floor", "placement", "refusals")
 STEP_KEYS = ("counts", "policies", "schedule", "plan", "failure", "reports", "realised", "executed")
 
 

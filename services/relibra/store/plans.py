@@ -148,6 +148,20 @@ class Plans(Connected):
         return PackedArray.from_bytes(data).unpack().astype(np.int32)
 
     @raises_unavailable
+    async def placement_before(self, attempt: AttemptId, step: int) -> NDArray[np.int32] | None:
+        """Return the home ranks `[L, E]` from which the plan of `step` starts; None for the plain placement.
+
+        They are those of the last planned step before `step`. In an attempt that began by going back to an earlier
+        step, the ranks keep the placement that they had then until the first plan of that attempt.
+        """
+        keys, before = AttemptKeys.of_attempt(attempt), await self.plan_before(attempt, step)
+        if before is not None and before.id.epoch == attempt.epoch:
+            data = await self._redis.hget(keys.step(before.step, "plan"), "home_rank")
+        else:
+            data = await self._redis.get(keys.of("placement"))
+        return PackedArray.from_bytes(data).unpack().astype(np.int32) if data else None
+
+    @raises_unavailable
     async def plans_after(self, attempt: AttemptId, version: int, *, limit: int = 64) -> list[PlanRecord]:
         """Return up to `limit` plans with a version above `version`, oldest first."""
         key = AttemptKeys.of_attempt(attempt).of("plans")

@@ -37,7 +37,10 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One launch of a job's training; its sequences, schedules, plans and reports are kept under its epoch."""
+    """One launch of a job's training, or what follows after it went back to an earlier step.
+
+    Its sequences, schedules, plans and reports are kept under its epoch.
+    """
 
     job_id: str
     epoch: int
@@ -53,6 +56,10 @@ class Attempt:
     model: Model
     cluster: Cluster
     params: PlanParams
+    rolled_back_from: int | None = None
+    """The epoch of the attempt before, if the same launch went on with an earlier step; None for a launch's first."""
+    rolled_back_to: int | None = None
+    """The step it went back to: this attempt has taken over all earlier steps of the attempt before."""
 
     @property
     def record(self) -> JobRecord:

@@ -11,6 +11,7 @@ from relibra.store.connection import raises_unavailable
 from relibra.store.documents import decode_schedule, encode_schedule
 from relibra.store.keys import JOBS, AttemptId, AttemptKeys, JobKeys
 from relibra.store.records import DEFAULT_LIMITS, JobRecord, PendingStep, StoreLimits
+from relibra.store.rollbacks import way_back
 
 
 class Schedules(Attempts):
@@ -55,10 +56,13 @@ class Schedules(Attempts):
         match outcome:
             case b"other":
                 raise Conflict(
-                    f"step {step} of job {job_id!r} has another schedule in this attempt; the first schedule stays"
+                    f"step {step} of job {job_id!r} has another schedule in this attempt; the first schedule stays; "
+                    + way_back(job_id, step)
                 )
             case b"expired":
-                raise Conflict(f"step {step} of job {job_id!r} has expired: newer steps replaced it")
+                raise Conflict(
+                    f"step {step} of job {job_id!r} has expired: newer steps replaced it; " + way_back(job_id, step)
+                )
             case b"stale_epoch":
                 raise await self.over(job_id, job.epoch)
             case b"full":

@@ -19,6 +19,7 @@ from relibra.store.attempts import Attempts
 from relibra.store.connection import raises_unavailable
 from relibra.store.keys import AttemptId, AttemptKeys, JobKeys
 from relibra.store.records import DEFAULT_LIMITS, JobRecord, SequenceCounts, StoreLimits
+from relibra.store.rollbacks import way_back
 
 _SEQUENCES_PER_READ = 256
 
@@ -126,12 +127,15 @@ def _refusal(word: bytes, sequence: SequenceCounts, limits: StoreLimits) -> Reli
     if word in (b"kept", b"same", b"stale_epoch"):
         return None
     name, step, job_id = f"sequence {sequence.sequence_id!r}", sequence.step, sequence.job_id
+    back = way_back(job_id, step)
     return {
         b"other": Conflict(
-            f"{name} of step {step} was reported with other counts before in this attempt; the first counts stay"
+            f"{name} of step {step} has other counts already in this attempt; the first counts stay; {back}"
         ),
-        b"late": Conflict(f"{name} is late: step {step} has its schedule; report it for the step that trains on it"),
-        b"expired": Conflict(f"{name} is late: step {step} of job {job_id!r} has expired"),
+        b"late": Conflict(
+            f"{name} is late: step {step} has its schedule; report it for the step that trains on it; {back}"
+        ),
+        b"expired": Conflict(f"{name} is late: step {step} of job {job_id!r} has expired; {back}"),
         b"unknown": UnknownJob(f"job {job_id!r} is not registered; register it first"),
         b"large": LimitExceeded(
             f"{name} does not fit: the counts of step {step} may take {limits.max_step_size_bytes} bytes "

@@ -1,0 +1,103 @@
+"""Going back to an earlier step within one launch of a training."""
+
+import json
+import time
+
+from relibra.store.connection import raises_unavailable
+from relibra.store.jobs import Jobs
+from relibra.store.keys import HASHES_BY_STEP, SETS_BY_STEP, SETS_OF_STEPS, STEP_KEYS, AttemptKeys, JobKeys
+from relibra.store.plans import Plans
+from relibra.store.records import JobRecord
+from relibra.store.reports import Reports
+
+_MOVED = ("version", "floor", *SETS_BY_STEP, *SETS_OF_STEPS, *HASHES_BY_STEP)
+
+
+class Rollbacks(Jobs, Plans, Reports):
+    """Jobs whose training loads an older checkpoint and goes on from there, without a restart."""
+
+    @raises_unavailable
+    async def rollback(self, job_id: str, epoch: int, step: int) -> JobRecord:
+        """Let an attempt go back: `step` and all later steps may be reported, scheduled and planned anew.
+
+        A new attempt of the same launch begins, and takes over all steps before `step`. The other steps stay with the
+        attempt that went back, to which nothing is written any more. Versions of plans go on rising. The same call
+        again changes nothing, so all processes of a launch may make it.
+
+        Args:
+            job_id: the job.
+            epoch: the attempt that goes back.
+            step: the first step that is sampled again. It may be a step that has expired, or one that has no data yet.
+
+        Returns:
+            The job in its new attempt.
+
+        Raises:
+            UnknownJob: the job was never registered.
+            StaleEpoch: the attempt is over.
+        """
+        await self.get_job(job_id)
+        keys, before = JobKeys(job_id), JobKeys(job_id).attempt(epoch)
+        word = b"changed"
+        while word == b"changed":
+            new_epoch = int(await self._redis.get(keys.of("epoch"))) + 1
+            after = keys.attempt(new_epoch)
+            kept = [int(each) for each in await self._redis.zrangebyscore(before.of("steps"), "-inf", f"({step}")]
+            word = await self._script(
+                "rollback",
+                [
+                    *map(keys.of, ("job", "epoch", "attempts", "lease")),
+                    *map(before.of, _MOVED),
+                    *map(after.of, _MOVED),
+                    after.of("placement"),
+                    *(each.step(number, name) for number in kept for name in STEP_KEYS for each in (before, after)),
+                ],
+                [
+                    f"{epoch:016x}",
+                    f"{new_epoch:016x}",
+                    new_epoch,
+                    step,
+                    time.time(),
+                    await self._present_placement(before),
+                    *map(len, (SETS_BY_STEP, SETS_OF_STEPS, HASHES_BY_STEP)),
+                    *kept,
+                ],
+            )
+        if word == b"begun":
+            await self._drop_old_attempts(job_id)
+        for attempt in (await self.list_attempts(job_id))[:1]:
+            # Another attempt may have begun after this one.
+            if (attempt.rolled_back_from, attempt.rolled_back_to) == (epoch, step):
+                return attempt.record
+        raise await self.over(job_id, epoch)
+
+    async def _present_placement(self, keys: AttemptKeys) -> bytes:
+        """Return the home ranks that the ranks of an attempt have, packed; empty if they have the plain placement.
+
+        That is the placement of the last plan that a rank says it applied. If no rank has reported, it is that of the
+        newest plan, and without a plan the one with which the attempt began.
+        """
+        planned = [int(step) for step in await self._redis.zrange(keys.of("plans"), 0, -1)]
+        pipe = self._redis.pipeline(transaction=False)
+        for step in planned:
+            pipe.hmget(keys.step(step, "plan"), "epoch", "home_rank")
+        plans = dict(zip(planned, await pipe.execute() if planned else [], strict=True))
+        # An attempt that took over plans of an earlier one began with a placement of its own.
+        own = [step for step in planned if plans[step][0] == f"{keys.epoch:016x}".encode()]
+        has_reports = False
+        for step in sorted(own, reverse=True):
+            reports = await self._redis.hvals(keys.step(step, "reports"))
+            if any(json.loads(report)["applied"] for report in reports):
+                return plans[step][1] or b""
+            has_reports = has_reports or bool(reports)
+        if own and not has_reports:
+            return plans[own[-1]][1] or b""
+        return await self._redis.get(keys.of("placement")) or b""
+
+
+def way_back(job_id: str, step: int) -> str:
+    """Say how a training that samples a step again has it planned again."""
+    return (
+        f"if the training went back to step {step}, call PlannerClient.rollback({job_id!r}, {step}) before anything of "
+        f"the step is reported again, or run `relibra jobs rollback {job_id} {step}`"
+    )
