@@ -17,6 +17,7 @@ from relibra.planning import (
     Schedule,
     StepLoad,
 )
+from relibra.planning.launch import Launch
 from relibra.planning.load import narrow_counts
 from relibra.planning.routing_check import RoutingCheck
 from relibra.planning.solve import solve
@@ -47,9 +48,16 @@ class WatchedJob:
         self.plans: dict[int, Plan] = {}
         self.record: JobRecord
 
-    async def register(self) -> JobRecord:
-        self.record = await self.store.register_job(self.job_id, self.model, self.cluster, PlanParams())
+    async def register(self, launch: Launch = Launch()) -> JobRecord:  # noqa: B008
+        self.record = await self.store.register_job(
+            self.job_id, self.model, self.cluster, PlanParams(), launch=launch, silence_s=0
+        )
         return self.record
+
+    async def restart(self, launch: Launch) -> JobRecord:
+        """Begin the next attempt; what is planned and reported from now on belongs to it."""
+        self._home_LE, self.plans = self.cluster.identity_placement(self.model), {}
+        return await self.register(launch)
 
     async def collect(self, step: int) -> NDArray[np.uint32]:
         """Report the sequences of a step; return their counts."""

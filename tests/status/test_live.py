@@ -3,20 +3,22 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 
 import pytest
 
 from harness.services import CLUSTER, MODEL, Loop
 from harness.watched_job import WatchedJob
 from relibra.errors import LimitExceeded
+from relibra.planning.launch import Launch
 from relibra.status.access import EVERYTHING, Viewer
 from relibra.status.live import Live
 from relibra.store import Store
 
 
-async def next_event(stream: AsyncIterator[str]) -> tuple[str, dict[str, object]]:
+async def next_event(stream: AsyncIterator[str], skipped: str = "heard") -> tuple[str, dict[str, object]]:
     async with asyncio.timeout(20):
-        while (text := await anext(stream)).startswith("retry:"):
+        while (text := await anext(stream)).startswith(("retry:", f"event: {skipped}")):
             pass
         name, data = text.strip().split("\n")
     return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
@@ -95,5 +97,37 @@ def test_an_expired_stream_ends_with_an_event(store: Store, run: Loop) -> None:
             *_, last = [event async for event in stream]
         assert last == "event: end\ndata: {}\n\n"
         assert live.num_viewers == 0
+
+    run(watch())
+
+
+def test_S6_when_a_job_was_last_heard_is_told_to_those_who_may_see_it(store: Store, run: Loop) -> None:
+    async def watch() -> None:
+        mine = WatchedJob(store, "mine", model=MODEL, cluster=CLUSTER)
+        await mine.register()
+        await WatchedJob(store, "theirs", model=MODEL, cluster=CLUSTER).register()
+        live = Live(store, poll_interval_s=0.01, max_viewers=1)
+        stream = live.watch(Viewer(name="token", job_id="mine"), None)
+        assert (await next_event(stream))[0] == "store"
+        name, told = await next_event(stream, skipped="change")
+        (attempt,) = await store.list_attempts("mine")
+        assert attempt.heard_at is not None
+        assert (name, told) == ("heard", {"mine": datetime.fromtimestamp(attempt.heard_at, tz=UTC).isoformat()})
+        await stream.aclose()
+
+    run(watch())
+
+
+def test_a_new_attempt_changes_its_job(store: Store, run: Loop) -> None:
+    async def watch() -> None:
+        job = WatchedJob(store, "job", model=MODEL, cluster=CLUSTER)
+        await job.register()
+        live = Live(store, poll_interval_s=0.01, max_viewers=1)
+        stream = live.watch(EVERYTHING, None)
+        assert (await next_event(stream))[0] == "store"
+        assert await next_event(stream) == ("change", {"job_ids": ["job"]})
+        await job.restart(Launch(token="two"))
+        assert await next_event(stream) == ("change", {"job_ids": ["job"]})
+        await stream.aclose()
 
     run(watch())

@@ -6,11 +6,12 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from relibra.planning import Phase
-from relibra.status.context import MAX_INDEX, V1_RESPONSES, App, Before, Job, Limit, Looker, Step
+from relibra.status.context import MAX_INDEX, V1_RESPONSES, App, Before, Job, Limit, Looker, Seen, Step
 from relibra.status.explain import Explanation, explain
 from relibra.status.figures import check_index
 from relibra.status.history_models import ExpertPoint, HistoryPoint, RankPoint
-from relibra.status.models import ExecutionView, JobHealthView, ReportView, StepView
+from relibra.status.job_models import AttemptStepsView, JobHealthView
+from relibra.status.models import ExecutionView, ReportView, StepView
 from relibra.store import PlanRecord, StepState
 
 api = APIRouter(prefix="/v1", responses=V1_RESPONSES)
@@ -24,17 +25,24 @@ _NUM_HISTORY = 20
 async def list_jobs(app: App, viewer: Looker, request: Request) -> Response:
     """All registered jobs that the caller may see, by id; there are at most `max_jobs`, each with its health."""
     jobs = [job for job in await app.store.list_jobs() if viewer.may_see(job.job_id)]
-    glances = [await app.reader.glance(job) for job in jobs]
+    glances = await app.reader.glances(jobs)
     return await app.tagged.json(
-        request, lambda: [JobHealthView.show(each.job, each.health, each.balance) for each in glances]
+        request, lambda: [JobHealthView.show(each.choice, each.health, each.balance) for each in glances]
     )
 
 
 @api.get("/jobs/{job_id}", tags=["jobs"], response_model=JobHealthView)
-async def get_job(app: App, job: Job, request: Request) -> Response:
-    """One job and its health."""
-    glance = await app.reader.glance(job)
-    return await app.tagged.json(request, lambda: JobHealthView.show(job, glance.health, glance.balance))
+async def get_job(app: App, seen: Seen, request: Request) -> Response:
+    """One job, its current attempt and its health; or an attempt that is over, and the health of the job at its end."""
+    glance = await app.reader.glance(seen)
+    return await app.tagged.json(request, lambda: JobHealthView.show(seen, glance.health, glance.balance))
+
+
+@api.get("/jobs/{job_id}/attempts", tags=["jobs"], response_model=list[AttemptStepsView])
+async def list_attempts(app: App, seen: Seen, request: Request) -> Response:
+    """The attempts of a job whose data is kept, newest first: each is one launch of its training."""
+    rows = await app.reader.attempts(seen.attempts)
+    return await app.tagged.json(request, lambda: [AttemptStepsView.show(*row) for row in rows])
 
 
 @api.get("/jobs/{job_id}/steps", tags=["steps"], response_model=list[StepView])
@@ -60,11 +68,12 @@ async def get_step(app: App, job: Job, request: Request, step: Step) -> Response
 
 
 @api.get("/jobs/{job_id}/steps/{step}/explain", tags=["steps"], response_model=Explanation)
-async def explain_step(app: App, job: Job, request: Request, step: Step) -> Response:
+async def explain_step(app: App, seen: Seen, request: Request, step: Step) -> Response:
     """Why the step has this placement and these replicas, and why ranks fell back, in sentences."""
+    job = seen.job
     record = await app.store.find_step(job, step)
     (executed,) = await app.reader.executions(job, [step])
-    return await app.tagged.json(request, lambda: explain(record, job.cluster, executed))
+    return await app.tagged.json(request, lambda: explain(record, job.cluster, executed, is_over=seen.is_over))
 
 
 @api.get("/jobs/{job_id}/steps/{step}/execution", tags=["execution"], response_model=list[ExecutionView])
@@ -148,7 +157,7 @@ async def watch(
     viewer: Looker,
     job_id: Annotated[str | None, Query(description="Only this job.", max_length=64)] = None,
 ) -> StreamingResponse:
-    """A stream of events: `change` names jobs that changed, `store` says whether Redis is reachable.
+    """A stream of events: `change` names jobs that changed, `heard` when they were heard, `store` the state of Redis.
 
     The stream ends after ten minutes with the event `end`; reconnect then.
     """

@@ -7,6 +7,7 @@ from fastapi import Depends, Path, Query, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBasic, HTTPBasicCredentials, HTTPBearer
 
 from relibra.status.access import Access, Viewer
+from relibra.status.attempts import AttemptChoice, choose_attempt
 from relibra.status.etag import ETagResponses
 from relibra.status.live import Live
 from relibra.status.problems import PROBLEM_RESPONSES
@@ -57,10 +58,23 @@ Looker = Annotated[Viewer, Depends(identify)]
 JobId = Annotated[str, Path(description="The id the job was registered with.", examples=["qwen3-rl"], max_length=64)]
 
 
-async def seen_job(context: App, viewer: Looker, job_id: JobId) -> JobRecord:
-    """Return a job that the viewer may see. Every endpoint about a job depends on this check."""
+AttemptNumber = Annotated[
+    int | None, Query(description="Number of an attempt of the job; the current one by default.", ge=1, le=MAX_INDEX)
+]
+
+
+async def seen_attempt(context: App, viewer: Looker, job_id: JobId, attempt: AttemptNumber = None) -> AttemptChoice:
+    """Return an attempt of a job that the viewer may see. Every endpoint about a job depends on this check."""
     viewer.check(job_id)
-    return await context.store.get_job(job_id)
+    return choose_attempt(job_id, await context.store.list_attempts(job_id), attempt)
+
+
+Seen = Annotated[AttemptChoice, Depends(seen_attempt)]
+
+
+async def seen_job(seen: Seen) -> JobRecord:
+    """Return the job as the attempt that the viewer looks at registered it."""
+    return seen.job
 
 
 Job = Annotated[JobRecord, Depends(seen_job)]

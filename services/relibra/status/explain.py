@@ -49,21 +49,27 @@ class Explanation:
     execution: list[str]
 
 
-def explain(step: StepRecord, cluster: Cluster, executed: Sequence[Execution]) -> Explanation:
-    """Explain one step."""
+def explain(step: StepRecord, cluster: Cluster, executed: Sequence[Execution], *, is_over: bool = False) -> Explanation:
+    """Explain one step; `is_over` says that its attempt is over, so that nothing more will come of it."""
     return Explanation(
-        headline=_headline(step),
+        headline=_headline(step, is_over=is_over),
         placement=[] if step.plan is None else _placement(step.plan.prediction),
         replicas=[] if step.plan is None else _replicas(step.plan.prediction, cluster),
-        execution=_execution(step, executed),
+        execution=_execution(step, executed, is_over=is_over),
     )
 
 
-def _headline(step: StepRecord) -> str:
+def _headline(step: StepRecord, *, is_over: bool) -> str:
     if step.plan is not None:
         return step.plan.reason
     if step.state is StepState.FAILED:
         return f"there is no plan: {step.failure}; ranks keep the previous placement, without replicas"
+    if is_over:
+        missing = "schedule" if step.state is StepState.COLLECTING else "plan"
+        return (
+            f"there is no plan: {step.num_sequences} sequences were reported, and the attempt ended before the step "
+            f"had its {missing}"
+        )
     if step.state is StepState.SOLVING:
         return (
             f"the schedule of {step.num_sequences} sequences has arrived and the plan is being solved; if this takes "
@@ -112,9 +118,11 @@ def _weighed(size_bytes: int | None, what: str) -> str:
     return f"{size_text(size_bytes)} {what}"
 
 
-def _execution(step: StepRecord, executed: Sequence[Execution]) -> list[str]:
+def _execution(step: StepRecord, executed: Sequence[Execution], *, is_over: bool) -> list[str]:
     if not executed:
-        return ["No rank has reported yet: ranks report when the step ends."] if step.plan else []
+        waiting = "No rank has reported yet: ranks report when the step ends."
+        never = "No rank reported: the attempt ended before the step did."
+        return [never if is_over else waiting] if step.plan else []
     sentences = []
     for execution in executed:
         if text := fallback(execution):

@@ -50,8 +50,9 @@ def job_health(
     executed: Sequence[Execution],
     balance: Balance,
     now: float,
+    attempt: int = 1,
 ) -> JobHealth:
-    """Return the state of a job.
+    """Return the state of a job, from the steps of one attempt alone.
 
     Args:
         steps: the newest steps of the job, newest first.
@@ -59,6 +60,7 @@ def job_health(
         executed: what the ranks did in `executed_step`, by phase.
         balance: since when the job has not been balanced, if it is not.
         now: Unix time in seconds.
+        attempt: the number of the attempt.
     """
     if failing := _failing(steps, now):
         return JobHealth(verdict=JobState.FAILING, reason=_with_share(failing, balance))
@@ -70,7 +72,8 @@ def job_health(
         reason = f"not balancing since step {balance.since_step}, because {balance.reason}"
         return JobHealth(verdict=JobState.UNBALANCED, reason=_with_share(reason, balance))
     if not steps:
-        return JobHealth(verdict=JobState.WAITING, reason="registered, but no sequence has been reported yet")
+        begun = "registered" if attempt == 1 else f"attempt {attempt} has begun"
+        return JobHealth(verdict=JobState.WAITING, reason=f"{begun}, but no sequence has been reported yet")
     if executed_step is not None:
         for execution in executed:
             if trouble := absence(execution) or otherwise(execution) or excess(execution, executed_step):

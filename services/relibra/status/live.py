@@ -1,13 +1,15 @@
 """Live updates for open pages: one poll of Redis serves all viewers, and it runs only while there are viewers.
 
-An event names the jobs that changed, nothing else; the page then fetches what it shows. The server keeps a counter for
-each viewer, not a queue: a slow viewer costs no memory and receives several changes in one event.
+An event names the jobs that changed, nothing else; the page then fetches what it shows. Only the time when a job
+was last heard travels in an event of its own, because it changes all the time. The server keeps a counter for each
+viewer, not a queue: a slow viewer costs no memory and receives several changes in one event.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from datetime import UTC, datetime
 
 from relibra.errors import LimitExceeded, Unavailable
 from relibra.status.access import Viewer
@@ -19,10 +21,12 @@ _MAX_STREAM_S = 600.0
 """The lifetime of a stream. The viewer reconnects at once, and its token is checked again."""
 _RECONNECT_MS = 2000
 """How long a browser waits before it reconnects after a stream broke off or the service stopped."""
+_HEARD_INTERVAL_S = 5.0
+"""The smallest difference between two times of one job that `heard` names."""
 
 
 class Live:
-    """Server-sent events: `change` with job ids, `store` with the state of Redis, `end` when a stream expires."""
+    """Server-sent events: `change` (job ids), `heard` (times), `store` (the state of Redis), `end` (it expired)."""
 
     def __init__(
         self, store: Store, *, poll_interval_s: float, max_viewers: int, max_stream_s: float = _MAX_STREAM_S
@@ -38,6 +42,8 @@ class Live:
         """Logical clock: counts the changes."""
         self._marks: dict[str, tuple[object, int]] = {}
         """The last known content of each job, and the logical time of its last change."""
+        self._heard: dict[str, tuple[float, int]] = {}
+        """When each job was last heard, in steps of `_HEARD_INTERVAL_S`, and the logical time of that news."""
         self._outage: str | None = None
         self._outage_time = 0
         self._news = asyncio.Event()
@@ -85,6 +91,7 @@ class Live:
                 self._polling.cancel()
                 self._polling = None
                 self._marks.clear()
+                self._heard.clear()
 
     def _events(self, viewer: Viewer, job_id: str | None, seen: int, *, is_new: bool) -> Iterator[str]:
         if is_new or self._outage_time > seen:
@@ -93,10 +100,14 @@ class Live:
         shown = sorted(each for each in changed if viewer.may_see(each) and job_id in (None, each))
         if shown:
             yield _event("change", {"job_ids": shown})
+        heard = {each: _iso(at) for each, (at, told_at) in self._heard.items() if told_at > seen}
+        heard = {each: at for each, at in heard.items() if viewer.may_see(each) and job_id in (None, each)}
+        if heard:
+            yield _event("heard", heard)
 
     async def _poll(self) -> None:
         while True:
-            before, outage = dict(self._marks), None
+            before, outage = (dict(self._marks), dict(self._heard)), None
             try:
                 await self._look()
             except Unavailable as error:
@@ -104,7 +115,7 @@ class Live:
             has_turned = (outage is None) != (self._outage is None)
             if has_turned:
                 self._outage, self._outage_time = outage, self._time + 1
-            if has_turned or before != self._marks:
+            if has_turned or before != (self._marks, self._heard):
                 self._tell()
             await asyncio.sleep(self._poll_interval_s)
 
@@ -119,6 +130,11 @@ class Live:
         for job_id, mark in marks.items():
             if self._marks.get(job_id, (None, 0))[0] != mark:
                 self._marks[job_id] = mark, self._time + 1
+        heard = await self._store.heard_at(job.job_id for job in jobs)
+        self._heard = {each: told for each, told in self._heard.items() if each in heard}
+        for job_id, at in heard.items():
+            if abs(at - self._heard.get(job_id, (0.0, 0))[0]) >= _HEARD_INTERVAL_S:
+                self._heard[job_id] = at, self._time + 1
 
     def _tell(self) -> None:
         self._time += 1
@@ -126,5 +142,9 @@ class Live:
         told.set()
 
 
-def _event(name: str, data: dict[str, object]) -> str:
-    return f"event: {name}\ndata: {json.dumps(data)}\n\n"
+def _iso(unix_time_s: float) -> str:
+    return datetime.fromtimestamp(unix_time_s, tz=UTC).isoformat()
+
+
+def _event(name: str, data: Mapping[str, object]) -> str:
+    return f"event: {name}\ndata: {json.dumps(dict(data))}\n\n"

@@ -43,12 +43,12 @@ async def read_figures(reader: Reader, jobs: Iterable[JobRecord]) -> list[JobFig
     pending = Counter(each.job_id for each in await store.pending_steps())
     return [
         JobFigures(
-            glance=await reader.glance(job),
-            num_planned_steps=await store.num_planned_steps(job),
-            num_pending_steps=pending[job.job_id],
-            latest_plan=await store.latest_plan(job),
+            glance=glance,
+            num_planned_steps=await store.num_planned_steps(glance.job),
+            num_pending_steps=pending[glance.job.job_id],
+            latest_plan=await store.latest_plan(glance.job),
         )
-        for job in jobs
+        for glance in await reader.glances(jobs)
     ]
 
 

@@ -1,4 +1,4 @@
-"""The JSON schemas of jobs, steps, plans and execution.
+"""The JSON schemas of steps, plans and execution.
 
 Plan ids are text, `<epoch in 16 hex digits>.<version>`, because epochs are too large for JavaScript numbers.
 M rows (EP groups x micro-batches), L MoE layers, E experts, R EP ranks.
@@ -9,14 +9,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from relibra.planning import Cause, Cluster, ExecutionReport, Model, Phase, PlanParams
+from relibra.planning import Cause, ExecutionReport, Phase
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Prediction
 from relibra.planning.routing_check import RoutingCause, RoutingCheck
-from relibra.status.balance import Balance
 from relibra.status.figures import PlanFigures
-from relibra.status.health import JobHealth
-from relibra.store import JobRecord, PlanRecord, StepRecord, StepState
+from relibra.store import PlanRecord, StepRecord, StepState
 
 
 class Shown(BaseModel):
@@ -29,41 +27,6 @@ class ProbeResult(Shown):
     """The answer to a liveness or readiness probe."""
 
     status: Literal["ok"] = "ok"
-
-
-class JobView(Shown):
-    """A registered job."""
-
-    job_id: str = Field(examples=["qwen3-rl"])
-    epoch: str = Field(description="Identifies this incarnation of the job.", examples=["5f3c0a9be1d24c77"])
-    registered_at: datetime
-    model: Model
-    cluster: Cluster
-    params: PlanParams
-
-    @classmethod
-    def of(cls, job: JobRecord) -> "JobView":
-        """Return the view of a job."""
-        return cls(
-            job_id=job.job_id,
-            epoch=f"{job.epoch:016x}",
-            registered_at=_time(job.registered_at),
-            model=job.model,
-            cluster=job.cluster,
-            params=job.params,
-        )
-
-
-class JobHealthView(JobView):
-    """A registered job, its health, and whether its newest steps ran under their plans."""
-
-    health: JobHealth
-    balance: Balance
-
-    @classmethod
-    def show(cls, job: JobRecord, health: JobHealth, balance: Balance) -> "JobHealthView":
-        """Return the view of a job with its health."""
-        return cls(**dict(JobView.of(job)), health=health, balance=balance)
 
 
 class PlanSummary(Shown):
@@ -88,7 +51,7 @@ class PlanSummary(Shown):
             digest=plan.digest.hex(),
             reason=plan.reason,
             prediction=plan.prediction,
-            published_at=_time(plan.published_at),
+            published_at=moment(plan.published_at),
             latency_s=plan.latency_s,
         )
 
@@ -115,7 +78,7 @@ class StepView(Shown):
             state=step.state,
             num_sequences=step.num_sequences,
             policies=step.policies,
-            scheduled_at=None if step.submitted_at is None else _time(step.submitted_at),
+            scheduled_at=None if step.submitted_at is None else moment(step.submitted_at),
             failure=step.failure,
             plan=None if step.plan is None else PlanSummary.of(step.plan),
         )
@@ -245,5 +208,6 @@ class ExecutionView(Shown):
         return cls.model_validate(execution, from_attributes=True)
 
 
-def _time(unix_time_s: float) -> datetime:
+def moment(unix_time_s: float) -> datetime:
+    """Return a Unix time as the JSON shows it."""
     return datetime.fromtimestamp(unix_time_s, tz=UTC)

@@ -14,14 +14,16 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from relibra.status.context import MAX_INDEX, App, Before, Job, Layer, Looker, Row, Step
+from relibra.status.attempts import AttemptChoice
+from relibra.status.context import MAX_INDEX, App, Before, Layer, Looker, Row, Seen, Step
 from relibra.status.explain import explain, size_text
 from relibra.status.figures import slowest_ranks
-from relibra.status.health import JobState
+from relibra.status.health import JobState, duration
 from relibra.status.history_models import realised_imbalance, speedup
 from relibra.status.load_models import CellView
 from relibra.status.problems import Problem
 from relibra.status.sparkline import sparkline
+from relibra.store import Attempt
 
 STATIC = Path(__file__).parent / "static"
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -36,30 +38,36 @@ _YEAR_S = 31_536_000
 async def overview(app: App, viewer: Looker, request: Request) -> Response:
     """All jobs, those in trouble first."""
     jobs = [job for job in await app.store.list_jobs() if viewer.may_see(job.job_id)]
-    glances = [await app.reader.glance(job) for job in jobs]
+    glances = await app.reader.glances(jobs)
     worst_first = list(JobState)
     glances.sort(key=lambda each: worst_first.index(each.health.verdict))
     return _page(request, "jobs.html", glances=glances)
 
 
 @pages.get("/jobs/{job_id}")
-async def show_job(app: App, job: Job, request: Request, before: Before = None) -> Response:
-    """One job over its steps."""
+async def show_job(app: App, seen: Seen, request: Request, before: Before = None) -> Response:
+    """One attempt of a job over its steps. Without `attempt` in the URL, the page follows the current attempt."""
+    job = seen.job
     steps = await app.store.list_steps(job, limit=_STEPS_PER_PAGE + 1, before=before)
     executed = await app.reader.executions(job, [step.step for step in steps])
     rows = list(zip(steps, executed, strict=True))[:_STEPS_PER_PAGE]
     has_older = len(steps) > _STEPS_PER_PAGE
-    glance = await app.reader.glance(job)
-    return _page(request, "job.html", job=job, glance=glance, rows=rows, before=before, has_older=has_older)
+    glance = await app.reader.glance(seen)
+    attempts = await app.reader.attempts(seen.attempts)
+    shown = {"rows": rows, "before": before, "has_older": has_older, "attempts": attempts}
+    return _page(request, "job.html", seen=seen, glance=glance, **shown)
 
 
 @pages.get("/jobs/{job_id}/steps/{step}")
-async def show_step(app: App, job: Job, request: Request, step: Step) -> Response:
+async def show_step(app: App, seen: Seen, request: Request, step: Step) -> Response:
     """One step: its plan, the reasons for it, and what the ranks did."""
+    job = seen.job
+    if not _is_permanent(request):
+        return _permanent(request, seen)
     record = await app.store.find_step(job, step)
     (executed,) = await app.reader.executions(job, [step])
-    shown: dict[str, Any] = {"job": job, "step": record, "executed": executed}
-    shown["explanation"] = explain(record, job.cluster, executed)
+    shown: dict[str, Any] = {"seen": seen, "step": record, "executed": executed}
+    shown["explanation"] = explain(record, job.cluster, executed, is_over=seen.is_over)
     if record.plan is not None:
         figures = await app.reader.figures(job, record.plan)
         (totals,) = await app.reader.totals(job, [record.plan])
@@ -73,22 +81,25 @@ async def show_step(app: App, job: Job, request: Request, step: Step) -> Respons
 
 @pages.get("/jobs/{job_id}/steps/{step}/cells")
 async def find_cell(
-    job: Job,
+    seen: Seen,
     step: Step,
     row: Annotated[int, Query(ge=0, le=MAX_INDEX)] = 0,
     layer: Annotated[int, Query(ge=0, le=MAX_INDEX)] = 0,
 ) -> Response:
     """Redirect to a cell by row and layer."""
-    return RedirectResponse(f"/jobs/{job.job_id}/steps/{step}/cells/{row}/{layer}")
+    path = f"/jobs/{seen.job.job_id}/steps/{step}/cells/{row}/{layer}"
+    return RedirectResponse(f"{path}?attempt={seen.chosen.number}")
 
 
 @pages.get("/jobs/{job_id}/steps/{step}/cells/{row}/{layer}")
-async def show_cell(app: App, job: Job, request: Request, step: Step, row: Row, layer: Layer) -> Response:
+async def show_cell(app: App, seen: Seen, request: Request, step: Step, row: Row, layer: Layer) -> Response:
     """One micro-batch and layer: the load of every rank, at home and in replicas."""
-    plan = await app.reader.planned(job, step)
-    figures = await app.reader.figures(job, plan)
+    if not _is_permanent(request):
+        return _permanent(request, seen)
+    plan = await app.reader.planned(seen.job, step)
+    figures = await app.reader.figures(seen.job, plan)
     cell = await app.reader.off_loop(CellView.of, figures, row, layer)
-    return _page(request, "cell.html", job=job, step=step, plan=plan, cell=cell, num_rows=figures.plan.num_rows)
+    return _page(request, "cell.html", seen=seen, step=step, plan=plan, cell=cell, num_rows=figures.plan.num_rows)
 
 
 @pages.get("/docs")
@@ -117,6 +128,16 @@ def _plotly() -> tuple[bytes, str]:
     return content, f'"{hashlib.blake2b(content, digest_size=12).hexdigest()}"'
 
 
+def _is_permanent(request: Request) -> bool:
+    return "attempt" in request.query_params
+
+
+def _permanent(request: Request, seen: AttemptChoice) -> Response:
+    """Redirect to the URL that names the attempt, so that an open page and a link stay right after a restart."""
+    here = request.url.replace(scheme="", netloc="")
+    return RedirectResponse(str(here.include_query_params(attempt=seen.chosen.number)))
+
+
 def _page(request: Request, template: str, *, status: int = 200, **shown: Any) -> Response:
     access = request.app.state.context.access
     text = _templates().get_template(template).render(is_open=not access.is_required, **shown)
@@ -134,7 +155,12 @@ def _templates() -> Environment:
     )
     environment.globals |= {"plotly_version": version("plotly"), "sparkline": sparkline}
     environment.filters |= {"ratio": _ratio, "size": size_text, "when": _when, "count": _count}
-    environment.filters |= {"seconds": _seconds, "realised": realised_imbalance, "speedup": speedup}
+    environment.filters |= {
+        "seconds": _seconds,
+        "silence": _silence,
+        "realised": realised_imbalance,
+        "speedup": speedup,
+    }
     return environment
 
 
@@ -144,6 +170,14 @@ def _ratio(value: float | None) -> str:
 
 def _seconds(time_s: float | None) -> str:
     return "\N{EN DASH}" if time_s is None else f"{time_s:.2f} s"
+
+
+def _silence(attempt: Attempt) -> str | None:
+    """Return how long an attempt that is over had not been heard when the next one began; None if it is not known."""
+    if attempt.heard_at is None or attempt.ended_at is None:
+        return None
+    # The two times are of the clocks of Redis and of a planner.
+    return duration(max(0.0, attempt.ended_at - attempt.heard_at))
 
 
 def _count(value: float) -> str:

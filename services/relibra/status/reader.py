@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
@@ -11,10 +11,11 @@ from relibra.errors import NotFound
 from relibra.planning import Plan
 from relibra.planning.execution import Execution, executions
 from relibra.planning.summary import PlanTotals
+from relibra.status.attempts import AttemptChoice, choose_attempt
 from relibra.status.balance import GLANCE_STEPS, Balance, balance_of
 from relibra.status.figures import PlanFigures
 from relibra.status.health import JobHealth, job_health
-from relibra.store import JobRecord, PlanRecord, StepRecord, Store
+from relibra.store import Attempt, JobRecord, PlanRecord, StepRecord, Store
 from relibra.store.single_flight import SingleFlight
 
 P = ParamSpec("P")
@@ -27,9 +28,9 @@ _NUM_WORKERS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobGlance:
-    """A job as the overview page shows it."""
+    """One attempt of a job as the overview page shows it; an attempt that is over is shown as of its end."""
 
-    job: JobRecord
+    choice: AttemptChoice
     health: JobHealth
     balance: Balance
     steps: list[StepRecord]
@@ -37,6 +38,11 @@ class JobGlance:
     executed_step: StepRecord | None
     """The newest step that has reports."""
     executed: list[Execution]
+
+    @property
+    def job(self) -> JobRecord:
+        """The job as the attempt registered it."""
+        return self.choice.job
 
 
 class Reader:
@@ -103,18 +109,31 @@ class Reader:
 
         return await self._executions.get((job.job_id, job.epoch, step, num_reports), make)
 
-    async def glance(self, job: JobRecord) -> JobGlance:
-        """Return the state of a job with the steps that it was derived from."""
+    async def glances(self, jobs: Iterable[JobRecord]) -> list[JobGlance]:
+        """Return the state of the current attempt of some jobs; a job that is removed meanwhile is left out."""
+        attempts = [(job.job_id, await self.store.list_attempts(job.job_id)) for job in jobs]
+        return [await self.glance(choose_attempt(job_id, found, None)) for job_id, found in attempts if found]
+
+    async def glance(self, choice: AttemptChoice) -> JobGlance:
+        """Return the state of an attempt with the steps that it was derived from."""
+        job = choice.job
         steps = await self.store.list_steps(job, limit=GLANCE_STEPS)
         numbers = await self.store.num_reports(job, [each.step for each in steps])
         reported = [step for step, number in zip(steps, numbers, strict=True) if number]
         done = list(zip(reported, await self.executions(job, [each.step for each in reported]), strict=True))
         balance = balance_of(steps, done, await self.store.get_refusals(job))
         executed_step, executed = done[0] if done else (None, [])
-        health = job_health(steps, executed_step, executed, balance, time.time())
+        now = choice.chosen.ended_at or time.time()
+        health = job_health(steps, executed_step, executed, balance, now, choice.chosen.number)
         return JobGlance(
-            job=job, health=health, balance=balance, steps=steps, executed_step=executed_step, executed=executed
+            choice=choice, health=health, balance=balance, steps=steps, executed_step=executed_step, executed=executed
         )
+
+    async def attempts(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, tuple[int, int] | None, int]]:
+        """Return each attempt with the first and last step that it keeps, and the number of steps that it planned."""
+        kept = await self.store.kept_steps(attempts)
+        planned = [await self.store.num_planned_steps(each) for each in attempts]
+        return list(zip(attempts, kept, planned, strict=True))
 
     async def plan(self, job: JobRecord, record: PlanRecord, *, with_shares: bool = True) -> Plan:
         """Read a plan from the store and return it.

@@ -18,7 +18,12 @@ class Attempts(Connected):
     @raises_unavailable
     async def list_attempts(self, job_id: str) -> list[Attempt]:
         """Return the attempts of a job whose data is kept, newest first; none if the job was never registered."""
-        return decode_attempts(job_id, await self._redis.hgetall(JobKeys(job_id).of("attempts")))
+        keys = JobKeys(job_id)
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.hgetall(keys.of("attempts"))
+        pipe.hmget(keys.of("job"), "epoch", "seen_at")
+        documents, (epoch, seen_at_ms) = await pipe.execute()
+        return decode_attempts(job_id, documents, epoch, seen_at_ms)
 
     @raises_unavailable
     async def current_epochs(self, job_ids: Iterable[str]) -> dict[str, int]:
@@ -29,6 +34,16 @@ class Attempts(Connected):
             pipe.hget(JobKeys(job_id).of("job"), "epoch")
         found = await pipe.execute() if ids else []
         return {job_id: int(epoch, 16) for job_id, epoch in zip(ids, found, strict=True) if epoch}
+
+    @raises_unavailable
+    async def heard_at(self, job_ids: Iterable[str]) -> dict[str, float]:
+        """Return when the current attempt of each registered job was last heard, Unix time by the clock of Redis."""
+        ids = list(job_ids)
+        pipe = self._redis.pipeline(transaction=False)
+        for job_id in ids:
+            pipe.hget(JobKeys(job_id).of("job"), "seen_at")
+        found = await pipe.execute() if ids else []
+        return {job_id: int(at_ms) / 1000 for job_id, at_ms in zip(ids, found, strict=True) if at_ms}
 
     @raises_unavailable
     async def see(self, job_id: str, epoch: int) -> None:

@@ -45,12 +45,15 @@ def decode_job(
     )
 
 
-def decode_attempts(job_id: str, documents: dict[bytes, bytes]) -> list[Attempt]:
-    """Decode the attempts of a job; the newest comes first."""
+def decode_attempts(
+    job_id: str, documents: dict[bytes, bytes], current_epoch: bytes | None, seen_at_ms: bytes | None
+) -> list[Attempt]:
+    """Decode the attempts of a job, of which the current one was last seen at `seen_at_ms`; the newest comes first."""
     attempts: list[Attempt] = []
     for epoch in sorted(documents, reverse=True):
         fields = json.loads(documents[epoch])
         model, cluster, params = _decode_shape(fields["shape"])
+        heard_at_ms = seen_at_ms if epoch == current_epoch else fields.get("heard_at")
         attempts.append(
             Attempt(
                 job_id=job_id,
@@ -60,6 +63,7 @@ def decode_attempts(job_id: str, documents: dict[bytes, bytes]) -> list[Attempt]
                 token_hash=fields["token"],
                 began_at=float(fields["began_at"]),
                 ended_at=attempts[-1].began_at if attempts else None,
+                heard_at=None if heard_at_ms is None else float(heard_at_ms) / 1000,
                 model=model,
                 cluster=cluster,
                 params=params,
@@ -70,6 +74,7 @@ def decode_attempts(job_id: str, documents: dict[bytes, bytes]) -> list[Attempt]
     return attempts
 
 
+@lru_cache(maxsize=1024)
 def _decode_shape(document: bytes | str) -> tuple[Model, Cluster, PlanParams]:
     fields = json.loads(document)
     return Model(**fields["model"]), Cluster(**fields["cluster"]), PlanParams(**fields["params"])

@@ -14,7 +14,7 @@ Keys of one job have the prefix `relibra:{job}:`. They stay until the job is rem
 | key | type | content | size |
 |---|---|---|---|
 | `job` | hash | current attempt: `epoch` (16 hex digits), `registered_at`, `shape` (JSON), see `register_job` | 2 KiB |
-| `attempts` | hash | epoch -> JSON: number, owner and beginning of an attempt, and its shape | 1 KiB an attempt |
+| `attempts` | hash | epoch -> JSON: number, owner, beginning, shape; once over, `heard_at` | 1 KiB an attempt |
 | `epoch` | string | the last epoch given out, decimal | 16 B |
 | `fence` | string | the last fencing token given out | 16 B |
 | `lease` | string | fencing token of the planner that solves now | 16 B |

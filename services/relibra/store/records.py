@@ -53,6 +53,8 @@ class Attempt:
     began_at: float
     ended_at: float | None
     """Unix times in seconds; the current attempt has no end."""
+    heard_at: float | None
+    """When a process that named this attempt last called a planner, by the clock of Redis; None if that is unknown."""
     model: Model
     cluster: Cluster
     params: PlanParams

@@ -81,6 +81,20 @@ class Steps(Connected):
         return records
 
     @raises_unavailable
+    async def kept_steps(self, attempts: Iterable[AttemptId]) -> list[tuple[int, int] | None]:
+        """Return the first and the last step that each of some attempts keeps; None for an attempt without steps."""
+        pipe = self._redis.pipeline(transaction=False)
+        for attempt in attempts:
+            key = AttemptKeys.of_attempt(attempt).of("steps")
+            pipe.zrange(key, 0, 0)
+            pipe.zrange(key, -1, -1)
+        found = await pipe.execute() if len(pipe) else []
+        return [
+            (int(first[0]), int(last[0])) if first and last else None
+            for first, last in zip(found[::2], found[1::2], strict=True)
+        ]
+
+    @raises_unavailable
     async def expire_steps(self, attempt: AttemptId, retained_steps: int) -> None:
         """Remove all but the `retained_steps` newest steps of an attempt; pending steps stay.
 

@@ -27,8 +27,11 @@ const axis = (title, extra = {}) => ({ title: { text: title }, gridcolor: colour
 // Put ticks at whole numbers only, even if there are few of them.
 const whole = (numbers) => ({ dtick: Math.max(...numbers) - Math.min(...numbers) <= 10 ? 1 : null, tickformat: "d" });
 
+// Links name the attempt that the page shows, so that they stay right after a restart.
+const inAttempt = (path) => `${path}?attempt=${document.querySelector("main").dataset.attempt}`;
+
 function stepAddress(event) {
-  return `${location.pathname}/steps/${event.points[0].x}`;
+  return inAttempt(`${location.pathname}/steps/${event.points[0].x}`);
 }
 
 const CHARTS = {
@@ -109,7 +112,7 @@ const CHARTS = {
         yaxis2: { ...layers, title: {}, anchor: "x2", matches: "y", showticklabels: false },
         annotations: [note("without balancing", 0.24), note("planned", 0.76)],
       },
-      choose: (event) => data.row === null ? null : `${location.pathname}/cells/${data.row}/${event.points[0].y}`,
+      choose: (event) => data.row === null ? null : inAttempt(`${location.pathname}/cells/${data.row}/${event.points[0].y}`),
     };
   },
 
@@ -124,7 +127,7 @@ const CHARTS = {
           "bound", { dash: "dot" }),
       ],
       layout: { xaxis: axis("layer", whole(x)), yaxis: axis("slowest / mean rank") },
-      choose: (event) => data.row === null ? null : `${location.pathname}/cells/${data.row}/${event.points[0].x}`,
+      choose: (event) => data.row === null ? null : inAttempt(`${location.pathname}/cells/${data.row}/${event.points[0].x}`),
     };
   },
 
@@ -161,7 +164,7 @@ const CHARTS = {
 function sourceOf(figure) {
   const slider = document.getElementById("row");
   const isByRow = figure.dataset.chart === "heat" || figure.dataset.chart === "layers";
-  return isByRow && slider.value !== "-1" ? `${figure.dataset.source}?row=${slider.value}` : figure.dataset.source;
+  return isByRow && slider.value !== "-1" ? `${figure.dataset.source}&row=${slider.value}` : figure.dataset.source;
 }
 
 const drawn = new WeakMap();
@@ -261,7 +264,10 @@ async function replaceParts() {
     return;
   }
   const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
-  if (fresh.querySelector("main").dataset.page !== document.querySelector("main").dataset.page) {
+  const [next, shown] = [fresh, document].map((each) => each.querySelector("main").dataset);
+  if (next.page !== shown.page) {
+    const isMoved = next.attempt && shown.attempt && next.attempt !== shown.attempt;
+    if (isMoved) sessionStorage.setItem("moved", JSON.stringify([shown.attempt, next.attempt]));
     location.reload();
     return;
   }
@@ -295,6 +301,12 @@ function listen(address) {
     if (isReachable) refresh();
   });
   source.addEventListener("change", refresh);
+  source.addEventListener("heard", (event) => {
+    for (const [job, time] of Object.entries(JSON.parse(event.data))) {
+      for (const element of document.querySelectorAll(`[data-heard="${CSS.escape(job)}"] time`)) element.dateTime = time;
+    }
+    tellAges();
+  });
   // The stream expired. A new one starts with a fresh check of the token.
   source.addEventListener("end", () => {
     source.close();
@@ -318,7 +330,19 @@ function tellAges() {
   }
 }
 
+function tellOfMove() {
+  const moved = sessionStorage.getItem("moved");
+  sessionStorage.removeItem("moved");
+  if (!moved) return;
+  const [from, to] = JSON.parse(moved);
+  const note = document.getElementById("moved");
+  const link = Object.assign(document.createElement("a"), { href: `?attempt=${from}`, textContent: `show attempt ${from}` });
+  note.append(`Attempt ${to} began, and this page moved on to it: `, link, ".");
+  note.hidden = false;
+}
+
 drawAll();
 tellAges();
+tellOfMove();
 setInterval(tellAges, 10000);
 if (document.body.dataset.events) listen(document.body.dataset.events);

@@ -36,6 +36,17 @@ if current[1] then
   end
 end
 
+if current[1] then
+  -- It is kept when the attempt before was last heard: that is when its trainer died.
+  local before = redis.call('HGET', KEYS[1], 'epoch')
+  local document = redis.call('HGET', KEYS[3], before)
+  if document then
+    local attempt = cjson.decode(document)
+    attempt.heard_at = current[5]
+    redis.call('HSET', KEYS[3], before, cjson.encode(attempt))
+  end
+end
+
 local last = math.max(tonumber(redis.call('GET', KEYS[2]) or '0'), tonumber(ARGV[3]))
 local epoch = math.max(last + 1, now[1] * 1000000 + now[2])
 local name = string.format('%08x%08x', math.floor(epoch / 2^32), epoch % 2^32)

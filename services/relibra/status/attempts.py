@@ -1,0 +1,55 @@
+"""Which attempt of a job a viewer looks at, as a pure decision."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from relibra.errors import NotFound, UnknownJob
+from relibra.store import Attempt, JobRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptChoice:
+    """The attempt that a viewer looks at, and the job's other attempts."""
+
+    attempts: Sequence[Attempt]
+    """All attempts whose data is kept, newest first; at least one."""
+    chosen: Attempt
+
+    @property
+    def job(self) -> JobRecord:
+        """The job as the chosen attempt registered it."""
+        return self.chosen.record
+
+    @property
+    def current(self) -> Attempt:
+        """The current attempt of the job."""
+        return self.attempts[0]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether another attempt began after the chosen one."""
+        return self.chosen.epoch != self.current.epoch
+
+
+def choose_attempt(job_id: str, attempts: Sequence[Attempt], number: int | None) -> AttemptChoice:
+    """Choose an attempt of a job by its number; None chooses the current attempt.
+
+    Args:
+        job_id: the job.
+        attempts: its attempts, newest first; none if the job is not registered.
+        number: the number of the wanted attempt.
+
+    Raises:
+        UnknownJob: the job is not registered.
+        NotFound: the attempt is not kept, or has not begun yet; the text says which.
+    """
+    if not attempts:
+        raise UnknownJob(f"job {job_id!r} is not registered; register it first")
+    current, oldest = attempts[0], attempts[-1]
+    for attempt in attempts:
+        if number in (None, attempt.number):
+            return AttemptChoice(attempts=attempts, chosen=attempt)
+    if number is not None and number > current.number:
+        raise NotFound(f"job {job_id!r} has no attempt {number}: attempt {current.number} is current")
+    kept = f"attempts {oldest.number} to {current.number} are" if len(attempts) > 1 else f"attempt {current.number} is"
+    raise NotFound(f"attempt {number} of job {job_id!r} is not kept any more: {kept}")
