@@ -54,8 +54,8 @@ async def show_job(app: App, seen: Seen, request: Request, before: Before = None
     has_older = len(steps) > _STEPS_PER_PAGE
     glance = await app.reader.glance(seen)
     attempts = await app.reader.attempts(seen.attempts)
-    shown = {"rows": rows, "before": before, "has_older": has_older, "attempts": attempts}
-    return _page(request, "job.html", seen=seen, glance=glance, **shown)
+    shown: dict[str, Any] = {"rows": rows, "before": before, "has_older": has_older}
+    return _page(request, "job.html", seen=seen, glance=glance, attempts=attempts, **shown)
 
 
 @pages.get("/jobs/{job_id}/steps/{step}")
