@@ -1,11 +1,14 @@
 """One small step in all its stages, for tests of the store and of the planner."""
 
+import time
+from collections.abc import Iterable
+
 import numpy as np
 
 from harness.services import CLUSTER, Loop, count, plain_plan, routed_experts
 from relibra.errors import RelibraError
 from relibra.planning import Schedule
-from relibra.store import EncodedPlan, JobRecord, Lease, SequenceCounts, Store, StoreLimits
+from relibra.store import EncodedPlan, ExpiryCause, JobRecord, Lease, SequenceCounts, Store, StoreLimits
 
 IDS = [f"seq-{index}" for index in range(8)]
 COUNTS_SLE = np.stack([count(routed_experts(index, 5 + index)) for index in range(8)])
@@ -41,3 +44,11 @@ def lease_of(store: Store, run: Loop, job: JobRecord, step: int, lease_s: float 
 def publish(store: Store, run: Loop, job: JobRecord, step: int, plan: EncodedPlan = PLAN) -> int:
     """Take a step from its schedule to its plan; return the version of the plan."""
     return run(store.publish_plan(lease_of(store, run, job, step), plan)).version
+
+
+def expire(store: Store, run: Loop, job: JobRecord, steps: Iterable[int]) -> list[int]:
+    """Let steps expire, whatever their age; return those that did."""
+    measured, _ = run(store.measure_steps(job))
+    wanted = set(steps)
+    causes = {each: ExpiryCause.STEPS for each in measured if each.step in wanted}
+    return run(store.expire_steps(job, causes, time.time()))

@@ -9,7 +9,6 @@ from harness.services import CLUSTER, MODEL, Loop
 from harness.watched_job import WatchedJob
 from relibra.planning.launch import Launch
 from relibra.store import Store
-from relibra.store.keys import RETAINED_ATTEMPTS
 
 THIRD = Launch(token="three", owner="host-c:33")
 BY_ATTEMPT = (
@@ -84,12 +83,13 @@ def test_every_document_of_an_older_attempt_can_be_read(http: TestClient, restar
 
 
 def test_S9_an_attempt_that_is_not_kept_is_refused_by_name(
-    http: TestClient, restarted: WatchedJob, store: Store, run: Loop
+    http: TestClient, restarted: WatchedJob, store: Store, run: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("relibra.store.attempts.KNOWN_ATTEMPTS", 4)
     for path in BY_ATTEMPT:
         problem = http.get(f"/v1/jobs/job{path}?attempt=7").json()
         assert problem["detail"] == "job 'job' has no attempt 7: attempt 2 is current", path
-    for number in range(3, RETAINED_ATTEMPTS + 2):
+    for number in range(3, 6):
         run(restarted.restart(Launch(token=f"launch {number}")))
     for path in BY_ATTEMPT:
         answer = http.get(f"/v1/jobs/job{path}?attempt=1")

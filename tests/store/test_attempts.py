@@ -6,12 +6,11 @@ import pytest
 from redis import Redis
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, count, routed_experts
-from harness.step_samples import COUNTS_SLE, IDS, LONG_S, SCHEDULE, lease_of, publish, report_all, sequence
+from harness.step_samples import COUNTS_SLE, IDS, LONG_S, SCHEDULE, expire, lease_of, publish, report_all, sequence
 from relibra.errors import AlreadyRunning, Conflict, LostLease, StaleEpoch
 from relibra.planning import PlanParams
 from relibra.planning.launch import Launch
 from relibra.store import JobRecord, Store
-from relibra.store.keys import RETAINED_ATTEMPTS
 
 FIRST = Launch(token="one", owner="host-a:4711")
 SECOND = Launch(token="two", owner="host-b:99")
@@ -103,15 +102,19 @@ def test_L5_only_the_current_attempt_can_be_heard(store: Store, run: Loop, redis
         assert int(client.hget("relibra:{job}:job", "seen_at") or 0) > 1_000_000_000_000
 
 
-def test_S7_old_attempts_are_dropped_and_the_job_takes_all_of_them_along(
-    store: Store, run: Loop, redis_url: str
+def test_S7_old_attempts_are_forgotten_and_the_job_takes_all_of_them_along(
+    store: Store, run: Loop, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(RETAINED_ATTEMPTS + 2):
+    monkeypatch.setattr("relibra.store.attempts.KNOWN_ATTEMPTS", 4)
+    for number in range(6):
         attempt = begin(store, run, Launch(token=f"launch-{number}"))
         report_all(store, run)
         publish(store, run, attempt, 1)
+        assert expire(store, run, attempt, [1]) == [1]
+        report_all(store, run, 2)
     assert [each.number for each in run(store.list_attempts("job"))] == [6, 5, 4, 3]
     with Redis.from_url(redis_url) as client:
-        assert len(client.keys("relibra:{job}:*:step:1:plan")) == RETAINED_ATTEMPTS
+        for kept in ("step:2:counts", "summaries", "floor"):
+            assert len(client.keys(f"relibra:{{job}}:*:{kept}")) == 4
         run(store.remove_job("job"))
         assert set(client.keys("*")) == {b"relibra:{job}:epoch", b"relibra:{job}:fence"}

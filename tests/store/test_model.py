@@ -1,6 +1,7 @@
 """The store against a small model, for any order of calls by two planners and their clients."""
 
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +15,10 @@ from harness.services import CLUSTER, MODEL, PARAMS, Loop
 from harness.step_samples import IDS, LONG_S, OTHER_PLAN, PLAN, SCHEDULE, sequence
 from relibra.errors import Conflict, LostLease, StaleEpoch
 from relibra.planning import PlanId
-from relibra.store import EmbeddedRedis, JobRecord, Lease, Store, StoreLimits
+from relibra.store import EmbeddedRedis, ExpiryCause, JobRecord, Lease, RetainedStep, Store, StoreLimits
 
 LIMITS = StoreLimits(max_open_steps=1000)
 STEPS = st.integers(1, 3)
-RETAINED = 2
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.known: set[int] = set()
         self.reported: dict[int, set[str]] = {}
         self.scheduled: list[int] = []
+        self.open: set[int] = set()
+        self.measured: list[RetainedStep] = []
+        self.expired: dict[int, tuple[int, bool]] = {}
+        """Expired step -> number of its sequences, and whether it was planned."""
         self.plans: dict[int, tuple[PlanId, bytes]] = {}
         self.version = 0
         self.leases: list[Lease] = []
@@ -77,6 +81,8 @@ class StoreMachine(RuleBasedStateMachine):
         is_scheduled = step in self.scheduled or step in self.plans
         if name in kept or (step >= self.floor and not is_scheduled):
             assert outcome is None
+            if name not in kept and not is_scheduled:
+                self.open.add(step)
             kept.add(name)
             self.known.add(step)
         else:
@@ -92,6 +98,7 @@ class StoreMachine(RuleBasedStateMachine):
         if step not in self.plans and step not in self.scheduled:
             assert step >= self.floor
             self.scheduled.append(step)
+            self.open.add(step)
         self.known.add(step)
 
     @rule()
@@ -133,19 +140,38 @@ class StoreMachine(RuleBasedStateMachine):
                 self.version += 1
                 self.plans[lease.step] = plan_id, plan.digest
                 self.scheduled.remove(lease.step)
+                self.open = {each for each in self.open if each > lease.step}
                 self.holder = None
             assert self.plans[lease.step] == (plan_id, plan.digest)
             assert plan_id == PlanId(epoch=self.job.epoch, version=self.plans[lease.step][0].version)
 
     @rule()
-    def expire(self) -> None:
-        self.run(self.store.expire_steps(self.job, RETAINED))
-        old = set(sorted(self.known)[:-RETAINED]) - set(self.scheduled)
-        if old:
-            self.floor = max(self.floor, max(old) + 1)
-        for step in old:
+    def measure(self) -> None:
+        """A planner looks at the steps, and decides later."""
+        self.measured, _ = self.run(self.store.measure_steps(self.job))
+        assert {each.step for each in self.measured} == self.known
+        for each in self.measured:
+            assert each.is_pending == (each.step in self.scheduled)
+            assert each.is_planned == (each.step in self.plans)
+            assert each.size_bytes > 0
+            assert each.is_open == (each.step in self.open)
+
+    @rule(steps=st.sets(STEPS))
+    def expire(self, steps: set[int]) -> None:
+        chosen = {each: ExpiryCause.AGE for each in self.measured if each.step in steps}
+        expired = self.run(self.store.expire_steps(self.job, chosen, time.time()))
+        assert expired == [
+            each.step
+            for each in chosen
+            if each.step in self.known
+            and each.step not in self.scheduled
+            and (each.is_open or each.step not in self.open)
+        ]
+        for step in expired:
+            self.floor = max(self.floor, step + 1)
             self.known.discard(step)
-            self.reported.pop(step, None)
+            self.open.discard(step)
+            self.expired[step] = len(self.reported.pop(step, set())), step in self.plans
             self.plans.pop(step, None)
 
     @rule(step=STEPS)
@@ -158,6 +184,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.reported = {each: names for each, names in self.reported.items() if each < step}
         self.scheduled = [each for each in self.scheduled if each < step]
         self.plans = {each: plan for each, plan in self.plans.items() if each < step}
+        self.open = {each for each in self.open if each < step}
+        self.expired = {each: kept for each, kept in self.expired.items() if each < step}
 
     @rule()
     def re_create(self) -> None:
@@ -166,6 +194,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert anew.epoch > self.job.epoch
         self.job, self.floor, self.version, self.holder = anew, 0, 0, None
         self.known, self.reported, self.scheduled, self.plans = set(), {}, [], {}
+        self.open, self.expired, self.measured = set(), {}, []
 
     @invariant()
     def the_store_is_the_model(self) -> None:
@@ -173,5 +202,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert {each.step: (each.id, each.digest) for each in records} == self.plans
         assert self.run(self.store.num_planned_steps(self.job)) == self.version
         assert [each.step for each in self.run(self.store.list_steps(self.job))] == sorted(self.known, reverse=True)
+        summaries = self.run(self.store.list_summaries(self.job))
+        assert {each.step: (each.num_sequences, each.plan is not None) for each in summaries} == self.expired
         for each in records:
             assert self.seen.setdefault(each.id, each.digest) == each.digest

@@ -4,7 +4,7 @@ import json
 import numpy as np
 
 from harness.services import Loop
-from harness.step_samples import report_all
+from harness.step_samples import expire, report_all
 from relibra.planning import Cause, ExecutionReport, Phase, PlanId
 from relibra.planning.execution import executions
 from relibra.planning.routing_check import RoutingCause, RoutingCheck
@@ -90,9 +90,7 @@ def test_S7_sums_expire_with_their_step(store: Store, run: Loop, job: JobRecord)
     report_all(store, run)
     for rank in range(job.cluster.num_ranks):
         run(store.put_report(job, report(job, Phase.UPDATE, rank)))
-    report_all(store, run, step=2)
-    report_all(store, run, step=3)
-    run(store.expire_steps(job, 2))
+    assert expire(store, run, job, [1]) == [1]
     assert run(store.get_executions(job, [1])) == [[]]
 
 

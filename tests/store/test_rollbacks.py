@@ -7,13 +7,24 @@ import pytest
 from redis import Redis
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, count, plain_plan, routed_experts
-from harness.step_samples import COUNTS_SLE, IDS, LONG_S, OTHER_PLAN, PLAN, SCHEDULE, lease_of, publish, report_all
+from harness.step_samples import (
+    COUNTS_SLE,
+    IDS,
+    LONG_S,
+    OTHER_PLAN,
+    PLAN,
+    SCHEDULE,
+    expire,
+    lease_of,
+    publish,
+    report_all,
+)
 from harness.step_samples import sequence as sequence_of
 from relibra.errors import Conflict, LostLease, RolledBack, StaleEpoch, UnknownJob
 from relibra.planning import ExecutionReport, Phase, PlanId
 from relibra.planning.launch import Launch
 from relibra.store import EncodedPlan, JobRecord, Refused, SequenceCounts, StepState, Store
-from relibra.store.keys import ATTEMPT_KEYS, HASHES_BY_STEP, RETAINED_ATTEMPTS, SETS_BY_STEP, SETS_OF_STEPS, STEP_KEYS
+from relibra.store.keys import ATTEMPT_KEYS, HASHES_BY_STEP, SETS_BY_STEP, SETS_OF_STEPS, STEP_KEYS
 from relibra.store.rollbacks import way_back
 
 OTHER_LE = count(routed_experts(77, 9))
@@ -130,7 +141,7 @@ def test_S4_nothing_of_before_comes_back(store: Store, run: Loop, job: JobRecord
     with pytest.raises(RolledBack, match=over):
         ran(store, run, job, 3, None)
     run(store.note_refusal(job, Refused.SCHEDULE, 4, Conflict("late")))
-    run(store.expire_steps(job, 1))
+    expire(store, run, job, range(1, 9))
     assert [each.step for each in run(store.list_steps(again))] == [2, 1]
     assert run(store.get_refusals(again)) == []
     assert run(store.pending_steps()) == []
@@ -194,8 +205,9 @@ def test_L5_the_launch_stays_the_same(store: Store, run: Loop) -> None:
 @pytest.mark.parametrize("step", [1, 3, 4, 9])
 def test_L5_expired_steps_are_taken_again_from_there_on(store: Store, run: Loop, job: JobRecord, step: int) -> None:
     train(store, run, job, range(1, 6))
-    run(store.expire_steps(job, 2))
+    expire(store, run, job, [1, 2, 3])
     again = run(store.rollback("job", job.epoch, step))
+    assert [each.step for each in run(store.list_summaries(again))] == list(range(min(step, 4) - 1, 0, -1))
     report_all(store, run, step)
     assert publish(store, run, again, step) == 6
     for earlier in range(1, min(step, 4)):
@@ -238,14 +250,15 @@ def test_the_first_plan_starts_from_the_placement_that_the_ranks_have(store: Sto
 
 
 def test_S7_going_back_again_and_again_leaves_nothing_behind(
-    store: Store, run: Loop, job: JobRecord, redis_url: str
+    store: Store, run: Loop, job: JobRecord, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for _ in range(RETAINED_ATTEMPTS + 3):
+    monkeypatch.setattr("relibra.store.attempts.KNOWN_ATTEMPTS", 4)
+    for _ in range(7):
         train(store, run, job, range(1, 5))
         job = run(store.rollback("job", job.epoch, 3))
         job = run(store.rollback("job", job.epoch, 1))
     with Redis.from_url(redis_url) as client:
-        assert len(client.keys("relibra:{job}:*:step:*:plan")) <= 4 * RETAINED_ATTEMPTS
+        assert len(client.keys("relibra:{job}:*:step:*:plan")) <= 4 * 4
         run(store.remove_job("job"))
         assert set(client.keys("*")) == {b"relibra:{job}:epoch", b"relibra:{job}:fence"}
 
@@ -258,7 +271,7 @@ def test_every_key_of_an_attempt_is_moved_or_left_behind_on_purpose() -> None:
 
 def test_refusals_of_repeated_steps_name_the_way_out(store: Store, run: Loop, job: JobRecord) -> None:
     train(store, run, job, range(1, 4))
-    run(store.expire_steps(job, 1))
+    expire(store, run, job, [1, 2])
     texts = [str(run(store.put_counts([sequence(step)]))[0]) for step in (2, 3)]
     for step in (2, 3):
         with pytest.raises(Conflict) as refused:

@@ -52,6 +52,12 @@ class Metrics:
         self.solve_s = Histogram(
             "relibra_planner_solve_seconds", "From lease to plan in hand.", buckets=_SOLVE_BUCKETS_S, registry=registry
         )
+        self.expired_steps = Counter(
+            "relibra_planner_expired_steps_total",
+            "Steps whose full data expired, by cause.",
+            ["cause"],
+            registry=registry,
+        )
         self.publish_s = Histogram(
             "relibra_planner_publish_seconds", "Publishing.", buckets=_CALL_BUCKETS_S, registry=registry
         )

@@ -13,6 +13,7 @@ from relibra.planner.fair_order import next_turns
 from relibra.planner.metrics import Metrics
 from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
 from relibra.planner.settings import PlannerSettings
+from relibra.planner.step_expiry import StepExpiry
 from relibra.store import EncodedPlan, Lease, Store
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class PlanningLoop:
         self._notifier = notifier
         self._metrics = metrics
         self._settings = settings
+        self._expiry = StepExpiry(store, metrics, settings)
         self._news = asyncio.Event()
         self._is_stopping = False
         self._solves: dict[str, asyncio.Task[None]] = {}
@@ -104,7 +106,7 @@ class PlanningLoop:
                     took_s, about = published_at - started_at, about | {"version": plan_id.version}
                     logger.info("%s: plan %s in %.2f s: %s", name, plan_id, took_s, plan.reason, extra=about)
                 # After a failure too: a job whose steps all fail goes on reporting.
-                await self._store.expire_steps(lease, self._settings.retained_steps)
+                await self._expiry.apply(lease.job_id)
             except (Unavailable, LostLease, StaleEpoch, Conflict) as error:
                 outcome = type(error).__name__
                 logger.warning("%s: plan not published: %s", name, error, extra=about)

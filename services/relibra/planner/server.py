@@ -24,6 +24,7 @@ from relibra.planner.planning_loop import PlanningLoop
 from relibra.planner.routing_service import RoutingService
 from relibra.planner.settings import PlannerSettings
 from relibra.planner.solver import SolverPool
+from relibra.planner.step_expiry import StepExpiry
 from relibra.store import Store
 from relibra.v1 import execution_pb2_grpc, job_pb2_grpc, plan_pb2_grpc, routing_pb2_grpc
 from relibra.wire.channel import MAX_MESSAGE_SIZE_BYTES
@@ -86,6 +87,7 @@ class PlannerServer:
         self._watching = [
             asyncio.create_task(self._health.follow_redis()),
             asyncio.create_task(self._metrics.watch_event_loop()),
+            asyncio.create_task(StepExpiry(self._store, self._metrics, settings).run()),
         ]
         # Imported modules stay for good; garbage collection need not walk them while agents wait.
         gc.collect()

@@ -35,7 +35,11 @@ class PlannerSettings(ServiceSettings):
     """How long the current attempt of a job must be silent before another launch may train under the same job id."""
 
     retained_steps: int = Field(64, ge=2)
-    """How many steps of a job Redis keeps."""
+    """How many steps of an attempt keep their full data. Older steps leave a summary, as with the next two limits."""
+    retained_bytes: int = Field(4 << 30, ge=1)
+    """How much the full data of all steps of a job may take, as Redis counts it."""
+    retained_s: float = Field(7 * 86_400.0, ge=3600)
+    """How old a step may get before its full data expires."""
     max_jobs: int = Field(256, ge=1)
     max_calls_per_job: int = Field(4096, ge=1)
     """Open calls and streams at this planner by callers of one job; all jobs together may have 8192."""

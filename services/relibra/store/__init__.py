@@ -5,8 +5,9 @@ Out:  the same content read back, each written once and never changed; `Unavaila
 
     keys          the key schema, and the content of each key
     store         `Store`: all parts in one; nothing else talks to Redis
-    jobs, attempts, rollbacks, sequences, schedules, leases, plans, steps, reports, refusals, tokens
+    jobs, attempts, rollbacks, sequences, schedules, leases, plans, steps, reports, expiry, summaries, refusals, tokens
                   one part per concept
+    step_summary  what is left of an expired step
     identity      bearer tokens, looked up and remembered for the services
     single_flight a bounded cache that makes each value once
     lua/          the writes that must look before they write; each is atomic in Redis
@@ -18,6 +19,7 @@ The store decides nothing: the planner decides, the store keeps. Every write is 
 """
 
 from relibra.store.embedded import EmbeddedRedis
+from relibra.store.expiry import RetainedStep
 from relibra.store.keys import AttemptId
 from relibra.store.records import (
     Attempt,
@@ -35,6 +37,7 @@ from relibra.store.records import (
     StoreLimits,
     TokenRecord,
 )
+from relibra.store.step_summary import Expired, ExpiryCause, StepSummary
 from relibra.store.store import Store
 from relibra.store.tokens import ALL_JOBS, Role
 
@@ -44,6 +47,8 @@ __all__ = [
     "AttemptId",
     "EmbeddedRedis",
     "EncodedPlan",
+    "Expired",
+    "ExpiryCause",
     "JobRecord",
     "Lease",
     "PackedPlan",
@@ -51,10 +56,12 @@ __all__ = [
     "PlanRecord",
     "Refusal",
     "Refused",
+    "RetainedStep",
     "Role",
     "SequenceCounts",
     "StepRecord",
     "StepState",
+    "StepSummary",
     "Store",
     "StoreLimits",
     "TokenRecord",

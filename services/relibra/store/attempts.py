@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from relibra.errors import RolledBack, StaleEpoch
 from relibra.store.connection import Connected, raises_unavailable
 from relibra.store.documents import decode_attempts
-from relibra.store.keys import ATTEMPT_KEYS, RETAINED_ATTEMPTS, STEP_KEYS, AttemptId, JobKeys
+from relibra.store.keys import ATTEMPT_KEYS, KNOWN_ATTEMPTS, STEP_KEYS, AttemptId, JobKeys
 from relibra.store.records import Attempt, JobRecord
 
 _KEYS_PER_CALL = 1024
@@ -17,7 +17,7 @@ class Attempts(Connected):
 
     @raises_unavailable
     async def list_attempts(self, job_id: str) -> list[Attempt]:
-        """Return the attempts of a job whose data is kept, newest first; none if the job was never registered."""
+        """Return the newest `KNOWN_ATTEMPTS` attempts of a job, newest first; none if the job was never registered."""
         keys = JobKeys(job_id)
         pipe = self._redis.pipeline(transaction=False)
         pipe.hgetall(keys.of("attempts"))
@@ -84,8 +84,8 @@ class Attempts(Connected):
         )
 
     async def _drop_old_attempts(self, job_id: str) -> None:
-        """Remove the data of all but the newest `RETAINED_ATTEMPTS` attempts (S7)."""
-        for attempt in (await self.list_attempts(job_id))[RETAINED_ATTEMPTS:]:
+        """Forget all but the newest `KNOWN_ATTEMPTS` attempts, with the summaries of their steps (S7)."""
+        for attempt in (await self.list_attempts(job_id))[KNOWN_ATTEMPTS:]:
             await self._drop_attempt(attempt)
 
     async def _drop_attempt(self, attempt: AttemptId) -> None:

@@ -9,7 +9,7 @@ Keys of all jobs have the prefix `relibra:`. They stay for good, except revoked 
 | `tokens` | hash | token id -> JSON: hash of its secret, job, role, times | 300 B a token |
 
 Keys of one job have the prefix `relibra:{job}:`. They stay until the job is removed, with two exceptions: `epoch` and
-`fence` stay for good, so that both only rise, and `lease` stays as long as it is renewed:
+`fence` stay for good, so that both only rise, and `lease` and `swept` end by themselves:
 
 | key | type | content | size |
 |---|---|---|---|
@@ -18,10 +18,11 @@ Keys of one job have the prefix `relibra:{job}:`. They stay until the job is rem
 | `epoch` | string | the last epoch given out, decimal | 16 B |
 | `fence` | string | the last fencing token given out | 16 B |
 | `lease` | string | fencing token of the planner that solves now | 16 B |
+| `swept` | string | exists for a minute after a planner looked for steps to expire | 1 B |
 
-Keys of one attempt have the prefix `relibra:{job}:<epoch, 16 hex digits>:`. Nothing is written to them once a newer
-attempt began. They stay until the job is removed or `RETAINED_ATTEMPTS` newer attempts began. An attempt that begins by
-going back to a step takes over the keys of all earlier steps (`rollback`):
+Keys of one attempt have the prefix `relibra:{job}:<epoch, 16 hex digits>:`. Once a newer attempt began, only the expiry
+of steps writes to them. They stay until the job is removed or `KNOWN_ATTEMPTS` newer attempts began. An attempt that
+begins by going back to a step takes over the keys of all earlier steps (`rollback`):
 
 | key | type | content | size |
 |---|---|---|---|
@@ -35,6 +36,8 @@ going back to a step takes over the keys of all earlier steps (`rollback`):
 | `version` | string | version of the newest plan | 8 B |
 | `floor` | string | steps below it have expired | 8 B |
 | `placement` | string | home ranks `[L, E]` that the ranks had when the attempt began by going back, packed | 4 KiB |
+| `begun` | sorted set | steps by the Unix time (Redis clock) at which a planner first saw data of them | 100 B a step |
+| `summaries` | sorted set | expired steps: JSON of a `StepSummary`, by step; at most `MAX_SUMMARIES` | 600 B a step |
 | `refusals` | hash | what was refused since a schedule was last accepted -> JSON: the newest refusal | 2 KiB |
 
 Keys of one step have the prefix `relibra:{job}:<epoch>:step:<step>:`. They stay as long as the step:
@@ -50,9 +53,11 @@ Keys of one step have the prefix `relibra:{job}:<epoch>:step:<step>:`. They stay
 | `executed` | hash | phase that all ranks have reported -> JSON: the sum of its reports | 1 KiB a phase at 64 ranks |
 | `realised` | hash | the same fields as `reports` -> realised load, int64 `[M, L]` little endian | 8 B a cell, rank |
 
-A step expires once it is not pending and `retained_steps` newer steps have data (`expire_steps`). So the memory of an
-attempt is bounded by `retained_steps` times the largest step, and Redis needs no eviction. The braces are Redis hash
-tags: all keys of a job live in one slot, so scripts work on a Redis Cluster, and no script touches two jobs.
+When a step expires, `expire_steps` removes its keys and leaves a summary, in one script. The planner decides which
+steps expire (`planner/retention.py`): the oldest, by number, bytes and age, but none that is under way; and all steps
+of an attempt once `RETAINED_ATTEMPTS` newer ones began. So the memory of a job is bounded, and Redis needs no eviction.
+The braces are Redis hash tags: all keys of a job live in one slot, so scripts work on a Redis Cluster, and no script
+touches two jobs.
 """
 
 from dataclasses import dataclass
@@ -64,10 +69,14 @@ JOBS = "relibra:jobs"
 TOKENS = "relibra:tokens"
 
 RETAINED_ATTEMPTS = 4
-"""How many attempts of a job keep their data, the current one included."""
-SETS_BY_STEP = ("steps", "open")
+"""How many attempts of a job keep the full data of steps, the current one included."""
+KNOWN_ATTEMPTS = 32
+"""How many attempts of a job keep the summaries of their steps, the current one included."""
+MAX_SUMMARIES = 100_000
+"""How many steps of an attempt keep a summary after their full data has expired; the newest stay."""
+SETS_BY_STEP = ("steps", "open", "summaries")
 """The sorted sets of an attempt whose scores are steps."""
-SETS_OF_STEPS = ("pending", "plans")
+SETS_OF_STEPS = ("pending", "plans", "begun")
 """The other sorted sets of an attempt whose members are steps."""
 HASHES_BY_STEP = ("sizes", "crashes", "traces")
 """The hashes of an attempt whose fields are steps."""

@@ -1,15 +1,14 @@
-"""The state of each step, and the expiry of old steps."""
+"""The state of each step whose full data is kept."""
 
 from collections.abc import Iterable
 
 from relibra.errors import NotFound
 from relibra.store.connection import Connected, raises_unavailable
 from relibra.store.documents import RECORD_FIELDS, decode_plan_record
-from relibra.store.keys import STEP_KEYS, AttemptId, AttemptKeys
+from relibra.store.keys import AttemptId, AttemptKeys
 from relibra.store.records import StepRecord
 
 _ANSWERS_PER_STEP = 5
-_STEPS_PER_SCRIPT = 256
 
 
 class Steps(Connected):
@@ -29,7 +28,7 @@ class Steps(Connected):
 
     @raises_unavailable
     async def find_step(self, attempt: AttemptId, step: int) -> StepRecord:
-        """Return the state of a step that has data.
+        """Return the state of a step whose full data is kept.
 
         Raises:
             NotFound: the step has expired, or nobody reported anything for it; the text says which.
@@ -40,12 +39,19 @@ class Steps(Connected):
         pipe.get(keys.of("floor"))
         pipe.zrange(keys.of("steps"), 0, 0)
         pipe.zrange(keys.of("steps"), -1, -1)
-        score, floor, oldest, newest = await pipe.execute()
+        pipe.zcard(keys.of("steps"))
+        pipe.zcount(keys.of("summaries"), step, step)
+        score, floor, oldest, newest, num_kept, num_summaries = await pipe.execute()
         if score is not None:
             return await self.get_step(attempt, step)
         kept = f"steps {int(oldest[0])} to {int(newest[0])} are kept" if newest else "none of its steps is kept"
+        if num_summaries:
+            raise NotFound(
+                f"the full data of step {step} of job {attempt.job_id!r} has expired, {num_kept} are kept: only the "
+                f"summary of the step remains; {kept} in full"
+            )
         if step < int(floor or 0):
-            raise NotFound(f"step {step} of job {attempt.job_id!r} has expired: {kept} (retained_steps)")
+            raise NotFound(f"step {step} of job {attempt.job_id!r} has expired: {kept}")
         why = kept if newest else "nothing has been reported yet"
         raise NotFound(f"job {attempt.job_id!r} has no step {step}: {why}")
 
@@ -93,23 +99,3 @@ class Steps(Connected):
             (int(first[0]), int(last[0])) if first and last else None
             for first, last in zip(found[::2], found[1::2], strict=True)
         ]
-
-    @raises_unavailable
-    async def expire_steps(self, attempt: AttemptId, retained_steps: int) -> None:
-        """Remove all but the `retained_steps` newest steps of an attempt; pending steps stay.
-
-        If the attempt is over, this does nothing.
-        """
-        keys = AttemptKeys.of_attempt(attempt)
-        old = [int(step) for step in await self._redis.zrange(keys.of("steps"), 0, -retained_steps - 1)]
-        for start in range(0, len(old), _STEPS_PER_SCRIPT):
-            steps = old[start : start + _STEPS_PER_SCRIPT]
-            await self._script(
-                "expire_steps",
-                [
-                    keys.job.of("job"),
-                    *map(keys.of, ("floor", "pending", "steps", "open", "plans", "sizes", "crashes", "traces")),
-                    *(keys.step(step, name) for step in steps for name in STEP_KEYS),
-                ],
-                [f"{attempt.epoch:016x}", *steps],
-            )

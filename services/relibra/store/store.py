@@ -9,19 +9,20 @@ from redis.exceptions import ResponseError
 from relibra.errors import Unavailable, Unsupported
 from relibra.store.address import open_redis
 from relibra.store.connection import raises_unavailable
+from relibra.store.expiry import Expiry
 from relibra.store.keys import SCHEMA, SCHEMA_VERSION
 from relibra.store.leases import Leases
 from relibra.store.refusals import Refusals
 from relibra.store.rollbacks import Rollbacks
 from relibra.store.schedules import Schedules
 from relibra.store.sequences import Sequences
-from relibra.store.steps import Steps
+from relibra.store.summaries import Summaries
 from relibra.store.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 
 
-class Store(Rollbacks, Sequences, Schedules, Leases, Steps, Refusals, Tokens):
+class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Refusals, Tokens):
     """All durable state of all jobs. A store belongs to one event loop; tasks may share it.
 
     Every method raises `Unavailable` when Redis does not answer, and may then be called again.

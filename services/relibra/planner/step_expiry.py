@@ -1,0 +1,88 @@
+"""Makes old steps expire: after every plan, and once a minute for jobs that plan nothing."""
+
+import asyncio
+import logging
+import time
+
+from relibra.errors import Unavailable
+from relibra.planner.metrics import Metrics
+from relibra.planner.retention import RetentionLimits, steps_to_expire
+from relibra.planner.settings import PlannerSettings
+from relibra.store import Store
+
+logger = logging.getLogger(__name__)
+
+SWEEP_INTERVAL_S = 60.0
+"""How often some planner looks at the steps of a job that plans nothing."""
+
+
+class StepExpiry:
+    """Reads what steps take, decides with `steps_to_expire`, and has the store replace full data by summaries."""
+
+    def __init__(self, store: Store, metrics: Metrics, settings: PlannerSettings) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._limits = RetentionLimits(
+            retained_steps=settings.retained_steps,
+            retained_s=settings.retained_s,
+            retained_bytes=settings.retained_bytes,
+            # As many steps may be scheduled ahead of training.
+            num_fetchable=settings.max_open_steps,
+        )
+        self._too_large: set[str] = set()
+
+    async def apply(self, job_id: str) -> None:
+        """Let steps of all attempts of a job expire."""
+        attempts = [each.record for each in await self._store.list_attempts(job_id)]
+        measured = [await self._store.measure_steps(each) for each in attempts]
+        if not measured:
+            return
+        kept = [steps for steps, _ in measured]
+        expiries = steps_to_expire(kept, measured[0][1], self._limits)
+        size_bytes = sum(each.size_bytes for steps in kept for each in steps)
+        for attempt, causes in zip(attempts, expiries, strict=True):
+            if not causes:
+                continue
+            expired = set(await self._store.expire_steps(attempt, causes, time.time()))
+            gone = [(each, cause) for each, cause in causes.items() if each.step in expired]
+            for each, cause in gone:
+                size_bytes -= each.size_bytes
+                self._metrics.expired_steps.labels(cause).inc()
+            if gone:
+                logger.info(
+                    "job %s: the full data of steps %d to %d of attempt %d expired (%s); their summaries stay",
+                    job_id,
+                    gone[0][0].step,
+                    gone[-1][0].step,
+                    attempt.number,
+                    ", ".join(sorted({cause for _, cause in gone})),
+                    extra={"job": job_id, "epoch": attempt.epoch},
+                )
+        self._tell_size(job_id, size_bytes)
+
+    async def run(self) -> None:
+        """Look at all jobs once a minute, until cancelled. Of several planners one looks at each job."""
+        while True:
+            try:
+                for job in await self._store.list_jobs():
+                    if await self._store.claim_sweep(job.job_id, SWEEP_INTERVAL_S):
+                        await self.apply(job.job_id)
+            except Unavailable as error:
+                logger.warning("steps expire later: %s", error)
+            except Exception:
+                logger.exception("looking for steps to expire failed")
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+
+    def _tell_size(self, job_id: str, size_bytes: int) -> None:
+        if size_bytes <= self._limits.retained_bytes:
+            self._too_large.discard(job_id)
+        elif job_id not in self._too_large:
+            self._too_large.add(job_id)
+            logger.warning(
+                "job %s: its steps take %d bytes, but retained_bytes is %d; they stay, because they are under way or "
+                "may still be fetched. Raise retained_bytes if Redis has room, or lower max_open_steps",
+                job_id,
+                size_bytes,
+                self._limits.retained_bytes,
+                extra={"job": job_id},
+            )

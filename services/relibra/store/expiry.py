@@ -1,0 +1,155 @@
+"""The expiry of steps: their full data goes, a summary stays.
+
+The planner decides which steps expire (`planner/retention.py`); one script removes the data of a step and keeps its
+summary, so no reader sees neither.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from relibra.planning.execution import Execution, executions
+from relibra.store.array_codec import PackedArray
+from relibra.store.connection import raises_unavailable
+from relibra.store.keys import MAX_SUMMARIES, STEP_KEYS, AttemptKeys, JobKeys
+from relibra.store.plans import Plans
+from relibra.store.records import JobRecord
+from relibra.store.reports import Reports
+from relibra.store.step_summary import Expired, ExpiryCause, StepSummary, encode_summary
+from relibra.store.steps import Steps
+
+_STEPS_PER_SCRIPT = 64
+_PLAN = STEP_KEYS.index("plan") + 1
+_REPORTS = STEP_KEYS.index("reports") + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetainedStep:
+    """A step whose full data is kept, as the decision about its expiry sees it."""
+
+    step: int
+    size_bytes: int
+    """What the data of the step takes in Redis, as `MEMORY USAGE` says."""
+    age_s: float
+    """How long ago a planner first measured the step, by the clock of Redis: within a minute of its first data."""
+    is_open: bool
+    """The step has sequences and no schedule, and no later step was planned since."""
+    is_pending: bool
+    """The step waits for its plan."""
+    is_planned: bool
+    num_reports: int
+    """Ranks and phases that reported."""
+
+
+class Expiry(Plans, Steps, Reports):
+    """Measures steps, and replaces the full data of steps by summaries."""
+
+    @raises_unavailable
+    async def measure_steps(self, job: JobRecord) -> tuple[list[RetainedStep], float]:
+        """Return the steps of an attempt whose full data is kept, oldest first.
+
+        Returns:
+            The steps, and how many seconds ago the current attempt of the job was heard.
+        """
+        keys = AttemptKeys.of_attempt(job)
+        steps = [int(step) for step in await self._redis.zrange(keys.of("steps"), 0, -1)]
+        found: list[RetainedStep] = []
+        silent_s = 0.0
+        for start in range(0, len(steps), _STEPS_PER_SCRIPT):
+            some = steps[start : start + _STEPS_PER_SCRIPT]
+            silent_ms, *measured = await self._script(
+                "measure_steps",
+                [
+                    keys.job.of("job"),
+                    *map(keys.of, ("steps", "open", "pending", "plans", "begun")),
+                    *(keys.step(step, name) for step in some for name in STEP_KEYS),
+                ],
+                [_PLAN, _REPORTS, *some],
+            )
+            silent_s = silent_ms / 1000
+            for step, (size_bytes, age_ms, is_open, is_pending, is_planned, num_reports) in zip(
+                some, measured, strict=True
+            ):
+                found.append(
+                    RetainedStep(
+                        step=step,
+                        size_bytes=size_bytes,
+                        age_s=age_ms / 1000,
+                        is_open=bool(is_open),
+                        is_pending=bool(is_pending),
+                        is_planned=bool(is_planned),
+                        num_reports=num_reports,
+                    )
+                )
+        return found, silent_s
+
+    @raises_unavailable
+    async def expire_steps(self, job: JobRecord, causes: Mapping[RetainedStep, ExpiryCause], now: float) -> list[int]:
+        """Replace the full data of steps by summaries.
+
+        Args:
+            job: the attempt, current or over.
+            causes: the steps that expire, and why.
+            now: Unix time in seconds.
+
+        Returns:
+            The steps that expired. A step that has a new schedule, sequences or reports since it was measured stays.
+        """
+        keys, steps, expired = AttemptKeys.of_attempt(job), list(causes), []
+        for start in range(0, len(steps), _STEPS_PER_SCRIPT):
+            some = steps[start : start + _STEPS_PER_SCRIPT]
+            summaries = await self._sum_up_steps(job, some, causes, now)
+            arguments: list[object] = [MAX_SUMMARIES, _REPORTS]
+            for each, summary in zip(some, summaries, strict=True):
+                arguments += [each.step, int(each.is_open), each.num_reports, encode_summary(summary)]
+            names = ("floor", "pending", "steps", "open", "plans", "begun", "sizes", "crashes", "traces", "summaries")
+            expired += await self._script(
+                "expire_steps",
+                [*map(keys.of, names), *(keys.step(each.step, name) for each in some for name in STEP_KEYS)],
+                arguments,
+            )
+        return expired
+
+    @raises_unavailable
+    async def claim_sweep(self, job_id: str, interval_s: float) -> bool:
+        """Return True for one caller in `interval_s`: of all planners, that one looks for steps to expire."""
+        return bool(await self._redis.set(JobKeys(job_id).of("swept"), 1, nx=True, px=int(interval_s * 1000)))
+
+    async def _sum_up_steps(
+        self,
+        job: JobRecord,
+        steps: Sequence[RetainedStep],
+        causes: Mapping[RetainedStep, ExpiryCause],
+        now: float,
+    ) -> list[StepSummary]:
+        numbers = [each.step for each in steps]
+        records = await self.get_steps(job, numbers)
+        executed = await self.get_executions(job, numbers)
+        pipe = self._redis.pipeline(transaction=False)
+        for number in numbers:
+            pipe.hget(AttemptKeys.of_attempt(job).step(number, "plan"), "total/load")
+        loads = await pipe.execute()
+        summaries = []
+        for each, record, phases, load in zip(steps, records, executed, loads, strict=True):
+            if sum(phase.num_reports for phase in phases) != each.num_reports:
+                phases = await self._executions_so_far(job, each.step)
+            summaries.append(
+                StepSummary.of(
+                    record,
+                    phases,
+                    num_tokens=_num_tokens(job, load),
+                    expired=Expired(at=now, cause=causes[each], age_s=each.age_s),
+                )
+            )
+        return summaries
+
+    async def _executions_so_far(self, job: JobRecord, step: int) -> list[Execution]:
+        reports = await self.get_reports(job, step)
+        return await asyncio.to_thread(executions, reports, job.cluster)
+
+
+def _num_tokens(job: JobRecord, load: bytes | None) -> int | None:
+    if load is None:
+        return None
+    copies = int(PackedArray.from_bytes(load).unpack().sum(dtype=int))
+    return copies // (job.model.num_layers * job.model.top_k)

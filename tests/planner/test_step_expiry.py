@@ -1,0 +1,114 @@
+import asyncio
+import logging
+
+import pytest
+from redis import Redis
+
+from harness.services import CLUSTER, MODEL, PARAMS, Loop
+from harness.step_samples import IDS, SCHEDULE, publish, report_all
+from relibra.planner.metrics import Metrics
+from relibra.planner.settings import PlannerSettings
+from relibra.planner.step_expiry import StepExpiry
+from relibra.planning.launch import Launch
+from relibra.store import ExpiryCause, JobRecord, Store
+from relibra.store.keys import RETAINED_ATTEMPTS, JobKeys
+
+DAY_S = 86_400
+
+
+@pytest.fixture
+def job(store: Store, run: Loop) -> JobRecord:
+    return run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+
+
+def expiry(store: Store, metrics: Metrics | None = None, **settings: float) -> StepExpiry:
+    return StepExpiry(store, metrics or Metrics(), PlannerSettings(redis_url="redis://nowhere", **settings))  # type: ignore[arg-type]
+
+
+def make_older(redis_url: str, job: JobRecord, step: int, age_s: float) -> None:
+    with Redis.from_url(redis_url) as client:
+        client.zincrby(JobKeys(job.job_id).attempt(job.epoch).of("begun"), -age_s, str(step))
+
+
+def kept(store: Store, run: Loop, job: JobRecord) -> list[int]:
+    return [each.step for each in run(store.list_steps(job))]
+
+
+def test_S7_bytes_of_a_job_stay_below_the_limit(store: Store, run: Loop, job: JobRecord) -> None:
+    report_all(store, run)
+    publish(store, run, job, 1)
+    (step,), _ = run(store.measure_steps(job))
+    metrics = Metrics()
+    retained_bytes = int(3.5 * step.size_bytes)
+    limited = expiry(store, metrics, retained_bytes=retained_bytes, max_open_steps=2)
+    for number in range(2, 12):
+        report_all(store, run, number)
+        publish(store, run, job, number)
+        run(limited.apply("job"))
+        assert sum(each.size_bytes for each in run(store.measure_steps(job))[0]) <= retained_bytes
+    assert kept(store, run, job) == [11, 10, 9]
+    summaries = run(store.list_summaries(job))
+    assert [each.step for each in summaries] == list(range(8, 0, -1))
+    assert {each.expired.cause for each in summaries if each.expired} == {ExpiryCause.BYTES}
+    counted = metrics._registry.get_sample_value("relibra_planner_expired_steps_total", {"cause": "bytes"})
+    assert counted == 8
+
+
+def test_S7_steps_of_an_idle_job_expire_by_age(store: Store, run: Loop, job: JobRecord, redis_url: str) -> None:
+    daily = expiry(store, retained_s=DAY_S)
+    for step in (1, 2, 3):
+        report_all(store, run, step)
+        publish(store, run, job, step)
+    run(daily.apply("job"))
+    for step in (1, 2, 3):
+        make_older(redis_url, job, step, 2 * DAY_S)
+    run(daily.apply("job"))
+    assert kept(store, run, job) == [3, 2, 1], "agents may still fetch these plans"
+    with Redis.from_url(redis_url) as client:
+        client.hincrby("relibra:{job}:job", "seen_at", -2 * DAY_S * 1000)
+
+    async def sweep() -> None:
+        sweeping = asyncio.create_task(daily.run())
+        while await store.num_kept_steps(job) > 1:
+            assert not sweeping.done()
+            await asyncio.sleep(0.01)
+        sweeping.cancel()
+
+    run(asyncio.wait_for(sweep(), timeout=60))
+    assert kept(store, run, job) == [3]
+    assert [each.step for each in run(store.list_summaries(job))] == [2, 1]
+
+
+def test_S7_old_attempts_keep_summaries_only(store: Store, run: Loop, redis_url: str) -> None:
+    limits = expiry(store)
+    for number in range(RETAINED_ATTEMPTS + 2):
+        launch = Launch(token=f"launch-{number}")
+        attempt = run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=launch, silence_s=0))
+        report_all(store, run)
+        publish(store, run, attempt, 1)
+        run(limits.apply("job"))
+    attempts = run(store.list_attempts("job"))
+    assert [each.number for each in attempts] == [6, 5, 4, 3, 2, 1]
+    assert [kept(store, run, each.record) for each in attempts] == [[1], [1], [1], [1], [], []]
+    assert [len(run(store.list_summaries(each))) for each in attempts] == [0, 0, 0, 0, 1, 1]
+    with Redis.from_url(redis_url) as client:
+        assert len(client.keys("relibra:{job}:*:step:1:plan")) == RETAINED_ATTEMPTS
+
+
+def test_S9_a_job_that_takes_more_than_it_may_is_named_once(
+    store: Store, run: Loop, job: JobRecord, caplog: pytest.LogCaptureFixture
+) -> None:
+    tight = expiry(store, retained_bytes=1)
+    report_all(store, run)
+    run(store.put_schedule(job, 1, IDS, SCHEDULE))
+    with caplog.at_level(logging.WARNING):
+        run(tight.apply("job"))
+        run(tight.apply("job"))
+    (said,) = caplog.messages
+    assert "job job: its steps take" in said
+    assert "retained_bytes is 1; they stay, because they are under way" in said
+
+
+def test_a_job_that_is_gone_has_no_steps_to_expire(store: Store, run: Loop, job: JobRecord) -> None:
+    run(store.remove_job("job"))
+    run(expiry(store).apply("job"))

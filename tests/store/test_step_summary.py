@@ -1,0 +1,80 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from relibra.planning import Cause, Phase, PlanId
+from relibra.planning.plan import Basis, Prediction
+from relibra.store.records import StepState
+from relibra.store.step_summary import (
+    Expired,
+    ExpiryCause,
+    PhaseSummary,
+    PlanBrief,
+    StepSummary,
+    decode_summary,
+    encode_summary,
+)
+
+PHASE = PhaseSummary(
+    phase=Phase.UPDATE,
+    num_expected=64,
+    num_reports=63,
+    num_applied=60,
+    imbalance=None,
+    fallbacks={Cause.LATE: 3, Cause.STALE: 1},
+    plan_wait_s=0.25,
+    reorder_s=0.5,
+    replica_wait_s=0.75,
+    reorder_sent_bytes=1 << 40,
+    replica_sent_bytes=6,
+    num_otherwise=2,
+)
+PLAN = PlanBrief(
+    id=PlanId(epoch=0x5F3C0A9BE1D24C77, version=12),
+    prediction=Prediction(
+        imbalance_before=1.8312,
+        imbalance_after=1.0123,
+        imbalance_bound=1.01,
+        num_moved_experts=24,
+        num_replicas=4100,
+        reorder_size_bytes=None,
+        replica_size_bytes=1 << 40,
+        imbalance_floor=1.002,
+        basis=Basis.ROLLOUT,
+    ),
+    published_at=1_763_800_000.125,
+    latency_s=0.62,
+)
+SUMMARY = StepSummary(
+    step=1 << 53,
+    state=StepState.PLANNED,
+    num_sequences=2048,
+    num_tokens=8_000_000,
+    submitted_at=1_763_799_999.5,
+    plan=PLAN,
+    failure=None,
+    phases=(replace(PHASE, phase=Phase.RECOMPUTE, num_reports=64, imbalance=1.0131), PHASE),
+    expired=Expired(at=1_763_900_000.25, cause=ExpiryCause.BYTES, age_s=3600.5),
+)
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        SUMMARY,
+        replace(SUMMARY, plan=None, submitted_at=None, state=StepState.FAILED, failure="no load", phases=()),
+        replace(SUMMARY, num_tokens=None, phases=(), plan=replace(PLAN, latency_s=None)),
+    ],
+    ids=["planned", "failed", "planned without reports"],
+)
+def test_a_summary_survives_its_encoding_in_a_few_hundred_bytes(summary: StepSummary) -> None:
+    document = encode_summary(summary).encode()
+    assert decode_summary(document) == summary
+    assert len(document) < 600
+
+
+def test_a_cause_that_another_version_wrote_is_unspecified() -> None:
+    document = json.loads(encode_summary(SUMMARY))
+    text = json.dumps(document).replace('"late"', '"eclipse"')
+    assert decode_summary(text.encode()).phases[1].fallbacks == {Cause.UNSPECIFIED: 3, Cause.STALE: 1}
