@@ -88,6 +88,38 @@ def test_split_by_domain_names_files_after_domains(source, tmp_path):
         trace_verb("merge", source, "-o", tmp_path / "absent" / "x.npz")
 
 
+def test_domains_whose_file_names_would_be_equal_get_files_of_their_own(tmp_path):
+    domains = ["a/b"] * 2 + ["a_b"] * 3 + ["a b"] + ["c/d"] * 4
+    trace = RoutingTrace(
+        routed_experts=np.tile(np.array([[0, 1]], np.uint8), (10, 3, 1)),
+        offsets=np.arange(11),
+        num_experts=16,
+        domain=np.array(domains),
+    )
+    write_trace(tmp_path / "trace.npz", trace)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    said = trace_verb("split", tmp_path / "trace.npz", "--by-domain", "-o", folder)
+    parts = [read_trace(each) for each in sorted(folder.iterdir())]
+    assert sorted(np.concatenate([each.domain for each in parts])) == sorted(domains)
+    assert [set(each.domain) for each in parts] == [{name} for name in (each.domain[0] for each in parts)]
+    assert (folder / "trace-c_d.npz").exists(), "a name that nothing else takes stays readable"
+    assert "3 sequences of domain 'a_b'" in said
+    assert "4 sequences of domain 'c/d'" in said
+
+
+def test_an_output_that_cannot_be_written_is_refused_and_stays_as_it_was(source, tmp_path):
+    (tmp_path / "full").symlink_to("/dev/full")
+    before = source.read_bytes()
+    source.chmod(0o400)
+    with pytest.raises(InvalidInput, match=r"--output: expected a file that can be written, got .*No space left"):
+        trace_verb("merge", source, "-o", tmp_path / "full")
+    with pytest.raises(InvalidInput, match=r"--output: expected a file that can be written, got .*read-only"):
+        trace_verb("merge", source, source, "-o", source)
+    assert (tmp_path / "full").is_symlink()
+    assert source.read_bytes() == before
+
+
 @pytest.mark.traces
 def test_real_routing_is_described(traces_dir):
     said = json.loads(trace_verb("info", traces_dir / "gpt-oss-20b_mmlu.npz", "--json"))

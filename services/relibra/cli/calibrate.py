@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from relibra.atomic_file import write_atomically
-from relibra.cli.output import AsJson, print_json
+from relibra.cli.output import AsJson, print_json, writing
 from relibra.errors import InvalidInput
 from relibra.evaluation import calibration
 from relibra.evaluation.calibration import Measurement, read_measurements
@@ -56,10 +56,8 @@ def calibrate(
         "hidden_transfer_share": hidden_share,
     }
     cost = calibration.calibrate(chosen, {field: value for field, value in given.items() if value is not None})
-    try:
+    with writing("--output"):
         write_atomically(output, (json.dumps(cost.to_dict(), indent=2) + "\n").encode())
-    except OSError as error:
-        raise InvalidInput.of("--output", expected="a file that can be written", got=error) from error
     if as_json:
         print_json({"output": str(output), "model": chosen.preset, "device": chosen.device, "cost": cost.to_dict()})
         return

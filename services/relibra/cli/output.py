@@ -9,12 +9,27 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from relibra.errors import InvalidInput
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def print_json(value: Any) -> None:
     """Print a JSON document to standard output."""
     typer.echo(json.dumps(value, indent=2))
+
+
+@contextmanager
+def writing(option: str) -> Iterator[None]:
+    """Refuse the value of `option` if the file that it names cannot be written.
+
+    Raises:
+        InvalidInput: writing failed; what was there before stays as it was.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InvalidInput.of(option, expected="a file that can be written", got=error) from error
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from relibra.atomic_file import write_atomically
-from relibra.cli.output import AsJson, print_json, working
+from relibra.cli.output import AsJson, print_json, working, writing
 from relibra.cli.plan_report import PackReport, PlanReport
 from relibra.errors import InvalidInput
 from relibra.evaluation import (
@@ -27,7 +27,7 @@ from relibra.evaluation import (
     score_schedule,
 )
 from relibra.evaluation.calibration import read_cost
-from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, StepLoad, check_plan
+from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad, check_plan
 from relibra.planning.bounds.exact import exact_gap
 from relibra.planning.plan_file import plan_to_bytes
 from relibra.routing import RoutingTrace, count_sequences, read_trace
@@ -116,7 +116,8 @@ def plan(
             packed=packed,
             exact=exact_gap(step_plan, load) if exact else None,
         )
-        _write(output, step_plan)
+        with writing("--output"):
+            write_atomically(output, plan_to_bytes(step_plan))
     if as_json:
         print_json({"trace": str(trace), "output": str(output)} | report.to_dict())
     else:
@@ -163,10 +164,3 @@ def _pack(
         pack_time_s=pack_time_s,
         schedules={name: score(schedule) for name, schedule in others.items()},
     )
-
-
-def _write(output: Path, step_plan: Plan) -> None:
-    try:
-        write_atomically(output, plan_to_bytes(step_plan))
-    except OSError as error:
-        raise InvalidInput.of("--output", expected="a file that can be written", got=error) from error

@@ -14,10 +14,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from relibra.cli.output import AsJson, print_json
+from relibra.cli.output import AsJson, print_json, writing
 from relibra.cli.trace_report import describe_trace, print_trace
 from relibra.errors import InvalidInput, RelibraError
-from relibra.routing import FILLER_RULES, ModelLayers, RoutingTrace, SequenceRouting, as_trained, read_model_config
+from relibra.routing import FILLER_RULES, ModelLayers, SequenceRouting, as_trained, read_model_config
 from relibra.routing.formats import FORMATS
 from relibra.routing.recording import (
     is_router_trace,
@@ -93,7 +93,8 @@ def record(
                 domains += [source.stem] * len(read)
             trace = trace_of_sequences(routings, model, domains if len(sources) > 1 else None)
             num_unknown = sum(each.num_missing for each in routings)
-        _write(output, trace)
+        with writing("--output"):
+            write_trace(output, trace)
     said = describe_trace(trace)
     if as_json:
         print_json({"trace": str(output), "num_unknown_tokens": num_unknown} | said)
@@ -172,10 +173,3 @@ def _reading(source: Path) -> Iterator[None]:
         raise InvalidInput.of(str(source), expected="a file that can be read", got=error.strerror) from error
     except RelibraError as error:
         raise type(error)(f"{source}, {error}") from error
-
-
-def _write(output: Path, trace: RoutingTrace) -> None:
-    try:
-        write_trace(output, trace)
-    except OSError as error:
-        raise InvalidInput.of("--output", expected="a file that can be written", got=error) from error

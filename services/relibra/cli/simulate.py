@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from relibra.cli.output import AsJson, print_json, working
+from relibra.cli.output import AsJson, print_json, working, writing
 from relibra.cli.question import asking, provenance
 from relibra.errors import InvalidInput
 from relibra.evaluation.question import Question
@@ -51,7 +51,8 @@ def simulate(
     if report is not None:
         from relibra.evaluation.report import write_report  # loads plotly
 
-        write_report(report, question, outcomes)
+        with writing("--report"):
+            write_report(report, question, outcomes)
     if as_json:
         said = [asdict(each) | {"total_s": each.step.total_s} for each in outcomes]
         print_json(

@@ -1,5 +1,8 @@
 """`relibra trace`: inspect, check, merge and split routing traces."""
 
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -7,10 +10,10 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from relibra.cli.output import AsJson, print_json, working
+from relibra.cli.output import AsJson, print_json, working, writing
 from relibra.cli.trace_report import describe_trace, print_trace
 from relibra.errors import InvalidInput
-from relibra.routing import RoutingTrace, read_trace, write_trace
+from relibra.routing import read_trace, write_trace
 from relibra.routing.trace_sets import merge_traces, split_by_domain, split_in_parts
 
 app = typer.Typer(help="Inspect, check, merge and split routing traces.", no_args_is_help=True)
@@ -62,7 +65,9 @@ def merge(
     output: Annotated[Path, typer.Option("--output", "-o", help="Trace file to write (.npz).")],
 ) -> None:
     """Merge the sequences of several traces into one trace."""
-    _write(output, merge_traces([read_trace(source) for source in sources]))
+    merged = merge_traces([read_trace(source) for source in sources])
+    with writing("--output"):
+        write_trace(output, merged)
     typer.echo(f"Written to {output}")
 
 
@@ -84,18 +89,22 @@ def split(
         if parts is None
         else {f"{index:04d}": each for index, each in enumerate(split_in_parts(found, parts))}
     )
-    for name, piece in pieces.items():
-        path = output_dir / f"{source.stem}-{_file_name(name)}.npz"
-        _write(path, piece)
-        typer.echo(f"{path}: {piece.num_sequences} sequences")
+    for name, file_name in _file_names(pieces).items():
+        path = output_dir / f"{source.stem}-{file_name}.npz"
+        with writing("--output-dir"):
+            write_trace(path, pieces[name])
+        of_domain = "" if file_name == name else f" of domain {name!r}"
+        typer.echo(f"{path}: {pieces[name].num_sequences} sequences{of_domain}")
 
 
-def _file_name(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
+def _file_names(names: Iterable[str]) -> dict[str, str]:
+    """Return for each name a part of a file name; different names get different parts.
 
-
-def _write(path: Path, piece: RoutingTrace) -> None:
-    try:
-        write_trace(path, piece)
-    except OSError as error:
-        raise InvalidInput.of("--output", expected="a file that can be written", got=error) from error
+    Letters that a file name cannot hold become `_`. Where that makes two names equal, both get a digest of the name.
+    """
+    parts = {name: "".join(each if each.isalnum() or each in "-_." else "_" for each in name) for name in names}
+    times = Counter(parts.values())
+    return {
+        name: part if times[part] == 1 else f"{part}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        for name, part in parts.items()
+    }
