@@ -24,6 +24,21 @@ raised. This module imports nothing, so that every other module may import it.
 
 from typing import ClassVar
 
+MAX_SHOWN_CHARS = 500
+"""How much of a value from outside enters an error, a log line or a page."""
+
+
+def shown(value: object) -> str:
+    """Return the text of a value from outside as a message may hold it: on one line, and cut to `MAX_SHOWN_CHARS`.
+
+    Control characters become escapes, because a line break in a name could forge a line of the log. The cut text says
+    how long the whole is.
+    """
+    text = str(value)
+    cut = text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS]
+    escaped = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in cut)
+    return escaped if cut is text else f"{escaped}… ({len(text)} characters)"
+
 
 class RelibraError(Exception):
     """The root of all errors that relibra raises on purpose; the text is for the person who must act on it."""
@@ -44,8 +59,8 @@ class InvalidInput(RelibraError, ValueError):
 
     @classmethod
     def of(cls, field: str, *, expected: str, got: object) -> "InvalidInput":
-        """Return an error whose text has the one form of all refusals: `field: expected …, got …`."""
-        return cls(f"{field}: expected {expected}, got {got}")
+        """Return an error whose text has the one form of all refusals: `field: expected …, got …` (see `shown`)."""
+        return cls(f"{field}: expected {expected}, got {shown(got)}")
 
 
 class InvalidTrace(InvalidInput):

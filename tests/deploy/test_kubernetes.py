@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from relibra.cli.app import app
 from relibra.planner.settings import PlannerSettings
+from relibra.status.settings import StatusSettings
 from relibra.wire.credentials import Credentials
 
 _ROOT = Path(__file__).parents[2] / "deploy" / "kubernetes"
@@ -160,7 +161,7 @@ def test_settings_exist_and_commands_are_valid(objects):
     for each in objects:
         if each["metadata"]["name"].startswith("relibra-settings"):
             names = {key.removeprefix("RELIBRA_").lower() for key in each["data"]} - {"log_format"}
-            assert names <= set(PlannerSettings.model_fields)
+            assert names <= {*PlannerSettings.model_fields, *StatusSettings.model_fields}
     for name, pod in _pods(objects).items():
         for container in pod["spec"]["containers"]:
             if container["image"].startswith("relibra/"):

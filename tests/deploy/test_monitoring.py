@@ -65,7 +65,8 @@ def exposed(store: Store, run, redis_url: str, tmp_path: Path) -> tuple[set[str]
         await job.report(1, await job.plan(1))
 
     run(fill())
-    with TestClient(create_app(Store.open(redis_url), StatusSettings(redis_url=redis_url))) as http:
+    app = create_app(Store.open(redis_url), StatusSettings(redis_url=redis_url))
+    with TestClient(app, base_url="http://localhost") as http:
         text = http.get("/metrics").text
     planner = Service("planner", redis_url, tmp_path, RELIBRA_METRICS_PORT="0")
     try:

@@ -23,7 +23,7 @@ from relibra.store import Store
 
 def open_app(redis_url: str, **settings: object) -> TestClient:  # noqa: F811
     app = create_app(Store.open(redis_url), StatusSettings(redis_url=redis_url, **settings))
-    return TestClient(app, raise_server_exceptions=False)
+    return TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
 
 
 @pytest.fixture

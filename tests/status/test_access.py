@@ -32,7 +32,7 @@ HIDDEN = (
 @pytest.fixture
 def guarded(redis_url: str, job: WatchedJob) -> Iterator[TestClient]:
     app = create_app(Store.open(redis_url), StatusSettings(redis_url=redis_url, auth="required"))
-    with TestClient(app) as http:
+    with TestClient(app, base_url="http://localhost") as http:
         yield http
 
 

@@ -24,7 +24,7 @@ def test_health_and_readiness(http: TestClient) -> None:
 
 def test_without_redis_it_is_alive_and_not_ready_and_says_why() -> None:
     app = create_app(Store.open(NOWHERE), StatusSettings(redis_url=NOWHERE))
-    with TestClient(app) as http:
+    with TestClient(app, base_url="http://localhost") as http:
         assert http.get("/healthz").status_code == 200
         for path in ("/readyz", "/metrics", "/v1/jobs"):
             response = http.get(path)

@@ -13,7 +13,8 @@ from relibra.errors import LimitExceeded
 from relibra.planning.launch import Launch
 from relibra.status.access import EVERYTHING, Viewer
 from relibra.status.live import Live
-from relibra.store import Store
+from relibra.status.refusals import Bound, Refusals
+from relibra.store import ALL_JOBS, Store
 
 
 async def next_event(stream: AsyncIterator[str], skipped: str = "heard") -> tuple[str, dict[str, object]]:
@@ -39,7 +40,7 @@ def test_each_viewer_gets_events_of_the_jobs_they_may_see(store: Store, run: Loo
             assert await next_event(stream) == ("store", {"is_reachable": True, "detail": None})
         assert live.num_viewers == 3
         with pytest.raises(LimitExceeded, match="3 viewers"):
-            live.check_room()
+            live.check_room(EVERYTHING)
         for name, expected in (("all", ["mine", "theirs"]), ("one", ["mine"]), ("token", ["theirs"])):
             assert await next_event(streams[name]) == ("change", {"job_ids": expected})
         await mine.collect(1)
@@ -47,6 +48,28 @@ def test_each_viewer_gets_events_of_the_jobs_they_may_see(store: Store, run: Loo
         await theirs.collect(1)
         assert await next_event(streams["token"]) == ("change", {"job_ids": ["theirs"]})
         for stream in streams.values():
+            await stream.aclose()
+        assert live.num_viewers == 0
+
+    run(watch())
+
+
+def test_S6_one_token_cannot_take_the_room_of_the_others(store: Store, run: Loop) -> None:
+    async def watch() -> None:
+        refusals = Refusals()
+        live = Live(store, poll_interval_s=60, max_viewers=4, max_viewers_per_token=2, refusals=refusals)
+        one, other = (Viewer(name=f"token {name}", job_id=ALL_JOBS) for name in ("one", "other"))
+        streams = [live.watch(one, None) for _ in range(2)]
+        for stream in streams:
+            assert (await next_event(stream))[0] == "store"
+        with pytest.raises(LimitExceeded, match=r"2 viewers are watching with token one .*max_viewers_per_token"):
+            live.check_room(one)
+        live.check_room(other)
+        live.check_room(EVERYTHING)
+        await streams.pop().aclose()
+        live.check_room(one)
+        assert refusals.counts == {Bound.VIEWERS_PER_TOKEN: 1}
+        for stream in streams:
             await stream.aclose()
         assert live.num_viewers == 0
 

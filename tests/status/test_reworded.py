@@ -38,7 +38,8 @@ MISLEADING = {
 
 def shown(redis_url: str, rewording: dict[str, str]) -> dict[str, str]:
     """Return everything that the service shows, with `rewording` undone."""
-    with TestClient(create_app(Store.open(redis_url), StatusSettings(redis_url=redis_url))) as http:
+    app = create_app(Store.open(redis_url), StatusSettings(redis_url=redis_url))
+    with TestClient(app, base_url="http://localhost") as http:
         texts = {path: html.unescape(http.get(path).text) for path in SURFACES}
     for path, text in texts.items():
         for said, instead in rewording.items():

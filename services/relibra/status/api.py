@@ -163,7 +163,7 @@ async def watch(
     """
     if job_id is not None:
         viewer.check(job_id)
-    app.live.check_room()
+    app.live.check_room(viewer)
     events = app.live.watch(viewer, job_id)
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 

@@ -1,10 +1,11 @@
 """The FastAPI application of the status service."""
 
 import logging
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -13,12 +14,14 @@ from relibra.status.access import EVERYTHING, Access
 from relibra.status.api import api
 from relibra.status.context import App, Context, Looker
 from relibra.status.etag import ETagResponses
+from relibra.status.hosts import KnownHosts
 from relibra.status.live import Live
 from relibra.status.models import ProbeResult
 from relibra.status.pages import STATIC, pages, plotly, show_problem
 from relibra.status.plan_api import plan_api
 from relibra.status.problems import PROBLEM_RESPONSES, install_problem_handlers
 from relibra.status.reader import Reader
+from relibra.status.refusals import Refusals
 from relibra.status.settings import StatusSettings
 from relibra.store import Store
 
@@ -53,14 +56,24 @@ def create_app(store: Store, settings: StatusSettings) -> FastAPI:
         redoc_url=None,
     )
     reader = Reader(store, num_plans=settings.num_cached_plans)
+    refusals = Refusals()
+    is_open = settings.auth == "none"
     app.state.context = Context(
         store=store,
         reader=reader,
         tagged=ETagResponses(reader),
-        access=Access(store, is_required=settings.auth == "required"),
-        live=Live(store, poll_interval_s=settings.poll_interval_s, max_viewers=settings.max_viewers),
+        access=Access(store, is_required=not is_open),
+        live=Live(
+            store,
+            poll_interval_s=settings.poll_interval_s,
+            max_viewers=settings.max_viewers,
+            max_viewers_per_token=settings.max_viewers_per_token,
+            refusals=refusals,
+        ),
+        refusals=refusals,
+        hosts=KnownHosts.of(settings.host, settings.allowed_hosts) if is_open else None,
     )
-    if settings.auth == "none":
+    if is_open:
         logger.warning("no authentication: anyone who can connect to this service can see every job")
     install_problem_handlers(app, show_problem)
     app.add_middleware(_Headers)
@@ -97,16 +110,20 @@ def create_app(store: Store, settings: StatusSettings) -> FastAPI:
     return app
 
 
-def create_metrics_app(context: Context) -> FastAPI:
+def create_metrics_app(context: Context, settings: StatusSettings) -> FastAPI:
     """Return the application for `metrics_port`: the metrics of all jobs, without a token, and nothing else.
 
     Prometheus needs no token here, because a token would expire one night; a network policy keeps other clients out.
+    On loopback nothing but the `Host` header keeps out pages of other sites.
     """
+    hosts = KnownHosts.of(settings.host, settings.allowed_hosts) if settings.is_loopback else None
+    context = replace(context, hosts=hosts)
     app = FastAPI(openapi_url=None)
     install_problem_handlers(app, show_problem)
 
     @app.get("/metrics")
-    async def prometheus() -> Response:
+    async def prometheus(request: Request) -> Response:
+        context.check_host(request)
         return await metrics.scrape(context, EVERYTHING)
 
     return app

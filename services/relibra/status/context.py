@@ -6,12 +6,15 @@ from typing import Annotated
 from fastapi import Depends, Path, Query, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBasic, HTTPBasicCredentials, HTTPBearer
 
+from relibra.errors import Forbidden
 from relibra.status.access import Access, Viewer
 from relibra.status.attempts import AttemptChoice, choose_attempt
 from relibra.status.etag import ETagResponses
+from relibra.status.hosts import KnownHosts
 from relibra.status.live import Live
 from relibra.status.problems import PROBLEM_RESPONSES
 from relibra.status.reader import Reader
+from relibra.status.refusals import Bound, Refusals
 from relibra.store import JobRecord, Store
 
 V1_RESPONSES = {304: {"description": "Not modified: `If-None-Match` names the current `ETag`."}} | PROBLEM_RESPONSES
@@ -28,6 +31,23 @@ class Context:
     tagged: ETagResponses
     access: Access
     live: Live
+    refusals: Refusals
+    hosts: KnownHosts | None
+    """The names that requests may call the service by; None where callers must authenticate, which says enough."""
+
+    def check_host(self, request: Request) -> None:
+        """Return if a request calls the service by a name of its own.
+
+        Raises:
+            Forbidden: the name is not known.
+        """
+        if self.hosts is None:
+            return
+        try:
+            self.hosts.check(request.headers.get("host"))
+        except Forbidden as error:
+            self.refusals.count(Bound.HOSTS, str(error))
+            raise
 
 
 async def get_context(request: Request) -> Context:
@@ -41,6 +61,7 @@ App = Annotated[Context, Depends(get_context)]
 
 async def identify(
     context: App,
+    request: Request,
     bearer: Annotated[
         HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False, description="A token, for programs."))
     ],
@@ -49,7 +70,8 @@ async def identify(
         Depends(HTTPBasic(auto_error=False, description="Any user name, and a token as the password, for browsers.")),
     ],
 ) -> Viewer:
-    """Return the viewer that sent the request."""
+    """Return the viewer that sent the request. Every endpoint that shows anything about jobs depends on this check."""
+    context.check_host(request)
     token = bearer.credentials if bearer else basic.password if basic else None
     return await context.access.identify(token)
 

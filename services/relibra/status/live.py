@@ -8,12 +8,15 @@ viewer, not a queue: a slow viewer costs no memory and receives several changes 
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime
+from typing import NoReturn
 
 from relibra.errors import LimitExceeded, Unavailable
-from relibra.status.access import Viewer
+from relibra.status.access import EVERYTHING, Viewer
 from relibra.status.balance import GLANCE_STEPS
+from relibra.status.refusals import Bound, Refusals
 from relibra.store import Store
 
 _HEARTBEAT_S = 15.0
@@ -29,13 +32,23 @@ class Live:
     """Server-sent events: `change` (job ids), `heard` (times), `store` (the state of Redis), `end` (it expired)."""
 
     def __init__(
-        self, store: Store, *, poll_interval_s: float, max_viewers: int, max_stream_s: float = _MAX_STREAM_S
+        self,
+        store: Store,
+        *,
+        poll_interval_s: float,
+        max_viewers: int,
+        max_viewers_per_token: int | None = None,
+        max_stream_s: float = _MAX_STREAM_S,
+        refusals: Refusals | None = None,
     ) -> None:
         self._store = store
         self._poll_interval_s = poll_interval_s
         self._max_viewers = max_viewers
+        self._max_viewers_per_token = max_viewers if max_viewers_per_token is None else max_viewers_per_token
         self._max_stream_s = max_stream_s
-        self.num_viewers = 0
+        self._refusals = refusals or Refusals()
+        self._viewers: Counter[str] = Counter()
+        """The open streams of each token."""
         self._polling: asyncio.Task[None] | None = None
         self._is_closed = False
         self._time = 0
@@ -48,14 +61,27 @@ class Live:
         self._outage_time = 0
         self._news = asyncio.Event()
 
-    def check_room(self) -> None:
-        """Return if one more viewer may call `watch`.
+    @property
+    def num_viewers(self) -> int:
+        """The number of open streams."""
+        return self._viewers.total()
+
+    def check_room(self, viewer: Viewer) -> None:
+        """Return if this viewer may call `watch` once more.
 
         Raises:
-            LimitExceeded: `max_viewers` viewers are watching already.
+            LimitExceeded: `max_viewers` viewers are watching already, or `max_viewers_per_token` with this token.
         """
         if self.num_viewers >= self._max_viewers:
-            raise LimitExceeded(f"{self._max_viewers} viewers are watching already (max_viewers)")
+            self._refuse(Bound.VIEWERS, f"{self._max_viewers} viewers are watching already")
+        # Without authentication all viewers look alike.
+        if viewer is not EVERYTHING and self._viewers[viewer.name] >= self._max_viewers_per_token:
+            text = f"{self._max_viewers_per_token} viewers are watching with {viewer.name} already"
+            self._refuse(Bound.VIEWERS_PER_TOKEN, f"{text}; close pages, or use another token")
+
+    def _refuse(self, bound: Bound, text: str) -> NoReturn:
+        self._refusals.count(bound, text)
+        raise LimitExceeded(f"{text} ({bound})")
 
     def close(self) -> None:
         """End all streams."""
@@ -64,7 +90,7 @@ class Live:
 
     async def watch(self, viewer: Viewer, job_id: str | None) -> AsyncIterator[str]:
         """Yield events about one job, or all that `viewer` may see, until the stream is closed or expires."""
-        self.num_viewers += 1
+        self._viewers[viewer.name] += 1
         if self._polling is None:
             self._polling = asyncio.create_task(self._poll())
         try:
@@ -86,7 +112,8 @@ class Live:
                 except TimeoutError:
                     yield ": still here\n\n"
         finally:
-            self.num_viewers -= 1
+            self._viewers[viewer.name] -= 1
+            self._viewers += Counter()  # forgets tokens without streams
             if not self.num_viewers:
                 self._polling.cancel()
                 self._polling = None

@@ -1,7 +1,7 @@
 """Prometheus metrics, computed from the store at each scrape, so that every replica reports the same values."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fastapi import Response
@@ -16,6 +16,7 @@ from relibra.status.balance import Obstacle
 from relibra.status.context import Context
 from relibra.status.health import JobState
 from relibra.status.reader import JobGlance, Reader
+from relibra.status.refusals import Bound
 from relibra.store import JobRecord, PlanRecord
 
 
@@ -35,6 +36,7 @@ class OwnFigures:
 
     num_viewers: int
     num_cached_plans: int
+    num_refused: Mapping[Bound, int]
 
 
 async def read_figures(reader: Reader, jobs: Iterable[JobRecord]) -> list[JobFigures]:
@@ -56,7 +58,11 @@ async def scrape(context: Context, viewer: Viewer) -> Response:
     """Return the metrics of the jobs that `viewer` may see, and of the service itself."""
     jobs = [job for job in await context.store.list_jobs() if viewer.may_see(job.job_id)]
     figures = await read_figures(context.reader, jobs)
-    own = OwnFigures(num_viewers=context.live.num_viewers, num_cached_plans=context.reader.num_cached_plans)
+    own = OwnFigures(
+        num_viewers=context.live.num_viewers,
+        num_cached_plans=context.reader.num_cached_plans,
+        num_refused=context.refusals.counts,
+    )
     return Response(render(figures, own), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -82,6 +88,14 @@ class _Collector:
         yield GaugeMetricFamily(
             "relibra_status_cached_plans", "Decoded plans in memory.", value=self._own.num_cached_plans
         )
+        refused = CounterMetricFamily(
+            "relibra_status_refused",
+            "Requests, viewers and connections refused because of a setting.",
+            labels=["setting"],
+        )
+        for bound in Bound:
+            refused.add_metric([bound], self._own.num_refused.get(bound, 0))
+        yield refused
         yield from self._health()
         yield from self._plans()
         yield from self._executions()

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from relibra.errors import Unavailable
 from relibra.status.app import create_app, create_metrics_app
+from relibra.status.connections import ConnectionLimits, bounded_protocol
 from relibra.status.settings import StatusSettings
 from relibra.store import Store
 
@@ -61,8 +62,12 @@ class StatusServer:
             raise
         app = create_app(self._store, self._settings)
         self._context = app.state.context
-        apps = [app, create_metrics_app(self._context)]
-        self._servers = [_Server(_config(each)) for each, _ in zip(apps, self._sockets, strict=False)]
+        apps = [app, create_metrics_app(self._context, self._settings)]
+        limits = ConnectionLimits(
+            max_connections=self._settings.max_connections, head_timeout_s=self._settings.head_timeout_s
+        )
+        protocol = bounded_protocol(limits, self._context.refusals)
+        self._servers = [_Server(_config(each, protocol)) for each, _ in zip(apps, self._sockets, strict=False)]
         for each in self._sockets:
             each.listen()
         logger.info("status service on %s with %s", self.url, self._settings.model_dump_json())
@@ -110,9 +115,14 @@ def _url(bound: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _config(app: FastAPI) -> uvicorn.Config:
+def _config(app: FastAPI, protocol: type[asyncio.Protocol]) -> uvicorn.Config:
     return uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=DRAIN_TIMEOUT_S
+        app,
+        http=protocol,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
     )
 
 

@@ -20,3 +20,11 @@ class StatusSettings(ServiceSettings):
     """The interval at which Redis is polled for changes while pages are open."""
     max_viewers: int = Field(256, ge=1)
     """The largest number of open event streams, one for each open page."""
+    max_viewers_per_token: int = Field(64, ge=1)
+    """The largest number of open event streams of one token, so that it cannot take them all."""
+    max_connections: int = Field(768, ge=1)
+    """The largest number of open connections to each port; event streams count. Stay below the limit of open files."""
+    head_timeout_s: float = Field(10.0, gt=0)
+    """How long a client may take to send the head of a request before the service hangs up."""
+    allowed_hosts: str = ""
+    """Further names of the service, between commas, that requests may call it by while `auth` is none; `*` for any."""

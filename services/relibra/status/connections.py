@@ -1,0 +1,78 @@
+"""How many connections a server holds, and how long a client may take to send the head of a request.
+
+uvicorn bounds neither: a client that connects and sends half a request would hold its connection forever.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from relibra.status.refusals import Bound, Refusals
+
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 10\r\n"
+    b"content-type: text/plain; charset=utf-8\r\n\r\nmax_connections connections are open already\n"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """The limits of one listening socket."""
+
+    max_connections: int
+    head_timeout_s: float
+
+
+def bounded_protocol(limits: ConnectionLimits, refusals: Refusals) -> type[asyncio.Protocol]:
+    """Return uvicorn's HTTP protocol with limits."""
+
+    class BoundedProtocol(H11Protocol):
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **named)
+            self._head_timer: asyncio.TimerHandle | None = None
+            self._has_begun = False
+            """Whether the client has sent a part of the head that is awaited."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+            super().connection_made(transport)
+            if len(self.connections) > limits.max_connections:
+                refusals.count(Bound.CONNECTIONS, f"{limits.max_connections} connections are open; refused another one")
+                transport.write(_FULL)
+                transport.close()
+            else:
+                self._expect_head()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is None or self.cycle.response_complete:
+                self._has_begun = True
+                self._expect_head()
+            else:
+                self._stop_timer()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def _expect_head(self) -> None:
+            # The timer runs on when more of a head comes: a byte now and then must not keep a connection open.
+            if self._head_timer is None:
+                self._head_timer = self.loop.call_later(limits.head_timeout_s, self._give_up)
+
+        def _stop_timer(self) -> None:
+            self._has_begun = False
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+
+        def _give_up(self) -> None:
+            self._head_timer = None
+            if self.transport.is_closing():
+                return
+            if self._has_begun:  # browsers open connections in advance and send nothing; that is no fault
+                refusals.count(Bound.HEAD_TIMEOUT, f"no whole request within {limits.head_timeout_s:g} s; hung up")
+            self.transport.close()
+
+    return BoundedProtocol

@@ -1,0 +1,36 @@
+"""What the service refused because of its settings: counted for metrics, and logged at most once a minute."""
+
+import logging
+import time
+from collections import Counter
+from enum import StrEnum
+
+logger = logging.getLogger(__name__)
+
+_LOG_INTERVAL_S = 60.0
+
+
+class Bound(StrEnum):
+    """A setting that makes the service refuse; the value is the name of the setting."""
+
+    HOSTS = "allowed_hosts"
+    CONNECTIONS = "max_connections"
+    HEAD_TIMEOUT = "head_timeout_s"
+    VIEWERS = "max_viewers"
+    VIEWERS_PER_TOKEN = "max_viewers_per_token"
+
+
+class Refusals:
+    """Counts the refusals of one process under each setting."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[Bound] = Counter()
+        self._logged_at_s: dict[Bound, float] = {}
+
+    def count(self, bound: Bound, text: str) -> None:
+        """Count a refusal; log `text`, unless a refusal under the same setting was logged within the last minute."""
+        self.counts[bound] += 1
+        now_s = time.monotonic()
+        if now_s >= self._logged_at_s.get(bound, -_LOG_INTERVAL_S) + _LOG_INTERVAL_S:
+            self._logged_at_s[bound] = now_s
+            logger.warning("%s (%s; %d times so far)", text, bound, self.counts[bound])

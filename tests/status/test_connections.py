@@ -1,0 +1,88 @@
+"""Clients that connect and never finish a request, and more connections than the service takes."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from harness.services import Service, eventually
+
+pytestmark = pytest.mark.integration
+
+WHOLE = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+def connect(service: Service) -> socket.socket:
+    url = urlsplit(service.address)
+    return socket.create_connection((url.hostname, url.port), timeout=30)
+
+
+def answer(connection: socket.socket, request: bytes = WHOLE) -> bytes:
+    """Send a request and return what comes back first; nothing if the service hangs up."""
+    try:
+        connection.sendall(request)
+        return connection.recv(65536)
+    except ConnectionError:
+        return b""
+
+
+@pytest.fixture
+def bounded(redis_url: str, tmp_path: Path) -> Iterator[Service]:
+    service = Service("status", redis_url, tmp_path, RELIBRA_MAX_CONNECTIONS="20", RELIBRA_HEAD_TIMEOUT_S="0.5")
+    try:
+        yield service
+    finally:
+        service.stop()
+
+
+def test_S7_unfinished_heads_are_hung_up_on_however_slowly_they_grow(bounded: Service) -> None:
+    with ExitStack() as stack:
+        silent, half, kept = (stack.enter_context(closing(connect(bounded))) for _ in range(3))
+        half.sendall(WHOLE[:-2])
+        assert b"200 OK" in answer(kept)
+        kept.sendall(WHOLE[:5])
+        for each in (silent, half, kept):
+            assert each.recv(65536) == b"", "the service hangs up"
+        drip = stack.enter_context(closing(connect(bounded)))
+        drip.settimeout(0.05)
+        sent = 0
+
+        def is_cut() -> bool:
+            nonlocal sent
+            try:
+                drip.sendall(b"GET / HTTP/1.1\r\nx: " if sent == 0 else b"x")
+                sent += 1
+                return drip.recv(1) == b""
+            except TimeoutError:
+                return False
+            except ConnectionError:
+                return True
+
+        assert eventually(is_cut, within_s=30)
+        assert sent > 1
+        with closing(connect(bounded)) as fresh:
+            text = answer(fresh, WHOLE.replace(b"/healthz", b"/metrics"))
+            while text and b"relibra_status_refused_total" not in text:
+                text += fresh.recv(65536)
+    assert b'relibra_status_refused_total{setting="head_timeout_s"} 3.0' in text, "a silent connection is no fault"
+    assert "no whole request within 0.5 s" in bounded.log()
+
+
+def test_S7_connections_beyond_the_limit_are_told_so_and_room_is_used_again(bounded: Service) -> None:
+    def is_served() -> bool:
+        with closing(connect(bounded)) as connection:
+            return b"200 OK" in answer(connection)
+
+    with ExitStack() as held:
+        streams = [held.enter_context(closing(connect(bounded))) for _ in range(20)]
+        for each in streams:
+            assert b"200 OK" in answer(each, WHOLE.replace(b"/healthz", b"/v1/events"))
+        with closing(connect(bounded)) as refused:
+            reply = refused.recv(65536)
+            assert reply.startswith(b"HTTP/1.1 503")
+            assert b"max_connections" in reply
+    assert eventually(is_served, within_s=30)
+    assert "20 connections are open; refused another one (max_connections; 1 times so far)" in bounded.log()
