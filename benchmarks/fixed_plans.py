@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from relibra.agent import PlanAnswer
 from relibra.planning import Cluster, ExecutionReport, Model, PlanId, RankPlan
 
 
@@ -31,7 +32,7 @@ class FixedPlans:
     def prefetch(self, step: int) -> None:
         """Do nothing: there is no plan to fetch."""
 
-    def wait(self, step: int, timeout_s: float) -> tuple[RankPlan | None, str]:
+    def wait(self, step: int, timeout_s: float) -> PlanAnswer:
         """Return the plan with the number of the step."""
         plan = RankPlan(
             id=PlanId(epoch=1, version=step + 1),
@@ -43,7 +44,7 @@ class FixedPlans:
             num_micro_batches=self._num_micro_batches,
             reason="fixed",
         )
-        return plan, plan.reason
+        return PlanAnswer(plan, plan.reason)
 
     def report(self, report: ExecutionReport) -> None:
         """Do nothing: there is no planner to tell."""

@@ -22,6 +22,7 @@ class Cause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CAUSE_INVALID: _ClassVar[Cause]
     CAUSE_DISAGREED: _ClassVar[Cause]
     CAUSE_UNDONE: _ClassVar[Cause]
+    CAUSE_OTHER_LAUNCH: _ClassVar[Cause]
 
 class RoutingCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -38,6 +39,7 @@ CAUSE_STALE: Cause
 CAUSE_INVALID: Cause
 CAUSE_DISAGREED: Cause
 CAUSE_UNDONE: Cause
+CAUSE_OTHER_LAUNCH: Cause
 ROUTING_CAUSE_UNSPECIFIED: RoutingCause
 ROUTING_CAUSE_NO_REPLAY: RoutingCause
 ROUTING_CAUSE_FILLERS: RoutingCause

@@ -80,9 +80,43 @@ class RegisterJobRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., cluster: _Optional[_Union[Cluster, _Mapping]] = ..., params: _Optional[_Union[PlanParams, _Mapping]] = ..., known_epoch: _Optional[int] = ..., token: _Optional[str] = ..., owner: _Optional[str] = ..., launch: _Optional[str] = ..., restart: _Optional[int] = ...) -> None: ...
 
 class RegisterJobResponse(_message.Message):
-    __slots__ = ("epoch", "attempt")
+    __slots__ = ("epoch", "attempt", "renew_ms")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RENEW_MS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     attempt: int
-    def __init__(self, epoch: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+    renew_ms: int
+    def __init__(self, epoch: _Optional[int] = ..., attempt: _Optional[int] = ..., renew_ms: _Optional[int] = ...) -> None: ...
+
+class JoinAttemptRequest(_message.Message):
+    __slots__ = ("job_id", "token", "is_shared", "launch", "group", "owner", "epoch")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    IS_SHARED_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    token: str
+    is_shared: bool
+    launch: str
+    group: str
+    owner: str
+    epoch: int
+    def __init__(self, job_id: _Optional[str] = ..., token: _Optional[str] = ..., is_shared: bool = ..., launch: _Optional[str] = ..., group: _Optional[str] = ..., owner: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class JoinAttemptResponse(_message.Message):
+    __slots__ = ("epoch", "attempt", "launch", "is_bound", "renew_ms")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_FIELD_NUMBER: _ClassVar[int]
+    IS_BOUND_FIELD_NUMBER: _ClassVar[int]
+    RENEW_MS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    attempt: int
+    launch: str
+    is_bound: bool
+    renew_ms: int
+    def __init__(self, epoch: _Optional[int] = ..., attempt: _Optional[int] = ..., launch: _Optional[str] = ..., is_bound: bool = ..., renew_ms: _Optional[int] = ...) -> None: ...

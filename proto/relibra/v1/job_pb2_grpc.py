@@ -26,10 +26,7 @@ if _version_not_supported:
 
 
 class JobServiceStub(object):
-    """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt; every
-    further process of that launch joins it, and must bring the same content. While an attempt is alive, other launches are
-    refused (FAILED_PRECONDITION, AlreadyRunning).
-    """
+    """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
         """Constructor.
@@ -42,16 +39,29 @@ class JobServiceStub(object):
                 request_serializer=relibra_dot_v1_dot_job__pb2.RegisterJobRequest.SerializeToString,
                 response_deserializer=relibra_dot_v1_dot_job__pb2.RegisterJobResponse.FromString,
                 _registered_method=True)
+        self.JoinAttempt = channel.unary_unary(
+                '/relibra.v1.JobService/JoinAttempt',
+                request_serializer=relibra_dot_v1_dot_job__pb2.JoinAttemptRequest.SerializeToString,
+                response_deserializer=relibra_dot_v1_dot_job__pb2.JoinAttemptResponse.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer(object):
-    """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt; every
-    further process of that launch joins it, and must bring the same content. While an attempt is alive, other launches are
-    refused (FAILED_PRECONDITION, AlreadyRunning).
-    """
+    """Missing associated documentation comment in .proto file."""
 
     def RegisterJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt;
+        every further process of that launch joins it, and must bring the same content. While an attempt is alive, other
+        launches are refused (FAILED_PRECONDITION, AlreadyRunning).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def JoinAttempt(self, request, context):
+        """Every trainer rank calls it to learn its attempt. The process that registered the job and one rank of the trainers
+        call it every `renew_ms`, so that the attempt stays alive while nobody has anything else to say.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -64,6 +74,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     request_deserializer=relibra_dot_v1_dot_job__pb2.RegisterJobRequest.FromString,
                     response_serializer=relibra_dot_v1_dot_job__pb2.RegisterJobResponse.SerializeToString,
             ),
+            'JoinAttempt': grpc.unary_unary_rpc_method_handler(
+                    servicer.JoinAttempt,
+                    request_deserializer=relibra_dot_v1_dot_job__pb2.JoinAttemptRequest.FromString,
+                    response_serializer=relibra_dot_v1_dot_job__pb2.JoinAttemptResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'relibra.v1.JobService', rpc_method_handlers)
@@ -73,10 +88,7 @@ def add_JobServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class JobService(object):
-    """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt; every
-    further process of that launch joins it, and must bring the same content. While an attempt is alive, other launches are
-    refused (FAILED_PRECONDITION, AlreadyRunning).
-    """
+    """Missing associated documentation comment in .proto file."""
 
     @staticmethod
     def RegisterJob(request,
@@ -95,6 +107,33 @@ class JobService(object):
             '/relibra.v1.JobService/RegisterJob',
             relibra_dot_v1_dot_job__pb2.RegisterJobRequest.SerializeToString,
             relibra_dot_v1_dot_job__pb2.RegisterJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def JoinAttempt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/relibra.v1.JobService/JoinAttempt',
+            relibra_dot_v1_dot_job__pb2.JoinAttemptRequest.SerializeToString,
+            relibra_dot_v1_dot_job__pb2.JoinAttemptResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -18,39 +18,62 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class JobServiceStub:
-    """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt; every
-    further process of that launch joins it, and must bring the same content. While an attempt is alive, other launches are
-    refused (FAILED_PRECONDITION, AlreadyRunning).
-    """
-
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     RegisterJob: grpc.UnaryUnaryMultiCallable[
         relibra.v1.job_pb2.RegisterJobRequest,
         relibra.v1.job_pb2.RegisterJobResponse,
     ]
-
-class JobServiceAsyncStub:
-    """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt; every
-    further process of that launch joins it, and must bring the same content. While an attempt is alive, other launches are
-    refused (FAILED_PRECONDITION, AlreadyRunning).
+    """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt;
+    every further process of that launch joins it, and must bring the same content. While an attempt is alive, other
+    launches are refused (FAILED_PRECONDITION, AlreadyRunning).
     """
 
+    JoinAttempt: grpc.UnaryUnaryMultiCallable[
+        relibra.v1.job_pb2.JoinAttemptRequest,
+        relibra.v1.job_pb2.JoinAttemptResponse,
+    ]
+    """Every trainer rank calls it to learn its attempt. The process that registered the job and one rank of the trainers
+    call it every `renew_ms`, so that the attempt stays alive while nobody has anything else to say.
+    """
+
+class JobServiceAsyncStub:
     RegisterJob: grpc.aio.UnaryUnaryMultiCallable[
         relibra.v1.job_pb2.RegisterJobRequest,
         relibra.v1.job_pb2.RegisterJobResponse,
     ]
-
-class JobServiceServicer(metaclass=abc.ABCMeta):
-    """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt; every
-    further process of that launch joins it, and must bring the same content. While an attempt is alive, other launches are
-    refused (FAILED_PRECONDITION, AlreadyRunning).
+    """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt;
+    every further process of that launch joins it, and must bring the same content. While an attempt is alive, other
+    launches are refused (FAILED_PRECONDITION, AlreadyRunning).
     """
 
+    JoinAttempt: grpc.aio.UnaryUnaryMultiCallable[
+        relibra.v1.job_pb2.JoinAttemptRequest,
+        relibra.v1.job_pb2.JoinAttemptResponse,
+    ]
+    """Every trainer rank calls it to learn its attempt. The process that registered the job and one rank of the trainers
+    call it every `renew_ms`, so that the attempt stays alive while nobody has anything else to say.
+    """
+
+class JobServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def RegisterJob(
         self,
         request: relibra.v1.job_pb2.RegisterJobRequest,
         context: _ServicerContext,
-    ) -> typing.Union[relibra.v1.job_pb2.RegisterJobResponse, collections.abc.Awaitable[relibra.v1.job_pb2.RegisterJobResponse]]: ...
+    ) -> typing.Union[relibra.v1.job_pb2.RegisterJobResponse, collections.abc.Awaitable[relibra.v1.job_pb2.RegisterJobResponse]]:
+        """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt;
+        every further process of that launch joins it, and must bring the same content. While an attempt is alive, other
+        launches are refused (FAILED_PRECONDITION, AlreadyRunning).
+        """
+
+    @abc.abstractmethod
+    def JoinAttempt(
+        self,
+        request: relibra.v1.job_pb2.JoinAttemptRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[relibra.v1.job_pb2.JoinAttemptResponse, collections.abc.Awaitable[relibra.v1.job_pb2.JoinAttemptResponse]]:
+        """Every trainer rank calls it to learn its attempt. The process that registered the job and one rank of the trainers
+        call it every `renew_ms`, so that the attempt stays alive while nobody has anything else to say.
+        """
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -18,6 +18,7 @@ from relibra.planning import Cluster, ExecutionReport, Model, PlanParams, RankPl
 from relibra.planning.plan import Basis
 from relibra.v1 import (
     execution_pb2_grpc,
+    job_pb2,
     job_pb2_grpc,
     plan_pb2,
     plan_pb2_grpc,
@@ -25,7 +26,8 @@ from relibra.v1 import (
 from relibra.wire import messages
 from relibra.wire.channel import open_channel
 from relibra.wire.credentials import Credentials
-from relibra.wire.launch import ATTEMPT_VARIABLE, this_launch
+from relibra.wire.heartbeat import DEFAULT_INTERVAL_S, Heartbeat
+from relibra.wire.launch import ATTEMPT_VARIABLE, Joined, this_launch
 from relibra.wire.status import from_rpc_error
 
 logger = logging.getLogger(__name__)
@@ -69,7 +71,10 @@ class PlannerClient:
         self._shared_token = attempt or os.environ.get(ATTEMPT_VARIABLE, "")
         """The token, if other processes know it too; with it a client that did not register finds its attempt."""
         self._epochs: dict[str, int] = {}
-        """The attempt that this client registered, by job id."""
+        """The attempt that this client registered or joined, by job id."""
+        self._refusals: dict[str, AlreadyRunning] = {}
+        """Why the last registration was refused, by job id."""
+        self._heartbeats: dict[str, Heartbeat] = {}
         self._jobs = job_pb2_grpc.JobServiceStub(self._channel)
         self._plans = plan_pb2_grpc.PlanServiceStub(self._channel)
         self._executions = execution_pb2_grpc.ExecutionServiceStub(self._channel)
@@ -81,7 +86,9 @@ class PlannerClient:
         self.close()
 
     def close(self) -> None:
-        """Close the channel; open calls fail with `Unavailable`."""
+        """Close the channel; open calls fail with `Unavailable`, and this client no longer keeps its attempts alive."""
+        for heartbeat in self._heartbeats.values():
+            heartbeat.stop()
         self._channel.close()
 
     def register_job(
@@ -97,7 +104,8 @@ class PlannerClient:
 
         A restart of the training begins a new attempt: its steps are reported, scheduled and planned anew, whatever the
         attempt before did, and it may have another model or cluster. While another attempt is alive, this call asks
-        again until that attempt has fallen silent. Later calls of this client belong to the attempt.
+        again until that attempt has fallen silent. Later calls of this client belong to the attempt. A thread of the
+        client keeps the attempt alive until the client is closed or its process ends.
 
         Args:
             job_id: the name of the job.
@@ -108,7 +116,8 @@ class PlannerClient:
 
         Raises:
             InvalidInput: a field is out of range, or the ranks do not divide the experts.
-            AlreadyRunning: another launch trains the job, and did not fall silent.
+            AlreadyRunning: another launch trains the job, and did not fall silent. Later calls for the job raise this
+                error again, because they would reach the attempt of that launch.
             Conflict: this launch registered the job with other content.
         """
         deadline = time.monotonic() + takeover_timeout_s
@@ -117,14 +126,55 @@ class PlannerClient:
         )
         while True:
             try:
-                epoch: int = self._call(self._jobs.RegisterJob, request).epoch
-                self._epochs[job_id] = epoch
-                return epoch
+                response = self._call(self._jobs.RegisterJob, request)
+                self._refusals.pop(job_id, None)
+                self._epochs[job_id] = response.epoch
+                self._keep_alive(job_id, response.renew_ms / 1000)
+                return response.epoch
             except AlreadyRunning as error:
+                self._refusals[job_id] = error
                 if time.monotonic() >= deadline:
                     raise
                 logger.info("waiting until another attempt has fallen silent: %s", error)
                 time.sleep(min(_TAKEOVER_INTERVAL_S, takeover_timeout_s))
+
+    def join_attempt(
+        self, job_id: str, *, token: str, is_shared: bool, group: str, owner: str, launch: str = ""
+    ) -> Joined:
+        """Join the current attempt of a job as a trainer rank, or show that it is alive. Later calls belong to it.
+
+        Args:
+            job_id: the job.
+            token: the token of the rank's launch.
+            is_shared: whether the process that registers the job is known to have this token.
+            group: a text that all trainer ranks of the launch share.
+            owner: `<host>:<pid>` of their first rank, for people.
+            launch: the launch that the rank is bound to by an earlier call; empty before.
+
+        Raises:
+            UnknownJob: the job was never registered.
+            NotReady: the launch has not registered the job yet.
+            AlreadyRunning: the trainer ranks of another launch train the job and are alive.
+            StaleEpoch: the attempt of this launch is over.
+            Unsupported: the planner is too old to know attempts.
+        """
+        request = job_pb2.JoinAttemptRequest(
+            job_id=job_id,
+            token=token,
+            is_shared=is_shared,
+            launch=launch,
+            group=group,
+            owner=owner,
+            epoch=self._epochs.get(job_id, 0),
+        )
+        response = self._call(self._jobs.JoinAttempt, request)
+        self._epochs[job_id] = response.epoch
+        return Joined(
+            epoch=response.epoch,
+            launch=response.launch,
+            is_bound=response.is_bound,
+            renew_s=response.renew_ms / 1000 or DEFAULT_INTERVAL_S,
+        )
 
     def submit_schedule(
         self,
@@ -151,7 +201,7 @@ class PlannerClient:
             step=step,
             schedule=messages.encode_schedule(list(sequence_ids), schedule),
             basis=messages.encode_basis(basis),
-            epoch=self._epochs.get(job_id, 0),
+            epoch=self._epoch(job_id),
         )
         self._call(self._plans.SubmitSchedule, request)
 
@@ -171,7 +221,7 @@ class PlannerClient:
             step=step,
             ep_rank=ep_rank,
             wait_ms=int(wait_s * 1000),
-            epoch=self._epochs.get(job_id, 0),
+            epoch=self._epoch(job_id),
             token=self._shared_token,
         )
         response = self._call(self._plans.FetchPlan, request, timeout_s=self._timeout_s + wait_s)
@@ -184,8 +234,25 @@ class PlannerClient:
             UnknownJob: the job was never registered.
             StaleEpoch: the attempt of this client is over.
         """
-        request = messages.encode_execution_report(job_id, report, self._epochs.get(job_id, 0))
+        request = messages.encode_execution_report(job_id, report, self._epoch(job_id))
         self._call(self._executions.ReportExecution, request)
+
+    def _epoch(self, job_id: str) -> int:
+        """Return the attempt that calls belong to; 0 means the current attempt."""
+        if job_id in self._refusals:
+            raise AlreadyRunning(str(self._refusals[job_id]))
+        return self._epochs.get(job_id, 0)
+
+    def _keep_alive(self, job_id: str, interval_s: float) -> None:
+        if job_id in self._heartbeats:
+            self._heartbeats.pop(job_id).stop()
+        if interval_s:  # older planners do not know the call
+            self._heartbeats[job_id] = Heartbeat(lambda: self._renew(job_id), interval_s)
+
+    def _renew(self, job_id: str) -> None:
+        """Show that the process that registered a job is alive."""
+        request = job_pb2.JoinAttemptRequest(job_id=job_id, token=self._launch.token, epoch=self._epochs[job_id])
+        self._epochs[job_id] = self._call(self._jobs.JoinAttempt, request).epoch
 
     def _call(self, method: Callable[..., _Response], request: Message, timeout_s: float | None = None) -> _Response:
         try:

@@ -8,13 +8,33 @@ import os
 import socket
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from relibra.planning.launch import Launch
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """The attempt of its job that a trainer rank belongs to."""
+
+    epoch: int
+    launch: str
+    """Names the launch that registered the attempt."""
+    is_bound: bool
+    """Whether that launch is known to be the rank's own; if not, the rank should ask again after `renew_s`."""
+    renew_s: float
+    """How often one rank should ask again, so that the attempt stays alive."""
+
+
 ATTEMPT_VARIABLE = "RELIBRA_ATTEMPT"
 """Names the launch for all of its processes, trainers and rollout workers; it must differ from launch to launch."""
-_TOKEN = uuid.uuid4().hex
+_process_names: dict[int, str] = {}
+
+
+def process_name() -> str:
+    """Return a random text that names this process, and no other that ever ran."""
+    return _process_names.setdefault(os.getpid(), uuid.uuid4().hex)  # a forked process is another one
 
 
 def this_launch(token: str | None = None) -> Launch:
@@ -24,7 +44,12 @@ def this_launch(token: str | None = None) -> Launch:
         token: the token of the launch; by default `RELIBRA_ATTEMPT`, and without it a random one for this process.
     """
     return launch_of(
-        os.environ, token=token, host=socket.gethostname(), pid=os.getpid(), parent=_parent(), random_token=_TOKEN
+        os.environ,
+        token=token,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        parent=_parent(),
+        random_token=process_name(),
     )
 
 

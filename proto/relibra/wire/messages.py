@@ -262,6 +262,7 @@ _CAUSES = {
     Cause.INVALID: execution_pb2.CAUSE_INVALID,
     Cause.DISAGREED: execution_pb2.CAUSE_DISAGREED,
     Cause.UNDONE: execution_pb2.CAUSE_UNDONE,
+    Cause.OTHER_LAUNCH: execution_pb2.CAUSE_OTHER_LAUNCH,
 }
 _ROUTING_CAUSES = {
     RoutingCause.UNSPECIFIED: execution_pb2.ROUTING_CAUSE_UNSPECIFIED,

@@ -18,7 +18,7 @@
 
 import grpc
 
-from relibra.errors import ERRORS, RelibraError, Unavailable
+from relibra.errors import ERRORS, RelibraError, Unavailable, Unsupported
 
 METADATA_KEY = "relibra-error"
 VERSION_METADATA_KEY = "relibra-version"
@@ -38,4 +38,6 @@ def from_rpc_error(error: grpc.RpcError) -> RelibraError:
             return ERRORS[str(item.value)](details)
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
         return Unavailable(f"the planner did not answer ({code.name}: {details})")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return Unsupported(f"the planner does not know this call ({details}): it has another version of relibra")
     return RelibraError(f"the planner answered {code.name}: {details}")

@@ -11,7 +11,15 @@ from relibra.store.identity import Identities
 _MAY_CALL: Mapping[Role, frozenset[str]] = {
     Role.ROLLOUT: frozenset({"ReportRouting"}),
     Role.TRAINER: frozenset(
-        {"RegisterJob", "ReportRouting", "SubmitSchedule", "FetchPlan", "WatchPlans", "ReportExecution"}
+        {
+            "RegisterJob",
+            "JoinAttempt",
+            "ReportRouting",
+            "SubmitSchedule",
+            "FetchPlan",
+            "WatchPlans",
+            "ReportExecution",
+        }
     ),
     Role.VIEWER: frozenset({"WatchPlans"}),
 }

@@ -20,15 +20,16 @@ class AttemptWatch:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._seen_at: dict[str, tuple[int, float]] = {}
+        self._seen_at: dict[tuple[str, bool], tuple[int, float]] = {}
 
-    async def job(self, job_id: str, epoch: int, token: str = "") -> JobRecord:
+    async def job(self, job_id: str, epoch: int, token: str = "", *, is_driver: bool = False) -> JobRecord:
         """Return the job of a trainer's call.
 
         Args:
             job_id: the job.
             epoch: the attempt that the caller belongs to; 0 if it did not say, which means the current attempt.
             token: the token of the caller's launch, for a caller that does not know the epoch; empty without one.
+            is_driver: whether only the process that registered the job makes this call.
 
         Raises:
             UnknownJob: the job was never registered.
@@ -44,14 +45,14 @@ class AttemptWatch:
         if epoch:
             if epoch != job.epoch:
                 raise await self._store.over(job_id, epoch)
-            await self.see(job_id, epoch)
+            await self.see(job_id, epoch, is_driver=is_driver)
         return job
 
-    async def see(self, job_id: str, epoch: int) -> None:
+    async def see(self, job_id: str, epoch: int, *, is_driver: bool = False) -> None:
         """Note that an attempt is alive, unless this planner noted it less than `SEEN_INTERVAL_S` ago."""
         now = time.monotonic()
-        seen_epoch, seen_at = self._seen_at.get(job_id, (0, 0.0))
+        seen_epoch, seen_at = self._seen_at.get((job_id, is_driver), (0, 0.0))
         if seen_epoch == epoch and now - seen_at < SEEN_INTERVAL_S:
             return
-        self._seen_at[job_id] = epoch, now
-        await self._store.see(job_id, epoch)
+        self._seen_at[job_id, is_driver] = epoch, now
+        await self._store.see(job_id, epoch, is_driver=is_driver)

@@ -1,12 +1,13 @@
-"""The gRPC service that registers jobs."""
+"""The gRPC service that registers jobs, and lets processes join their attempts."""
 
 import logging
 from typing import Any
 
 from relibra.planner.admission import Admission
-from relibra.store import Store
+from relibra.planning.launch import Launch
+from relibra.store import Joiner, Store
 from relibra.v1 import job_pb2, job_pb2_grpc
-from relibra.wire.messages import decode_launch, decode_registration
+from relibra.wire.messages import check_job_id, check_launch_text, decode_launch, decode_registration
 
 logger = logging.getLogger(__name__)
 
@@ -43,4 +44,32 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             job.epoch,
             extra=about,
         )
-        return job_pb2.RegisterJobResponse(epoch=job.epoch, attempt=job.number)
+        return job_pb2.RegisterJobResponse(epoch=job.epoch, attempt=job.number, renew_ms=self._renew_ms)
+
+    async def JoinAttempt(self, request: job_pb2.JoinAttemptRequest, context: Any) -> job_pb2.JoinAttemptResponse:
+        """Say which attempt the caller belongs to, and note that the caller is alive."""
+        for field in ("token", "launch", "group", "owner"):
+            check_launch_text(field, getattr(request, field))
+        joiner = Joiner(
+            token_hash=Launch(token=request.token).token_hash,
+            is_shared=request.is_shared,
+            launch=request.launch,
+            epoch=request.epoch,
+            group=request.group,
+            owner=request.owner,
+        )
+        job, is_bound = await self._store.join_attempt(
+            check_job_id(request.job_id), joiner, silence_s=self._attempt_silence_s
+        )
+        return job_pb2.JoinAttemptResponse(
+            epoch=job.epoch,
+            attempt=job.number,
+            launch=job.token_hash,
+            is_bound=is_bound,
+            renew_ms=self._renew_ms,
+        )
+
+    @property
+    def _renew_ms(self) -> int:
+        """How often an attempt must be renewed so that one lost renewal does not make it look silent."""
+        return int(1000 * self._attempt_silence_s / 3)

@@ -45,7 +45,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         self, request: plan_pb2.SubmitScheduleRequest, context: Any
     ) -> plan_pb2.SubmitScheduleResponse:
         """Keep the schedule of a step. Its sequences must have been reported unless the plan is made without them."""
-        job = await self._attempts.job(check_job_id(request.job_id), request.epoch)
+        job = await self._attempts.job(check_job_id(request.job_id), request.epoch, is_driver=True)
         step = self._admission.check_step(request.step)
         try:
             await self._keep_schedule(job, step, request)

@@ -43,6 +43,8 @@ class Cause(StrEnum):
     """Ranks held different plans, or were at different steps."""
     UNDONE = "undone"
     """The reorder failed on some rank, and was undone on all."""
+    OTHER_LAUNCH = "other_launch"
+    """Another launch trains the job: the attempt of a rank is over, or was never admitted."""
     UNSPECIFIED = "unspecified"
     """The agent runs another version of relibra, and this one does not know the cause."""
 

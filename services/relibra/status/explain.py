@@ -20,6 +20,7 @@ _ADVICE = {
     Cause.INVALID: "agent and planner disagree: compare their versions, and the registered model and cluster",
     Cause.DISAGREED: "ranks held different plans or were at different steps: was one trainer restarted alone?",
     Cause.UNDONE: "moving experts failed and every move was undone: the log of the named rank has the error",
+    Cause.OTHER_LAUNCH: "another launch trains under the same job id: stop one of them, or give it another job id",
     Cause.UNSPECIFIED: "agents of another version of relibra do not name a cause: read the reasons in their reports",
 }
 _ROUTING_ADVICE = {

@@ -5,8 +5,8 @@ Out:  the same content read back, each written once and never changed; `Unavaila
 
     keys          the key schema, and the content of each key
     store         `Store`: all parts in one; nothing else talks to Redis
-    jobs, attempts, rollbacks, sequences, schedules, leases, plans, steps, reports, expiry, summaries, refusals, tokens
-                  one part per concept
+    jobs, attempts, joining, rollbacks, sequences, schedules, leases, plans, steps, reports, expiry, summaries, refusals,
+    tokens        one part per concept
     step_summary  what is left of an expired step
     identity      bearer tokens, looked up and remembered for the services
     single_flight a bounded cache that makes each value once
@@ -20,6 +20,7 @@ The store decides nothing: the planner decides, the store keeps. Every write is 
 
 from relibra.store.embedded import EmbeddedRedis
 from relibra.store.expiry import RetainedStep
+from relibra.store.joining import Joiner
 from relibra.store.keys import AttemptId
 from relibra.store.records import (
     Attempt,
@@ -50,6 +51,7 @@ __all__ = [
     "Expired",
     "ExpiryCause",
     "JobRecord",
+    "Joiner",
     "Lease",
     "PackedPlan",
     "PendingStep",

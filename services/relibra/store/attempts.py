@@ -46,9 +46,9 @@ class Attempts(Connected):
         return {job_id: int(at_ms) / 1000 for job_id, at_ms in zip(ids, found, strict=True) if at_ms}
 
     @raises_unavailable
-    async def see(self, job_id: str, epoch: int) -> None:
-        """Note that an attempt is alive; this does nothing if it is over."""
-        await self._script("see_attempt", [JobKeys(job_id).of("job")], [f"{epoch:016x}"])
+    async def see(self, job_id: str, epoch: int, *, is_driver: bool = True) -> None:
+        """Note that the driver of an attempt or its trainer ranks are alive; this does nothing if the attempt is over."""
+        await self._script("see_attempt", [JobKeys(job_id).of("job")], [f"{epoch:016x}", int(is_driver)])
 
     async def has_begun(self, job: JobRecord, token_hash: str) -> bool:
         """Return whether the launch with this `Launch.token_hash` began the current attempt; False if it began none.

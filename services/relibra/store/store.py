@@ -10,6 +10,7 @@ from relibra.errors import Unavailable, Unsupported
 from relibra.store.address import open_redis
 from relibra.store.connection import raises_unavailable
 from relibra.store.expiry import Expiry
+from relibra.store.joining import Joining
 from relibra.store.keys import SCHEMA, SCHEMA_VERSION
 from relibra.store.leases import Leases
 from relibra.store.refusals import Refusals
@@ -22,7 +23,7 @@ from relibra.store.tokens import Tokens
 logger = logging.getLogger(__name__)
 
 
-class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Refusals, Tokens):
+class Store(Joining, Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Refusals, Tokens):
     """All durable state of all jobs. A store belongs to one event loop; tasks may share it.
 
     Every method raises `Unavailable` when Redis does not answer, and may then be called again.

@@ -11,7 +11,7 @@ import pytest
 from harness.agent.scripted_planner import PATIENT_S, ScriptedPlanner
 from relibra.agent import AgentConfig, Session
 from relibra.errors import InvalidInput
-from relibra.planning import Cluster, ExecutionReport, Model, Phase, RankPlan
+from relibra.planning import Cause, Cluster, ExecutionReport, Model, Phase, RankPlan
 
 MODEL = Model(num_layers=2, num_experts=4, top_k=1)
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1)
@@ -65,7 +65,7 @@ def test_a_plan_that_is_there_is_fetched_for_this_rank(
     planner: ScriptedPlanner, session: Session, plan: RankPlan
 ) -> None:
     planner.plans[3] = plan
-    got, reason = session.wait(3, PATIENT_S)
+    got, reason, _ = session.wait(3, PATIENT_S)
     assert got is not None
     assert np.array_equal(got.home_rank_LE, plan.home_rank_LE)
     assert np.array_equal(got.replica_share_Q, plan.replica_share_Q)
@@ -126,7 +126,7 @@ def test_L1_a_plan_that_does_not_come_is_waited_for_until_the_deadline(
 ) -> None:
     session.prefetch(0)
     until(lambda: len(planner.asked) > 1)
-    got, reason = session.wait(0, 0.2)
+    got, reason, _ = session.wait(0, 0.2)
     assert got is None
     assert reason == "no plan of step 0 within 0.2 s: the schedule is not there yet"
 
@@ -135,7 +135,7 @@ def test_L1_a_planner_that_hangs_does_not_hold_the_step(planner: ScriptedPlanner
     planner.hold.clear()
     session.prefetch(0)
     until(lambda: planner.asked)
-    got, reason = session.wait(0, 0.1)
+    got, reason, _ = session.wait(0, 0.1)
     assert got is None
     assert "has not answered yet" in reason
     assert not planner.hold.is_set()
@@ -149,7 +149,7 @@ def test_L1_a_planner_that_dies_while_it_is_asked_does_not_hold_the_step(
     session.prefetch(0)
     until(lambda: planner.asked)
     planner.stop()
-    got, reason = session.wait(0, 0.3)
+    got, reason, _ = session.wait(0, 0.3)
     assert got is None
     assert "did not answer" in reason
     planner.hold.set()
@@ -167,7 +167,7 @@ def test_S1_a_plan_that_comes_too_late_is_not_taken_for_that_of_the_next_step(
     session.prefetch(1)
     planner.hold.set()
     until(lambda: ("job", 1, 1) in planner.asked)
-    got, reason = session.wait(1, 0.1)
+    got, reason, _ = session.wait(1, 0.1)
     assert got is None
     assert "the schedule is not there yet" in reason
 
@@ -183,7 +183,7 @@ def test_S2_a_plan_for_another_model_is_refused_and_the_next_one_taken(
     planner: ScriptedPlanner, session: Session, plan: RankPlan, some: SimpleNamespace, other: Model
 ) -> None:
     planner.plans = {0: some.plan(np.random.default_rng(1), other, CLUSTER, 2)[0], 1: plan}
-    got, reason = session.wait(0, PATIENT_S)
+    got, reason, _ = session.wait(0, PATIENT_S)
     assert got is None
     assert "home_rank" in reason
     assert session.wait(1, PATIENT_S)[0] is not None
@@ -205,7 +205,7 @@ def test_S9_a_refusal_of_every_step_is_logged_once_and_so_is_its_end(
 def test_a_step_the_planner_refuses_for_good_is_not_waited_for(planner: ScriptedPlanner, session: Session) -> None:
     planner.errors[0] = InvalidInput("the schedule is wrong")
     began = time.monotonic()
-    assert session.wait(0, PATIENT_S) == (None, "the schedule is wrong")
+    assert session.wait(0, PATIENT_S) == (None, "the schedule is wrong", Cause.LATE)
     assert time.monotonic() - began < PATIENT_S
     assert len(planner.asked) == 1
 
@@ -216,7 +216,7 @@ def test_L2_the_step_after_an_outage_has_a_plan_again(
     planner.plans = {0: plan, 2: plan}
     assert session.wait(0, PATIENT_S)[0] is not None
     planner.stop()
-    got, reason = session.wait(1, 0.3)
+    got, reason, _ = session.wait(1, 0.3)
     assert got is None
     assert "did not answer" in reason
     planner.start()

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from relibra.agent import PlanAnswer
 from relibra.planning import Cluster, ExecutionReport, Model, PlanId, RankPlan, check_rank_plan
 
 
@@ -63,9 +64,9 @@ class ScriptedPlans:
     def prefetch(self, step: int) -> None:
         self.prefetched.append(step)
 
-    def wait(self, step: int, timeout_s: float) -> tuple[RankPlan | None, str]:
+    def wait(self, step: int, timeout_s: float) -> PlanAnswer:
         plan = self._answers.get(step)
-        return plan, plan.reason if plan is not None else "the script has none"
+        return PlanAnswer(plan, plan.reason if plan is not None else "the script has none")
 
     def report(self, report: ExecutionReport) -> None:
         self.reports.append(report)

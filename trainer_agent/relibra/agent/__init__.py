@@ -13,7 +13,7 @@ from relibra.agent.agent import Agent
 from relibra.agent.attachment import attach
 from relibra.agent.config import AgentConfig
 from relibra.agent.plans.outcome import StepOutcome
-from relibra.agent.plans.session import PlanSource, Session
+from relibra.agent.plans.session import PlanAnswer, PlanSource, Session
 from relibra.planning import Phase
 
-__all__ = ["Agent", "AgentConfig", "Phase", "PlanSource", "Session", "StepOutcome", "attach"]
+__all__ = ["Agent", "AgentConfig", "Phase", "PlanAnswer", "PlanSource", "Session", "StepOutcome", "attach"]

@@ -25,6 +25,7 @@ from relibra.agent.homes.optimizer_state import OptimizerState
 from relibra.agent.placement import Placement
 from relibra.agent.plans.agreement import together
 from relibra.agent.plans.session import PlanSource, Session
+from relibra.agent.plans.trainer_group import RankLaunch, TrainerGroup
 from relibra.agent.refusals import check_version, replay_obstacle
 from relibra.agent.transport import ExpertTransport, PeerTransport, ProcessGroupTransport
 from relibra.agent.transport.timed import TimedTransport
@@ -51,7 +52,7 @@ def attach(
 
     Raises:
         InvalidInput: `config` does not describe this model, or ranks differ in its job, model, cluster, transport or
-            `host_copy`.
+            `host_copy`, or were given different tokens of their launch.
         Unsupported: the agent cannot execute the model or optimizer as configured; the message names an alternative.
         RelibraError: attaching failed for another reason on some rank.
 
@@ -76,7 +77,8 @@ def attach(
         member = Member(tuple(ep_ranks), tuple(edp_ranks), tuple(layer.layer_number for layer in layers))
     except Exception as error:  # any error: the other ranks must learn of it and not wait for this rank
         refusal = error
-    topology = Topology.of(_exchange(member, config, refusal), config)
+    members, trainers = _exchange(member, config, refusal)
+    topology = Topology.of(members, config)
     groups = Groups.create(topology, config)
     sizes = ExpertSizes.of((slot for each in held for slot in each.parameters), is_optimized=optimizer is not None)
     model, advice = sizes.fill(config.model)
@@ -111,6 +113,7 @@ def attach(
     if host_copy is not None:
         kept = host_copy
         groups.on_rebuilt(lambda: kept.use(groups.node))
+    source = plans or Session(config, groups.seat.ep_rank, trainers)
     attached: list[Agent] = []
 
     def hook_in() -> None:
@@ -126,7 +129,7 @@ def attach(
             homes=homes,
             guard=WeightGuard(experts, state),
             groups=groups,
-            plans=plans or Session(config, groups.seat.ep_rank),
+            plans=source,
             context=ReplicaContext(
                 transport=timed, slots=slots, fetcher=Fetcher(timed, slots, experts, gathered, host_copy)
             ),
@@ -151,27 +154,31 @@ def attach(
             raise RelibraError(failure)
         (agent,) = attached
         agent.hook(hooks.pop_all().close)
+    if isinstance(source, Session):
+        source.join()
     return agent
 
 
-def _exchange(member: Member, config: AgentConfig, refusal: Exception | None) -> list[Member]:
-    """Collective over all ranks: return every rank's member, unless a rank refuses or its config differs."""
+def _exchange(member: Member, config: AgentConfig, refusal: Exception | None) -> tuple[list[Member], TrainerGroup]:
+    """Collective over all ranks: return every rank's member and the group of all, unless a rank refuses or differs."""
     # Other ranks may be unable to unpickle an error that is not relibra's own.
     is_own = refusal is None or isinstance(refusal, RelibraError)
-    mine = member, config, refusal if is_own else RelibraError(f"{type(refusal).__name__}: {refusal}")
+    refused = refusal if is_own else RelibraError(f"{type(refusal).__name__}: {refusal}")
+    mine = member, config, refused, RankLaunch.of_this_process(config.attempt)
     told: list[Any] = [mine] * dist.get_world_size()
     dist.all_gather_object(told, mine)
     if refusal is not None:
         raise refusal
-    for rank, (_, _, of_other) in enumerate(told):
+    for rank, (_, _, of_other, _) in enumerate(told):
         if of_other is not None:
             raise type(of_other)(f"{of_other} (on rank {rank})")
     first = told[0][1]
-    for rank, (_, other, _) in enumerate(told):
+    for rank, (_, other, _, _) in enumerate(told):
         for field in ("job_id", "model", "cluster", "transport", "host_copy"):
             expected, got = getattr(first, field), getattr(other, field)
             if expected != got:
                 raise InvalidInput.of(
                     field, expected=f"{expected} on all ranks, as on rank 0", got=f"{got} on rank {rank}"
                 )
-    return [each for each, _, _ in told]
+    trainers = TrainerGroup.of([launch for _, _, _, launch in told], dist.get_rank())
+    return [each for each, _, _, _ in told], trainers

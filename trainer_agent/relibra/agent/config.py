@@ -41,6 +41,10 @@ class AgentConfig:
     reorder that needs more runs in several waves. Sending 1 GiB takes 20 ms at 50 GB/s, so what ranks exchange to agree
     on a wave hardly matters. The agent always takes at least the memory of two experts each way."""
 
+    attempt: str | None = None
+    """A text that all processes of this launch of the training share and that no other launch has, as in
+    `PlannerClient`. By default `RELIBRA_ATTEMPT` in the environment; without it, the ranks share a random text of rank 0."""
+
     def __post_init__(self) -> None:
         for field in ("plan_timeout_s", "collective_timeout_s", "reorder_buffer_bytes"):
             if getattr(self, field) <= 0:

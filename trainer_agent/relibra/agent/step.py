@@ -13,10 +13,10 @@ from relibra.agent.placement import Placement
 from relibra.agent.plans import agreement
 from relibra.agent.plans.agreement import Offer
 from relibra.agent.plans.outcome import StepOutcome
-from relibra.agent.plans.session import PlanSource
+from relibra.agent.plans.session import PlanAnswer, PlanSource
 from relibra.agent.plans.trouble import Trouble
 from relibra.errors import InvalidPlan, RelibraError
-from relibra.planning import Cause, RankPlan, check_rank_plan
+from relibra.planning import Cause, check_rank_plan
 
 
 class StepOpener:
@@ -52,9 +52,10 @@ class StepOpener:
     def open(self, step: int) -> StepOutcome:
         """Collective over all ranks: wait for the plan of `step`, agree on it, and move experts to their new homes."""
         began = time.monotonic()
-        plan, why = self._plans.wait(step, self._config.plan_timeout_s)
+        answer = self._plans.wait(step, self._config.plan_timeout_s)
+        plan = answer.plan
         plan_wait_s = time.monotonic() - began
-        offer, why = self._offer(step, plan, why)
+        offer, why = self._offer(step, answer)
         decision = agreement.decide(agreement.exchange(offer, self._groups.everyone, self._device))
         if plan is None or decision.plan_id is None:
             own = f" (this rank: {why})" if offer.plan_id is None else ""
@@ -116,10 +117,11 @@ class StepOpener:
         if failure is not None:
             raise RelibraError(f"could not move experts back to their original places: {failure}; call detach again")
 
-    def _offer(self, step: int, plan: RankPlan | None, why: str) -> tuple[Offer, str]:
+    def _offer(self, step: int, answer: PlanAnswer) -> tuple[Offer, str]:
         """Return the offer of this rank to the agreement, and why it does not offer the plan it was given."""
+        plan, why, lack = answer
         if plan is None:
-            return Offer(step=step, plan_id=None, lack=Cause.LATE), why
+            return Offer(step=step, plan_id=None, lack=lack), why
         if plan.id.epoch < self._accepted_epoch:
             why = f"plan {plan.id} has an older epoch than {self._accepted_epoch:016x}, which was applied before"
             return Offer(step=step, plan_id=None, lack=Cause.STALE), why

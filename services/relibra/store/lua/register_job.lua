@@ -27,7 +27,8 @@ if current[1] then
       return {'other', silent_ms}
     end
     if ARGV[4] ~= '' then
-      redis.call('HSET', KEYS[1], 'seen_at', string.format('%.0f', now_ms))
+      local seen_at = string.format('%.0f', now_ms)
+      redis.call('HSET', KEYS[1], 'seen_at', seen_at, 'driver_seen_at', seen_at)
     end
     return {'confirmed', silent_ms}
   end
@@ -54,7 +55,8 @@ local number = string.format('%d', (current[6] or 0) + 1)
 redis.call('SET', KEYS[2], string.format('%.0f', epoch))
 redis.call('HSET', KEYS[1], 'epoch', name, 'registered_at', ARGV[2], 'shape', ARGV[1], 'number', number,
   'token', ARGV[4], 'owner', ARGV[5], 'launch', ARGV[6], 'restart', ARGV[7],
-  'seen_at', string.format('%.0f', now_ms))
+  'seen_at', string.format('%.0f', now_ms), 'driver_seen_at', string.format('%.0f', now_ms))
+redis.call('HDEL', KEYS[1], 'group', 'group_owner', 'group_seen_at', 'claimed_at')
 redis.call('HSET', KEYS[3], name,
   cjson.encode({number = number, token = ARGV[4], owner = ARGV[5], began_at = ARGV[2], shape = ARGV[1]}))
 -- A solve of the attempt before can no longer publish; the first step of this one need not wait for its lease to end.

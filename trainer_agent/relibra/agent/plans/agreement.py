@@ -17,6 +17,7 @@ _LACKS = {
     Cause.LATE: "without a plan in time",
     Cause.STALE: "offered an older epoch than was applied before",
     Cause.INVALID: "offered an invalid plan",
+    Cause.OTHER_LAUNCH: "in no attempt of the job, because another launch trains it",
 }
 """Why a rank offers no plan."""
 _LACK_BY_CODE = (None, *_LACKS)
@@ -31,7 +32,7 @@ class Offer:
     digest: bytes = b""
     """The digest of the plan. Two plans with one id and different digests are different plans."""
     lack: Cause | None = None
-    """Why this rank has no plan to offer: LATE, STALE or INVALID. None where it has one."""
+    """Why this rank has no plan to offer: LATE, STALE, INVALID or OTHER_LAUNCH. None where it has one."""
 
     def to_tensor(self, device: torch.device) -> torch.Tensor:
         """Encode as int64 `[6]`; 64-bit identities keep their bits."""
@@ -83,7 +84,8 @@ def decide(offers: Sequence[Offer]) -> Decision:
     if disagreement := _disagreement(offers):
         found[Cause.DISAGREED] = disagreement
     if found:
-        return Decision(plan_id=None, causes=tuple(found), reason="; ".join(found.values()))
+        causes = tuple(cause for cause in Cause if cause in found)
+        return Decision(plan_id=None, causes=causes, reason="; ".join(found.values()))
     plan_id = offers[0].plan_id
     return Decision(plan_id=plan_id, causes=(), reason=f"all {len(offers)} ranks hold plan {plan_id}")
 

@@ -4,12 +4,14 @@ import logging
 import threading
 import time
 from collections import deque
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from relibra.agent.config import AgentConfig
+from relibra.agent.plans.membership import Membership
+from relibra.agent.plans.trainer_group import TrainerGroup
 from relibra.agent.plans.trouble import Trouble
 from relibra.errors import RelibraError
-from relibra.planning import ExecutionReport, RankPlan
+from relibra.planning import Cause, ExecutionReport, RankPlan
 from relibra.wire.client import PlannerClient
 
 log = logging.getLogger(__name__)
@@ -23,7 +25,15 @@ _CALL_TIMEOUT_S = 5.0
 _MAX_PENDING_REPORTS = 256
 _CLOSE_S = 5.0
 
-Fetched = tuple[RankPlan | None, str]
+
+class PlanAnswer(NamedTuple):
+    """The plan of a step for one rank, or why there is none."""
+
+    plan: RankPlan | None
+    reason: str
+    """Why this plan or why none, for people."""
+    lack: Cause = Cause.LATE
+    """Why there is none, for programs."""
 
 
 class PlanSource(Protocol):
@@ -32,8 +42,8 @@ class PlanSource(Protocol):
     def prefetch(self, step: int) -> None:
         """Start to get the plan of `step`, and return at once."""
 
-    def wait(self, step: int, timeout_s: float) -> tuple[RankPlan | None, str]:
-        """Return the plan of `step` and its reason, or None and why there is none, after at most `timeout_s`."""
+    def wait(self, step: int, timeout_s: float) -> PlanAnswer:
+        """Return the plan of `step`, or why there is none, after at most `timeout_s`."""
 
     def report(self, report: ExecutionReport) -> None:
         """Hand over a report, and return at once. The report may get lost."""
@@ -47,15 +57,21 @@ class Session:
 
     The first call creates the thread and the channel, so a session may be built before a fork. The thread retries a
     fetch until it has the plan, another step is wanted, or the session closes. It does not retry after an error that
-    is final.
+    is final. Between calls the thread of the first rank keeps the attempt of the job alive.
+
+    Args:
+        config: the settings of the agent.
+        ep_rank: the rank in its EP group.
+        group: the trainer ranks of this launch; by default this process alone.
     """
 
-    def __init__(self, config: AgentConfig, ep_rank: int) -> None:
+    def __init__(self, config: AgentConfig, ep_rank: int, group: TrainerGroup | None = None) -> None:
         self._config, self._ep_rank = config, ep_rank
+        self._membership = Membership(config.job_id, group or TrainerGroup.alone(config.attempt))
         self._changed = threading.Condition()
         self._wanted: int | None = None
         self._is_waited_for = False
-        self._fetched: dict[int, Fetched] = {}
+        self._fetched: dict[int, PlanAnswer] = {}
         self._last_error = "the planner was not asked yet"
         self._reports: deque[ExecutionReport] = deque()
         self._closing_until: float | None = None
@@ -65,6 +81,11 @@ class Session:
         self._refused_reports = Trouble("the planner takes reports again, after refusing %d")
         self._dropped_reports = Trouble("reports reach the planner again, after %d were dropped")
 
+    def join(self) -> None:
+        """Start to join the attempt of the job, and return at once."""
+        with self._changed:
+            self._wake()
+
     def prefetch(self, step: int) -> None:
         """Start to fetch the plan of `step`, instead of that of any other step."""
         with self._changed:
@@ -73,11 +94,11 @@ class Session:
                 self._last_error = "the planner has not answered yet"
             self._wake()
 
-    def wait(self, step: int, timeout_s: float) -> Fetched:
-        """Return the plan of `step`, or None and why there is none after `timeout_s`."""
+    def wait(self, step: int, timeout_s: float) -> PlanAnswer:
+        """Return the plan of `step`, or why there is none after `timeout_s`."""
         with self._changed:
-            plan, _ = self._fetched.get(step, (None, ""))
-            if plan is None:  # the planner may answer now what it refused to the prefetch
+            fetched = self._fetched.get(step)
+            if fetched is None or fetched.plan is None:  # the planner may answer now what it refused to the prefetch
                 self._fetched.clear()
             self._is_waited_for = True
         self.prefetch(step)
@@ -87,7 +108,8 @@ class Session:
             if not arrived:
                 if self._wanted == step:
                     self._wanted = None
-                return None, f"no plan of step {step} within {timeout_s:g} s: {self._last_error}"
+                reason = f"no plan of step {step} within {timeout_s:g} s: {self._last_error}"
+                return PlanAnswer(None, reason, self._lack())
             fetched = self._fetched[step]
             # Training waits for a step once. If the loop restarts with the same step, the plan is fetched again.
             self._fetched.clear()
@@ -140,13 +162,18 @@ class Session:
     def _serve(self, client: PlannerClient) -> bool:
         """Wait for something to do, and do it; return False when closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._reports or self._wanted is not None or self._closing_until)
+            self._changed.wait_for(
+                lambda: self._reports or self._wanted is not None or self._closing_until,
+                timeout=self._membership.due_in_s,
+            )
             if self._closing_until and (not self._reports or time.monotonic() > self._closing_until):
                 if self._reports:
                     log.warning("closed with %d reports not delivered", len(self._reports))
                 return False
             report = self._reports[0] if self._reports else None
             step = self._wanted
+        if self._membership.due_in_s == 0.0:
+            self._membership.renew(client)
         answered = self._fetch(client, step) if step is not None else True
         if report is not None:
             answered = self._deliver(client, report) and answered
@@ -155,7 +182,10 @@ class Session:
                 if self._is_urgent():
                     self._changed.wait(timeout=_RETRY_S)
                 else:
-                    self._changed.wait_for(self._is_urgent, timeout=_LOOK_S)
+                    due_in_s = self._membership.due_in_s
+                    self._changed.wait_for(
+                        self._is_urgent, timeout=_LOOK_S if due_in_s is None else min(due_in_s, _LOOK_S)
+                    )
         return True
 
     def _is_urgent(self) -> bool:
@@ -164,17 +194,18 @@ class Session:
     def _deliver(self, client: PlannerClient, report: ExecutionReport) -> bool:
         """Send one report; return False if it should be sent again."""
         try:
-            client.report_execution(self._config.job_id, report)
+            self._membership.call(client, lambda: client.report_execution(self._config.job_id, report))
         except RelibraError as error:
-            if error.retryable:
+            if error.retryable and not self._membership.is_hopeless:
                 return False
-            self._refused_reports.met(
-                type(error).__name__,
-                "the planner refused the report of step %d, %s: %s",
-                report.step,
-                report.phase,
-                error,
-            )
+            if not self._membership.has_other_launch:  # which the log has already
+                self._refused_reports.met(
+                    type(error).__name__,
+                    "the planner refused the report of step %d, %s: %s",
+                    report.step,
+                    report.phase,
+                    error,
+                )
         else:
             self._refused_reports.over()
         with self._changed:
@@ -187,19 +218,23 @@ class Session:
     def _fetch(self, client: PlannerClient, step: int) -> bool:
         """Fetch a plan once; return False if the planner answered at once and has no plan."""
         asked = time.monotonic()
-        fetched: Fetched | None = None
+        fetched: PlanAnswer | None = None
         reason = ""
         try:
-            plan = client.fetch_plan(
-                self._config.job_id, step, self._config.model, self._ep_rank, wait_s=self._poll_s()
+            plan = self._membership.call(
+                client,
+                lambda: client.fetch_plan(
+                    self._config.job_id, step, self._config.model, self._ep_rank, wait_s=self._poll_s()
+                ),
             )
-            fetched = plan, plan.reason
+            fetched = PlanAnswer(plan, plan.reason)
             self._refused_plans.over()
         except RelibraError as error:
             reason = str(error)
-            if not error.retryable:
-                self._refused_plans.met(type(error).__name__, "no plan of step %d: %s", step, error)
-                fetched = None, reason
+            if not error.retryable or self._membership.is_hopeless:
+                if not self._membership.has_other_launch:  # which the log has already
+                    self._refused_plans.met(type(error).__name__, "no plan of step %d: %s", step, error)
+                fetched = PlanAnswer(None, reason, self._lack())
         with self._changed:
             if reason:
                 self._last_error = reason
@@ -208,6 +243,9 @@ class Session:
                 self._fetched = {step: fetched}
                 self._changed.notify_all()
         return fetched is not None or time.monotonic() - asked >= _RETRY_S
+
+    def _lack(self) -> Cause:
+        return Cause.OTHER_LAUNCH if self._membership.has_other_launch else Cause.LATE
 
     def _poll_s(self) -> float:
         with self._changed:

@@ -1,0 +1,139 @@
+"""Which attempt of the job a rank's calls belong to."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from relibra.agent.plans.trainer_group import TrainerGroup
+from relibra.errors import AlreadyRunning, RelibraError, StaleEpoch, Unsupported
+from relibra.wire.client import PlannerClient
+from relibra.wire.launch import Joined
+
+log = logging.getLogger(__name__)
+
+_ASK_S = 1.0
+"""The shortest time between two questions for the attempt while a step waits."""
+_LOOK_S = 5.0
+"""The time between these questions while no step waits."""
+_TAKEOVER_S = 60.0
+"""How long steps wait for another launch to fall silent; later steps of the launch do not wait for it."""
+
+_T = TypeVar("_T")
+
+
+class Membership:
+    """Joins the attempt of a job, stamps calls with it, and keeps it alive. Use it from one thread.
+
+    While the rank belongs to no attempt, it asks at most once a second. It asks no more once its attempt is over.
+
+    Args:
+        job_id: the job.
+        group: the trainer ranks of this launch.
+        clock: a monotonic clock in seconds.
+    """
+
+    def __init__(self, job_id: str, group: TrainerGroup, clock: Callable[[], float] = time.monotonic) -> None:
+        self._job_id, self._group, self._clock = job_id, group, clock
+        self._joined: Joined | None = None
+        self._launch = ""
+        self._asked_at: float | None = None
+        self._trouble: RelibraError | None = None
+        self._refused_since: float | None = None
+        self._is_joinable = True
+
+    @property
+    def has_other_launch(self) -> bool:
+        """Whether another launch trains the job."""
+        return isinstance(self._trouble, AlreadyRunning | StaleEpoch)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether steps should not wait for this rank to join: its attempt is over, or another launch stays alive."""
+        waited_s = 0.0 if self._refused_since is None else self._clock() - self._refused_since
+        return self._is_over or waited_s > _TAKEOVER_S
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether this launch had an attempt, and another one began."""
+        return bool(self._launch) and isinstance(self._trouble, StaleEpoch)
+
+    @property
+    def due_in_s(self) -> float | None:
+        """In how many seconds the planner should hear from this rank if there is nothing else to say; None for never."""
+        if self._is_over or not self._is_joinable:
+            return None
+        if self._asked_at is None:
+            return 0.0
+        interval_s = _LOOK_S
+        if self._joined is not None:
+            if self._joined.is_bound and not self._group.leads:
+                return None
+            interval_s = self._joined.renew_s
+        return max(0.0, self._asked_at + interval_s - self._clock())
+
+    def renew(self, client: PlannerClient) -> None:
+        """Join the attempt, or show that this rank is alive. Trouble is kept for the next `call`."""
+        try:
+            self._join(client)
+        except RelibraError as error:
+            if not self.has_other_launch:
+                log.debug("not in an attempt of job %s: %s", self._job_id, error)
+
+    def call(self, client: PlannerClient, method: Callable[[], _T]) -> _T:
+        """Return the result of a call to the planner, which belongs to the attempt of this rank.
+
+        If Redis lost its data and the same launch registered the job again, the rank joins the new attempt by itself.
+
+        Raises:
+            StaleEpoch: the attempt of this launch is over.
+            AlreadyRunning: the trainer ranks of another launch train the job.
+            RelibraError: the rank cannot join an attempt yet, or the call failed.
+        """
+        if self._joined is None and self._is_joinable:
+            self._join_if_due(client)
+        try:
+            return method()
+        except StaleEpoch:
+            self._joined = None
+            self._join(client)
+            return method()
+
+    def _join_if_due(self, client: PlannerClient) -> None:
+        if self._trouble is not None and self._asked_at is not None and self._clock() - self._asked_at < _ASK_S:
+            raise self._trouble
+        self._join(client)
+
+    def _join(self, client: PlannerClient) -> None:
+        if self._is_over and self._trouble is not None:
+            raise self._trouble
+        self._asked_at = self._clock()
+        group = self._group
+        try:
+            self._joined = client.join_attempt(
+                self._job_id,
+                token=group.token,
+                is_shared=group.is_shared,
+                group=group.name,
+                owner=group.owner,
+                launch=self._launch,
+            )
+        except Unsupported:  # a planner without attempts
+            self._is_joinable = False
+        except RelibraError as error:
+            self._note(error)
+            raise
+        else:
+            self._launch = self._joined.launch if self._joined.is_bound else ""
+        if self.has_other_launch:
+            log.warning("this launch trains job %s now", self._job_id)
+        self._trouble = self._refused_since = None
+
+    def _note(self, error: RelibraError) -> None:
+        if isinstance(error, AlreadyRunning | StaleEpoch):
+            self._joined = None
+            if type(error) is not type(self._trouble):
+                log.error("training goes on without plans: %s", error)
+        if isinstance(error, AlreadyRunning) and self._refused_since is None:
+            self._refused_since = self._clock()
+        self._trouble = error
