@@ -47,7 +47,7 @@ class Attempts(Connected):
 
     @raises_unavailable
     async def see(self, job_id: str, epoch: int, *, is_driver: bool = True) -> None:
-        """Note that the driver of an attempt or its trainer ranks are alive; this does nothing if the attempt is over."""
+        """Note that the driver of an attempt, or its trainer ranks, are alive; do nothing if the attempt is over."""
         await self._script("see_attempt", [JobKeys(job_id).of("job")], [f"{epoch:016x}", int(is_driver)])
 
     async def has_begun(self, job: JobRecord, token_hash: str) -> bool:

@@ -36,7 +36,8 @@ class Joining(Jobs):
         """Return the job, if the caller belongs to its current attempt, and whether the caller is bound to the attempt.
 
         A group of trainer ranks that does not know the token of its launch takes the current attempt, unless another
-        group trains it. It is bound to the attempt, and keeps it alive, once the process that registered was heard again.
+        group trains it. The group is bound to the attempt, and keeps it alive, once the process that registered it was
+        heard again.
 
         Raises:
             UnknownJob: the job was never registered.

@@ -43,7 +43,7 @@ class AgentConfig:
 
     attempt: str | None = None
     """A text that all processes of this launch of the training share and that no other launch has, as in
-    `PlannerClient`. By default `RELIBRA_ATTEMPT` in the environment; without it, the ranks share a random text of rank 0."""
+    `PlannerClient`. By default `RELIBRA_ATTEMPT` in the environment, and without it a random text of rank 0."""
 
     def __post_init__(self) -> None:
         for field in ("plan_timeout_s", "collective_timeout_s", "reorder_buffer_bytes"):

@@ -16,7 +16,7 @@ from relibra.agent.plans.outcome import StepOutcome
 from relibra.agent.plans.session import PlanAnswer, PlanSource
 from relibra.agent.plans.trouble import Trouble
 from relibra.errors import InvalidPlan, RelibraError
-from relibra.planning import Cause, check_rank_plan
+from relibra.planning import Cause, RankPlan, check_rank_plan
 
 
 class StepOpener:

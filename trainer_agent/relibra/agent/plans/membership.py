@@ -60,7 +60,7 @@ class Membership:
 
     @property
     def due_in_s(self) -> float | None:
-        """In how many seconds the planner should hear from this rank if there is nothing else to say; None for never."""
+        """In how many seconds the planner should hear from this rank though it has nothing to say; None for never."""
         if self._is_over or not self._is_joinable:
             return None
         if self._asked_at is None:
