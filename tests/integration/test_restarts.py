@@ -23,6 +23,12 @@ def planner(redis_url: str, tmp_path: Path) -> Iterator[Service]:
     service.stop()
 
 
+def freeze(client: PlannerClient) -> None:
+    """Silence a client, as if its process hung or was cut off: nothing renews its attempt any more."""
+    for heartbeat in client._heartbeats.values():
+        heartbeat.stop()
+
+
 def train(client: PlannerClient, address: str, attempt: str, step: int, seed: int) -> RankPlan:
     """Report the sequences that `seed` samples for a step, and return the plan of the step."""
     with RolloutReporter(address, "job", num_experts=MODEL.num_experts, attempt=attempt) as reporter:
@@ -55,6 +61,9 @@ def test_L5_a_live_launch_refuses_another_one_and_an_older_one_is_told_that_it_i
         first.submit_schedule("job", 1, report(planner, "one"), SCHEDULE)
         with pytest.raises(AlreadyRunning, match=r"attempt 1, which \S+:\d+ launched at"):
             second.register_job("job", MODEL, CLUSTER, PARAMS, takeover_timeout_s=0)
+        with pytest.raises(AlreadyRunning, match="attempt 1"):
+            second.submit_schedule("job", 1, IDS, SCHEDULE)
+        freeze(first)
         second.register_job("job", MODEL, CLUSTER, PARAMS)
         for late in (
             lambda: first.submit_schedule("job", 2, IDS, SCHEDULE),
@@ -70,6 +79,7 @@ def test_L5_a_launch_that_goes_on_calling_is_never_taken_over(planner: Service) 
         PlannerClient(planner.address, attempt="two") as second,
     ):
         first.register_job("job", MODEL, CLUSTER, PARAMS)
+        freeze(first)
         refused = 0
 
         def has_outlasted_the_silence() -> bool:
@@ -102,6 +112,7 @@ def test_S9_reports_of_an_older_attempt_are_refused_where_the_worker_looks(plann
         for each in (bound, following):
             each.report(1, IDS[0], routed_experts(0, 5))
             assert each.flush() == 1
+        freeze(first)
         epoch = second.register_job("job", MODEL, CLUSTER, PARAMS)
         bound.report(1, IDS[1], routed_experts(1, 5))
         with pytest.raises(StaleEpoch, match="attempt 1 of job 'job' is over"):
@@ -120,6 +131,7 @@ def test_L5_a_reporter_of_a_launch_waits_until_its_trainer_has_registered(planne
         first.register_job("job", MODEL, CLUSTER, PARAMS)
         reporter.report(1, IDS[0], routed_experts(0, 5))
         eventually(lambda: reporter._trouble is not None, within_s=20)
+        freeze(first)
         second.register_job("job", MODEL, CLUSTER, PARAMS)
         assert reporter.flush(timeout_s=30) == 1
         assert reporter.epoch == second.register_job("job", MODEL, CLUSTER, PARAMS)
@@ -137,6 +149,7 @@ def test_L5_a_process_of_a_launch_gets_no_plan_of_another_attempt(planner: Servi
         assert first_agent.fetch_plan("job", 1, MODEL, 0).digest == digest
         with pytest.raises(NotReady, match="has not registered job 'job' yet"):
             second_agent.fetch_plan("job", 1, MODEL, 0)
+        freeze(first)
         second.register_job("job", MODEL, CLUSTER, PARAMS)
         with pytest.raises(NotReady, match="no plan yet"):
             second_agent.fetch_plan("job", 1, MODEL, 0)

@@ -9,7 +9,7 @@ from harness.services import CLUSTER, MODEL, PARAMS, Loop
 from harness.step_samples import LONG_S
 from relibra.errors import AlreadyRunning, NotReady, StaleEpoch, UnknownJob
 from relibra.planning.launch import Launch
-from relibra.store import Joiner, JobRecord, Store
+from relibra.store import JobRecord, Joiner, Store
 
 DRIVER = Launch(token="one", owner="host-a:1")
 OTHER = Launch(token="two", owner="host-b:1")
@@ -102,7 +102,7 @@ def test_L5_ranks_take_over_from_silent_ones_if_their_driver_lives(
     job = begin(store, run)
     join(store, run, RANKS)
     falls_silent(redis, seconds=LONG_S + 1)
-    with pytest.raises(NotReady, match="belongs to the trainer ranks of host-a:2.*register it for this launch"):
+    with pytest.raises(NotReady, match=r"belongs to the trainer ranks of host-a:2.*register it for this launch"):
         join(store, run, OTHER_RANKS)
     driver_is_heard(store, run, job)
     assert join(store, run, OTHER_RANKS) == (1, False)

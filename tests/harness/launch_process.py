@@ -1,0 +1,83 @@
+"""A process of a launch: its driver, which registers the job, or a trainer rank. It obeys lines of its standard input.
+
+    python -m harness.launch_process driver ADDRESS JOB SLOTS TAKEOVER_S     prints the epoch or the error
+    python -m harness.launch_process rank ADDRESS JOB SLOTS TIMEOUT_S        prints its `host:pid`
+
+A line `STEP` makes a driver report and schedule the step, and a rank wait for its plan. Each prints one line of JSON.
+"""
+
+import dataclasses
+import json
+import logging
+import sys
+
+import numpy as np
+
+from harness.services import CLUSTER, MODEL, PARAMS, routed_experts
+from relibra.agent import AgentConfig, PlanAnswer, Session
+from relibra.agent.plans.trainer_group import TrainerGroup
+from relibra.errors import RelibraError
+from relibra.planning import Cluster, ExecutionReport, Phase, Schedule
+from relibra.rollout import RolloutReporter
+from relibra.wire.client import PlannerClient
+
+IDS = [f"seq-{index}" for index in range(8)]
+
+
+def drive(address: str, job_id: str, cluster: Cluster, takeover_s: float) -> None:
+    client = PlannerClient(address, timeout_s=30)
+    reporter = RolloutReporter(address, job_id, num_experts=MODEL.num_experts)
+    try:
+        say(epoch=client.register_job(job_id, MODEL, cluster, PARAMS, takeover_timeout_s=takeover_s))
+    except RelibraError as error:
+        say(error=f"{type(error).__name__}: {error}")
+    for line in sys.stdin:
+        if line.strip() == "register":
+            say(epoch=client.register_job(job_id, MODEL, cluster, PARAMS))
+            continue
+        step = int(line)
+        for index, sequence_id in enumerate(IDS):
+            reporter.report(step, sequence_id, routed_experts(100 * step + index, 5 + index))
+        reporter.flush()
+        client.submit_schedule(job_id, step, IDS, Schedule.round_robin(len(IDS), 2, cluster))
+        say(step=step)
+
+
+def train(address: str, job_id: str, cluster: Cluster, timeout_s: float) -> None:
+    config = AgentConfig(planner_address=address, job_id=job_id, model=MODEL, cluster=cluster)
+    group = TrainerGroup.alone()
+    session = Session(config, 0, group)
+    session.join()
+    say(owner=group.owner)
+    for line in sys.stdin:
+        step = int(line)
+        answer = session.wait(step, timeout_s)
+        session.report(report(step, answer))
+        plan = answer.plan
+        say(step=step, epoch=None if plan is None else plan.id.epoch, reason=answer.reason, lack=answer.lack)
+
+
+def report(step: int, answer: PlanAnswer) -> ExecutionReport:
+    return ExecutionReport(
+        step=step,
+        phase=Phase.UPDATE,
+        ep_group=0,
+        ep_rank=0,
+        applied=None if answer.plan is None else answer.plan.id,
+        reason=answer.reason,
+        realised_load_ML=np.ones((2, MODEL.num_layers), dtype=np.int64),
+        reorder_sent_bytes=0,
+        replica_sent_bytes=0,
+        plan_wait_s=0.0,
+    )
+
+
+def say(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING)
+    role, address, job_id, slots, timeout_s = sys.argv[1:]
+    cluster = dataclasses.replace(CLUSTER, redundant_slots=int(slots))
+    (drive if role == "driver" else train)(address, job_id, cluster, float(timeout_s))
