@@ -1,6 +1,7 @@
 """Which attempt of the job a rank's calls belong to."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -63,14 +64,12 @@ class Membership:
         """In how many seconds the planner should hear from this rank though it has nothing to say; None for never."""
         if self._is_over or not self._is_joinable:
             return None
-        if self._asked_at is None:
-            return 0.0
         interval_s = _LOOK_S
         if self._joined is not None:
             if self._joined.is_bound and not self._group.leads:
                 return None
             interval_s = self._joined.renew_s
-        return max(0.0, self._asked_at + interval_s - self._clock())
+        return max(0.0, interval_s - self._elapsed_s())
 
     def renew(self, client: PlannerClient) -> None:
         """Join the attempt, or show that this rank is alive. Trouble is kept for the next `call`."""
@@ -100,9 +99,13 @@ class Membership:
             return method()
 
     def _join_if_due(self, client: PlannerClient) -> None:
-        if self._trouble is not None and self._asked_at is not None and self._clock() - self._asked_at < _ASK_S:
+        # The session repeats a call after trouble that is retryable, and otherwise not before the next step.
+        if self._trouble is not None and self._trouble.retryable and self._elapsed_s() < _ASK_S:
             raise self._trouble
         self._join(client)
+
+    def _elapsed_s(self) -> float:
+        return math.inf if self._asked_at is None else self._clock() - self._asked_at
 
     def _join(self, client: PlannerClient) -> None:
         if self._is_over and self._trouble is not None:
