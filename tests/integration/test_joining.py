@@ -13,6 +13,7 @@ from redis import Redis
 from harness import child_process
 from harness.services import Loop, Service, eventually
 from relibra.store import EmbeddedRedis, Store
+from relibra.store.keys import JobKeys
 
 SILENCE_S = 5.0
 PATIENT_S = 60.0
@@ -100,6 +101,12 @@ def attempts(redis: EmbeddedRedis, job_id: str) -> list[int]:
     return numbers
 
 
+def wait_until_bound(redis: EmbeddedRedis, job_id: str) -> None:
+    """Wait until the trainer ranks of the job have joined its attempt for good."""
+    with Redis.from_url(redis.url) as client:
+        eventually(lambda: client.hget(JobKeys(job_id).of("job"), "claimed_at") == b"0", within_s=PATIENT_S)
+
+
 def test_L5_a_launch_is_refused_while_another_lives_and_admitted_after_its_death(
     start: Start, redis: EmbeddedRedis, request: pytest.FixtureRequest
 ) -> None:
@@ -134,10 +141,14 @@ def test_L5_a_launch_is_refused_while_another_lives_and_admitted_after_its_death
     eventually(lambda: other.told(1)["epoch"] == later, within_s=PATIENT_S)
 
 
-def test_L5_a_launch_that_was_frozen_finds_its_attempt_over_and_trains_on(start: Start) -> None:
+def test_L5_a_launch_that_was_frozen_finds_its_attempt_over_and_trains_on(
+    start: Start, redis: EmbeddedRedis, request: pytest.FixtureRequest
+) -> None:
     driver, rank = start("driver"), start("rank")
     driver.heard(), rank.heard()
     driver.told(1)
+    assert rank.told(1)["epoch"]
+    wait_until_bound(redis, job_of(request))
     assert rank.told(1)["epoch"]
     for each in (driver, rank):
         each.send(signal.SIGSTOP)
@@ -156,13 +167,14 @@ def test_L5_a_launch_that_was_frozen_finds_its_attempt_over_and_trains_on(start:
 
 
 def test_L2_after_redis_lost_its_data_ranks_find_the_attempt_that_their_driver_registers_anew(
-    start: Start, redis: EmbeddedRedis
+    start: Start, redis: EmbeddedRedis, request: pytest.FixtureRequest
 ) -> None:
     driver, rank = start("driver"), start("rank")
     epoch = driver.heard()["epoch"]
     rank.heard()
     driver.told(1)
     assert rank.told(1)["epoch"] == epoch
+    wait_until_bound(redis, job_of(request))
     with Redis.from_url(redis.url) as client:
         schema = client.get("relibra:schema")
         assert schema is not None
