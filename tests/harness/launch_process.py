@@ -16,7 +16,7 @@ import numpy as np
 from harness.services import CLUSTER, MODEL, PARAMS, routed_experts
 from relibra.agent import AgentConfig, PlanAnswer, Session
 from relibra.agent.plans.trainer_group import TrainerGroup
-from relibra.errors import RelibraError, StaleEpoch
+from relibra.errors import RelibraError
 from relibra.planning import Cluster, ExecutionReport, Phase, Schedule
 from relibra.rollout import RolloutReporter
 from relibra.wire.client import PlannerClient
@@ -26,7 +26,6 @@ IDS = [f"seq-{index}" for index in range(8)]
 
 def drive(address: str, job_id: str, cluster: Cluster, takeover_s: float) -> None:
     client = PlannerClient(address, timeout_s=30)
-    reporter = RolloutReporter(address, job_id, num_experts=MODEL.num_experts)
     try:
         say(epoch=client.register_job(job_id, MODEL, cluster, PARAMS, takeover_timeout_s=takeover_s))
     except RelibraError as error:
@@ -36,18 +35,11 @@ def drive(address: str, job_id: str, cluster: Cluster, takeover_s: float) -> Non
             say(epoch=client.register_job(job_id, MODEL, cluster, PARAMS))
             continue
         step = int(line)
-        try:
-            collect(reporter, step)
-        except StaleEpoch:  # the reporter has just learnt of the new attempt
-            collect(reporter, step)
+        with RolloutReporter(address, job_id, num_experts=MODEL.num_experts) as reporter:
+            for index, sequence_id in enumerate(IDS):
+                reporter.report(step, sequence_id, routed_experts(100 * step + index, 5 + index))
         client.submit_schedule(job_id, step, IDS, Schedule.round_robin(len(IDS), 2, cluster))
         say(step=step)
-
-
-def collect(reporter: RolloutReporter, step: int) -> None:
-    for index, sequence_id in enumerate(IDS):
-        reporter.report(step, sequence_id, routed_experts(100 * step + index, 5 + index))
-    reporter.flush()
 
 
 def train(address: str, job_id: str, cluster: Cluster, timeout_s: float) -> None:

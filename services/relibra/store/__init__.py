@@ -5,8 +5,8 @@ Out:  the same content read back, each written once and never changed; `Unavaila
 
     keys          the key schema, and the content of each key
     store         `Store`: all parts in one; nothing else talks to Redis
-    jobs, attempts, joining, rollbacks, sequences, schedules, leases, plans, steps, reports, expiry, summaries, refusals,
-    tokens        one part per concept
+    jobs, attempts, joining, rollbacks, sequences, schedules, leases, plans, steps, reports, expiry, summaries,
+    refusals, tokens    one part per concept
     step_summary  what is left of an expired step
     identity      bearer tokens, looked up and remembered for the services
     single_flight a bounded cache that makes each value once
