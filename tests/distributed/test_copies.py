@@ -64,16 +64,38 @@ def test_S9_weights_under_logical_names_arrive_at_their_places(layout_run, layou
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_S9_backups_by_tag_are_right_without_a_change_in_the_loop(layout_run, layout):
     for result in layout_run(layout).of("followed"):
-        assert len(result["right"]) == 6
+        assert len(result["right"]) == 6 + 3
         assert set(result["right"].values()) == {True}, result["right"]
-        assert result["order_is_present"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_S9_backups_are_not_exported_by_place_while_experts_are_elsewhere(layout_run, layout):
+def test_S9_exports_by_place_are_right_while_experts_are_elsewhere(layout_run, layout):
+    for result in layout_run(layout).of("exported"):
+        assert set(result["right"].values()) == {True}, result["right"]
+        assert result["differs_without"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_S9_weights_at_their_original_places_are_read_and_not_used(layout_run, layout):
+    for result in layout_run(layout).of("exported"):
+        for way, text in result["messages"].items():
+            assert "leave the `with`" in text, (way, text)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_S9_an_optimizer_never_steps_from_weights_that_another_wrote(layout_run, layout):
+    for rank, result in enumerate(layout_run(layout).of("written_in_update")):
+        for way, text in result["messages"].items():
+            assert text.startswith("RelibraError: checking weights before"), way
+            assert "failed on rank 0" in text, way
+            assert ("written behind the agent's back" in text) == (rank == 0), way
+            assert "agent.accept_weights()" in text, way
+        assert "stepped in phase RECOMPUTE" in result["recompute"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_S9_backups_of_an_unknown_order_are_refused(layout_run, layout):
     for result in layout_run(layout).of("followed"):
-        assert result["at_original"] == result["readable"] == "not refused"
-        assert result["by_place"].startswith("Unsupported: the backup 'actor' names experts by place")
         assert result["too_late"].startswith("Unsupported: the order of the backups reference, actor, old_actor")
 
 

@@ -98,3 +98,16 @@ def test_S9_weights_without_memory_are_refused_by_name(offload: str) -> None:
         parameter.data = torch.empty(0, dtype=torch.bfloat16)
     with pytest.raises(RelibraError, match="MoE layer 0 have no memory: bring them back"):
         guard.check_memory()
+
+
+def test_S9_set_aside_the_guard_compares_nothing_and_then_knows_the_same_weights() -> None:
+    guard, experts = guarded()
+    with guard.set_aside():
+        swap(experts)
+        guard.check_known()
+        guard.check_layer(0)
+        swap(experts)
+    guard.check_trained()
+    swap(experts)
+    with pytest.raises(RelibraError, match="written behind"):
+        guard.check_trained()

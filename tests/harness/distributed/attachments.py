@@ -96,12 +96,13 @@ def named_as_converters_do(trained: Trained) -> Iterator[tuple[str, Tensor]]:
     """Yield names as frameworks' converters make them: the place from rank and position, its expert from the agent."""
     assert trained.agent is not None
     first = trained.agent.ep_rank * trained.network.moe[0].num_local_experts
-    for name, parameter in trained.network.named_parameters():
-        found = re.fullmatch(r"(moe\.(\d+)\.experts\.local_experts\.)(\d+)(.*)", name)
-        if found:
-            before, layer, position, after = found.groups()
-            name = f"{before}{trained.agent.expert_of_place_LE[int(layer), first + int(position)]}{after}"
-        yield name, parameter
+    with trained.agent.copying() as order:
+        for name, parameter in trained.network.named_parameters():
+            found = re.fullmatch(r"(moe\.(\d+)\.experts\.local_experts\.)(\d+)(.*)", name)
+            if found:
+                before, layer, position, after = found.groups()
+                name = f"{before}{order.expert_of_place_LE[int(layer), first + int(position)]}{after}"
+            yield name, parameter
 
 
 def detachment(cluster: Cluster) -> Result:

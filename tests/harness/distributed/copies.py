@@ -1,6 +1,8 @@
 """Scenarios in which other weights pass through the modules that train, copied out and put back by name."""
 
+import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -22,6 +24,20 @@ from relibra.planning import Cluster, RankPlan
 Result = dict[str, Any]
 
 
+def by_place(trained: Trained) -> dict[str, Tensor]:
+    """Return the parameters by place, as code that walks modules itself, which no hook of the agent notices."""
+    return dict(torch.nn.Module.named_parameters(trained.network))
+
+
+def named_by_place(trained: Trained, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights by place under the names that a framework would export, of all ranks."""
+    first = trained.network.moe[0].local_expert_indices[0]
+    exported = {
+        re.sub(r"(local_experts\.)(\d+)", lambda m: f"{m[1]}{int(m[2]) + first}", n): w for n, w in weights.items()
+    }
+    return state.assembled(state.weights(exported.items()))
+
+
 class Backups:
     """Copies of named parameters in host memory by tag, with the methods of slime's TensorBackuper."""
 
@@ -30,7 +46,7 @@ class Backups:
         self._by_tag: dict[str, dict[str, Tensor]] = {}
 
     def backup(self, tag: str) -> None:
-        self._by_tag[tag] = {name: each.detach().clone() for name, each in self._trained.network.named_parameters()}
+        self._by_tag[tag] = {name: each.detach().clone() for name, each in by_place(self._trained).items()}
 
     @property
     def backup_tags(self) -> list[str]:
@@ -44,7 +60,7 @@ class Backups:
 
     @torch.no_grad()
     def restore(self, tag: str) -> None:
-        for name, each in self._trained.network.named_parameters():
+        for name, each in by_place(self._trained).items():
             each.copy_(self._by_tag[tag][name])
 
 
@@ -211,10 +227,9 @@ def followed(cluster: Cluster, **options: Any) -> Result:
     assert agent is not None
     backups, first = Backups(balanced), balanced.weights()
     backups.backup("reference")
-    orders = agent.follow(backups)
+    agent.follow(backups)
     right: dict[str, bool] = {}
     last = first
-    at_original = refusal(lambda: backups.get("reference"))
     for step in range(3):
         agent.begin_step(step, Phase.RECOMPUTE)
         if step:
@@ -231,16 +246,8 @@ def followed(cluster: Cluster, **options: Any) -> Result:
         backups.backup("actor")
         backups.copy(src_tag="actor", dst_tag="old_actor")
         last = balanced.weights()
-    with agent.copying():
-        readable = refusal(lambda: backups.get("actor"))
-    result = {
-        "right": right,
-        "at_original": at_original,
-        "readable": readable,
-        "by_place": refusal(lambda: backups.get("actor")),
-        "too_late": refusal(lambda: agent.follow(backups)),
-        "order_is_present": bool((orders["old_actor"].expert_of_place_LE == agent.expert_of_place_LE).all()),
-    }
+        right[f"export {step}"] = equal(named_by_place(balanced, backups.get("actor")), last)
+    result = {"right": right, "too_late": refusal(lambda: agent.follow(backups))}
     agent.detach()
     return result
 
@@ -252,19 +259,21 @@ def state_dicts(cluster: Cluster, **options: Any) -> Result:
     state.gather_parameters([balanced.ddp])
     want = balanced.weights()
     with agent.copying() as snapshot:
-        by_place = {name: each.clone() for name, each in network.state_dict().items() if torch.is_tensor(each)}
+        copied = {name: each.clone() for name, each in network.state_dict().items() if torch.is_tensor(each)}
     by_name = {name: each.detach().clone() for name, each in agent.logical_named_parameters()}
     messages = {
         "state_dict": refusal(network.state_dict),
         "state_dict of ddp": refusal(balanced.ddp.state_dict),
         "state_dict of optimizer": refusal(optimizer.state_dict),
-        "load_state_dict": refusal(lambda: network.load_state_dict(by_place, strict=False)),
+        "load_state_dict": refusal(lambda: network.load_state_dict(copied, strict=False)),
+        "named_parameters": refusal(network.named_parameters),
+        "named_parameters of ddp": refusal(balanced.ddp.named_parameters),
         "load_state_dict of optimizer": refusal(lambda: optimizer.load_state_dict({})),
     }
     untouched = equal(balanced.weights(), want)
     agent.begin_step(1, Phase.RECOMPUTE)
     with agent.restoring(snapshot):
-        network.load_state_dict(by_place, strict=False)
+        network.load_state_dict(copied, strict=False)
     back = equal(balanced.weights(), want)
     agent.end_step()
     # Every rank offers the experts it had before the reorder; together they are all experts.
@@ -286,6 +295,67 @@ def state_dicts(cluster: Cluster, **options: Any) -> Result:
         "left_behind": left_behind,
         "right": {"untouched": untouched, "back": back, "as_given": as_given, "plain_again": plain_again},
     }
+
+
+def exported(cluster: Cluster, **options: Any) -> Result:
+    """Read names by place inside `at_original_places`, which refuses any use of the weights, and train on."""
+    balanced, agent, _ = ready(cluster, **options)
+    want = balanced.weights()
+    wrong = named_by_place(balanced, by_place(balanced))
+    updater = SimpleNamespace(
+        update_weights=lambda: named_by_place(balanced, dict(balanced.network.named_parameters()))
+    )
+    updater.update_weights = agent.at_original_places()(updater.update_weights)
+    got = updater.update_weights()
+    with agent.at_original_places():
+        named = equal(balanced.weights(), want)
+        messages = {
+            "forward": refusal(lambda: outputs(balanced, 1)),
+            "optimizer": refusal(balanced.optimizer.step),
+            "begin_step": refusal(lambda: agent.begin_step(1, Phase.UPDATE)),
+            "detach": refusal(agent.detach),
+            "restoring": refusal(lambda: agent.restoring(agent.original_order).__enter__()),
+        }
+    right = {
+        "in the body": equal(got, want),
+        "under logical names": named,
+        "again afterwards": equal(updater.update_weights(), want),
+        "present order": equal(balanced.weights(), want),
+    }
+    plain = Trained(cluster, **options)
+    train(plain, 0)
+    train(plain, 1)
+    train(balanced, 1)
+    right["trained on"] = equal(balanced.weights(), plain.weights())
+    agent.detach()
+    return {"right": right, "differs_without": not equal(wrong, want), "messages": messages}
+
+
+def written_in_update(cluster: Cluster, **options: Any) -> Result:
+    """Write weights between `begin_step` and the optimizer's step on one rank, and after the step on one rank."""
+    balanced, agent, _ = ready(cluster, **options)
+    state.gather_parameters([balanced.ddp])
+
+    @torch.no_grad()
+    def write(value: float) -> None:
+        if dist.get_rank() == 0:
+            for parameters in agent.layers[1].experts.parameters:
+                for parameter in parameters:
+                    parameter.data.add_(value)
+
+    agent.begin_step(1, Phase.UPDATE)
+    write(1.0)
+    messages = {"before the step": refusal(balanced.optimizer.step)}
+    write(-1.0)
+    agent.accept_weights()
+    balanced.step(1, M, with_gradients=False)
+    write(1.0)
+    messages["after the step"] = refusal(lambda: agent.begin_step(2, Phase.RECOMPUTE))
+    agent.accept_weights()
+    agent.begin_step(2, Phase.RECOMPUTE)
+    recompute = refusal(balanced.optimizer.step)
+    agent.detach()
+    return {"messages": messages, "recompute": recompute}
 
 
 def replicas_of_restored(cluster: Cluster, **attachment: Any) -> Result:
@@ -387,5 +457,15 @@ def arrange(cluster: Cluster) -> None:
 
 
 SCENARIOS: dict[str, Callable[..., Result]] = {
-    each.__name__: each for each in (swapped, written_behind, no_alarm, state_dicts, followed, swapped_by_place)
+    each.__name__: each
+    for each in (
+        swapped,
+        written_behind,
+        written_in_update,
+        no_alarm,
+        state_dicts,
+        exported,
+        followed,
+        swapped_by_place,
+    )
 }

@@ -20,6 +20,7 @@ from harness.distributed import (
     planner_outage,
     refusals,
     replicas,
+    slime,
     timeline,
 )
 from harness.distributed.scenarios import (
@@ -161,6 +162,11 @@ LAYOUTS = {
             name: functools.partial(each, ddp=OVERLAPPED, clip_grad=0.0, **BF16)
             for name, each in copies.SCENARIOS.items()
         },
+    ),
+    "slime_ep4": Layout(cluster=EP4, scenarios=slime.SCENARIOS),
+    "slime_ep2_edp2": Layout(
+        cluster=EP2_EDP2,
+        scenarios={name: functools.partial(each, sharded=True) for name, each in slime.SCENARIOS.items()},
     ),
     "services": Layout(cluster=EP4, scenarios={"planner_outage": planner_outage.planner_outage}),
     "routed_otherwise": Layout(cluster=EP2, scenarios=otherwise.SCENARIOS, num_ranks=2),

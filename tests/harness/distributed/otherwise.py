@@ -153,38 +153,71 @@ def refused_replay(cluster: Cluster) -> Result:
     trained.set_routing(None)
     given, of_other = routing(0, 0, rank), routing(0, 1, rank)
 
-    def attempt(wrapper: Any) -> str:
+    def attempt(step: int, wrapper: Any, phase: Phase = Phase.UPDATE) -> str:
+        agent.begin_step(step, phase)
         stage = "set_routing"
         try:
             agent.set_routing(0, given)
-            stage = "forward"
             with wrapped_topk(wrapper):
                 forward(trained, 0)
+            if phase is Phase.RECOMPUTE:
+                stage = "begin_step of UPDATE"
+                agent.begin_step(step, Phase.UPDATE)
             stage = "end_step"
             agent.end_step()
+            stage = "begin_step"
+            agent.begin_step(step + 1, Phase.RECOMPUTE)
         except Unsupported as error:
             return f"{stage}: {error}"
         return "accepted"
 
-    def begin(step: int) -> None:
-        agent.begin_step(step, Phase.UPDATE)
+    def right(plain: Any) -> Any:
+        return plain
 
-    messages = {}
-    begin(0)
-    messages["right"] = attempt(lambda plain: plain)
-    begin(1)
-    messages["same routing"] = attempt(override_by(list(given)))
-    begin(2)
-    messages["queue"] = attempt(queue_of(list(of_other)))
-    begin(3)
-    messages["override"] = attempt(override_by(list(of_other)))
-    begin(4)
+    messages = {
+        "right": attempt(0, right),
+        "same routing": attempt(10, override_by(list(given))),
+        "queue": attempt(20, queue_of(list(of_other))),
+        "override": attempt(30, override_by(list(of_other))),
+        "override in RECOMPUTE": attempt(40, override_by(list(of_other)), Phase.RECOMPUTE),
+        "queue on one rank": attempt(50, queue_of(list(of_other)) if rank == 1 else right),
+        "override on one rank": attempt(60, override_by(list(of_other)) if rank == 1 else right),
+    }
     trained.network.moe[1].router.routing_replay = object()
-    messages["attribute"] = attempt(lambda plain: plain)
+    messages["attribute"] = attempt(70, right)
     del trained.network.moe[1].router.routing_replay
-    messages["right again"] = attempt(lambda plain: plain)
-    agent.detach()
+    messages["right again"] = attempt(80, right)
+    agent.begin_step(90, Phase.UPDATE)
+    agent.set_routing(0, given)
+    with wrapped_topk(queue_of(list(of_other)) if rank == 1 else right):
+        forward(trained, 0)
+    messages["optimizer"] = _refused(trained.optimizer.step)
+    messages["detach"] = _refused(agent.detach)
     return {"messages": messages}
+
+
+def refused_at_the_end(cluster: Cluster) -> Result:
+    """Override the routing of one rank in the last step, and detach."""
+    rank = dist.get_rank()
+    trained, _ = attached(cluster, {}, optimizer="sgd")
+    agent = trained.agent
+    assert agent is not None
+    trained.network.eval()
+    trained.set_routing(None)
+    agent.begin_step(0, Phase.UPDATE)
+    agent.set_routing(0, routing(0, 0, rank))
+    with wrapped_topk(queue_of(list(routing(0, 1, rank))) if rank == 1 else lambda plain: plain):
+        forward(trained, 0)
+    detached = _refused(agent.detach)
+    return {"detach": detached, "left_behind": "preprocess" in vars(trained.network.moe[0])}
+
+
+def _refused(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except Unsupported as error:
+        return str(error)
+    return "accepted"
 
 
 def summed_over_stages(cluster: Cluster) -> Result:
@@ -204,4 +237,9 @@ def summed_over_stages(cluster: Cluster) -> Result:
     return {"num_cells": record.routing.num_cells, "otherwise": record.routing.otherwise}
 
 
-SCENARIOS = {"routed_otherwise": routed_otherwise, "refused_replay": refused_replay, "summed": summed_over_stages}
+SCENARIOS = {
+    "routed_otherwise": routed_otherwise,
+    "refused_replay": refused_replay,
+    "refused_at_the_end": refused_at_the_end,
+    "summed": summed_over_stages,
+}

@@ -1,6 +1,5 @@
 """The object that the training loop drives, one per process: plans in, balanced steps and reports out."""
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,6 +15,7 @@ from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.config import AgentConfig
 from relibra.agent.experts import Experts
 from relibra.agent.groups import Groups
+from relibra.agent.homes.by_place import PlaceNames
 from relibra.agent.homes.guard import WeightGuard
 from relibra.agent.homes.homes import Homes
 from relibra.agent.phases import Phases
@@ -39,6 +39,7 @@ class Agent(WeightAccess):
         chunks: Mapping[int, Sequence[int]],
         homes: Homes,
         guard: WeightGuard,
+        places: PlaceNames,
         groups: Groups,
         plans: PlanSource,
         context: ReplicaContext,
@@ -51,6 +52,7 @@ class Agent(WeightAccess):
             experts=experts,
             homes=homes,
             guard=guard,
+            places=places,
             groups=groups,
             device=device,
             forget_replicas=context.fetcher.drain,
@@ -76,8 +78,8 @@ class Agent(WeightAccess):
                 context=context,
                 active=self._phases.active,
                 has_routing=self._phases.has_routing,
-                logical_experts=functools.partial(self._logical_experts, index),
-                check_weights=functools.partial(guard.check_if_written, index),
+                logical_experts=places.logical_experts,
+                check_weights=guard.check_if_written,
             )
             for index, each in experts.items()
         }
@@ -126,26 +128,24 @@ class Agent(WeightAccess):
         Raises:
             RelibraError: a rank is gone, or a reorder failed and could not be undone. Restart from the last checkpoint.
                 On all ranks, if weights were written behind the agent's back; the message says what to do.
-            Unsupported: routers did not use the routing that was set in the step that this call ended.
+            Unsupported: on all ranks, if the routers of one rank did not use the routing that was set.
         """
         self._groups.rebuild_if_destroyed()
+        self._homes.check_at_home()
         self._guard.check_memory()
         is_first = self._outcome is None or self._outcome.step != step
         if is_first:
             self._close_step()
-            self._check_weights(self._guard.check_trained)
-            self._phases.raise_refusal()
+        check = self._guard.check_trained if is_first or phase is Phase.UPDATE else self._guard.check_known
+        self._check_weights(check, f"before phase {phase} of step {step}", self._phases.take_refusal())
+        if is_first:
             self._outcome = self._opener.open(step)
             self._guard.is_armed |= self._outcome.applied is not None
-        else:
-            is_update = phase is Phase.UPDATE
-            self._check_weights(self._guard.check_trained if is_update else self._guard.check_known)
-        if phase is Phase.UPDATE:
-            self._guard.forget()  # from now on the optimizer changes the weights, until the step ends
-        elif is_first:
             self._guard.note_trained()
+        if phase is Phase.UPDATE and not self._guard.sees_optimizer:
+            self._guard.forget()  # from now on an optimizer changes the weights, until the step ends
         assert self._outcome is not None
-        self._named_at = None  # a checkpoint is loaded right after its names are asked for, or not at all
+        self._places.forget_sharded_names()
         self._phases.end_phase()
         self._context.fetcher.drain()
         if phase is Phase.RECOMPUTE and self._opener.cells.has_replicas:
@@ -165,7 +165,7 @@ class Agent(WeightAccess):
             InvalidInput: the shape or dtype is wrong, or a row names an expert twice or one that does not exist.
             RelibraError: no phase is open.
             Unsupported: the model's routers would ignore the routing, or another routing replay is installed on them.
-                If that only shows in a forward, the forward, `end_step` or the next `begin_step` raises this error.
+                If only a forward shows it, all ranks raise it before the optimizer steps or in the next `begin_step`.
         """
         self._phases.set_routing(micro_batch, routed_LTK)
 
@@ -200,16 +200,12 @@ class Agent(WeightAccess):
 
         The call does not wait for the planner. In a pipeline it makes one small exchange between the ranks of all
         stages that have the same EP rank and EP group, because the planner sees them as one rank.
-
-        Raises:
-            Unsupported: routers did not use the routing that was set in this step. The step has ended nevertheless.
         """
         self._groups.rebuild_if_destroyed()
         ended = self._outcome
         self._close_step()
         if ended is not None:
             self._plans.prefetch(ended.step + 1)
-        self._phases.raise_refusal()
 
     def detach(self) -> None:
         """Collective over all ranks: move every expert back to its original place, and remove the agent from the model.
@@ -217,23 +213,35 @@ class Agent(WeightAccess):
         Raises:
             RelibraError: the experts could not be moved back, or weights were written behind the agent's back. The
                 agent stays attached.
-            Unsupported: routers did not use the routing that was set in the step that this call ended. The agent is
-                detached nevertheless.
+            Unsupported: routers did not use the routing of the step that this call ended. The agent is detached.
         """
         self._groups.rebuild_if_destroyed()
         self._close_step()
-        self._check_weights(self._guard.check_trained)
+        self._check_weights(self._guard.check_trained, "before detaching")
         self._opener.move_back()
         self._guard.forget()
         self._unhook()
         self._unhook = lambda: None
         self._plans.close()
-        self._groups.close()
-        self._phases.raise_refusal()
+        try:
+            self._check_weights(lambda: None, "in the last step", self._phases.take_refusal())
+        finally:
+            self._groups.close()
+
+    def check_before_training(self) -> None:
+        """Collective over all ranks: check what trains. Only `attach` calls this, before every step of the optimizer.
+
+        Raises:
+            RelibraError: other weights than the trained ones are in the modules of a rank, or the phase is RECOMPUTE.
+            Unsupported: the routers of a rank did not use the routing that was set.
+        """
+        self._homes.check_at_home()
+        self._phases.check_may_train()
+        self._check_weights(self._guard.check_trained, "before the optimizer's step", self._phases.take_refusal())
 
     def _close_step(self) -> None:
         self._context.fetcher.drain()
-        if self._phases.has(Phase.UPDATE):
+        if self._phases.has(Phase.UPDATE) and not self._guard.sees_optimizer:
             self._guard.note_trained()
         self._phases.close()
         if self._outcome is not None:

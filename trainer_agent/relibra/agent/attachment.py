@@ -18,10 +18,16 @@ from relibra.agent.config import AgentConfig
 from relibra.agent.expert_sizes import ExpertSizes
 from relibra.agent.experts import Experts, experts_of
 from relibra.agent.groups import Groups, Member, Topology
-from relibra.agent.homes.by_place import check_optimizer_state_dicts, check_state_dicts
+from relibra.agent.homes.by_place import (
+    PlaceNames,
+    check_named_parameters,
+    check_optimizer_state_dicts,
+    check_state_dicts,
+)
 from relibra.agent.homes.guard import WeightGuard
 from relibra.agent.homes.homes import Homes
 from relibra.agent.homes.optimizer_state import OptimizerState
+from relibra.agent.homes.optimizer_steps import around_steps
 from relibra.agent.placement import Placement
 from relibra.agent.plans.agreement import together
 from relibra.agent.plans.session import PlanSource, Session
@@ -89,8 +95,9 @@ def attach(
     by_index = dict(zip(indices, found, strict=True))
     experts = dict(zip(indices, held, strict=True))
     device = next(parameter for model in models for parameter in model.parameters()).device
+    original = Placement.identity(config.model, config.cluster)
     homes = Homes(
-        Placement.identity(config.model, config.cluster),
+        original,
         experts,
         state,
         groups,
@@ -117,6 +124,8 @@ def attach(
     attached: list[Agent] = []
 
     def hook_in() -> None:
+        guard = WeightGuard(experts, state)
+        places = PlaceNames(homes, guard, original)
         slots = Slots(experts, config.cluster.redundant_slots, device, with_gradients=is_fused)
         agent = Agent(
             config=config,
@@ -127,7 +136,8 @@ def attach(
                 for index, (_, chunk) in by_index.items()
             },
             homes=homes,
-            guard=WeightGuard(experts, state),
+            guard=guard,
+            places=places,
             groups=groups,
             plans=source,
             context=ReplicaContext(
@@ -140,12 +150,14 @@ def attach(
         )
         for index, (layer, chunk) in by_index.items():
             hooks.callback(megatron.install(layer, chunk, agent.layers[index], config.cluster))
-            hooks.callback(check_state_dicts(layer.experts, agent.check_reading_by_place, agent.check_writing_by_place))
+            hooks.callback(check_state_dicts(layer.experts, places.check_reading, places.check_writing))
+        levels = [level for chunk in chunks for level in megatron.levels(chunk)]
+        hooks.callback(check_named_parameters(levels, places.check_reading))
         hooks.callback(megatron.guard_checkpoints(optimizer))
         if optimizer is not None:
-            hooks.callback(
-                check_optimizer_state_dicts(optimizer, agent.check_reading_by_place, agent.check_writing_by_place)
-            )
+            hooks.callback(check_optimizer_state_dicts(optimizer, places.check_reading, places.check_writing))
+            hooks.callback(around_steps(optimizer, agent.check_before_training, guard.note_trained))
+            guard.sees_optimizer = True
         attached.append(agent)
 
     with ExitStack() as hooks:

@@ -91,7 +91,10 @@ class Phases:
         for record in self._records:
             record.check_routing()
             self._log_routing(record)
-            self._refusal = self._refusal or record.given.refusal()
+            refusal = record.take_refusal()
+            if refusal is not None:
+                self._refusal = self._refusal or refusal
+                log.error("step %d, phase %s: %s", record.outcome.step, record.phase, refusal)
             if self._groups.num_stages > 1:
                 record.add_up(self._groups.pipeline, self._device)
             if self._groups.stage_index == 0:
@@ -103,11 +106,24 @@ class Phases:
         """Return whether the open step has begun `phase`."""
         return any(record.phase is phase for record in self._records)
 
-    def raise_refusal(self) -> None:
-        """Raise the error of routing that had no effect in a step that ended, once."""
+    def take_refusal(self) -> Unsupported | None:
+        """Return the error of routing that had no effect, in a step that ended or in the open one; each error once."""
         refusal, self._refusal = self._refusal, None
-        if refusal is not None:
-            raise refusal
+        for record in self._records:
+            refusal = refusal or record.take_refusal()
+        return refusal
+
+    def check_may_train(self) -> None:
+        """Check the phase before the optimizer steps.
+
+        Raises:
+            RelibraError: the phase is RECOMPUTE.
+        """
+        if self.open is not None and self.open.phase is Phase.RECOMPUTE:
+            raise RelibraError(
+                "the optimizer stepped in phase RECOMPUTE, whose replicas may be copies of the weights before the "
+                "step: call begin_step(step, Phase.UPDATE) before the forwards that train"
+            )
 
     def active(self) -> tuple[StepCells, MicroBatch | None]:
         """Return the cells of the open step, and the micro-batch that runs now, if any."""

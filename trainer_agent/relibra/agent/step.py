@@ -44,9 +44,10 @@ class StepOpener:
         """The cells of the open step; without replicas while no step is open.
 
         Raises:
-            RelibraError: a reorder was interrupted, and the experts are between two placements.
+            RelibraError: a reorder was interrupted, and the experts are between two placements, or they are lent.
         """
         _ = self._homes.placement  # raises
+        self._homes.check_at_home()
         return self._cells
 
     def open(self, step: int) -> StepOutcome:

@@ -9,17 +9,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from relibra.agent.cells.given_routing import ADVICE as ROUTING_ADVICE
 from relibra.agent.config import AgentConfig
 from relibra.agent.experts import Experts
 from relibra.agent.groups import Groups
-from relibra.agent.homes.by_place import write_named
+from relibra.agent.homes.by_place import PlaceNames, write_named
 from relibra.agent.homes.checkpoint import logical_named_parameters
-from relibra.agent.homes.guard import ADVICE, WeightGuard
+from relibra.agent.homes.guard import ADVICE as WEIGHTS_ADVICE
+from relibra.agent.homes.guard import WeightGuard
 from relibra.agent.homes.homes import Homes
 from relibra.agent.homes.snapshot import Snapshot, follow
 from relibra.agent.placement import Placement
-from relibra.agent.plans.agreement import together
+from relibra.agent.plans.consent import Concern, raise_on_all
 from relibra.errors import RelibraError, Unsupported
+
+WEIGHTS = Concern(what="checking weights", error=RelibraError, advice=WEIGHTS_ADVICE)
+ROUTING = Concern(what="checking the use of the routing given", error=Unsupported, advice=ROUTING_ADVICE)
 
 
 class WeightAccess:
@@ -31,6 +36,7 @@ class WeightAccess:
         experts: the experts of this rank, by layer.
         homes: where the experts live.
         guard: notices weights that were written behind the agent's back.
+        places: knows whether names by place are right.
         groups: process groups of this rank.
         device: where messages live.
         forget_replicas: drops weights that were fetched from other ranks, or copied to be fetched.
@@ -44,16 +50,15 @@ class WeightAccess:
         experts: Mapping[int, Experts],
         homes: Homes,
         guard: WeightGuard,
+        places: PlaceNames,
         groups: Groups,
         device: torch.device,
         forget_replicas: Callable[[], None],
     ) -> None:
         self._forget_replicas = forget_replicas
         self._config, self._groups, self._device = config, groups, device
-        self._models, self._experts, self._homes, self._guard = models, experts, homes, guard
-        self._num_copies_under_way = 0
-        self._named_at: Placement | None = None
-        """The placement in which a sharded state dict last named the experts, until the next phase begins."""
+        self._models, self._experts, self._homes = models, experts, homes
+        self._guard, self._places = guard, places
 
     @property
     def home_rank_LE(self) -> NDArray[np.int32]:
@@ -93,7 +98,7 @@ class WeightAccess:
         """
         snapshot = Snapshot(placement=self._homes.placement)
         self._guard.check_known()
-        with self._copies_allowed():
+        with self._places.allowed():
             yield snapshot
 
     @contextmanager
@@ -110,22 +115,42 @@ class WeightAccess:
         Raises:
             RelibraError: the experts could not be moved, or a rank is gone.
         """
+        self._homes.check_at_home()
         self._forget_replicas()
-        with self._copies_allowed():
+        with self._places.allowed():
             yield
         self._groups.rebuild_if_destroyed()
         self._homes.bring_here(snapshot.placement)
         self._guard.note_visiting()
 
-    def follow(self, backuper: Any) -> dict[str, Snapshot]:
-        """Put `copying` and `restoring` around the methods of a framework's backups by tag. Call it once, early.
+    @contextmanager
+    def at_original_places(self) -> Iterator[None]:
+        """Collective over all ranks: have every expert at its original place in the body, to be read by place there.
+
+        Exports and copies that name experts by place are right inside, without a change in them. Weights travel there
+        and back, without optimizer state; if they are there already, nothing happens. As a decorator, it does this
+        around every call: `updater.update_weights = agent.at_original_places()(updater.update_weights)`.
+
+        Raises:
+            RelibraError: the modules hold weights that were written behind the agent's back, the experts could not be
+                moved, or a rank is gone. Inside, forwards, steps and writing are refused.
+        """
+        if self._places.are_original:
+            yield
+            return
+        self._check_weights(self._guard.check_known, "before experts go to their original places")
+        self._forget_replicas()
+        with self._guard.set_aside(), self._homes.lent(self.original_order.placement):
+            yield
+
+    def follow(self, backuper: Any) -> None:
+        """Make a framework's backups by tag right, whatever reorders happen. Call it once, before `begin_step`.
+
+        All copies have the original order, so that they can also be exported by place: `backup` runs inside
+        `at_original_places`, and `restore` inside `restoring`.
 
         Args:
-            backuper: an object as slime's `TensorBackuper`. `restore` becomes collective over all ranks. `get` is
-                refused while the copy has experts away from their original places, except inside `copying`.
-
-        Returns:
-            The order of the copy of every tag, kept up to date.
+            backuper: an object as slime's `TensorBackuper`. `backup` and `restore` become collective over all ranks.
 
         Raises:
             Unsupported: there are backups already, and there was a reorder, so nobody knows their order.
@@ -135,12 +160,11 @@ class WeightAccess:
                 f"the order of the backups {', '.join(backuper.backup_tags)} is not known, because there was a reorder "
                 "since attach; call agent.follow(backuper) before the first begin_step"
             )
-        return follow(
+        follow(
             backuper,
-            copying=self.copying,
+            at_original_places=self.at_original_places,
             restoring=self.restoring,
-            check_reading=self._check_reading,
-            present=self.original_order,
+            original=self.original_order,
         )
 
     def accept_weights(self) -> None:
@@ -161,60 +185,14 @@ class WeightAccess:
         write_named(dict(logical_named_parameters(self._models, self._experts, self._homes.logical_experts)), weights)
         self._guard.note_trained()
 
-    def check_reading_by_place(self, what: str) -> None:
-        """Raise if a place does not stand for the expert of the same number. Only `attach` gives this to hooks.
-
-        Raises:
-            Unsupported: experts are away from their original places, outside `copying` and `restoring`.
-        """
-        self._check_reading(what, Snapshot(placement=self._homes.placement))
-
-    def _check_reading(self, what: str, order: Snapshot) -> None:
-        is_original = not order.placement.moves_to(self.original_order.placement)
-        if not (self._num_copies_under_way or is_original):
-            raise Unsupported(
-                f"{what} names experts by place, and they are not at their original places; use "
-                "agent.logical_named_parameters() or dist_checkpointing to export, `with agent.copying() as snapshot:` "
-                "to copy weights and put them back, or detach before"
-            )
-
-    def check_writing_by_place(self, what: str) -> None:
-        """Raise if nobody knows the order of state that is loaded. Only `attach` gives this to hooks.
-
-        State that megatron has loaded under the names of a sharded state dict has the present order.
-
-        Raises:
-            Unsupported: there was a reorder since `attach`, and the order of the state is unknown.
-        """
-        placement = self._homes.placement
-        if not self._homes.has_moved or self._num_copies_under_way:
-            return
-        if self._named_at is not placement:
-            raise Unsupported(
-                f"{what} names experts by place, and there was a reorder since attach; use `with "
-                "agent.restoring(snapshot):` around it for weights that were copied, agent.load_logical(weights) for "
-                "weights under logical names, or dist_checkpointing for a checkpoint"
-            )
-        self._guard.forget()
-
-    def _logical_experts(self, layer: int) -> Sequence[int]:
-        """Return the logical experts of a layer for its sharded state dict."""
-        self._named_at = self._homes.placement
-        self._guard.check_layer(layer)
-        return self._homes.logical_experts(layer)
-
-    @contextmanager
-    def _copies_allowed(self) -> Iterator[None]:
-        self._num_copies_under_way += 1
+    def _check_weights(self, check: Callable[[], None], when: str, refusal: Unsupported | None = None) -> None:
+        """Collective over all ranks: raise on all ranks if one finds other weights, or refuses routing."""
+        self._groups.rebuild_if_destroyed()
+        error: RelibraError | None = None
         try:
-            yield
-        finally:
-            self._num_copies_under_way -= 1
-
-    def _check_weights(self, check: Callable[[], None]) -> None:
-        """Collective over all ranks, once a plan was applied: raise on all ranks if one finds other weights."""
-        if self._guard.is_armed:
-            failure = together(check, "checking weights", self._groups.everyone, self._device)
-            if failure is not None:
-                has_own = "this rank:" in failure
-                raise RelibraError(failure if has_own else f"{failure}, whose logs say why. Usually, {ADVICE}")
+            check()
+        except RelibraError as found:
+            error = found
+        except Exception as found:  # any error: the other ranks must learn of it and not wait for this rank
+            error = RelibraError(f"{type(found).__name__}: {found}")
+        raise_on_all({WEIGHTS: error, ROUTING: refusal}, when, self._groups.everyone, self._device)

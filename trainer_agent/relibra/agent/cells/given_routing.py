@@ -1,6 +1,7 @@
 """Whether the routers used the routing that the caller gave.
 
-Another replay, installed outside of megatron's `RouterReplay`, decides without asking it, or after it has answered.
+Another replay, installed outside of megatron's `RouterReplay`, decides without asking it, or after it has answered. A
+rank that notices goes on until all ranks refuse together: if it raised in a forward, the others would wait for it.
 
 T tokens of this rank, K top-k, E experts.
 """
@@ -11,7 +12,7 @@ from torch import Tensor
 from relibra.agent.cells.replay import NATIVE
 from relibra.errors import Unsupported
 
-_FIX = (
+ADVICE = (
     "another routing replay is installed on the routers and decides instead; use only one: switch off the replay of "
     "the framework (slime: unset ENABLE_ROUTING_REPLAY), or do not give routing to relibra's agent"
 )
@@ -22,6 +23,11 @@ class GivenRouting:
 
     def __init__(self) -> None:
         self._differs_by_layer: dict[int, Tensor] = {}
+        self._not_asked: set[int] = set()
+
+    def note_not_asked(self, layer: int) -> None:
+        """Note that the router of a layer chose experts without asking for the routing."""
+        self._not_asked.add(layer)
 
     def compare(self, layer: int, routed_TK: Tensor, routing_map_TE: Tensor) -> None:
         """Compare one cell, without waiting for the device."""
@@ -32,16 +38,14 @@ class GivenRouting:
         self._differs_by_layer[layer] = differs if before is None else before | differs
 
     def refusal(self) -> Unsupported | None:
-        """Read the result from the device: the error to raise if some layer chose other experts, else None."""
+        """Read the result from the device: the error to raise if some layer did not use the routing, else None."""
+        if self._not_asked:
+            layers = sorted(self._not_asked)
+            return Unsupported(f"MoE layers {layers} chose experts without asking for the routing given: {ADVICE}")
         if not self._differs_by_layer:
             return None
         differs = torch.stack(list(self._differs_by_layer.values())).tolist()
         layers = [layer for layer, other in zip(self._differs_by_layer, differs, strict=True) if other]
         return (
-            Unsupported(f"MoE layers {layers} chose other experts than the routing given: {_FIX}") if layers else None
+            Unsupported(f"MoE layers {layers} chose other experts than the routing given: {ADVICE}") if layers else None
         )
-
-
-def not_asked(layer: int) -> Unsupported:
-    """Return the error of a layer whose router chose experts without asking for the routing given."""
-    return Unsupported(f"MoE layer {layer} chose experts without asking for the routing given: {_FIX}")

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from relibra.agent.cells.cells import SlotTable, StepCells
 from relibra.agent.cells.fetch import Moment, Use
-from relibra.agent.cells.given_routing import not_asked
 from relibra.agent.cells.micro_batch import MicroBatch
 from relibra.agent.cells.visit import ReplicaContext, Visit
 from relibra.agent.experts import Dispatched, Experts, ExpertsForward
@@ -25,8 +24,8 @@ class LayerExecution:
         context: shared by all layers of this rank.
         active: returns the cells of the open step, and the micro-batch that runs now, if any.
         has_routing: returns whether the caller has set routing in the open phase.
-        logical_experts: returns the logical expert that is in every home slot now.
-        check_weights: raises if the weights of the layer were written behind the agent's back.
+        logical_experts: returns the logical expert that is in every home slot of a layer now.
+        check_weights: raises if the weights of a layer were written behind the agent's back.
     """
 
     def __init__(
@@ -38,14 +37,18 @@ class LayerExecution:
         context: ReplicaContext,
         active: Callable[[], tuple[StepCells, MicroBatch | None]],
         has_routing: Callable[[], bool],
-        logical_experts: Callable[[], Sequence[int]],
-        check_weights: Callable[[], None],
+        logical_experts: Callable[[int], Sequence[int]],
+        check_weights: Callable[[int], None],
     ) -> None:
-        self.index, self.experts, self.logical_experts = index, experts, logical_experts
+        self.index, self.experts, self._logical_experts = index, experts, logical_experts
         self._chunk, self._context, self._active, self._has_routing = chunk, context, active, has_routing
         self._check_weights = check_weights
         self._visit: Visit | None = None
         self._was_asked = False
+
+    def logical_experts(self) -> Sequence[int]:
+        """Return the logical expert that is in every home slot now."""
+        return self._logical_experts(self.index)
 
     def routing(self) -> Tensor | None:
         """Return the routing `[T, K]` that the caller set for the micro-batch that runs now, if any."""
@@ -67,16 +70,15 @@ class LayerExecution:
         Raises:
             RelibraError: a training forward outside a micro-batch while the step has replicas or routing, or a forward
                 without gradients over weights that were written behind the agent's back.
-            Unsupported: the router chose experts without asking for the routing that the caller set.
         """
         _, micro_batch = self._active()
         if not torch.is_grad_enabled():
-            self._check_weights()
+            self._check_weights(self.index)
         self._visit = self._visit_of(micro_batch) if micro_batch is not None else None
         was_asked, self._was_asked = self._was_asked, False
         if micro_batch is not None and micro_batch.routed_LTK is not None:
             if not was_asked:
-                raise not_asked(self.index)
+                micro_batch.given.note_not_asked(self.index)
             micro_batch.given.compare(self.index, micro_batch.routed_LTK[self.index], routing_map_TE)
         if micro_batch is not None and micro_batch.routed is not None:
             micro_batch.routed.record(micro_batch.index, self.index, routing_map_TE)

@@ -1,17 +1,119 @@
-"""State dicts name experts by place. They are refused where a place may not stand for the expert of the same number."""
+"""Names of experts by place, in state dicts and exports: refused where a place may stand for another expert."""
 
-import functools
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from relibra.errors import InvalidInput
+from relibra.agent.homes.guard import WeightGuard
+from relibra.agent.homes.homes import Homes
+from relibra.agent.homes.replaced_method import replace_method
+from relibra.agent.placement import Placement
+from relibra.errors import InvalidInput, Unsupported
 
 Check = Callable[[str], None]
 """Raises if what it is given, the name of a method, would read or write experts by place while they are elsewhere."""
+
+_ANONYMOUS = ("torch.", "megatron.core.", "megatron.training.", "relibra.")
+_NAMING = ("megatron.core.resharding.",)
+"""Modules that call `named_parameters` without giving the names a meaning outside, and those of them that do."""
+
+
+class PlaceNames:
+    """Knows whether a name by place stands for the expert of the same number.
+
+    Args:
+        homes: where the experts live.
+        guard: the guard of this rank's weights.
+        original: the placement of the plain model.
+    """
+
+    def __init__(self, homes: Homes, guard: WeightGuard, original: Placement) -> None:
+        self._homes, self._guard, self._original = homes, guard, original
+        self._num_copies_under_way = 0
+        self._named_at: Placement | None = None
+        """The placement in which a sharded state dict last named the experts, until the next phase begins."""
+
+    @property
+    def are_original(self) -> bool:
+        """Whether every expert is at its original place. Equal on all ranks."""
+        return not self._homes.placement.moves_to(self._original)
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Allow names by place in the body, because the caller knows their order."""
+        self._num_copies_under_way += 1
+        try:
+            yield
+        finally:
+            self._num_copies_under_way -= 1
+
+    def check_reading(self, what: str) -> None:
+        """Raise if a place does not stand for the expert of the same number.
+
+        Raises:
+            Unsupported: experts are away from their original places, outside `allowed`.
+        """
+        if not self._num_copies_under_way and not self.are_original:
+            raise Unsupported(
+                f"{what} names experts by place, and they are not at their original places. Run an export that counts "
+                "places inside `with agent.at_original_places():`; copy weights out inside `with agent.copying() as "
+                "snapshot:`, where snapshot.expert_of_place_LE is the expert at a place, and back inside `with "
+                "agent.restoring(snapshot):`; or export with agent.logical_named_parameters() or dist_checkpointing"
+            )
+
+    def check_writing(self, what: str) -> None:
+        """Raise if nobody knows the order of state that is loaded.
+
+        State that megatron has loaded under the names of a sharded state dict has the present order.
+
+        Raises:
+            Unsupported: there was a reorder since `attach`, and the order of the state is unknown.
+        """
+        placement = self._homes.placement
+        if not self._homes.has_moved or self._num_copies_under_way:
+            return
+        if self._named_at is not placement:
+            raise Unsupported(
+                f"{what} names experts by place, and there was a reorder since attach; use `with "
+                "agent.restoring(snapshot):` around it for weights that were copied, agent.load_logical(weights) for "
+                "weights under logical names, or dist_checkpointing for a checkpoint"
+            )
+        self._guard.forget()
+
+    def logical_experts(self, layer: int) -> Sequence[int]:
+        """Return the logical experts of a layer for its sharded state dict."""
+        self._named_at = self._homes.placement
+        self._guard.check_layer(layer)
+        return self._homes.logical_experts(layer)
+
+    def forget_sharded_names(self) -> None:
+        """Expect no loading under names that were asked for: a checkpoint is loaded right afterwards, or not at all."""
+        self._named_at = None
+
+
+def check_named_parameters(modules: Iterable[nn.Module], check_reading: Check) -> Callable[[], None]:
+    """Check every call of `named_parameters` of these modules that hands the names to a framework. Return the undoing.
+
+    Exports name experts by place through it. Megatron and torch call it too, and pass no name on.
+    """
+    undo = ExitStack()
+
+    def named_parameters(self: nn.Module, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+        caller = f"{sys._getframe(1).f_globals.get('__name__', '')}."
+        if not caller.startswith(_ANONYMOUS) or caller.startswith(_NAMING):
+            check_reading(f"named_parameters() of {type(self).__name__}, called in {caller[:-1]},")
+        return type(self).named_parameters(self, *args, **kwargs)
+
+    for module in modules:
+        # A method, so that a deep copy of the module yields the parameters of the copy.
+        vars(module)["named_parameters"] = MethodType(named_parameters, module)
+        undo.callback(vars(module).pop, "named_parameters", None)
+    return undo.close
 
 
 def check_state_dicts(experts: nn.Module, check_reading: Check, check_writing: Check) -> Callable[[], None]:
@@ -36,12 +138,6 @@ def check_state_dicts(experts: nn.Module, check_reading: Check, check_writing: C
 def check_optimizer_state_dicts(optimizer: Any, check_reading: Check, check_writing: Check) -> Callable[[], None]:
     """Check the `state_dict` and `load_state_dict` of an optimizer, unless its `sharded_state_dict` calls them."""
     undo, depth = ExitStack(), 0
-
-    def replace(name: str, by: Callable[..., Any]) -> None:
-        held = vars(optimizer).get(name)
-        setattr(optimizer, name, functools.wraps(getattr(optimizer, name))(by))
-        undo.callback(setattr, optimizer, name, held) if held is not None else undo.callback(delattr, optimizer, name)
-
     plain_reading, plain_writing = optimizer.state_dict, optimizer.load_state_dict
     plain_sharded = getattr(optimizer, "sharded_state_dict", None)
 
@@ -63,10 +159,10 @@ def check_optimizer_state_dicts(optimizer: Any, check_reading: Check, check_writ
         finally:
             depth -= 1
 
-    replace("state_dict", state_dict)
-    replace("load_state_dict", load_state_dict)
+    undo.callback(replace_method(optimizer, "state_dict", state_dict))
+    undo.callback(replace_method(optimizer, "load_state_dict", load_state_dict))
     if plain_sharded is not None:
-        replace("sharded_state_dict", sharded_state_dict)
+        undo.callback(replace_method(optimizer, "sharded_state_dict", sharded_state_dict))
     return undo.close
 
 

@@ -9,7 +9,8 @@ Before the first plan is applied, every copy has the one order that there is, an
 weights. Until then the guard compares nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -32,6 +33,10 @@ ADVICE = (
 class WeightGuard:
     """Knows the weights that belong into the modules of this rank: the trained ones, or restored ones that visit.
 
+    Only the steps of the optimizer change the trained weights. If the agent has the optimizer, it checks the weights
+    before each step and notes them after it. If it does not, it expects any weights from phase UPDATE to the end of the
+    step.
+
     A distributed optimizer may gather parameters late, in the next forward. So a checksum covers the part of an expert
     that the optimizer of this rank updates itself; together, the ranks cover all of it.
 
@@ -44,6 +49,8 @@ class WeightGuard:
         self._experts, self._state = experts, state
         self.is_armed = False
         """Whether a plan was ever applied. Equal on all ranks."""
+        self.sees_optimizer = False
+        """Whether the guard is told before and after every step of the optimizer."""
         self._trained: Checksums | None = None
         self._visiting: Checksums | None = None
         self._versions: dict[int, int] = {}
@@ -59,6 +66,16 @@ class WeightGuard:
     def forget(self) -> None:
         """Expect any weights, because an optimizer or the loading of a checkpoint changes them."""
         self._trained = self._visiting = None
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Compare nothing in the body, which sees the same weights in another order."""
+        trained, visiting = self._trained, self._visiting
+        self.forget()
+        try:
+            yield
+        finally:
+            self._trained, self._visiting = trained, visiting
 
     def check_memory(self) -> None:
         """Check that the weights are not offloaded by a release of their memory.
@@ -140,9 +157,14 @@ class WeightGuard:
         return sum(each._version for parameters in self._experts[layer].parameters for each in parameters)
 
     def _check(self, present: Checksums | None, known: list[Checksums]) -> None:
-        for layer, checksums in (present or {}).items():
-            if not any(torch.equal(checksums.cpu(), each[layer].cpu()) for each in known):
-                slots = torch.nonzero((checksums.cpu() != known[0][layer].cpu()).flatten()).flatten().tolist()
+        if not present:
+            return
+        # One tensor and one wait for the device, for all layers.
+        differs_KLS = torch.stack([torch.stack([present[layer] != each[layer] for layer in present]) for each in known])
+        differs_KLS = differs_KLS.flatten(start_dim=2).cpu()
+        for layer, differs_KS in zip(present, differs_KLS.unbind(dim=1), strict=True):
+            if differs_KS.any(dim=1).all():
+                slots = torch.nonzero(differs_KS[0]).flatten().tolist()
                 raise RelibraError(
                     f"the weights of MoE layer {layer} at positions {slots} of this rank were written behind the "
                     f"agent's back; {ADVICE}"

@@ -1,6 +1,7 @@
 """The placement that all ranks of all stages share, and the moves to another one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -48,6 +49,7 @@ class Homes:
         self._weights_alone = ExpertTensors.exchange(experts, WeightsAlone(), groups.stage, groups.stage_seats)
         self.has_moved = False
         """Whether experts have changed places since construction. Equal on all ranks."""
+        self._is_lent = False
 
     @property
     def placement(self) -> Placement:
@@ -77,6 +79,7 @@ class Homes:
         Raises:
             RelibraError: a move failed and could not be undone, or a rank is gone.
         """
+        self.check_at_home()
         here = self.placement
         moves = here.moves_to(target)
         if not moves:
@@ -102,6 +105,50 @@ class Homes:
         if failure is not None:
             raise RelibraError(
                 f"could not bring restored weights into the present order: {failure}; restore them again"
+            )
+
+    @contextmanager
+    def lent(self, target: Placement) -> Iterator[None]:
+        """Collective: have all weights, without optimizer state, at their places in `target` in the body.
+
+        Raises:
+            RelibraError: they could not be moved there or back, or a rank is gone.
+        """
+        here = self.placement
+        moves = here.moves_to(target)
+        if not moves:
+            yield
+            return
+        self._gather_parameters()
+        _, failure = self._move(moves, self._weights_alone)
+        if failure is not None:
+            self._placement = here
+            raise RelibraError(f"could not move experts to the places where the caller reads them: {failure}")
+        self._placement, self._is_lent = target, True
+        try:
+            yield
+        finally:
+            _, failure = self._move(target.moves_to(here), self._weights_alone)
+            self._is_lent = False
+            if failure is None:
+                self._placement = here
+        if failure is not None:
+            raise RelibraError(
+                f"could not bring experts back from the places where the caller read them: {failure}; their optimizer "
+                "state is elsewhere, so restart from the last checkpoint"
+            )
+
+    def check_at_home(self) -> None:
+        """Raise unless the optimizer state and the lookup tables of the layers belong to the present placement.
+
+        Raises:
+            RelibraError: weights are at other places inside `lent`.
+        """
+        if self._is_lent:
+            raise RelibraError(
+                "the weights are at their original places inside `with agent.at_original_places():`, where they can be "
+                "read and not be used; leave the `with` before you run a forward, step the optimizer, begin a step or "
+                "detach"
             )
 
     def _move(self, moves: Sequence[Move], tensors: ExpertTensors) -> tuple[int, str | None]:

@@ -1,6 +1,5 @@
-"""The order of experts in a copy of the weights, and the orders of all copies that a framework keeps."""
+"""The order of experts in a copy of the weights, and the one order of all copies that a framework keeps."""
 
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relibra.agent.homes.replaced_method import replace_method
 from relibra.agent.placement import Placement
 
 
@@ -27,47 +27,27 @@ class Snapshot:
 def follow(
     backuper: Any,
     *,
-    copying: Callable[[], AbstractContextManager[Snapshot]],
+    at_original_places: Callable[[], AbstractContextManager[None]],
     restoring: Callable[[Snapshot], AbstractContextManager[None]],
-    check_reading: Callable[[str, Snapshot], None],
-    present: Snapshot,
-) -> dict[str, Snapshot]:
-    """Make an object with `backup`, `restore`, `copy` and `get` by tag, as slime's TensorBackuper, keep every order.
+    original: Snapshot,
+) -> None:
+    """Make an object with `backup` and `restore` by tag, as slime's TensorBackuper, keep every copy in one order.
 
     Args:
-        backuper: its methods are replaced on the object. Its tags so far have the order `present`.
-        copying: `Agent.copying`.
+        backuper: its two methods are replaced on the object. Its copies so far have the order `original`.
+        at_original_places: `Agent.at_original_places`.
         restoring: `Agent.restoring`.
-        check_reading: raises if a copy of an order cannot be read by place.
-        present: the order of experts now.
-
-    Returns:
-        The order of the copy of every tag, which the methods keep up to date.
+        original: the order of all copies.
     """
-    orders = dict.fromkeys(backuper.backup_tags, present)
-    plain_backup, plain_copy = backuper.backup, backuper.copy
-    plain_restore, plain_get = backuper.restore, backuper.get
+    plain_backup, plain_restore = backuper.backup, backuper.restore
 
-    @functools.wraps(plain_backup)
-    def backup(tag: str) -> None:
-        with copying() as snapshot:
-            plain_backup(tag)
-        orders[tag] = snapshot
+    def backup(*args: Any, **kwargs: Any) -> Any:
+        with at_original_places():
+            return plain_backup(*args, **kwargs)
 
-    @functools.wraps(plain_restore)
-    def restore(tag: str) -> None:
-        with restoring(orders[tag]):
-            plain_restore(tag)
+    def restore(*args: Any, **kwargs: Any) -> Any:
+        with restoring(original):
+            return plain_restore(*args, **kwargs)
 
-    @functools.wraps(plain_copy)
-    def copy(*, src_tag: str, dst_tag: str) -> None:
-        plain_copy(src_tag=src_tag, dst_tag=dst_tag)
-        orders[dst_tag] = orders[src_tag]
-
-    @functools.wraps(plain_get)
-    def get(tag: str) -> Any:
-        check_reading(f"the backup {tag!r}", orders[tag])
-        return plain_get(tag)
-
-    vars(backuper).update(backup=backup, restore=restore, copy=copy, get=get)
-    return orders
+    replace_method(backuper, "backup", backup)
+    replace_method(backuper, "restore", restore)

@@ -16,6 +16,7 @@ from relibra.agent.megatron.layers import (
     find_layers,
     gather_parameters,
     gathering,
+    levels,
     unwrap,
 )
 from relibra.agent.megatron.optimizer import guard_checkpoints, optimizer_state
@@ -28,6 +29,7 @@ __all__ = [
     "gathering",
     "guard_checkpoints",
     "install",
+    "levels",
     "optimizer_state",
     "unwrap",
     "version",

@@ -19,10 +19,17 @@ from relibra.planning import Cluster, Model
 _WRAPPERS = ("DistributedDataParallel", "Float16Module")
 
 
+def levels(chunk: nn.Module) -> list[nn.Module]:
+    """Return a model chunk, the modules that its DDP and mixed-precision wrappers hold, and last the model inside."""
+    found = [chunk]
+    while type(found[-1]).__name__ in _WRAPPERS:
+        found.append(found[-1].module)  # type: ignore[arg-type]
+    return found
+
+
 def unwrap(chunk: nn.Module) -> nn.Module:
     """Return the model inside DDP and mixed-precision wrappers."""
-    while type(chunk).__name__ in _WRAPPERS:
-        chunk = chunk.module  # type: ignore[assignment]
+    chunk = levels(chunk)[-1]
     if "FullyShardedDataParallel" in type(chunk).__name__ or "FSDP" in type(chunk).__name__:
         raise sharding(type(chunk).__name__).error
     return chunk

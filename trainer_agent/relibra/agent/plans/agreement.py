@@ -80,7 +80,7 @@ def decide(offers: Sequence[Offer]) -> Decision:
     for cause, text in _LACKS.items():
         ranks = [rank for rank, offer in enumerate(offers) if offer.lack is cause]
         if ranks:
-            found[cause] = f"{_ranks(ranks)} {text}"
+            found[cause] = f"{names_of(ranks)} {text}"
     if disagreement := _disagreement(offers):
         found[Cause.DISAGREED] = disagreement
     if found:
@@ -100,7 +100,7 @@ def _disagreement(offers: Sequence[Offer]) -> str | None:
             held.setdefault((offer.plan_id, offer.digest[:8]), []).append(rank)
     if len(held) < 2:
         return None
-    parts = [f"{_ranks(ranks)} plan {plan_id} ({digest.hex()})" for (plan_id, digest), ranks in held.items()]
+    parts = [f"{names_of(ranks)} plan {plan_id} ({digest.hex()})" for (plan_id, digest), ranks in held.items()]
     return f"ranks hold different plans: {'; '.join(parts)}"
 
 
@@ -110,7 +110,7 @@ def exchange(offer: Offer, group: dist.ProcessGroup, device: torch.device) -> li
     Raises:
         RelibraError: a rank did not take part in time.
     """
-    return [Offer.from_tensor(each) for each in _gathered(offer.to_tensor(device), "agreeing on a plan", group)]
+    return [Offer.from_tensor(each) for each in gathered(offer.to_tensor(device), "agreeing on a plan", group)]
 
 
 def together(action: Callable[[], None], what: str, group: dist.ProcessGroup, device: torch.device) -> str | None:
@@ -129,8 +129,8 @@ def together(action: Callable[[], None], what: str, group: dist.ProcessGroup, de
         log.exception("%s failed", what)
         own = f" (this rank: {type(error).__name__}: {error})"
     mine = torch.tensor([bool(own)], dtype=torch.int64, device=device)
-    failed = [rank for rank, has_failed in enumerate(_gathered(mine, f"{what}{own}", group)) if has_failed.item()]
-    return f"{what} failed on {_ranks(failed)}{own}" if failed else None
+    failed = [rank for rank, has_failed in enumerate(gathered(mine, f"{what}{own}", group)) if has_failed.item()]
+    return f"{what} failed on {names_of(failed)}{own}" if failed else None
 
 
 def least(mine: int, what: str, group: dist.ProcessGroup, device: torch.device) -> int:
@@ -139,17 +139,23 @@ def least(mine: int, what: str, group: dist.ProcessGroup, device: torch.device) 
     Raises:
         RelibraError: a rank did not take part in time.
     """
-    return min(int(each.item()) for each in _gathered(torch.tensor([mine], device=device), what, group))
+    return min(int(each.item()) for each in gathered(torch.tensor([mine], device=device), what, group))
 
 
-def _gathered(mine: torch.Tensor, what: str, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+def gathered(mine: torch.Tensor, what: str, group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """Collective: return the tensors of all ranks of `group`, by rank, in host memory.
+
+    Raises:
+        RelibraError: a rank did not take part in time.
+    """
+    tensors = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     with noticing_death(what):
-        dist.all_gather(gathered, mine, group=group)
-        return [each.cpu() for each in gathered]
+        dist.all_gather(tensors, mine, group=group)
+        return [each.cpu() for each in tensors]
 
 
-def _ranks(ranks: list[int]) -> str:
+def names_of(ranks: list[int]) -> str:
+    """Return how a message names these ranks."""
     names = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
 

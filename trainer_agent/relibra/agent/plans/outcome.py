@@ -11,6 +11,7 @@ from relibra.agent.cells.micro_batch import RealisedLoad
 from relibra.agent.cells.routed_tokens import RoutedTokens
 from relibra.agent.transport.lost_ranks import noticing_death
 from relibra.agent.transport.timed import TimedTransport
+from relibra.errors import Unsupported
 from relibra.planning import Cause, ExecutionReport, Phase, PlanId
 from relibra.planning.routing_check import RoutingCause, RoutingCheck
 
@@ -102,6 +103,11 @@ class PhaseRecord:
         """Compare what the routers chose with the plan. The host waits for the device, so call it once per step."""
         if self.routed is not None:
             self.routing = self.routed.check()
+
+    def take_refusal(self) -> Unsupported | None:
+        """Return the error of routing that had no effect since the last call. The host waits for the device."""
+        given, self.given = self.given, GivenRouting()
+        return given.refusal()
 
     def add_up(self, group: dist.ProcessGroup, device: torch.device) -> None:
         """Collective: sum the counts of all ranks of `group`, one per pipeline stage, and take the longest times.

@@ -1,0 +1,44 @@
+"""`python tests/harness/frameworks.py DIR` checks out the frameworks whose own code some tests run.
+
+The tests find them by `RELIBRA_FRAMEWORKS=DIR`, and are skipped without it.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CHECKOUTS = {"slime": ("https://github.com/THUDM/slime", "624b824a898ab0ec1fcb4d373004c7f3852bf515")}
+"""The repository and the commit of each framework."""
+VARIABLE = "RELIBRA_FRAMEWORKS"
+
+
+def checkout(name: str) -> Path | None:
+    """Return the folder of a framework's checkout, None if there is none."""
+    folder = Path(os.environ.get(VARIABLE, "nowhere"), name)
+    return folder if folder.is_dir() else None
+
+
+def reason(name: str) -> str:
+    """Return why tests of a framework's own code are skipped."""
+    return f"needs a checkout of {name}: python tests/harness/frameworks.py DIR, then {VARIABLE}=DIR"
+
+
+def check_out(folder: Path) -> None:
+    """Check out every framework below `folder`, at the commit that the tests were written against."""
+    for name, (address, commit) in CHECKOUTS.items():
+        target = folder / name
+        target.mkdir(parents=True, exist_ok=True)
+        for command in (
+            ["init", "-q"],
+            ["fetch", "-q", "--depth", "1", address, commit],
+            ["checkout", "-q", "FETCH_HEAD"],
+        ):
+            subprocess.run(["git", "-C", str(target), *command], check=True)
+        print(f"{name}: {commit} in {target}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    check_out(Path(sys.argv[1]))

@@ -1,0 +1,69 @@
+"""The consent of all ranks to go on: what one rank finds wrong raises on all ranks, at the same place.
+
+A rank that raises alone leaves the others waiting for it in their next collective.
+
+R ranks, C concerns.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from relibra.agent.plans.agreement import gathered, names_of
+from relibra.errors import RelibraError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Concern:
+    """Something that a rank may find wrong and that stops all ranks."""
+
+    what: str
+    """What is checked, for messages."""
+    error: type[RelibraError]
+    """What the ranks raise that found nothing wrong themselves."""
+    advice: str
+    """What to do, for these ranks."""
+
+
+def raise_on_all(
+    found: Mapping[Concern, RelibraError | None], when: str, group: dist.ProcessGroup, device: torch.device
+) -> None:
+    """Collective: return if no rank found anything wrong, else raise on all ranks.
+
+    Args:
+        found: by concern, the error of this rank or None. The concerns and their order are equal on all ranks.
+        when: the moment, for messages, as in "before the step".
+        group: the ranks that go on together.
+        device: where messages live.
+
+    Raises:
+        RelibraError: as `objection` says; or a rank did not take part in time.
+    """
+    mine = torch.tensor([error is not None for error in found.values()], dtype=torch.int64, device=device)
+    own = next(filter(None, found.values()), None)
+    waiting = f"agreeing to go on {when}" + (f" (this rank: {own})" if own is not None else "")
+    error = objection(found, when, [flags.tolist() for flags in gathered(mine, waiting, group)])
+    if error is not None:
+        raise error
+
+
+def objection(
+    found: Mapping[Concern, RelibraError | None], when: str, flags_RC: Sequence[Sequence[int]]
+) -> RelibraError | None:
+    """Return what this rank raises: the first concern of which any rank found an error, with this rank's own error.
+
+    Args:
+        found: as in `raise_on_all`.
+        when: as in `raise_on_all`.
+        flags_RC: for every rank and concern, whether the rank found an error.
+    """
+    for index, (concern, own) in enumerate(found.items()):
+        ranks = [rank for rank, flags_C in enumerate(flags_RC) if flags_C[index]]
+        if ranks:
+            failure = f"{concern.what} {when} failed on {names_of(ranks)}"
+            if own is not None:
+                return type(own)(f"{failure} (this rank: {own})")
+            return concern.error(f"{failure}, whose logs say why. Usually, {concern.advice}")
+    return None
