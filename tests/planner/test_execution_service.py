@@ -43,7 +43,7 @@ def test_S9_a_report_for_a_step_that_nobody_announced_is_remembered(
 ) -> None:
     client.report_execution(job_id, dataclasses.replace(REPORT, step=77))
     store = Store.open(shared_planner.redis_url)
-    (refusal,) = run(store.get_refusals(job_id))
+    (refusal,) = run(store.get_refusals(run(store.get_job(job_id))))
     run(store.close())
     assert (refusal.what, refusal.since_step, refusal.error) == (Refused.REPORTS, 77, "NotFound")
 

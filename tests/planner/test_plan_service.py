@@ -181,10 +181,10 @@ def test_S9_a_refused_schedule_is_remembered_until_one_is_accepted(
     store = Store.open(shared_planner.redis_url)
     with pytest.raises(NotFound):
         client.submit_schedule(job_id, 1, [*ids[:-1], "nobody"], SCHEDULE)
-    (refusal,) = run(store.get_refusals(job_id))
+    (refusal,) = run(store.get_refusals(run(store.get_job(job_id))))
     assert (refusal.what, refusal.since_step, refusal.error) == (Refused.SCHEDULE, 1, "NotFound")
     client.submit_schedule(job_id, 1, ids, SCHEDULE)
-    assert run(store.get_refusals(job_id)) == []
+    assert run(store.get_refusals(run(store.get_job(job_id)))) == []
     run(store.close())
 
 
