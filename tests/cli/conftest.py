@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from harness.services import CLUSTER, MODEL, Service, redis_server, redis_url, run, store  # noqa: F401
 from harness.watched_job import WatchedJob
 from relibra.cli.app import app
+from relibra.planning.launch import Launch
 from relibra.store import EmbeddedRedis, Role, Store
 
 Relibra = Callable[..., str]
@@ -23,17 +24,22 @@ Answering = Callable[..., AbstractContextManager[tuple[str, list]]]
 
 @dataclass(frozen=True)
 class Watched:
-    """A job with steps 1 executed as planned, 2 fallen back, 3 failed and 4 being collected, and its status service."""
+    """Two jobs and their status service.
+
+    `job` has steps 1 executed as planned, 2 fallen back, 3 failed and 4 being collected. `restarted` had steps 1 and 2
+    planned in its attempt 1, and has step 2 being collected in its attempt 2.
+    """
 
     job: WatchedJob
     redis_url: str
     url: str
     token: str
+    restarted_token: str
 
 
 @pytest.fixture(scope="session")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    async def fill(url: str) -> tuple[WatchedJob, str]:
+    async def fill(url: str) -> tuple[WatchedJob, str, str]:
         async with Store.open(url) as opened:
             job = WatchedJob(opened, "job", model=MODEL, cluster=CLUSTER, num_micro_batches=2)
             await job.register()
@@ -42,12 +48,19 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             await job.report(2, None)
             await job.fail(3, "the load is [empty]")
             await job.collect(4)
-            return job, (await opened.create_token("job", Role.VIEWER))[1]
+            restarted = WatchedJob(opened, "restarted", model=MODEL, cluster=CLUSTER, num_micro_batches=2)
+            await restarted.register(Launch(token="one", owner="host-a:4711"))
+            await restarted.plan(1)
+            await restarted.plan(2)
+            await restarted.restart(Launch(token="two", owner="host-b:99"))
+            await restarted.collect(2)
+            tokens = [await opened.create_token(each, Role.VIEWER) for each in ("job", "restarted")]
+            return job, tokens[0][1], tokens[1][1]
 
     with EmbeddedRedis(tmp_path_factory.mktemp("watched-redis")) as redis:
-        job, token = asyncio.run(fill(redis.url))
+        job, token, restarted_token = asyncio.run(fill(redis.url))
         service = Service("status", redis.url, tmp_path_factory.mktemp("watched-status"), RELIBRA_AUTH="required")
-        yield Watched(job, redis.url, service.address, token)
+        yield Watched(job, redis.url, service.address, token, restarted_token)
         service.stop()
 
 

@@ -1,6 +1,9 @@
 import json
 
 import numpy as np
+import pytest
+
+from relibra.errors import NotFound
 
 
 def test_every_move_is_named(relibra, watched):
@@ -17,3 +20,10 @@ def test_a_step_is_like_itself(relibra):
     assert relibra("diff", "job", 2, "--against", 2).strip() == (
         "From step 2 to step 2, 0 experts move, 0 of them to another node."
     )
+
+
+def test_moves_of_an_older_attempt(relibra, watched):
+    printed = relibra("diff", "restarted", 2, "--attempt", 1, RELIBRA_TOKEN=watched.restarted_token)
+    assert printed.startswith("From step 1 to step 2, ")
+    with pytest.raises(NotFound, match="has no plan"):
+        relibra("diff", "restarted", 2, RELIBRA_TOKEN=watched.restarted_token)

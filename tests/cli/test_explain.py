@@ -12,3 +12,8 @@ def test_a_failed_step_says_why_and_brackets_are_not_markup(relibra):
     printed = relibra("explain", "job", 3)
     assert printed.startswith("There is no plan: the load is [empty];")
     assert json.loads(relibra("explain", "job", 3, "--json"))["placement"] == []
+
+
+def test_a_step_of_an_older_attempt_is_explained(relibra, watched):
+    printed = relibra("explain", "restarted", 2, "--attempt", 1, RELIBRA_TOKEN=watched.restarted_token)
+    assert "No rank reported: the attempt ended before the step did." in printed

@@ -1,4 +1,5 @@
 import json
+import re
 from http import HTTPStatus
 
 import pytest
@@ -56,3 +57,21 @@ def test_half_a_cell_is_refused_and_a_missing_cell_is_not_found(relibra):
 def test_S9_a_step_that_does_not_exist_is_not_shown_as_one_that_collects(relibra):
     with pytest.raises(NotFound, match="job 'job' has no step 99"):
         relibra("show", "job", 99)
+
+
+def test_a_job_is_shown_with_its_attempts(relibra, watched):
+    printed = relibra("show", "restarted", RELIBRA_TOKEN=watched.restarted_token, COLUMNS="160")
+    assert re.search(r"^attempt +2, launched by host-b:99 \S+Z, heard \S+Z, epoch", printed, re.M)
+    assert re.search(r"^attempt 1 +launched by host-a:4711 \S+Z, ended \S+Z; keeps steps 1 to 2", printed, re.M)
+    said = json.loads(relibra("show", "restarted", "--json", RELIBRA_TOKEN=watched.restarted_token))
+    assert [each["number"] for each in said["attempts"]] == [2, 1]
+
+
+def test_an_older_attempt_is_shown_as_of_its_end(relibra, watched):
+    printed = relibra("show", "restarted", "--attempt", 1, RELIBRA_TOKEN=watched.restarted_token)
+    assert printed.startswith("attempt 1 is over; attempt 2 is current. When it ended:\nwell: step 2 is planned")
+    step = relibra("show", "restarted", 2, "--attempt", 1, RELIBRA_TOKEN=watched.restarted_token)
+    assert "step 2 is planned" in step
+    assert "step 2 is collecting" in relibra("show", "restarted", 2, RELIBRA_TOKEN=watched.restarted_token)
+    with pytest.raises(NotFound, match="job 'restarted' has no attempt 3: attempt 2 is current"):
+        relibra("show", "restarted", "--attempt", 3, RELIBRA_TOKEN=watched.restarted_token)

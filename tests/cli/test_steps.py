@@ -22,3 +22,12 @@ def test_steps_are_listed_newest_first_with_their_predictions(relibra, watched):
 def test_pages_and_states(relibra):
     found = json.loads(relibra("steps", "job", "--limit", 1, "--before", 3, "--state", "planned", "--json"))
     assert [(each["step"], each["state"]) for each in found] == [(2, "planned")]
+
+
+def test_steps_of_an_older_attempt(relibra, watched):
+    def numbers(*options):
+        found = json.loads(relibra("steps", "restarted", "--json", *options, RELIBRA_TOKEN=watched.restarted_token))
+        return [(each["step"], each["state"]) for each in found]
+
+    assert numbers() == [(2, "collecting")]
+    assert numbers("--attempt", 1) == [(2, "planned"), (1, "planned")]

@@ -1,10 +1,15 @@
 import dataclasses
+import re
+import urllib.request
+from pathlib import Path
 
 import pytest
 
-from harness.services import CLUSTER, MODEL, PARAMS, eventually
-from relibra.errors import Conflict, InvalidInput, LimitExceeded
+from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, eventually, routed_experts
+from relibra.errors import AlreadyRunning, Conflict, InvalidInput, LimitExceeded, StaleEpoch
 from relibra.planning import Cluster
+from relibra.rollout import RolloutReporter
+from relibra.store import Refused, Store
 from relibra.wire.client import PlannerClient
 
 
@@ -35,3 +40,48 @@ def test_S7_a_model_too_large_for_a_message_is_refused(client: PlannerClient) ->
     model = dataclasses.replace(MODEL, num_layers=1 << 20, num_experts=1 << 10)
     with pytest.raises(LimitExceeded, match="a message holds"):
         client.register_job("huge", model, CLUSTER)
+
+
+def test_S9_two_launches_under_one_id_are_counted_by_cause_logged_once_and_kept_for_the_page(
+    redis_url: str, tmp_path: Path, store: Store, run: Loop
+) -> None:
+    planner = Service(
+        "planner", redis_url, tmp_path, RELIBRA_METRICS_PORT="0", RELIBRA_ATTEMPT_SILENCE_S="3", COLUMNS="400"
+    )
+
+    def refused(name: str, labels: str) -> float:
+        (url,) = re.findall(r"metrics on (\S+)", planner.log())
+        shown = urllib.request.urlopen(url, timeout=10).read().decode()
+        found = re.findall(rf"^{name}{{{labels}}} (\S+)$", shown, re.M)
+        return float(found[0]) if found else 0.0
+
+    try:
+        with (
+            PlannerClient(planner.address, attempt="one") as first,
+            PlannerClient(planner.address, attempt="two") as second,
+            RolloutReporter(planner.address, "job", num_experts=MODEL.num_experts, attempt="one") as worker,
+        ):
+            first.register_job("job", MODEL, CLUSTER, PARAMS)
+            for _ in range(2):
+                with pytest.raises(AlreadyRunning):
+                    second.register_job("job", MODEL, CLUSTER, PARAMS, takeover_timeout_s=0)
+            call = 'error="AlreadyRunning",method="RegisterJob"'
+            assert refused("relibra_planner_refused_total", call) == 2
+            assert (
+                len(re.findall("a launch by .* is refused: job 'job' is being trained by attempt 1", planner.log()))
+                == 1
+            )
+            (refusal,) = run(store.get_refusals(run(store.get_job("job"))))
+            assert (refusal.what, refusal.error) == (Refused.LAUNCH, "AlreadyRunning")
+            assert "launched this job too, while attempt 1 is alive" in refusal.text
+            second.register_job("job", MODEL, CLUSTER, PARAMS)
+            assert run(store.get_refusals(run(store.get_job("job")))) == []
+            worker.report(1, "seq", routed_experts(0, 5))
+            with pytest.raises(StaleEpoch):
+                worker.flush()
+            assert refused("relibra_planner_sequences_refused_total", 'error="StaleEpoch"') == 1
+            with pytest.raises(StaleEpoch):
+                first.fetch_plan("job", 1, MODEL, 0)
+            assert refused("relibra_planner_refused_total", 'error="StaleEpoch",method="FetchPlan"') == 1
+    finally:
+        planner.stop()

@@ -7,8 +7,9 @@ from fastapi.testclient import TestClient
 
 from harness.services import CLUSTER, MODEL, Loop
 from harness.watched_job import WatchedJob
+from relibra.errors import AlreadyRunning
 from relibra.planning.launch import Launch
-from relibra.store import Store
+from relibra.store import Refused, Store
 
 THIRD = Launch(token="three", owner="host-c:33")
 BY_ATTEMPT = (
@@ -169,3 +170,19 @@ def test_a_page_says_which_attempt_it_shows(http: TestClient, restarted: Watched
     for path in ("/jobs/job", "/jobs/job/steps/2", "/jobs/job/steps/2/cells/0/0"):
         assert "You look at <strong>attempt 1</strong>" in http.get(f"{path}?attempt=1").text, path
     assert "When attempt 1 ended:" in http.get("/jobs/job?attempt=1").text
+
+
+def test_S9_a_launch_that_is_refused_is_shown_where_people_look(
+    http: TestClient, restarted: WatchedJob, run: Loop, store: Store
+) -> None:
+    assert http.get("/v1/jobs/job").json()["refused_launch"] is None
+    run(store.note_refusal(restarted.record, Refused.LAUNCH, 0, AlreadyRunning("host-c:33 launched this job too")))
+    shown = http.get("/v1/jobs/job").json()
+    assert shown["refused_launch"]["text"] == "host-c:33 launched this job too"
+    assert shown["health"]["verdict"] == "well", "the job itself goes on as before"
+    for path in ("/", "/jobs/job"):
+        assert "host-c:33 launched this job too" in http.get(path).text
+    assert "host-c:33" not in http.get("/jobs/job?attempt=1").text
+    run(restarted.restart(THIRD))
+    assert http.get("/v1/jobs/job").json()["refused_launch"] is None
+    assert http.get("/v1/jobs/job?attempt=2").json()["refused_launch"] is None

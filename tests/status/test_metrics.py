@@ -9,11 +9,13 @@ from urllib.error import HTTPError
 import pytest
 from fastapi.testclient import TestClient
 
-from harness.services import Service
+from harness.services import Loop, Service
 from harness.watched_job import WatchedJob
 from relibra.errors import Unavailable
+from relibra.planning.launch import Launch
 from relibra.status.serve import StatusServer
 from relibra.status.settings import StatusSettings
+from relibra.store import Store
 
 
 def test_metrics_tell_of_every_job(http: TestClient, job: WatchedJob) -> None:
@@ -38,6 +40,20 @@ def test_metrics_tell_of_every_job(http: TestClient, job: WatchedJob) -> None:
     assert 'relibra_missing_reports{job_id="job",phase="update"} 0.0' in lines
     assert 'relibra_transfer_seconds{job_id="job",kind="reorder",phase="update"} 0.2' in lines
     assert 'relibra_transfer_seconds{job_id="job",kind="replica",phase="update"} 0.003' in lines
+
+
+def test_a_restart_is_a_change_of_a_metric(http: TestClient, job: WatchedJob, store: Store, run: Loop) -> None:
+    def value(name: str) -> float:
+        (line,) = (each for each in http.get("/metrics").text.splitlines() if each.startswith(f"{name}{{"))
+        return float(line.rpartition(" ")[2])
+
+    assert value("relibra_job_attempt") == 1
+    run(job.restart(Launch(token="two")))
+    newest, _ = run(store.list_attempts("job"))
+    assert value("relibra_job_attempt") == 2
+    assert value("relibra_job_attempt_began_timestamp_seconds") == newest.began_at
+    assert value("relibra_job_heard_timestamp_seconds") == newest.heard_at
+    assert value("relibra_steps_planned_total") == 0
 
 
 def test_the_port_for_prometheus_wants_no_token_and_shows_nothing_else(

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from relibra.cli.output import AsJson, print_json
-from relibra.cli.status_client import DEFAULT_URL, JobId, StatusClient, StatusUrl, Step
+from relibra.cli.status_client import DEFAULT_URL, AttemptNumber, JobId, StatusClient, StatusUrl, Step
 
 
 def diff(
@@ -18,11 +18,12 @@ def diff(
     against: Annotated[
         int | None, typer.Option(min=0, help="Step to compare with. The planned step before this one by default.")
     ] = None,
+    attempt: AttemptNumber = None,
     url: StatusUrl = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
     """Show which experts have a different home rank than in another step."""
-    found = StatusClient(url).get("v1", "jobs", job_id, "steps", step, "diff", against=against)
+    found = StatusClient(url).get("v1", "jobs", job_id, "steps", step, "diff", against=against, attempt=attempt)
     if as_json:
         print_json(found)
         return

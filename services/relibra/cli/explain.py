@@ -5,12 +5,14 @@ from rich.padding import Padding
 from rich.text import Text
 
 from relibra.cli.output import AsJson, print_json
-from relibra.cli.status_client import DEFAULT_URL, JobId, StatusClient, StatusUrl, Step
+from relibra.cli.status_client import DEFAULT_URL, AttemptNumber, JobId, StatusClient, StatusUrl, Step
 
 
-def explain(job_id: JobId, step: Step, url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
+def explain(
+    job_id: JobId, step: Step, attempt: AttemptNumber = None, url: StatusUrl = DEFAULT_URL, as_json: AsJson = False
+) -> None:
     """Explain why a step has this placement and these replicas, or why it has no plan."""
-    said = StatusClient(url).get("v1", "jobs", job_id, "steps", step, "explain")
+    said = StatusClient(url).get("v1", "jobs", job_id, "steps", step, "explain", attempt=attempt)
     if as_json:
         print_json(said)
         return

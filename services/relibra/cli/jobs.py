@@ -25,11 +25,13 @@ def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    table = Table("job", "epoch", "layers x experts", "nodes x GPUs", "registered", "health")
+    table = Table("job", "attempt", "launched by", "epoch", "layers x experts", "nodes x GPUs", "registered", "health")
     for job in found:
         model, cluster = job["model"], job["cluster"]
         table.add_row(
             job["job_id"],
+            str(job["attempt"]["number"]),
+            job["attempt"]["owner"],
             job["epoch"],
             f"{model['num_layers']} x {model['num_experts']}",
             f"{cluster['num_nodes']} x {cluster['gpus_per_node']}",
@@ -41,6 +43,8 @@ def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
     for job in found:
         if job["health"]["verdict"] != "well":
             console.print(f"{job['job_id']}: {job['health']['reason']}", highlight=False, markup=False)
+        if job["refused_launch"]:
+            console.print(f"{job['job_id']}: {job['refused_launch']['text']}", highlight=False, markup=False)
 
 
 @app.command()

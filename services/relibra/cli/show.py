@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from relibra.cli.output import AsJson, print_json
-from relibra.cli.status_client import DEFAULT_URL, JobId, StatusClient, StatusUrl
+from relibra.cli.status_client import DEFAULT_URL, AttemptNumber, JobId, StatusClient, StatusUrl
 from relibra.errors import InvalidInput
 
 _COLOURS = {
@@ -32,21 +32,28 @@ def show(
         int | None, typer.Option(min=0, help="Row of a cell: ep_group * num_micro_batches + micro_batch.")
     ] = None,
     layer: Annotated[int | None, typer.Option(min=0, help="Layer of a cell, counting MoE layers only.")] = None,
+    attempt: AttemptNumber = None,
     url: StatusUrl = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Show a job and its health; a step with its plan and what the ranks did; or one cell of a step in full."""
+    """Show a job with its health and attempts; a step with its plan and what the ranks did; or one cell in full."""
     if (row is None) != (layer is None) or (row is not None and step is None):
         raise InvalidInput.of("cell", expected="a step, --row and --layer", got="only some of them")
     client, of_job = StatusClient(url), ("v1", "jobs", job_id)
+
+    def get(*path: str | int) -> Any:
+        return client.get(*of_job, *path, attempt=attempt)
+
     print_it: Callable[[Console, dict[str, Any]], None]
     if step is None:
-        shown, print_it = client.get(*of_job), _print_job
+        shown, print_it = get(), _print_job
+        # Attempt 1 has none before it.
+        shown["attempts"] = get("attempts") if shown["current_attempt"] > 1 else [shown["attempt"]]
     elif row is None or layer is None:
-        shown = client.get(*of_job, "steps", step) | {"execution": client.get(*of_job, "steps", step, "execution")}
+        shown = get("steps", step) | {"execution": get("steps", step, "execution")}
         print_it = _print_step
     else:
-        shown, print_it = client.get(*of_job, "steps", step, "cells", row, layer), _print_cell
+        shown, print_it = get("steps", step, "cells", row, layer), _print_cell
     if as_json:
         print_json(shown)
     else:
@@ -55,18 +62,43 @@ def show(
 
 def _print_job(console: Console, job: dict[str, Any]) -> None:
     health, model, cluster = job["health"], job["model"], job["cluster"]
-    colour = _COLOURS.get(health["verdict"], _PLAIN)
+    colour, attempt = _COLOURS.get(health["verdict"], _PLAIN), job["attempt"]
+    is_over = attempt["number"] != job["current_attempt"]
+    if is_over:
+        current = f"attempt {job['current_attempt']} is current"
+        console.print(f"attempt {attempt['number']} is over; {current}. When it ended:", style="yellow")
     console.print(f"[bold {colour}]{escape(health['verdict'])}[/]: {escape(health['reason'])}")
+    if job["refused_launch"]:
+        console.print(job["refused_launch"]["text"], style="yellow", markup=False)
     console.print(
         _facts(
             {
-                "registered": f"{job['registered_at'][:19]}Z, epoch {job['epoch']}",
+                "attempt": f"{_launch(attempt)}, epoch {job['epoch']}",
                 "model": f"{model['num_layers']} MoE layers x {model['num_experts']} experts, top {model['top_k']}",
                 "EP group": f"{cluster['num_nodes']} nodes x {cluster['gpus_per_node']} GPUs, "
                 f"{cluster['redundant_slots']} redundant slots; {cluster['num_ep_groups']} of them",
             }
+            | {f"attempt {each['number']}": _past(each) for each in job["attempts"] if each["ended_at"]}
         )
     )
+
+
+def _launch(attempt: dict[str, Any]) -> str:
+    owner = f" by {attempt['owner']}" if attempt["owner"] else ""
+    heard = f", heard {_time(attempt['heard_at'])}" if attempt["heard_at"] else ""
+    return f"{attempt['number']}, launched{owner} {_time(attempt['began_at'])}{heard}"
+
+
+def _past(attempt: dict[str, Any]) -> str:
+    steps = "no steps"
+    if attempt["last_step"] is not None:
+        steps = f"keeps steps {attempt['first_step']} to {attempt['last_step']}"
+    owner = f" by {attempt['owner']}" if attempt["owner"] else ""
+    return f"launched{owner} {_time(attempt['began_at'])}, ended {_time(attempt['ended_at'])}; {steps}"
+
+
+def _time(shown: str) -> str:
+    return f"{shown[:19]}Z"
 
 
 def _print_step(console: Console, step: dict[str, Any]) -> None:

@@ -15,6 +15,10 @@ from relibra.wire.credentials import Credentials
 StatusUrl = Annotated[str, typer.Option("--url", envvar="RELIBRA_STATUS_URL", help="URL of the status service.")]
 DEFAULT_URL = "http://127.0.0.1:7421"
 JobId = Annotated[str, typer.Argument(help="Id of the job.", show_default=False)]
+AttemptNumber = Annotated[
+    int | None,
+    typer.Option("--attempt", min=1, help="Number of an attempt of the job; the current one by default."),
+]
 Step = Annotated[int, typer.Argument(min=0, help="Number of the RL step.", show_default=False)]
 
 _TIMEOUT_S = 10.0

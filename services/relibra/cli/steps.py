@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from relibra.cli.output import AsJson, print_json
-from relibra.cli.status_client import DEFAULT_URL, JobId, StatusClient, StatusUrl
+from relibra.cli.status_client import DEFAULT_URL, AttemptNumber, JobId, StatusClient, StatusUrl
 from relibra.store.records import StepState
 
 
@@ -17,11 +17,13 @@ def steps(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Largest number of steps to list.")] = 20,
     before: Annotated[int | None, typer.Option(min=0, help="List only steps before this one, for paging.")] = None,
     state: Annotated[StepState | None, typer.Option(help="List only steps in this state.")] = None,
+    attempt: AttemptNumber = None,
     url: StatusUrl = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
     """List the steps of a job, newest first, with the predictions of their plans."""
-    found = StatusClient(url).get("v1", "jobs", job_id, "steps", limit=limit, before=before, state=state)
+    client = StatusClient(url)
+    found = client.get("v1", "jobs", job_id, "steps", limit=limit, before=before, state=state, attempt=attempt)
     if as_json:
         print_json(found)
         return

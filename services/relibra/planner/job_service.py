@@ -3,9 +3,10 @@
 import logging
 from typing import Any
 
+from relibra.errors import AlreadyRunning
 from relibra.planner.admission import Admission
 from relibra.planning.launch import Launch
-from relibra.store import Joiner, Store
+from relibra.store import Joiner, Refused, Store
 from relibra.v1 import job_pb2, job_pb2_grpc
 from relibra.wire.messages import check_job_id, check_launch_text, decode_launch, decode_registration
 
@@ -19,6 +20,8 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self._store = store
         self._attempt_silence_s = attempt_silence_s
         self._admission = admission
+        self._refused: dict[str, str] = {}
+        """The launch that was refused last for each job, so that a launch that keeps asking is logged once."""
 
     async def RegisterJob(self, request: job_pb2.RegisterJobRequest, context: Any) -> job_pb2.RegisterJobResponse:
         """Begin an attempt of a job, or confirm the current attempt for another process of the same launch."""
@@ -26,15 +29,20 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self._admission.check_registration(model, cluster, request.known_epoch)
         if not await self._store.get_jobs([job_id]):
             self._admission.check_num_jobs(await self._store.num_jobs())
-        job = await self._store.register_job(
-            job_id,
-            model,
-            cluster,
-            params,
-            known_epoch=request.known_epoch,
-            launch=decode_launch(request),
-            silence_s=self._attempt_silence_s,
-        )
+        launch = decode_launch(request)
+        try:
+            job = await self._store.register_job(
+                job_id,
+                model,
+                cluster,
+                params,
+                known_epoch=request.known_epoch,
+                launch=launch,
+                silence_s=self._attempt_silence_s,
+            )
+        except AlreadyRunning as error:
+            await self._tell_of_refusal(job_id, launch, error)
+            raise
         about = {"job": job_id, "epoch": job.epoch, "attempt": job.number}
         logger.info(
             "job %s registered by %s: attempt %d, epoch %016x",
@@ -73,3 +81,16 @@ class JobService(job_pb2_grpc.JobServiceServicer):
     def _renew_ms(self) -> int:
         """How often an attempt must be renewed so that one lost renewal does not make it look silent."""
         return int(1000 * self._attempt_silence_s / 3)
+
+    async def _tell_of_refusal(self, job_id: str, launch: Launch, error: AlreadyRunning) -> None:
+        """Keep a refused launch for the page of its job, and log it once: two launches may fight for hours."""
+        who = launch.owner or "a process that did not say who it is"
+        job = await self._store.get_job(job_id)
+        text = (
+            f"{who} launched this job too, while attempt {job.number} is alive; two launches cannot share a job id. "
+            "Stop one of the two, or give one of them another job id"
+        )
+        await self._store.note_refusal(job, Refused.LAUNCH, 0, AlreadyRunning(text))
+        if self._refused.get(job_id) != launch.token_hash:
+            self._refused[job_id] = launch.token_hash
+            logger.warning("a launch by %s is refused: %s", who, error, extra={"job": job_id, "epoch": job.epoch})

@@ -42,6 +42,9 @@ class Metrics:
             ["outcome"],
             registry=registry,
         )
+        self.refused_sequences = Counter(
+            "relibra_planner_sequences_refused_total", "Refused sequences, by error.", ["error"], registry=registry
+        )
         self.ingested_bytes = Counter(
             "relibra_planner_ingested_bytes_total", "Size of sequences reported.", registry=registry
         )

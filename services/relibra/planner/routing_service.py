@@ -154,6 +154,8 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
             if job_id in jobs and not isinstance(why, StaleEpoch):
                 await self._store.note_refusal(jobs[job_id], Refused.SEQUENCES, step, why)
         self._metrics.sequences.labels("refused").inc(len(refused))
+        for name, number in Counter(each.error for each in refused).items():
+            self._metrics.refused_sequences.labels(name).inc(number)
         self._metrics.sequences.labels("kept").inc(len(batch) - len(refused))
         return sorted(refused, key=lambda each: each.ordinal)
 

@@ -27,7 +27,8 @@ async def list_jobs(app: App, viewer: Looker, request: Request) -> Response:
     jobs = [job for job in await app.store.list_jobs() if viewer.may_see(job.job_id)]
     glances = await app.reader.glances(jobs)
     return await app.tagged.json(
-        request, lambda: [JobHealthView.show(each.choice, each.health, each.balance) for each in glances]
+        request,
+        lambda: [JobHealthView.show(each.choice, each.health, each.balance, each.refused_launch) for each in glances],
     )
 
 
@@ -35,7 +36,9 @@ async def list_jobs(app: App, viewer: Looker, request: Request) -> Response:
 async def get_job(app: App, seen: Seen, request: Request) -> Response:
     """One job, its current attempt and its health; or an attempt that is over, and the health of the job at its end."""
     glance = await app.reader.glance(seen)
-    return await app.tagged.json(request, lambda: JobHealthView.show(seen, glance.health, glance.balance))
+    return await app.tagged.json(
+        request, lambda: JobHealthView.show(seen, glance.health, glance.balance, glance.refused_launch)
+    )
 
 
 @api.get("/jobs/{job_id}/attempts", tags=["jobs"], response_model=list[AttemptStepsView])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relibra.errors import NotFound, UnknownJob
-from relibra.store import Attempt, JobRecord
+from relibra.store import Attempt, JobRecord, Refusal, Refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +53,8 @@ def choose_attempt(job_id: str, attempts: Sequence[Attempt], number: int | None)
         raise NotFound(f"job {job_id!r} has no attempt {number}: attempt {current.number} is current")
     kept = f"attempts {oldest.number} to {current.number} are" if len(attempts) > 1 else f"attempt {current.number} is"
     raise NotFound(f"attempt {number} of job {job_id!r} is not kept any more: {kept}")
+
+
+def refused_launch(refusals: Sequence[Refusal]) -> Refusal | None:
+    """Return the refusal of another launch under the same job id, or None if there was none."""
+    return next((each for each in refusals if each.what is Refused.LAUNCH), None)

@@ -110,7 +110,9 @@ def _is_without_plan(did: Sequence[Execution]) -> bool:
 def _counts(
     refusal: Refusal, steps: Sequence[StepRecord], executed: Sequence[tuple[StepRecord, Sequence[Execution]]]
 ) -> bool:
-    """Return whether a refusal leaves its step without a plan; a straggler's refusal does not."""
+    """Return whether a refusal leaves a step without a plan; that of a straggler or of another launch does not."""
+    if refusal.what not in _BY_REFUSAL:
+        return False
     if refusal.what is Refused.SEQUENCES:
         return not any(step.step == refusal.step and step.num_sequences for step in steps)
     if refusal.what is Refused.REPORTS:

@@ -9,7 +9,7 @@ from relibra.status.attempts import AttemptChoice
 from relibra.status.balance import Balance
 from relibra.status.health import JobHealth
 from relibra.status.models import Shown, moment
-from relibra.store import Attempt
+from relibra.store import Attempt, Refusal
 
 
 class AttemptView(Shown):
@@ -84,13 +84,30 @@ class JobView(Shown):
         )
 
 
+class RefusedLaunchView(Shown):
+    """Another launch under the same job id, which the planner refused because the current attempt is alive."""
+
+    text: str = Field(examples=["host-b:99 launched this job too, while attempt 2 is alive; ..."])
+    at: datetime = Field(description="When it was refused last.")
+
+
 class JobHealthView(JobView):
     """A job, its health, and whether its newest steps ran under their plans; both as of the end of an older attempt."""
 
     health: JobHealth
     balance: Balance
+    refused_launch: RefusedLaunchView | None = Field(
+        description="Set while another launch asks for the same job id; null otherwise."
+    )
 
     @classmethod
-    def show(cls, choice: AttemptChoice, health: JobHealth, balance: Balance) -> "JobHealthView":
+    def show(
+        cls, choice: AttemptChoice, health: JobHealth, balance: Balance, refused: Refusal | None
+    ) -> "JobHealthView":
         """Return the view of a job with its health."""
-        return cls(**dict(JobView.of(choice)), health=health, balance=balance)
+        return cls(
+            **dict(JobView.of(choice)),
+            health=health,
+            balance=balance,
+            refused_launch=None if refused is None else RefusedLaunchView(text=refused.text, at=moment(refused.at)),
+        )

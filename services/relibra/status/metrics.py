@@ -96,9 +96,22 @@ class _Collector:
         for bound in Bound:
             refused.add_metric([bound], self._own.num_refused.get(bound, 0))
         yield refused
+        yield from self._attempts()
         yield from self._health()
         yield from self._plans()
         yield from self._executions()
+
+    def _attempts(self) -> Iterator[Metric]:
+        number = _gauge("job_attempt", "The number of the current attempt; it rises with every restart.", "job_id")
+        began = _gauge("job_attempt_began_timestamp_seconds", "When the current attempt began.", "job_id")
+        heard = _gauge("job_heard_timestamp_seconds", "When a trainer of the job last called a planner.", "job_id")
+        for each in self._figures:
+            attempt = each.glance.choice.chosen
+            number.add_metric([attempt.job_id], attempt.number)
+            began.add_metric([attempt.job_id], attempt.began_at)
+            if attempt.heard_at is not None:
+                heard.add_metric([attempt.job_id], attempt.heard_at)
+        yield from (number, began, heard)
 
     def _health(self) -> Iterator[Metric]:
         health = _gauge("job_health", "1 for the state of the job, 0 for the other states.", "job_id", "verdict")

@@ -11,11 +11,11 @@ from relibra.errors import NotFound
 from relibra.planning import Plan
 from relibra.planning.execution import Execution, executions
 from relibra.planning.summary import PlanTotals
-from relibra.status.attempts import AttemptChoice, choose_attempt
+from relibra.status.attempts import AttemptChoice, choose_attempt, refused_launch
 from relibra.status.balance import GLANCE_STEPS, Balance, balance_of
 from relibra.status.figures import PlanFigures
 from relibra.status.health import JobHealth, job_health
-from relibra.store import Attempt, JobRecord, PlanRecord, StepRecord, Store
+from relibra.store import Attempt, JobRecord, PlanRecord, Refusal, StepRecord, Store
 from relibra.store.single_flight import SingleFlight
 
 P = ParamSpec("P")
@@ -38,6 +38,8 @@ class JobGlance:
     executed_step: StepRecord | None
     """The newest step that has reports."""
     executed: list[Execution]
+    refused_launch: Refusal | None
+    """The newest refusal of another launch, since a schedule was last accepted; None once the attempt is over."""
 
     @property
     def job(self) -> JobRecord:
@@ -121,12 +123,19 @@ class Reader:
         numbers = await self.store.num_reports(job, [each.step for each in steps])
         reported = [step for step, number in zip(steps, numbers, strict=True) if number]
         done = list(zip(reported, await self.executions(job, [each.step for each in reported]), strict=True))
-        balance = balance_of(steps, done, await self.store.get_refusals(job))
+        refusals = await self.store.get_refusals(job)
+        balance = balance_of(steps, done, refusals)
         executed_step, executed = done[0] if done else (None, [])
         now = choice.chosen.ended_at or time.time()
         health = job_health(steps, executed_step, executed, balance, now, choice.chosen.number)
         return JobGlance(
-            choice=choice, health=health, balance=balance, steps=steps, executed_step=executed_step, executed=executed
+            choice=choice,
+            health=health,
+            balance=balance,
+            steps=steps,
+            executed_step=executed_step,
+            executed=executed,
+            refused_launch=None if choice.is_over else refused_launch(refusals),
         )
 
     async def attempts(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, tuple[int, int] | None, int]]:

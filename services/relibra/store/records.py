@@ -211,12 +211,14 @@ class StepRecord:
 
 
 class Refused(StrEnum):
-    """What the planner may refuse of a step for good, in the order in which the step needs it."""
+    """What the planner may refuse: first what a step needs, in that order, then what belongs to no step."""
 
     SEQUENCES = "sequences"
     SCHEDULE = "schedule"
     REPORTS = "reports"
     """Execution reports, of ranks that ran a step that the planner does not know."""
+    LAUNCH = "launch"
+    """Another launch under the same job id, while this attempt was alive; its step is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
