@@ -21,7 +21,20 @@ from relibra.store import Store
 
 _REPOSITORY = Path(__file__).parents[2]
 _DEPLOY = _REPOSITORY / "deploy"
-_WORDS = {"by", "on", "group_left", "or", "sum", "max", "rate", "increase", "histogram_quantile", "absent", "vector"}
+_WORDS = {
+    "by",
+    "on",
+    "group_left",
+    "or",
+    "sum",
+    "max",
+    "rate",
+    "increase",
+    "histogram_quantile",
+    "absent",
+    "vector",
+    "changes",
+}
 """Words in queries that are neither metrics nor labels."""
 
 

@@ -186,3 +186,13 @@ def test_S9_a_launch_that_is_refused_is_shown_where_people_look(
     run(restarted.restart(THIRD))
     assert http.get("/v1/jobs/job").json()["refused_launch"] is None
     assert http.get("/v1/jobs/job?attempt=2").json()["refused_launch"] is None
+
+
+def test_an_attempt_says_why_it_ended(http: TestClient, restarted: WatchedJob, run: Loop, store: Store) -> None:
+    run(store.rollback("job", restarted.record.epoch, 2))
+    text = http.get("/jobs/job").text
+    assert "the training went back to step 2, as attempt 3" in text
+    assert re.search("Attempt 3, of the launch by <code>host-b:99</code>, which went back to step 2 <time", text)
+    assert re.search(r"replaced by attempt 2, \d+ s after it was last heard", text)
+    assert [each["rolled_back_to"] for each in http.get("/v1/jobs/job/attempts").json()] == [2, None, None]
+    assert http.get("/v1/jobs/job/attempts").json()[1]["heard_at"] is not None

@@ -85,6 +85,8 @@ def _print_job(console: Console, job: dict[str, Any]) -> None:
 
 def _launch(attempt: dict[str, Any]) -> str:
     owner = f" by {attempt['owner']}" if attempt["owner"] else ""
+    if attempt["rolled_back_to"] is not None:
+        owner += f", went back to step {attempt['rolled_back_to']}"
     heard = f", heard {_time(attempt['heard_at'])}" if attempt["heard_at"] else ""
     return f"{attempt['number']}, launched{owner} {_time(attempt['began_at'])}{heard}"
 

@@ -26,6 +26,10 @@ class AttemptView(Shown):
         description="When one of its trainer processes last called a planner; null if that is unknown."
     )
     ended_at: datetime | None = Field(description="When the next attempt began; null for the current attempt.")
+    rolled_back_to: int | None = Field(
+        description="The step from which the same launch began again with this attempt; null if a launch began it.",
+        examples=[None],
+    )
 
     @classmethod
     def of(cls, attempt: Attempt) -> "AttemptView":
@@ -37,6 +41,7 @@ class AttemptView(Shown):
             began_at=moment(attempt.began_at),
             heard_at=None if attempt.heard_at is None else moment(attempt.heard_at),
             ended_at=None if attempt.ended_at is None else moment(attempt.ended_at),
+            rolled_back_to=attempt.rolled_back_to,
         )
 
 

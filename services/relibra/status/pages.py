@@ -14,16 +14,15 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from relibra.status.attempts import AttemptChoice
+from relibra.status.attempts import AttemptChoice, why_ended
 from relibra.status.context import MAX_INDEX, App, Before, Layer, Looker, Row, Seen, Step
 from relibra.status.explain import explain, size_text
 from relibra.status.figures import slowest_ranks
-from relibra.status.health import JobState, duration
+from relibra.status.health import JobState
 from relibra.status.history_models import realised_imbalance, speedup
 from relibra.status.load_models import CellView
 from relibra.status.problems import Problem
 from relibra.status.sparkline import sparkline
-from relibra.store import Attempt
 
 STATIC = Path(__file__).parent / "static"
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -153,11 +152,10 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"plotly_version": version("plotly"), "sparkline": sparkline}
+    environment.globals |= {"plotly_version": version("plotly"), "sparkline": sparkline, "why_ended": why_ended}
     environment.filters |= {"ratio": _ratio, "size": size_text, "when": _when, "count": _count}
     environment.filters |= {
         "seconds": _seconds,
-        "silence": _silence,
         "realised": realised_imbalance,
         "speedup": speedup,
     }
@@ -170,14 +168,6 @@ def _ratio(value: float | None) -> str:
 
 def _seconds(time_s: float | None) -> str:
     return "\N{EN DASH}" if time_s is None else f"{time_s:.2f} s"
-
-
-def _silence(attempt: Attempt) -> str | None:
-    """Return how long an attempt that is over had not been heard when the next one began; None if it is not known."""
-    if attempt.heard_at is None or attempt.ended_at is None:
-        return None
-    # The two times are of the clocks of Redis and of a planner.
-    return duration(max(0.0, attempt.ended_at - attempt.heard_at))
 
 
 def _count(value: float) -> str:
