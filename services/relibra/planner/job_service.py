@@ -21,7 +21,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self._attempt_silence_s = attempt_silence_s
         self._admission = admission
         self._refused: dict[str, str] = {}
-        """The launch that was refused last for each job, so that a launch that keeps asking is logged once."""
+        """The owner of the launch that was refused last for each job; a launch that keeps asking is logged once."""
 
     async def RegisterJob(self, request: job_pb2.RegisterJobRequest, context: Any) -> job_pb2.RegisterJobResponse:
         """Begin an attempt of a job, or confirm the current attempt for another process of the same launch."""
@@ -41,7 +41,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                 silence_s=self._attempt_silence_s,
             )
         except AlreadyRunning as error:
-            await self._tell_of_refusal(job_id, launch, error)
+            await self._tell_of_refusal(job_id, launch.owner, error)
             raise
         about = {"job": job_id, "epoch": job.epoch, "attempt": job.number}
         logger.info(
@@ -66,9 +66,12 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             group=request.group,
             owner=request.owner,
         )
-        job, is_bound = await self._store.join_attempt(
-            check_job_id(request.job_id), joiner, silence_s=self._attempt_silence_s
-        )
+        job_id = check_job_id(request.job_id)
+        try:
+            job, is_bound = await self._store.join_attempt(job_id, joiner, silence_s=self._attempt_silence_s)
+        except AlreadyRunning as error:
+            await self._tell_of_refusal(job_id, request.owner, error)
+            raise
         return job_pb2.JoinAttemptResponse(
             epoch=job.epoch,
             attempt=job.number,
@@ -82,15 +85,15 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """How often an attempt must be renewed so that one lost renewal does not make it look silent."""
         return int(1000 * self._attempt_silence_s / 3)
 
-    async def _tell_of_refusal(self, job_id: str, launch: Launch, error: AlreadyRunning) -> None:
+    async def _tell_of_refusal(self, job_id: str, owner: str, error: AlreadyRunning) -> None:
         """Keep a refused launch for the page of its job, and log it once: two launches may fight for hours."""
-        who = launch.owner or "a process that did not say who it is"
+        who = owner or "a process that did not say who it is"
         job = await self._store.get_job(job_id)
         text = (
             f"{who} launched this job too, while attempt {job.number} is alive; two launches cannot share a job id. "
             "Stop one of the two, or give one of them another job id"
         )
         await self._store.note_refusal(job, Refused.LAUNCH, 0, AlreadyRunning(text))
-        if self._refused.get(job_id) != launch.token_hash:
-            self._refused[job_id] = launch.token_hash
+        if self._refused.get(job_id) != owner:
+            self._refused[job_id] = owner
             logger.warning("a launch by %s is refused: %s", who, error, extra={"job": job_id, "epoch": job.epoch})
