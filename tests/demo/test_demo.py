@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.services import eventually
+from harness.services import eventually, is_alive
 
 
 @pytest.mark.integration
@@ -36,6 +36,22 @@ def test_S5_demo_is_neutral_and_as_balanced_as_planned(tmp_path: Path) -> None:
     # Both plans were real: experts moved and replicas were made, or the comparison would prove nothing.
     assert "2 of 2 steps moved experts and made replicas" in stdout
     assert "routing differs" not in stdout + stderr
+
+
+@pytest.mark.integration
+def test_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "relibra.cli", "demo", "--steps", "2", "--data-dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            eventually((tmp_path / "ready.json").exists, within_s=240)
+            pids = [pid for pid, _, _ in _descendants(process.pid)]
+            assert len(pids) >= 4, "up, redis-server, planner and status service"
+            process.terminate()
+            assert process.wait(timeout=60) == 128 + signal.SIGTERM
+        except BaseException:
+            process.kill()
+            raise
+    eventually(lambda: not any(is_alive(pid) for pid in pids), within_s=60)
 
 
 def test_demo_refuses_no_steps() -> None:

@@ -94,6 +94,16 @@ def test_everything_starts_answers_and_stops(
         assert not any(is_alive(pid) for pid in ready["pids"].values())
 
 
+def test_nothing_is_left_when_it_is_killed(tmp_path: Path) -> None:
+    with up(tmp_path) as (process, ready):
+        process.kill()
+        process.wait()
+        eventually(lambda: not any(is_alive(pid) for pid in ready["pids"].values()), within_s=60)
+    (tmp_path / "ready.json").unlink()
+    with up(tmp_path):
+        pass  # the data directory is free again
+
+
 def test_L3_a_killed_planner_is_brought_back_alone(tmp_path: Path) -> None:
     with up(tmp_path) as (process, ready), PlannerClient(ready["planner"], timeout_s=30) as client:
         client.register_job("job", MODEL, CLUSTER, PARAMS)

@@ -1,8 +1,11 @@
 """The cache on disk: one content per key, no damaged entries, any number of processes."""
 
 import hashlib
+import os
+import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,6 +43,57 @@ def test_a_damaged_entry_is_built_anew(tmp_path: Path, damage: bytes) -> None:
 def test_a_folder_that_cannot_be_written_costs_a_build_only(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert cached(tmp_path / "file" / "folder", "key", lambda: b"code") == b"code"
+
+
+def _plant(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "key.bin").write_bytes(hashlib.sha256(b"evil").digest() + b"evil")
+    return folder
+
+
+def _world_writable(base: Path) -> Path:
+    folder = _plant(base / "relibra" / "kernels")
+    base.chmod(0o777)
+    return folder
+
+
+def _sticky_itself(base: Path) -> Path:
+    folder = _plant(base / "relibra" / "kernels")
+    folder.chmod(0o1777)
+    return folder
+
+
+def _link(base: Path) -> Path:
+    target = _world_writable(base / "theirs")
+    (base / "mine").symlink_to(target)
+    return base / "mine"
+
+
+def _foreign(base: Path) -> Path:
+    folder = _plant(base / "relibra" / "kernels")
+    os.chown(folder.parent, 12345, 12345)
+    return folder
+
+
+def _foreign_entry(base: Path) -> Path:
+    folder = _plant(base / "relibra" / "kernels")
+    os.chown(folder / "key.bin", 12345, 12345)
+    return folder
+
+
+@pytest.mark.parametrize("plant", [_world_writable, _sticky_itself, _link, _foreign, _foreign_entry])
+def test_S6_code_that_another_user_can_have_written_is_not_run(tmp_path: Path, plant: Callable[[Path], Path]) -> None:
+    if plant in (_foreign, _foreign_entry) and os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    assert cached(plant(tmp_path), "key", lambda: b"code") == b"code"
+
+
+def test_a_folder_below_a_sticky_one_is_used(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    folder = tmp_path / "relibra" / "kernels"
+    assert cached(folder, "key", lambda: b"code") == b"code"
+    assert cached(folder, "key", _refuse) == b"code"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:

@@ -75,7 +75,10 @@ def test_S7_batches_that_are_none_are_refused(tmp_path):
     for arrays, message in [
         ({"x": np.zeros(3)}, "expected the key routed_experts, got no arrays"),
         ({"routed_experts": np.zeros((2, 3, 3, 2), np.int16)}, "expected attention_mask or offsets beside"),
-        ({"routed_experts": np.array([{}])}, "routed_experts: expected a .npy file of integers, got object"),
+        (
+            {"routed_experts": np.array([{}])},
+            "routed_experts: expected a readable array without Python objects, got object",
+        ),
     ]:
         np.savez(path, **arrays)
         with pytest.raises(InvalidInput, match=message):

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,20 @@ def test_it_answers_and_keeps_its_data_over_a_restart(tmp_path: Path) -> None:
     assert not is_alive(pid)
     with EmbeddedRedis(tmp_path) as server:
         assert read(server, "key") == b"there"
+
+
+def test_S6_other_users_cannot_read_the_data(tmp_path: Path) -> None:
+    data, log = tmp_path / "data", tmp_path / "earlier" / "redis.log"
+    for folder in (data, log.parent):
+        if folder is log.parent:  # as an earlier version left it
+            (folder / "appendonlydir").mkdir(parents=True, mode=0o755)
+            log.touch(mode=0o644)
+        with EmbeddedRedis(folder) as server:
+            write(server, "key")
+            modes = {each: stat.S_IMODE(each.lstat().st_mode) for each in folder.rglob("*")}
+            assert any("aof" in each.name and each.is_file() for each in modes)
+            assert {each: mode for each, mode in modes.items() if mode & 0o077} == {}
+    assert stat.S_IMODE(data.stat().st_mode) == 0o700
 
 
 def test_L3_acknowledged_writes_survive_sigkill(tmp_path: Path) -> None:

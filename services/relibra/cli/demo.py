@@ -2,13 +2,15 @@
 
 import importlib.util
 import os
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, NoReturn, Self
 
 import typer
 from rich.console import Console
@@ -56,6 +58,8 @@ def demo(
     from relibra.demo.shape import Registration
 
     console = Console(stderr=as_json)
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, _exit)  # unwinds the stack, which stops trainers and services
     with ExitStack() as stack:
         folder = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relibra-demo-")))
         stages = stack.enter_context(_Stages(console))
@@ -163,9 +167,11 @@ class _Stage:
         self._progress.advance(self._task)
 
 
-def _wait_for_interrupt() -> None:
-    import signal
+def _exit(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
 
+
+def _wait_for_interrupt() -> None:
     try:
         signal.pause()
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
 """`relibra up`: Redis, planner and status service on this machine.
 
 Planner and status service run as separate processes, started by their own verbs, so that each can die or be replaced
-without the other.
+without the other. All of them end with this process, even if it is killed.
 """
 
 import json
@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from relibra.cli.service import STOP_SIGNALS, Host, ReadyFile, start_logging, write_ready_file
+from relibra.tied_process import tied
 
 _POLL_INTERVAL_S = 0.05
 _STOP_TIMEOUT_S = 30.0
@@ -57,7 +58,7 @@ def up(
         if redis_url is None:
             from relibra.store import EmbeddedRedis
 
-            redis = stack.enter_context(EmbeddedRedis(data_dir))
+            redis = stack.enter_context(EmbeddedRedis(data_dir, ends_with_caller=True))
             redis_url = redis.url
             ready |= {"redis": redis.url, "pids": {"redis": redis.pid}}
         services = [
@@ -101,7 +102,7 @@ class _Service:
         if self._verb != "planner":
             environment.pop("RELIBRA_METRICS_PORT", None)  # two services cannot listen on one port
         self._process = subprocess.Popen(
-            [*command, "--ready-file", str(self._ready_file)],
+            tied([*command, "--ready-file", str(self._ready_file)]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env=environment,

@@ -6,8 +6,6 @@ router trace    Megatron's `router_trace_rank*.jsonl` of all ranks together
 """
 
 import json
-import zipfile
-import zlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +14,11 @@ from typing import IO, Any
 import numpy as np
 
 from relibra.errors import InvalidInput, LimitExceeded, RelibraError
-from relibra.routing.encoded_array import MAX_PAYLOAD_SIZE_BYTES, npy_to_array
+from relibra.routing.encoded_array import MAX_PAYLOAD_SIZE_BYTES
 from relibra.routing.formats.batch import decode_jagged, decode_padded
 from relibra.routing.formats.megatron import decode_trace
 from relibra.routing.model_layers import ModelLayers
+from relibra.routing.npz_file import read_npz
 from relibra.routing.partial_rollout import Keep, join
 from relibra.routing.responses import decode_response
 from relibra.routing.sequence_routing import SequenceRouting, sequence_routing
@@ -86,8 +85,12 @@ def read_batch(path: Path, layers: ModelLayers) -> list[SequenceRouting]:
 
     Raises:
         InvalidInput: the file does not hold such a batch; the message names the key.
+        LimitExceeded: the arrays are far larger than their file (see `read_npz`).
     """
-    arrays = _read_npz(path)
+    arrays = read_npz(path, ("routed_experts", "rollout_routed_experts", "attention_mask", *_OFFSETS))
+    for key, array in arrays.items():
+        if array.dtype.kind not in "iub":
+            raise InvalidInput.of(key, expected="an array of integers", got=array.dtype)
     ids = arrays.get("routed_experts", arrays.get("rollout_routed_experts"))
     if ids is None:
         raise InvalidInput.of("batch", expected="the key routed_experts", got=", ".join(arrays) or "no arrays")
@@ -166,16 +169,3 @@ def _turn(response: Any, key: str) -> str:
         if isinstance(place, Mapping) and key in place:
             return json.dumps(place[key], sort_keys=True)
     raise InvalidInput.of(key, expected="to name the sequence that a turn belongs to", got="no such key")
-
-
-def _read_npz(path: Path) -> dict[str, Any]:
-    try:
-        with zipfile.ZipFile(path) as file:
-            return {
-                name.removesuffix(".npy"): npy_to_array(file.read(name), name.removesuffix(".npy"))
-                for name in file.namelist()
-                if name.removesuffix(".npy")
-                in ("routed_experts", "rollout_routed_experts", "attention_mask", *_OFFSETS)
-            }
-    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError) as error:
-        raise InvalidInput.of("batch", expected="a complete .npz file", got=error) from error

@@ -6,33 +6,18 @@ Keys: `routed_experts` uint8 or uint16 [T, L, K], the rows of all sequences one 
 """
 
 import io
-import struct
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib.npyio import NpzFile
 
 from relibra.atomic_file import write_atomically
-from relibra.errors import InvalidTrace
+from relibra.errors import InvalidInput, InvalidTrace
+from relibra.routing.npz_file import read_npz
 from relibra.routing.trace import RoutingTrace
 
 _REQUIRED = ("routed_experts", "offsets", "num_experts")
 _OPTIONAL = ("domain", "micro_batch", "source_rank", "ep_group")
-# zipfile, zlib and numpy raise these on bytes that are not theirs; MemoryError comes from headers of huge arrays.
-_UNREADABLE = (
-    ValueError,
-    KeyError,
-    OSError,
-    EOFError,
-    RuntimeError,
-    MemoryError,
-    struct.error,
-    zlib.error,
-    zipfile.BadZipFile,
-)
 
 
 def read_trace(path: str | Path) -> RoutingTrace:
@@ -41,18 +26,20 @@ def read_trace(path: str | Path) -> RoutingTrace:
     Raises:
         InvalidTrace: the file does not exist, is not a `.npz`, is truncated or inconsistent; the message names the key
             and says what was expected.
+        LimitExceeded: the arrays are far larger than their file (see `read_npz`).
     """
     path = Path(path)
+    if not path.exists():
+        raise InvalidTrace.of(str(path), expected="a routing trace file (.npz)", got="no such file")
     try:
-        file = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise InvalidTrace.of(str(path), expected="a routing trace file (.npz)", got="no such file") from None
-    except _UNREADABLE as error:
-        raise InvalidTrace.of(str(path), expected="a complete .npz file", got=error) from error
-    if not isinstance(file, NpzFile):
-        raise InvalidTrace.of(str(path), expected="a .npz file with several keys", got="a single array")
-    with file:
-        values = {key: _value(file, key) for key in _REQUIRED + _OPTIONAL if key in _REQUIRED or key in file}
+        values: dict[str, Any] = read_npz(path, _REQUIRED + _OPTIONAL)
+    except InvalidInput as error:
+        raise InvalidTrace(str(error)) from error
+    for key in _REQUIRED:
+        if key not in values:
+            raise InvalidTrace.of(
+                key, expected=f"the keys {', '.join(_REQUIRED)}", got=f"only {', '.join(values) or 'none of them'}"
+            )
     num_experts = values.pop("num_experts")
     if num_experts.ndim != 0 or num_experts.dtype.kind not in "iu":
         raise InvalidTrace.of("num_experts", expected="one integer", got=f"{num_experts.dtype} {num_experts.shape}")
@@ -67,12 +54,3 @@ def write_trace(path: str | Path, trace: RoutingTrace) -> None:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     write_atomically(Path(path), buffer.getvalue())
-
-
-def _value(file: NpzFile, key: str) -> Any:
-    if key not in file:
-        raise InvalidTrace.of(key, expected=f"the keys {', '.join(_REQUIRED)}", got=f"only {', '.join(file) or 'none'}")
-    try:
-        return file[key]
-    except _UNREADABLE as error:
-        raise InvalidTrace.of(key, expected="a readable array without Python objects", got=error) from error

@@ -16,6 +16,7 @@ from redis.exceptions import BusyLoadingError, RedisError
 from redis.retry import Retry
 
 from relibra.errors import Conflict, InvalidInput, Unavailable, Unsupported
+from relibra.tied_process import tied
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +33,15 @@ class EmbeddedRedis:
 
     The server syncs its append-only file before it answers and never evicts: acknowledged data survives SIGKILL of the
     server and of every relibra process, and loss of power. The server runs in a session of its own, so that Ctrl-C in a
-    terminal reaches it last, through `stop`. If the caller is killed, the server goes on and keeps its lock.
+    terminal reaches it last, through `stop`. If the caller is killed, the server goes on and keeps its lock, unless
+    `ends_with_caller` is set; the caller must then start it from its main thread.
+
+    Only the user of this process can read the data: a new directory gets the permissions 0700, and every file 0600. A
+    directory that was there before keeps its permissions, because it may hold other things.
     """
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, *, ends_with_caller: bool = False) -> None:
+        self._ends_with_caller = ends_with_caller
         self.data_dir = data_dir.absolute()
         self.socket_path = self.data_dir / "redis.sock"
         self._log_path = self.data_dir / "redis.log"
@@ -78,7 +84,8 @@ class EmbeddedRedis:
             )
         binary = find_redis_server()
         try:
-            self.data_dir.mkdir(parents=True, exist_ok=True)
+            self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._protect_files()
             lock = os.open(self.data_dir / "redis.lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise InvalidInput.of("data directory", expected="a writable directory", got=error) from error
@@ -86,13 +93,15 @@ class EmbeddedRedis:
             self._lock(lock)
             with self._log_path.open("wb") as log:
                 # The server inherits the lock, so it holds the lock exactly as long as it lives, even without us.
+                command = [binary, *self._options()]
                 self._process = subprocess.Popen(
-                    [binary, *self._options()],
+                    tied(command) if self._ends_with_caller else command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     pass_fds=[lock],
                     start_new_session=True,
+                    umask=0o077,
                 )
         finally:
             os.close(lock)
@@ -119,6 +128,16 @@ class EmbeddedRedis:
     def poll(self) -> int | None:
         """Return the exit status of a server that has ended; return None while it runs."""
         return None if self._process is None else self._process.poll()
+
+    def _protect_files(self) -> None:
+        """Take the files of an earlier version, which others could read, from the eyes of others."""
+        self._log_path.touch(mode=0o600)
+        # Redis before version 7 has its append-only file in the directory itself.
+        for name in (self._log_path.name, "appendonlydir", "appendonly.aof", "redis.pid"):
+            path = self.data_dir / name
+            for each in (path, *path.glob("*")):
+                if each.exists() and not each.is_symlink():
+                    each.chmod(0o700 if each.is_dir() else 0o600)
 
     def _lock(self, lock: int) -> None:
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from relibra.errors import RelibraError
+from relibra.tied_process import tied
 
 START_TIMEOUT_S = 60.0
 
@@ -41,7 +42,7 @@ class OwnServices:
         command = [sys.executable, "-m", "relibra.cli", "up", "--port", "0", "--status-port", "0"]
         command += ["--data-dir", str(self._data_dir), "--ready-file", str(self._ready)]
         with self._log.open("w") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen(tied(command), stdout=log, stderr=subprocess.STDOUT)
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._ready.exists():
             if self._process.poll() is not None or time.monotonic() > deadline:

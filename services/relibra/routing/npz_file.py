@@ -1,0 +1,133 @@
+"""Arrays of a `.npz` file, with sizes compared before anything of that size exists (S7).
+
+A few megabytes of compressed zeros unpack to gigabytes. Routing does not compress like that: a file whose arrays are
+large and many times the size of the file is refused.
+"""
+
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Collection
+from math import prod
+from pathlib import Path
+from tokenize import TokenError
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.errors import InvalidInput, LimitExceeded, shown
+
+EXPANSION_VARIABLE = "RELIBRA_MAX_EXPANSION"
+MAX_EXPANSION = 64
+"""How many times the size of their file the arrays may have, unless they are small."""
+_SMALL_SIZE_BYTES = 256 << 20
+_CHUNK_SIZE_BYTES = 1 << 20
+
+# zipfile and zlib raise these on bytes that are not theirs.
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    RuntimeError,
+    ValueError,
+    KeyError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+)
+_NO_HEADER = (ValueError, KeyError, TypeError, EOFError, SyntaxError, TokenError, RecursionError, MemoryError)
+"""The exceptions that numpy raises on a malformed `.npy` header."""
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+def read_npz(path: Path, keys: Collection[str]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file under some keys, as far as the file has them; other keys are not read.
+
+    Raises:
+        InvalidInput: the file is not a complete `.npz`, or an array is damaged or holds Python objects; the message
+            names the key.
+        LimitExceeded: the arrays are larger than 256 MiB and larger than 64 times their file. The environment variable
+            `RELIBRA_MAX_EXPANSION` sets another number.
+    """
+    try:
+        with path.open("rb") as head:
+            if head.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
+                raise InvalidInput.of(str(path), expected="a .npz file with several keys", got="a single array")
+        with zipfile.ZipFile(path) as file:
+            names = set(file.namelist())
+            found = {key: name for key in keys for name in (f"{key}.npy", key) if name in names}
+            infos = {key: file.getinfo(name) for key, name in found.items()}
+            _check_expansion(path, sum(info.file_size for info in infos.values()))
+            return {key: _read(file, info, key) for key, info in infos.items()}
+    except InvalidInput:
+        raise
+    except _UNREADABLE as error:
+        raise InvalidInput.of(str(path), expected="a complete .npz file", got=error) from error
+
+
+def _check_expansion(path: Path, unpacked_size_bytes: int) -> None:
+    allowed = _max_expansion()
+    size_bytes = path.stat().st_size
+    if unpacked_size_bytes > max(_SMALL_SIZE_BYTES, allowed * size_bytes):
+        raise LimitExceeded(
+            f"{path}: {size_bytes} bytes that unpack to {unpacked_size_bytes}, more than {allowed} times as many; "
+            f"if the file is what you expect, set {EXPANSION_VARIABLE} to a larger number"
+        )
+
+
+def _max_expansion() -> int:
+    text = os.environ.get(EXPANSION_VARIABLE, "")
+    if not text:
+        return MAX_EXPANSION
+    if not text.isdecimal() or int(text) < 1:
+        raise InvalidInput.of(EXPANSION_VARIABLE, expected="a whole number of at least 1", got=text)
+    return int(text)
+
+
+def _read(file: zipfile.ZipFile, info: zipfile.ZipInfo, key: str) -> NDArray[Any]:
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise InvalidInput.of(key, expected="an array as numpy packs it", got=f"compression {info.compress_type}")
+    try:
+        with file.open(info) as stream:
+            shape, is_fortran, dtype = _header(stream, key)
+            size_bytes = prod(shape) * dtype.itemsize
+            left = info.file_size - stream.tell()
+            if min(shape, default=0) < 0 or size_bytes != left:
+                raise InvalidInput.of(
+                    key, expected=f"{size_bytes} bytes for {dtype} {shown(list(shape))}", got=f"{left} bytes"
+                )
+            array = np.empty(shape[::-1] if is_fortran else shape, dtype)
+            _fill(array, stream)
+    except InvalidInput:
+        raise
+    except (*_UNREADABLE, MemoryError) as error:
+        raise InvalidInput.of(key, expected="a readable array without Python objects", got=error) from error
+    return array.T if is_fortran else array
+
+
+def _header(stream: IO[bytes], key: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    try:
+        version = np.lib.format.read_magic(stream)
+        shape, is_fortran, dtype = _HEADERS[version](stream)
+    except _NO_HEADER as error:
+        raise InvalidInput.of(key, expected="a .npy file", got=error) from error
+    if dtype.hasobject:
+        raise InvalidInput.of(key, expected="a readable array without Python objects", got=dtype)
+    return shape, is_fortran, dtype
+
+
+def _fill(array: NDArray[Any], stream: IO[bytes]) -> None:
+    if array.nbytes == 0:
+        return
+    target = array.reshape(-1).view(np.uint8).data
+    at = 0
+    while at < len(target):
+        # In chunks: a read of everything would hold the array twice.
+        chunk = stream.read(min(_CHUNK_SIZE_BYTES, len(target) - at))
+        if not chunk:
+            raise EOFError(f"{len(target)} bytes of data, found {at}")
+        target[at : at + len(chunk)] = chunk
+        at += len(chunk)
+    if stream.read(1):
+        raise ValueError("more data than the header says")
