@@ -6,4 +6,5 @@ Only this package and the gRPC services handle messages. The generated code live
     status                     the error tree as gRPC status codes, and back
     channel, credentials       connections with measured settings, and how a client authenticates
     client                     the planner as a trainer sees it
+    launch, heartbeat          which launch of a training a process belongs to, and that the process is alive
 """

@@ -4,6 +4,7 @@ The trainer driver (register, submit) and every agent (fetch, report) use it. Ro
 which streams.
 """
 
+import contextlib
 import logging
 import os
 import time
@@ -13,7 +14,7 @@ from typing import Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from relibra.errors import AlreadyRunning
+from relibra.errors import AlreadyRunning, NotReady, Unsupported
 from relibra.planning import Cluster, ExecutionReport, Model, PlanParams, RankPlan, Schedule
 from relibra.planning.plan import Basis
 from relibra.v1 import (
@@ -201,7 +202,7 @@ class PlannerClient:
             step=step,
             schedule=messages.encode_schedule(list(sequence_ids), schedule),
             basis=messages.encode_basis(basis),
-            epoch=self._epoch(job_id),
+            epoch=self._epoch(job_id) or self._registered_elsewhere(job_id),
         )
         self._call(self._plans.SubmitSchedule, request)
 
@@ -241,6 +242,13 @@ class PlannerClient:
         """Return the attempt that calls belong to; 0 means the current attempt."""
         if job_id in self._refusals:
             raise AlreadyRunning(str(self._refusals[job_id]))
+        return self._epochs.get(job_id, 0)
+
+    def _registered_elsewhere(self, job_id: str) -> int:
+        """Return the attempt that another client of this launch registered, and show that the driver is alive."""
+        request = job_pb2.JoinAttemptRequest(job_id=job_id, token=self._launch.token)
+        with contextlib.suppress(NotReady, Unsupported):  # registered by a process with another token, or long ago
+            self._epochs[job_id] = self._call(self._jobs.JoinAttempt, request).epoch
         return self._epochs.get(job_id, 0)
 
     def _keep_alive(self, job_id: str, interval_s: float) -> None:

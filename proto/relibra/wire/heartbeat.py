@@ -23,7 +23,8 @@ class Heartbeat:
     def __init__(self, beat: Callable[[], None], interval_s: float) -> None:
         self._beat, self._interval_s = beat, interval_s
         self._stopped = threading.Event()
-        threading.Thread(target=self._run, name="relibra-heartbeat", daemon=True).start()
+        self.thread = threading.Thread(target=self._run, name="relibra-heartbeat", daemon=True)
+        self.thread.start()
 
     def stop(self) -> None:
         """Stop without waiting for a call that is under way."""

@@ -14,6 +14,17 @@ from relibra.agent.attachment import attach
 from relibra.agent.config import AgentConfig
 from relibra.agent.plans.outcome import StepOutcome
 from relibra.agent.plans.session import PlanAnswer, PlanSource, Session
+from relibra.agent.plans.trainer_group import shared_attempt
 from relibra.planning import Phase
 
-__all__ = ["Agent", "AgentConfig", "Phase", "PlanAnswer", "PlanSource", "Session", "StepOutcome", "attach"]
+__all__ = [
+    "Agent",
+    "AgentConfig",
+    "Phase",
+    "PlanAnswer",
+    "PlanSource",
+    "Session",
+    "StepOutcome",
+    "attach",
+    "shared_attempt",
+]

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch.distributed as dist
+
 from relibra.errors import InvalidInput
 from relibra.wire.launch import ATTEMPT_VARIABLE, process_name, this_launch
 
@@ -77,6 +79,27 @@ class TrainerGroup:
         )
 
     @classmethod
+    def of_all_ranks(cls) -> "TrainerGroup":
+        """Collective over all ranks: return the group of this launch."""
+        mine = RankLaunch.of_this_process()
+        told = [mine] * dist.get_world_size()
+        dist.all_gather_object(told, mine)
+        return cls.of(told, dist.get_rank())
+
+    @classmethod
     def alone(cls, attempt: str | None = None) -> "TrainerGroup":
         """Return the group of this process alone."""
         return cls.of([RankLaunch.of_this_process(attempt)], 0)
+
+
+def shared_attempt() -> str:
+    """Collective over all ranks: return a text that all ranks of this launch share, and no other launch.
+
+    It is `RELIBRA_ATTEMPT` if the environment has it, and otherwise a random text of rank 0. Pass it as `attempt` to the
+    `PlannerClient` and the `RolloutReporter` of every rank, so that all of them belong to one attempt of the job. Agents
+    find the attempt by themselves.
+
+    Raises:
+        InvalidInput: two ranks have different texts in their environment.
+    """
+    return TrainerGroup.of_all_ranks().token
