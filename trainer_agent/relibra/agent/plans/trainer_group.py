@@ -95,9 +95,9 @@ class TrainerGroup:
 def shared_attempt() -> str:
     """Collective over all ranks: return a text that all ranks of this launch share, and no other launch.
 
-    It is `RELIBRA_ATTEMPT` if the environment has it, and otherwise a random text of rank 0. Pass it as `attempt` to the
-    `PlannerClient` and the `RolloutReporter` of every rank, so that all of them belong to one attempt of the job. Agents
-    find the attempt by themselves.
+    The text is `RELIBRA_ATTEMPT` if the environment has it, and otherwise a random text of rank 0. Pass it as `attempt`
+    to the `PlannerClient` and `RolloutReporter` of every rank, so that all of them belong to one attempt of the job.
+    Agents find the attempt by themselves.
 
     Raises:
         InvalidInput: two ranks have different texts in their environment.
