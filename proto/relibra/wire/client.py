@@ -260,7 +260,7 @@ class PlannerClient:
     def _renew(self, job_id: str) -> None:
         """Show that the process that registered a job is alive."""
         request = job_pb2.JoinAttemptRequest(job_id=job_id, token=self._launch.token, epoch=self._epochs[job_id])
-        self._epochs[job_id] = self._call(self._jobs.JoinAttempt, request).epoch
+        self._call(self._jobs.JoinAttempt, request)
 
     def _call(self, method: Callable[..., _Response], request: Message, timeout_s: float | None = None) -> _Response:
         try:

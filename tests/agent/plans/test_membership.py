@@ -10,7 +10,7 @@ import pytest
 
 from relibra.agent.plans.membership import Membership
 from relibra.agent.plans.trainer_group import RankLaunch, TrainerGroup
-from relibra.errors import AlreadyRunning, NotReady, RelibraError, StaleEpoch
+from relibra.errors import AlreadyRunning, NotReady, RelibraError, RolledBack, StaleEpoch
 from relibra.v1 import job_pb2, job_pb2_grpc
 from relibra.wire.client import PlannerClient
 from relibra.wire.status import to_status
@@ -130,6 +130,25 @@ def test_L2_a_new_attempt_of_the_same_launch_is_joined_within_the_call(
     assert member.call(client, method) == "answer"
     assert [each.epoch for each in jobs.asked] == [0, 7]
     assert [each.launch for each in jobs.asked] == ["", "launch"]
+
+
+def test_S9_a_report_of_the_attempt_before_is_not_sent_to_a_new_one(
+    jobs: Jobs, client: PlannerClient, clock: Clock
+) -> None:
+    member, reported = membership(clock), []
+
+    def report() -> None:
+        reported.append(jobs.epoch)
+        if len(reported) == 1:
+            raise RolledBack("the training went back to step 3")
+
+    member.renew(client)
+    jobs.epoch = 9
+    with pytest.raises(RolledBack):
+        member.call(client, report, is_repeatable=False)
+    assert reported == [9]
+    member.call(client, report, is_repeatable=False)
+    assert not member.has_other_launch
 
 
 def test_L1_a_rank_whose_attempt_is_over_says_so_once_and_asks_no_more(

@@ -79,10 +79,16 @@ class Membership:
             if not self.has_other_launch:
                 log.debug("not in an attempt of job %s: %s", self._job_id, error)
 
-    def call(self, client: PlannerClient, method: Callable[[], _T]) -> _T:
+    def call(self, client: PlannerClient, method: Callable[[], _T], *, is_repeatable: bool = True) -> _T:
         """Return the result of a call to the planner, which belongs to the attempt of this rank.
 
-        If Redis lost its data and the same launch registered the job again, the rank joins the new attempt by itself.
+        The rank joins a new attempt of its own launch by itself. One begins when the training goes back to an earlier
+        step, and when the job is registered again after Redis has lost its data.
+
+        Args:
+            client: the client that makes the call.
+            method: makes the call.
+            is_repeatable: whether to make the call again in a new attempt. What a rank did in the old one stays there.
 
         Raises:
             StaleEpoch: the attempt of this launch is over.
@@ -96,6 +102,8 @@ class Membership:
         except StaleEpoch:
             self._joined = None
             self._join(client)
+            if not is_repeatable:
+                raise
             return method()
 
     def _join_if_due(self, client: PlannerClient) -> None:

@@ -194,7 +194,9 @@ class Session:
     def _deliver(self, client: PlannerClient, report: ExecutionReport) -> bool:
         """Send one report; return False if it should be sent again."""
         try:
-            self._membership.call(client, lambda: client.report_execution(self._config.job_id, report))
+            self._membership.call(
+                client, lambda: client.report_execution(self._config.job_id, report), is_repeatable=False
+            )
         except RelibraError as error:
             if error.retryable and not self._membership.is_hopeless:
                 return False
