@@ -26,8 +26,8 @@ Answering = Callable[..., AbstractContextManager[tuple[str, list]]]
 class Watched:
     """Two jobs and their status service.
 
-    `job` has steps 1 executed as planned, 2 fallen back, 3 failed and 4 being collected. `restarted` had steps 1 and 2
-    planned in its attempt 1, and has step 2 being collected in its attempt 2.
+    Step 0 of `job` was executed and has expired, step 1 was executed as planned, 2 fell back, 3 failed and 4 is being
+    collected. `restarted` had steps 1 and 2 planned in its attempt 1, and has step 2 being collected in its attempt 2.
     """
 
     job: WatchedJob
@@ -43,6 +43,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         async with Store.open(url) as opened:
             job = WatchedJob(opened, "job", model=MODEL, cluster=CLUSTER, num_micro_batches=2)
             await job.register()
+            await job.report(0, await job.plan(0))
+            await job.expire(0)
             await job.report(1, await job.plan(1))
             await job.plan(2)
             await job.report(2, None)

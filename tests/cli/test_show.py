@@ -37,6 +37,18 @@ def test_a_step_with_what_the_ranks_did(relibra, watched):
     assert said["execution"][0]["fallbacks"] == {"late": 4}
 
 
+def test_an_expired_step_in_brief(relibra, watched):
+    printed = relibra("show", "job", 0)
+    assert "step 0 is planned, 8 sequences" in printed
+    assert "full data expired after" in printed
+    assert "4 steps are kept in full" in " ".join(printed.split())
+    assert f"bound {watched.job.plans[0].prediction.imbalance_bound:.3f}" in printed
+    assert "update: 4 of 4 ranks executed the plan, imbalance" in printed
+    assert json.loads(relibra("show", "job", 0, "--json"))["is_expired"]
+    with pytest.raises(NotFound, match="step 0 of job 'job' has expired, 4 are kept: only the summary"):
+        relibra("show", "job", 0, "--row", 0, "--layer", 0)
+
+
 def test_a_cell_in_full(relibra, watched):
     cell = json.loads(relibra("show", "job", 1, "--row", 1, "--layer", 2, "--json"))
     loads_R = watched.job.plans[1].rank_loads_MLR[1, 2].tolist()

@@ -9,7 +9,10 @@ def test_steps_are_listed_newest_first_with_their_predictions(relibra, watched):
         ("3", "failed"),
         ("2", "planned"),
         ("1", "planned"),
+        ("0", "planned,"),
     ]
+    assert rows[4][2] == "expired"
+    assert rows[4][4] == f"{watched.job.plans[0].prediction.imbalance_before:.3f}"
     prediction = watched.job.plans[1].prediction
     assert rows[3][3:6] == [
         f"{prediction.imbalance_before:.3f}",

@@ -1,5 +1,6 @@
 """A job for tests of what people look at: really planned, reported by its ranks, and written straight into a store."""
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,7 +22,7 @@ from relibra.planning.launch import Launch
 from relibra.planning.load import narrow_counts
 from relibra.planning.routing_check import RoutingCheck
 from relibra.planning.solve import solve
-from relibra.store import EncodedPlan, JobRecord, SequenceCounts, Store
+from relibra.store import EncodedPlan, ExpiryCause, JobRecord, SequenceCounts, Store
 
 LEASE_S = 60.0
 
@@ -128,6 +129,12 @@ class WatchedJob:
                         routing=routing or RoutingCheck(),
                     ),
                 )
+
+    async def expire(self, *steps: int, cause: ExpiryCause = ExpiryCause.STEPS) -> None:
+        """Let steps expire: their summaries stay."""
+        measured, _ = await self.store.measure_steps(self.record)
+        chosen = {each: cause for each in measured if each.step in steps}
+        assert await self.store.expire_steps(self.record, chosen, time.time()) == sorted(steps)
 
     def _counts(self, step: int) -> NDArray[np.uint32]:
         """Return skewed counts `[S, L, E]` that drift slowly: an expert stays hot for a few steps."""

@@ -50,8 +50,11 @@ def show(
         # Attempt 1 has none before it.
         shown["attempts"] = get("attempts") if shown["current_attempt"] > 1 else [shown["attempt"]]
     elif row is None or layer is None:
-        shown = get("steps", step) | {"execution": get("steps", step, "execution")}
-        print_it = _print_step
+        shown, print_it = get("steps", step), _print_step
+        if shown.get("is_expired"):
+            print_it = _print_summary
+        else:
+            shown |= {"execution": get("steps", step, "execution")}
     else:
         shown, print_it = get("steps", step, "cells", row, layer), _print_cell
     if as_json:
@@ -104,30 +107,11 @@ def _time(shown: str) -> str:
 
 
 def _print_step(console: Console, step: dict[str, Any]) -> None:
-    plan = step["plan"]
-    console.print(f"step {step['step']} is {step['state']}, {step['num_sequences']} sequences", style="bold")
-    if step["failure"]:
-        console.print(step["failure"], style="red", markup=False)
-    if plan is not None:
-        prediction = plan["prediction"]
-        imbalances = " > ".join(f"{prediction[f'imbalance_{name}']:.3f}" for name in ("before", "after"))
-        console.print(
-            _facts(
-                {
-                    "plan": plan["id"],
-                    "imbalance": f"{imbalances}, bound {prediction['imbalance_bound']:.3f}",
-                    "replicas": f"{prediction['num_replicas']}, {_size(prediction['replica_size_bytes'])}",
-                    "moved experts": f"{prediction['num_moved_experts']}, {_size(prediction['reorder_size_bytes'])}",
-                }
-            )
-        )
+    _print_state(console, step)
+    if plan := step["plan"]:
+        _print_prediction(console, plan["id"], plan["prediction"])
     for each in step["execution"]:
-        realised = "" if each["imbalance"] is None else f", imbalance {each['imbalance']:.3f}"
-        console.print(
-            f"{each['phase']}: {each['num_applied']} of {each['num_expected']} ranks executed the plan{realised}"
-        )
-        for cause, number in each["fallbacks"].items():
-            console.print(f"  {number} kept the previous placement: {cause}", style="yellow")
+        _print_phase(console, each)
         routing = each["routing"]
         for cause, number in routing["otherwise"].items():
             console.print(
@@ -136,6 +120,49 @@ def _print_step(console: Console, step: dict[str, Any]) -> None:
         if each["missing"]:
             ranks = ", ".join(f"{group}/{rank}" for group, rank in each["missing"])
             console.print(f"  no report from EP group/rank {ranks}", style="yellow")
+
+
+def _print_summary(console: Console, step: dict[str, Any]) -> None:
+    summary = step["summary"]
+    _print_state(console, step)
+    console.print(summary["text"], style="yellow", markup=False)
+    if summary["prediction"]:
+        _print_prediction(console, summary["plan_id"], summary["prediction"])
+    for each in summary["phases"]:
+        _print_phase(console, each)
+        if each["num_otherwise"]:
+            console.print(f"  routed otherwise than planned in {each['num_otherwise']} cells", style="yellow")
+        if each["num_reports"] < each["num_expected"]:
+            console.print(f"  {each['num_expected'] - each['num_reports']} ranks did not report", style="yellow")
+
+
+def _print_state(console: Console, step: dict[str, Any]) -> None:
+    console.print(f"step {step['step']} is {step['state']}, {step['num_sequences']} sequences", style="bold")
+    if step["failure"]:
+        console.print(step["failure"], style="red", markup=False)
+
+
+def _print_prediction(console: Console, plan_id: str, prediction: dict[str, Any]) -> None:
+    imbalances = " > ".join(f"{prediction[f'imbalance_{name}']:.3f}" for name in ("before", "after"))
+    console.print(
+        _facts(
+            {
+                "plan": plan_id,
+                "imbalance": f"{imbalances}, bound {prediction['imbalance_bound']:.3f}",
+                "replicas": f"{prediction['num_replicas']}, {_size(prediction['replica_size_bytes'])}",
+                "moved experts": f"{prediction['num_moved_experts']}, {_size(prediction['reorder_size_bytes'])}",
+            }
+        )
+    )
+
+
+def _print_phase(console: Console, phase: dict[str, Any]) -> None:
+    realised = "" if phase["imbalance"] is None else f", imbalance {phase['imbalance']:.3f}"
+    console.print(
+        f"{phase['phase']}: {phase['num_applied']} of {phase['num_expected']} ranks executed the plan{realised}"
+    )
+    for cause, number in phase["fallbacks"].items():
+        console.print(f"  {number} kept the previous placement: {cause}", style="yellow")
 
 
 def _size(size_bytes: int | None) -> str:

@@ -40,7 +40,9 @@ def steps(
     ):
         table.add_column(heading, justify="left" if heading == "state" else "right")
     for each in found:
-        table.add_row(str(each["step"]), each["state"], str(each["num_sequences"]), *_promises(each["plan"]))
+        came = f"{each['state']}, expired" if each.get("is_expired") else each["state"]
+        plan = each["plan"] or each.get("summary")
+        table.add_row(str(each["step"]), came, str(each["num_sequences"]), *_promises(plan))
     console = Console()
     console.print(table)
     for each in found:
@@ -49,8 +51,8 @@ def steps(
 
 
 def _promises(plan: dict[str, Any] | None) -> list[str]:
-    if plan is None:
+    prediction = plan and plan["prediction"]
+    if not prediction:
         return [""] * 5
-    prediction = plan["prediction"]
     imbalances = [f"{prediction[f'imbalance_{name}']:.3f}" for name in ("before", "after", "bound")]
     return [*imbalances, str(prediction["num_replicas"]), str(prediction["num_moved_experts"])]

@@ -12,7 +12,8 @@ from relibra.status.figures import check_index
 from relibra.status.history_models import ExpertPoint, HistoryPoint, RankPoint
 from relibra.status.job_models import AttemptStepsView, JobHealthView
 from relibra.status.models import ExecutionView, ReportView, StepView
-from relibra.store import PlanRecord, StepState
+from relibra.status.summary_models import StepOrSummaryView
+from relibra.store import PlanRecord, StepRecord, StepState, StepSummary
 
 api = APIRouter(prefix="/v1", responses=V1_RESPONSES)
 
@@ -48,7 +49,7 @@ async def list_attempts(app: App, seen: Seen, request: Request) -> Response:
     return await app.tagged.json(request, lambda: [AttemptStepsView.show(*row) for row in rows])
 
 
-@api.get("/jobs/{job_id}/steps", tags=["steps"], response_model=list[StepView])
+@api.get("/jobs/{job_id}/steps", tags=["steps"], response_model=list[StepOrSummaryView])
 async def list_steps(
     app: App,
     job: Job,
@@ -57,17 +58,22 @@ async def list_steps(
     before: Before = None,
     state: Annotated[StepState | None, Query(description="Only steps in this state.")] = None,
 ) -> Response:
-    """The latest steps of a job, newest first."""
-    steps = await app.store.list_steps(job, limit=limit if state is None else _MAX_SCANNED, before=before)
-    wanted = [step for step in steps if state in (None, step.state)][:limit]
-    return await app.tagged.json(request, lambda: [StepView.of(step) for step in wanted])
+    """The latest steps of a job, newest first; of expired steps a summary."""
+    num = limit if state is None else _MAX_SCANNED
+    kept = {each.step: each for each in await app.store.list_steps(job, limit=num, before=before)}
+    expired = {each.step: each for each in await app.store.list_summaries(job, limit=num, before=before)}
+    num_kept = await app.store.num_kept_steps(job)
+    steps = [kept.get(number) or expired[number] for number in sorted(kept.keys() | expired.keys(), reverse=True)]
+    wanted = [step for step in steps[:num] if state in (None, step.state)][:limit]
+    return await app.tagged.json(request, lambda: [_view(step, num_kept) for step in wanted])
 
 
-@api.get("/jobs/{job_id}/steps/{step}", tags=["steps"], response_model=StepView)
+@api.get("/jobs/{job_id}/steps/{step}", tags=["steps"], response_model=StepOrSummaryView)
 async def get_step(app: App, job: Job, request: Request, step: Step) -> Response:
-    """The state of a step. A step without reports is not an error: it has no sequences."""
-    record = await app.store.find_step(job, step)
-    return await app.tagged.json(request, lambda: StepView.of(record))
+    """The state of a step, or the summary of an expired one. A step that nobody reported is not found."""
+    found = await app.reader.find(job, step)
+    num_kept = await app.store.num_kept_steps(job)
+    return await app.tagged.json(request, lambda: _view(found, num_kept))
 
 
 @api.get("/jobs/{job_id}/steps/{step}/explain", tags=["steps"], response_model=Explanation)
@@ -108,13 +114,28 @@ async def list_reports(
 
 
 @api.get("/jobs/{job_id}/history", tags=["history"], response_model=list[HistoryPoint])
-async def get_history(app: App, job: Job, request: Request, limit: Limit = 100, before: Before = None) -> Response:
-    """Planned and realised imbalance, waits and fallbacks over the latest steps, oldest first."""
-    steps = (await app.store.list_steps(job, limit=limit, before=before))[::-1]
-    executed = await app.reader.executions(job, [step.step for step in steps])
-    return await app.tagged.json(
-        request, lambda: [HistoryPoint.of(step, each) for step, each in zip(steps, executed, strict=True)]
-    )
+async def get_history(
+    app: App,
+    job: Job,
+    request: Request,
+    limit: Limit = 100,
+    before: Before = None,
+    points: Annotated[
+        int | None,
+        Query(
+            description="Cover all steps of the attempt instead, from its first: the steps that are kept in full, and "
+            "this number of expired ones, evenly spaced.",
+            ge=2,
+            le=1000,
+        ),
+    ] = None,
+) -> Response:
+    """Planned and realised imbalance, waits and fallbacks over the latest steps, oldest first, expired ones too."""
+    if points is None:
+        steps = await app.reader.summaries(job, limit=limit, before=before)
+    else:
+        steps = await app.reader.sample(job, points)
+    return await app.tagged.json(request, lambda: [HistoryPoint.of(step) for step in reversed(steps)])
 
 
 @api.get("/jobs/{job_id}/history/layers/{layer}/experts/{expert}", tags=["history"], response_model=list[ExpertPoint])
@@ -174,3 +195,10 @@ async def watch(
 async def _plans(app: App, job: Job, limit: int, before: int | None) -> list[PlanRecord]:
     steps = await app.store.list_steps(job, limit=limit, before=before)
     return [step.plan for step in reversed(steps) if step.plan is not None]
+
+
+def _view(step: StepRecord | StepSummary, num_kept: int) -> StepOrSummaryView:
+    if isinstance(step, StepRecord):
+        return StepOrSummaryView.show(StepView.of(step))
+    assert step.expired is not None, "only expired steps have summaries in the store"
+    return StepOrSummaryView.of_expired(step, step.expired, num_kept)

@@ -12,10 +12,11 @@ from relibra.planning.execution import Execution
 from relibra.planning.plan import Prediction
 from relibra.planning.summary import PlanTotals
 from relibra.status.models import Shown
-from relibra.store import PlanRecord, StepRecord, StepState
+from relibra.store import StepState, StepSummary
+from relibra.store.step_summary import PhaseSummary, PlanBrief
 
 
-def realised_imbalance(executed: Sequence[Execution]) -> float | None:
+def realised_imbalance(executed: Sequence[Execution | PhaseSummary]) -> float | None:
     """Return the imbalance of the last phase that all ranks have reported, or None."""
     realised = [each.imbalance for each in executed if each.imbalance is not None]
     return realised[-1] if realised else None
@@ -58,10 +59,12 @@ class HistoryPoint(Shown):
     num_fallbacks: int = Field(description="Ranks that kept the previous placement, in the worst phase.", examples=[0])
     num_replicas: int | None = Field(None, examples=[4100])
     num_moved_experts: int | None = Field(None, examples=[24])
+    is_expired: bool = Field(description="Whether only this summary of the step remains.", examples=[False])
 
     @classmethod
-    def of(cls, step: StepRecord, executed: list[Execution]) -> "HistoryPoint":
+    def of(cls, step: StepSummary) -> "HistoryPoint":
         """Return the point of one step."""
+        executed = step.phases
         realised = realised_imbalance(executed)
         return cls(
             step=step.step,
@@ -71,11 +74,12 @@ class HistoryPoint(Shown):
             reorder_s=max((each.reorder_s for each in executed), default=None),
             replica_wait_s=max((each.replica_wait_s for each in executed), default=None),
             num_fallbacks=max((each.num_fallbacks for each in executed), default=0),
+            is_expired=step.expired is not None,
             **({} if step.plan is None else _of_plan(step.plan, realised)),
         )
 
 
-def _of_plan(plan: PlanRecord, realised: float | None) -> dict[str, Any]:
+def _of_plan(plan: PlanBrief, realised: float | None) -> dict[str, Any]:
     # The model leaves out what a point does not show of the prediction.
     return asdict(plan.prediction) | {
         "speedup_planned": speedup(plan.prediction, plan.prediction.imbalance_after),

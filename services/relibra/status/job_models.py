@@ -48,7 +48,9 @@ class AttemptView(Shown):
 class AttemptStepsView(AttemptView):
     """An attempt and how far it came."""
 
-    first_step: int | None = Field(description="The first step that is kept; null without steps.", examples=[100])
+    first_step: int | None = Field(
+        description="The first step that is kept, if only as a summary; null without steps.", examples=[100]
+    )
     last_step: int | None = Field(description="The last step that is kept.", examples=[163])
     num_planned_steps: int = Field(description="Steps that got a plan, including expired ones.", examples=[163])
 

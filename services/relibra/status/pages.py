@@ -23,6 +23,8 @@ from relibra.status.history_models import realised_imbalance, speedup
 from relibra.status.load_models import CellView
 from relibra.status.problems import Problem
 from relibra.status.sparkline import sparkline
+from relibra.status.summary_models import expiry_text
+from relibra.store import StepSummary
 
 STATIC = Path(__file__).parent / "static"
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -47,10 +49,8 @@ async def overview(app: App, viewer: Looker, request: Request) -> Response:
 async def show_job(app: App, seen: Seen, request: Request, before: Before = None) -> Response:
     """One attempt of a job over its steps. Without `attempt` in the URL, the page follows the current attempt."""
     job = seen.job
-    steps = await app.store.list_steps(job, limit=_STEPS_PER_PAGE + 1, before=before)
-    executed = await app.reader.executions(job, [step.step for step in steps])
-    rows = list(zip(steps, executed, strict=True))[:_STEPS_PER_PAGE]
-    has_older = len(steps) > _STEPS_PER_PAGE
+    steps = await app.reader.summaries(job, limit=_STEPS_PER_PAGE + 1, before=before)
+    rows, has_older = steps[:_STEPS_PER_PAGE], len(steps) > _STEPS_PER_PAGE
     glance = await app.reader.glance(seen)
     attempts = await app.reader.attempts(seen.attempts)
     shown: dict[str, Any] = {"rows": rows, "before": before, "has_older": has_older}
@@ -63,7 +63,11 @@ async def show_step(app: App, seen: Seen, request: Request, step: Step) -> Respo
     job = seen.job
     if not _is_permanent(request):
         return _permanent(request, seen)
-    record = await app.store.find_step(job, step)
+    record = await app.reader.find(job, step)
+    if isinstance(record, StepSummary):
+        assert record.expired is not None, "only expired steps have summaries in the store"
+        text = expiry_text(record.expired, await app.store.num_kept_steps(job))
+        return _page(request, "expired.html", seen=seen, step=record, text=text)
     (executed,) = await app.reader.executions(job, [step])
     shown: dict[str, Any] = {"seen": seen, "step": record, "executed": executed}
     shown["explanation"] = explain(record, job.cluster, executed, is_over=seen.is_over)

@@ -14,8 +14,8 @@ from relibra.planning.summary import PlanTotals
 from relibra.status.attempts import AttemptChoice, choose_attempt, refused_launch
 from relibra.status.balance import GLANCE_STEPS, Balance, balance_of
 from relibra.status.figures import PlanFigures
-from relibra.status.health import JobHealth, job_health
-from relibra.store import Attempt, JobRecord, PlanRecord, Refusal, StepRecord, Store
+from relibra.status.health import JobHealth, JobState, job_health
+from relibra.store import Attempt, JobRecord, PlanRecord, Refusal, StepRecord, StepSummary, Store
 from relibra.store.single_flight import SingleFlight
 
 P = ParamSpec("P")
@@ -76,6 +76,37 @@ class Reader:
             raise NotFound(f"step {step} of job {job.job_id!r} has no plan; it is {record.failure or record.state}")
         return record.plan
 
+    async def find(self, job: JobRecord, step: int) -> StepRecord | StepSummary:
+        """Return a step whose full data is kept, or the summary of an expired one.
+
+        Raises:
+            NotFound: neither is there; the message says why.
+        """
+        try:
+            return await self.store.find_step(job, step)
+        except NotFound:
+            if summary := await self.store.get_summary(job, step):
+                return summary
+            raise
+
+    async def summaries(self, job: JobRecord, *, limit: int, before: int | None = None) -> list[StepSummary]:
+        """Return the last `limit` steps of an attempt in brief, expired or not, newest first."""
+        kept = await self._in_brief(job, await self.store.list_steps(job, limit=limit, before=before))
+        expired = await self.store.list_summaries(job, limit=limit, before=before)
+        return _merge(kept, expired)[:limit]
+
+    async def sample(self, job: JobRecord, num: int) -> list[StepSummary]:
+        """Return steps from the whole of an attempt in brief, newest first.
+
+        All steps that are kept in full are among them, and about `num` expired ones, evenly spaced.
+        """
+        kept = await self._in_brief(job, await self.store.list_steps(job, limit=num))
+        return _merge(kept, await self.store.sample_summaries(job, num))
+
+    async def _in_brief(self, job: JobRecord, steps: list[StepRecord]) -> list[StepSummary]:
+        executed = await self.executions(job, [each.step for each in steps])
+        return [StepSummary.of(step, each) for step, each in zip(steps, executed, strict=True)]
+
     async def figures(self, job: JobRecord, record: PlanRecord) -> PlanFigures:
         """Return a plan with its loads. Loads are computed on first access: access them off the event loop."""
         return await self._figures.get((job.job_id, record.id), lambda: self._decode(job, record))
@@ -128,6 +159,9 @@ class Reader:
         executed_step, executed = done[0] if done else (None, [])
         now = choice.chosen.ended_at or time.time()
         health = job_health(steps, executed_step, executed, balance, now, choice.chosen.number)
+        if not steps and await self.store.list_summaries(job, limit=1):
+            expired = f"the full data of attempt {choice.chosen.number} has expired; summaries of its steps remain"
+            health = JobHealth(verdict=JobState.WAITING, reason=expired)
         return JobGlance(
             choice=choice,
             health=health,
@@ -157,3 +191,9 @@ class Reader:
 
     async def _decode(self, job: JobRecord, record: PlanRecord) -> PlanFigures:
         return PlanFigures(plan=await self.plan(job, record, with_shares=False))
+
+
+def _merge(kept: Sequence[StepSummary], expired: Sequence[StepSummary]) -> list[StepSummary]:
+    """Return all steps, newest first; a step that expired between two reads once."""
+    by_step = {each.step: each for each in (*kept, *expired)}
+    return [by_step[step] for step in sorted(by_step, reverse=True)]

@@ -1,6 +1,6 @@
 """The state of each step whose full data is kept."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from relibra.errors import NotFound
 from relibra.store.connection import Connected, raises_unavailable
@@ -87,15 +87,14 @@ class Steps(Connected):
         return records
 
     @raises_unavailable
-    async def kept_steps(self, attempts: Iterable[AttemptId]) -> list[tuple[int, int] | None]:
-        """Return the first and the last step that each of some attempts keeps; None for an attempt without steps."""
-        pipe = self._redis.pipeline(transaction=False)
+    async def kept_steps(self, attempts: Sequence[AttemptId]) -> list[tuple[int, int] | None]:
+        """Return the first and the last step of each of some attempts, expired or not; None without steps."""
+        names, pipe = ("steps", "summaries"), self._redis.pipeline(transaction=False)
         for attempt in attempts:
-            key = AttemptKeys.of_attempt(attempt).of("steps")
-            pipe.zrange(key, 0, 0)
-            pipe.zrange(key, -1, -1)
-        found = await pipe.execute() if len(pipe) else []
-        return [
-            (int(first[0]), int(last[0])) if first and last else None
-            for first, last in zip(found[::2], found[1::2], strict=True)
-        ]
+            for name in names:
+                key = AttemptKeys.of_attempt(attempt).of(name)
+                pipe.zrange(key, 0, 0, withscores=True)
+                pipe.zrange(key, -1, -1, withscores=True)
+        found = iter(await pipe.execute() if len(pipe) else [])
+        ends = [[int(step) for _ in range(2 * len(names)) for _, step in next(found)] for _ in attempts]
+        return [(min(each), max(each)) if each else None for each in ends]
