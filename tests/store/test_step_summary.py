@@ -71,7 +71,7 @@ SUMMARY = StepSummary(
 def test_a_summary_survives_its_encoding_in_a_few_hundred_bytes(summary: StepSummary) -> None:
     document = encode_summary(summary).encode()
     assert decode_summary(document) == summary
-    assert len(document) < 600
+    assert len(document) < 450
 
 
 def test_a_cause_that_another_version_wrote_is_unspecified() -> None:

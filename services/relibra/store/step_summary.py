@@ -145,6 +145,8 @@ class StepSummary:
         )
 
 
+# Lists, because names would double the size of a summary. New fields go to the end and need defaults.
+_PREDICTION_FIELDS = tuple(each.name for each in fields_of(Prediction))
 _PHASE_FIELDS = tuple(each.name for each in fields_of(PhaseSummary) if each.name != "phase")
 
 
@@ -160,7 +162,7 @@ def encode_summary(summary: StepSummary) -> str:
     }
     if plan := summary.plan:
         fields["plan"] = [f"{plan.id.epoch:x}", plan.id.version, round(plan.published_at, 3), _short(plan.latency_s)]
-        fields["prediction"] = {name: _short(value) for name, value in plan.prediction.to_dict().items()}
+        fields["prediction"] = [_short(getattr(plan.prediction, name)) for name in _PREDICTION_FIELDS]
     if summary.phases:
         fields["phases"] = {
             each.phase: [_short(getattr(each, name)) for name in _PHASE_FIELDS] for each in summary.phases
@@ -185,7 +187,7 @@ def decode_summary(document: bytes) -> StepSummary:
         if plan is None
         else PlanBrief(
             id=PlanId(epoch=int(plan[0], 16), version=plan[1]),
-            prediction=Prediction(**fields["prediction"]),
+            prediction=Prediction(**dict(zip(_PREDICTION_FIELDS, fields["prediction"], strict=False))),
             published_at=plan[2],
             latency_s=plan[3],
         ),
@@ -196,7 +198,7 @@ def decode_summary(document: bytes) -> StepSummary:
 
 
 def _decode_phase(phase: str, values: list[Any]) -> PhaseSummary:
-    fields = dict(zip(_PHASE_FIELDS, values, strict=True))
+    fields = dict(zip(_PHASE_FIELDS, values, strict=False))
     # Another version of relibra, which shares the Redis during an upgrade, may have written a cause of its own.
     known = set(Cause)
     fallbacks: Counter[Cause] = Counter()
