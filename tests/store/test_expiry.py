@@ -1,4 +1,3 @@
-import dataclasses
 import time
 from typing import Any
 
@@ -199,5 +198,6 @@ def test_steps_of_an_attempt_that_is_over_expire_too(store: Store, run: Loop, jo
 def test_one_planner_in_a_while_looks_for_steps_to_expire(store: Store, run: Loop, job: JobRecord) -> None:
     assert run(store.claim_sweep("job", 60.0))
     assert not run(store.claim_sweep("job", 60.0))
-    other = dataclasses.replace(job, job_id="other")
-    assert run(store.claim_sweep(other.job_id, 60.0))
+    assert run(store.claim_sweep("job", 0.0))
+    run(store.remove_job("job"))
+    assert not run(store.claim_sweep("job", 60.0))

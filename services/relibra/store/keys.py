@@ -9,7 +9,7 @@ Keys of all jobs have the prefix `relibra:`. They stay for good, except revoked 
 | `tokens` | hash | token id -> JSON: hash of its secret, job, role, times | 300 B a token |
 
 Keys of one job have the prefix `relibra:{job}:`. They stay until the job is removed, with two exceptions: `epoch` and
-`fence` stay for good, so that both only rise, and `lease` and `swept` end by themselves:
+`fence` stay for good, so that both only rise, and `lease` stays as long as it is renewed:
 
 | key | type | content | size |
 |---|---|---|---|
@@ -18,7 +18,6 @@ Keys of one job have the prefix `relibra:{job}:`. They stay until the job is rem
 | `epoch` | string | the last epoch given out, decimal | 16 B |
 | `fence` | string | the last fencing token given out | 16 B |
 | `lease` | string | fencing token of the planner that solves now | 16 B |
-| `swept` | string | exists for a minute after a planner looked for steps to expire | 1 B |
 
 Keys of one attempt have the prefix `relibra:{job}:<epoch, 16 hex digits>:`. Once a newer attempt began, only the expiry
 of steps writes to them. They stay until the job is removed or `KNOWN_ATTEMPTS` newer attempts began. An attempt that
