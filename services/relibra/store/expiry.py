@@ -112,7 +112,7 @@ class Expiry(Plans, Steps, Reports):
 
     @raises_unavailable
     async def claim_sweep(self, job_id: str, interval_s: float) -> bool:
-        """Return True for one caller in `interval_s`: of all planners, that one looks for steps of the job to expire."""
+        """Return True for one planner in `interval_s`, which then looks for steps of the job that expire."""
         return bool(await self._script("claim_sweep", [JobKeys(job_id).of("job")], [int(interval_s * 1000)]))
 
     async def _sum_up_steps(
