@@ -312,7 +312,11 @@ def exported(cluster: Cluster, **options: Any) -> Result:
         messages = {
             "forward": refusal(lambda: outputs(balanced, 1)),
             "optimizer": refusal(balanced.optimizer.step),
+            "state of the optimizer": refusal(balanced.optimizer.state_dict),
+            "checkpoint": refusal(lambda: balanced.optimizer.sharded_state_dict({})),
             "begin_step": refusal(lambda: agent.begin_step(1, Phase.UPDATE)),
+            "load_logical": refusal(lambda: agent.load_logical({})),
+            "accept_weights": refusal(agent.accept_weights),
             "detach": refusal(agent.detach),
             "restoring": refusal(lambda: agent.restoring(agent.original_order).__enter__()),
         }

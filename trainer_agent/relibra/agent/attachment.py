@@ -155,7 +155,9 @@ def attach(
         hooks.callback(check_named_parameters(levels, places.check_reading))
         hooks.callback(megatron.guard_checkpoints(optimizer))
         if optimizer is not None:
-            hooks.callback(check_optimizer_state_dicts(optimizer, places.check_reading, places.check_writing))
+            hooks.callback(
+                check_optimizer_state_dicts(optimizer, places.check_reading, places.check_writing, homes.check_at_home)
+            )
             hooks.callback(around_steps(optimizer, agent.check_before_training, guard.note_trained))
             guard.sees_optimizer = True
         attached.append(agent)

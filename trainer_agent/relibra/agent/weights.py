@@ -169,6 +169,7 @@ class WeightAccess:
 
     def accept_weights(self) -> None:
         """Declare that the weights in the modules are right, in the present order, and the ones to train on."""
+        self._homes.check_at_home()
         self._guard.note_trained()
 
     def load_logical(self, weights: Mapping[str, Tensor]) -> None:
@@ -181,6 +182,7 @@ class WeightAccess:
         Raises:
             InvalidInput: a name is missing or a shape differs. Nothing was written on this rank.
         """
+        self._homes.check_at_home()
         self._forget_replicas()
         write_named(dict(logical_named_parameters(self._models, self._experts, self._homes.logical_experts)), weights)
         self._guard.note_trained()

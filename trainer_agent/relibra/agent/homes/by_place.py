@@ -135,24 +135,33 @@ def check_state_dicts(experts: nn.Module, check_reading: Check, check_writing: C
     return restore
 
 
-def check_optimizer_state_dicts(optimizer: Any, check_reading: Check, check_writing: Check) -> Callable[[], None]:
-    """Check the `state_dict` and `load_state_dict` of an optimizer, unless its `sharded_state_dict` calls them."""
+def check_optimizer_state_dicts(
+    optimizer: Any, check_reading: Check, check_writing: Check, check_at_home: Callable[[], None]
+) -> Callable[[], None]:
+    """Check the `state_dict` and `load_state_dict` of an optimizer, unless its `sharded_state_dict` calls them.
+
+    `check_at_home` raises if the state of the optimizer belongs to other weights than the ones in the modules. It is
+    called in all three.
+    """
     undo, depth = ExitStack(), 0
     plain_reading, plain_writing = optimizer.state_dict, optimizer.load_state_dict
     plain_sharded = getattr(optimizer, "sharded_state_dict", None)
 
     def state_dict(*args: Any, **kwargs: Any) -> Any:
+        check_at_home()
         if not depth:
             check_reading("optimizer.state_dict()")
         return plain_reading(*args, **kwargs)
 
     def load_state_dict(*args: Any, **kwargs: Any) -> Any:
+        check_at_home()
         check_writing("optimizer.load_state_dict()")
         return plain_writing(*args, **kwargs)
 
     def sharded_state_dict(*args: Any, **kwargs: Any) -> Any:
         nonlocal depth
         assert plain_sharded is not None
+        check_at_home()
         depth += 1
         try:
             return plain_sharded(*args, **kwargs)
