@@ -147,8 +147,8 @@ class Homes:
         if self._is_lent:
             raise RelibraError(
                 "the weights are at their original places inside `with agent.at_original_places():`, where they can be "
-                "read and not be used; leave the `with` before you run a forward, write weights, step, save or load the "
-                "optimizer, begin a step or detach"
+                "read and not be used; leave the `with` before you run a forward, write weights, step, save or load "
+                "the optimizer, begin a step or detach"
             )
 
     def _move(self, moves: Sequence[Move], tensors: ExpertTensors) -> tuple[int, str | None]:
