@@ -74,7 +74,7 @@ def test_S9_a_step_that_does_not_exist_is_not_shown_as_one_that_collects(relibra
 def test_a_job_is_shown_with_its_attempts(relibra, watched):
     printed = relibra("show", "restarted", RELIBRA_TOKEN=watched.restarted_token, COLUMNS="160")
     assert re.search(r"^attempt +2, launched by host-b:99 \S+Z, heard \S+Z, epoch", printed, re.M)
-    assert re.search(r"^attempt 1 +launched by host-a:4711 \S+Z, ended \S+Z; keeps steps 1 to 2", printed, re.M)
+    assert re.search(r"^attempt 1 +launched by host-a:4711 \S+Z, ended \S+Z; steps 1 to 2", printed, re.M)
     said = json.loads(relibra("show", "restarted", "--json", RELIBRA_TOKEN=watched.restarted_token))
     assert [each["number"] for each in said["attempts"]] == [2, 1]
 

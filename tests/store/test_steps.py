@@ -29,3 +29,12 @@ def test_S9_a_step_that_is_not_there_is_expired_or_was_never_reported(store: Sto
         run(store.find_step(job, 0))
     with pytest.raises(NotFound, match="job 'job' has no step 9: steps 4 to 5 are kept"):
         run(store.find_step(job, 9))
+
+
+def test_the_span_of_an_attempt_covers_its_expired_steps(store: Store, run: Loop, job: JobRecord) -> None:
+    assert run(store.kept_steps([job])) == [None]
+    for step in (3, 4, 5):
+        report_all(store, run, step)
+    assert run(store.kept_steps([job, job])) == [(3, 5)] * 2
+    assert expire(store, run, job, [3, 4]) == [3, 4]
+    assert run(store.kept_steps([job])) == [(3, 5)]

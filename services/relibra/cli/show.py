@@ -97,7 +97,7 @@ def _launch(attempt: dict[str, Any]) -> str:
 def _past(attempt: dict[str, Any]) -> str:
     steps = "no steps"
     if attempt["last_step"] is not None:
-        steps = f"keeps steps {attempt['first_step']} to {attempt['last_step']}"
+        steps = f"steps {attempt['first_step']} to {attempt['last_step']}"
     owner = f" by {attempt['owner']}" if attempt["owner"] else ""
     return f"launched{owner} {_time(attempt['began_at'])}, ended {_time(attempt['ended_at'])}; {steps}"
 

@@ -4,10 +4,11 @@ In:   the store.
 Out:  HTML pages, JSON (`/v1/...`, documented at `/docs`), live updates, health checks, Prometheus metrics.
 
     app                                    `create_app`: puts the parts together
+    attempts                               which attempt of a job a viewer looks at; pure functions
     figures, health, explain               pure functions: a plan's numbers, a job's state, explanations in sentences
     reader                                 reads the store for all endpoints and caches costly results, within bounds
     api, plan_api, etag                    JSON endpoints of jobs and steps, of plans; responses with an `ETag`
-    models, load_models, history_models    the JSON schemas, with examples
+    models, job_models, load_models, ...   the JSON schemas, with examples
     pages, sparkline                       HTML pages, with templates/ and static/
     live                                   live updates: one poll of Redis for all open pages
     access, context                        tokens; the dependencies that endpoints share

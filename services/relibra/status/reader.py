@@ -173,10 +173,10 @@ class Reader:
         )
 
     async def attempts(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, tuple[int, int] | None, int]]:
-        """Return each attempt with the first and last step that it keeps, and the number of steps that it planned."""
-        kept = await self.store.kept_steps(attempts)
-        planned = [await self.store.num_planned_steps(each) for each in attempts]
-        return list(zip(attempts, kept, planned, strict=True))
+        """Return each attempt with its first and last step, and the number of steps that it planned."""
+        spans = await self.store.kept_steps(attempts)
+        planned = await asyncio.gather(*map(self.store.num_planned_steps, attempts))
+        return list(zip(attempts, spans, planned, strict=True))
 
     async def plan(self, job: JobRecord, record: PlanRecord, *, with_shares: bool = True) -> Plan:
         """Read a plan from the store and return it.
