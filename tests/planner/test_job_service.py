@@ -58,6 +58,7 @@ def test_S9_two_launches_under_one_id_are_counted_by_cause_logged_once_and_kept_
     try:
         with (
             PlannerClient(planner.address, attempt="one") as first,
+            PlannerClient(planner.address, attempt="one") as late,
             PlannerClient(planner.address, attempt="two") as second,
             RolloutReporter(planner.address, "job", num_experts=MODEL.num_experts, attempt="one") as worker,
         ):
@@ -74,6 +75,7 @@ def test_S9_two_launches_under_one_id_are_counted_by_cause_logged_once_and_kept_
             (refusal,) = run(store.get_refusals(run(store.get_job("job"))))
             assert (refusal.what, refusal.error) == (Refused.LAUNCH, "AlreadyRunning")
             assert "launched this job too, while attempt 1 is alive" in refusal.text
+            first.close()  # which ends its heartbeat
             second.register_job("job", MODEL, CLUSTER, PARAMS)
             assert run(store.get_refusals(run(store.get_job("job")))) == []
             worker.report(1, "seq", routed_experts(0, 5))
@@ -81,7 +83,7 @@ def test_S9_two_launches_under_one_id_are_counted_by_cause_logged_once_and_kept_
                 worker.flush()
             assert refused("relibra_planner_sequences_refused_total", 'error="StaleEpoch"') == 1
             with pytest.raises(StaleEpoch):
-                first.fetch_plan("job", 1, MODEL, 0)
+                late.fetch_plan("job", 1, MODEL, 0)
             assert refused("relibra_planner_refused_total", 'error="StaleEpoch",method="FetchPlan"') == 1
     finally:
         planner.stop()
