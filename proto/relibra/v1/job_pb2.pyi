@@ -120,3 +120,21 @@ class JoinAttemptResponse(_message.Message):
     is_bound: bool
     renew_ms: int
     def __init__(self, epoch: _Optional[int] = ..., attempt: _Optional[int] = ..., launch: _Optional[str] = ..., is_bound: bool = ..., renew_ms: _Optional[int] = ...) -> None: ...
+
+class RollbackRequest(_message.Message):
+    __slots__ = ("job_id", "epoch", "step")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    epoch: int
+    step: int
+    def __init__(self, job_id: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class RollbackResponse(_message.Message):
+    __slots__ = ("epoch", "attempt")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    attempt: int
+    def __init__(self, epoch: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...

@@ -44,6 +44,11 @@ class JobServiceStub(object):
                 request_serializer=relibra_dot_v1_dot_job__pb2.JoinAttemptRequest.SerializeToString,
                 response_deserializer=relibra_dot_v1_dot_job__pb2.JoinAttemptResponse.FromString,
                 _registered_method=True)
+        self.Rollback = channel.unary_unary(
+                '/relibra.v1.JobService/Rollback',
+                request_serializer=relibra_dot_v1_dot_job__pb2.RollbackRequest.SerializeToString,
+                response_deserializer=relibra_dot_v1_dot_job__pb2.RollbackResponse.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer(object):
@@ -66,6 +71,15 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Rollback(self, request, context):
+        """A trainer that loads an older checkpoint and goes on from there, in the same processes, calls it before anything of the
+        repeated steps is reported. A new attempt of the same launch begins and takes over all steps before `step`; `step` and
+        later steps are reported, scheduled and planned anew. Calls that name the attempt before are refused (RolledBack).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +92,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.JoinAttempt,
                     request_deserializer=relibra_dot_v1_dot_job__pb2.JoinAttemptRequest.FromString,
                     response_serializer=relibra_dot_v1_dot_job__pb2.JoinAttemptResponse.SerializeToString,
+            ),
+            'Rollback': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rollback,
+                    request_deserializer=relibra_dot_v1_dot_job__pb2.RollbackRequest.FromString,
+                    response_serializer=relibra_dot_v1_dot_job__pb2.RollbackResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +153,33 @@ class JobService(object):
             '/relibra.v1.JobService/JoinAttempt',
             relibra_dot_v1_dot_job__pb2.JoinAttemptRequest.SerializeToString,
             relibra_dot_v1_dot_job__pb2.JoinAttemptResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rollback(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/relibra.v1.JobService/Rollback',
+            relibra_dot_v1_dot_job__pb2.RollbackRequest.SerializeToString,
+            relibra_dot_v1_dot_job__pb2.RollbackResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,15 @@ class JobServiceStub:
     call it every `renew_ms`, so that the attempt stays alive while nobody has anything else to say.
     """
 
+    Rollback: grpc.UnaryUnaryMultiCallable[
+        relibra.v1.job_pb2.RollbackRequest,
+        relibra.v1.job_pb2.RollbackResponse,
+    ]
+    """A trainer that loads an older checkpoint and goes on from there, in the same processes, calls it before anything of the
+    repeated steps is reported. A new attempt of the same launch begins and takes over all steps before `step`; `step` and
+    later steps are reported, scheduled and planned anew. Calls that name the attempt before are refused (RolledBack).
+    """
+
 class JobServiceAsyncStub:
     RegisterJob: grpc.aio.UnaryUnaryMultiCallable[
         relibra.v1.job_pb2.RegisterJobRequest,
@@ -52,6 +61,15 @@ class JobServiceAsyncStub:
     ]
     """Every trainer rank calls it to learn its attempt. The process that registered the job and one rank of the trainers
     call it every `renew_ms`, so that the attempt stays alive while nobody has anything else to say.
+    """
+
+    Rollback: grpc.aio.UnaryUnaryMultiCallable[
+        relibra.v1.job_pb2.RollbackRequest,
+        relibra.v1.job_pb2.RollbackResponse,
+    ]
+    """A trainer that loads an older checkpoint and goes on from there, in the same processes, calls it before anything of the
+    repeated steps is reported. A new attempt of the same launch begins and takes over all steps before `step`; `step` and
+    later steps are reported, scheduled and planned anew. Calls that name the attempt before are refused (RolledBack).
     """
 
 class JobServiceServicer(metaclass=abc.ABCMeta):
@@ -74,6 +92,17 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[relibra.v1.job_pb2.JoinAttemptResponse, collections.abc.Awaitable[relibra.v1.job_pb2.JoinAttemptResponse]]:
         """Every trainer rank calls it to learn its attempt. The process that registered the job and one rank of the trainers
         call it every `renew_ms`, so that the attempt stays alive while nobody has anything else to say.
+        """
+
+    @abc.abstractmethod
+    def Rollback(
+        self,
+        request: relibra.v1.job_pb2.RollbackRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[relibra.v1.job_pb2.RollbackResponse, collections.abc.Awaitable[relibra.v1.job_pb2.RollbackResponse]]:
+        """A trainer that loads an older checkpoint and goes on from there, in the same processes, calls it before anything of the
+        repeated steps is reported. A new attempt of the same launch begins and takes over all steps before `step`; `step` and
+        later steps are reported, scheduled and planned anew. Calls that name the attempt before are refused (RolledBack).
         """
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

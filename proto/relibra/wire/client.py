@@ -73,6 +73,8 @@ class PlannerClient:
         """The token, if other processes know it too; with it a client that did not register finds its attempt."""
         self._epochs: dict[str, int] = {}
         """The attempt that this client registered or joined, by job id."""
+        self._registered: dict[str, int] = {}
+        """The attempt that this client registered or began by going back, by job id. It may be over: see `rollback`."""
         self._refusals: dict[str, AlreadyRunning] = {}
         """Why the last registration was refused, by job id."""
         self._heartbeats: dict[str, Heartbeat] = {}
@@ -129,7 +131,7 @@ class PlannerClient:
             try:
                 response = self._call(self._jobs.RegisterJob, request)
                 self._refusals.pop(job_id, None)
-                self._epochs[job_id] = response.epoch
+                self._epochs[job_id] = self._registered[job_id] = response.epoch
                 self._keep_alive(job_id, response.renew_ms / 1000)
                 return response.epoch
             except AlreadyRunning as error:
@@ -176,6 +178,24 @@ class PlannerClient:
             is_bound=response.is_bound,
             renew_s=response.renew_ms / 1000 or DEFAULT_INTERVAL_S,
         )
+
+    def rollback(self, job_id: str, step: int) -> int:
+        """Go back to `step` without a restart; return the epoch of the attempt that begins with it.
+
+        Call it when the training has loaded an older checkpoint and samples `step` and the steps after it again, before
+        anything of them is reported. All earlier steps stay. What rollout workers and trainers still send of before is
+        refused as `RolledBack`: hand the epoch to `RolloutReporter.follow`, and call `Agent.rollback` on all ranks. The
+        same call by another process of the launch that registered the job changes nothing more.
+
+        Raises:
+            InvalidInput: this client has not registered the job.
+            RolledBack: another process of the launch went back to another step; register the job again to go on there.
+            StaleEpoch: the attempt of this client is over.
+        """
+        request = job_pb2.RollbackRequest(job_id=job_id, epoch=self._registered.get(job_id, 0), step=step)
+        epoch: int = self._call(self._jobs.Rollback, request).epoch
+        self._epochs[job_id] = self._registered[job_id] = epoch
+        return epoch
 
     def submit_schedule(
         self,

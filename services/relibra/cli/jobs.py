@@ -1,6 +1,6 @@
-"""`relibra jobs`: list and remove registered jobs.
+"""`relibra jobs`: list and remove registered jobs, and let them go back to earlier steps.
 
-`list` reads from the status service, as all verbs that only read do. `remove` writes, so it needs access to Redis.
+`list` reads from the status service, as all verbs that only read do. The others write, so they need access to Redis.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from rich.table import Table
 from relibra.cli.output import AsJson, print_json
 from relibra.cli.service import RedisUrl
 from relibra.cli.status_client import DEFAULT_URL, StatusClient, StatusUrl
-from relibra.store import Store
+from relibra.store import JobRecord, Store
 
-app = typer.Typer(help="List and remove jobs.", no_args_is_help=True)
+app = typer.Typer(help="List and remove jobs, and let them go back.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -57,3 +57,22 @@ def remove(job_id: Annotated[str, typer.Argument(help="Id of the job.")], redis_
 
     asyncio.run(forget())
     typer.echo(f"removed job {job_id}")
+
+
+@app.command()
+def rollback(
+    job_id: Annotated[str, typer.Argument(help="Id of the job.")],
+    step: Annotated[int, typer.Argument(min=0, help="The first step that the training samples again.")],
+    redis_url: RedisUrl,
+) -> None:
+    """Let a job go back to a step whose first content stands: that step and all later ones are planned anew.
+
+    A training that loads an older checkpoint calls PlannerClient.rollback instead. Earlier steps stay as they are.
+    """
+
+    async def go_back() -> JobRecord:
+        async with Store.open(redis_url) as store:
+            return await store.rollback(job_id, (await store.get_job(job_id)).epoch, step)
+
+    job = asyncio.run(go_back())
+    typer.echo(f"job {job_id} went back to step {step}: attempt {job.number} takes over all earlier steps")

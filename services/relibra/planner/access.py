@@ -14,6 +14,7 @@ _MAY_CALL: Mapping[Role, frozenset[str]] = {
         {
             "RegisterJob",
             "JoinAttempt",
+            "Rollback",
             "ReportRouting",
             "SubmitSchedule",
             "FetchPlan",

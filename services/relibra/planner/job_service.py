@@ -1,9 +1,9 @@
-"""The gRPC service that registers jobs, and lets processes join their attempts."""
+"""The gRPC service that registers jobs, lets processes join their attempts, and lets trainings go back."""
 
 import logging
 from typing import Any
 
-from relibra.errors import AlreadyRunning
+from relibra.errors import AlreadyRunning, InvalidInput
 from relibra.planner.admission import Admission
 from relibra.planning.launch import Launch
 from relibra.store import Joiner, Refused, Store
@@ -79,6 +79,19 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             is_bound=is_bound,
             renew_ms=self._renew_ms,
         )
+
+    async def Rollback(self, request: job_pb2.RollbackRequest, context: Any) -> job_pb2.RollbackResponse:
+        """Let the caller's attempt go back to an earlier step, in a new attempt of the same launch."""
+        job_id, step = check_job_id(request.job_id), self._admission.check_step(request.step)
+        if not request.epoch:
+            raise InvalidInput.of("epoch", expected="the attempt of the caller: register the job first", got="none")
+        job = await self._store.rollback(job_id, request.epoch, step)
+        await self._store.see(job_id, job.epoch)
+        about = {"job": job_id, "epoch": job.epoch, "attempt": job.number, "step": step}
+        logger.info(
+            "job %s went back to step %d: attempt %d, epoch %016x", job_id, step, job.number, job.epoch, extra=about
+        )
+        return job_pb2.RollbackResponse(epoch=job.epoch, attempt=job.number)
 
     @property
     def _renew_ms(self) -> int:

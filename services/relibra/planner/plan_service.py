@@ -103,20 +103,24 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         first = await self._attempts.job(check_job_id(request.job_id), request.epoch)
         job_id = first.job_id
         newest = await self._store.latest_plan(first)
-        seen = PlanId(epoch=0, version=0)
+        seen = PlanId(epoch=first.epoch, version=0)
         if newest:
             seen = newest.id
             yield _announce(newest)
+        epoch, version = first.epoch, seen.version
         while True:
             ring = self._notifier.listen(job_id)
             for job in (await self._store.get_jobs([job_id])).values():
                 if request.epoch not in (0, job.epoch):
                     raise await self._store.over(job_id, request.epoch)
-                # A new attempt starts its versions from the beginning.
-                version = seen.version if job.epoch == seen.epoch else 0
+                if job.epoch != epoch:
+                    # A new attempt has plans of its own, or took over the first ones of the attempt before.
+                    epoch, version = job.epoch, 0
                 for record in await self._store.plans_after(job, version):
-                    seen = record.id
-                    yield _announce(record)
+                    version = record.id.version
+                    if record.id.epoch == epoch or _order(record.id) > _order(seen):
+                        seen = record.id
+                        yield _announce(record)
             await wait_until_set(ring, _LOOK_INTERVAL_S)
 
     async def _check_reported(self, job: JobRecord, step: int, sequence_ids: list[str]) -> None:
@@ -160,6 +164,10 @@ def _waiting_for(record: StepRecord) -> str:
     if record.state is StepState.COLLECTING or record.submitted_at is None:
         return f"waiting for its schedule ({record.num_sequences} sequences reported so far)"
     return f"being solved for {max(0.0, time.time() - record.submitted_at):.1f} s"
+
+
+def _order(plan_id: PlanId) -> tuple[int, int]:
+    return plan_id.epoch, plan_id.version
 
 
 def _announce(record: PlanRecord) -> plan_pb2.WatchPlansResponse:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _READ_AHEAD_SIZE_BYTES = 2 << 20
 _LOOK_INTERVAL_S = 1.0
 """How long a new attempt may go unnoticed by an idle stream."""
-_MAX_EPOCHS = 1024
+_MAX_JOBS = 1024
 CREDIT_SEQUENCES = 512
 """How far a sender may be ahead of the answers: enough to keep Redis busy for a round trip, few to send again."""
 
@@ -42,7 +42,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         self._metrics = metrics
         self._streams: set[ReadAhead[routing_pb2.ReportRoutingRequest]] = set()
         self._draining = asyncio.Event()
-        self._epochs: SingleFlight[int] = SingleFlight(_MAX_EPOCHS, fresh_s=_LOOK_INTERVAL_S)
+        self._jobs: SingleFlight[JobRecord | None] = SingleFlight(_MAX_JOBS, fresh_s=_LOOK_INTERVAL_S)
 
     def drain(self) -> None:
         """Answer the requests that have arrived, then end all streams; their senders turn to another planner."""
@@ -59,7 +59,8 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         self._streams.add(stream)
         if self._draining.is_set():
             stream.end()
-        answered_through, job_id, named = 0, "", 0
+        answered_through, named = 0, 0
+        newest: routing_pb2.ReportRoutingRequest | None = None
         taking = asyncio.ensure_future(stream.take())
         try:
             with self._metrics.streams.track_inprogress():
@@ -67,7 +68,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                 while True:
                     await asyncio.wait({taking}, timeout=_LOOK_INTERVAL_S)
                     if not taking.done():
-                        if (epoch := await self._current_epoch(job_id)) not in (0, named):
+                        if (epoch := await self._epoch_after(newest)) not in (0, named):
                             # A worker that outlives its trainer learns of the next attempt before it reports for it.
                             named = epoch
                             yield routing_pb2.ReportRoutingResponse(
@@ -85,8 +86,8 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                         await wait_until_set(self._draining, pause_s)
                     refused = await self._keep(batch)
                     answered_through += len(batch)
-                    job_id = batch[-1].job_id
-                    named = await self._current_epoch(job_id)
+                    newest = batch[-1]
+                    named = await self._epoch_after(newest)
                     yield routing_pb2.ReportRoutingResponse(
                         answered_through=answered_through,
                         refused=refused,
@@ -102,18 +103,25 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
             reader.cancel()
             taking.cancel()
 
-    async def _current_epoch(self, job_id: str) -> int:
-        """Return the epoch of a job's current attempt, as of the last second; 0 if it is not known."""
-        if not job_id:
-            return 0
+    async def _epoch_after(self, request: routing_pb2.ReportRoutingRequest | None) -> int:
+        """Return the attempt to which the next report of a worker belongs, as of the last second; 0 if it is not known.
 
-        async def read() -> int:
-            return (await self._store.current_epochs([job_id])).get(job_id, 0)
+        A worker that came with a token stays with the launch of that token, which may go back to an earlier step.
+        """
+        if request is None:
+            return 0
+        job_id = request.job_id
+
+        async def read() -> JobRecord | None:
+            return (await self._store.get_jobs([job_id])).get(job_id)
 
         try:
-            return await self._epochs.get(job_id, read)
+            job = await self._jobs.get(job_id, read)
         except Unavailable:
             return 0  # which tells the worker nothing; it asks again with its next report
+        if job is None or request.token and Launch(token=request.token).token_hash != job.token_hash:
+            return 0
+        return job.epoch
 
     def _pause_s(self, batch: list[routing_pb2.ReportRoutingRequest]) -> float:
         """Account for a batch, kept or refused; return how long it must wait."""

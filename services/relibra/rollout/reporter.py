@@ -79,8 +79,8 @@ class RolloutReporter:
             credentials: how to authenticate; by default read from the environment.
             attempt: the text that the trainer's `PlannerClient` has as its `attempt`; by default `RELIBRA_ATTEMPT` in
                 the environment. With it the reporter waits until that trainer has registered, and its sequences are
-                refused after the attempt. Without it each sequence belongs to the attempt that is current when it is
-                reported.
+                refused after another launch has begun. Without it each sequence belongs to the attempt that is current
+                when it is reported.
         """
         self._address = address
         self._job_id = job_id
@@ -109,6 +109,21 @@ class RolloutReporter:
     def epoch(self) -> int:
         """The attempt to which the next sequence will belong; 0 until the planner has said it."""
         return self._epoch
+
+    def follow(self, epoch: int) -> None:
+        """Let later sequences belong to an attempt, instead of waiting for a second or two until the planner names it.
+
+        Args:
+            epoch: what `PlannerClient.rollback` or `register_job` returned; one of an earlier attempt changes nothing.
+        """
+        # Epochs only rise. An answer that was on its way may name the attempt before.
+        if epoch <= self._epoch:
+            return
+        if self._epoch:
+            logger.info(
+                "another attempt of job %s began, epoch %016x: later sequences belong to it", self._job_id, epoch
+            )
+        self._epoch = epoch
 
     @property
     def num_dropped(self) -> int:
@@ -199,6 +214,7 @@ class RolloutReporter:
             num_rows=num_rows,
             counts_LE=narrow_counts(counts_LE),
             policy_versions=None,
+            epoch=self._epoch,
         )
         if counted.size_bytes > self._buffer_size_bytes:
             raise LimitExceeded(
@@ -223,6 +239,7 @@ class RolloutReporter:
 
         Raises:
             Unavailable: after `timeout_s` some sequences are not answered. They will still be sent; flush again.
+            RolledBack: the first refused sequence was reported before the training went back to an earlier step.
             StaleEpoch: the first refused sequence belongs to an attempt that is over.
             RelibraError: the planner refused some sequences, which will not be sent again; the class is that of the
                 first refusal. Or the planner refuses this reporter, for example because its token is for another job;
@@ -301,7 +318,7 @@ class RolloutReporter:
                         {each.ordinal: ERRORS.get(each.error, RelibraError)(each.message) for each in response.refused},
                     )
                     self._outbox.grant(response.credit_through)
-                    self._follow(response.epoch)
+                    self.follow(response.epoch)
                     if response.answered_through:
                         self._trouble, backoff_s = None, _MIN_BACKOFF_S
             except grpc.RpcError as error:
@@ -311,16 +328,6 @@ class RolloutReporter:
             if self._outbox.wait_until_closed(backoff_s):
                 return
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
-
-    def _follow(self, epoch: int) -> None:
-        """Stamp later sequences with the attempt that the planner named, unless this reporter is bound to one."""
-        if not epoch or epoch == self._epoch or (self._token and self._epoch):
-            return
-        if self._epoch:
-            logger.info(
-                "another attempt of job %s began, epoch %016x: later sequences belong to it", self._job_id, epoch
-            )
-        self._epoch = epoch
 
     def _encode(self, ordinal: int, sequence: CountedSequence) -> Any:
         return encode_sequence(
