@@ -22,3 +22,13 @@ def test_a_job_is_removed_from_redis(relibra, store: Store, run: Loop, redis_url
         run(store.get_job("job"))
     with pytest.raises(UnknownJob):
         relibra("jobs", "remove", "job", "--redis-url", redis_url)
+
+
+def test_a_job_goes_back_to_a_step(relibra, store: Store, run: Loop, redis_url: str):
+    job = run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+    printed = relibra("jobs", "rollback", "job", "7", "--redis-url", redis_url)
+    assert printed == "job job went back to step 7: attempt 2 takes over all earlier steps\n"
+    newest = run(store.list_attempts("job"))[0]
+    assert (newest.rolled_back_from, newest.rolled_back_to) == (job.epoch, 7)
+    with pytest.raises(UnknownJob):
+        relibra("jobs", "rollback", "nobody", "7", "--redis-url", redis_url)

@@ -87,3 +87,18 @@ def test_S9_two_launches_under_one_id_are_counted_by_cause_logged_once_and_kept_
             assert refused("relibra_planner_refused_total", 'error="StaleEpoch",method="FetchPlan"') == 1
     finally:
         planner.stop()
+
+
+def test_L5_a_rollback_begins_an_attempt_of_the_same_launch(client: PlannerClient, job_id: str) -> None:
+    epoch = client.register_job(job_id, MODEL, CLUSTER, PARAMS)
+    again = client.rollback(job_id, 7)
+    assert again > epoch
+    assert client.register_job(job_id, MODEL, CLUSTER, PARAMS) == again
+
+
+def test_a_rollback_names_the_attempt_that_goes_back(client: PlannerClient, job_id: str) -> None:
+    with pytest.raises(InvalidInput, match="epoch: expected the attempt of the caller: register the job first"):
+        client.rollback(job_id, 1)
+    client.register_job(job_id, MODEL, CLUSTER, PARAMS)
+    with pytest.raises(InvalidInput, match="step: expected at most"):
+        client.rollback(job_id, 1 << 63)

@@ -236,6 +236,28 @@ def test_S4_a_watcher_sees_the_plans_of_a_job_that_was_re_created(
     assert seen[1].id.epoch == seen[2].id.epoch > seen[0].id.epoch
 
 
+def test_S4_a_watcher_sees_each_plan_once_when_the_training_goes_back(
+    client: PlannerClient, shared_planner: Service, job_id: str
+) -> None:
+    def plan(step: int) -> None:
+        ids = report_sequences(shared_planner.address, job_id, step)
+        client.submit_schedule(job_id, step, ids, SCHEDULE)
+        client.fetch_plan(job_id, step, MODEL, 0, wait_s=60)
+
+    for step in (1, 2, 3):
+        plan(step)
+    with open_channel(shared_planner.address) as channel:
+        call = plan_pb2_grpc.PlanServiceStub(channel).WatchPlans(plan_pb2.WatchPlansRequest(job_id=job_id), timeout=120)
+        seen = [next(call)]
+        epoch = client.rollback(job_id, 3)
+        for step in (3, 4):
+            plan(step)
+            seen.append(next(call))
+        call.cancel()
+    assert [(each.step, each.id.version) for each in seen] == [(3, 3), (3, 4), (4, 5)]
+    assert seen[0].id.epoch < seen[1].id.epoch == seen[2].id.epoch == epoch
+
+
 def test_the_next_plan_starts_from_the_previous_placement(
     client: PlannerClient, shared_planner: Service, job_id: str, run: Loop
 ) -> None:

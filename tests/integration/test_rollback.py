@@ -1,0 +1,144 @@
+"""A training that goes back to an earlier step without a restart, with a real planner and a real Redis."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually, routed_experts
+from relibra.errors import Conflict, InvalidInput, NotFound, NotReady, RolledBack
+from relibra.planning import ExecutionReport, Phase, RankPlan, Schedule
+from relibra.rollout import RolloutReporter
+from relibra.wire.client import PlannerClient
+
+IDS = [f"seq-{index}" for index in range(8)]
+SCHEDULE = Schedule.round_robin(len(IDS), 2, CLUSTER)
+
+
+@pytest.fixture
+def planner(redis_url: str, tmp_path: Path) -> Iterator[Service]:
+    service = Service("planner", redis_url, tmp_path, RELIBRA_RETAINED_STEPS="6")
+    yield service
+    service.stop()
+
+
+@pytest.fixture
+def launch(planner: Service) -> Iterator[PlannerClient]:
+    """The driver of the training, whose token reporters may have too."""
+    with PlannerClient(planner.address, timeout_s=30, attempt="launch-1") as client:
+        client.register_job("job", MODEL, CLUSTER, PARAMS)
+        yield client
+
+
+@pytest.fixture(params=[None, "launch-1"], ids=["follows", "bound"])
+def reporter(planner: Service, request: pytest.FixtureRequest) -> Iterator[RolloutReporter]:
+    """A reporter that follows the current attempt, or one that has the token of the launch."""
+    with RolloutReporter(planner.address, "job", num_experts=MODEL.num_experts, attempt=request.param) as reporter:
+        yield reporter
+
+
+def sample(reporter: RolloutReporter, step: int, seed: int) -> None:
+    for index, sequence_id in enumerate(IDS):
+        assert reporter.report(step, sequence_id, routed_experts(1000 * seed + index, 5 + index))
+
+
+def plan(client: PlannerClient, step: int) -> RankPlan:
+    client.submit_schedule("job", step, IDS, SCHEDULE)
+    return client.fetch_plan("job", step, MODEL, 0, wait_s=60)
+
+
+def train(client: PlannerClient, reporter: RolloutReporter, step: int, seed: int) -> RankPlan:
+    sample(reporter, step, seed)
+    assert reporter.flush(timeout_s=30) == len(IDS)
+    fetched = plan(client, step)
+    assert fetched.step == step
+    return fetched
+
+
+@pytest.mark.parametrize("reporter", [None], indirect=True)
+def test_L5_every_step_after_a_rollback_is_planned_from_new_rollouts(
+    launch: PlannerClient, reporter: RolloutReporter
+) -> None:
+    first = [train(launch, reporter, step, seed=step) for step in range(1, 11)]
+    # The second time it goes back to a step that has expired: retained_steps is 6.
+    for seed, steps in ((100, range(6, 11)), (200, range(2, 4))):
+        epoch = launch.rollback("job", steps[0])
+        reporter.follow(epoch)
+        again = [train(launch, reporter, step, seed=seed + step) for step in steps]
+        assert {each.id.epoch for each in again} == {epoch}
+        versions = [each.id.version for each in [*first, *again]]
+        assert versions == sorted(set(versions)), "a version went back"
+        assert not {each.digest for each in first} & {each.digest for each in again}, "an old plan came back"
+        first += again
+
+
+def test_S4_sequences_of_before_are_refused_by_name_and_later_ones_are_taken(
+    launch: PlannerClient, reporter: RolloutReporter, planner: Service
+) -> None:
+    for step in (1, 2, 3):
+        train(launch, reporter, step, seed=step)
+    before = launch.rollback("job", 2)
+    # A worker that has not heard of it yet sends sequences of the step that is sampled again.
+    sample(reporter, 2, seed=77)
+    with pytest.raises(RolledBack, match="attempt 1 of job 'job' is over: attempt 2 began at .* went back to step 2"):
+        reporter.flush(timeout_s=30)
+    with pytest.raises(NotFound, match="8 of 8 scheduled sequences were never reported for step 2"):
+        plan(launch, 2)
+    # It hears by itself.
+    eventually(lambda: reporter.epoch == before, within_s=30)
+    assert train(launch, reporter, 2, seed=88).id.epoch == before
+
+
+def test_L5_the_step_that_failed_may_be_repeated(launch: PlannerClient, reporter: RolloutReporter) -> None:
+    train(launch, reporter, 1, seed=1)
+    train(launch, reporter, 2, seed=2)
+    sample(reporter, 2, seed=3)
+    with pytest.raises(Conflict, match=r"other counts.*call PlannerClient.rollback\('job', 2\)"):
+        reporter.flush(timeout_s=30)
+    with pytest.raises(Conflict, match=r"another schedule.*`relibra jobs rollback job 2`"):
+        launch.submit_schedule("job", 2, IDS[:4], Schedule.round_robin(4, 2, CLUSTER))
+    reporter.follow(launch.rollback("job", 2))
+    with pytest.raises(NotReady, match="waiting for its schedule"):
+        launch.fetch_plan("job", 2, MODEL, 0)
+    train(launch, reporter, 2, seed=3)
+
+
+def test_all_processes_of_a_launch_may_say_it(planner: Service, launch: PlannerClient) -> None:
+    with PlannerClient(planner.address, attempt="launch-1") as second, PlannerClient(planner.address) as stranger:
+        assert second.register_job("job", MODEL, CLUSTER, PARAMS) == launch.register_job("job", MODEL, CLUSTER, PARAMS)
+        epoch = launch.rollback("job", 3)
+        assert second.rollback("job", 3) == epoch
+        assert launch.register_job("job", MODEL, CLUSTER, PARAMS) == epoch
+        with pytest.raises(InvalidInput, match="register the job first"):
+            stranger.rollback("job", 3)
+
+
+def test_an_operator_lets_a_job_go_back_and_its_trainer_follows(
+    planner: Service, redis_url: str, launch: PlannerClient, reporter: RolloutReporter
+) -> None:
+    from typer.testing import CliRunner
+
+    from relibra.cli.app import app
+
+    for step in (1, 2):
+        train(launch, reporter, step, seed=step)
+    done = CliRunner().invoke(app, ["jobs", "rollback", "job", "2", "--redis-url", redis_url])
+    assert done.output == "job job went back to step 2: attempt 2 takes over all earlier steps\n"
+    epoch = eventually(lambda: reporter.epoch if reporter.epoch != 0 else 0)
+    report = ExecutionReport(
+        step=2,
+        phase=Phase.UPDATE,
+        ep_group=0,
+        ep_rank=0,
+        applied=None,
+        reason="",
+        causes=(),
+        realised_load_ML=SCHEDULE.micro_batch_S[:0].reshape(0, MODEL.num_layers).astype("int64"),
+        reorder_sent_bytes=0,
+        replica_sent_bytes=0,
+        plan_wait_s=0.0,
+    )
+    with pytest.raises(RolledBack, match="attempt 1 of job 'job' is over"):
+        launch.report_execution("job", report)
+    with RolloutReporter(planner.address, "job", num_experts=MODEL.num_experts, attempt="launch-1") as anew:
+        assert train(launch, anew, 2, seed=9).id.epoch > epoch
