@@ -82,7 +82,7 @@ def test_S4_sequences_of_before_are_refused_by_name_and_later_ones_are_taken(
     before = launch.rollback("job", 2)
     # A worker that has not heard of it yet sends sequences of the step that is sampled again.
     sample(reporter, 2, seed=77)
-    with pytest.raises(RolledBack, match="attempt 1 of job 'job' is over: attempt 2 began at .* went back to step 2"):
+    with pytest.raises(RolledBack, match=r"attempt 1 of job .job. is over: attempt 2 began .* went back to step 2"):
         reporter.flush(timeout_s=30)
     with pytest.raises(NotFound, match="8 of 8 scheduled sequences were never reported for step 2"):
         plan(launch, 2)

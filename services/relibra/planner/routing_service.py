@@ -119,7 +119,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
             job = await self._jobs.get(job_id, read)
         except Unavailable:
             return 0  # which tells the worker nothing; it asks again with its next report
-        if job is None or request.token and Launch(token=request.token).token_hash != job.token_hash:
+        if job is None or (request.token and Launch(token=request.token).token_hash != job.token_hash):
             return 0
         return job.epoch
 
