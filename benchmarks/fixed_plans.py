@@ -49,5 +49,8 @@ class FixedPlans:
     def report(self, report: ExecutionReport) -> None:
         """Do nothing: there is no planner to tell."""
 
+    def rollback(self, step: int) -> None:
+        """Do nothing: plans of a step are always the same."""
+
     def close(self) -> None:
         """Do nothing: there is no connection to close."""

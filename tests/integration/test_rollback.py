@@ -5,11 +5,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually, routed_experts
+from relibra.agent import AgentConfig, Session
 from relibra.errors import Conflict, InvalidInput, NotFound, NotReady, RolledBack
-from relibra.planning import RankPlan, Schedule
+from relibra.planning import ExecutionReport, Phase, RankPlan, Schedule
 from relibra.rollout import RolloutReporter
 from relibra.wire.client import PlannerClient
 
@@ -115,7 +117,7 @@ def test_all_processes_of_a_launch_may_say_it(planner: Service, launch: PlannerC
             stranger.rollback("job", 3)
 
 
-def test_an_operator_lets_a_job_go_back(
+def test_an_operator_lets_a_job_go_back_and_its_trainer_follows(
     planner: Service, redis_url: str, launch: PlannerClient, reporter: RolloutReporter
 ) -> None:
     for step in (1, 2):
@@ -123,6 +125,49 @@ def test_an_operator_lets_a_job_go_back(
     command = [sys.executable, "-m", "relibra.cli", "jobs", "rollback", "job", "2", "--redis-url", redis_url]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert said == "job job went back to step 2: attempt 2 takes over all earlier steps\n"
-    epoch = launch.register_job("job", MODEL, CLUSTER, PARAMS)
-    eventually(lambda: reporter.epoch == epoch, within_s=30)
-    assert train(launch, reporter, 2, seed=9).id.epoch == epoch
+    before = reporter.epoch
+    eventually(lambda: reporter.epoch > before, within_s=30)
+    assert train(launch, reporter, 2, seed=9).id.epoch == reporter.epoch
+
+
+def test_L5_agents_follow_and_use_no_plan_and_send_no_report_of_before(
+    planner: Service, launch: PlannerClient, reporter: RolloutReporter
+) -> None:
+    config = AgentConfig(
+        planner_address=planner.address, job_id="job", model=MODEL, cluster=CLUSTER, attempt=reporter._token or None
+    )
+    for step in (1, 2):
+        train(launch, reporter, step, seed=step)
+    session = Session(config, ep_rank=0)
+    try:
+        first = session.wait(1, 60).plan
+        # The plan of the next step comes ahead of time, and then the training goes back to that step.
+        session.prefetch(2)
+        eventually(lambda: 2 in session._fetched)
+        reporter.follow(epoch := launch.rollback("job", 2))
+        session.report(executed(2))
+        session.rollback(2)
+        session.report(executed(1))
+        again = train(launch, reporter, 2, seed=7)
+        fetched = session.wait(2, 60).plan
+        assert first is not None
+        assert fetched is not None
+        assert (fetched.id, fetched.digest) == (again.id, again.digest)
+        assert fetched.id.epoch == epoch > first.id.epoch
+    finally:
+        session.close()
+
+
+def executed(step: int) -> ExecutionReport:
+    return ExecutionReport(
+        step=step,
+        phase=Phase.UPDATE,
+        ep_group=0,
+        ep_rank=0,
+        applied=None,
+        reason="",
+        realised_load_ML=np.ones((2, MODEL.num_layers), dtype=np.int64),
+        reorder_sent_bytes=0,
+        replica_sent_bytes=0,
+        plan_wait_s=0.0,
+    )

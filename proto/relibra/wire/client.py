@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from relibra.errors import AlreadyRunning, NotReady, Unsupported
+from relibra.errors import AlreadyRunning, NotReady, RolledBack, Unsupported
 from relibra.planning import Cluster, ExecutionReport, Model, PlanParams, RankPlan, Schedule
 from relibra.planning.plan import Basis
 from relibra.v1 import (
@@ -222,9 +222,9 @@ class PlannerClient:
             step=step,
             schedule=messages.encode_schedule(list(sequence_ids), schedule),
             basis=messages.encode_basis(basis),
-            epoch=self._epoch(job_id) or self._registered_elsewhere(job_id),
+            epoch=self._epoch(job_id) or self._attempt_of_launch(job_id),
         )
-        self._call(self._plans.SubmitSchedule, request)
+        self._call_in_attempt(job_id, self._plans.SubmitSchedule, request)
 
     def fetch_plan(self, job_id: str, step: int, model: Model, ep_rank: int, *, wait_s: float = 0.0) -> RankPlan:
         """Return the plan of `step` as `ep_rank` executes it; wait up to `wait_s` until it is published.
@@ -245,7 +245,7 @@ class PlannerClient:
             epoch=self._epoch(job_id),
             token=self._shared_token,
         )
-        response = self._call(self._plans.FetchPlan, request, timeout_s=self._timeout_s + wait_s)
+        response = self._call_in_attempt(job_id, self._plans.FetchPlan, request, timeout_s=self._timeout_s + wait_s)
         return messages.decode_rank_plan(response.plan, model)
 
     def report_execution(self, job_id: str, report: ExecutionReport) -> None:
@@ -253,6 +253,7 @@ class PlannerClient:
 
         Raises:
             UnknownJob: the job was never registered.
+            RolledBack: the report is about what the training did before it went back to an earlier step.
             StaleEpoch: the attempt of this client is over.
         """
         request = messages.encode_execution_report(job_id, report, self._epoch(job_id))
@@ -264,8 +265,11 @@ class PlannerClient:
             raise AlreadyRunning(str(self._refusals[job_id]))
         return self._epochs.get(job_id, 0)
 
-    def _registered_elsewhere(self, job_id: str) -> int:
-        """Return the attempt that another client of this launch registered, and show that the driver is alive."""
+    def _attempt_of_launch(self, job_id: str) -> int:
+        """Return the attempt that this launch has now, and show that the driver is alive.
+
+        Another client of the launch registered it, or somebody let the job go back to an earlier step.
+        """
         request = job_pb2.JoinAttemptRequest(job_id=job_id, token=self._launch.token)
         with contextlib.suppress(NotReady, Unsupported):  # registered by a process with another token, or long ago
             self._epochs[job_id] = self._call(self._jobs.JoinAttempt, request).epoch
@@ -281,6 +285,27 @@ class PlannerClient:
         """Show that the process that registered a job is alive."""
         request = job_pb2.JoinAttemptRequest(job_id=job_id, token=self._launch.token, epoch=self._epochs[job_id])
         self._call(self._jobs.JoinAttempt, request)
+
+    def _call_in_attempt(
+        self,
+        job_id: str,
+        method: Callable[..., _Response],
+        request: plan_pb2.SubmitScheduleRequest | plan_pb2.FetchPlanRequest,
+        timeout_s: float | None = None,
+    ) -> _Response:
+        """Make a call that belongs to the attempt of this client.
+
+        If somebody else let the job go back to an earlier step, the client follows, and the call belongs to what is
+        done now.
+        """
+        try:
+            return self._call(method, request, timeout_s)
+        except RolledBack as error:
+            if job_id not in self._registered:
+                raise
+            logger.warning("going on in the attempt that took over: %s", error)
+            request.epoch = self._attempt_of_launch(job_id)
+            return self._call(method, request, timeout_s)
 
     def _call(self, method: Callable[..., _Response], request: Message, timeout_s: float | None = None) -> _Response:
         try:

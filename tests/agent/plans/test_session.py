@@ -1,5 +1,6 @@
 """The session with a gRPC server on a real socket. The test scripts the answers, to reach each moment of an outage."""
 
+import dataclasses
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -269,3 +270,21 @@ def test_a_session_that_was_never_used_closes_without_a_connection() -> None:
         planner.setblocking(False)
         with pytest.raises(BlockingIOError):
             planner.accept()
+
+
+def test_S4_nothing_that_was_fetched_or_reported_before_a_rollback_is_used_after_it(
+    planner: ScriptedPlanner, session: Session, plan: RankPlan
+) -> None:
+    planner.plans[3] = plan
+    session.prefetch(3)
+    until(lambda: 3 in session._fetched)
+    planner.plans[3] = again = dataclasses.replace(plan, reason="sampled again")
+    session.rollback(3)
+    assert session.wait(3, PATIENT_S).reason == again.reason
+
+
+def test_a_rollback_drops_the_waiting_reports_of_repeated_steps_only(session: Session) -> None:
+    for step in (1, 2, 3):
+        session._reports.append(report(step))
+    session.rollback(2)
+    assert [each.step for each in session._reports] == [1]

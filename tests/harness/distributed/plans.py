@@ -58,6 +58,7 @@ class ScriptedPlans:
     def __init__(self, answers: dict[int, RankPlan | None]) -> None:
         self._answers = answers
         self.prefetched: list[int] = []
+        self.rolled_back: list[int] = []
         self.reports: list[ExecutionReport] = []
         self.closed = False
 
@@ -70,6 +71,9 @@ class ScriptedPlans:
 
     def report(self, report: ExecutionReport) -> None:
         self.reports.append(report)
+
+    def rollback(self, step: int) -> None:
+        self.rolled_back.append(step)
 
     def close(self) -> None:
         self.closed = True

@@ -69,6 +69,7 @@ class Agent(WeightAccess):
             device=device,
         )
         self._outcome: StepOutcome | None = None
+        self._last_step: int | None = None
         self._unhook: Callable[[], None] = lambda: None
         self.layers = {
             index: LayerExecution(
@@ -114,13 +115,26 @@ class Agent(WeightAccess):
         """Start to fetch the plan of `step`, and return at once. `end_step` does this for the step that follows."""
         self._plans.prefetch(step)
 
+    def rollback(self, step: int) -> None:
+        """Go back to `step` without a restart: the training has loaded an older checkpoint, or repeats a step.
+
+        Call it on all ranks after `PlannerClient.rollback`, and then `begin_step(step, ...)`. An open step ends without
+        a report, and plans that were fetched ahead are dropped. Experts stay where they are. `begin_step` makes this
+        call itself for a step that is not above the one before, so without it only a plan that was fetched ahead for
+        the step after the last one may be out of date.
+        """
+        self._close_step(with_reports=False)
+        self._plans.rollback(step)
+        self._last_step = None
+
     def begin_step(self, step: int, phase: Phase) -> StepOutcome:
         """Collective over all ranks: begin a phase of `step`. Call it between an optimizer step and the next forward.
 
         In the first phase of a step, the agent waits for the plan (at most `plan_timeout_s`), agrees on it with all
         ranks, and moves experts to their new homes. A later phase of the same step executes the agreed plan. If the
         ranks do not all hold the same plan, the step keeps its placement and makes no replicas; the outcome says why.
-        If another step is still open, it ends first.
+        If another step is still open, it ends first. A step that is not above the one before repeats it: see
+        `rollback`.
 
         No optimizer may step in phase RECOMPUTE. With `host_copy`, this phase begins with a copy of the weights to host
         memory, and the call returns when all ranks of the node have made it.
@@ -135,7 +149,10 @@ class Agent(WeightAccess):
         self._guard.check_memory()
         is_first = self._outcome is None or self._outcome.step != step
         if is_first:
+            if self._last_step is not None and step <= self._last_step:
+                self.rollback(step)
             self._close_step()
+            self._last_step = step
         check = self._guard.check_trained if is_first or phase is Phase.UPDATE else self._guard.check_known
         self._check_weights(check, f"before phase {phase} of step {step}", self._phases.take_refusal())
         if is_first:
@@ -239,11 +256,14 @@ class Agent(WeightAccess):
         self._phases.check_may_train()
         self._check_weights(self._guard.check_trained, "before the optimizer's step", self._phases.take_refusal())
 
-    def _close_step(self) -> None:
+    def _close_step(self, *, with_reports: bool = True) -> None:
         self._context.fetcher.drain()
         if self._phases.has(Phase.UPDATE) and not self._guard.sees_optimizer:
             self._guard.note_trained()
-        self._phases.close()
+        if with_reports:
+            self._phases.close()
+        else:
+            self._phases.drop()
         if self._outcome is not None:
             self._outcome = None
             self._opener.close()

@@ -102,6 +102,11 @@ class Phases:
                 self._plans.report(record.report(ep_group=seat.ep_group, ep_rank=seat.ep_rank))
         self._records = []
 
+    def drop(self) -> None:
+        """End the step without reports, because the training repeats it."""
+        self._refusal = self.take_refusal()
+        self._records = []
+
     def has(self, phase: Phase) -> bool:
         """Return whether the open step has begun `phase`."""
         return any(record.phase is phase for record in self._records)

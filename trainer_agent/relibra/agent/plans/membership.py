@@ -91,6 +91,7 @@ class Membership:
             is_repeatable: whether to make the call again in a new attempt. What a rank did in the old one stays there.
 
         Raises:
+            RolledBack: the call is about what the training did before it went back to an earlier step.
             StaleEpoch: the attempt of this launch is over.
             AlreadyRunning: the trainer ranks of another launch train the job.
             RelibraError: the rank cannot join an attempt yet, or the call failed.
@@ -105,6 +106,10 @@ class Membership:
             if not is_repeatable:
                 raise
             return method()
+
+    def rejoin(self) -> None:
+        """Ask for the attempt anew before the next call: the launch may have gone back to an earlier step."""
+        self._joined = None
 
     def _join_if_due(self, client: PlannerClient) -> None:
         # The session repeats a call after trouble that is retryable, and otherwise not before the next step.

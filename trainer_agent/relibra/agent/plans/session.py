@@ -10,7 +10,7 @@ from relibra.agent.config import AgentConfig
 from relibra.agent.plans.membership import Membership
 from relibra.agent.plans.trainer_group import TrainerGroup
 from relibra.agent.plans.trouble import Trouble
-from relibra.errors import RelibraError
+from relibra.errors import RelibraError, RolledBack
 from relibra.planning import Cause, ExecutionReport, RankPlan
 from relibra.wire.client import PlannerClient
 
@@ -48,6 +48,9 @@ class PlanSource(Protocol):
     def report(self, report: ExecutionReport) -> None:
         """Hand over a report, and return at once. The report may get lost."""
 
+    def rollback(self, step: int) -> None:
+        """Forget plans and reports of `step` and of later steps, which the training repeats; return at once."""
+
     def close(self) -> None:
         """Stop within a few seconds."""
 
@@ -71,6 +74,8 @@ class Session:
         self._changed = threading.Condition()
         self._wanted: int | None = None
         self._is_waited_for = False
+        self._num_rollbacks = 0
+        self._is_rolled_back = False
         self._fetched: dict[int, PlanAnswer] = {}
         self._last_error = "the planner was not asked yet"
         self._reports: deque[ExecutionReport] = deque()
@@ -129,6 +134,15 @@ class Session:
             self._reports.append(report)
             self._wake()
 
+    def rollback(self, step: int) -> None:
+        """Forget what was fetched, and the reports of `step` and later steps; ask for the attempt anew."""
+        with self._changed:
+            self._num_rollbacks += 1
+            self._is_rolled_back = True
+            self._wanted = None
+            self._fetched.clear()
+            self._reports = deque(each for each in self._reports if each.step < step)
+
     def close(self) -> None:
         """Deliver as many reports as possible within a few seconds, and stop the thread."""
         with self._changed:
@@ -172,6 +186,9 @@ class Session:
                 return False
             report = self._reports[0] if self._reports else None
             step = self._wanted
+            if self._is_rolled_back:
+                self._is_rolled_back = False
+                self._membership.rejoin()
         if self._membership.due_in_s == 0.0:
             self._membership.renew(client)
         answered = self._fetch(client, step) if step is not None else True
@@ -197,6 +214,8 @@ class Session:
             self._membership.call(
                 client, lambda: client.report_execution(self._config.job_id, report), is_repeatable=False
             )
+        except RolledBack as error:
+            log.info("the report of step %d, %s, is not needed any more: %s", report.step, report.phase, error)
         except RelibraError as error:
             if error.retryable and not self._membership.is_hopeless:
                 return False
@@ -219,7 +238,7 @@ class Session:
 
     def _fetch(self, client: PlannerClient, step: int) -> bool:
         """Fetch a plan once; return False if the planner answered at once and has no plan."""
-        asked = time.monotonic()
+        asked, num_rollbacks = time.monotonic(), self._num_rollbacks
         fetched: PlanAnswer | None = None
         reason = ""
         try:
@@ -240,7 +259,8 @@ class Session:
         with self._changed:
             if reason:
                 self._last_error = reason
-            if fetched is not None and self._wanted == step:
+            # A plan that was on its way when the training went back is not the one that is wanted now.
+            if fetched is not None and self._wanted == step and self._num_rollbacks == num_rollbacks:
                 self._wanted = None
                 self._fetched = {step: fetched}
                 self._changed.notify_all()
