@@ -122,10 +122,10 @@ def test_an_operator_lets_a_job_go_back_and_its_trainer_follows(
 ) -> None:
     for step in (1, 2):
         train(launch, reporter, step, seed=step)
+    before = reporter.epoch
     command = [sys.executable, "-m", "relibra.cli", "jobs", "rollback", "job", "2", "--redis-url", redis_url]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert said == "job job went back to step 2: attempt 2 takes over all earlier steps\n"
-    before = reporter.epoch
     eventually(lambda: reporter.epoch > before, within_s=30)
     assert train(launch, reporter, 2, seed=9).id.epoch == reporter.epoch
 
