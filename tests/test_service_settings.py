@@ -66,8 +66,19 @@ def test_S6_secrets_are_not_shown(settings_class: type[ServiceSettings]) -> None
 def test_S6_the_network_is_not_served_without_authentication(settings_class: type[ServiceSettings], host: str) -> None:
     with pytest.raises(Unsupported, match=settings_class.exposes):
         settings_class.load(redis_url=URL, host=host)
-    assert settings_class.load(redis_url=URL, host=host, auth="required").host == host
+    assert settings_class.load(redis_url=URL, host=host, auth="required", plaintext=True).host == host
     assert settings_class.load(redis_url=URL, host=host, insecure=True).host == host
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "relibra.example"])
+def test_S6_tokens_do_not_cross_the_network_unencrypted(settings_class: type[ServiceSettings], host: str) -> None:
+    for insecure in (False, True):  # serving without authentication is another permission
+        with pytest.raises(Unsupported, match=f"{settings_class.encrypting}, or set plaintext"):
+            settings_class.load(redis_url=URL, host=host, auth="required", insecure=insecure)
+    assert settings_class.load(redis_url=URL, host="127.0.0.1", auth="required").auth == "required"
+    if settings_class is PlannerSettings:
+        tls = {"tls_cert_file": "cert.pem", "tls_key_file": "key.pem"}
+        assert settings_class.load(redis_url=URL, host=host, auth="required", **tls).has_tls
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.9.9.9"])

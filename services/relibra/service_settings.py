@@ -27,6 +27,8 @@ class ServiceSettings(BaseSettings):
     """The name of the service, and of its table in the file."""
     exposes: ClassVar[str]
     """What anybody who can connect could do if the service did not authenticate callers; for messages."""
+    encrypting: ClassVar[str]
+    """How connections of the service become encrypted; for messages."""
 
     redis_url: str = Field(repr=False)
     """The URL of Redis, a Cluster or Sentinels (see `relibra.store.address`); a password in it is never printed."""
@@ -38,6 +40,8 @@ class ServiceSettings(BaseSettings):
     """Whether callers must authenticate with a token or, at the planner, a certificate with a SPIFFE id."""
     insecure: bool = False
     """Allows a service without authentication to listen beyond loopback, which is refused otherwise."""
+    plaintext: bool = False
+    """Allows tokens to travel unencrypted beyond loopback, because something in front of the service encrypts."""
 
     @classmethod
     def load(cls, **arguments: Any) -> Self:
@@ -45,7 +49,8 @@ class ServiceSettings(BaseSettings):
 
         Raises:
             InvalidInput: a value is malformed, or the file cannot be read.
-            Unsupported: two settings contradict each other, or the network would be served without authentication.
+            Unsupported: two settings contradict each other, or the network would be served without authentication or
+                TLS.
         """
         try:
             settings = cls(**{name: value for name, value in arguments.items() if value is not None})
@@ -61,13 +66,25 @@ class ServiceSettings(BaseSettings):
         """Return if the settings agree with each other.
 
         Raises:
-            Unsupported: two settings contradict each other, or the network would be served without authentication.
+            Unsupported: two settings contradict each other, or the network would be served without authentication or
+                TLS.
         """
         if self.auth == "none" and not self.is_loopback and not self.insecure:
             raise Unsupported(
                 f"host {self.host} serves the network and auth is none, so anybody could {self.exposes}; set auth to "
                 "required and create tokens with `relibra tokens create`, or set insecure on a network that you trust"
             )
+
+        if self.auth == "required" and not self.is_loopback and not self.has_tls and not self.plaintext:
+            raise Unsupported(
+                f"host {self.host} serves the network without TLS, so anybody on the way could read the tokens of "
+                f"callers; {self.encrypting}, or set plaintext if something else encrypts the connections"
+            )
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether the service itself encrypts its connections."""
+        return False
 
     @property
     def is_loopback(self) -> bool:

@@ -26,6 +26,7 @@ from relibra.cli import (
     trace,
     up,
 )
+from relibra.environment import complaint, unknown_variables
 from relibra.errors import RelibraError
 
 _TRACEBACK = "RELIBRA_TRACEBACK"
@@ -53,8 +54,13 @@ app.add_typer(tokens.app, name="tokens")
 app.add_typer(trace.app, name="trace")
 
 
+_LOGGING = {"up", "planner", "status"}
+"""The verbs that log, and name misspelt variables there."""
+
+
 @app.callback()
 def relibra(
+    context: typer.Context,
     traceback: Annotated[
         bool, typer.Option("--traceback", envvar=_TRACEBACK, help="Show the traceback of an error.")
     ] = False,
@@ -62,6 +68,10 @@ def relibra(
     """Balancing control plane for Mixture-of-Experts RL training."""
     # `run` and the services that `relibra up` starts read this.
     os.environ[_TRACEBACK] = "1" if traceback else ""
+    if context.invoked_subcommand not in _LOGGING:
+        for name, nearest in unknown_variables(os.environ).items():
+            if nearest is not None:
+                typer.echo(f"Warning: {complaint(name, nearest)}", err=True)
 
 
 def run() -> None:

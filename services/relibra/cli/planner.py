@@ -21,6 +21,7 @@ def planner(
     metrics_port: service.MetricsPort = None,
     auth: Annotated[str | None, typer.Option(help="none, or required: callers need a token or certificate.")] = None,
     insecure: service.Insecure = None,
+    plaintext: service.Plaintext = None,
     ready_file: service.ReadyFile = None,
 ) -> None:
     """Serve trainers and rollout workers, and plan their steps. Any number of planners may share one Redis.
@@ -32,7 +33,13 @@ def planner(
 
     service.start_logging()
     settings = PlannerSettings.load(
-        redis_url=redis_url, host=host, port=port, metrics_port=metrics_port, auth=auth, insecure=insecure
+        redis_url=redis_url,
+        host=host,
+        port=port,
+        metrics_port=metrics_port,
+        auth=auth,
+        insecure=insecure,
+        plaintext=plaintext,
     )
     asyncio.run(_serve(settings, ready_file))
 

@@ -12,7 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from relibra.atomic_file import write_atomically
+from relibra.environment import complaint, unknown_variables
 from relibra.errors import InvalidInput
+
+logger = logging.getLogger(__name__)
 
 RedisUrl = Annotated[
     str, typer.Option(envvar="RELIBRA_REDIS_URL", help="redis://, rediss:// or unix:// URL of the store.")
@@ -25,6 +28,10 @@ MetricsPort = Annotated[
     typer.Option(min=0, max=65535, help="Extra port for /metrics, where Prometheus needs no token; none if not given."),
 ]
 Insecure = Annotated[bool | None, typer.Option("--insecure", help="Serve other machines without authentication.")]
+Plaintext = Annotated[
+    bool | None,
+    typer.Option("--plaintext", help="Take tokens from other machines without TLS: something else encrypts."),
+]
 ReadyFile = Annotated[
     Path | None, typer.Option(help="When ready, write the addresses to this file as JSON; scripts can wait for it.")
 ]
@@ -33,7 +40,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def start_logging() -> None:
-    """Log to standard error, as JSON with RELIBRA_LOG_FORMAT=json. Services call this once, libraries never."""
+    """Log to standard error, as JSON with RELIBRA_LOG_FORMAT=json. Services call this once, libraries never.
+
+    The first lines name environment variables that nothing reads.
+    """
     handler = logging.StreamHandler()
     handler.setFormatter(
         _JsonFormatter()
@@ -41,6 +51,8 @@ def start_logging() -> None:
         else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     )
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    for name, nearest in unknown_variables(os.environ).items():
+        logger.warning(complaint(name, nearest))
 
 
 class _JsonFormatter(logging.Formatter):

@@ -21,6 +21,7 @@ def status(
     metrics_port: service.MetricsPort = None,
     auth: Annotated[str | None, typer.Option(help="none, or required: viewers need a token.")] = None,
     insecure: service.Insecure = None,
+    plaintext: service.Plaintext = None,
     ready_file: service.ReadyFile = None,
 ) -> None:
     """Serve jobs, steps and plans over HTTP as pages, JSON and metrics. Read-only.
@@ -32,7 +33,13 @@ def status(
 
     service.start_logging()
     settings = StatusSettings.load(
-        redis_url=redis_url, host=host, port=port, metrics_port=metrics_port, auth=auth, insecure=insecure
+        redis_url=redis_url,
+        host=host,
+        port=port,
+        metrics_port=metrics_port,
+        auth=auth,
+        insecure=insecure,
+        plaintext=plaintext,
     )
     asyncio.run(_serve(settings, ready_file))
 

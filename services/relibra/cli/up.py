@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from relibra.cli.service import STOP_SIGNALS, Host, ReadyFile, start_logging, write_ready_file
+from relibra.environment import unknown_variables
 from relibra.tied_process import tied
 
 _POLL_INTERVAL_S = 0.05
@@ -99,6 +100,8 @@ class _Service:
         # The URL may contain a password, so it goes through the environment: all users can see command lines.
         # Neither service computes on a GPU, and a CUDA context would take memory from a trainer on the same machine.
         environment = os.environ | {"RELIBRA_REDIS_URL": self._redis_url, "CUDA_VISIBLE_DEVICES": ""}
+        for name in unknown_variables(environment):
+            del environment[name]  # this process has named it already
         if self._verb != "planner":
             environment.pop("RELIBRA_METRICS_PORT", None)  # two services cannot listen on one port
         self._process = subprocess.Popen(

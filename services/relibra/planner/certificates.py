@@ -2,11 +2,13 @@
 
 import logging
 import ssl
+from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
 
 from relibra.errors import InvalidInput
+from relibra.planner.certificate_validity import read_validity
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +30,8 @@ class CertificateFiles:
         """Return credentials that follow the files.
 
         Raises:
-            InvalidInput: a file cannot be read, or the key does not belong to the certificate.
+            InvalidInput: a file cannot be read, the key does not belong to the certificate, or the certificate has
+                expired or is not valid yet.
         """
         return grpc.dynamic_ssl_server_credentials(
             self._read(),
@@ -67,6 +70,7 @@ class CertificateFiles:
             key, cert, *client_ca = (each.read_bytes() for each in self._files)
         except (OSError, ssl.SSLError) as error:
             raise InvalidInput.of("TLS files", expected="a certificate (PEM) and its key", got=error) from error
+        read_validity(cert, str(self._cert_file)).check(str(self._cert_file), datetime.now(UTC))
         return grpc.ssl_server_certificate_configuration([(key, cert)], *client_ca)
 
     @property

@@ -15,6 +15,7 @@ class PlannerSettings(ServiceSettings):
 
     table: ClassVar = "planner"
     exposes: ClassVar = "change any job"
+    encrypting: ClassVar = "set tls_cert_file and tls_key_file"
 
     port: int = Field(7420, ge=0, le=65535)
     tls_cert_file: Path | None = None
@@ -57,11 +58,16 @@ class PlannerSettings(ServiceSettings):
         """The limits that the store enforces."""
         return StoreLimits(max_step_size_bytes=self.max_step_size_bytes, max_open_steps=self.max_open_steps)
 
+    @property
+    def has_tls(self) -> bool:
+        """Whether the planner has a certificate."""
+        return self.tls_cert_file is not None
+
     def check(self) -> None:
         """Return if the settings agree with each other.
 
         Raises:
-            Unsupported: the network would be served without authentication, or a TLS file is missing.
+            Unsupported: the network would be served without authentication or TLS, or a TLS file is missing.
         """
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise Unsupported("TLS needs tls_cert_file and tls_key_file together")

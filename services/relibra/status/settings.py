@@ -12,6 +12,7 @@ class StatusSettings(ServiceSettings):
 
     table: ClassVar = "status"
     exposes: ClassVar = "see every job"
+    encrypting: ClassVar = "listen on loopback behind a proxy that speaks TLS"
 
     port: int = Field(7421, ge=0, le=65535)
     num_cached_plans: int = Field(8, ge=1)

@@ -1,0 +1,47 @@
+"""The environment variables that relibra reads, and misspelt ones, which would be ignored without a word."""
+
+import difflib
+import re
+from collections.abc import Iterable
+
+PREFIX = "RELIBRA_"
+
+_SETTINGS = """
+    ALLOWED_HOSTS ATTEMPT_SILENCE_S AUTH HEAD_TIMEOUT_S HOST INSECURE LEASE_S MAX_CALLS_PER_JOB MAX_CELLS
+    MAX_CONNECTIONS MAX_INGEST_BYTES_PER_S MAX_JOBS MAX_OPEN_STEPS MAX_STEP_SIZE_BYTES MAX_VIEWERS
+    MAX_VIEWERS_PER_TOKEN METRICS_PORT NUM_CACHED_PLANS NUM_SOLVERS PLAINTEXT POLL_INTERVAL_S PORT REDIS_URL
+    RETAINED_BYTES RETAINED_S RETAINED_STEPS SOLVE_TIMEOUT_S TLS_CERT_FILE TLS_CLIENT_CA_FILE TLS_KEY_FILE
+    TRUST_DOMAIN
+"""
+"""Settings of planner and status service."""
+_OTHERS = """
+    ATTEMPT COMPLETE CONFIG_FILE DATA_DIR JOB LOG_FORMAT MAX_EXPANSION PLANNER REDIS_PASSWORD_FILE STATUS_URL
+    TLS_CA_FILE TOKEN TOKEN_FILE TRACEBACK
+"""
+"""Variables of the command line, of clients and of the Compose file."""
+VARIABLES = frozenset(PREFIX + name for name in (*_SETTINGS.split(), *_OTHERS.split()))
+
+_NEAR = 0.75
+_OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP)(_\w+)?$|_PORT$")
+"""Kubernetes sets such variables for every Service whose name begins with `relibra-`."""
+
+
+def unknown_variables(names: Iterable[str]) -> dict[str, str | None]:
+    """Return the variables that look like relibra's and that nothing reads, each with the known name nearest to it.
+
+    A name that is not near to any is one of other programs, or of another version, and comes with None.
+    """
+    unknown = sorted(name for name in set(names) - VARIABLES if name.startswith(PREFIX))
+    bare = {name.removeprefix(PREFIX): name for name in VARIABLES}
+    found: dict[str, str | None] = {}
+    for name in unknown:
+        near = difflib.get_close_matches(name.removeprefix(PREFIX), bare, n=1, cutoff=_NEAR)
+        if near or not _OF_KUBERNETES.search(name):
+            found[name] = bare[near[0]] if near else None
+    return found
+
+
+def complaint(name: str, nearest: str | None) -> str:
+    """Return the sentence about a variable that nothing reads."""
+    meant = f"; did you mean {nearest}?" if nearest else ""
+    return f"nothing reads the environment variable {name}{meant}"
