@@ -20,11 +20,11 @@ class Concern:
     """Something that a rank may find wrong and that stops all ranks."""
 
     what: str
-    """What is checked, for messages."""
+    """The check, for messages."""
     error: type[RelibraError]
-    """What the ranks raise that found nothing wrong themselves."""
+    """The error of the ranks that found nothing wrong themselves."""
     advice: str
-    """What to do, for these ranks."""
+    """The usual cause and the way out, for these ranks."""
 
 
 def raise_on_all(
