@@ -175,5 +175,5 @@ def test_every_alert_has_a_runbook_section_and_every_section_an_alert() -> None:
 
 def test_links_inside_the_runbook_resolve() -> None:
     text = (_REPOSITORY / "docs" / "runbook.md").read_text()
-    anchors = {each.lower() for each in re.findall(r"^## (\w+)$", text, re.M)}
+    anchors = {each.lower().replace(" ", "-") for each in re.findall(r"^##+ ([\w ]+)$", text, re.M)}
     assert set(re.findall(r"\]\(#([^)]*)\)", text)) <= anchors
