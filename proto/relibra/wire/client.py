@@ -4,7 +4,6 @@ The trainer driver (register, submit) and every agent (fetch, report) use it. Ro
 which streams.
 """
 
-import contextlib
 import logging
 import os
 import time
@@ -14,7 +13,7 @@ from typing import Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from relibra.errors import AlreadyRunning, NotReady, RolledBack, Unsupported
+from relibra.errors import AlreadyRunning, RelibraError, RolledBack, StaleEpoch, Unavailable
 from relibra.planning import Cluster, ExecutionReport, Model, PlanParams, RankPlan, Schedule
 from relibra.planning.plan import Basis
 from relibra.v1 import (
@@ -271,9 +270,13 @@ class PlannerClient:
         Another client of the launch registered it, or somebody let the job go back to an earlier step.
         """
         request = job_pb2.JoinAttemptRequest(job_id=job_id, token=self._launch.token)
-        with contextlib.suppress(NotReady, Unsupported):  # registered by a process with another token, or long ago
+        try:
             self._epochs[job_id] = self._call(self._jobs.JoinAttempt, request).epoch
-        return self._epochs.get(job_id, 0)
+        except (StaleEpoch, Unavailable):
+            raise
+        except RelibraError:  # most often NotReady: a process with another token registered the job
+            return 0
+        return self._epochs[job_id]
 
     def _keep_alive(self, job_id: str, interval_s: float) -> None:
         if job_id in self._heartbeats:
