@@ -57,5 +57,10 @@ def test_files_that_are_missing_or_do_not_belong_together_are_refused(tmp_path: 
     CertificateFiles(cert_file, key_file, authority.file).to_grpc()
     with pytest.raises(InvalidInput, match=r"TLS files: expected a certificate \(PEM\) and its key, got .*MISMATCH"):
         CertificateFiles(cert_file, other_key_file, None).to_grpc()
+    expired = authority.issue("expired", days=-1)
+    with pytest.raises(
+        InvalidInput, match=r"expired\.pem: expected a certificate that is valid, .*, got one that expired at"
+    ):
+        CertificateFiles(*expired, None).to_grpc()
     with pytest.raises(InvalidInput, match=r"TLS file: .*nobody"):
         CertificateFiles(cert_file, tmp_path / "nobody.key", None).to_grpc()

@@ -139,3 +139,10 @@ def _check(operation: schemathesis.APIOperation, address: str, token: str, num_g
         num_good[operation.path] += response.status_code == 200
 
     check()
+
+
+@pytest.mark.parametrize(
+    "path", ["/" + "x" * 20_000, "/v1/jobs?limit=" + "x" * 20_000, "/v1/jobs/job/steps/" + "x" * 20_000]
+)
+def test_S7_what_a_caller_sent_is_cut_in_the_answer(http: TestClient, job: object, path: str) -> None:
+    assert len(http.get(path).text) < 5_000
