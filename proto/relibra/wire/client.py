@@ -275,8 +275,8 @@ class PlannerClient:
         except (StaleEpoch, Unavailable):
             raise
         except RelibraError:  # most often NotReady: a process with another token registered the job
-            return 0
-        return self._epochs[job_id]
+            pass
+        return self._epochs.get(job_id, 0)
 
     def _keep_alive(self, job_id: str, interval_s: float) -> None:
         if job_id in self._heartbeats:
