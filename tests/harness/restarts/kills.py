@@ -16,7 +16,6 @@ STAGES = (
     "sending_gradients",  # inside a backward, before gradients of replicas travel home
     "optimizer",  # before the optimizer steps
     "ended",  # after end_step
-    CHECKPOINT,
 )
 
 
@@ -52,13 +51,13 @@ def draw_kills(
         steps.sort()  # a training that begins at its newest checkpoint never comes to earlier steps again
     kills = []
     for step in steps:
-        is_last_before_checkpoint = checkpoint_every > 0 and (step + 1) % checkpoint_every == 0
-        stages = STAGES if is_last_before_checkpoint else STAGES[:-1]
+        # Few steps end with a checkpoint, and few stages of those are while it is written: draw that one more often.
+        is_at_checkpoint = checkpoint_every > 0 and (step + 1) % checkpoint_every == 0 and rng.random() < 0.3
         kills.append(
             Kill(
                 rank=rng.randrange(num_ranks),
                 step=step,
-                stage=rng.choice(stages),
+                stage=CHECKPOINT if is_at_checkpoint else rng.choice(STAGES),
                 micro_batch=rng.randrange(num_micro_batches),
                 whole_launch=rng.random() < 0.5,
             )
