@@ -1,10 +1,15 @@
 """A training that its scheduler starts again under the same job id, with a real planner and a real Redis."""
 
+import json
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from harness import child_process
 from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually, routed_experts
 from relibra.errors import AlreadyRunning, NotReady, StaleEpoch
 from relibra.planning import RankPlan, Schedule
@@ -155,3 +160,38 @@ def test_L5_a_process_of_a_launch_gets_no_plan_of_another_attempt(planner: Servi
             second_agent.fetch_plan("job", 1, MODEL, 0)
         with pytest.raises(StaleEpoch, match="attempt 1 of job 'job' is over"):
             first_agent.fetch_plan("job", 1, MODEL, 0)
+
+
+def test_L5_torchrun_restarts_its_workers_uncounted_when_a_node_joins(redis_url: str, tmp_path: Path) -> None:
+    """No worker fails, so TORCHELASTIC_RESTART_COUNT stays 0, and the planner must tell the workers by their age."""
+    planner = Service("planner", redis_url, tmp_path)  # the old attempt is not silent for its 15 s
+    told = tmp_path / "told"
+    told.touch()
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1"]
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-conf=last_call_timeout=1"]
+    command += ["-m", "harness.restarts.registering", planner.address, str(told)]
+    nodes: list[subprocess.Popen[bytes]] = []
+    try:
+        for num_nodes in (1, 2):
+            with (tmp_path / f"node-{num_nodes}.log").open("wb") as log:
+                nodes.append(
+                    subprocess.Popen(command, stdout=log, stderr=log, env=child_process.environment(OMP_NUM_THREADS="1"))
+                )
+            eventually(lambda num_nodes=num_nodes: len(told.read_text().splitlines()) == num_nodes)
+    finally:
+        for node in nodes:
+            node.terminate()  # torchrun ends its workers
+        for node in nodes:
+            node.wait(timeout=60)
+        planner.stop()
+    first, second = map(json.loads, told.read_text().splitlines())
+    assert (first["world_size"], second["world_size"]) == ("1", "2")
+    assert first["restart"] == second["restart"] == "0"
+    assert second["epoch"] > first["epoch"]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from redis import Redis
 
-from harness.services import CLUSTER, MODEL, PARAMS, Loop, count, routed_experts
+from harness.services import CLUSTER, MODEL, PARAMS, Loop, count, eventually, routed_experts
 from harness.step_samples import COUNTS_SLE, IDS, LONG_S, SCHEDULE, expire, lease_of, publish, report_all, sequence
 from relibra.errors import AlreadyRunning, Conflict, LostLease, StaleEpoch
 from relibra.planning import PlanParams
@@ -56,6 +56,22 @@ def test_L5_a_launcher_that_starts_its_workers_again_need_not_wait(store: Store,
     for late in (of("a", 0), of("a", 3, "slurm 8.0")):
         with pytest.raises(AlreadyRunning):
             begin(store, run, late, LONG_S)
+
+
+def test_L5_workers_that_are_younger_than_the_attempt_of_their_launcher_begin_another(store: Store, run: Loop) -> None:
+    """torchrun does not count a restart that another node caused, so all that has changed is the processes."""
+
+    def of(token: str, age_s: float | None) -> Launch:
+        return Launch(token=token, launch="torchelastic job host-a 7 1000", restart=0, age_s=age_s)
+
+    first = begin(store, run, of("a", 30), LONG_S)
+    assert begin(store, run, of("b", 30), LONG_S) == first, "another worker that was started with the first"
+    assert begin(store, run, of("b", None), LONG_S) == first, "no /proc to tell the age"
+    eventually(lambda: begin(store, run, of("c", 0), LONG_S).number == 2)
+    assert begin(store, run, of("d", 30), LONG_S).number == 2, "a worker that was started with the second"
+    eventually(lambda: begin(store, run, of("d", 0), LONG_S).number == 3)
+    with pytest.raises(AlreadyRunning):
+        begin(store, run, dataclasses.replace(of("e", 0), launch="torchelastic job host-b 7 1000"), LONG_S)
 
 
 def test_L5_a_new_attempt_knows_nothing_of_the_steps_before_it(store: Store, run: Loop) -> None:

@@ -1,11 +1,14 @@
 """What a process can tell about the launch that it belongs to."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 
 import pytest
 
 from relibra.planning.launch import Launch
-from relibra.wire.launch import launch_of
+from relibra.wire.launch import launch_of, worker_age_s
 
 
 def launch(environment: Mapping[str, str], token: str | None = None, parent: str = "7 1000") -> Launch:
@@ -41,6 +44,20 @@ def test_launchers_that_are_known(environment: dict[str, str], launcher: str, re
 def test_L5_torchrun_started_again_under_one_run_id_is_another_launcher() -> None:
     environment = {"TORCHELASTIC_RUN_ID": "my-job", "TORCHELASTIC_RESTART_COUNT": "0"}
     assert launch(environment, parent="7 1000").launch != launch(environment, parent="9 2000").launch
+
+
+def test_L5_only_torchrun_starts_all_workers_of_a_launch_at_once() -> None:
+    assert worker_age_s({"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0"}) is None
+    age_s = worker_age_s({"TORCHELASTIC_RESTART_COUNT": "0"})
+    started = subprocess.run(
+        [sys.executable, "-c", "from relibra.wire.launch import *; print(worker_age_s(os.environ))"],
+        env=os.environ | {"TORCHELASTIC_RESTART_COUNT": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert age_s is not None
+    assert 0 <= float(started.stdout) < age_s
 
 
 def test_services_keep_a_hash_of_the_token_only() -> None:

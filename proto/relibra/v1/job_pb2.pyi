@@ -58,7 +58,7 @@ class CostModel(_message.Message):
     def __init__(self, expert_tokens: _Optional[_Iterable[float]] = ..., expert_us: _Optional[_Iterable[float]] = ..., token_size_bytes: _Optional[float] = ..., intra_node_bytes_per_us: _Optional[float] = ..., inter_node_bytes_per_us: _Optional[float] = ..., hidden_transfer_share: _Optional[float] = ...) -> None: ...
 
 class RegisterJobRequest(_message.Message):
-    __slots__ = ("job_id", "model", "cluster", "params", "known_epoch", "token", "owner", "launch", "restart")
+    __slots__ = ("job_id", "model", "cluster", "params", "known_epoch", "token", "owner", "launch", "restart", "age_ms")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class RegisterJobRequest(_message.Message):
     OWNER_FIELD_NUMBER: _ClassVar[int]
     LAUNCH_FIELD_NUMBER: _ClassVar[int]
     RESTART_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     model: Model
     cluster: Cluster
@@ -77,7 +78,8 @@ class RegisterJobRequest(_message.Message):
     owner: str
     launch: str
     restart: int
-    def __init__(self, job_id: _Optional[str] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., cluster: _Optional[_Union[Cluster, _Mapping]] = ..., params: _Optional[_Union[PlanParams, _Mapping]] = ..., known_epoch: _Optional[int] = ..., token: _Optional[str] = ..., owner: _Optional[str] = ..., launch: _Optional[str] = ..., restart: _Optional[int] = ...) -> None: ...
+    age_ms: int
+    def __init__(self, job_id: _Optional[str] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., cluster: _Optional[_Union[Cluster, _Mapping]] = ..., params: _Optional[_Union[PlanParams, _Mapping]] = ..., known_epoch: _Optional[int] = ..., token: _Optional[str] = ..., owner: _Optional[str] = ..., launch: _Optional[str] = ..., restart: _Optional[int] = ..., age_ms: _Optional[int] = ...) -> None: ...
 
 class RegisterJobResponse(_message.Message):
     __slots__ = ("epoch", "attempt", "renew_ms")

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Self, TypeVar
 
 import grpc
@@ -27,7 +28,7 @@ from relibra.wire import messages
 from relibra.wire.channel import open_channel
 from relibra.wire.credentials import Credentials
 from relibra.wire.heartbeat import DEFAULT_INTERVAL_S, Heartbeat
-from relibra.wire.launch import ATTEMPT_VARIABLE, Joined, this_launch
+from relibra.wire.launch import ATTEMPT_VARIABLE, Joined, this_launch, worker_age_s
 from relibra.wire.status import from_rpc_error
 
 logger = logging.getLogger(__name__)
@@ -123,10 +124,11 @@ class PlannerClient:
             Conflict: this launch registered the job with other content.
         """
         deadline = time.monotonic() + takeover_timeout_s
-        request = messages.encode_registration(
-            job_id, model, cluster, params or PlanParams(), self._epochs.get(job_id, 0), self._launch
-        )
         while True:
+            launch = replace(self._launch, age_s=worker_age_s(os.environ))
+            request = messages.encode_registration(
+                job_id, model, cluster, params or PlanParams(), self._epochs.get(job_id, 0), launch
+            )
             try:
                 response = self._call(self._jobs.RegisterJob, request)
                 self._refusals.pop(job_id, None)

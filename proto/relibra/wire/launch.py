@@ -86,11 +86,30 @@ def launch_of(
     )
 
 
+def worker_age_s(environment: Mapping[str, str]) -> float | None:
+    """Return how long ago torchrun started this process; None under launchers that start processes one by one.
+
+    torchrun does not count a restart that another node caused (TORCHELASTIC_RESTART_COUNT), but no worker outlives one.
+    """
+    if "TORCHELASTIC_RESTART_COUNT" not in environment:
+        return None
+    try:
+        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+        return uptime_s - int(_start_ticks("self")) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return None
+
+
 def _parent() -> str:
     """Return the parent's process id and start time; process ids alone are used again."""
     parent = os.getppid()
     try:
-        started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+        started = _start_ticks(str(parent))
     except OSError:
         started = "?"
     return f"{parent} {started}"
+
+
+def _start_ticks(process: str) -> str:
+    """Return when a process started, in clock ticks since the machine started."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]

@@ -77,6 +77,7 @@ def encode_registration(
         owner=launch.owner,
         launch=launch.launch,
         restart=launch.restart,
+        age_ms=0 if launch.age_s is None else max(1, int(launch.age_s * 1000)),
     )
 
 
@@ -87,13 +88,21 @@ def decode_launch(request: job_pb2.RegisterJobRequest) -> Launch:
     """Read the launch that registers a job.
 
     Raises:
-        InvalidInput: a text is too long, or the number of restarts too large.
+        InvalidInput: a text is too long, or a number too large.
     """
     for field, text in (("token", request.token), ("owner", request.owner), ("launch", request.launch)):
         check_launch_text(field, text)
     if request.restart >= 1 << 31:
         raise InvalidInput.of("restart", expected="below 2**31", got=request.restart)
-    return Launch(token=request.token, owner=request.owner, launch=request.launch, restart=request.restart)
+    if request.age_ms >= 1 << 50:
+        raise InvalidInput.of("age_ms", expected="below 2**50", got=request.age_ms)
+    return Launch(
+        token=request.token,
+        owner=request.owner,
+        launch=request.launch,
+        restart=request.restart,
+        age_s=request.age_ms / 1000 if request.age_ms else None,
+    )
 
 
 def check_launch_text(field: str, text: str) -> str:

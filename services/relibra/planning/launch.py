@@ -15,7 +15,10 @@ class Launch:
     launch: str = ""
     """The launcher that started the process and may start it again; empty if unknown."""
     restart: int = 0
-    """How often that launcher has started its workers again."""
+    """How often that launcher says that it has started its workers again."""
+    age_s: float | None = None
+    """How long ago the launcher started this process, if it starts all processes of an attempt at once. A process that
+    is younger than the current attempt then belongs to the next one, whatever `restart` says."""
 
     @property
     def token_hash(self) -> str:

@@ -63,6 +63,7 @@ class Jobs(Attempts):
                 launch.launch,
                 launch.restart,
                 int(silence_s * 1000),
+                "" if launch.age_s is None else int(launch.age_s * 1000),
             ],
         )
         # Listed last, and again by every caller that confirms the job: an unlisted job would never be planned, and

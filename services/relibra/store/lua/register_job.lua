@@ -3,6 +3,7 @@
 -- KEYS  1 job   2 epoch   3 attempts   4 lease
 -- ARGV  1 shape (JSON)   2 now (Unix time)   3 the last epoch that the caller knows   4 hash of the token, '' without one
 --       5 owner   6 launch   7 restart   8 how long the current attempt must be silent before another may begin, in ms
+--       9 how long ago the launcher started the caller in ms, '' if that does not tell its attempts apart
 -- Returns {word, how long the current attempt has been silent in ms}, where word is
 --   'new'        an attempt began
 --   'confirmed'  the caller belongs to the current attempt, whose shape is ARGV 1
@@ -15,12 +16,18 @@
 
 local now = redis.call('TIME')
 local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
-local current = redis.call('HMGET', KEYS[1], 'shape', 'token', 'launch', 'restart', 'seen_at', 'number')
+-- The age of a caller is a little higher by now than it says.
+local SLACK_MS = 1000
+local current = redis.call('HMGET', KEYS[1], 'shape', 'token', 'launch', 'restart', 'seen_at', 'number',
+  'began_ms')
 if current[1] then
   -- A clock that was set back must not keep a dead attempt alive.
   local silent_ms = math.abs(now_ms - tonumber(current[5]))
   local is_same_launch = ARGV[6] ~= '' and ARGV[6] == current[3]
-  local is_restarted = is_same_launch and tonumber(ARGV[7]) > tonumber(current[4])
+  -- torchrun starts its workers again without counting it if another node made it do so.
+  local is_younger = ARGV[9] ~= '' and current[7]
+    and ARGV[9] + SLACK_MS < math.abs(now_ms - tonumber(current[7]))
+  local is_restarted = is_same_launch and (tonumber(ARGV[7]) > tonumber(current[4]) or is_younger)
   local is_member = ARGV[4] == '' or ARGV[4] == current[2] or (is_same_launch and ARGV[7] == current[4])
   if is_member and not is_restarted then
     if current[1] ~= ARGV[1] then
@@ -55,7 +62,8 @@ local number = string.format('%d', (current[6] or 0) + 1)
 redis.call('SET', KEYS[2], string.format('%.0f', epoch))
 redis.call('HSET', KEYS[1], 'epoch', name, 'registered_at', ARGV[2], 'shape', ARGV[1], 'number', number,
   'token', ARGV[4], 'owner', ARGV[5], 'launch', ARGV[6], 'restart', ARGV[7],
-  'seen_at', string.format('%.0f', now_ms), 'driver_seen_at', string.format('%.0f', now_ms))
+  'seen_at', string.format('%.0f', now_ms), 'driver_seen_at', string.format('%.0f', now_ms),
+  'began_ms', string.format('%.0f', now_ms))
 redis.call('HDEL', KEYS[1], 'group', 'group_owner', 'group_seen_at', 'claimed_at')
 redis.call('HSET', KEYS[3], name,
   cjson.encode({number = number, token = ARGV[4], owner = ARGV[5], began_at = ARGV[2], shape = ARGV[1]}))
