@@ -170,13 +170,13 @@ def test_L5_torchrun_restarts_its_workers_uncounted_when_a_node_joins(redis_url:
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1"]
     command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-conf=last_call_timeout=1"]
     command += ["-m", "harness.restarts.registering", planner.address, str(told)]
+    # With the store that torchrun keeps by default, a node that joins waits for an address that nobody sends again.
+    environment = child_process.environment(OMP_NUM_THREADS="1", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     nodes: list[subprocess.Popen[bytes]] = []
     try:
         for num_nodes in (1, 2):
             with (tmp_path / f"node-{num_nodes}.log").open("wb") as log:
-                nodes.append(
-                    subprocess.Popen(command, stdout=log, stderr=log, env=child_process.environment(OMP_NUM_THREADS="1"))
-                )
+                nodes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
             eventually(lambda num_nodes=num_nodes: len(told.read_text().splitlines()) == num_nodes)
     finally:
         for node in nodes:
@@ -195,3 +195,21 @@ def free_port() -> int:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
         return port
+
+
+def test_L5_a_reporter_of_the_next_attempt_is_not_told_the_attempt_before(
+    planner: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher restarts its workers at once, so the planner answered a reporter of the attempt before just now."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    for restart in range(5):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restart))
+        with (
+            PlannerClient(planner.address) as client,
+            RolloutReporter(planner.address, "job", num_experts=MODEL.num_experts) as reporter,
+        ):
+            epoch = client.register_job("job", MODEL, CLUSTER, PARAMS, takeover_timeout_s=0)
+            for step in range(2):
+                reporter.report(step, IDS[0], routed_experts(10 * restart + step, 5))
+                assert reporter.flush(timeout_s=30) == 1
+            assert reporter.epoch == epoch

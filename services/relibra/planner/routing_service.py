@@ -68,7 +68,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                 while True:
                     await asyncio.wait({taking}, timeout=_LOOK_INTERVAL_S)
                     if not taking.done():
-                        if (epoch := await self._epoch_after(newest)) not in (0, named):
+                        if (epoch := await self._epoch_after(newest)) > named:
                             # A worker that outlives its trainer learns of the next attempt before it reports for it.
                             named = epoch
                             yield routing_pb2.ReportRoutingResponse(
@@ -84,10 +84,14 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                         # Before the batch is kept, so that a sender that opens a stream for every batch waits too.
                         # Further requests stay in the stream, whose flow control stops the sender.
                         await wait_until_set(self._draining, pause_s)
-                    refused = await self._keep(batch)
+                    jobs = await self._store.get_jobs({request.job_id for request in batch})
+                    refused = await self._keep(batch, jobs)
                     answered_through += len(batch)
                     newest = batch[-1]
                     named = await self._epoch_after(newest)
+                    if not newest.token and newest.job_id in jobs:
+                        # What was looked up a moment ago may be the attempt before the one that just began.
+                        named = max(named, jobs[newest.job_id].epoch)
                     yield routing_pb2.ReportRoutingResponse(
                         answered_through=answered_through,
                         refused=refused,
@@ -132,9 +136,10 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         now = time.monotonic()
         return max(self._admission.delay_s(job_id, size_bytes, now) for job_id, size_bytes in sizes.items())
 
-    async def _keep(self, batch: list[routing_pb2.ReportRoutingRequest]) -> list[routing_pb2.Refusal]:
+    async def _keep(
+        self, batch: list[routing_pb2.ReportRoutingRequest], jobs: dict[str, JobRecord]
+    ) -> list[routing_pb2.Refusal]:
         """Keep the valid sequences of a batch; return the refusals of the others."""
-        jobs = await self._store.get_jobs({request.job_id for request in batch})
         refused: list[routing_pb2.Refusal] = []
         accepted: list[routing_pb2.ReportRoutingRequest] = []
         sequences: list[SequenceCounts] = []

@@ -29,11 +29,12 @@ def unplanned(run: Run) -> list[str]:
 def differences(balanced: Run, plain: Run) -> Difference:
     """Compare the losses and gradient norms of two runs that died at the same points.
 
-    A step in which a rank is killed may end on the other ranks, or not. Every other step must be in both runs.
+    When a rank is killed, another one may be about to write down the step before, or may have ended the same step.
+    Every earlier step must be in both runs.
     """
     got, want = _trained(balanced), _trained(plain)
-    deadly = {(generation, kill.step) for generation, kill in enumerate(balanced.kills)}
-    lonely = [key for key in got.keys() ^ want.keys() if (key[0], key[2]) not in deadly]
+    last = {generation: kill.step - 1 for generation, kill in enumerate(balanced.kills)}
+    lonely = [key for key in got.keys() ^ want.keys() if key[0] not in last or key[2] < last[key[0]]]
     assert not lonely, f"only one of the runs trained {lonely[:4]}"
     both = sorted(got.keys() & want.keys())
     return Difference(
