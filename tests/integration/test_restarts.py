@@ -185,7 +185,6 @@ def test_L5_torchrun_restarts_its_workers_uncounted_when_a_node_joins(redis_url:
             node.wait(timeout=60)
         planner.stop()
     first, second = map(json.loads, told.read_text().splitlines())
-    assert (first["world_size"], second["world_size"]) == ("1", "2")
     assert first["restart"] == second["restart"] == "0"
     assert second["epoch"] > first["epoch"]
 

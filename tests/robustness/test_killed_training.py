@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.robustness, pytest.mark.integration, pytest.mark.timeo
 NUM_KILLS = int(os.environ.get("RELIBRA_TRAINER_KILLS", "3"))
 NUM_STEPS = 30 if NUM_KILLS > 10 else 10
 SILENCE_S = 1.0
-"""How long an attempt is silent before another launch takes over; 15 s by default, and each of many kills waits for it."""
+"""The silence after which another launch takes over; 15 s by default, which half of the kills would wait for."""
 CHECKPOINT_EVERY = 5
 ONE_NODE = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
 TWO_NODES = Cluster(num_nodes=2, gpus_per_node=1, redundant_slots=2)
@@ -152,8 +152,9 @@ def test_L5_a_second_live_launch_is_refused_with_the_address_of_the_first(
             wait_until_over(second, refused)
             assert not refused.has_finished()
         (owner,) = {each["pid"] for each in first.records("started") if each["rank"] == 0}
-        assert f"AlreadyRunning: job 'job' is being trained by attempt 1, which {os.uname().nodename}:{owner} launched" in (
-            refused.log()
+        assert (
+            f"AlreadyRunning: job 'job' is being trained by attempt 1, which {os.uname().nodename}:{owner} launched"
+            in (refused.log())
         )
         assert second.records("registered") == []
         (first.folder / "go on").touch()

@@ -59,9 +59,7 @@ def restart_times_s(run: Run) -> list[float]:
 
 
 def _trained(run: Run) -> dict[Key, Record]:
-    return {
-        (each["generation"], each["sample"], each["step"], each["rank"]): each for each in run.records("trained")
-    }
+    return {(each["generation"], each["sample"], each["step"], each["rank"]): each for each in run.records("trained")}
 
 
 def _relative(got: float, want: float) -> float:

@@ -53,9 +53,7 @@ class Death:
                 patches.callback(job.models[0].register_forward_pre_hook(in_forward).remove)
                 if kill.stage in POINTS and not self._is_plain:
                     point = POINTS[kill.stage]
-                    patches.enter_context(
-                        mock.patch.object(point.owner, point.method, self._dying(point, kill.stage))
-                    )
+                    patches.enter_context(mock.patch.object(point.owner, point.method, self._dying(point, kill.stage)))
             yield
 
     def plain_opening(self, step: int) -> None:

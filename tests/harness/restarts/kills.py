@@ -29,7 +29,7 @@ class Kill:
     micro_batch: int
     """The micro-batch, for the stages inside a forward or backward."""
     whole_launch: bool
-    """Whether all ranks and the launcher die, as when pods are deleted; otherwise the launcher notices one dead rank."""
+    """Whether all ranks and the launcher die, as when pods are deleted; otherwise one rank dies."""
 
 
 def draw_kills(

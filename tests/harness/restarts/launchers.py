@@ -31,7 +31,7 @@ class Zygote:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 # Compiling megatron's small fused functions takes longer than running them in these tests.
-                # Unless told otherwise, torchrun keeps the store of dead workers, and new ones read old addresses there.
+                # By default torchrun keeps the store of dead workers, and new ones read old addresses there.
                 env=child_process.environment(
                     OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"
                 ),

@@ -1,4 +1,4 @@
-"""`python -m harness.restarts.registering PLANNER FILE`: a worker that registers the job, writes the epoch, and waits."""
+"""`python -m harness.restarts.registering PLANNER FILE`: a worker that registers, writes its epoch, and waits."""
 
 import json
 import os
@@ -14,8 +14,7 @@ if __name__ == "__main__":
     if os.environ["RANK"] == "0":
         with PlannerClient(address) as client:
             epoch = client.register_job("job", MODEL, CLUSTER, PARAMS, takeover_timeout_s=0)
-        told = {"epoch": epoch, "world_size": os.environ["WORLD_SIZE"]}
-        told["restart"] = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        told = {"epoch": epoch, "restart": os.environ["TORCHELASTIC_RESTART_COUNT"]}
         with Path(file).open("a") as lines:
             lines.write(json.dumps(told) + "\n")
     signal.pause()

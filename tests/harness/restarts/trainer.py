@@ -11,12 +11,10 @@ import signal
 import sys
 import threading
 import warnings
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
-from torch import nn
 
 from relibra.demo import megatron_on_cpu
 
