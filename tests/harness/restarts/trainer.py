@@ -111,7 +111,7 @@ class Trainer:
         return step
 
     def _roll_back(self, step: int) -> int:
-        assert self._balancing is None or self._job.agent is not None
+        """Load the checkpoint before `step`, without a restart; return `step`."""
         checkpoints.load(self._job, self._run.checkpoint(step))
         if self._balancing is not None:
             self._balancing.roll_back(step)
