@@ -80,13 +80,6 @@ class Balancing:
         """End the step."""
         self._agent.end_step()
 
-    def roll_back(self, step: int) -> None:
-        """Forget the steps from `step` on, after all ranks have loaded the checkpoint before it."""
-        epoch = [self._client.rollback(self._run.job_id, step) if dist.get_rank() == 0 else 0]
-        dist.broadcast_object_list(epoch)
-        self._reporter.follow(epoch[0])
-        self._agent.rollback(step)
-
     def finish(self) -> None:
         """Detach the agent, which delivers its reports."""
         self._agent.detach()

@@ -45,8 +45,6 @@ class Run:
     """The planner; empty for plain training."""
     job_id: str = "job"
     takeover_timeout_s: float = 60.0
-    rollback: dict[int, int] = field(default_factory=dict)
-    """Steps after which the training goes back to an earlier step of its own, loaded from the checkpoint before it."""
     hold_at: int | None = None
     """The step before which rank 0 waits until the file `go on` is in the folder."""
 
@@ -65,7 +63,6 @@ class Run:
             Launch(cluster=Cluster(**each["cluster"]), launcher=each["launcher"]) for each in fields["launches"]
         ]
         fields["kills"] = [Kill(**each) for each in fields["kills"]]
-        fields["rollback"] = {int(step): to for step, to in fields["rollback"].items()}
         return cls(**fields)
 
     def launch(self, index: int) -> Launch:

@@ -51,27 +51,20 @@ class Trainer:
         else:
             self._balancing = None
             self._job.replay_without_agent()
-        self._num_samplings = 0
 
     def train(self) -> None:
         """Train from the newest checkpoint to the last step."""
-        step = self._first
-        rollbacks = dict(self._run.rollback)
-        while step < self._run.num_steps:
+        for step in range(self._first, self._run.num_steps):
             self._hold(step)
             self._step(step)
             self._save(step)
-            if step in rollbacks and self._generation == 0:
-                step = self._roll_back(rollbacks.pop(step))
-            else:
-                step += 1
         if self._balancing is not None:
             self._balancing.finish()
         self._notes.note("finished")
 
     def _step(self, step: int) -> None:
-        # Rollouts are sampled anew in every generation, and after a rollback: other tokens, other routing.
-        sample = SAMPLES_PER_GENERATION * (self._generation + 100 * self._num_samplings) + step
+        # Rollouts are sampled anew in every generation: other tokens, other routing.
+        sample = SAMPLES_PER_GENERATION * self._generation + step
         with self._death.in_step(step, self._job):
             if self._balancing is not None:
                 self._balancing.open(step, sample, self._death)
@@ -108,14 +101,6 @@ class Trainer:
         step = self._run.newest()
         if step:
             checkpoints.load(self._job, self._run.checkpoint(step))
-        return step
-
-    def _roll_back(self, step: int) -> int:
-        """Load the checkpoint before `step`, without a restart; return `step`."""
-        checkpoints.load(self._job, self._run.checkpoint(step))
-        if self._balancing is not None:
-            self._balancing.roll_back(step)
-        self._num_samplings += 1
         return step
 
     def _hold(self, step: int) -> None:
