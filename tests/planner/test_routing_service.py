@@ -15,6 +15,7 @@ from relibra.planner.routing_service import CREDIT_SEQUENCES, RoutingService
 from relibra.planner.settings import PlannerSettings
 from relibra.planning import Schedule
 from relibra.store import Store
+from relibra.store.rollbacks import way_back
 from relibra.v1 import routing_pb2
 from relibra.wire import array
 from relibra.wire.channel import open_channel
@@ -171,7 +172,8 @@ def test_late_sequences_are_refused_by_name(channel: grpc.Channel, client: Plann
     assert list(refused) == [2]
     assert refused[2] == (
         "Conflict",
-        "sequence 'late' is late: step 1 has its schedule; report it for the step that trains on it",
+        "sequence 'late' is late: step 1 has its schedule; report it for the step that trains on it; "
+        + way_back(job_id, 1),
     )
 
 
