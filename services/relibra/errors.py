@@ -128,6 +128,11 @@ class LimitExceeded(RelibraError):
     grpc_status = "RESOURCE_EXHAUSTED"
     http_status = 429
 
+    def __init__(self, text: str, limit: str = "") -> None:
+        super().__init__(text)
+        self.limit = limit
+        """The name of the limit, for the metrics of the planner; empty in a client."""
+
 
 class Unauthenticated(RelibraError):
     """The call came without a valid token or certificate."""

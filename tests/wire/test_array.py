@@ -100,3 +100,14 @@ def test_S7_a_bomb_takes_no_more_memory_than_its_shape_says_or_than_may_be(shape
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_S7_a_shape_of_a_million_extents_is_refused_in_a_short_text() -> None:
+    message = array_pb2.Array(dtype=array_pb2.D_TYPE_UINT8, shape=[1] * 10**6, data=b"a")
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match=r"field.shape: expected \[1\], got \[1, 1, 1, 1, 1, 1, 1, 1\]"):
+            array.decode(message, "field", kinds="u", shape=(1,))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 16
+    finally:
+        tracemalloc.stop()

@@ -20,6 +20,7 @@ _DTYPES: dict[int, np.dtype[np.generic]] = {
 }
 MAX_SIZE_BYTES = 1 << 30
 """The largest size that a deflated array may grow to."""
+_MAX_SHOWN_EXTENTS = 7
 _NAMES = {dtype: number for number, dtype in _DTYPES.items()}
 
 
@@ -51,7 +52,8 @@ def decode(message: array_pb2.Array, field: str, *, kinds: str, shape: tuple[int
     if dtype is None or dtype.kind not in kinds:
         allowed = ", ".join(str(each) for each in _NAMES if each.kind in kinds)
         raise InvalidInput.of(f"{field}.dtype", expected=f"one of {allowed}", got=dtype or f"code {message.dtype}")
-    got = tuple(message.shape)
+    # A message may claim millions of extents, so no more of them are copied than an error shows.
+    got = tuple(message.shape[: max(len(shape), _MAX_SHOWN_EXTENTS) + 1])
     if len(got) != len(shape) or any(want is not None and want != have for want, have in zip(shape, got, strict=True)):
         wanted = "[" + ", ".join("any" if want is None else str(want) for want in shape) + "]"
         raise InvalidInput.of(f"{field}.shape", expected=wanted, got=list(got))

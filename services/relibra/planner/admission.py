@@ -4,15 +4,14 @@ Sizes are checked before anything of that size is allocated. A request that is t
 too fast is slowed down.
 """
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from relibra.errors import InvalidInput, LimitExceeded
+from relibra.planner.open_calls import OpenCalls
 from relibra.planner.settings import PlannerSettings
 from relibra.planning import Cluster, Model
 from relibra.store import ALL_JOBS, StoreLimits
-from relibra.wire.channel import MAX_MESSAGE_SIZE_BYTES
 
 MAX_STEP = 1 << 53
 """Redis keeps scores as doubles, which count exactly up to here."""
@@ -22,12 +21,38 @@ MAX_NUM_RANKS = 4096
 MAX_NUM_EP_GROUPS = 4096
 MAX_REASON_LENGTH = 4096
 MAX_FETCH_WAIT_S = 60.0
+MAX_REFUSAL_LENGTH = 2000
+"""In letters. The reason of a refused call travels in a header, and gRPC limits headers to 8 KiB."""
 
+MAX_HEALTH_WATCHES = 256
+MAX_REQUEST_SIZE_BYTES = 16 << 20
+"""The largest message that a planner receives: a schedule of `max_sequences` sequences with names of usual length."""
+_REQUEST_SIZE_BYTES: Mapping[str, int] = {
+    "RegisterJob": 1 << 18,
+    "ReportRouting": 4 << 20,
+    "SubmitSchedule": MAX_REQUEST_SIZE_BYTES,
+    "FetchPlan": 1 << 12,
+    "WatchPlans": 1 << 12,
+    "Check": 1 << 12,
+    "Watch": 1 << 12,
+}
 _COUNT_SIZE_BYTES = 4
+_LOAD_SIZE_BYTES = 8
 _ENVELOPE_SIZE_BYTES = 1024
 _BURST_S = 1.0
 _MAX_CLOCKS = 4096
 """Callers may send any number of job names; beyond this many clocks, those in the past are dropped."""
+
+
+def max_request_size_bytes(method: str, max_cells: int) -> int:
+    """Return how large the message of a method may be; a report of execution holds a load for every cell."""
+    largest = max_cells * _LOAD_SIZE_BYTES + (1 << 16)
+    return _REQUEST_SIZE_BYTES.get(method, min(largest, MAX_REQUEST_SIZE_BYTES))
+
+
+def account_of_connection(peer: str) -> str:
+    """Return the account of a connection whose caller may act for all jobs."""
+    return f"{ALL_JOBS} {peer}"
 
 
 class Admission:
@@ -35,7 +60,8 @@ class Admission:
 
     def __init__(self, settings: PlannerSettings) -> None:
         self._settings = settings
-        self._num_calls: Counter[str] = Counter()
+        self.calls = OpenCalls()
+        self._num_watches = 0
         self._spent_until: dict[str, float] = {}
 
     @property
@@ -44,25 +70,45 @@ class Admission:
         return self._settings.store_limits
 
     @contextmanager
-    def call(self, job_id: str) -> Iterator[None]:
-        """Count a call or stream of a job for as long as it is open; callers with access to all jobs are not limited.
+    def call(self, account: str) -> Iterator[None]:
+        """Count a call or stream of an account, a job id or `account_of_connection`, for as long as it is open.
 
         Raises:
-            LimitExceeded: the job has too many open calls.
+            LimitExceeded: the job, or all callers together, have too many open calls.
         """
-        limit = self._settings.max_calls_per_job
-        if job_id != ALL_JOBS and self._num_calls[job_id] >= limit:
+        limit = None if account.startswith(ALL_JOBS) else self._settings.max_calls_per_job
+        with self.calls.open(account, limit):
+            yield
+
+    @contextmanager
+    def health_call(self, method: str) -> Iterator[None]:
+        """Count a call of the health service; those that end at once are never refused, or a probe would fail.
+
+        Raises:
+            LimitExceeded: too many callers watch the health of this planner.
+        """
+        is_watch = method == "Watch"
+        if is_watch and self._num_watches >= MAX_HEALTH_WATCHES:
             raise LimitExceeded(
-                f"job {job_id!r} has {limit} calls and streams open at this planner (max_calls_per_job); end some, or "
-                "raise the limit"
+                f"{MAX_HEALTH_WATCHES} callers watch the health of this planner; use Check", limit="health_watches"
             )
-        self._num_calls[job_id] += 1
+        self._num_watches += is_watch
         try:
             yield
         finally:
-            self._num_calls[job_id] -= 1
-            if not self._num_calls[job_id]:
-                del self._num_calls[job_id]
+            self._num_watches -= is_watch
+
+    def check_size(self, method: str, size_bytes: int) -> None:
+        """Refuse a message that is too large for its method, before anything of it is read.
+
+        Raises:
+            LimitExceeded: names the limit.
+        """
+        limit = max_request_size_bytes(method, self._settings.max_cells)
+        if size_bytes > limit:
+            raise LimitExceeded(
+                f"the message of {method} may have {limit} bytes, got {size_bytes}", limit="request_size"
+            )
 
     def delay_s(self, job_id: str, size_bytes: int, now: float) -> float:
         """Account for bytes that a job has sent; return how long they must wait before the planner takes them in.
@@ -101,10 +147,11 @@ class Admission:
             InvalidInput: no planner ever gave out the epoch.
         """
         size_bytes = model.num_layers * model.num_experts * _COUNT_SIZE_BYTES
-        if size_bytes + _ENVELOPE_SIZE_BYTES > MAX_MESSAGE_SIZE_BYTES:
+        limit = _REQUEST_SIZE_BYTES["ReportRouting"]
+        if size_bytes + _ENVELOPE_SIZE_BYTES > limit:
             raise LimitExceeded(
                 f"the counts of a sequence may take {size_bytes} bytes ({model.num_layers} layers x "
-                f"{model.num_experts} experts), but a message holds {MAX_MESSAGE_SIZE_BYTES}"
+                f"{model.num_experts} experts), but a message holds {limit}"
             )
         if cluster.num_ranks > MAX_NUM_RANKS or cluster.num_ep_groups > MAX_NUM_EP_GROUPS:
             raise LimitExceeded(

@@ -1,9 +1,13 @@
-"""Wraps every call of every service: authenticates the caller, turns errors into statuses, records metrics."""
+"""Wraps every call of every service: authenticates the caller, turns errors into statuses, records metrics.
+
+gRPC reads the message of a unary call before it asks anybody. So all methods are served as streams, which is the same
+on the wire, and the message is read here: after the caller is known and its call is admitted, and only for some time.
+"""
 
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
@@ -12,27 +16,30 @@ from google.protobuf.message import DecodeError
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 
-from relibra.errors import InvalidInput, RelibraError
+from relibra.errors import InvalidInput, LimitExceeded, RelibraError, shown
 from relibra.planner.access import Access, Caller
-from relibra.planner.admission import Admission
+from relibra.planner.admission import MAX_REFUSAL_LENGTH, Admission, account_of_connection
 from relibra.planner.metrics import Metrics
+from relibra.planner.refusal_log import RefusalLog
+from relibra.store import ALL_JOBS
+from relibra.wire.messages import check_job_id
 from relibra.wire.status import to_status
 
 logger = logging.getLogger(__name__)
 
-_MAX_DETAILS_LENGTH = 2000
-"""Details travel in a header, and gRPC limits headers to 8 KiB."""
 _OURS = "/relibra."
+_HEALTH = "/grpc.health."
 _tracer = trace.get_tracer("relibra.planner")
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps the handlers of relibra's services; handlers of other services, such as health, stay as they are."""
+    """Wraps the handlers of relibra's services, and those of health, whose callers need no token."""
 
     def __init__(self, access: Access, admission: Admission, metrics: Metrics) -> None:
         self._access = access
         self._admission = admission
         self._metrics = metrics
+        self._refusals = RefusalLog(logger)
         self._guarded: dict[str, Any] = {}
 
     async def intercept_service(
@@ -41,73 +48,92 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         """Wrap the handler of one call."""
+        path = handler_call_details.method
         handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith(_OURS):
+        if handler is None or not path.startswith((_OURS, _HEALTH)):
             return handler
         # gRPC asks on every call; wrapping once per method is enough.
-        guarded = self._guarded.get(handler_call_details.method)
+        guarded = self._guarded.get(path)
         if guarded is None:
-            guarded = self._guard_handler(handler, handler_call_details.method.rpartition("/")[2])
-            self._guarded[handler_call_details.method] = guarded
+            method = path.rpartition("/")[2]
+            serve = self._health(handler, method) if path.startswith(_HEALTH) else self._ours(handler, method)
+            guarded = grpc.stream_stream_rpc_method_handler(
+                self._answering(method, serve), response_serializer=handler.response_serializer
+            )
+            self._guarded[path] = guarded
         return guarded
 
-    def _guard_handler(self, handler: Any, method: str) -> Any:
-        codec = {
-            "request_deserializer": _or_refusal(handler.request_deserializer),
-            "response_serializer": handler.response_serializer,
-        }
-        if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(self._guard_call(handler.unary_unary, method), **codec)
-        if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(self._guard_stream(handler.unary_stream, method), **codec)
-        if handler.stream_stream:
-            return grpc.stream_stream_rpc_method_handler(self._guard_stream(handler.stream_stream, method), **codec)
-        raise AssertionError(f"{method} is of a kind that no service of relibra has")
+    def _answering(self, method: str, serve: Callable[[Any], Awaitable[None]]) -> Callable[[Any, Any], Awaitable[None]]:
+        async def answer(_: Any, context: Any) -> None:
+            try:
+                await serve(context)
+            except Exception as error:
+                await self._abort(context, method, error)
 
-    def _guard_call(self, behaviour: Callable[[Any, Any], Awaitable[Any]], method: str) -> Any:
-        async def guarded(request: Any, context: Any) -> Any:
-            started_at = time.perf_counter()
-            with _tracer.start_as_current_span(method, context=_trace_context(context)):
-                async with self._guard(method, context) as caller:
-                    _check(request, caller, method)
-                    response = await behaviour(request, context)
-            self._metrics.call_s.labels(method).observe(time.perf_counter() - started_at)
-            return response
+        return answer
 
-        return guarded
-
-    def _guard_stream(self, behaviour: Callable[[Any, Any], AsyncIterator[Any]], method: str) -> Any:
-        async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
-            async with self._guard(method, context) as caller:
-                is_stream = isinstance(request, AsyncIterator)
-                if is_stream:
-                    request = self._check_each(request, context, method)
+    def _health(self, handler: Any, method: str) -> Callable[[Any], Awaitable[None]]:
+        async def serve(context: Any) -> None:
+            with self._admission.health_call(method):
+                request = await self._read(context, method, handler, account_of_connection(context.peer()))
+                if handler.unary_unary:
+                    await context.write(await handler.unary_unary(request, context))
                 else:
-                    _check(request, caller, method)
-                async for response in behaviour(request, context):
-                    if not is_stream:
-                        await self._check_now(request, context, method)
-                    yield response
+                    await handler.unary_stream(request, context)
 
-        return guarded
+        return serve
 
-    @asynccontextmanager
-    async def _guard(self, method: str, context: Any) -> AsyncIterator[Caller]:
-        try:
+    def _ours(self, handler: Any, method: str) -> Callable[[Any], Awaitable[None]]:
+        async def serve(context: Any) -> None:
+            started_at = time.perf_counter()
             caller = await self._access.identify(context)
-            with self._admission.call(caller.job_id):
-                yield caller
-        except Exception as error:
-            await self._abort(context, method, error)
+            account = caller.job_id if caller.job_id != ALL_JOBS else account_of_connection(context.peer())
+            with self._admission.call(account), self._metrics.open_calls.track_inprogress():
+                if handler.stream_stream:
+                    requests = self._requests(context, method, handler)
+                    async with aclosing(handler.stream_stream(requests, context)) as responses:
+                        async for response in responses:
+                            await context.write(response)
+                    return
+                request = await self._read(context, method, handler, account)
+                _check(request, caller, method)
+                if handler.unary_stream:
+                    async with aclosing(handler.unary_stream(request, context)) as responses:
+                        async for response in responses:
+                            await self._check_now(request, context, method)
+                            await context.write(response)
+                    return
+                with _tracer.start_as_current_span(method, context=_trace_context(context)):
+                    response = await handler.unary_unary(request, context)
+                await context.write(response)
+            self._metrics.call_s.labels(method).observe(time.perf_counter() - started_at)
+
+        return serve
+
+    async def _read(self, context: Any, method: str, handler: Any, account: str) -> Any:
+        """Read the one message of a call."""
+        async with self._admission.calls.receiving(account):
+            data = await context.read()
+        if data is grpc.aio.EOF:
+            raise InvalidInput.of("message", expected=f"the message of {method}", got="none")
+        return self._decode(data, method, handler)
+
+    async def _requests(self, context: Any, method: str, handler: Any) -> AsyncIterator[Any]:
+        while (data := await context.read()) is not grpc.aio.EOF:
+            request = self._decode(data, method, handler)
+            await self._check_now(request, context, method)
+            yield request
+
+    def _decode(self, data: bytes, method: str, handler: Any) -> Any:
+        self._admission.check_size(method, len(data))
+        try:
+            return handler.request_deserializer(data)
+        except DecodeError as error:
+            raise InvalidInput.of("message", expected=f"the protobuf message of {method}", got=error) from error
 
     async def _check_now(self, request: Any, context: Any, method: str) -> None:
         """Check the caller again: a stream may stay open for days after its token was revoked."""
         _check(request, await self._access.identify(context), method)
-
-    async def _check_each(self, requests: AsyncIterator[Any], context: Any, method: str) -> AsyncIterator[Any]:
-        async for request in requests:
-            await self._check_now(request, context, method)
-            yield request
 
     async def _abort(self, context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception) -> NoReturn:
         if isinstance(error, grpc.aio.AbortError):
@@ -116,29 +142,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             logger.error("%s failed", method, exc_info=error)
             error = RelibraError(f"{method} failed inside the planner ({type(error).__name__}); see the planner's log")
         code, details, metadata = to_status(error)
-        self._metrics.refused.labels(method, type(error).__name__).inc()
+        name = type(error).__name__
+        self._metrics.refused.labels(method, name).inc()
+        if isinstance(error, LimitExceeded) and error.limit:
+            self._metrics.limited.labels(error.limit).inc()
         level = logging.DEBUG if error.retryable else logging.INFO
-        logger.log(level, "%s refused: %s: %s", method, type(error).__name__, details)
-        await context.abort(code, details[:_MAX_DETAILS_LENGTH], trailing_metadata=metadata)
+        self._refusals.note(f"{method} {name}", "", f"{method} refused: {name}: {shown(details)}", level)
+        await context.abort(code, details[:MAX_REFUSAL_LENGTH], trailing_metadata=metadata)
 
 
 def _trace_context(context: Any) -> Context:
     return propagate.extract({str(key): str(value) for key, value in context.invocation_metadata() or ()})
 
 
-def _or_refusal(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Return malformed bytes as an error value: if deserializing raised, gRPC would answer UNKNOWN without a reason."""
-
-    def deserialize_or_refuse(data: bytes) -> Any:
-        try:
-            return deserialize(data)
-        except DecodeError as error:
-            return InvalidInput.of("message", expected="the protobuf message of this call", got=error)
-
-    return deserialize_or_refuse
-
-
 def _check(request: Any, caller: Caller, method: str) -> None:
-    if isinstance(request, InvalidInput):
-        raise request
     caller.check(method, request.job_id)
+    check_job_id(request.job_id)

@@ -35,7 +35,7 @@ class ExecutionService(execution_pb2_grpc.ExecutionServiceServicer):
     async def _keep_report(self, job: JobRecord, request: execution_pb2.ReportExecutionRequest) -> None:
         self._admission.check_reason(request.reason)
         # Checked before decoding: a deflated load grows to the size that its shape claims.
-        self._admission.check_num_cells(max(request.realised_load.shape, default=0), job.model)
+        self._admission.check_num_cells(max(request.realised_load.shape[:2], default=0), job.model)
         report = decode_execution_report(request, job.model, job.cluster)
         if not await self._store.put_report(job, report):
             # Agents of every version go on after this call, so the answer stays a success; the status service tells.

@@ -36,6 +36,10 @@ class Metrics:
         self.refused = Counter(
             "relibra_planner_refused_total", "Calls that ended in an error.", ["method", "error"], registry=registry
         )
+        self.limited = Counter(
+            "relibra_planner_limited_total", "Calls that a limit refused.", ["limit"], registry=registry
+        )
+        self.open_calls = Gauge("relibra_planner_open_calls", "Open calls and streams.", registry=registry)
         self.sequences = Counter(
             "relibra_planner_sequences_total",
             "Sequences reported, by what became of them.",

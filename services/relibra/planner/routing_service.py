@@ -7,8 +7,17 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
-from relibra.errors import InvalidInput, LimitExceeded, NotReady, RelibraError, StaleEpoch, Unavailable, UnknownJob
-from relibra.planner.admission import Admission
+from relibra.errors import (
+    InvalidInput,
+    LimitExceeded,
+    NotReady,
+    RelibraError,
+    StaleEpoch,
+    Unavailable,
+    UnknownJob,
+    shown,
+)
+from relibra.planner.admission import MAX_REFUSAL_LENGTH, Admission
 from relibra.planner.metrics import Metrics
 from relibra.planner.plan_notifier import wait_until_set
 from relibra.planner.read_ahead import ReadAhead
@@ -211,5 +220,7 @@ def _check_ordinals(batch: list[routing_pb2.ReportRoutingRequest], answered_thro
 
 
 def _refusal(request: routing_pb2.ReportRoutingRequest, error: RelibraError) -> routing_pb2.Refusal:
-    logger.info("sequence %r of job %r refused: %s", request.sequence_id[:80], request.job_id[:80], error)
-    return routing_pb2.Refusal(ordinal=request.ordinal, error=type(error).__name__, message=str(error))
+    logger.info("sequence %r of job %r refused: %s", request.sequence_id[:80], request.job_id[:80], shown(error))
+    return routing_pb2.Refusal(
+        ordinal=request.ordinal, error=type(error).__name__, message=shown(error, MAX_REFUSAL_LENGTH)
+    )

@@ -10,7 +10,7 @@ import grpc.aio
 
 from relibra.errors import RelibraError, Unavailable
 from relibra.planner.access import Access
-from relibra.planner.admission import Admission
+from relibra.planner.admission import MAX_REQUEST_SIZE_BYTES, Admission
 from relibra.planner.attempt_watch import AttemptWatch
 from relibra.planner.call_interceptor import CallInterceptor
 from relibra.planner.certificates import CertificateFiles
@@ -32,15 +32,19 @@ from relibra.wire.channel import MAX_MESSAGE_SIZE_BYTES
 logger = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 10.0
-MAX_CONCURRENT_CALLS = 8192
-"""An agent that waits for its plan is an open call."""
+MAX_CALLS_PER_CONNECTION = 256
+"""Further calls of a connection wait at the caller; a proxy opens more connections."""
 SERVICES = tuple(f"relibra.v1.{name}Service" for name in ("Job", "Routing", "Plan", "Execution"))
 
 _OPTIONS = (
     # Two planners on one port would share its connections at random; the second one must fail instead.
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_SIZE_BYTES),
+    ("grpc.max_receive_message_length", MAX_REQUEST_SIZE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_SIZE_BYTES),
+    ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
+    # Until a call asks for its message, gRPC takes in this much of it, and never more on a fast connection.
+    ("grpc.http2.lookahead_bytes", 65_536),
+    ("grpc.http2.bdp_probe", 0),
     # Clients ping every 30 s on idle streams; by default gRPC treats pings more often than every 300 s as abuse.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     # Frees the memory of connections whose peer vanished without closing them.
@@ -122,7 +126,6 @@ class PlannerServer:
         server = grpc.aio.server(
             interceptors=[CallInterceptor(access, self._admission, self._metrics)],
             options=_OPTIONS,
-            maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
         )
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         address = f"{host}:{settings.port}"

@@ -1,0 +1,88 @@
+"""How many calls are open at a planner, by account, and how many of them are receiving their message (S6).
+
+An account is a job, or one connection of a caller that may act for all jobs. An account that takes all it can get takes
+nothing from the others: if the planner is full, each account may still open its share.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from relibra.errors import LimitExceeded
+
+MAX_CALLS = 8192
+"""Open calls of all accounts together; an agent that waits for its plan is an open call."""
+NUM_RECEIVING = 4
+"""How many calls of one account receive their message at the same time; the messages of others wait at the sender."""
+MESSAGE_TIMEOUT_S = 10.0
+"""How long the message of a call may take, from the headers of the call to the end of the message."""
+
+
+class OpenCalls:
+    """The open calls of one planner. For one event loop."""
+
+    def __init__(self, max_calls: int = MAX_CALLS) -> None:
+        self._max_calls = max_calls
+        self._num_calls: Counter[str] = Counter()
+        self._num_all = 0
+        self._receiving: dict[str, asyncio.Semaphore] = {}
+
+    def __len__(self) -> int:
+        return self._num_all
+
+    @contextmanager
+    def open(self, account: str, limit: int | None) -> Iterator[None]:
+        """Count a call or stream of an account for as long as it is open.
+
+        Args:
+            account: who calls.
+            limit: how many calls the account may have open; None if only the limit of the planner holds.
+
+        Raises:
+            LimitExceeded: the account has too many open calls.
+        """
+        num_calls = self._num_calls[account]
+        if limit is not None and num_calls >= limit:
+            raise LimitExceeded(
+                f"job {account!r} has {limit} calls and streams open at this planner (max_calls_per_job); end some, or "
+                "raise the limit",
+                limit="max_calls_per_job",
+            )
+        num_accounts = len(self._num_calls) + (not num_calls)
+        share = self._max_calls // num_accounts
+        if self._num_all >= self._max_calls and num_calls >= share:
+            raise LimitExceeded(
+                f"this planner has {self._num_all} calls open, its limit; each of {num_accounts} callers may "
+                f"open {share}, and this one has {num_calls}: call another planner, or add planners",
+                limit="calls",
+            )
+        self._num_calls[account] += 1
+        self._num_all += 1
+        try:
+            yield
+        finally:
+            self._num_all -= 1
+            self._num_calls[account] -= 1
+            if not self._num_calls[account]:
+                del self._num_calls[account]
+                self._receiving.pop(account, None)
+
+    @asynccontextmanager
+    async def receiving(self, account: str, timeout_s: float = MESSAGE_TIMEOUT_S) -> AsyncIterator[None]:
+        """Wait until the account may receive one more message; limit the time of waiting and receiving together.
+
+        Until a call asks for its message, flow control keeps all but the beginning of the message at the sender.
+
+        Raises:
+            LimitExceeded: the time is up.
+        """
+        turn = self._receiving.setdefault(account, asyncio.Semaphore(NUM_RECEIVING))
+        try:
+            async with asyncio.timeout(timeout_s), turn:
+                yield
+        except TimeoutError:
+            raise LimitExceeded(
+                f"the message of the call did not arrive within {timeout_s:g} s; send it with the call",
+                limit="message_timeout",
+            ) from None
