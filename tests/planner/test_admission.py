@@ -56,4 +56,4 @@ def test_S6_a_job_has_no_more_open_calls_than_its_limit_and_other_jobs_are_serve
     for _ in range(3):
         with admission.call(ALL_JOBS), admission.call(ALL_JOBS), admission.call(ALL_JOBS):
             pass
-    assert not admission._num_calls
+    assert len(admission.calls) == 0

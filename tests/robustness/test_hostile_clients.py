@@ -1,11 +1,16 @@
 """Clients that mean harm, without a token or with the token of another job: the others are served as before."""
 
+import contextlib
+import time
+
 import grpc
 import pytest
 
-from harness.robustness.world import Planner, World, resident_kib, take_step
-from harness.services import CLUSTER, MODEL, PARAMS, Loop, count, routed_experts
+from harness.robustness.raw_http2 import RawConnection
+from harness.robustness.world import Planner, World, is_serving, resident_kib, take_step
+from harness.services import CLUSTER, MODEL, PARAMS, Loop, count, eventually, routed_experts
 from relibra.store import Role, Store
+from relibra.v1 import plan_pb2, plan_pb2_grpc
 from relibra.wire.channel import open_channel
 from relibra.wire.client import PlannerClient
 from relibra.wire.credentials import Credentials
@@ -65,3 +70,74 @@ def test_S7_a_shape_of_millions_of_extents_is_refused_in_a_few_words(world: Worl
         assert len(planner.log()) - logged < MAX_LOGGED_LENGTH
         clock.figures = f"{(resident_kib(planner.process.pid) - before_kib) >> 10} MiB more"
         assert resident_kib(planner.process.pid) - before_kib < 2 * MAX_GROWTH_KIB, clock.figures
+
+
+@pytest.mark.parametrize("auth", ["required", "none"])
+@pytest.mark.parametrize("path", ["/relibra.v1.PlanService/FetchPlan", "/grpc.health.v1.Health/Watch"])
+def test_S6_eight_thousand_calls_without_a_message_shut_nobody_out(
+    world: World, attacker: Credentials, path: str, auth: str
+) -> None:
+    planner = world.start_planner(RELIBRA_AUTH=auth)
+    take_step(planner, 1, "victim")
+    with world.fault("8448 calls of headers only, no token", "S6") as clock, contextlib.ExitStack() as stack:
+        for _ in range(33):
+            connection = stack.enter_context(RawConnection(planner.address))
+            for _ in range(256):
+                connection.call(path)
+            connection.receive(timeout_s=1.0)
+        assert is_serving(planner)
+        clock.restart()
+        take_step(planner, 2, "victim")
+        clock.stop()
+
+
+@pytest.mark.parametrize("has_token", [False, True])
+def test_S7_messages_without_an_end_take_no_memory(world: World, attacker: Credentials, has_token: bool) -> None:
+    planner = guarded_planner(world)
+    take_step(planner, 1, "victim")
+    with world.fault("24 messages of 16 MiB that lack their end", "S6 S7") as clock, contextlib.ExitStack() as stack:
+        before_kib = resident_kib(planner.process.pid)
+        connections = [stack.enter_context(RawConnection(planner.address)) for _ in range(24)]
+        for each in connections:
+            stream = each.call("/relibra.v1.PlanService/SubmitSchedule", attacker.token if has_token else None)
+            each.send_part(stream, (16 << 20) - 64, (16 << 20) - 32)
+        clock.figures = f"{(resident_kib(planner.process.pid) - before_kib) >> 10} MiB more"
+        assert resident_kib(planner.process.pid) - before_kib < MAX_GROWTH_KIB, clock.figures
+        clock.restart()
+        take_step(planner, 2, "victim")
+        clock.stop()
+        # The planner ends each of these calls by itself.
+        for each in connections:
+            eventually(lambda each=each: each.ended or (not each.receive(timeout_s=1.0) and each.ended))
+
+
+def test_S6_agents_that_wait_for_one_step_look_together(world: World, attacker: Credentials) -> None:
+    planner = guarded_planner(world)
+    take_step(planner, 1, "victim")
+    register(planner, attacker)
+    with (
+        world.fault("500 agents wait for a step that never comes", "S6") as clock,
+        contextlib.ExitStack() as stack,
+        world.redis.client() as redis,
+    ):
+        request = plan_pb2.FetchPlanRequest(job_id="attacker", step=9, wait_ms=60_000)
+        waiting = []
+        for _ in range(4):
+            stub = plan_pb2_grpc.PlanServiceStub(stack.enter_context(open_channel(planner.address, attacker)))
+            waiting += [stub.FetchPlan.future(request, timeout=600) for _ in range(125)]
+
+        def num_looks() -> int:
+            return int(redis.info("commandstats")["cmdstat_hlen"]["calls"])
+
+        take_step(planner, 2, "victim")
+        before, started_at = num_looks(), time.monotonic()
+        clock.restart()
+        for step in range(3, 9):
+            take_step(planner, step, "victim")
+        clock.stop()
+        looks_per_s = (num_looks() - before) / (time.monotonic() - started_at)
+        clock.figures = f"{looks_per_s:.0f} looks per second"
+        assert looks_per_s < 100, clock.figures
+        assert {each.code() for each in waiting if each.done()} <= {grpc.StatusCode.FAILED_PRECONDITION}
+        for each in waiting:
+            each.cancel()

@@ -31,6 +31,7 @@ _REQUEST_SIZE_BYTES: Mapping[str, int] = {
     "RegisterJob": 1 << 18,
     "ReportRouting": 4 << 20,
     "SubmitSchedule": MAX_REQUEST_SIZE_BYTES,
+    "ReportExecution": 4 << 20,
     "FetchPlan": 1 << 12,
     "WatchPlans": 1 << 12,
     "Check": 1 << 12,
@@ -46,8 +47,8 @@ _MAX_CLOCKS = 4096
 
 def max_request_size_bytes(method: str, max_cells: int) -> int:
     """Return how large the message of a method may be; a report of execution holds a load for every cell."""
-    largest = max_cells * _LOAD_SIZE_BYTES + (1 << 16)
-    return _REQUEST_SIZE_BYTES.get(method, min(largest, MAX_REQUEST_SIZE_BYTES))
+    size_bytes = _REQUEST_SIZE_BYTES[method]
+    return max(size_bytes, 2 * max_cells * _LOAD_SIZE_BYTES) if method == "ReportExecution" else size_bytes
 
 
 def account_of_connection(peer: str) -> str:

@@ -11,6 +11,7 @@ from relibra.planner.admission import MAX_FETCH_WAIT_S, Admission
 from relibra.planner.attempt_watch import AttemptWatch
 from relibra.planner.plan_cache import PlanCache
 from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
+from relibra.planner.step_watch import LOOK_INTERVAL_S, StepWatch
 from relibra.planning import PlanId
 from relibra.planning.plan import Basis
 from relibra.store import JobRecord, PlanRecord, Refused, StepRecord, StepState, Store
@@ -18,8 +19,6 @@ from relibra.v1 import plan_pb2, plan_pb2_grpc
 from relibra.wire.messages import check_job_id, decode_basis, decode_schedule, encode_plan_id
 from relibra.wire.routing import check_name
 
-_LOOK_INTERVAL_S = 0.25
-"""How long a plan that another planner published may go unnoticed by this one."""
 _NUM_NAMED = 3
 
 
@@ -40,6 +39,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         self._notifier = notifier
         self._on_schedule = on_schedule
         self._cache = PlanCache(store)
+        self._steps = StepWatch(store, notifier)
 
     async def SubmitSchedule(
         self, request: plan_pb2.SubmitScheduleRequest, context: Any
@@ -121,7 +121,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
                     if record.id.epoch == epoch or _order(record.id) > _order(seen):
                         seen = record.id
                         yield _announce(record)
-            await wait_until_set(ring, _LOOK_INTERVAL_S)
+            await wait_until_set(ring, LOOK_INTERVAL_S)
 
     async def _check_reported(self, job: JobRecord, step: int, sequence_ids: list[str]) -> None:
         reported = await self._store.reported_sequences(job, step)
@@ -134,18 +134,11 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             )
 
     async def _wait_for_plan(self, job: JobRecord, step: int, wait_s: float) -> None:
-        deadline = time.monotonic() + wait_s
-        while True:
-            ring = self._notifier.listen(job.job_id)
-            record = await self._store.get_step(job, step)
-            if record.plan is not None:
-                return
-            if record.failure is not None:
-                raise InvalidInput(f"step {step} cannot be planned: {record.failure}")
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise NotReady(f"step {step} has no plan yet: {_waiting_for(record)}")
-            await wait_until_set(ring, min(left_s, _LOOK_INTERVAL_S))
+        record = await self._steps.wait(job, step, wait_s)
+        if record.failure is not None and record.plan is None:
+            raise InvalidInput(f"step {step} cannot be planned: {record.failure}")
+        if record.plan is None:
+            raise NotReady(f"step {step} has no plan yet: {_waiting_for(record)}")
 
 
 def _traceparent() -> str:

@@ -21,6 +21,7 @@ from relibra.planner.admission import MAX_REFUSAL_LENGTH, Admission
 from relibra.planner.metrics import Metrics
 from relibra.planner.plan_notifier import wait_until_set
 from relibra.planner.read_ahead import ReadAhead
+from relibra.planner.refusal_log import RefusalLog
 from relibra.planning.launch import Launch
 from relibra.store import JobRecord, Refused, SequenceCounts, Store
 from relibra.store.single_flight import SingleFlight
@@ -49,6 +50,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         self._store = store
         self._admission = admission
         self._metrics = metrics
+        self._refusals = RefusalLog(logger)
         self._streams: set[ReadAhead[routing_pb2.ReportRoutingRequest]] = set()
         self._draining = asyncio.Event()
         self._jobs: SingleFlight[JobRecord | None] = SingleFlight(_MAX_JOBS, fresh_s=_LOOK_INTERVAL_S)
@@ -165,12 +167,12 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                     f"the trainer of this reporter has not registered job {request.job_id!r} yet; its reports wait"
                 ) from None
             except RelibraError as error:
-                refused.append(_refusal(request, error))
+                refused.append(self._refusal(request, error))
                 errors[request.job_id, request.step] = error
         outcomes = await self._store.put_counts(sequences, self._admission.store_limits)
         for request, outcome in zip(accepted, outcomes, strict=True):
             if outcome is not None:
-                refused.append(_refusal(request, outcome))
+                refused.append(self._refusal(request, outcome))
                 errors[request.job_id, request.step] = outcome
         for (job_id, step), why in errors.items():
             if job_id in jobs and not isinstance(why, StaleEpoch):
@@ -180,6 +182,12 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
             self._metrics.refused_sequences.labels(name).inc(number)
         self._metrics.sequences.labels("kept").inc(len(batch) - len(refused))
         return sorted(refused, key=lambda each: each.ordinal)
+
+    def _refusal(self, request: routing_pb2.ReportRoutingRequest, error: RelibraError) -> routing_pb2.Refusal:
+        name = type(error).__name__
+        text = f"sequence {request.sequence_id[:80]!r} of job {request.job_id!r} refused: {shown(error)}"
+        self._refusals.note(name, request.job_id, text)
+        return routing_pb2.Refusal(ordinal=request.ordinal, error=name, message=str(error)[:MAX_REFUSAL_LENGTH])
 
     async def _check_attempt(self, request: routing_pb2.ReportRoutingRequest, job: JobRecord | None) -> None:
         """Return if a sequence belongs to the current attempt of its job, or to a job that is not registered.
@@ -217,10 +225,3 @@ def _check_ordinals(batch: list[routing_pb2.ReportRoutingRequest], answered_thro
             raise InvalidInput.of("ordinal", expected=str(ordinal), got=request.ordinal)
     if len(batch) > CREDIT_SEQUENCES:
         raise LimitExceeded(f"{len(batch)} sequences came at once, but the credit was {CREDIT_SEQUENCES}")
-
-
-def _refusal(request: routing_pb2.ReportRoutingRequest, error: RelibraError) -> routing_pb2.Refusal:
-    logger.info("sequence %r of job %r refused: %s", request.sequence_id[:80], request.job_id[:80], shown(error))
-    return routing_pb2.Refusal(
-        ordinal=request.ordinal, error=type(error).__name__, message=shown(error, MAX_REFUSAL_LENGTH)
-    )

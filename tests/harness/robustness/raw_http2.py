@@ -58,7 +58,7 @@ class RawConnection:
         while sent < len(data) and not self.is_closed and stream not in self.ended:
             room = min(self._window_bytes, self._stream_window_bytes[stream], _CHUNK_SIZE_BYTES, len(data) - sent)
             if room <= 0:
-                if not self.receive(timeout_s=1.0):
+                if not self.receive(timeout_s=0.2):
                     break
                 continue
             self._send(_frame(_DATA, 0, stream, data[sent : sent + room]))

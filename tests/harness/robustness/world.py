@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -213,6 +214,14 @@ def solvers_of(planner: Service) -> list[int]:
 def resident_kib(pid: int) -> int:
     """Return the resident memory of a process in KiB."""
     return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
+
+
+def figure(planner: Service, metric: str) -> float:
+    """Return a figure without labels of a planner that serves metrics."""
+    url = planner.log().partition("metrics on ")[2].split()[0]
+    with urllib.request.urlopen(url, timeout=30) as response:
+        lines = response.read().decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{metric} "))
 
 
 def stop_solvers(planner: Service) -> list[int]:

@@ -1,0 +1,45 @@
+import asyncio
+from contextlib import ExitStack
+
+import pytest
+
+from relibra.errors import LimitExceeded
+from relibra.planner.open_calls import NUM_RECEIVING, OpenCalls
+
+
+def test_S6_a_full_planner_still_serves_each_account_its_share() -> None:
+    calls = OpenCalls(max_calls=8)
+    with ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(calls.open("greedy", None))
+        with pytest.raises(LimitExceeded, match="has 8 calls open, its limit; each of 1 callers may open 8"):
+            stack.enter_context(calls.open("greedy", None))
+        for _ in range(4):
+            stack.enter_context(calls.open("modest", None))
+        with pytest.raises(LimitExceeded, match="each of 2 callers may open 4, and this one has 4"):
+            stack.enter_context(calls.open("modest", None))
+        assert len(calls) == 12
+    assert len(calls) == 0
+    assert not calls._num_calls
+
+
+def test_S7_messages_that_do_not_arrive_hold_up_their_own_account_for_some_time() -> None:
+    async def scenario() -> None:
+        calls = OpenCalls()
+        stuck = asyncio.Event()
+
+        async def receive(account: str, timeout_s: float) -> None:
+            async with calls.receiving(account, timeout_s):
+                await stuck.wait()
+
+        senders = [asyncio.create_task(receive("greedy", 60.0)) for _ in range(NUM_RECEIVING)]
+        with pytest.raises(LimitExceeded, match=r"did not arrive within 0\.01 s"):
+            await receive("greedy", 0.01)
+        async with calls.receiving("modest", 60.0):
+            pass
+        stuck.set()
+        await asyncio.gather(*senders)
+        async with calls.receiving("greedy", 60.0):
+            pass
+
+    asyncio.run(scenario())
