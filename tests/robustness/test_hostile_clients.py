@@ -9,6 +9,8 @@ import pytest
 from harness.robustness.raw_http2 import RawConnection
 from harness.robustness.world import Planner, World, is_serving, resident_kib, take_step
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, count, eventually, routed_experts
+from relibra.errors import InvalidInput, LimitExceeded
+from relibra.planning import CostModel, PlanParams, Schedule
 from relibra.store import Role, Store
 from relibra.v1 import plan_pb2, plan_pb2_grpc
 from relibra.wire.channel import open_channel
@@ -141,3 +143,63 @@ def test_S6_agents_that_wait_for_one_step_look_together(world: World, attacker: 
         assert {each.code() for each in waiting if each.done()} <= {grpc.StatusCode.FAILED_PRECONDITION}
         for each in waiting:
             each.cancel()
+
+
+def test_S7_a_step_holds_so_many_sequences_and_is_planned_from_those_scheduled(
+    world: World, attacker: Credentials
+) -> None:
+    planner = guarded_planner(world, RELIBRA_MAX_SEQUENCES="100")
+    register(planner, attacker)
+    counts_LE = count(routed_experts(0, 6))
+    with world.fault("a job reports sequences without end", "S6 S7") as clock, world.redis.client() as redis:
+        with open_channel(planner.address, attacker) as channel:
+            requests = [encode_sequence(1 + index, "attacker", 1, f"s{index}", 6, counts_LE) for index in range(120)]
+            refused = [each for answer in open_stream(channel, iter(requests)) for each in answer.refused]
+        assert [each.ordinal for each in refused] == list(range(101, 121))
+        assert {each.error for each in refused} == {"LimitExceeded"}
+        assert "may have 100 sequences (max_sequences)" in refused[0].message
+        clock.restart()
+        with PlannerClient(planner.address, credentials=attacker, timeout_s=30) as client:
+            redis.config_resetstat()
+            client.submit_schedule("attacker", 1, ["s7", "s3"], Schedule.round_robin(2, 1, CLUSTER))
+            client.fetch_plan("attacker", 1, MODEL, 0, wait_s=60)
+            # The size of the hash of all reports must not matter: it was read whole, and Redis stood still meanwhile.
+            assert "cmdstat_hkeys" not in redis.info("commandstats")
+            ids = [f"s{index}" for index in range(101)]
+            with pytest.raises(LimitExceeded, match=r"100 sequences \(max_sequences\), got 101"):
+                client.submit_schedule("attacker", 2, ids, Schedule.round_robin(101, 1, CLUSTER))
+        take_step(planner, 1, "victim")
+        clock.stop()
+
+
+def test_S7_a_cost_model_of_many_points_is_refused(world: World, attacker: Credentials) -> None:
+    planner = guarded_planner(world)
+    for num_points in (1_000, 400_000):
+        points = tuple(map(float, range(num_points)))
+        params = PlanParams(cost=CostModel(expert_tokens=points, expert_us=points))
+        with (
+            PlannerClient(planner.address, credentials=attacker, timeout_s=30) as client,
+            pytest.raises((InvalidInput, LimitExceeded), match=r"at most 256 points|may have 262144 bytes"),
+        ):
+            client.register_job("attacker", MODEL, CLUSTER, params)
+
+
+@pytest.mark.parametrize("size_bytes", [1 << 20, 15 << 20])
+def test_S7_job_ids_of_megabytes_are_not_kept(world: World, size_bytes: int) -> None:
+    planner = world.start_planner()
+    take_step(planner, 1, "victim")
+    with world.fault(f"20 streams with job ids of {size_bytes >> 20} MiB", "S7") as clock:
+        before_kib = resident_kib(planner.process.pid)
+        with open_channel(planner.address) as channel:
+            for index in range(20):
+                request = encode_sequence(1, f"{index}" * (size_bytes // 2), 1, "seq", 6, count(routed_experts(0, 6)))
+                with pytest.raises(grpc.RpcError) as caught:
+                    list(open_stream(channel, iter([request])))
+                assert caught.value.code() in (
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                ), caught.value.code()
+        assert resident_kib(planner.process.pid) - before_kib < MAX_GROWTH_KIB
+        clock.restart()
+        take_step(planner, 2, "victim")
+        clock.stop()

@@ -82,6 +82,8 @@ def encode_registration(
 
 
 MAX_LAUNCH_TEXT_SIZE_BYTES = 200
+MAX_COST_POINTS = 256
+"""At how many token counts the time of an expert may be known."""
 
 
 def decode_launch(request: job_pb2.RegisterJobRequest) -> Launch:
@@ -140,6 +142,10 @@ def decode_registration(
     )
     cluster.experts_per_rank(model)
     cost = request.params.cost
+    for field, num_points in (("expert_tokens", len(cost.expert_tokens)), ("expert_us", len(cost.expert_us))):
+        # Counted before they are copied. The cost model is part of the job's record, which every call reads.
+        if num_points > MAX_COST_POINTS:
+            raise InvalidInput.of(f"cost.{field}", expected=f"at most {MAX_COST_POINTS} points", got=num_points)
     params = PlanParams(
         seed=request.params.seed,
         min_tokens_per_replica=request.params.min_tokens_per_replica,

@@ -137,7 +137,8 @@ class Admission:
         """
         if num_jobs >= self._settings.max_jobs:
             raise LimitExceeded(
-                f"{self._settings.max_jobs} jobs are registered (max_jobs); remove one with `relibra jobs remove`"
+                f"{self._settings.max_jobs} jobs are registered (max_jobs); remove one with `relibra jobs remove`",
+                limit="max_jobs",
             )
 
     def check_registration(self, model: Model, cluster: Cluster, known_epoch: int) -> None:
@@ -172,6 +173,17 @@ class Admission:
             raise InvalidInput.of("step", expected=f"at most {MAX_STEP}", got=step)
         return step
 
+    def check_num_sequences(self, num_sequences: int) -> None:
+        """Refuse a schedule of too many sequences, before anything is made of them.
+
+        Raises:
+            LimitExceeded: names the limit.
+        """
+        if num_sequences > (limit := self._settings.max_sequences):
+            raise LimitExceeded(
+                f"a step may have {limit} sequences (max_sequences), got {num_sequences}", limit="max_sequences"
+            )
+
     def check_num_cells(self, num_rows: int, model: Model) -> None:
         """Refuse a step with too many cells.
 
@@ -182,7 +194,8 @@ class Admission:
         if num_cells > limit:
             raise LimitExceeded(
                 f"{num_rows} rows x {model.num_layers} layers are {num_cells} cells; a step may have {limit} "
-                "(max_cells)"
+                "(max_cells)",
+                limit="max_cells",
             )
 
     def check_reason(self, reason: str) -> None:

@@ -144,8 +144,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         code, details, metadata = to_status(error)
         name = type(error).__name__
         self._metrics.refused.labels(method, name).inc()
-        if isinstance(error, LimitExceeded) and error.limit:
-            self._metrics.limited.labels(error.limit).inc()
+        if isinstance(error, LimitExceeded):
+            self._metrics.limited.labels(error.limit or "other").inc()
         level = logging.DEBUG if error.retryable else logging.INFO
         self._refusals.note(f"{method} {name}", "", f"{method} refused: {name}: {shown(details)}", level)
         await context.abort(code, details[:MAX_REFUSAL_LENGTH], trailing_metadata=metadata)

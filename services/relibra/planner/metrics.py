@@ -37,7 +37,7 @@ class Metrics:
             "relibra_planner_refused_total", "Calls that ended in an error.", ["method", "error"], registry=registry
         )
         self.limited = Counter(
-            "relibra_planner_limited_total", "Calls that a limit refused.", ["limit"], registry=registry
+            "relibra_planner_limited_total", "Calls and sequences that a limit refused.", ["limit"], registry=registry
         )
         self.open_calls = Gauge("relibra_planner_open_calls", "Open calls and streams.", registry=registry)
         self.sequences = Counter(

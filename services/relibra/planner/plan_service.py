@@ -58,6 +58,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         return plan_pb2.SubmitScheduleResponse()
 
     async def _keep_schedule(self, job: JobRecord, step: int, request: plan_pb2.SubmitScheduleRequest) -> None:
+        self._admission.check_num_sequences(len(request.schedule.sequence_ids))
         sequence_ids, schedule = decode_schedule(request.schedule, job.cluster)
         basis = decode_basis(request.basis)
         if schedule.num_micro_batches > len(sequence_ids):
@@ -124,8 +125,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             await wait_until_set(ring, LOOK_INTERVAL_S)
 
     async def _check_reported(self, job: JobRecord, step: int, sequence_ids: list[str]) -> None:
-        reported = await self._store.reported_sequences(job, step)
-        missing = [each for each in sequence_ids if each not in reported]
+        missing = await self._store.unreported(job, step, sequence_ids)
         if missing:
             named = ", ".join(map(repr, missing[:_NUM_NAMED])) + (", ..." if len(missing) > _NUM_NAMED else "")
             raise NotFound(

@@ -185,6 +185,8 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
 
     def _refusal(self, request: routing_pb2.ReportRoutingRequest, error: RelibraError) -> routing_pb2.Refusal:
         name = type(error).__name__
+        if isinstance(error, LimitExceeded):
+            self._metrics.limited.labels(error.limit or "other").inc()
         text = f"sequence {request.sequence_id[:80]!r} of job {request.job_id!r} refused: {shown(error)}"
         self._refusals.note(name, request.job_id, text)
         return routing_pb2.Refusal(ordinal=request.ordinal, error=name, message=str(error)[:MAX_REFUSAL_LENGTH])

@@ -50,13 +50,19 @@ class PlannerSettings(ServiceSettings):
     """How many steps of a job may have sequences and no plan yet; as many may have a schedule and no plan."""
     max_step_size_bytes: int = Field(1 << 30, ge=1)
     """How large the counts of one step may get."""
+    max_sequences: int = Field(1 << 18, ge=1)
+    """How many sequences a step may have, reported or scheduled."""
     max_ingest_bytes_per_s: int = Field(64 << 20, ge=1)
     """The speed at which one job may send to one planner; faster senders are slowed down."""
 
     @property
     def store_limits(self) -> StoreLimits:
         """The limits that the store enforces."""
-        return StoreLimits(max_step_size_bytes=self.max_step_size_bytes, max_open_steps=self.max_open_steps)
+        return StoreLimits(
+            max_step_size_bytes=self.max_step_size_bytes,
+            max_open_steps=self.max_open_steps,
+            max_sequences=self.max_sequences,
+        )
 
     @property
     def has_tls(self) -> bool:

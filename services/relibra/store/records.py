@@ -102,6 +102,8 @@ class StoreLimits:
     """How large the counts of one step may get."""
     max_open_steps: int = 16
     """How many steps may have sequences and no plan yet; as many may have a schedule and no plan."""
+    max_sequences: int = 1 << 18
+    """How many sequences may be reported for one step."""
 
 
 DEFAULT_LIMITS = StoreLimits()

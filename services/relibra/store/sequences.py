@@ -22,6 +22,7 @@ from relibra.store.records import DEFAULT_LIMITS, JobRecord, SequenceCounts, Sto
 from relibra.store.rollbacks import way_back
 
 _SEQUENCES_PER_READ = 256
+_SEQUENCES_PER_LOOK = 2048
 
 
 class Sequences(Attempts):
@@ -54,6 +55,7 @@ class Sequences(Attempts):
                 limits.max_step_size_bytes,
                 limits.max_open_steps,
                 Basis.PREVIOUS_STEPS,
+                limits.max_sequences,
             ]
             for index in indices:
                 each = sequences[index]
@@ -81,6 +83,16 @@ class Sequences(Attempts):
     async def reported_sequences(self, attempt: AttemptId, step: int) -> set[str]:
         """Return the ids of the sequences whose counts are kept."""
         return {each.decode() for each in await self._redis.hkeys(AttemptKeys.of_attempt(attempt).step(step, "counts"))}
+
+    @raises_unavailable
+    async def unreported(self, attempt: AttemptId, step: int, sequence_ids: Sequence[str]) -> list[str]:
+        """Return those of `sequence_ids` whose counts are not kept; what else was reported costs nothing."""
+        key = AttemptKeys.of_attempt(attempt).step(step, "counts")
+        missing: list[str] = []
+        for start in range(0, len(sequence_ids), _SEQUENCES_PER_LOOK):
+            wanted = list(sequence_ids[start : start + _SEQUENCES_PER_LOOK])
+            missing += [wanted[index] for index in await self._script("missing_sequences", [key], wanted)]
+        return missing
 
     @raises_unavailable
     async def get_counts(self, job: JobRecord, step: int, sequence_ids: Sequence[str]) -> NDArray[np.uint32]:
@@ -139,7 +151,12 @@ def _refusal(word: bytes, sequence: SequenceCounts, limits: StoreLimits) -> Reli
         b"unknown": UnknownJob(f"job {job_id!r} is not registered; register it first"),
         b"large": LimitExceeded(
             f"{name} does not fit: the counts of step {step} may take {limits.max_step_size_bytes} bytes "
-            "(max_step_size_bytes)"
+            "(max_step_size_bytes)",
+            limit="max_step_size_bytes",
+        ),
+        b"many": LimitExceeded(
+            f"{name} does not fit: step {step} may have {limits.max_sequences} sequences (max_sequences)",
+            limit="max_sequences",
         ),
         b"busy": LimitExceeded(
             f"{name} of step {step} is refused: {limits.max_open_steps} steps of job {job_id!r} have sequences and no "

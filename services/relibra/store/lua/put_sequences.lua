@@ -3,13 +3,15 @@
 -- KEYS  1 job   2 counts   3 schedule   4 steps   5 open   6 floor   7 sizes   8 policies
 -- ARGV  1 epoch (hex) of the attempt   2 step   3 limit on bytes of the step   4 limit on open steps
 --       5 the basis that needs no reports of the step
---       6... sequence id, counts (opaque), policy versions ('' if unknown), for every sequence
+--       6 limit on sequences of the step
+--       7... sequence id, counts (opaque), policy versions ('' if unknown), for every sequence
 -- Returns one word per sequence:
 --   'kept'     the counts are stored now
 --   'same'     these very counts were stored before
 --   'other'    different counts were stored before, and stay
 --   'late'     the step has its schedule, and its plan needed the reports (its basis is not ARGV 5)
 --   'expired'  the step has expired
+--   'many'     the step would have one sequence too many
 --   'large'    the counts exceed the limit on bytes of the step
 --   'busy'     the step would be one open step too many
 --   'unknown'  the job is not registered
@@ -31,8 +33,9 @@ elseif not basis and not redis.call('ZSCORE', KEYS[5], step) and redis.call('ZCA
 end
 
 local size = tonumber(redis.call('HGET', KEYS[7], step) or '0')
+local left = tonumber(ARGV[6]) - redis.call('HLEN', KEYS[2])
 local outcomes, added = {}, 0
-for index = 6, #ARGV, 3 do
+for index = 7, #ARGV, 3 do
   local kept = redis.call('HGET', KEYS[2], ARGV[index])
   local outcome
   if refusal == 'stale_epoch' then
@@ -43,8 +46,11 @@ for index = 6, #ARGV, 3 do
     outcome = refusal
   elseif size + added + #ARGV[index + 1] > tonumber(ARGV[3]) then
     outcome = 'large'
+  elseif left <= 0 then
+    outcome = 'many'
   else
     outcome = 'kept'
+    left = left - 1
     added = added + #ARGV[index + 1]
     redis.call('HSET', KEYS[2], ARGV[index], ARGV[index + 1])
     if ARGV[index + 2] ~= '' then
