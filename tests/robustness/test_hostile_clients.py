@@ -140,7 +140,8 @@ def test_S6_agents_that_wait_for_one_step_look_together(world: World, attacker: 
         looks_per_s = (num_looks() - before) / (time.monotonic() - started_at)
         clock.figures = f"{looks_per_s:.0f} looks per second"
         assert looks_per_s < 100, clock.figures
-        assert {each.code() for each in waiting if each.done()} <= {grpc.StatusCode.FAILED_PRECONDITION}
+        ended = {(each.code(), each.details()) for each in waiting if each.done()}
+        assert {code for code, _ in ended} <= {grpc.StatusCode.FAILED_PRECONDITION}, ended
         for each in waiting:
             each.cancel()
 

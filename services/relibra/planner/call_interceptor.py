@@ -141,6 +141,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if not isinstance(error, RelibraError):
             logger.error("%s failed", method, exc_info=error)
             error = RelibraError(f"{method} failed inside the planner ({type(error).__name__}); see the planner's log")
+        # Its frames hold the message of the call, and would keep it until garbage is collected.
+        error.__traceback__ = error.__cause__ = error.__context__ = None
         code, details, metadata = to_status(error)
         name = type(error).__name__
         self._metrics.refused.labels(method, name).inc()

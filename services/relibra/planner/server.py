@@ -32,7 +32,7 @@ from relibra.wire.channel import MAX_MESSAGE_SIZE_BYTES
 logger = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 10.0
-MAX_CALLS_PER_CONNECTION = 256
+MAX_CALLS_PER_CONNECTION = 1024
 """Further calls of a connection wait at the caller; a proxy opens more connections."""
 SERVICES = tuple(f"relibra.v1.{name}Service" for name in ("Job", "Routing", "Plan", "Execution"))
 
