@@ -28,7 +28,6 @@ MAX_HEALTH_WATCHES = 256
 MAX_REQUEST_SIZE_BYTES = 16 << 20
 """The largest message that a planner receives: a schedule of `max_sequences` sequences with names of usual length."""
 _REQUEST_SIZE_BYTES: Mapping[str, int] = {
-    "RegisterJob": 1 << 18,
     "ReportRouting": 4 << 20,
     "SubmitSchedule": MAX_REQUEST_SIZE_BYTES,
     "ReportExecution": 4 << 20,
@@ -47,7 +46,7 @@ _MAX_CLOCKS = 4096
 
 def max_request_size_bytes(method: str, max_cells: int) -> int:
     """Return how large the message of a method may be; a report of execution holds a load for every cell."""
-    size_bytes = _REQUEST_SIZE_BYTES[method]
+    size_bytes = _REQUEST_SIZE_BYTES.get(method, 1 << 18)
     return max(size_bytes, 2 * max_cells * _LOAD_SIZE_BYTES) if method == "ReportExecution" else size_bytes
 
 
