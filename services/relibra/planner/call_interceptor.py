@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 
-from relibra.errors import InvalidInput, LimitExceeded, RelibraError, shown
+from relibra.errors import Forbidden, InvalidInput, LimitExceeded, RelibraError, shown
 from relibra.planner.access import Access, Caller
 from relibra.planner.admission import MAX_REFUSAL_LENGTH, Admission, account_of_connection
 from relibra.planner.metrics import Metrics
@@ -149,7 +149,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if isinstance(error, LimitExceeded):
             self._metrics.limited.labels(error.limit or "other").inc()
         level = logging.DEBUG if error.retryable else logging.INFO
-        self._refusals.note(f"{method} {name}", "", f"{method} refused: {name}: {shown(details)}", level)
+        # Who is forbidden something is known, and named at the beginning of the text.
+        who = details[:60] if isinstance(error, Forbidden) else ""
+        self._refusals.note(f"{method} {name}", who, f"{method} refused: {name}: {shown(details)}", level)
         await context.abort(code, details[:MAX_REFUSAL_LENGTH], trailing_metadata=metadata)
 
 
