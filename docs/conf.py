@@ -31,7 +31,12 @@ nitpick_ignore_regex = [
     ("py:.*", r"(?!relibra\.).*"),
     (
         "py:class",
-        r"relibra\.agent\.(experts\.Experts|homes\.homes\.Homes|groups\.Groups|refusals\.Refusal|cells\.visit\.ReplicaContext)",
+        r"relibra\.agent\.(experts\.Experts|groups\.Groups|refusals\.Refusal|cells\.visit\.ReplicaContext)",
+    ),
+    ("py:class", r"relibra\.agent\.homes\.(homes\.Homes|guard\.WeightGuard|by_place\.PlaceNames)"),
+    (
+        "py:class",
+        r"relibra\.(agent\.plans\.trainer_group\.TrainerGroup|routing\.block_counts\.BlockCounts)",
     ),
     ("py:class", r"relibra\.rollout\.(engine_reporter\.RequestOutput|reporter\.Tensor)"),
 ]

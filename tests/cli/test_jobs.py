@@ -30,5 +30,7 @@ def test_a_job_goes_back_to_a_step(relibra, store: Store, run: Loop, redis_url: 
     assert printed == "job job went back to step 7: attempt 2 takes over all earlier steps\n"
     newest = run(store.list_attempts("job"))[0]
     assert (newest.rolled_back_from, newest.rolled_back_to) == (job.epoch, 7)
+    again = json.loads(relibra("jobs", "rollback", "job", "5", "--json", "--redis-url", redis_url))
+    assert again == {"job_id": "job", "step": 5, "attempt": 3, "epoch": f"{newest.epoch + 1:016x}"}
     with pytest.raises(UnknownJob):
         relibra("jobs", "rollback", "nobody", "7", "--redis-url", redis_url)

@@ -64,6 +64,7 @@ def rollback(
     job_id: Annotated[str, typer.Argument(help="Id of the job.")],
     step: Annotated[int, typer.Argument(min=0, help="The first step that the training samples again.")],
     redis_url: RedisUrl,
+    as_json: AsJson = False,
 ) -> None:
     """Let a job go back to a step whose first content stands: that step and all later ones are planned anew.
 
@@ -75,4 +76,7 @@ def rollback(
             return await store.rollback(job_id, (await store.get_job(job_id)).epoch, step)
 
     job = asyncio.run(go_back())
+    if as_json:
+        print_json({"job_id": job_id, "step": step, "attempt": job.number, "epoch": f"{job.epoch:016x}"})
+        return
     typer.echo(f"job {job_id} went back to step {step}: attempt {job.number} takes over all earlier steps")

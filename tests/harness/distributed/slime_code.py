@@ -7,6 +7,7 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -53,6 +54,16 @@ class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__path__ = []
 
 
+class _Checkout(importlib.abc.MetaPathFinder):
+    """Finds the package `slime` in a checkout."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        return importlib.machinery.PathFinder.find_spec(name, [str(self._folder)]) if name == "slime" else None
+
+
 class _Package(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -65,8 +76,7 @@ def imported() -> SimpleNamespace:
     """Return slime's modules, for a host without an accelerator. The process must end afterwards."""
     folder = frameworks.checkout("slime")
     assert folder is not None, frameworks.reason("slime")
-    sys.path.insert(0, str(folder))
-    sys.meta_path.append(_StandIns())
+    sys.meta_path += [_Checkout(folder), _StandIns()]
     at = "slime.backends.megatron_utils"
     modules = {
         "accelerator": "slime.utils.accelerator",
