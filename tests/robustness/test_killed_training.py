@@ -127,6 +127,32 @@ def test_L5_a_restart_on_fewer_ranks_with_fewer_slots_is_planned(world: World, z
     assert max(worst.loss, worst.grad_norm) <= TOLERANCE, worst
 
 
+def test_L5_a_rollback_to_a_checkpoint_five_steps_back_is_planned(world: World, zygote: Zygote, tmp_path: Path) -> None:
+    """After step 9 the ranks load the checkpoint before step 5, without a restart, and sample steps 5 to 9 again."""
+    address = start_planner(world).address
+    balanced, plain = (
+        Run(
+            folder=folder(tmp_path, name),
+            num_steps=11,
+            launches=[Launch(cluster=Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=2))],
+            checkpoint_every=CHECKPOINT_EVERY,
+            planner_address=planner_address,
+            rollback=(9, 5),
+        )
+        for name, planner_address in (("balanced", address), ("plain", ""))
+    )
+    for run in (balanced, plain):
+        train_to_the_end(zygote, run)
+    steps = [each["step"] for each in balanced.records("began") if each["rank"] == 0]
+    assert steps == [*range(10), *range(5, 11)]
+    assert unplanned(balanced) == []
+    assert any(each["moved_experts"] for each in balanced.records("began"))
+    assert any(each["replicas"] for each in balanced.records("began"))
+    worst = differences(balanced, plain)
+    assert worst.num_compared == 4 * len(steps)
+    assert max(worst.loss, worst.grad_norm) <= TOLERANCE, worst
+
+
 def test_L5_a_second_live_launch_is_refused_with_the_address_of_the_first(
     world: World, zygote: Zygote, tmp_path: Path
 ) -> None:

@@ -76,6 +76,13 @@ class Balancing:
             plan_wait_s=outcome.plan_wait_s,
         )
 
+    def go_back(self, step: int) -> None:
+        """Plan `step` and the steps after it anew; the model has already its weights of before."""
+        epoch = [self._client.rollback(self._run.job_id, step) if dist.get_rank() == 0 else 0]
+        dist.broadcast_object_list(epoch)
+        self._reporter.follow(epoch[0])
+        self._agent.rollback(step)
+
     def close(self) -> None:
         """End the step."""
         self._agent.end_step()

@@ -45,6 +45,8 @@ class Run:
     """The planner; empty for plain training."""
     job_id: str = "job"
     takeover_timeout_s: float = 60.0
+    rollback: tuple[int, int] | None = None
+    """The step after which the ranks load an older checkpoint without a restart, and the step of that checkpoint."""
     hold_at: int | None = None
     """The step before which rank 0 waits until the file `go on` is in the folder."""
 
@@ -62,6 +64,7 @@ class Run:
         fields["launches"] = [
             Launch(cluster=Cluster(**each["cluster"]), launcher=each["launcher"]) for each in fields["launches"]
         ]
+        fields["rollback"] = fields["rollback"] and tuple(fields["rollback"])
         fields["kills"] = [Kill(**each) for each in fields["kills"]]
         return cls(**fields)
 

@@ -40,6 +40,7 @@ class Trainer:
 
     def __init__(self, run: Run, generation: int) -> None:
         self._run, self._generation = run, generation
+        self._num_rollbacks = 0
         launch = run.launch(int(os.environ[LAUNCH]))
         self._notes = Notes(run.folder, dist.get_rank(), generation)
         self._death = Death(run, generation, self._notes)
@@ -54,17 +55,19 @@ class Trainer:
 
     def train(self) -> None:
         """Train from the newest checkpoint to the last step."""
-        for step in range(self._first, self._run.num_steps):
+        step = self._first
+        while step < self._run.num_steps:
             self._hold(step)
             self._step(step)
             self._save(step)
+            step = self._next(step)
         if self._balancing is not None:
             self._balancing.finish()
         self._notes.note("finished")
 
     def _step(self, step: int) -> None:
-        # Rollouts are sampled anew in every generation: other tokens, other routing.
-        sample = SAMPLES_PER_GENERATION * self._generation + step
+        # Rollouts are sampled anew in every generation and after a rollback: other tokens, other routing.
+        sample = SAMPLES_PER_GENERATION * (self._generation + self._num_rollbacks) + step
         with self._death.in_step(step, self._job):
             if self._balancing is not None:
                 self._balancing.open(step, sample, self._death)
@@ -81,6 +84,17 @@ class Trainer:
             self._notes.note("trained", step=step, sample=sample, losses=losses, grad_norm=float(grad_norm))
             self._death.at(step, "ended")
         self._death.missed(step)
+
+    def _next(self, step: int) -> int:
+        """Return the step that follows, after going back to the checkpoint before it if it is an earlier one."""
+        if self._num_rollbacks or self._run.rollback is None or self._run.rollback[0] != step:
+            return step + 1
+        self._num_rollbacks += 1
+        back_to = self._run.rollback[1]
+        checkpoints.load(self._job, self._run.checkpoint(back_to))
+        if self._balancing is not None:
+            self._balancing.go_back(back_to)
+        return back_to
 
     def _save(self, step: int) -> None:
         every = self._run.checkpoint_every

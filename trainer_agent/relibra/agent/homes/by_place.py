@@ -67,17 +67,18 @@ class PlaceNames:
             )
 
     def check_writing(self, what: str) -> None:
-        """Raise if nobody knows the order of state that is loaded.
+        """Raise if nobody knows the order of state that is loaded; otherwise accept it as the weights to train on.
 
-        State that megatron has loaded under the names of a sharded state dict has the present order.
+        Before the first reorder there is only one order. After it, state that megatron has loaded under the names of a
+        sharded state dict has the present order.
 
         Raises:
             Unsupported: there was a reorder since `attach`, and the order of the state is unknown.
         """
         placement = self._homes.placement
-        if not self._homes.has_moved or self._num_copies_under_way:
+        if self._num_copies_under_way:
             return
-        if self._named_at is not placement:
+        if self._homes.has_moved and self._named_at is not placement:
             raise Unsupported(
                 f"{what} names experts by place, and there was a reorder since attach; use `with "
                 "agent.restoring(snapshot):` around it for weights that were copied, agent.load_logical(weights) for "
