@@ -7,7 +7,7 @@ import pytest
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
 from harness.step_samples import PLAN, publish
-from relibra.errors import Unavailable, UnknownJob
+from relibra.errors import StaleEpoch, Unavailable, UnknownJob
 from relibra.planner.plan_cache import PlanCache
 from relibra.store import JobRecord, Store
 
@@ -32,17 +32,23 @@ class CountingStore:
 
 
 @pytest.fixture
-def counting(store: Store, run: Loop) -> CountingStore:
-    job = run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+def job(store: Store, run: Loop) -> JobRecord:
+    return run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+
+
+@pytest.fixture
+def counting(store: Store, run: Loop, job: JobRecord) -> CountingStore:
     for step in (1, 2, 3):
         publish(store, run, job, step)
     return CountingStore(store)
 
 
-def test_many_fetches_at_once_read_once_even_if_one_hangs_up(counting: CountingStore, run: Loop) -> None:
+def test_many_fetches_at_once_read_once_even_if_one_hangs_up(
+    counting: CountingStore, run: Loop, job: JobRecord
+) -> None:
     async def scenario() -> None:
         cache = PlanCache(counting)
-        fetches = [asyncio.create_task(cache.get("job", 1)) for _ in range(64)]
+        fetches = [asyncio.create_task(cache.get("job", job.epoch, 1)) for _ in range(64)]
         await asyncio.sleep(0)
         fetches[0].cancel()
         plans = await asyncio.gather(*fetches[1:])
@@ -53,36 +59,50 @@ def test_many_fetches_at_once_read_once_even_if_one_hangs_up(counting: CountingS
     run(scenario())
 
 
-def test_S7_only_the_last_plans_are_held(counting: CountingStore, run: Loop) -> None:
+def test_S7_only_the_last_plans_are_held(counting: CountingStore, run: Loop, job: JobRecord) -> None:
     cache = PlanCache(counting, num_plans=2)
     for step in (1, 2, 1, 3, 1):
-        run(cache.get("job", step))
+        run(cache.get("job", job.epoch, step))
     assert counting.num_reads == 3
-    run(cache.get("job", 2))
+    run(cache.get("job", job.epoch, 2))
     assert counting.num_reads == 4
 
 
-def test_what_failed_or_is_not_there_is_looked_for_again(counting: CountingStore, run: Loop) -> None:
+def test_what_failed_or_is_not_there_is_looked_for_again(counting: CountingStore, run: Loop, job: JobRecord) -> None:
     cache = PlanCache(counting)
     counting.num_failures = 1
     with pytest.raises(Unavailable):
-        run(cache.get("job", 1))
-    assert run(cache.get("job", 1)) is not None
-    assert run(cache.get("job", 9)) is None
-    publish(counting, run, run(counting.get_job("job")), 9)
-    assert run(cache.get("job", 9)) is not None
+        run(cache.get("job", job.epoch, 1))
+    assert run(cache.get("job", job.epoch, 1)) is not None
+    assert run(cache.get("job", job.epoch, 9)) is None
+    publish(counting, run, job, 9)
+    assert run(cache.get("job", job.epoch, 9)) is not None
     with pytest.raises(UnknownJob):
-        run(cache.get("nobody", 1))
+        run(cache.get("nobody", job.epoch, 1))
 
 
-def test_S4_a_re_created_job_is_noticed(counting: CountingStore, run: Loop) -> None:
+def test_S4_a_re_created_job_is_noticed(counting: CountingStore, run: Loop, job: JobRecord) -> None:
     cache = PlanCache(counting, fresh_s=0.0)
-    before = run(cache.get("job", 1))
-    assert run(cache.get("job", 1)) is before
+    before = run(cache.get("job", job.epoch, 1))
+    assert run(cache.get("job", job.epoch, 1)) is before
     assert counting.num_reads == 1
     run(counting.remove_job("job"))
     with pytest.raises(UnknownJob):
-        run(cache.get("job", 1))
-    job = run(counting.register_job("job", MODEL, CLUSTER, PARAMS))
-    publish(counting, run, job, 1)
-    assert run(cache.get("job", 1)).id > before.id
+        run(cache.get("job", job.epoch, 1))
+    again = run(counting.register_job("job", MODEL, CLUSTER, PARAMS))
+    publish(counting, run, again, 1)
+    with pytest.raises(StaleEpoch):
+        run(cache.get("job", job.epoch, 1))
+    assert run(cache.get("job", again.epoch, 1)).id > before.id
+
+
+def test_S4_a_plan_of_before_is_not_served_to_the_attempt_that_follows(
+    counting: CountingStore, run: Loop, job: JobRecord
+) -> None:
+    cache = PlanCache(counting, fresh_s=3600.0)
+    before = run(cache.get("job", job.epoch, 1))
+    run(counting.remove_job("job"))
+    again = run(counting.register_job("job", MODEL, CLUSTER, PARAMS))
+    assert run(cache.get("job", again.epoch, 1)) is None
+    publish(counting, run, again, 1)
+    assert run(cache.get("job", again.epoch, 1)).id > before.id

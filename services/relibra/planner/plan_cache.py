@@ -5,7 +5,7 @@ from relibra.store import Store
 from relibra.store.single_flight import SingleFlight
 
 FRESH_S = 0.25
-"""How long a job that another planner re-created may go unnoticed; agents refuse plans of an older epoch."""
+"""How long callers may still get plans of their attempt after it ended, or after Redis lost it."""
 
 
 class PlanCache:
@@ -15,25 +15,20 @@ class PlanCache:
         self._store = store
         self._plans: SingleFlight[ServedPlan | None] = SingleFlight(num_plans, fresh_s=fresh_s)
 
-    async def get(self, job_id: str, step: int, epoch: int = 0) -> ServedPlan | None:
-        """Return the plan of a step in the current attempt, or None if it has none.
-
-        Args:
-            job_id: the job.
-            step: the step.
-            epoch: the attempt that the caller belongs to; 0 if it did not say.
+    async def get(self, job_id: str, epoch: int, step: int) -> ServedPlan | None:
+        """Return the plan of a step in the attempt that has `epoch`, or None if the step has none.
 
         Raises:
             UnknownJob: the job was never registered.
-            StaleEpoch: the caller's attempt is over.
+            StaleEpoch: the attempt is over.
         """
         key = (job_id, epoch, step)
         known = self._plans.last(key)
-        return await self._plans.get(key, lambda: self._read(job_id, step, epoch, known))
+        return await self._plans.get(key, lambda: self._read(job_id, epoch, step, known))
 
-    async def _read(self, job_id: str, step: int, epoch: int, known: ServedPlan | None) -> ServedPlan | None:
+    async def _read(self, job_id: str, epoch: int, step: int, known: ServedPlan | None) -> ServedPlan | None:
         job = await self._store.get_job(job_id)
-        if epoch not in (0, job.epoch):
+        if epoch != job.epoch:
             raise await self._store.over(job_id, epoch)
         if known is not None and await self._store.get_plan_id(job, step) == known.id:
             return known

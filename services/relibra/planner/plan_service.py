@@ -81,16 +81,15 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     async def FetchPlan(self, request: plan_pb2.FetchPlanRequest, context: Any) -> plan_pb2.FetchPlanResponse:
         """Return one rank's part of the plan of a step, as soon as the plan is published."""
         job_id, step, rank = check_job_id(request.job_id), self._admission.check_step(request.step), request.ep_rank
-        epoch = request.epoch
-        if request.token and not epoch:
-            epoch = (await self._attempts.job(job_id, 0, request.token)).epoch
-        plan = await self._cache.get(job_id, step, epoch)
+        # Agents name their attempt. For other callers this looks up which attempt is the current one.
+        epoch = request.epoch or (await self._attempts.job(job_id, 0, request.token)).epoch
+        plan = await self._cache.get(job_id, epoch, step)
         if plan is None:
-            job = await self._attempts.job(job_id, epoch)
+            job = await self._attempts.job(job_id, request.epoch, request.token)
             _check_rank(rank, job.cluster.num_ranks)
             await self._wait_for_plan(job, step, min(request.wait_ms / 1000, MAX_FETCH_WAIT_S))
-            plan = await self._cache.get(job_id, step, epoch)
-        elif epoch:
+            plan = await self._cache.get(job_id, job.epoch, step)
+        elif request.epoch:
             await self._attempts.see(job_id, epoch)
         if plan is None:
             raise NotReady(f"step {step} no longer has a plan: its job was re-created, or newer steps replaced it")
