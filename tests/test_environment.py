@@ -15,8 +15,8 @@ from relibra.planner.settings import PlannerSettings
 from relibra.status.settings import StatusSettings
 
 _REPOSITORY = Path(__file__).parents[1]
-_ELSEWHERE = {"RELIBRA_COMPLETE", "RELIBRA_JOB", "RELIBRA_REDIS_PASSWORD_FILE"}
-"""Variables of shell completion, of recipes in the docs and of the Compose file."""
+_ELSEWHERE = {"RELIBRA_COMPLETE", "RELIBRA_JOB", "RELIBRA_REDIS_PASSWORD_FILE", "RELIBRA_TRACES"}
+"""Variables of shell completion, of recipes in the docs, of the Compose file and of the benchmarks."""
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ _ELSEWHERE = {"RELIBRA_COMPLETE", "RELIBRA_JOB", "RELIBRA_REDIS_PASSWORD_FILE"}
         ("RELIBRA_RETAIND_STEPS", "RELIBRA_RETAINED_STEPS"),
         ("RELIBRA_REDIS_URI", "RELIBRA_REDIS_URL"),
         ("RELIBRA_METRIC_PORT", "RELIBRA_METRICS_PORT"),
-        ("RELIBRA_TRACES", None),
+        ("RELIBRA_SPEED", None),
     ],
 )
 def test_a_variable_that_nothing_reads_comes_with_the_nearest_name(name: str, nearest: str | None) -> None:

@@ -16,9 +16,9 @@ _SETTINGS = """
 """Settings of planner and status service."""
 _OTHERS = """
     ATTEMPT COMPLETE CONFIG_FILE DATA_DIR JOB LOG_FORMAT MAX_EXPANSION PLANNER REDIS_PASSWORD_FILE
-    STATUS_URL TLS_CA_FILE TOKEN TOKEN_FILE TRACEBACK
+    STATUS_URL TLS_CA_FILE TOKEN TOKEN_FILE TRACEBACK TRACES
 """
-"""Variables of the command line, of clients and of the Compose file."""
+"""Variables of the command line, of clients, of the Compose file and of the benchmarks."""
 VARIABLES = frozenset(PREFIX + name for name in (*_SETTINGS.split(), *_OTHERS.split()))
 
 _NEAR = 0.75
