@@ -195,6 +195,19 @@ def test_steps_of_an_attempt_that_is_over_expire_too(store: Store, run: Loop, jo
     assert run(store.list_summaries(later)) == []
 
 
+def test_S7_a_step_that_was_pending_as_its_attempt_ended_expires(
+    store: Store, run: Loop, job: JobRecord, redis_url: str
+) -> None:
+    report_all(store, run)
+    run(store.put_schedule(job, 1, IDS, SCHEDULE))
+    run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=Launch(token="later"), silence_s=0))
+    assert expire(store, run, job, [1]) == [1]
+    assert [each.step for each in run(store.list_summaries(job))] == [1]
+    with Redis.from_url(redis_url) as client:
+        assert not client.exists(*client.keys(f"relibra:{{job}}:{job.epoch}:step:*") or ["nothing"])
+        assert client.zcard(JobKeys("job").attempt(job.epoch).of("pending")) == 0
+
+
 def test_one_planner_in_a_while_looks_for_steps_to_expire(store: Store, run: Loop, job: JobRecord) -> None:
     assert run(store.claim_sweep("job", 60.0))
     assert not run(store.claim_sweep("job", 60.0))

@@ -89,7 +89,7 @@ class Expiry(Plans, Steps, Reports):
 
         Args:
             job: the attempt, current or over.
-            causes: the steps that expire, and why.
+            causes: the steps that expire, and why. In the current attempt, none of them may be pending.
             now: Unix time in seconds.
 
         Returns:
@@ -101,7 +101,8 @@ class Expiry(Plans, Steps, Reports):
             summaries = await self._sum_up_steps(job, some, causes, now)
             arguments: list[object] = [MAX_SUMMARIES, _REPORTS]
             for each, summary in zip(some, summaries, strict=True):
-                arguments += [each.step, int(each.is_open), each.num_reports, encode_summary(summary)]
+                arguments += [each.step, int(each.is_open), int(each.is_pending), each.num_reports]
+                arguments.append(encode_summary(summary))
             names = ("floor", "pending", "steps", "open", "plans", "begun", "sizes", "crashes", "traces", "summaries")
             expired += await self._script(
                 "expire_steps",
