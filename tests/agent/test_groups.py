@@ -1,9 +1,14 @@
 """The stages and seats of all ranks, derived from their members."""
 
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import torch.distributed as dist
 
 from relibra.agent import AgentConfig
-from relibra.agent.groups import Member, Seat, Topology
+from relibra.agent.groups import Groups, Member, Seat, Topology
 from relibra.errors import InvalidInput, Unsupported
 from relibra.planning import Cluster, Model
 
@@ -47,3 +52,46 @@ def test_S5_what_the_agent_would_mistake_is_refused(members: list[Member], messa
 def test_other_layers_than_registered_are_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match=r"model.num_layers: expected 2, the MoE layers found, got 3"):
         Topology.of(told(FIRST, 0), CONFIG)
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def wrapped_groups(monkeypatch: pytest.MonkeyPatch) -> Groups:
+    """Return groups of one rank, each in a wrapper as slime's, which keeps the group that works in `group`."""
+    plain_new, plain_ranks = dist.new_group, dist.get_process_group_ranks
+
+    def new_group(*args: Any, **kwargs: Any) -> Any:
+        return SimpleNamespace(group=plain_new(*args, **kwargs))
+
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: plain_ranks(getattr(group, "group", group)))
+    topology = Topology(stages=((0,),), stage_layers=((0,),), seats=(Seat(0, 0),))
+    return Groups.create(topology, CONFIG)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_S5_groups_that_were_replaced_inside_their_wrappers_are_connected_again_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups = wrapped_groups(monkeypatch)
+    connected: list[Any] = []
+    groups.on_rebuilt(lambda: connected.append(groups.stage))
+    groups.rebuild_if_destroyed()
+    assert connected == []
+    wrappers: list[Any] = [groups.everyone, groups.stage, groups.node, groups.pipeline]
+    for each in wrappers:
+        dist.destroy_process_group(each.group)
+        each.group = None
+    groups.rebuild_if_destroyed()
+    assert connected == [], "a barrier ran while the groups were destroyed"
+    for each in wrappers:
+        each.group = dist.new_group([0]).group  # type: ignore[attr-defined]
+    groups.rebuild_if_destroyed()
+    groups.rebuild_if_destroyed()
+    assert connected == [wrappers[1]]
+    assert groups.stage is wrappers[1]

@@ -1,6 +1,7 @@
 """The process groups of a rank: the whole job, its pipeline stage, its node, and its seat in all stages."""
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -114,6 +115,11 @@ class Groups:
     stage_index: int
     seat: Seat
     _listeners: list[Callable[[], None]] = field(default_factory=list)
+    _connected: tuple[weakref.ref[dist.ProcessGroup], ...] = ()
+    """The groups, or those inside their wrappers if a framework wraps groups, of which the listeners know."""
+
+    def __post_init__(self) -> None:
+        self._connected = tuple(map(weakref.ref, self._inner()))
 
     @classmethod
     def create(cls, topology: Topology, config: AgentConfig) -> "Groups":
@@ -158,13 +164,18 @@ class Groups:
         return tuple(self.topology.seats[rank] for rank in dist.get_process_group_ranks(self.stage))
 
     def on_rebuilt(self, listener: Callable[[], None]) -> None:
-        """Call `listener` on all ranks after the groups were replaced. It may be collective."""
+        """Call `listener` on all ranks after the groups, or those inside their wrappers, were replaced.
+
+        It may be collective.
+        """
         self._listeners.append(listener)
 
     def rebuild_if_destroyed(self) -> None:
         """Collective over all ranks, if the groups were destroyed: create them again, and tell all listeners.
 
-        Frameworks that share GPUs with a rollout engine destroy all process groups while the engine works.
+        Frameworks that share GPUs with a rollout engine destroy all process groups while the engine works. slime wraps
+        every group, and afterwards puts new groups into the same wrappers. Such groups are not created again, but the
+        listeners hear of them, because their ranks are not connected yet.
 
         Raises:
             RelibraError: torch.distributed itself is not initialised again.
@@ -174,12 +185,29 @@ class Groups:
                 "the process groups of training are destroyed; create them again "
                 "(torch.distributed.init_process_group) before the agent's next call"
             )
-        if all(map(_exists, (self.everyone, self.stage, self.node, self.pipeline))):
+        if all(map(_exists, self._all())):
+            inner = self._inner()
+            is_asleep = len(inner) < len(self._all())
+            if not is_asleep and any(known() is not each for known, each in zip(self._connected, inner, strict=True)):
+                log.info("the groups inside the agent's process groups were replaced: connecting their ranks again")
+                self._tell_listeners()
             return
         log.info("the process groups were destroyed since the last step: creating the agent's groups again")
         self.close()
         again = Groups._created(self.topology, self.node_size, self.timeout)
         self.everyone, self.stage, self.node, self.pipeline = again.everyone, again.stage, again.node, again.pipeline
+        self._tell_listeners()
+
+    def _all(self) -> tuple[dist.ProcessGroup, ...]:
+        return self.everyone, self.stage, self.node, self.pipeline
+
+    def _inner(self) -> list[dist.ProcessGroup]:
+        """Return the groups that do the work. A wrapper holds its group in `group`, and None while it is destroyed."""
+        inner = (getattr(each, "group", each) for each in self._all())
+        return [each for each in inner if each is not None]
+
+    def _tell_listeners(self) -> None:
+        self._connected = tuple(map(weakref.ref, self._inner()))
         for listener in self._listeners:
             listener()
 
