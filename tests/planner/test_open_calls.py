@@ -43,3 +43,26 @@ def test_S7_messages_that_do_not_arrive_hold_up_their_own_account_for_some_time(
             pass
 
     asyncio.run(scenario())
+
+
+def test_S7_connections_that_come_and_go_leave_nothing_behind() -> None:
+    async def scenario() -> None:
+        calls = OpenCalls()
+        for port in range(3):  # each probe of the planner's health comes over a connection of its own
+            async with calls.receiving(f"ipv4:10.0.0.1:{port}"):
+                pass
+        with pytest.raises(LimitExceeded):
+            async with calls.receiving("ipv4:10.0.0.1:3", 0.001):
+                await asyncio.Event().wait()
+        assert not calls._receiving
+        # The turns of an account last for as long as one of its calls takes part.
+        async with calls.receiving("probe"):
+            with calls.open("probe", None):
+                pass
+            turns = calls._receiving["probe"]
+            async with calls.receiving("probe"):
+                pass
+            assert calls._receiving["probe"] is turns
+        assert not calls._receiving
+
+    asyncio.run(scenario())

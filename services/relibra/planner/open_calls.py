@@ -8,6 +8,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 
 from relibra.errors import LimitExceeded
 
@@ -19,6 +20,15 @@ MESSAGE_TIMEOUT_S = 10.0
 """How long the message of a call may take, from the headers of the call to the end of the message."""
 
 
+@dataclass
+class _Turns:
+    """The turns of one account to receive a message."""
+
+    free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(NUM_RECEIVING))
+    num_calls: int = 0
+    """How many calls receive their message or wait for their turn."""
+
+
 class OpenCalls:
     """The open calls of one planner. For one event loop."""
 
@@ -26,7 +36,7 @@ class OpenCalls:
         self._max_calls = max_calls
         self._num_calls: Counter[str] = Counter()
         self._num_all = 0
-        self._receiving: dict[str, asyncio.Semaphore] = {}
+        self._receiving: dict[str, _Turns] = {}
 
     def __len__(self) -> int:
         return self._num_all
@@ -66,7 +76,6 @@ class OpenCalls:
             self._num_calls[account] -= 1
             if not self._num_calls[account]:
                 del self._num_calls[account]
-                self._receiving.pop(account, None)
 
     @asynccontextmanager
     async def receiving(self, account: str, timeout_s: float = MESSAGE_TIMEOUT_S) -> AsyncIterator[None]:
@@ -77,12 +86,18 @@ class OpenCalls:
         Raises:
             LimitExceeded: the time is up.
         """
-        turn = self._receiving.setdefault(account, asyncio.Semaphore(NUM_RECEIVING))
+        turns = self._receiving.setdefault(account, _Turns())
+        turns.num_calls += 1
         try:
-            async with asyncio.timeout(timeout_s), turn:
+            async with asyncio.timeout(timeout_s), turns.free:
                 yield
         except TimeoutError:
             raise LimitExceeded(
                 f"the message of the call did not arrive within {timeout_s:g} s; send it with the call",
                 limit="message_timeout",
             ) from None
+        finally:
+            # Calls for the health of the planner are received without being counted in `open`.
+            turns.num_calls -= 1
+            if not turns.num_calls:
+                del self._receiving[account]
