@@ -284,7 +284,7 @@ class PlannerClient:
         if job_id in self._heartbeats:
             self._heartbeats.pop(job_id).stop()
         if interval_s:  # older planners do not know the call
-            self._heartbeats[job_id] = Heartbeat(lambda: self._renew(job_id), interval_s)
+            self._heartbeats[job_id] = Heartbeat(lambda: self._renew(job_id), interval_s, f"job {job_id!r}")
 
     def _renew(self, job_id: str) -> None:
         """Show that the process that registered a job is alive."""
