@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, count, routed_experts
-from relibra.errors import InvalidInput, LimitExceeded, NotFound, Unavailable
+from relibra.errors import InvalidInput, LimitExceeded, NotFound, NotReady, Unavailable
 from relibra.planner.admission import Admission
 from relibra.planner.metrics import Metrics
 from relibra.planner.routing_service import CREDIT_SEQUENCES, RoutingService
 from relibra.planner.settings import PlannerSettings
 from relibra.planning import Schedule
-from relibra.store import Store
+from relibra.planning.launch import Launch
+from relibra.store import Attempt, Store
 from relibra.store.rollbacks import way_back
 from relibra.v1 import routing_pb2
 from relibra.wire import array
@@ -175,6 +176,54 @@ def test_late_sequences_are_refused_by_name(channel: grpc.Channel, client: Plann
         "sequence 'late' is late: step 1 has its schedule; report it for the step that trains on it; "
         + way_back(job_id, 1),
     )
+
+
+def test_S6_a_batch_of_refused_sequences_reads_the_attempts_of_its_job_a_few_times(
+    store: Store, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = RoutingService(store, Admission(PlannerSettings.load(redis_url="unix:///unused")), Metrics())
+    first, second = (
+        run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=Launch(token=token), silence_s=0))
+        for token in ("one", "two")
+    )
+    num_reads = 0
+    list_attempts = store.list_attempts
+
+    async def counted(job_id: str) -> list[Attempt]:
+        nonlocal num_reads
+        num_reads += 1
+        return await list_attempts(job_id)
+
+    monkeypatch.setattr(store, "list_attempts", counted)
+
+    def named(ordinal: int, epoch: int, token: str) -> Request:
+        return encode_sequence(ordinal, "job", 1, f"seq-{ordinal}", 10, COUNTS_LE, epoch=epoch, token=token)
+
+    stale = [named(ordinal, first.epoch, "") for ordinal in range(1, 65)]
+    stale += [named(ordinal, 0, "one") for ordinal in range(65, 129)]
+    batch = [*stale, named(129, second.epoch, ""), named(130, 0, "two")]
+    refused = run(service._keep(batch, {"job": second}))
+    assert [(each.ordinal, each.error) for each in refused] == [(ordinal, "StaleEpoch") for ordinal in range(1, 129)]
+    assert all("attempt 1 of job 'job' is over" in each.message for each in refused)
+    assert num_reads <= 3
+    with pytest.raises(NotReady, match="has not registered job 'job' yet"):
+        run(service._keep([named(1, 0, "three")], {"job": second}))
+
+
+def test_sequences_are_not_refused_because_redis_is_away_for_a_moment(
+    store: Store, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = RoutingService(store, Admission(PlannerSettings.load(redis_url="unix:///unused")), Metrics())
+    job = run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+
+    async def away(job_id: str) -> list[Attempt]:
+        raise Unavailable("Redis is away")
+
+    monkeypatch.setattr(store, "list_attempts", away)
+    for epoch, token in ((job.epoch - 1, ""), (0, "other")):
+        request = encode_sequence(1, "job", 1, "seq", 10, COUNTS_LE, epoch=epoch, token=token)
+        with pytest.raises(Unavailable):
+            run(service._keep([request], {"job": job}))
 
 
 def test_S7_a_sender_that_ignores_its_credit_is_held_back_or_cut_off(channel: grpc.Channel, job_id: str) -> None:

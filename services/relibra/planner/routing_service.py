@@ -39,10 +39,6 @@ CREDIT_SEQUENCES = 512
 """How far a sender may be ahead of the answers: enough to keep Redis busy for a round trip, few to send again."""
 
 
-class _NotBegun(Exception):
-    """The attempt of a sequence has not begun yet."""
-
-
 class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
     """Keeps counts in the store. All requests that wait on a stream go to Redis in one round trip."""
 
@@ -155,17 +151,20 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         accepted: list[routing_pb2.ReportRoutingRequest] = []
         sequences: list[SequenceCounts] = []
         errors: dict[tuple[str, int], RelibraError] = {}
+        # A worker with a full buffer sends thousands of sequences of an attempt that is over, all with the same names.
+        attempt_errors: dict[tuple[str, int, str], RelibraError | None] = {}
         for request in batch:
+            job = jobs.get(request.job_id)
+            attempt = (request.job_id, request.epoch, request.token)
+            if attempt not in attempt_errors:
+                attempt_errors[attempt] = await self._attempt_error(request, job)
+            if (stale := attempt_errors[attempt]) is not None:
+                refused.append(self._refusal(request, stale))
+                errors[request.job_id, request.step] = stale
+                continue
             try:
-                job = jobs.get(request.job_id)
-                await self._check_attempt(request, job)
                 sequences.append(self._decode(request, job))
                 accepted.append(request)
-            except _NotBegun:
-                # Nothing of the batch is answered, so the sender sends all of it again.
-                raise NotReady(
-                    f"the trainer of this reporter has not registered job {request.job_id!r} yet; its reports wait"
-                ) from None
             except RelibraError as error:
                 refused.append(self._refusal(request, error))
                 errors[request.job_id, request.step] = error
@@ -191,22 +190,29 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         self._refusals.note(name, request.job_id, text)
         return routing_pb2.Refusal(ordinal=request.ordinal, error=name, message=str(error)[:MAX_REFUSAL_LENGTH])
 
-    async def _check_attempt(self, request: routing_pb2.ReportRoutingRequest, job: JobRecord | None) -> None:
-        """Return if a sequence belongs to the current attempt of its job, or to a job that is not registered.
+    async def _attempt_error(
+        self, request: routing_pb2.ReportRoutingRequest, job: JobRecord | None
+    ) -> RelibraError | None:
+        """Return why the attempt that a sequence names is refused; None if it is the current one, or none is named.
 
         Raises:
-            StaleEpoch: it belongs to an attempt that is over.
-            _NotBegun: it belongs to an attempt that has not begun yet.
+            NotReady: the attempt has not begun. Nothing of the batch is answered, so the sender sends all of it again.
+            Unavailable: Redis did not answer, and the sender sends all of the batch again.
         """
         if request.epoch or not request.token:
-            if job is not None and request.epoch not in (0, job.epoch):
-                raise await self._store.over(job.job_id, request.epoch)
-            return
-        if job is None:
-            raise _NotBegun
-        token_hash = Launch(token=check_launch_text("token", request.token)).token_hash
-        if not await self._store.has_begun(job, token_hash):
-            raise _NotBegun
+            if job is None or request.epoch in (0, job.epoch):
+                return None
+            return await self._store.over(job.job_id, request.epoch)
+        try:
+            token_hash = Launch(token=check_launch_text("token", request.token)).token_hash
+            has_begun = job is not None and await self._store.has_begun(job, token_hash)
+        except (InvalidInput, StaleEpoch) as error:
+            return error
+        if not has_begun:
+            raise NotReady(
+                f"the trainer of this reporter has not registered job {request.job_id!r} yet; its reports wait"
+            )
+        return None
 
     def _decode(self, request: routing_pb2.ReportRoutingRequest, job: JobRecord | None) -> SequenceCounts:
         if job is None:
