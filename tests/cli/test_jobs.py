@@ -3,7 +3,7 @@ import json
 import pytest
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
-from relibra.errors import UnknownJob
+from relibra.errors import Conflict, UnknownJob
 from relibra.store import Store
 
 
@@ -31,6 +31,19 @@ def test_a_job_goes_back_to_a_step(relibra, store: Store, run: Loop, redis_url: 
     newest = run(store.list_attempts("job"))[0]
     assert (newest.rolled_back_from, newest.rolled_back_to) == (job.epoch, 7)
     again = json.loads(relibra("jobs", "rollback", "job", "5", "--json", "--redis-url", redis_url))
-    assert again == {"job_id": "job", "step": 5, "attempt": 3, "epoch": f"{newest.epoch + 1:016x}"}
+    third = run(store.get_job("job"))
+    assert third.epoch > newest.epoch
+    assert again == {"job_id": "job", "step": 5, "attempt": 3, "epoch": f"{third.epoch:016x}"}
     with pytest.raises(UnknownJob):
         relibra("jobs", "rollback", "nobody", "7", "--redis-url", redis_url)
+
+
+def test_S4_the_same_command_again_discards_nothing(relibra, store: Store, run: Loop, redis_url: str):
+    run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+    relibra("jobs", "rollback", "job", "7", "--redis-url", redis_url)
+    second = run(store.get_job("job"))
+    with pytest.raises(Conflict, match=r"job 'job' went back to step 7 already, at .* UTC, in attempt 2.*--again"):
+        relibra("jobs", "rollback", "job", "7", "--redis-url", redis_url)
+    assert run(store.get_job("job")) == second
+    printed = relibra("jobs", "rollback", "job", "7", "--again", "--redis-url", redis_url)
+    assert printed == "job job went back to step 7: attempt 3 takes over all earlier steps\n"

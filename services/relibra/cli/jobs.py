@@ -13,7 +13,9 @@ from rich.table import Table
 from relibra.cli.output import AsJson, print_json
 from relibra.cli.service import RedisUrl
 from relibra.cli.status_client import DEFAULT_URL, StatusClient, StatusUrl
+from relibra.errors import Conflict
 from relibra.store import JobRecord, Store
+from relibra.store.attempts import clock_time
 
 app = typer.Typer(help="List and remove jobs, and let them go back.", no_args_is_help=True)
 
@@ -64,6 +66,9 @@ def rollback(
     job_id: Annotated[str, typer.Argument(help="Id of the job.")],
     step: Annotated[int, typer.Argument(min=0, help="The first step that the training samples again.")],
     redis_url: RedisUrl,
+    is_repeated: Annotated[
+        bool, typer.Option("--again", help="Go back even if the job went back to this step last time too.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Let a job go back to a step whose first content stands: that step and all later ones are planned anew.
@@ -73,7 +78,14 @@ def rollback(
 
     async def go_back() -> JobRecord:
         async with Store.open(redis_url) as store:
-            return await store.rollback(job_id, (await store.get_job(job_id)).epoch, step)
+            await store.get_job(job_id)
+            current = (await store.list_attempts(job_id))[0]
+            if current.rolled_back_to == step and not is_repeated:
+                raise Conflict(
+                    f"job {job_id!r} went back to step {step} already, at {clock_time(current.began_at)}, in attempt "
+                    f"{current.number}; nothing was changed. To discard what was sampled since, add --again"
+                )
+            return await store.rollback(job_id, current.epoch, step)
 
     job = asyncio.run(go_back())
     if as_json:
