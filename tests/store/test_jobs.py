@@ -5,8 +5,9 @@ from redis import Redis
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
 from harness.step_samples import IDS, SCHEDULE, publish, report_all, sequence
-from relibra.errors import Conflict, StaleEpoch, UnknownJob
+from relibra.errors import AlreadyRunning, Conflict, StaleEpoch, UnknownJob
 from relibra.planning import Cluster, PlanParams
+from relibra.planning.launch import Launch
 from relibra.store import JobRecord, Store
 
 
@@ -37,6 +38,20 @@ def test_S4_after_a_wiped_redis_epochs_go_on_above_what_the_caller_knows(
     known = job.epoch + 10**15
     run(store._redis.flushall())
     assert run(store.register_job("job", MODEL, CLUSTER, PARAMS, known_epoch=known)).epoch == known + 1
+
+
+def test_S4_a_launch_that_knows_a_later_epoch_begins_an_attempt_above_it(store: Store, run: Loop) -> None:
+    launch = Launch(token="one", launch="slurm 7.0")
+    first = run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=launch))
+    # A failover of Redis lost the attempt that this launch was told of.
+    lost = first.epoch + 10**15
+    second = run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=launch, known_epoch=lost))
+    assert (second.number, second.epoch) == (2, lost + 1)
+    for known in (lost, first.epoch, 0):
+        assert run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=launch, known_epoch=known)) == second
+    other = Launch(token="two")
+    with pytest.raises(AlreadyRunning):
+        run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=other, known_epoch=second.epoch + 1))
 
 
 def test_jobs_are_listed_and_unknown_ones_refused(store: Store, run: Loop, job: JobRecord) -> None:

@@ -202,6 +202,25 @@ def test_L5_the_launch_stays_the_same(store: Store, run: Loop) -> None:
     assert not isinstance(refused.value, RolledBack), "the launch before went back, but another launch came after it"
 
 
+def test_S4_an_epoch_that_a_failover_lost_does_not_come_back(
+    store: Store, run: Loop, job: JobRecord, redis_url: str
+) -> None:
+    with Redis.from_url(redis_url) as client:
+        saved = {key: client.dump(key) for key in client.keys("*")}
+        lost = run(store.rollback("job", job.epoch, 3))
+        client.delete(*client.keys("*"))
+        for key, content in saved.items():
+            client.restore(key, 0, content)
+    again = run(store.rollback("job", job.epoch, 2))
+    assert again.epoch > lost.epoch
+
+
+def test_S4_rollbacks_count_on_when_the_clock_of_redis_is_behind(store: Store, run: Loop, job: JobRecord) -> None:
+    ahead = job.epoch + 10**15
+    run(store._redis.set("relibra:{job}:epoch", ahead))
+    assert run(store.rollback("job", job.epoch, 3)).epoch == ahead + 1
+
+
 @pytest.mark.parametrize("step", [1, 3, 4, 9])
 def test_L5_expired_steps_are_taken_again_from_there_on(store: Store, run: Loop, job: JobRecord, step: int) -> None:
     train(store, run, job, range(1, 6))

@@ -40,7 +40,7 @@ class Rollbacks(Jobs, Plans, Reports):
         keys, before = JobKeys(job_id), JobKeys(job_id).attempt(epoch)
         word = b"changed"
         while word == b"changed":
-            new_epoch = int(await self._redis.get(keys.of("epoch"))) + 1
+            new_epoch = int(await self._script("next_epoch", [keys.of("epoch")], []))
             after = keys.attempt(new_epoch)
             kept = [int(each) for each in await self._redis.zrangebyscore(before.of("steps"), "-inf", f"({step}")]
             word = await self._script(

@@ -10,14 +10,15 @@
 --   'other'      the caller belongs to the current attempt, which has another shape; nothing was changed
 --   'running'    another attempt is alive; nothing was changed
 --
--- While this Redis keeps its data, epochs rise by counting, whatever the clocks do. After Redis has lost its data, the
--- next epoch is above the caller's; if the caller has lost its epoch too, the clock of Redis decides. All epochs stay
+-- While this Redis keeps its data, epochs rise by counting, whatever the clocks do. After Redis has lost data, the next
+-- epoch is above the caller's; if the caller has lost its epoch too, the clock of Redis decides. All epochs stay
 -- below 2^53, where the doubles of Lua are exact, until the year 2255.
 
 local now = redis.call('TIME')
 local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
 -- The age of a caller is a little higher by now than it says.
 local SLACK_MS = 1000
+local last = tonumber(redis.call('GET', KEYS[2]) or '0')
 local current = redis.call('HMGET', KEYS[1], 'shape', 'token', 'launch', 'restart', 'seen_at', 'number',
   'began_ms')
 if current[1] then
@@ -29,7 +30,9 @@ if current[1] then
     and ARGV[9] + SLACK_MS < math.abs(now_ms - tonumber(current[7]))
   local is_restarted = is_same_launch and (tonumber(ARGV[7]) > tonumber(current[4]) or is_younger)
   local is_member = ARGV[4] == '' or ARGV[4] == current[2] or (is_same_launch and ARGV[7] == current[4])
-  if is_member and not is_restarted then
+  -- A failover of Redis may have lost the attempt that the launch was in. Its other processes know that attempt too.
+  local was_later = is_member and tonumber(ARGV[3]) > last
+  if is_member and not is_restarted and not was_later then
     if current[1] ~= ARGV[1] then
       return {'other', silent_ms}
     end
@@ -39,7 +42,7 @@ if current[1] then
     end
     return {'confirmed', silent_ms}
   end
-  if not is_restarted and silent_ms < tonumber(ARGV[8]) then
+  if not is_restarted and not was_later and silent_ms < tonumber(ARGV[8]) then
     return {'running', silent_ms}
   end
 end
@@ -55,8 +58,7 @@ if current[1] then
   end
 end
 
-local last = math.max(tonumber(redis.call('GET', KEYS[2]) or '0'), tonumber(ARGV[3]))
-local epoch = math.max(last + 1, now[1] * 1000000 + now[2])
+local epoch = math.max(math.max(last, tonumber(ARGV[3])) + 1, now[1] * 1000000 + now[2])
 local name = string.format('%08x%08x', math.floor(epoch / 2^32), epoch % 2^32)
 local number = string.format('%d', (current[6] or 0) + 1)
 redis.call('SET', KEYS[2], string.format('%.0f', epoch))

@@ -12,7 +12,7 @@
 --   'begun'        the new attempt began
 --   'same'         this very call was made before: its attempt is the current one
 --   'stale_epoch'  another attempt is the current one, or the job is gone
---   'changed'      an epoch or an earlier step came or went since the caller looked; look again
+--   'changed'      a later epoch or an earlier step came or went since the caller looked; look again
 -- Only 'begun' changes anything. Afterwards nothing is written to the attempt that went back (S4): neither late reports
 -- nor the plan of a solve that is under way.
 
@@ -29,7 +29,7 @@ local function before(name) return KEYS[4 + name] end
 local function after(name) return KEYS[4 + num_names + name] end
 local steps = before(3)
 
-if string.format('%.0f', redis.call('GET', KEYS[2]) + 1) ~= ARGV[3] then
+if tonumber(ARGV[3]) <= tonumber(redis.call('GET', KEYS[2])) then
   return 'changed'
 end
 if redis.call('ZCOUNT', steps, '-inf', '(' .. ARGV[4]) ~= #ARGV - 9 then
