@@ -5,14 +5,17 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from harness.agent.scripted_planner import PATIENT_S, ScriptedPlanner
 from relibra.agent import AgentConfig, Session
+from relibra.agent.plans import session as session_module
 from relibra.errors import InvalidInput
 from relibra.planning import Cause, Cluster, ExecutionReport, Model, Phase, RankPlan
+from relibra.wire.client import PlannerClient
 
 MODEL = Model(num_layers=2, num_experts=4, top_k=1)
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1)
@@ -222,6 +225,58 @@ def test_L2_the_step_after_an_outage_has_a_plan_again(
     assert "did not answer" in reason
     planner.start()
     assert session.wait(2, PATIENT_S)[0] is not None
+
+
+def test_L1_only_the_first_step_of_an_outage_waits_for_the_whole_timeout(
+    planner: ScriptedPlanner, session: Session, plan: RankPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "_AWAY_WAIT_S", 0.3)
+    planner.plans = {3: plan}
+    planner.stop()
+    until(lambda: "within 0.1 s: the planner did not answer" in session.wait(0, 0.1).reason)
+    began = time.monotonic()
+    reason = session.wait(2, PATIENT_S).reason
+    assert time.monotonic() - began < PATIENT_S / 2
+    assert "within 0.3 s, instead of 30 s, because the planner has been away since an earlier step" in reason
+    assert "did not answer" in reason
+    planner.start()
+    session.prefetch(3)
+    until(lambda: not session._is_away)
+    assert session.wait(3, PATIENT_S).plan is not None
+
+
+def test_L1_a_short_wait_becomes_a_whole_one_when_the_planner_answers(
+    planner: ScriptedPlanner, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "_AWAY_WAIT_S", 1.5)
+    session._is_away = True
+    assert session.wait(0, 2.0).reason == "no plan of step 0 within 2 s: the schedule is not there yet"
+
+
+def test_L2_an_error_that_nobody_expects_costs_one_plan_or_report_and_not_all_later_ones(
+    planner: ScriptedPlanner,
+    session: Session,
+    plan: RankPlan,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    planner.plans = {0: plan, 1: plan}
+    with monkeypatch.context() as broken:
+        broken.setattr(PlannerClient, "fetch_plan", mock.Mock(side_effect=TypeError("not a number")))
+        broken.setattr(PlannerClient, "report_execution", mock.Mock(side_effect=MemoryError("no memory")))
+        began = time.monotonic()
+        got, reason, _ = session.wait(0, PATIENT_S)
+        assert time.monotonic() - began < PATIENT_S / 2
+        assert got is None
+        assert "TypeError: not a number" in reason
+        session.report(report(0))
+        until(lambda: not session._reports)
+    assert session.wait(1, PATIENT_S).plan is not None
+    session.report(report(1))
+    until(lambda: planner.reports)
+    assert [each.step for each in planner.reports] == [1]
+    logged = [each for each in caplog.records if each.exc_info]
+    assert ["TypeError" in each.getMessage() for each in logged] == [True, False]
 
 
 def test_reports_of_an_outage_are_delivered_after_it(planner: ScriptedPlanner, session: Session) -> None:

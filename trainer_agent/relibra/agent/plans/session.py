@@ -10,7 +10,7 @@ from relibra.agent.config import AgentConfig
 from relibra.agent.plans.membership import Membership
 from relibra.agent.plans.trainer_group import TrainerGroup
 from relibra.agent.plans.trouble import Trouble
-from relibra.errors import RelibraError, RolledBack
+from relibra.errors import RelibraError, RolledBack, Unavailable
 from relibra.planning import Cause, ExecutionReport, RankPlan
 from relibra.wire.client import PlannerClient
 
@@ -21,6 +21,9 @@ _POLL_S = 0.5
 _LOOK_S = 5.0
 """The interval between fetches of a plan that training does not wait for yet. All ranks do this during rollouts."""
 _RETRY_S = 0.1
+_AWAY_WAIT_S = 3.0
+"""How long a step waits if the planner has not answered since the wait of an earlier step ran out. A planner that is
+back hands out plans within this time (promise L2)."""
 _CALL_TIMEOUT_S = 5.0
 _MAX_PENDING_REPORTS = 256
 _CLOSE_S = 5.0
@@ -60,7 +63,7 @@ class Session:
 
     The first call creates the thread and the channel, so a session may be built before a fork. The thread retries a
     fetch until it has the plan, another step is wanted, or the session closes. It does not retry after an error that
-    is final. Between calls the thread of the first rank keeps the attempt of the job alive.
+    is final, or that nobody expects. Between calls the thread of the first rank keeps the attempt of the job alive.
 
     Args:
         config: the settings of the agent.
@@ -82,6 +85,11 @@ class Session:
         self._closing_until: float | None = None
         self._thread: threading.Thread | None = None
         self._client: PlannerClient | None = None
+        self._is_unreachable = False
+        """Whether the last call to the planner ended with `Unavailable`."""
+        self._is_away = False
+        """Whether the wait of a step ran out while the planner was unreachable, and it has not answered since."""
+        self._unexpected = Trouble("planning works again, after %d unexpected errors")
         self._refused_plans = Trouble("the planner hands out plans again, after %d refusals")
         self._refused_reports = Trouble("the planner takes reports again, after refusing %d")
         self._dropped_reports = Trouble("reports reach the planner again, after %d were dropped")
@@ -100,7 +108,12 @@ class Session:
             self._wake()
 
     def wait(self, step: int, timeout_s: float) -> PlanAnswer:
-        """Return the plan of `step`, or why there is none after `timeout_s`."""
+        """Return the plan of `step`, or why there is none after `timeout_s`.
+
+        If the wait of an earlier step ran out because the planner did not answer, and no call has reached the planner
+        since, the wait is short. It takes up to `timeout_s` again as soon as the planner answers.
+        """
+        began = time.monotonic()
         with self._changed:
             fetched = self._fetched.get(step)
             if fetched is None or fetched.plan is None:  # the planner may answer now what it refused to the prefetch
@@ -108,13 +121,22 @@ class Session:
             self._is_waited_for = True
         self.prefetch(step)
         with self._changed:
-            arrived = self._changed.wait_for(lambda: step in self._fetched, timeout=timeout_s)
+            within = f"{timeout_s:g} s"
+            if self._is_away and timeout_s > _AWAY_WAIT_S:
+                within = (
+                    f"{_AWAY_WAIT_S:g} s, instead of {within}, because the planner has been away since an earlier step"
+                )
+                self._changed.wait_for(lambda: step in self._fetched or not self._is_away, timeout=_AWAY_WAIT_S)
+            if not self._is_away or timeout_s <= _AWAY_WAIT_S:
+                within = f"{timeout_s:g} s"
+                rest_s = timeout_s - (time.monotonic() - began)
+                self._changed.wait_for(lambda: step in self._fetched, timeout=rest_s)
             self._is_waited_for = False
-            if not arrived:
+            if step not in self._fetched:
+                self._is_away |= self._is_unreachable
                 if self._wanted == step:
                     self._wanted = None
-                reason = f"no plan of step {step} within {timeout_s:g} s: {self._last_error}"
-                return PlanAnswer(None, reason, self._lack())
+                return PlanAnswer(None, f"no plan of step {step} within {within}: {self._last_error}", self._lack())
             fetched = self._fetched[step]
             # Training waits for a step once. If the loop restarts with the same step, the plan is fetched again.
             self._fetched.clear()
@@ -189,11 +211,18 @@ class Session:
             if self._is_rolled_back:
                 self._is_rolled_back = False
                 self._membership.rejoin()
-        if self._membership.due_in_s == 0.0:
-            self._membership.renew(client)
-        answered = self._fetch(client, step) if step is not None else True
-        if report is not None:
-            answered = self._deliver(client, report) and answered
+        try:
+            if self._membership.due_in_s == 0.0:
+                self._membership.renew(client)
+            answered = self._fetch(client, step) if step is not None else True
+            if report is not None:
+                answered = self._deliver(client, report) and answered
+            self._unexpected.over()
+        except Exception as error:  # any error: a thread that ended would leave all later steps without plans
+            if self._closing_until is not None:
+                raise
+            self._give_up(step, report, error)
+            answered = False
         if not answered:
             with self._changed:
                 if self._is_urgent():
@@ -205,6 +234,27 @@ class Session:
                     )
         return True
 
+    def _give_up(self, step: int | None, report: ExecutionReport | None, error: Exception) -> None:
+        """Log an error that nobody expects, and drop what probably caused it: the step, or else the report."""
+        text = f"{type(error).__name__}: {error}"
+        message = "an unexpected error while asking the planner or reporting to it: %s"
+        self._unexpected.met(text, message, text, level=logging.ERROR, exc_info=True)
+        with self._changed:
+            if step is not None:
+                if self._wanted == step:
+                    self._wanted = None
+                    self._fetched = {step: PlanAnswer(None, f"an unexpected error in this rank's session: {text}")}
+            elif report is not None and self._reports and self._reports[0] is report:
+                self._reports.popleft()
+            self._changed.notify_all()
+
+    def _note_reached(self, error: RelibraError | None) -> None:
+        """Remember whether the planner answered a call, which raised `error`."""
+        with self._changed:
+            self._is_unreachable = isinstance(error, Unavailable)
+            self._is_away &= self._is_unreachable
+            self._changed.notify_all()
+
     def _is_urgent(self) -> bool:
         return bool(self._is_waited_for or self._reports or self._closing_until)
 
@@ -215,8 +265,10 @@ class Session:
                 client, lambda: client.report_execution(self._config.job_id, report), is_repeatable=False
             )
         except RolledBack as error:
+            self._note_reached(error)
             log.info("the report of step %d, %s, is not needed any more: %s", report.step, report.phase, error)
         except RelibraError as error:
+            self._note_reached(error)
             if error.retryable and not self._membership.is_hopeless:
                 return False
             if not self._membership.has_other_launch:  # which the log has already
@@ -228,6 +280,7 @@ class Session:
                     error,
                 )
         else:
+            self._note_reached(None)
             self._refused_reports.over()
         with self._changed:
             self._dropped_reports.over()
@@ -249,8 +302,10 @@ class Session:
                 ),
             )
             fetched = PlanAnswer(plan, plan.reason)
+            self._note_reached(None)
             self._refused_plans.over()
         except RelibraError as error:
+            self._note_reached(error)
             reason = str(error)
             if not error.retryable or self._membership.is_hopeless:
                 if not self._membership.has_other_launch:  # which the log has already

@@ -18,12 +18,17 @@ class Trouble:
         self._causes: set[Hashable] = set()
         self._num_failures = 0
 
-    def met(self, cause: Hashable, message: str, *args: object, level: int = logging.WARNING) -> None:
-        """Count a failure; log it unless this cause was logged since the last success."""
+    def met(
+        self, cause: Hashable, message: str, *args: object, level: int = logging.WARNING, exc_info: bool = False
+    ) -> None:
+        """Count a failure; log it unless this cause was logged since the last success.
+
+        With `exc_info`, the log line has the traceback of the exception that is being handled.
+        """
         self._num_failures += 1
         if cause not in self._causes:
             self._causes.add(cause)
-            log.log(level, "%s (logged once until it is over)", message % args)
+            log.log(level, "%s (logged once until it is over)", message % args, exc_info=exc_info)
 
     def over(self) -> None:
         """Log that it works again, if it did not; the next failure is logged."""
