@@ -199,3 +199,48 @@ def test_S7_old_steps_expire_as_new_ones_are_published(store: Store, run: Loop, 
         run(store.put_schedule(job, step, IDS, SCHEDULE))
     run(plan_until(store, Solver(nothing), lambda: is_idle(store), retained_steps=2))
     assert [each.step for each in run(store.list_steps(job))] == [6, 5]
+
+
+def test_L1_ranks_hear_of_a_plan_and_the_next_solve_begins_before_old_steps_expire(
+    store: Store, run: Loop, job: JobRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notifier, solver, released = PlanNotifier(), Solver(nothing), asyncio.Event()
+    ring, measure_steps = notifier.listen("job"), store.measure_steps
+
+    async def held_up(attempt: JobRecord) -> Any:
+        await released.wait()
+        return await measure_steps(attempt)
+
+    async def has_gone_on() -> bool:
+        done = await store.num_planned_steps(job) == 3 and ring.is_set()
+        if done:
+            released.set()
+        return done
+
+    run(store.put_schedule(job, 3, IDS, SCHEDULE))
+    monkeypatch.setattr(store, "measure_steps", held_up)
+    metrics = run(plan_until(store, solver, has_gone_on, notifier, retained_steps=2))
+    assert solver.steps == [("job", 1), ("job", 2), ("job", 3)]
+    assert outcomes(metrics) == {"published": 3}
+    assert [each.step for each in run(store.list_steps(job))] == [3, 2], "the loop ends after the expiry"
+
+
+@pytest.mark.parametrize("error", [Unavailable("Redis does not serve"), RuntimeError("a bug")])
+def test_S9_an_expiry_that_fails_is_not_called_an_unpublished_plan(
+    store: Store,
+    run: Loop,
+    job: JobRecord,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    async def fail(attempt: JobRecord) -> Any:
+        raise error
+
+    monkeypatch.setattr(store, "measure_steps", fail)
+    metrics = run(plan_until(store, Solver(nothing), lambda: is_idle(store)))
+    assert outcomes(metrics) == {"published": 2}
+    assert "expire" in caplog.text
+    assert str(error) in caplog.text
+    assert "not published" not in caplog.text
+    assert "planning failed" not in caplog.text

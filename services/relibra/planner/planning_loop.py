@@ -69,6 +69,7 @@ class PlanningLoop:
                 logger.exception("looking for pending steps failed")
             await wait_until_set(self._news, SCAN_INTERVAL_S)
         await asyncio.gather(*self._solves.values())
+        await self._expiry.settle()
 
     async def _start_solves(self) -> None:
         if len(self._solves) >= self._settings.num_solvers:
@@ -85,7 +86,7 @@ class PlanningLoop:
                 self._solves[job_id] = asyncio.create_task(self._plan(lease))
 
     async def _plan(self, lease: Lease) -> None:
-        """Solve the leased step and publish its plan, or keep the reason why it has none; then expire old steps."""
+        """Solve the leased step and publish its plan, or keep why it has none; then old steps expire."""
         submitter = propagate.extract({"traceparent": lease.traceparent})
         with _tracer.start_as_current_span("PlanStep", context=submitter):
             name, about, outcome = f"job {lease.job_id} step {lease.step}", _about(lease), "crashed"
@@ -100,13 +101,14 @@ class PlanningLoop:
                 else:
                     solved_at = time.monotonic()
                     plan_id = await self._store.publish_plan(lease, plan)
+                    self._notifier.ring(lease.job_id)
                     outcome, published_at = "published", time.monotonic()
                     self._metrics.solve_s.observe(solved_at - started_at)
                     self._metrics.publish_s.observe(published_at - solved_at)
                     took_s, about = published_at - started_at, about | {"version": plan_id.version}
                     logger.info("%s: plan %s in %.2f s: %s", name, plan_id, took_s, plan.reason, extra=about)
                 # After a failure too: a job whose steps all fail goes on reporting.
-                await self._expiry.apply(lease.job_id)
+                self._expiry.apply_soon(lease.job_id)
             except (Unavailable, LostLease, StaleEpoch, Conflict) as error:
                 outcome = type(error).__name__
                 logger.warning("%s: plan not published: %s", name, error, extra=about)
@@ -118,6 +120,7 @@ class PlanningLoop:
                     await self._store.return_lease(lease)
                 self._metrics.solves.labels(outcome).inc()
                 del self._solves[lease.job_id]
+                # A step that failed, or that another planner planned meanwhile, has news too.
                 self._notifier.ring(lease.job_id)
                 self.wake()
 

@@ -1,4 +1,4 @@
-"""Makes old steps expire: after every plan, and once a minute for jobs that plan nothing."""
+"""Makes old steps expire: after every solve, in the background, and once a minute for jobs that plan nothing."""
 
 import asyncio
 import logging
@@ -30,6 +30,42 @@ class StepExpiry:
             num_fetchable=settings.max_open_steps,
         )
         self._too_large: set[str] = set()
+        self._has_told_of_estimates = False
+        self._due: set[str] = set()
+        self._passes: dict[str, asyncio.Task[None]] = {}
+
+    def apply_soon(self, job_id: str) -> None:
+        """Let steps of a job expire in the background, so that neither ranks nor the next solve wait for it.
+
+        A job has one pass at a time. Calls during a pass lead to one further pass together.
+        """
+        self._due.add(job_id)
+        if job_id not in self._passes:
+            self._passes[job_id] = asyncio.create_task(self._apply_due(job_id))
+
+    async def settle(self) -> None:
+        """Return when all passes in the background have ended."""
+        await asyncio.gather(*self._passes.values())
+
+    async def _apply_due(self, job_id: str) -> None:
+        try:
+            while job_id in self._due:
+                self._due.discard(job_id)
+                try:
+                    await self._apply_or_tell(job_id)
+                except Unavailable as error:
+                    logger.warning("job %s: steps expire later: %s", job_id, error, extra={"job": job_id})
+        finally:
+            del self._passes[job_id]
+
+    async def _apply_or_tell(self, job_id: str) -> None:
+        """Let steps of a job expire. Any error but `Unavailable` concerns this job alone and ends in the log."""
+        try:
+            await self.apply(job_id)
+        except Unavailable:
+            raise
+        except Exception:
+            logger.exception("job %s: the steps that should expire stay", job_id, extra={"job": job_id})
 
     async def apply(self, job_id: str) -> None:
         """Let steps of all attempts of a job expire."""
@@ -38,6 +74,12 @@ class StepExpiry:
         if not measured:
             return
         kept = [steps for steps, _ in measured]
+        if not self._has_told_of_estimates and any(each.is_estimated for steps in kept for each in steps):
+            self._has_told_of_estimates = True
+            logger.warning(
+                "Redis refuses MEMORY USAGE, so retained_bytes counts only the sequences of steps, not their plans and "
+                "reports; allow the planner's user the command MEMORY"
+            )
         expiries = steps_to_expire(kept, measured[0][1], self._limits)
         size_bytes = sum(each.size_bytes for steps in kept for each in steps)
         for attempt, causes in zip(attempts, expiries, strict=True):
@@ -66,7 +108,7 @@ class StepExpiry:
             try:
                 for job in await self._store.list_jobs():
                     if await self._store.claim_sweep(job.job_id, SWEEP_INTERVAL_S):
-                        await self.apply(job.job_id)
+                        await self._apply_or_tell(job.job_id)
             except Unavailable as error:
                 logger.warning("steps expire later: %s", error)
             except Exception:

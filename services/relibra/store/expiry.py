@@ -29,7 +29,7 @@ class RetainedStep:
 
     step: int
     size_bytes: int
-    """What the data of the step takes in Redis, as `MEMORY USAGE` says."""
+    """What the data of the step takes in Redis, as `MEMORY USAGE` says; its counts alone if Redis refuses to say."""
     age_s: float
     """How long ago a planner first measured the step, by the clock of Redis: within a minute of its first data."""
     is_open: bool
@@ -39,6 +39,8 @@ class RetainedStep:
     is_planned: bool
     num_reports: int
     """Ranks and phases that reported."""
+    is_estimated: bool = False
+    """Redis refused to say what the step takes."""
 
 
 class Expiry(Plans, Steps, Reports):
@@ -57,11 +59,11 @@ class Expiry(Plans, Steps, Reports):
         silent_s = 0.0
         for start in range(0, len(steps), _STEPS_PER_SCRIPT):
             some = steps[start : start + _STEPS_PER_SCRIPT]
-            silent_ms, *measured = await self._script(
+            silent_ms, is_estimated, *measured = await self._script(
                 "measure_steps",
                 [
                     keys.job.of("job"),
-                    *map(keys.of, ("steps", "open", "pending", "plans", "begun")),
+                    *map(keys.of, ("steps", "open", "pending", "plans", "begun", "sizes")),
                     *(keys.step(step, name) for step in some for name in STEP_KEYS),
                 ],
                 [_PLAN, _REPORTS, *some],
@@ -79,6 +81,7 @@ class Expiry(Plans, Steps, Reports):
                         is_pending=bool(is_pending),
                         is_planned=bool(is_planned),
                         num_reports=num_reports,
+                        is_estimated=bool(is_estimated),
                     )
                 )
         return found, silent_s
