@@ -21,6 +21,7 @@ def test_S5_a_checkpoint_round_trip_is_bitwise(layout_run, case):
         assert result["num_compared"] > 100
         assert {"exp_avg", "exp_avg_sq", "weight"} <= set(result["kinds"])
         assert result["untouched"] == []
+        assert "names experts by place, and there was a reorder" in result["by_place_after_save"]
         assert result["plain"] == []
         assert result["elsewhere"] == []
 

@@ -1,12 +1,20 @@
 """Tensors under names are written completely or not at all."""
 
 import copy
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
-from relibra.agent.homes.by_place import check_named_parameters, write_named
-from relibra.errors import InvalidInput
+from relibra.agent.homes.by_place import (
+    PlaceNames,
+    check_named_parameters,
+    check_optimizer_state_dicts,
+    check_state_dicts,
+    write_named,
+)
+from relibra.errors import InvalidInput, Unsupported
 
 
 def test_names_of_other_ranks_are_left_out() -> None:
@@ -49,3 +57,34 @@ def test_S9_only_calls_that_hand_names_on_are_checked() -> None:
     asked.clear()
     list(model.named_parameters())
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("is_loading", "is_refused"),
+    [
+        pytest.param({"is_loading": True}, False, id="names-for-a-load"),
+        pytest.param({"is_loading": False}, True, id="names-for-a-save"),
+        pytest.param({}, True, id="names-for-a-save-by-default"),
+    ],
+)
+def test_S9_only_the_names_of_a_load_open_the_way_for_state_by_place(
+    is_loading: dict[str, bool], is_refused: bool
+) -> None:
+    places = PlaceNames(mock.Mock(has_moved=True), mock.Mock(), mock.Mock())
+    optimizer: Any = mock.Mock()
+    model = torch.nn.Linear(2, 2)
+    weights = model.state_dict()
+    check_state_dicts(model, lambda _: None, places.check_writing)
+    check_optimizer_state_dicts(
+        optimizer, lambda _: None, places.check_writing, lambda: None, places.forget_sharded_names
+    )
+    with pytest.raises(Unsupported, match="there was a reorder since attach"):
+        model.load_state_dict(weights)
+    places.logical_experts(0)
+    optimizer.sharded_state_dict({}, **is_loading)
+    if is_refused:
+        with pytest.raises(Unsupported, match="there was a reorder since attach"):
+            model.load_state_dict(weights)
+    else:
+        model.load_state_dict(weights)
+        optimizer.load_state_dict({})

@@ -81,6 +81,7 @@ class Agent(WeightAccess):
                 has_routing=self._phases.has_routing,
                 logical_experts=places.logical_experts,
                 check_weights=guard.check_if_written,
+                note_forward=places.forget_sharded_names,
             )
             for index, each in experts.items()
         }
@@ -220,6 +221,7 @@ class Agent(WeightAccess):
         """
         self._groups.rebuild_if_destroyed()
         ended = self._outcome
+        self._places.forget_sharded_names()
         self._close_step()
         if ended is not None:
             self._plans.prefetch(ended.step + 1)

@@ -156,7 +156,13 @@ def attach(
         hooks.callback(megatron.guard_checkpoints(optimizer))
         if optimizer is not None:
             hooks.callback(
-                check_optimizer_state_dicts(optimizer, places.check_reading, places.check_writing, homes.check_at_home)
+                check_optimizer_state_dicts(
+                    optimizer,
+                    places.check_reading,
+                    places.check_writing,
+                    homes.check_at_home,
+                    places.forget_sharded_names,
+                )
             )
             hooks.callback(around_steps(optimizer, agent.check_before_training, guard.note_trained))
             guard.sees_optimizer = True

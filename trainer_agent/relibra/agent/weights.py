@@ -97,6 +97,7 @@ class WeightAccess:
             RelibraError: the modules hold weights that were written behind the agent's back.
         """
         snapshot = Snapshot(placement=self._homes.placement)
+        self._places.forget_sharded_names()
         self._guard.check_known()
         with self._places.allowed():
             yield snapshot
@@ -116,6 +117,7 @@ class WeightAccess:
             RelibraError: the experts could not be moved, or a rank is gone.
         """
         self._homes.check_at_home()
+        self._places.forget_sharded_names()
         self._forget_replicas()
         with self._places.allowed():
             yield

@@ -26,6 +26,7 @@ class LayerExecution:
         has_routing: returns whether the caller has set routing in the open phase.
         logical_experts: returns the logical expert that is in every home slot of a layer now.
         check_weights: raises if the weights of a layer were written behind the agent's back.
+        note_forward: called in every forward.
     """
 
     def __init__(
@@ -39,10 +40,11 @@ class LayerExecution:
         has_routing: Callable[[], bool],
         logical_experts: Callable[[int], Sequence[int]],
         check_weights: Callable[[int], None],
+        note_forward: Callable[[], None],
     ) -> None:
         self.index, self.experts, self._logical_experts = index, experts, logical_experts
         self._chunk, self._context, self._active, self._has_routing = chunk, context, active, has_routing
-        self._check_weights = check_weights
+        self._check_weights, self._note_forward = check_weights, note_forward
         self._visit: Visit | None = None
         self._was_asked = False
 
@@ -72,6 +74,7 @@ class LayerExecution:
                 without gradients over weights that were written behind the agent's back.
         """
         _, micro_batch = self._active()
+        self._note_forward()
         if not torch.is_grad_enabled():
             self._check_weights(self.index)
         self._visit = self._visit_of(micro_batch) if micro_batch is not None else None

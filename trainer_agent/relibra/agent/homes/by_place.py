@@ -36,7 +36,7 @@ class PlaceNames:
         self._homes, self._guard, self._original = homes, guard, original
         self._num_copies_under_way = 0
         self._named_at: Placement | None = None
-        """The placement in which a sharded state dict last named the experts, until the next phase begins."""
+        """The placement in which a sharded state dict last named the experts, until `forget_sharded_names`."""
 
     @property
     def are_original(self) -> bool:
@@ -82,7 +82,8 @@ class PlaceNames:
             raise Unsupported(
                 f"{what} names experts by place, and there was a reorder since attach; use `with "
                 "agent.restoring(snapshot):` around it for weights that were copied, agent.load_logical(weights) for "
-                "weights under logical names, or dist_checkpointing for a checkpoint"
+                "weights under logical names, or dist_checkpointing for a checkpoint, with "
+                "optimizer.sharded_state_dict(..., is_loading=True)"
             )
         self._guard.forget()
 
@@ -93,7 +94,11 @@ class PlaceNames:
         return self._homes.logical_experts(layer)
 
     def forget_sharded_names(self) -> None:
-        """Expect no loading under names that were asked for: a checkpoint is loaded right afterwards, or not at all."""
+        """Expect no loading under names that were asked for.
+
+        A checkpoint is loaded right after its names were asked for. When the optimizer names its state for a save, or
+        the job computes, copies weights or ends a step, the names were those of a checkpoint that is saved.
+        """
         self._named_at = None
 
 
@@ -137,16 +142,23 @@ def check_state_dicts(experts: nn.Module, check_reading: Check, check_writing: C
 
 
 def check_optimizer_state_dicts(
-    optimizer: Any, check_reading: Check, check_writing: Check, check_at_home: Callable[[], None]
+    optimizer: Any,
+    check_reading: Check,
+    check_writing: Check,
+    check_at_home: Callable[[], None],
+    note_saving: Callable[[], None],
 ) -> Callable[[], None]:
     """Check the `state_dict` and `load_state_dict` of an optimizer, unless its `sharded_state_dict` calls them.
 
     `check_at_home` raises if the state of the optimizer belongs to other weights than the ones in the modules. It is
-    called in all three.
+    called in all three. `note_saving` is called when the optimizer names its state for a save.
     """
     undo, depth = ExitStack(), 0
     plain_reading, plain_writing = optimizer.state_dict, optimizer.load_state_dict
     plain_sharded = getattr(optimizer, "sharded_state_dict", None)
+
+    def is_saving(_model_state: Any = None, is_loading: bool = False, *_: Any, **__: Any) -> bool:
+        return not is_loading
 
     def state_dict(*args: Any, **kwargs: Any) -> Any:
         check_at_home()
@@ -163,6 +175,8 @@ def check_optimizer_state_dicts(
         nonlocal depth
         assert plain_sharded is not None
         check_at_home()
+        if is_saving(*args, **kwargs):
+            note_saving()
         depth += 1
         try:
             return plain_sharded(*args, **kwargs)
