@@ -8,7 +8,7 @@ import pytest
 from relibra.planning import Cause, Phase, PlanId
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Prediction
-from relibra.status.balance import GLANCE_STEPS, Obstacle, balance_of
+from relibra.status.balance import GLANCE_STEPS, NUM_JUDGED, Obstacle, balance_of
 from relibra.store import PlanRecord, Refusal, Refused, StepRecord
 
 PLAN = PlanRecord(
@@ -106,6 +106,10 @@ def test_S9_refused_steps_are_not_balanced(refusal: Refusal, obstacle: Obstacle)
     "refusal",
     [
         pytest.param(replace(REFUSAL, what=Refused.SEQUENCES, step=7), id="one sequence of a step with others"),
+        pytest.param(
+            replace(REFUSAL, what=Refused.SEQUENCES, since_step=5, step=5),
+            id="a straggler's sequence for an expired step",
+        ),
         pytest.param(replace(REFUSAL, what=Refused.REPORTS, step=3), id="a straggler's report for an expired step"),
     ],
 )
@@ -113,8 +117,46 @@ def test_a_refusal_that_leaves_its_step_planned_does_not_count(refusal: Refusal)
     assert balance_of([planned(7)], [(planned(7), [APPLIED])], [refusal]).since_step is None
 
 
+def test_S9_a_job_that_repeats_steps_is_no_straggler() -> None:
+    refusal = replace(REFUSAL, what=Refused.SEQUENCES, since_step=2, step=3)
+    balance = balance_of([planned(7)], [(planned(7), [APPLIED])], [refusal])
+    assert (balance.since_step, balance.obstacle) == (2, Obstacle.REFUSED_SEQUENCES)
+
+
+@pytest.mark.parametrize("collecting_ahead", [0, 16])
+def test_S9_a_job_whose_ranks_never_report_is_not_balanced(collecting_ahead: int) -> None:
+    ahead = [collecting(step) for step in range(7 + collecting_ahead, 7, -1)]
+    steps = [*ahead, *(planned(step) for step in range(7, 3, -1))]
+    assert len(steps) <= GLANCE_STEPS
+    balance = balance_of(steps, [], [])
+    assert (balance.since_step, balance.obstacle) == (4, Obstacle.UNREPORTED)
+    assert balance.reason.startswith("no rank has reported steps 4 to 6, although they have plans")
+    assert balance_of(steps[:-1], [], []).since_step is None, "training may lag behind the plans"
+
+
+def test_S9_a_job_whose_ranks_stop_reporting_is_not_balanced() -> None:
+    steps = [planned(step) for step in range(17, 7, -1)]
+    balance = balance_of(steps, [(planned(8), [APPLIED])], [])
+    assert (balance.since_step, balance.obstacle) == (9, Obstacle.UNREPORTED)
+    assert balance.num_executed == 1
+    assert balance_of(steps[1:], [(planned(8), [APPLIED])], []).since_step is None
+
+
+def test_only_the_newest_executed_steps_are_counted() -> None:
+    steps = [planned(step) for step in range(GLANCE_STEPS, 0, -1)]
+    done = [(step, [APPLIED if step.step > GLANCE_STEPS - NUM_JUDGED else FELL_BACK]) for step in steps]
+    balance = balance_of(steps, done, [])
+    assert (balance.num_executed, balance.share) == (NUM_JUDGED, None)
+
+
+def test_S9_steps_that_ran_without_plans_are_seen_behind_rollouts_far_ahead() -> None:
+    steps = [*(collecting(step) for step in range(23, 7, -1)), planned(7)]
+    balance = balance_of(steps, [(planned(7), [FELL_BACK])], [])
+    assert (balance.since_step, balance.obstacle) == (7, Obstacle.FELL_BACK)
+
+
 def test_S9_a_driver_that_never_submits_a_schedule_is_noticed() -> None:
-    steps = [collecting(step) for step in range(GLANCE_STEPS + 2, 2, -1)]
+    steps = [collecting(step) for step in range(14, 2, -1)]
     balance = balance_of(steps, [], [])
     assert (balance.since_step, balance.obstacle) == (3, Obstacle.UNSCHEDULED)
     assert balance_of(steps[:-1], [], []).since_step is None

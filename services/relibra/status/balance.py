@@ -7,8 +7,16 @@ from enum import StrEnum
 from relibra.planning.execution import Execution
 from relibra.store import Refusal, Refused, StepRecord, StepState
 
-GLANCE_STEPS = 12
-"""The number of newest steps that decide the state of a job: rollouts may be that far ahead of training."""
+GLANCE_STEPS = 24
+"""The number of newest steps that decide the state of a job: more than rollouts may be ahead (`max_open_steps`)."""
+NUM_JUDGED = 12
+"""How many of them count as executed recently, the newest ones that have reports."""
+_UNSCHEDULED_STEPS = 12
+"""So many steps in a row without any schedule mean that the driver submits none."""
+_NEVER_REPORTED_STEPS = 3
+"""So many planned steps before the newest one mean that no rank reports at all, if none has reported any step."""
+_UNREPORTED_STEPS = 8
+"""The same after a step with reports: schedules may be submitted some steps ahead of training."""
 
 
 class Obstacle(StrEnum):
@@ -28,6 +36,8 @@ class Obstacle(StrEnum):
     """The plan was not published when the ranks needed it."""
     FELL_BACK = "fell_back"
     """There is a plan, but ranks kept the previous placement."""
+    UNREPORTED = "unreported"
+    """There are plans, but no rank reports, so probably no rank uses them."""
 
 
 _BY_STATE = {
@@ -54,7 +64,7 @@ class Balance:
     reason: str = ""
     """The same for people: what happened and what to check. Empty while the job is balanced."""
     num_executed: int = 0
-    """The newest steps that ranks reported, at most `GLANCE_STEPS`."""
+    """The newest steps that ranks reported, at most `NUM_JUDGED`."""
     num_without_plan: int = 0
     """How many of these steps ran without a plan on some rank."""
 
@@ -78,15 +88,22 @@ def balance_of(
         executed: those of them that have reports, with what the ranks did, by phase.
         refusals: what the planner refused since it last accepted a schedule.
     """
+    executed = executed[:NUM_JUDGED]
     without = [(step, did) for step, did in executed if _is_without_plan(did)]
     num_executed, num_without_plan = len(executed), len(without)
     if refusal := next((each for each in refusals if _counts(each, steps, executed)), None):
         since_step, obstacle, reason = refusal.since_step, _BY_REFUSAL[refusal.what], _refused(refusal)
+    elif unreported := _unreported(steps, executed):
+        since_step, obstacle = unreported[-1].step, Obstacle.UNREPORTED
+        reason = (
+            f"no rank has reported steps {since_step} to {unreported[0].step}, although they have plans; is the agent "
+            "attached on all ranks, and can they reach a planner?"
+        )
     elif executed and _is_without_plan(executed[0][1]):
         row = executed[: next((at for at, (_, did) in enumerate(executed) if not _is_without_plan(did)), num_executed)]
         newest, did = executed[0]
         since_step, obstacle, reason = row[-1][0].step, _BY_STATE[newest.state], _ran_without(newest, did)
-    elif len(steps) >= GLANCE_STEPS and all(step.state is StepState.COLLECTING for step in steps):
+    elif len(steps) >= _UNSCHEDULED_STEPS and all(step.state is StepState.COLLECTING for step in steps):
         since_step, obstacle = steps[-1].step, Obstacle.UNSCHEDULED
         reason = (
             f"the last {len(steps)} steps have sequences, but no schedule came for any of them; does the training "
@@ -103,6 +120,16 @@ def balance_of(
     )
 
 
+def _unreported(
+    steps: Sequence[StepRecord], executed: Sequence[tuple[StepRecord, Sequence[Execution]]]
+) -> Sequence[StepRecord]:
+    """Return the planned steps that ranks should have reported, newest first; none if training may only lag behind."""
+    newest_executed = executed[0][0].step if executed else -1
+    # The newest planned step may be in progress.
+    planned = [step for step in steps if step.plan is not None and step.step > newest_executed][1:]
+    return planned if len(planned) >= (_UNREPORTED_STEPS if executed else _NEVER_REPORTED_STEPS) else []
+
+
 def _is_without_plan(did: Sequence[Execution]) -> bool:
     return any(each.num_fallbacks for each in did)
 
@@ -110,10 +137,17 @@ def _is_without_plan(did: Sequence[Execution]) -> bool:
 def _counts(
     refusal: Refusal, steps: Sequence[StepRecord], executed: Sequence[tuple[StepRecord, Sequence[Execution]]]
 ) -> bool:
-    """Return whether a refusal leaves a step without a plan; that of a straggler or of another launch does not."""
+    """Return whether a refusal leaves a step without a plan; that of a straggler or of another launch does not.
+
+    Sequences of one step before the newest planned one are a straggler's, and those of several are of a job that
+    repeats steps.
+    """
     if refusal.what not in _BY_REFUSAL:
         return False
     if refusal.what is Refused.SEQUENCES:
+        newest_planned = next((step.step for step in steps if step.plan is not None), -1)
+        if refusal.step <= newest_planned and refusal.step == refusal.since_step:
+            return False
         return not any(step.step == refusal.step and step.num_sequences for step in steps)
     if refusal.what is Refused.REPORTS:
         return not executed or refusal.step > executed[0][0].step

@@ -12,7 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from relibra.planning import Cause
 from relibra.planning.routing_check import RoutingCause
 from relibra.status.access import Viewer
-from relibra.status.balance import Obstacle
+from relibra.status.balance import NUM_JUDGED, Obstacle
 from relibra.status.context import Context
 from relibra.status.health import JobState
 from relibra.status.reader import JobGlance, Reader
@@ -124,7 +124,7 @@ class _Collector:
         )
         since = _gauge("not_balancing_since_step", "The first of the newest steps in a row without a plan.", "job_id")
         without = _gauge("steps_without_plan", "How many of the newest executed steps ran without a plan.", "job_id")
-        executed = _gauge("steps_executed_recently", "The newest executed steps, at most 12.", "job_id")
+        executed = _gauge("steps_executed_recently", f"The newest executed steps, at most {NUM_JUDGED}.", "job_id")
         for each in self._figures:
             job_id, balance = each.glance.job.job_id, each.glance.balance
             for obstacle in Obstacle:
