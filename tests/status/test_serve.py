@@ -1,4 +1,4 @@
-"""How the process of the status service stops."""
+"""How the process of the status service starts and stops."""
 
 import http.client
 from collections.abc import Iterator
@@ -6,8 +6,13 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
-from harness.services import Service
+from harness.services import Loop, Service
+from relibra.errors import Unsupported
+from relibra.status.serve import StatusServer
+from relibra.status.settings import StatusSettings
+from relibra.store.keys import SCHEMA, SCHEMA_VERSION
 
 NUM_STREAMS = 20
 
@@ -40,3 +45,11 @@ def test_it_stops_promptly_with_open_streams_and_browsers_reconnect(redis_url: s
                 assert b"event: store" in stream.read(), "the stream ended in order and was not cut off"
     finally:
         service.stop()
+
+
+def test_a_redis_of_another_schema_is_refused(redis_url: str, run: Loop) -> None:
+    with Redis.from_url(redis_url) as client:
+        client.set(SCHEMA, SCHEMA_VERSION - 1)
+    server = StatusServer(StatusSettings(redis_url=redis_url, port=0))
+    with pytest.raises(Unsupported, match=f"schema version {SCHEMA_VERSION - 1}, this relibra reads"):
+        run(server.start())

@@ -31,6 +31,14 @@ def test_another_schema_is_refused(store: Store, run: Loop, redis_url: str, vers
         client.set(SCHEMA, version)
     with pytest.raises(Unsupported, match=advice):
         run(store.check())
+    with pytest.raises(Unsupported, match=advice):
+        run(store.check_schema())
+
+
+def test_a_reader_does_not_mark_an_empty_redis(store: Store, run: Loop, redis_url: str) -> None:
+    run(store.check_schema())
+    with Redis.from_url(redis_url) as client:
+        assert client.get(SCHEMA) is None
 
 
 def test_S3_a_redis_that_evicts_is_refused(run: Loop, tmp_path: Path) -> None:

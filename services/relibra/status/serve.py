@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from relibra.errors import Unavailable
+from relibra.errors import RelibraError, Unavailable
 from relibra.status.app import create_app, create_metrics_app
 from relibra.status.connections import ConnectionLimits, bounded_protocol
 from relibra.status.settings import StatusSettings
@@ -48,15 +48,16 @@ class StatusServer:
         return self.urls[0]
 
     async def start(self) -> None:
-        """Check that Redis responds, then listen.
+        """Check that Redis responds with data that this relibra can read, then listen.
 
         Raises:
             Unavailable: Redis does not respond.
+            Unsupported: Redis holds another schema version.
         """
         self._store = Store.open(self._settings.redis_url)
         try:
-            await self._store.ping()
-        except Unavailable:
+            await self._store.check_schema()
+        except RelibraError:
             await self._store.close()
             self._close_sockets()
             raise

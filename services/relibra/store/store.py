@@ -57,12 +57,7 @@ class Store(Joining, Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries,
             Unsupported: Redis holds another schema version, or may evict keys.
         """
         await self._redis.set(SCHEMA, SCHEMA_VERSION, nx=True)
-        found = int(await self._redis.get(SCHEMA))
-        if found != SCHEMA_VERSION:
-            advice = "upgrade relibra" if found > SCHEMA_VERSION else "start on an empty Redis"
-            raise Unsupported(
-                f"this Redis holds schema version {found}, this relibra reads and writes {SCHEMA_VERSION}; {advice}"
-            )
+        await self.check_schema()
         try:
             evicting = await self._configured_but("maxmemory-policy", "noeviction")
             for name, wanted in (("appendonly", "yes"), ("appendfsync", "always")):
@@ -79,6 +74,20 @@ class Store(Joining, Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries,
             raise Unsupported(
                 f"this Redis evicts keys, plans among them, when it is full (maxmemory-policy {evicting}); "
                 "set maxmemory-policy to noeviction"
+            )
+
+    @raises_unavailable
+    async def check_schema(self) -> None:
+        """Return if this relibra can read what Redis holds. This writes nothing; an empty Redis will do.
+
+        Raises:
+            Unsupported: Redis holds another schema version.
+        """
+        found = int(await self._redis.get(SCHEMA) or SCHEMA_VERSION)
+        if found != SCHEMA_VERSION:
+            advice = "upgrade relibra" if found > SCHEMA_VERSION else "start on an empty Redis"
+            raise Unsupported(
+                f"this Redis holds schema version {found}, this relibra reads and writes {SCHEMA_VERSION}; {advice}"
             )
 
     async def _configured_but(self, name: str, wanted: str) -> str:
