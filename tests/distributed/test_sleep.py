@@ -16,6 +16,7 @@ def test_S5_reorders_and_restores_go_on_after_groups_were_destroyed_and_made_aga
 def test_S9_a_step_during_sleep_is_refused_by_name(layout_run, layout):
     for result in layout_run(layout).of("slept"):
         assert "have no memory: bring them back from their offload" in result["asleep"]
+        assert "failed on rank 0" in result["one_asleep"]
         assert "create them again (torch.distributed.init_process_group)" in result["no_groups"]
 
 

@@ -417,6 +417,10 @@ def slept(cluster: Cluster, **options: Any) -> Result:
         parameter.data = parameter.data.clone()  # memory of its own, which can be released
     storages = [each.untyped_storage() for each in balanced.network.parameters()]
     sizes = [storage.nbytes() for storage in storages]
+    if dist.get_rank() == 0:
+        for storage in storages:
+            storage.resize_(0)
+    one_asleep = refusal(lambda: agent.begin_step(1, Phase.RECOMPUTE))
     for storage in storages:
         storage.resize_(0)
     asleep = refusal(lambda: agent.begin_step(1, Phase.RECOMPUTE))
@@ -442,6 +446,7 @@ def slept(cluster: Cluster, **options: Any) -> Result:
     agent.detach()
     return {
         "asleep": asleep,
+        "one_asleep": one_asleep,
         "no_groups": no_groups,
         "moved": moved,
         "right": {"woken": woken, "restored": restored},

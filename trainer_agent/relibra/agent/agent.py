@@ -147,16 +147,20 @@ class Agent(WeightAccess):
         """
         self._groups.rebuild_if_destroyed()
         self._homes.check_at_home()
-        self._guard.check_memory()
         is_first = self._outcome is None or self._outcome.step != step
         if is_first:
             if self._last_step is not None and step <= self._last_step:
                 self.rollback(step)
             self._close_step()
-            self._last_step = step
         check = self._guard.check_trained if is_first or phase is Phase.UPDATE else self._guard.check_known
-        self._check_weights(check, f"before phase {phase} of step {step}", self._phases.take_refusal())
+
+        def check_present() -> None:
+            self._guard.check_memory()
+            check()
+
+        self._check_weights(check_present, f"before phase {phase} of step {step}", self._phases.take_refusal())
         if is_first:
+            self._last_step = step
             self._outcome = self._opener.open(step)
             self._guard.is_armed |= self._outcome.applied is not None
             self._guard.note_trained()
