@@ -1,5 +1,6 @@
 """A training that goes back to an earlier step without a restart, with a real planner and a real Redis."""
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually, routed_experts
+from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, eventually, routed_experts
 from relibra.agent import AgentConfig, Session
 from relibra.errors import Conflict, InvalidInput, NotFound, NotReady, RolledBack
 from relibra.planning import ExecutionReport, Phase, RankPlan, Schedule
 from relibra.rollout import RolloutReporter
+from relibra.store import Store
 from relibra.wire.client import PlannerClient
 
 IDS = [f"seq-{index}" for index in range(8)]
@@ -154,6 +156,34 @@ def test_L5_agents_follow_and_use_no_plan_and_send_no_report_of_before(
         assert fetched is not None
         assert (fetched.id, fetched.digest) == (again.id, again.digest)
         assert fetched.id.epoch == epoch > first.id.epoch
+    finally:
+        session.close()
+
+
+def test_S4_reports_that_waited_during_a_rollback_do_not_count_for_what_is_done_again(
+    planner: Service, launch: PlannerClient, reporter: RolloutReporter, store: Store, run: Loop
+) -> None:
+    for step in (1, 2, 3):
+        train(launch, reporter, step, seed=step)
+    session = Session(AgentConfig(planner_address=planner.address, job_id="job", model=MODEL, cluster=CLUSTER), 0)
+    try:
+        assert session.wait(1, 60).plan is not None
+        launch.rollback("job", 2)
+        # This rank has not heard of it yet.
+        for phase in Phase:
+            session.report(dataclasses.replace(executed(3), phase=phase))
+        eventually(lambda: not session._reports)
+        again = run(store.get_job("job"))
+        assert run(store.get_refusals(again)) == []
+        session.report(executed(1))
+        session.rollback(2)
+        session.report(executed(1))
+        reporter.follow(again.epoch)
+        train(launch, reporter, 2, seed=7)
+        session.report(executed(2))
+        eventually(lambda: not session._reports)
+        assert run(store.num_reports(again, [1, 2, 3])) == [1, 1, 0]
+        assert run(store.get_refusals(again)) == []
     finally:
         session.close()
 

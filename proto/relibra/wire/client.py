@@ -249,15 +249,20 @@ class PlannerClient:
         response = self._call_in_attempt(job_id, self._plans.FetchPlan, request, timeout_s=self._timeout_s + wait_s)
         return messages.decode_rank_plan(response.plan, model)
 
-    def report_execution(self, job_id: str, report: ExecutionReport) -> None:
+    def report_execution(self, job_id: str, report: ExecutionReport, *, epoch: int = 0) -> None:
         """Report to the planner what a rank did in one phase.
+
+        Args:
+            job_id: the job.
+            report: what the rank did.
+            epoch: the attempt in which the rank did it; 0 for the attempt that this client belongs to now.
 
         Raises:
             UnknownJob: the job was never registered.
             RolledBack: the report is about what the training did before it went back to an earlier step.
             StaleEpoch: the attempt of this client is over.
         """
-        request = messages.encode_execution_report(job_id, report, self._epoch(job_id))
+        request = messages.encode_execution_report(job_id, report, epoch or self._epoch(job_id))
         self._call(self._executions.ReportExecution, request)
 
     def _epoch(self, job_id: str) -> int:

@@ -37,11 +37,17 @@ class Membership:
     def __init__(self, job_id: str, group: TrainerGroup, clock: Callable[[], float] = time.monotonic) -> None:
         self._job_id, self._group, self._clock = job_id, group, clock
         self._joined: Joined | None = None
+        self._epoch = 0
         self._launch = ""
         self._asked_at: float | None = None
         self._trouble: RelibraError | None = None
         self._refused_since: float | None = None
         self._is_joinable = True
+
+    @property
+    def epoch(self) -> int:
+        """The attempt that this rank joined last; 0 if none, or if it must ask anew. Any thread may read it."""
+        return self._epoch
 
     @property
     def has_other_launch(self) -> bool:
@@ -110,6 +116,7 @@ class Membership:
     def rejoin(self) -> None:
         """Ask for the attempt anew before the next call: the launch may have gone back to an earlier step."""
         self._joined = None
+        self._epoch = 0
 
     def _join_if_due(self, client: PlannerClient) -> None:
         # The session repeats a call after trouble that is retryable, and otherwise not before the next step.
@@ -140,6 +147,7 @@ class Membership:
             self._note(error)
             raise
         else:
+            self._epoch = self._joined.epoch
             self._launch = self._joined.launch if self._joined.is_bound else ""
         if self.has_other_launch:
             log.warning("this launch trains job %s now", self._job_id)

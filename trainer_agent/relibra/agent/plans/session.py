@@ -58,6 +58,14 @@ class PlanSource(Protocol):
         """Stop within a few seconds."""
 
 
+class QueuedReport(NamedTuple):
+    """A report that waits until it is sent."""
+
+    report: ExecutionReport
+    epoch: int
+    """The attempt in which the rank did what it reports; 0 for the attempt that the rank belongs to when it is sent."""
+
+
 class Session:
     """A plan source that fetches plans from the planner and delivers reports to it, over gRPC.
 
@@ -81,7 +89,7 @@ class Session:
         self._is_rolled_back = False
         self._fetched: dict[int, PlanAnswer] = {}
         self._last_error = "the planner was not asked yet"
-        self._reports: deque[ExecutionReport] = deque()
+        self._reports: deque[QueuedReport] = deque()
         self._closing_until: float | None = None
         self._thread: threading.Thread | None = None
         self._client: PlannerClient | None = None
@@ -146,14 +154,16 @@ class Session:
         """Queue a report. If the planner stays away, the oldest reports are dropped."""
         with self._changed:
             if len(self._reports) >= _MAX_PENDING_REPORTS:
-                dropped = self._reports.popleft()
+                dropped = self._reports.popleft().report
                 self._dropped_reports.met(
                     "away",
                     "dropped the report of step %d, %s: the planner is away for too long",
                     dropped.step,
                     dropped.phase,
                 )
-            self._reports.append(report)
+            # Until the rank has joined the attempt that begins with a rollback, it does not know its epoch.
+            epoch = 0 if self._is_rolled_back else self._membership.epoch
+            self._reports.append(QueuedReport(report, epoch))
             self._wake()
 
     def rollback(self, step: int) -> None:
@@ -163,7 +173,8 @@ class Session:
             self._is_rolled_back = True
             self._wanted = None
             self._fetched.clear()
-            self._reports = deque(each for each in self._reports if each.step < step)
+            # The attempt that begins takes over all steps before `step`.
+            self._reports = deque(each._replace(epoch=0) for each in self._reports if each.report.step < step)
 
     def close(self) -> None:
         """Deliver as many reports as possible within a few seconds, and stop the thread."""
@@ -206,7 +217,7 @@ class Session:
                 if self._reports:
                     log.warning("closed with %d reports not delivered", len(self._reports))
                 return False
-            report = self._reports[0] if self._reports else None
+            queued = self._reports[0] if self._reports else None
             step = self._wanted
             if self._is_rolled_back:
                 self._is_rolled_back = False
@@ -215,13 +226,13 @@ class Session:
             if self._membership.due_in_s == 0.0:
                 self._membership.renew(client)
             answered = self._fetch(client, step) if step is not None else True
-            if report is not None:
-                answered = self._deliver(client, report) and answered
+            if queued is not None:
+                answered = self._deliver(client, queued) and answered
             self._unexpected.over()
         except Exception as error:  # any error: a thread that ended would leave all later steps without plans
             if self._closing_until is not None:
                 raise
-            self._give_up(step, report, error)
+            self._give_up(step, queued, error)
             answered = False
         if not answered:
             with self._changed:
@@ -234,7 +245,7 @@ class Session:
                     )
         return True
 
-    def _give_up(self, step: int | None, report: ExecutionReport | None, error: Exception) -> None:
+    def _give_up(self, step: int | None, queued: QueuedReport | None, error: Exception) -> None:
         """Log an error that nobody expects, and drop what probably caused it: the step, or else the report."""
         text = f"{type(error).__name__}: {error}"
         message = "an unexpected error while asking the planner or reporting to it: %s"
@@ -244,7 +255,7 @@ class Session:
                 if self._wanted == step:
                     self._wanted = None
                     self._fetched = {step: PlanAnswer(None, f"an unexpected error in this rank's session: {text}")}
-            elif report is not None and self._reports and self._reports[0] is report:
+            elif queued is not None and self._reports and self._reports[0] is queued:
                 self._reports.popleft()
             self._changed.notify_all()
 
@@ -258,11 +269,14 @@ class Session:
     def _is_urgent(self) -> bool:
         return bool(self._is_waited_for or self._reports or self._closing_until)
 
-    def _deliver(self, client: PlannerClient, report: ExecutionReport) -> bool:
+    def _deliver(self, client: PlannerClient, queued: QueuedReport) -> bool:
         """Send one report; return False if it should be sent again."""
+        report = queued.report
         try:
             self._membership.call(
-                client, lambda: client.report_execution(self._config.job_id, report), is_repeatable=False
+                client,
+                lambda: client.report_execution(self._config.job_id, report, epoch=queued.epoch),
+                is_repeatable=False,
             )
         except RolledBack as error:
             self._note_reached(error)
@@ -284,7 +298,7 @@ class Session:
             self._refused_reports.over()
         with self._changed:
             self._dropped_reports.over()
-            if self._reports and self._reports[0] is report:
+            if self._reports and self._reports[0] is queued:
                 self._reports.popleft()
                 self._changed.notify_all()
         return True
