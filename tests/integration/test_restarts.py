@@ -4,14 +4,14 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from harness import child_process
 from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually, routed_experts
-from relibra.errors import AlreadyRunning, NotReady, StaleEpoch
+from relibra.errors import AlreadyRunning, NotReady, RelibraError, StaleEpoch, Unavailable
 from relibra.planning import RankPlan, Schedule
 from relibra.rollout import RolloutReporter
 from relibra.wire.client import PlannerClient
@@ -26,6 +26,15 @@ def planner(redis_url: str, tmp_path: Path) -> Iterator[Service]:
     service = Service("planner", redis_url, tmp_path, RELIBRA_ATTEMPT_SILENCE_S=str(SILENCE_S))
     yield service
     service.stop()
+
+
+def raises_unavailable(call: Callable[[], object]) -> bool:
+    """Return whether the planner could not be reached."""
+    try:
+        call()
+    except RelibraError as error:
+        return isinstance(error, Unavailable)
+    return False
 
 
 def freeze(client: PlannerClient) -> None:
@@ -125,6 +134,28 @@ def test_S9_reports_of_an_older_attempt_are_refused_where_the_worker_looks(plann
         eventually(lambda: following.epoch == epoch, within_s=20)
         following.report(1, IDS[0], routed_experts(7, 6))
         assert following.flush() == 1
+
+
+def test_L5_an_idle_worker_hears_of_the_next_attempt_from_a_planner_that_was_restarted(planner: Service) -> None:
+    with (
+        PlannerClient(planner.address, attempt="one") as first,
+        RolloutReporter(planner.address, "job", num_experts=MODEL.num_experts) as worker,
+    ):
+        first.register_job("job", MODEL, CLUSTER, PARAMS)
+        worker.report(1, IDS[0], routed_experts(0, 5))
+        assert worker.flush() == 1
+        freeze(first)
+        planner.kill()
+        planner.start()
+        before = worker.epoch
+        with PlannerClient(planner.address, attempt="two") as second:
+            # Channels of one process share the time until they connect again.
+            eventually(lambda: not raises_unavailable(lambda: second.fetch_plan("job", 1, MODEL, 0)), within_s=20)
+            epoch = second.register_job("job", MODEL, CLUSTER, PARAMS)
+            assert epoch > before
+            eventually(lambda: worker.epoch == epoch, within_s=20)
+            worker.report(1, IDS[0], routed_experts(7, 6))
+            assert worker.flush() == 1
 
 
 def test_L5_a_reporter_of_a_launch_waits_until_its_trainer_has_registered(planner: Service) -> None:

@@ -241,6 +241,17 @@ def test_S6_streams_that_are_open_end_when_their_token_is_revoked(token_planner:
     run(store.close())
 
 
+def test_S6_an_idle_stream_names_no_attempt_of_another_job(token_planner: Service, run: Loop) -> None:
+    store = Store.open(token_planner.redis_url)
+    _, theirs = run(store.create_token("theirs", Role.ROLLOUT))
+    with open_channel(token_planner.address, Credentials(token=theirs)) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            list(open_stream(channel, iter([]), "ours"))
+        assert isinstance(from_rpc_error(caught.value), Forbidden)
+        assert [each.epoch for each in open_stream(channel, iter([]), "theirs")] == [0]
+    run(store.close())
+
+
 def test_S6_a_job_that_opens_streams_without_end_shuts_out_itself_alone(token_planner: Service, run: Loop) -> None:
     store = Store.open(token_planner.redis_url)
     greedy, modest = (Credentials(token=run(store.create_token(job_id, Role.TRAINER))[1]) for job_id in "gm")

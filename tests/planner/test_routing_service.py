@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -137,7 +138,7 @@ def test_S7_a_job_beyond_its_quota_waits_on_every_new_stream_whatever_it_sends(
 
     async def scenario() -> None:
         await store.register_job("job", MODEL, CLUSTER, PARAMS)
-        answers = aiter(service.ReportRouting(requests(), None))
+        answers = aiter(service.ReportRouting(requests(), SimpleNamespace(invocation_metadata=tuple)))
         assert (await anext(answers)).answered_through == 0
         answer = asyncio.ensure_future(anext(answers))
         # An answer would take one round trip to Redis; these are twenty.

@@ -3,7 +3,7 @@
 L layers, E experts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import grpc
@@ -20,6 +20,7 @@ MAX_SEQUENCE_ID_SIZE_BYTES = 200
 MAX_NUM_ROWS = 1 << 22
 """More rows than any sequence has; limits how much one report can add to a cell, whose load is kept in 32 bits."""
 _MAX_NUMBER = 2**64 - 1
+_IDLE_JOB_KEY = "relibra-idle-job"
 
 
 def check_name(step: int, sequence_id: str, policy_versions: tuple[int, int] | None = None) -> None:
@@ -115,10 +116,21 @@ def decode_policies(request: routing_pb2.ReportRoutingRequest) -> str:
     return f"{first}-{last}" if has_first else ""
 
 
-def open_stream(channel: grpc.Channel, requests: Iterator[routing_pb2.ReportRoutingRequest]) -> Any:
+def open_stream(
+    channel: grpc.Channel, requests: Iterator[routing_pb2.ReportRoutingRequest], idle_job_id: str = ""
+) -> Any:
     """Start reporting; iterate over the returned call for the responses.
+
+    With `idle_job_id` the planner names the attempts of this job also before the first request.
 
     The call waits until the planner can be reached. It has no deadline, because it stays open as long as there is
     something to report; keepalive ends it if the planner is gone. A thread of gRPC consumes `requests`.
     """
-    return routing_pb2_grpc.RoutingServiceStub(channel).ReportRouting(requests, wait_for_ready=True)
+    return routing_pb2_grpc.RoutingServiceStub(channel).ReportRouting(
+        requests, wait_for_ready=True, metadata=((_IDLE_JOB_KEY, idle_job_id),) if idle_job_id else ()
+    )
+
+
+def idle_job_id(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """Return the `idle_job_id` of a stream from its metadata; empty if it names none."""
+    return next((str(value) for key, value in metadata or () if key == _IDLE_JOB_KEY), "")

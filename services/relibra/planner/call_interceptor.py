@@ -23,6 +23,7 @@ from relibra.planner.metrics import Metrics
 from relibra.planner.refusal_log import RefusalLog
 from relibra.store import ALL_JOBS
 from relibra.wire.messages import check_job_id
+from relibra.wire.routing import idle_job_id
 from relibra.wire.status import to_status
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             account = caller.job_id if caller.job_id != ALL_JOBS else account_of_connection(context.peer())
             with self._admission.call(account), self._metrics.open_calls.track_inprogress():
                 if handler.stream_stream:
+                    if named := idle_job_id(context.invocation_metadata()):
+                        caller.check(method, check_job_id(named))
                     requests = self._requests(context, method, handler)
                     async with aclosing(handler.stream_stream(requests, context)) as responses:
                         async for response in responses:

@@ -27,7 +27,7 @@ from relibra.store import JobRecord, Refused, SequenceCounts, Store
 from relibra.store.single_flight import SingleFlight
 from relibra.v1 import routing_pb2, routing_pb2_grpc
 from relibra.wire.messages import check_launch_text
-from relibra.wire.routing import decode_counts, decode_policies
+from relibra.wire.routing import decode_counts, decode_policies, idle_job_id
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,8 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         if self._draining.is_set():
             stream.end()
         answered_through, named = 0, 0
-        newest: routing_pb2.ReportRoutingRequest | None = None
+        # The job and the token of the newest request.
+        job_id, token = idle_job_id(context.invocation_metadata()), ""
         taking = asyncio.ensure_future(stream.take())
         try:
             with self._metrics.streams.track_inprogress():
@@ -75,7 +76,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                 while True:
                     await asyncio.wait({taking}, timeout=_LOOK_INTERVAL_S)
                     if not taking.done():
-                        if (epoch := await self._epoch_after(newest)) > named:
+                        if (epoch := await self._epoch_after(job_id, token)) > named:
                             # A worker that outlives its trainer learns of the next attempt before it reports for it.
                             named = epoch
                             yield routing_pb2.ReportRoutingResponse(
@@ -94,11 +95,11 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                     jobs = await self._store.get_jobs({request.job_id for request in batch})
                     refused = await self._keep(batch, jobs)
                     answered_through += len(batch)
-                    newest = batch[-1]
-                    named = await self._epoch_after(newest)
-                    if not newest.token and newest.job_id in jobs:
+                    job_id, token = batch[-1].job_id, batch[-1].token
+                    named = await self._epoch_after(job_id, token)
+                    if not token and job_id in jobs:
                         # What was looked up a moment ago may be the attempt before the one that just began.
-                        named = max(named, jobs[newest.job_id].epoch)
+                        named = max(named, jobs[job_id].epoch)
                     yield routing_pb2.ReportRoutingResponse(
                         answered_through=answered_through,
                         refused=refused,
@@ -114,14 +115,13 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
             reader.cancel()
             taking.cancel()
 
-    async def _epoch_after(self, request: routing_pb2.ReportRoutingRequest | None) -> int:
+    async def _epoch_after(self, job_id: str, token: str) -> int:
         """Return the attempt to which the next report of a worker belongs, as of the last second; 0 if it is not known.
 
         A worker that came with a token stays with the launch of that token, which may go back to an earlier step.
         """
-        if request is None:
+        if not job_id:
             return 0
-        job_id = request.job_id
 
         async def read() -> JobRecord | None:
             return (await self._store.get_jobs([job_id])).get(job_id)
@@ -130,7 +130,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
             job = await self._jobs.get(job_id, read)
         except Unavailable:
             return 0  # which tells the worker nothing; it asks again with its next report
-        if job is None or (request.token and Launch(token=request.token).token_hash != job.token_hash):
+        if job is None or (token and Launch(token=token).token_hash != job.token_hash):
             return 0
         return job.epoch
 

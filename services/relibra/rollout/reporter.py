@@ -310,9 +310,10 @@ class RolloutReporter:
 
     def _stream_until_closed(self, channel: grpc.Channel) -> None:
         backoff_s = _MIN_BACKOFF_S
-        while self._outbox.wait_for_work():
+        while self._follows or self._outbox.wait_for_work():
             try:
-                for response in open_stream(channel, self._outbox.send(self._encode)):
+                idle_job_id = self._job_id if self._follows else ""
+                for response in open_stream(channel, self._outbox.send(self._encode), idle_job_id):
                     self._outbox.answer(
                         response.answered_through,
                         {each.ordinal: ERRORS.get(each.error, RelibraError)(each.message) for each in response.refused},
@@ -328,6 +329,14 @@ class RolloutReporter:
             if self._outbox.wait_until_closed(backoff_s):
                 return
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+
+    @property
+    def _follows(self) -> bool:
+        """Whether a stream stays open without work, so that the planner names the next attempt before its first step.
+
+        Otherwise the worker would stamp the first sequences of that step with the attempt before.
+        """
+        return bool(self._epoch) and not self._token
 
     def _encode(self, ordinal: int, sequence: CountedSequence) -> Any:
         return encode_sequence(
