@@ -109,3 +109,25 @@ def test_S9_replicas_have_the_weights_that_were_restored(layout_run, scenario):
 
 def test_S9_the_comparison_sees_replicas_of_the_weights_before(layout_run):
     assert max(result["of_reference"] for result in layout_run("copied_replicas").of("stale_replicas")) > 1e-5
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_S9_an_error_in_an_export_is_logged_before_the_rank_waits_for_others(layout_run, layout):
+    for rank, result in enumerate(layout_run(layout).of("lost_in_export")):
+        assert result["raised"] == ("OSError: the engine is gone" if rank == 0 else "nothing")
+        assert len(result["logged"]) == (1 if rank == 0 else 0)
+        assert result["right"] == {"here": True, "again": True}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_S9_a_rank_that_is_told_to_end_does_not_wait_for_a_move(layout_run, layout):
+    for rank, result in enumerate(layout_run(layout).of("lost_in_export")):
+        assert result["interrupted"] == ("KeyboardInterrupt: " if rank == 0 else "nothing")
+        assert result["num_moves"] == (1 if rank == 0 else 2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_S1_no_rank_moves_weights_if_those_of_one_have_no_memory(layout_run, layout):
+    for rank, result in enumerate(layout_run(layout).of("lost_in_export")):
+        assert "finding the weights in memory failed on rank 0" in result["gone_before"]
+        assert ("bring them back from their offload" in result["gone_before"]) == (rank == 0)

@@ -17,6 +17,7 @@ from harness.distributed.plans import random_plans
 from harness.distributed.scenarios import M, attached, relative
 from relibra.agent import Agent, Phase
 from relibra.agent.groups import Groups
+from relibra.agent.homes import homes
 from relibra.agent.homes.homes import Homes
 from relibra.errors import RelibraError
 from relibra.planning import Cluster, RankPlan
@@ -335,6 +336,59 @@ def exported(cluster: Cluster, **options: Any) -> Result:
     return {"right": right, "differs_without": not equal(wrong, want), "messages": messages}
 
 
+def lost_in_export(cluster: Cluster, **options: Any) -> Result:
+    """Raise on one rank at the original places, move weights that have no memory, and leave the body without memory."""
+    balanced, agent, backups = ready(cluster, **options)
+    with agent.copying() as snapshot:
+        backups.backup("actor")
+    want, is_first = balanced.weights(), dist.get_rank() == 0
+
+    def export(error: BaseException) -> None:
+        with agent.at_original_places():
+            if is_first:
+                raise error
+
+    with mock.patch.object(homes.log, "exception") as logged:
+        raised = raised_by(lambda: export(OSError("the engine is gone")))
+    here = equal(balanced.weights(), want)
+    for parameter in balanced.network.parameters():
+        parameter.data = parameter.data.clone()  # memory of its own, which can be released
+    storages = [each.untyped_storage() for each in balanced.network.parameters()]
+    sizes = [storage.nbytes() for storage in storages]
+
+    def resize(is_released: bool) -> None:
+        for storage, size in zip(storages, sizes, strict=True):
+            storage.resize_(0 if is_released else size)
+
+    # The check in `at_original_places` is silent, so that the move itself has to notice.
+    with mock.patch.object(Agent, "_check_weights"):
+        resize(is_first)
+        gone_before = refusal(lambda: export(OSError("not reached")))
+        resize(False)
+    with agent.restoring(snapshot):
+        backups.restore("actor")
+    again = equal(balanced.weights(), want)
+    with mock.patch.object(Homes, "_move", return_value=(0, None)) as move:
+        interrupted = raised_by(lambda: export(KeyboardInterrupt()))
+        num_moves = move.call_count
+    return {
+        "raised": raised,
+        "logged": [str(each) for each in logged.call_args_list],
+        "gone_before": gone_before,
+        "interrupted": interrupted,
+        "num_moves": num_moves,
+        "right": {"here": here, "again": again},
+    }
+
+
+def raised_by(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
 def written_in_update(cluster: Cluster, **options: Any) -> Result:
     """Write weights between `begin_step` and the optimizer's step on one rank, and after the step on one rank."""
     balanced, agent, _ = ready(cluster, **options)
@@ -474,6 +528,7 @@ SCENARIOS: dict[str, Callable[..., Result]] = {
         no_alarm,
         state_dicts,
         exported,
+        lost_in_export,
         followed,
         swapped_by_place,
     )

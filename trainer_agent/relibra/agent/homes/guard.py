@@ -83,8 +83,7 @@ class WeightGuard:
         Raises:
             RelibraError: they have no memory.
         """
-        for layer in self._experts:
-            self._check_memory_of(layer)
+        check_memory(self._experts)
 
     def check_trained(self) -> None:
         """Check that the trained weights are in the modules, before a step begins or training continues.
@@ -136,22 +135,13 @@ class WeightGuard:
 
     @torch.no_grad()
     def _taken_of(self, layer: int) -> Tensor:
-        self._check_memory_of(layer)
+        check_memory({layer: self._experts[layer]})
         checksums = []
         for parameters in self._experts[layer].parameters:
             ranges = [self._state.range_of(each) for each in parameters]
             owned = [each.detach().view(-1)[slice(*of)] for each, of in zip(parameters, ranges, strict=True)]
             checksums.append(expert_checksum(expert_pack(owned, owned[0].device), salt=0))
         return torch.stack(checksums)
-
-    def _check_memory_of(self, layer: int) -> None:
-        for parameters in self._experts[layer].parameters:
-            for each in parameters:
-                if not each.numel() or each.untyped_storage().nbytes() < each.nbytes:
-                    raise RelibraError(
-                        f"the weights of MoE layer {layer} have no memory: bring them back from their offload before "
-                        "begin_step, end_step, detach, an export or a restore"
-                    )
 
     def _version_of(self, layer: int) -> int:
         return sum(each._version for parameters in self._experts[layer].parameters for each in parameters)
@@ -169,3 +159,22 @@ class WeightGuard:
                     f"the weights of MoE layer {layer} at positions {slots} of this rank were written behind the "
                     f"agent's back; {ADVICE}"
                 )
+
+
+def check_memory(experts: Mapping[int, Experts]) -> None:
+    """Check that weights are not offloaded by a release of their memory.
+
+    Args:
+        experts: by layer.
+
+    Raises:
+        RelibraError: they have no memory.
+    """
+    for layer, of_layer in experts.items():
+        for parameters in of_layer.parameters:
+            for each in parameters:
+                if not each.numel() or each.untyped_storage().nbytes() < each.nbytes:
+                    raise RelibraError(
+                        f"the weights of MoE layer {layer} have no memory: bring them back from their offload before "
+                        "begin_step, end_step, detach, an export or a restore, and before an export ends"
+                    )

@@ -1,5 +1,6 @@
 """The placement that all ranks of all stages share, and the moves to another one."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -8,13 +9,16 @@ import torch
 from relibra.agent.experts import Experts
 from relibra.agent.groups import Groups
 from relibra.agent.homes.expert_tensors import ExpertTensors
+from relibra.agent.homes.guard import check_memory
 from relibra.agent.homes.optimizer_state import OptimizerState, WeightsAlone
 from relibra.agent.homes.reorder import reorder
 from relibra.agent.homes.waves import experts_within, waves_of
 from relibra.agent.placement import Move, Placement
-from relibra.agent.plans.agreement import least
+from relibra.agent.plans.agreement import least, together
 from relibra.agent.transport import ProcessGroupTransport
 from relibra.errors import RelibraError
+
+log = logging.getLogger(__name__)
 
 
 class Homes:
@@ -42,7 +46,7 @@ class Homes:
     ) -> None:
         self._placement: Placement | None = placement
         self._groups, self._device, self._gather_parameters = groups, device, gather_parameters
-        self._buffer_bytes = buffer_bytes
+        self._buffer_bytes, self._experts = buffer_bytes, experts
         self._transport = ProcessGroupTransport(groups.stage)
         groups.on_rebuilt(lambda: self._transport.use(groups.stage))
         self._expert_tensors = ExpertTensors.exchange(experts, state, groups.stage, groups.stage_seats)
@@ -111,6 +115,9 @@ class Homes:
     def lent(self, target: Placement) -> Iterator[None]:
         """Collective: have all weights, without optimizer state, at their places in `target` in the body.
 
+        If the body raises on one rank, that rank logs the error and waits for the others to bring the weights back.
+        After KeyboardInterrupt and SystemExit it does not wait: the weights stay, and cannot be used any more.
+
         Raises:
             RelibraError: they could not be moved there or back, or a rank is gone.
         """
@@ -127,16 +134,29 @@ class Homes:
         self._placement, self._is_lent = target, True
         try:
             yield
-        finally:
-            _, failure = self._move(target.moves_to(here), self._weights_alone)
-            self._is_lent = False
-            if failure is None:
-                self._placement = here
+        except (KeyboardInterrupt, SystemExit):
+            self._placement, self._is_lent = None, False
+            raise
+        except BaseException:
+            log.exception(
+                "an error while experts are at the places where the caller reads them; this rank waits for all ranks "
+                "to bring them back"
+            )
+            self._take_back(target, here)
+            raise
+        failure = self._take_back(target, here)
         if failure is not None:
             raise RelibraError(
                 f"could not bring experts back from the places where the caller read them: {failure}; their optimizer "
                 "state is elsewhere, so restart from the last checkpoint"
             )
+
+    def _take_back(self, lent_at: Placement, here: Placement) -> str | None:
+        """Collective: move lent weights back. Return None, or why they are lost."""
+        _, failure = self._move(lent_at.moves_to(here), self._weights_alone)
+        self._is_lent = False
+        self._placement = here if failure is None else None
+        return failure
 
     def check_at_home(self) -> None:
         """Raise unless the optimizer state and the lookup tables of the layers belong to the present placement.
@@ -152,7 +172,12 @@ class Homes:
             )
 
     def _move(self, moves: Sequence[Move], tensors: ExpertTensors) -> tuple[int, str | None]:
-        """Carry out moves, without a valid placement meanwhile."""
+        """Carry out moves, without a valid placement meanwhile. If it returns a failure, no expert has moved."""
+        gone = together(
+            lambda: check_memory(self._experts), "finding the weights in memory", self._groups.everyone, self._device
+        )
+        if gone is not None:
+            return 0, gone
         own_limit = experts_within(self._buffer_bytes, tensors.expert_bytes)
         limit = least(own_limit, "agreeing on the size of a wave", self._groups.everyone, self._device)
         self._placement = None
