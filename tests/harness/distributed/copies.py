@@ -339,6 +339,7 @@ def exported(cluster: Cluster, **options: Any) -> Result:
 def lost_in_export(cluster: Cluster, **options: Any) -> Result:
     """Raise on one rank at the original places, move weights that have no memory, and leave the body without memory."""
     balanced, agent, backups = ready(cluster, **options)
+    state.gather_parameters([balanced.ddp])
     with agent.copying() as snapshot:
         backups.backup("actor")
     want, is_first = balanced.weights(), dist.get_rank() == 0
