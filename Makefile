@@ -10,9 +10,8 @@ DEMO_READY := .venv/ready-for-demo
 demo: $(DEMO_READY)  ## run a real MoE RL job, plain and balanced, on this machine; ARGS=--keep leaves its pages up
 	$(BIN)/relibra demo $(ARGS)
 
-# Three processes for two cores, because many tests wait for other processes.
 test: $(READY)  ## run every test that needs no GPU, on two cores
-	$(BIN)/pytest --numprocesses 3
+	$(BIN)/pytest --numprocesses 2
 
 test-robustness: $(READY)  ## inject every fault five times on one Redis, and once each on a Cluster and behind Sentinels
 	RELIBRA_ROBUSTNESS_ROUNDS=5 RELIBRA_ROBUSTNESS_REDIS=server,cluster,sentinel $(BIN)/pytest -m robustness tests/robustness

@@ -10,9 +10,6 @@ from harness import compiled_solver, cuda_devices
 REPOSITORY = Path(__file__).parents[1]
 _WHOLE_FOLDERS = ("tests/distributed/", "tests/agent/")
 """Folders whose files share processes that one worker starts once."""
-_LONG_FOLDERS = tuple(
-    f"tests/{each}/" for each in ("distributed", "robustness", "integration", "browser", "deploy", "agent", "docs")
-)
 
 # No test asserts seconds, so a busy machine must not fail one.
 settings.register_profile("relibra", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -22,11 +19,6 @@ settings.load_profile("relibra")
 def pytest_configure(config: pytest.Config) -> None:
     if not cuda_devices.is_gpu_session(config.args, config.option.markexpr, config.invocation_params.dir):
         cuda_devices.hide()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the folders whose files take longest, so that no worker has one left when the others are done."""
-    items.sort(key=lambda item: not item.nodeid.startswith(_LONG_FOLDERS))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -53,5 +45,4 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             path = nodeid.partition("::")[0]
             return next((each for each in _WHOLE_FOLDERS if path.startswith(each)), path)
 
-    config.option.loadscopereorder = False  # it would begin with the files that have the most tests
     return ByFile(config, log)
