@@ -117,7 +117,7 @@ def test_S7_what_stays_is_within_the_limits_or_needed(
     ended = [each.step for each in attempts[0] if not each.is_open and not each.is_pending]
     latest_planned = [each.step for each in attempts[0] if each.is_planned][-1:]
 
-    # What is needed stays.
+    # Steps that are still needed stay.
     assert {each.step for each in attempts[0] if each.is_pending} <= {each.step for each in current}
     assert {each.step for each in attempts[0] if each.is_open and each.step > max(ended, default=-1)} <= {
         each.step for each in current

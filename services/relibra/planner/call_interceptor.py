@@ -152,7 +152,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if isinstance(error, LimitExceeded):
             self._metrics.limited.labels(error.limit or "other").inc()
         level = logging.DEBUG if error.retryable else logging.INFO
-        # Who is forbidden something is known, and named at the beginning of the text.
+        # The text of Forbidden names the caller, who is known, at its beginning.
         who = details[:60] if isinstance(error, Forbidden) else ""
         self._refusals.note(f"{method} {name}", who, f"{method} refused: {name}: {shown(details)}", level)
         await context.abort(code, details[:MAX_REFUSAL_LENGTH], trailing_metadata=metadata)

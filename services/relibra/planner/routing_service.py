@@ -98,7 +98,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                     job_id, token = batch[-1].job_id, batch[-1].token
                     named = await self._epoch_after(job_id, token)
                     if not token and job_id in jobs:
-                        # What was looked up a moment ago may be the attempt before the one that just began.
+                        # A newer attempt may have begun since this epoch was looked up.
                         named = max(named, jobs[job_id].epoch)
                     yield routing_pb2.ReportRoutingResponse(
                         answered_through=answered_through,

@@ -18,7 +18,7 @@ class _Flight(Generic[V]):
 
     @property
     def value(self) -> V | None:
-        """What was made; None while it is being made, and if that failed."""
+        """The finished value; None while it is being made, and if that failed."""
         task = self.task
         return None if not task.done() or task.cancelled() or task.exception() is not None else task.result()
 

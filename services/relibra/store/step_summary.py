@@ -1,4 +1,4 @@
-"""What is kept of a step when its full data expires: a few hundred bytes; nothing here knows Redis.
+"""The summary of a step, a few hundred bytes, which stays when its full data expires; nothing here knows Redis.
 
 Lists over all steps of an attempt use summaries of the steps whose full data is kept too, so that both look alike.
 """
