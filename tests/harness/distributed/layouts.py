@@ -12,6 +12,7 @@ from harness.distributed import (
     checkpoints,
     copies,
     deaths,
+    exports,
     faults,
     integration_page,
     matrix,
@@ -20,6 +21,8 @@ from harness.distributed import (
     planner_outage,
     refusals,
     replicas,
+    restored_replicas,
+    sleep,
     slime,
     timeline,
 )
@@ -144,23 +147,23 @@ LAYOUTS = {
         )
         for name, options in ROUND_TRIPS.items()
     },
-    "copies_ep4": Layout(cluster=EP4, scenarios=copies.SCENARIOS),
-    "sleep_ep4": Layout(cluster=EP4, scenarios={"slept": copies.slept}),
+    "copies_ep4": Layout(cluster=EP4, scenarios=exports.SCENARIOS | copies.SCENARIOS),
+    "sleep_ep4": Layout(cluster=EP4, scenarios={"slept": sleep.slept}),
     "copied_replicas": Layout(
         cluster=EP4,
         scenarios={
-            "replicas": copies.replicas_of_restored,
-            "replicas_host_copy": functools.partial(copies.replicas_of_restored, host_copy=True),
-            "stale_replicas": functools.partial(copies.stale_replicas, host_copy=True),
+            "replicas": restored_replicas.replicas_of_restored,
+            "replicas_host_copy": functools.partial(restored_replicas.replicas_of_restored, host_copy=True),
+            "stale_replicas": functools.partial(restored_replicas.stale_replicas, host_copy=True),
         },
     ),
-    "sleep_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios={"slept": copies.slept}),
-    "sleep_deaf": Layout(cluster=EP2_EDP2, scenarios={"deaf": copies.deaf}),
+    "sleep_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios={"slept": sleep.slept}),
+    "sleep_deaf": Layout(cluster=EP2_EDP2, scenarios={"deaf": sleep.deaf}),
     "copies_ep2_edp2": Layout(
         cluster=EP2_EDP2,
         scenarios={
             name: functools.partial(each, ddp=OVERLAPPED, clip_grad=0.0, **BF16)
-            for name, each in copies.SCENARIOS.items()
+            for name, each in (exports.SCENARIOS | copies.SCENARIOS).items()
         },
     ),
     "slime_ep4": Layout(cluster=EP4, scenarios=slime.SCENARIOS),

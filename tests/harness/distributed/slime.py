@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.distributed import state
-from harness.distributed.copies import equal, refusal
+from harness.distributed.backups import equal, refusal
 from harness.distributed.gpt_job import GptJob
 from harness.distributed.gpt_model import EXPERT
 from harness.distributed.matrix import num_micro_batches

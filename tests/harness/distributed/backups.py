@@ -1,0 +1,112 @@
+"""A job that has reordered, copies of its weights by name, and what scenarios ask of both."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.distributed import state
+from harness.distributed.networks import BATCH, HIDDEN, MODEL, SEQUENCE, Trained, routing
+from harness.distributed.plans import random_plans
+from harness.distributed.scenarios import M, attached
+from relibra.agent import Agent, Phase
+from relibra.errors import RelibraError
+from relibra.planning import Cluster, RankPlan
+
+
+def by_place(trained: Trained) -> dict[str, Tensor]:
+    """Return the parameters by place, as code that walks modules itself, which no hook of the agent notices."""
+    return dict(torch.nn.Module.named_parameters(trained.network))
+
+
+def named_by_place(trained: Trained, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights by place under the names that a framework would export, of all ranks."""
+    first = trained.network.moe[0].local_expert_indices[0]
+    exported = {
+        re.sub(r"(local_experts\.)(\d+)", lambda m: f"{m[1]}{int(m[2]) + first}", n): w for n, w in weights.items()
+    }
+    return state.assembled(state.weights(exported.items()))
+
+
+class Backups:
+    """Copies of named parameters in host memory by tag, with the methods of slime's TensorBackuper."""
+
+    def __init__(self, trained: Trained) -> None:
+        self._trained = trained
+        self._by_tag: dict[str, dict[str, Tensor]] = {}
+
+    def backup(self, tag: str) -> None:
+        self._by_tag[tag] = {name: each.detach().clone() for name, each in by_place(self._trained).items()}
+
+    @property
+    def backup_tags(self) -> list[str]:
+        return list(self._by_tag)
+
+    def get(self, tag: str) -> dict[str, Tensor]:
+        return self._by_tag[tag]
+
+    def copy(self, *, src_tag: str, dst_tag: str) -> None:
+        self._by_tag[dst_tag] = {name: each.clone() for name, each in self._by_tag[src_tag].items()}
+
+    @torch.no_grad()
+    def restore(self, tag: str) -> None:
+        for name, each in by_place(self._trained).items():
+            each.copy_(self._by_tag[tag][name])
+
+
+def reordered(cluster: Cluster, num_steps: int, *, replicate: bool = False) -> dict[int, RankPlan | None]:
+    rank = dist.get_rank() % cluster.num_ranks
+    return {
+        step: random_plans(60 + step, step, MODEL, cluster, M, replicate=replicate)[rank] for step in range(num_steps)
+    }
+
+
+def ready(cluster: Cluster, *, replicate: bool = False, **options: Any) -> tuple[Trained, Agent, Backups]:
+    """Return a job with a backup `reference` of the first weights, which has reordered and trained one step."""
+    balanced, _ = attached(cluster, reordered(cluster, 4, replicate=replicate), **options)
+    assert balanced.agent is not None
+    backups = Backups(balanced)
+    backups.backup("reference")
+    train(balanced, 0)
+    return balanced, balanced.agent, backups
+
+
+def train(trained: Trained, step: int) -> None:
+    if trained.agent is not None:
+        assert trained.agent.begin_step(step, Phase.UPDATE).num_moved_experts or step == 0
+    trained.step(step, M, with_gradients=False)
+    if trained.agent is not None:
+        trained.agent.end_step()
+
+
+def outputs(trained: Trained, step: int) -> Tensor:
+    hidden = torch.randn(SEQUENCE, BATCH, HIDDEN, generator=torch.Generator().manual_seed(step))
+    trained.network.eval()
+    trained.set_routing(routing(step, 0, dist.get_rank()))
+    with torch.no_grad():
+        output: Tensor = trained.network(hidden.to(trained.config.params_dtype))
+    trained.network.train()
+    return output
+
+
+def refusal(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except RelibraError as error:
+        return f"{type(error).__name__}: {error}"
+    return "not refused"
+
+
+def raised_by(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def equal(got: dict[str, Tensor], want: dict[str, Tensor]) -> bool:
+    return got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in want)

@@ -1,0 +1,151 @@
+"""Scenarios in which weights leave, or come in, under names by place and under logical names."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from harness.distributed import state
+from harness.distributed.backups import by_place, equal, named_by_place, outputs, raised_by, ready, refusal, train
+from harness.distributed.networks import Trained
+from relibra.agent import Agent, Phase
+from relibra.agent.homes import homes
+from relibra.agent.homes.homes import Homes
+from relibra.planning import Cluster
+
+Result = dict[str, Any]
+
+
+def state_dicts(cluster: Cluster, **options: Any) -> Result:
+    """Read and write by place while experts are elsewhere, and by logical name."""
+    balanced, agent, _ = ready(cluster, **options)
+    network, optimizer = balanced.network, balanced.optimizer
+    state.gather_parameters([balanced.ddp])
+    want = balanced.weights()
+    with agent.copying() as snapshot:
+        copied = {name: each.clone() for name, each in network.state_dict().items() if torch.is_tensor(each)}
+    by_name = {name: each.detach().clone() for name, each in agent.logical_named_parameters()}
+    messages = {
+        "state_dict": refusal(network.state_dict),
+        "state_dict of ddp": refusal(balanced.ddp.state_dict),
+        "state_dict of optimizer": refusal(optimizer.state_dict),
+        "load_state_dict": refusal(lambda: network.load_state_dict(copied, strict=False)),
+        "named_parameters": refusal(network.named_parameters),
+        "named_parameters of ddp": refusal(balanced.ddp.named_parameters),
+        "load_state_dict of optimizer": refusal(lambda: optimizer.load_state_dict({})),
+    }
+    untouched = equal(balanced.weights(), want)
+    agent.begin_step(1, Phase.RECOMPUTE)
+    with agent.restoring(snapshot):
+        network.load_state_dict(copied, strict=False)
+    back = equal(balanced.weights(), want)
+    agent.end_step()
+    # Every rank offers the experts it had before the reorder; together they are all experts.
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, by_name)
+    whole = {name: each + 1 for of_rank in gathered for name, each in of_rank.items()}
+    incomplete = refusal(lambda: agent.load_logical({}))
+    agent.load_logical(whole)
+    loaded = balanced.weights()
+    as_given = all(torch.equal(loaded[f"0/{name}/weight"], each.float().flatten()) for name, each in whole.items())
+    accepted = refusal(lambda: agent.begin_step(2, Phase.RECOMPUTE))
+    agent.detach()
+    plain_again = refusal(network.state_dict) == refusal(optimizer.state_dict) == "not refused"
+    left_behind = [name for name in ("state_dict", "load_state_dict") if name in vars(optimizer)]
+    return {
+        "messages": messages,
+        "incomplete": incomplete,
+        "accepted": accepted,
+        "left_behind": left_behind,
+        "right": {"untouched": untouched, "back": back, "as_given": as_given, "plain_again": plain_again},
+    }
+
+
+def exported(cluster: Cluster, **options: Any) -> Result:
+    """Read names by place inside `at_original_places`, which refuses any use of the weights, and train on."""
+    balanced, agent, _ = ready(cluster, **options)
+    want = balanced.weights()
+    wrong = named_by_place(balanced, by_place(balanced))
+    updater = SimpleNamespace(
+        update_weights=lambda: named_by_place(balanced, dict(balanced.network.named_parameters()))
+    )
+    updater.update_weights = agent.at_original_places()(updater.update_weights)
+    got = updater.update_weights()
+    with agent.at_original_places():
+        named = equal(balanced.weights(), want)
+        messages = {
+            "forward": refusal(lambda: outputs(balanced, 1)),
+            "optimizer": refusal(balanced.optimizer.step),
+            "state of the optimizer": refusal(balanced.optimizer.state_dict),
+            "checkpoint": refusal(lambda: balanced.optimizer.sharded_state_dict({})),
+            "begin_step": refusal(lambda: agent.begin_step(1, Phase.UPDATE)),
+            "load_logical": refusal(lambda: agent.load_logical({})),
+            "accept_weights": refusal(agent.accept_weights),
+            "detach": refusal(agent.detach),
+            "restoring": refusal(lambda: agent.restoring(agent.original_order).__enter__()),
+        }
+    right = {
+        "in the body": equal(got, want),
+        "under logical names": named,
+        "again afterwards": equal(updater.update_weights(), want),
+        "present order": equal(balanced.weights(), want),
+    }
+    plain = Trained(cluster, **options)
+    train(plain, 0)
+    train(plain, 1)
+    train(balanced, 1)
+    right["trained on"] = equal(balanced.weights(), plain.weights())
+    agent.detach()
+    return {"right": right, "differs_without": not equal(wrong, want), "messages": messages}
+
+
+def lost_in_export(cluster: Cluster, **options: Any) -> Result:
+    """Raise on one rank at the original places, move weights that have no memory, and leave the body without memory."""
+    balanced, agent, backups = ready(cluster, **options)
+    state.gather_parameters([balanced.ddp])
+    with agent.copying() as snapshot:
+        backups.backup("actor")
+    want, is_first = balanced.weights(), dist.get_rank() == 0
+
+    def export(error: BaseException) -> None:
+        with agent.at_original_places():
+            if is_first:
+                raise error
+
+    with mock.patch.object(homes.log, "exception") as logged:
+        raised = raised_by(lambda: export(OSError("the engine is gone")))
+    here = equal(balanced.weights(), want)
+    for parameter in balanced.network.parameters():
+        parameter.data = parameter.data.clone()  # memory of its own, which can be released
+    storages = [each.untyped_storage() for each in balanced.network.parameters()]
+    sizes = [storage.nbytes() for storage in storages]
+
+    def resize(is_released: bool) -> None:
+        for storage, size in zip(storages, sizes, strict=True):
+            storage.resize_(0 if is_released else size)
+
+    # The check in `at_original_places` is silent, so that the move itself has to notice.
+    with mock.patch.object(Agent, "_check_weights"):
+        resize(is_first)
+        gone_before = refusal(lambda: export(OSError("not reached")))
+        resize(False)
+    with agent.restoring(snapshot):
+        backups.restore("actor")
+    again = equal(balanced.weights(), want)
+    with mock.patch.object(Homes, "_move", return_value=(0, None)) as move:
+        interrupted = raised_by(lambda: export(KeyboardInterrupt()))
+        num_moves = move.call_count
+    return {
+        "raised": raised,
+        "logged": [str(each) for each in logged.call_args_list],
+        "gone_before": gone_before,
+        "interrupted": interrupted,
+        "num_moves": num_moves,
+        "right": {"here": here, "again": again},
+    }
+
+
+SCENARIOS: dict[str, Callable[..., Result]] = {each.__name__: each for each in (state_dicts, exported, lost_in_export)}
