@@ -5,43 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from relibra.planning import Cause, Phase, PlanId
-from relibra.planning.execution import Execution
-from relibra.planning.plan import Prediction
+from harness.executed_plan import EXECUTION as APPLIED
+from harness.executed_plan import PLAN
+from relibra.planning import Cause
 from relibra.status.balance import GLANCE_STEPS, NUM_JUDGED, Obstacle, balance_of
-from relibra.store import PlanRecord, Refusal, Refused, StepRecord
+from relibra.store import Refusal, Refused, StepRecord
 
-PLAN = PlanRecord(
-    id=PlanId(epoch=1, version=1),
-    step=7,
-    digest=b"",
-    reason="",
-    prediction=Prediction(
-        imbalance_before=1.8,
-        imbalance_after=1.02,
-        imbalance_bound=1.01,
-        num_moved_experts=3,
-        num_replicas=4,
-        reorder_size_bytes=5,
-        replica_size_bytes=6,
-    ),
-    submitted_at=999.0,
-    published_at=1000.0,
-)
-APPLIED = Execution(
-    phase=Phase.UPDATE,
-    num_expected=4,
-    num_ep_groups=1,
-    missing=(),
-    num_applied=4,
-    fallbacks={},
-    reasons=(),
-    imbalance=1.02,
-    rank_tokens=(1, 1, 1, 1),
-    reorder_sent_bytes=0,
-    replica_sent_bytes=0,
-    plan_wait_s=0.0,
-)
 FELL_BACK = replace(APPLIED, num_applied=2, fallbacks={Cause.LATE: 2, Cause.STALE: 1})
 REFUSAL = Refusal(what=Refused.SCHEDULE, since_step=5, step=8, error="Conflict", text="step 8 has expired", at=1001.0)
 

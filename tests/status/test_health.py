@@ -5,49 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from relibra.planning import Phase, PlanId
+from harness.executed_plan import EXECUTION, NOW, PLAN
+from relibra.planning import Phase
 from relibra.planning.execution import Execution
-from relibra.planning.plan import Prediction
 from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.status.balance import Balance, Obstacle
 from relibra.status.health import JobState, duration, job_health
-from relibra.store import PlanRecord, StepRecord
+from relibra.store import StepRecord
 
-NOW = 1000.0
-PREDICTION = Prediction(
-    imbalance_before=1.8,
-    imbalance_after=1.02,
-    imbalance_bound=1.01,
-    num_moved_experts=3,
-    num_replicas=4,
-    reorder_size_bytes=5,
-    replica_size_bytes=6,
-)
-PLAN = PlanRecord(
-    id=PlanId(epoch=1, version=1),
-    step=7,
-    digest=b"",
-    reason="",
-    prediction=PREDICTION,
-    submitted_at=NOW - 1,
-    published_at=NOW,
-)
 COLLECTING = StepRecord(step=8, num_sequences=12, policies={}, submitted_at=None, plan=None, failure=None)
 PLANNED = replace(COLLECTING, step=7, plan=PLAN)
-EXECUTION = Execution(
-    phase=Phase.UPDATE,
-    num_expected=4,
-    num_ep_groups=1,
-    missing=(),
-    num_applied=4,
-    fallbacks={},
-    reasons=(),
-    imbalance=1.02,
-    rank_tokens=(1, 1, 1, 1),
-    reorder_sent_bytes=0,
-    replica_sent_bytes=0,
-    plan_wait_s=0.0,
-)
 
 
 @pytest.mark.parametrize(
