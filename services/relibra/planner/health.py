@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
@@ -31,6 +32,12 @@ class Health:
         self._services = ("", *services)
         self._servicer = _VersionedServicer()
         self._is_ready: bool | None = None
+        self._ready_since = 0.0
+
+    @property
+    def answered_for_s(self) -> float:
+        """How long Redis has answered without a break; 0 while it does not."""
+        return time.monotonic() - self._ready_since if self._is_ready else 0.0
 
     def serve_on(self, server: grpc.aio.Server) -> None:
         """Answer the health checks that reach `server`."""
@@ -59,6 +66,7 @@ class Health:
         if is_ready != self._is_ready:
             logger.log(logging.INFO if is_ready else logging.WARNING, "ready" if is_ready else f"not ready: {reason}")
             self._is_ready = is_ready
+            self._ready_since = time.monotonic()
             self._metrics.ready.set(is_ready)
             for service in self._services:
                 await self._servicer.set(service, _Status.SERVING if is_ready else _Status.NOT_SERVING)

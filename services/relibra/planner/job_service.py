@@ -5,6 +5,8 @@ from typing import Any
 
 from relibra.errors import AlreadyRunning, InvalidInput
 from relibra.planner.admission import Admission
+from relibra.planner.health import Health
+from relibra.planner.takeover import takeover_silence_s
 from relibra.planning.launch import Launch
 from relibra.store import Joiner, Refused, Store
 from relibra.v1 import job_pb2, job_pb2_grpc
@@ -16,8 +18,9 @@ logger = logging.getLogger(__name__)
 class JobService(job_pb2_grpc.JobServiceServicer):
     """Keeps registrations in the store."""
 
-    def __init__(self, store: Store, admission: Admission, attempt_silence_s: float) -> None:
+    def __init__(self, store: Store, admission: Admission, health: Health, attempt_silence_s: float) -> None:
         self._store = store
+        self._health = health
         self._attempt_silence_s = attempt_silence_s
         self._admission = admission
         self._refused: dict[str, str] = {}
@@ -38,7 +41,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                 params,
                 known_epoch=request.known_epoch,
                 launch=launch,
-                silence_s=self._attempt_silence_s,
+                silence_s=self._takeover_silence_s,
             )
         except AlreadyRunning as error:
             await self._tell_of_refusal(job_id, launch.owner, error)
@@ -68,7 +71,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         )
         job_id = check_job_id(request.job_id)
         try:
-            job, is_bound = await self._store.join_attempt(job_id, joiner, silence_s=self._attempt_silence_s)
+            job, is_bound = await self._store.join_attempt(job_id, joiner, silence_s=self._takeover_silence_s)
         except AlreadyRunning as error:
             await self._tell_of_refusal(job_id, request.owner, error)
             raise
@@ -92,6 +95,10 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             "job %s went back to step %d: attempt %d, epoch %016x", job_id, step, job.number, job.epoch, extra=about
         )
         return job_pb2.RollbackResponse(epoch=job.epoch, attempt=job.number)
+
+    @property
+    def _takeover_silence_s(self) -> float:
+        return takeover_silence_s(self._attempt_silence_s, self._health.answered_for_s)
 
     @property
     def _renew_ms(self) -> int:

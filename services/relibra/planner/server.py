@@ -113,7 +113,7 @@ class PlannerServer:
         attempts = AttemptWatch(store)
         plans = PlanService(store, admission, attempts, self._notifier, self._loop.wake)
         job_pb2_grpc.add_JobServiceServicer_to_server(
-            JobService(store, admission, self._settings.attempt_silence_s), server
+            JobService(store, admission, self._health, self._settings.attempt_silence_s), server
         )
         routing_pb2_grpc.add_RoutingServiceServicer_to_server(self._routing, server)
         plan_pb2_grpc.add_PlanServiceServicer_to_server(plans, server)
