@@ -11,9 +11,11 @@ import pytest
 from redis import Redis
 
 from harness import child_process
-from harness.services import Loop, Service, eventually
+from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, eventually
+from relibra.errors import AlreadyRunning
 from relibra.store import EmbeddedRedis, Store
 from relibra.store.keys import JobKeys
+from relibra.wire.client import PlannerClient
 
 SILENCE_S = 5.0
 PATIENT_S = 60.0
@@ -184,3 +186,28 @@ def test_L2_after_redis_lost_its_data_ranks_find_the_attempt_that_their_driver_r
     assert again > epoch
     driver.told(2)
     assert rank.told(2)["epoch"] == again
+
+
+def test_S4_after_an_outage_a_live_launch_has_time_to_be_heard_before_another_takes_its_place(
+    planner: Service, redis: EmbeddedRedis, tmp_path: Path
+) -> None:
+    """The planner was away for longer than an attempt may be silent, and a second launch is the first that it hears."""
+    with PlannerClient(planner.address, attempt="first") as first:
+        first.register_job("away", MODEL, CLUSTER, PARAMS)
+    with Redis.from_url(redis.url) as client:
+
+        def silent_ms() -> float:
+            seconds, microseconds = client.time()
+            return seconds * 1e3 + microseconds / 1e3 - float(client.hget(JobKeys("away").of("job"), "seen_at"))
+
+        eventually(lambda: silent_ms() > SILENCE_S * 1000)
+    again = Service("planner", redis.url, tmp_path, RELIBRA_ATTEMPT_SILENCE_S=str(SILENCE_S))
+    try:
+        with PlannerClient(again.address, attempt="second") as second:
+            with pytest.raises(AlreadyRunning, match="two launches cannot share a job id"):
+                second.register_job("away", MODEL, CLUSTER, PARAMS, takeover_timeout_s=0)
+            assert attempts(redis, "away") == [1]
+            second.register_job("away", MODEL, CLUSTER, PARAMS)
+            assert attempts(redis, "away") == [2, 1]
+    finally:
+        again.stop()
