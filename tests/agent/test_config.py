@@ -21,6 +21,19 @@ def test_a_config_that_cannot_work_is_refused_by_name(num_experts: int, plan_tim
         )
 
 
+def test_L1_a_step_may_not_wait_longer_for_its_plan_than_ranks_wait_for_each_other() -> None:
+    with pytest.raises(
+        InvalidInput, match=r"collective_timeout_s: expected more than plan_timeout_s \(30 s\).* got 30 s"
+    ):
+        AgentConfig(
+            planner_address="127.0.0.1:1",
+            job_id="job",
+            model=Model(num_layers=1, num_experts=3, top_k=1),
+            cluster=CLUSTER,
+            collective_timeout_s=30.0,
+        )
+
+
 def test_an_unknown_transport_is_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match="transport: expected process_group or peer, got pigeons"):
         AgentConfig(

@@ -33,7 +33,7 @@ def test_S9_weights_written_behind_the_agents_back_are_neither_used_nor_exported
         for way, text in result["messages"].items():
             assert "agent.copying()" in text, way
             assert "agent.accept_weights()" in text, way
-        assert result["accepted"] == "not refused"
+        assert result["accepted"] == result["known"] == "not refused"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -57,8 +57,23 @@ def test_S9_state_dicts_by_place_are_refused_while_experts_are_elsewhere(layout_
 def test_S9_weights_under_logical_names_arrive_at_their_places(layout_run, layout):
     for result in layout_run(layout).of("state_dicts"):
         assert set(result["right"].values()) == {True}, result["right"]
-        assert result["incomplete"].startswith("InvalidInput: the named weights")
+        assert result["incomplete"].startswith("InvalidInput: checking weights under logical names"), result[
+            "incomplete"
+        ]
+        assert "failed on rank 0" in result["incomplete"]
         assert result["accepted"] == "not refused"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_S9_an_offload_that_walks_over_names_needs_no_order(layout_run, layout):
+    for result in layout_run(layout).of("offloaded"):
+        assert result["moved"] > 0
+        assert "inside `with agent.ignoring_names():`" in result["refused"]
+        assert result["asleep"] == "not refused" or "bring them back from their offload" in result["asleep"]
+        assert (result["num_released"] > 0) == (result["asleep"] != "not refused")
+        assert "state_dict() names experts by place" in result["state_dict"]
+        assert set(result["right"].values()) == {True}, result["right"]
+    assert (layout == "copies_ep4") == (result["num_released"] == 0)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -9,6 +9,7 @@ import torch
 
 from relibra.agent.homes.by_place import (
     PlaceNames,
+    check_named,
     check_named_parameters,
     check_optimizer_state_dicts,
     check_state_dicts,
@@ -35,8 +36,7 @@ def test_S9_incomplete_or_misshapen_weights_are_refused_before_anything_is_writt
 ) -> None:
     own = {"a": torch.zeros(2), "b": torch.zeros(2)}
     with pytest.raises(InvalidInput, match=message):
-        write_named(own, given)
-    assert not own["a"].any()
+        check_named(own, given)
 
 
 def test_S9_only_calls_that_hand_names_on_are_checked() -> None:
@@ -57,6 +57,20 @@ def test_S9_only_calls_that_hand_names_on_are_checked() -> None:
     asked.clear()
     list(model.named_parameters())
     assert asked == []
+
+
+def test_S9_names_without_a_meaning_are_allowed_and_state_dicts_are_not() -> None:
+    homes = mock.Mock()
+    homes.placement.moves_to.return_value = ["a move"]
+    places = PlaceNames(homes, mock.Mock(), mock.Mock())
+    with pytest.raises(Unsupported, match=r"not at their original places\. If the names do not leave .*ignoring_names"):
+        places.check_names("named_parameters()")
+    with places.ignored():
+        places.check_names("named_parameters()")
+        with pytest.raises(Unsupported, match=r"not at their original places\. Run an export"):
+            places.check_reading("state_dict()")
+    with pytest.raises(Unsupported):
+        places.check_names("named_parameters()")
 
 
 @pytest.mark.parametrize(

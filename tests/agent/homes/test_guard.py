@@ -12,11 +12,13 @@ from relibra.agent.homes.optimizer_state import OptimizerState, Shard
 from relibra.errors import RelibraError
 
 
-def guarded(*, is_armed: bool = True, state: OptimizerState | None = None) -> tuple[WeightGuard, SequentialExperts]:
+def guarded(
+    *, is_armed: bool = True, state: OptimizerState | None = None, device: str = "cpu"
+) -> tuple[WeightGuard, SequentialExperts]:
     module = nn.Module()
     module.local_experts = nn.ModuleList(nn.Linear(3, 5, dtype=torch.bfloat16) for _ in range(2))
     experts = SequentialExperts(module)
-    guard = WeightGuard({0: experts}, state or OptimizerState([]))
+    guard = WeightGuard({0: experts}, state or OptimizerState([]), torch.device(device))
     guard.is_armed = is_armed
     guard.note_trained()
     return guard, experts
@@ -97,6 +99,12 @@ def test_S9_weights_without_memory_are_refused_by_name(offload: str) -> None:
     else:
         parameter.data = torch.empty(0, dtype=torch.bfloat16)
     with pytest.raises(RelibraError, match="MoE layer 0 have no memory: bring them back"):
+        guard.check_memory()
+
+
+def test_S9_weights_on_another_device_are_refused_by_name() -> None:
+    guard, _ = guarded(is_armed=False, device="cuda:1")
+    with pytest.raises(RelibraError, match="MoE layer 0 are on cpu and not on cuda:1: bring them back"):
         guard.check_memory()
 
 

@@ -96,9 +96,17 @@ def written_behind(cluster: Cluster, **options: Any) -> Result:
             parameter.data.view(-1)[0] += 1
     if not agent_is_sharded(balanced):
         messages["one element on one rank"] = refusal(lambda: agent.begin_step(3, Phase.RECOMPUTE))
+        messages["before a save"] = refusal(agent.check_weights)
     agent.accept_weights()
+    known = refusal(agent.check_weights)
     agent.detach()
-    return {"untouched": untouched, "same_again": same_again, "messages": messages, "accepted": accepted}
+    return {
+        "untouched": untouched,
+        "same_again": same_again,
+        "messages": messages,
+        "accepted": accepted,
+        "known": known,
+    }
 
 
 def agent_is_sharded(trained: Trained) -> bool:

@@ -47,7 +47,9 @@ def state_dicts(cluster: Cluster, **options: Any) -> Result:
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, by_name)
     whole = {name: each + 1 for of_rank in gathered for name, each in of_rank.items()}
-    incomplete = refusal(lambda: agent.load_logical({}))
+    before = balanced.weights()
+    incomplete = refusal(lambda: agent.load_logical({} if dist.get_rank() == 0 else whole))
+    unwritten = equal(balanced.weights(), before)
     agent.load_logical(whole)
     loaded = balanced.weights()
     as_given = all(torch.equal(loaded[f"0/{name}/weight"], each.float().flatten()) for name, each in whole.items())
@@ -60,7 +62,13 @@ def state_dicts(cluster: Cluster, **options: Any) -> Result:
         "incomplete": incomplete,
         "accepted": accepted,
         "left_behind": left_behind,
-        "right": {"untouched": untouched, "back": back, "as_given": as_given, "plain_again": plain_again},
+        "right": {
+            "untouched": untouched,
+            "back": back,
+            "unwritten": unwritten,
+            "as_given": as_given,
+            "plain_again": plain_again,
+        },
     }
 
 

@@ -66,6 +66,7 @@ OVERLAPPED: dict[str, Any] = SHARDED | {"overlap_grad_reduce": True, "overlap_pa
 BUFFER_BYTES = 1 << 18
 """Room for three of the eight experts that a rank of two groups has in a layer, with half of the state of each."""
 BF16: dict[str, Any] = {"bf16": True, "params_dtype": torch.bfloat16}
+COPIES = exports.SCENARIOS | copies.SCENARIOS | {"offloaded": sleep.offloaded}
 ROUND_TRIPS: dict[str, dict[str, Any]] = {
     "pipeline": {"saved_with": checkpoints.TWO_STAGES, "loaded_with": checkpoints.TWO_STAGES, "num_experts": 6},
     "pipeline_of_chunks_sharded": {
@@ -147,7 +148,7 @@ LAYOUTS = {
         )
         for name, options in ROUND_TRIPS.items()
     },
-    "copies_ep4": Layout(cluster=EP4, scenarios=exports.SCENARIOS | copies.SCENARIOS),
+    "copies_ep4": Layout(cluster=EP4, scenarios=COPIES),
     "sleep_ep4": Layout(cluster=EP4, scenarios={"slept": sleep.slept}),
     "copied_replicas": Layout(
         cluster=EP4,
@@ -162,8 +163,7 @@ LAYOUTS = {
     "copies_ep2_edp2": Layout(
         cluster=EP2_EDP2,
         scenarios={
-            name: functools.partial(each, ddp=OVERLAPPED, clip_grad=0.0, **BF16)
-            for name, each in (exports.SCENARIOS | copies.SCENARIOS).items()
+            name: functools.partial(each, ddp=OVERLAPPED, clip_grad=0.0, **BF16) for name, each in COPIES.items()
         },
     ),
     "slime_ep4": Layout(cluster=EP4, scenarios=slime.SCENARIOS),

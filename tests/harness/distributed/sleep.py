@@ -63,6 +63,57 @@ def slept(cluster: Cluster, **options: Any) -> Result:
     }
 
 
+def offloaded(cluster: Cluster, **options: Any) -> Result:
+    """Offload and load the weights as SkyRL does, by megatron's buffers and in a walk over names. Then reorder.
+
+    Only a distributed optimizer has weights in buffers.
+    """
+    balanced, agent, _ = ready(cluster, **options)
+    ddp = balanced.ddp
+    state.gather_parameters([ddp])
+    want = balanced.weights()
+    buffers = [each for each in ddp.buffers + ddp.expert_parallel_buffers if each.param_data is not None]
+    outside: dict[str, Any] = {}
+
+    def walk() -> None:
+        for name, parameter in ddp.named_parameters():
+            if "adapter" not in name and not parameter.requires_grad:
+                outside[name] = parameter.data
+
+    def offload() -> None:
+        for each in buffers:
+            each.param_data_cpu = each.param_data.clone()  # megatron would pin it, which needs an accelerator
+            each.offload_to_cpu(move_params=True, move_grads=False)
+        walk()
+
+    def load() -> None:
+        for each in buffers:
+            each.reload_from_cpu(move_params=True, move_grads=False)
+        walk()
+
+    refused = refusal(walk)
+    agent.ignoring_names()(offload)()
+    asleep = refusal(lambda: agent.begin_step(1, Phase.RECOMPUTE)) if buffers else "not refused"
+    with agent.ignoring_names():
+        by_state_dict = refusal(balanced.network.state_dict)
+        load()
+    right = {"loaded": equal(balanced.weights(), want)}
+    moved = agent.begin_step(2, Phase.RECOMPUTE).num_moved_experts
+    right["reordered"] = equal(balanced.weights(), want)
+    refused_again = refusal(walk)
+    right["refused again"] = refused_again == refused
+    agent.end_step()
+    agent.detach()
+    return {
+        "moved": moved,
+        "num_released": len(buffers),
+        "refused": refused,
+        "asleep": asleep,
+        "state_dict": by_state_dict,
+        "right": right,
+    }
+
+
 def deaf(cluster: Cluster) -> Result:
     """Keep transports on the groups that were destroyed. The reorder must fail."""
     with mock.patch.object(Groups, "on_rebuilt"):

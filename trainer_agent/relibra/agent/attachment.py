@@ -124,7 +124,7 @@ def attach(
     attached: list[Agent] = []
 
     def hook_in() -> None:
-        guard = WeightGuard(experts, state)
+        guard = WeightGuard(experts, state, device)
         places = PlaceNames(homes, guard, original)
         slots = Slots(experts, config.cluster.redundant_slots, device, with_gradients=is_fused)
         agent = Agent(
@@ -152,7 +152,7 @@ def attach(
             hooks.callback(megatron.install(layer, chunk, agent.layers[index], config.cluster))
             hooks.callback(check_state_dicts(layer.experts, places.check_reading, places.check_writing))
         levels = [level for chunk in chunks for level in megatron.levels(chunk)]
-        hooks.callback(check_named_parameters(levels, places.check_reading))
+        hooks.callback(check_named_parameters(levels, places.check_names))
         hooks.callback(megatron.guard_checkpoints(optimizer))
         if optimizer is not None:
             hooks.callback(

@@ -14,7 +14,8 @@ class AgentConfig:
     """The settings of an agent. Give all ranks of a job equal settings.
 
     Raises:
-        InvalidInput: a time or size is not positive, `transport` is unknown, or the ranks do not divide the experts.
+        InvalidInput: a time or size is not positive, `collective_timeout_s` does not exceed `plan_timeout_s`,
+            `transport` is unknown, or the ranks do not divide the experts.
     """
 
     planner_address: str
@@ -28,7 +29,8 @@ class AgentConfig:
     plan_timeout_s: float = 30.0
     """The longest time that a training step waits for its plan (L1)."""
     collective_timeout_s: float = 600.0
-    """How long a rank waits in the agent's collectives for a rank that died or hangs, before it raises an error."""
+    """How long a rank waits in the agent's collectives for a rank that died or hangs, before it raises an error. It
+    exceeds `plan_timeout_s`, because ranks that have their plan wait in a collective for those that do not."""
     transport: Transport = "process_group"
     """How replicas travel inside a node. `process_group`: as messages of a process group (NCCL or gloo). `peer`:
     through memory that the ranks of the node share."""
@@ -49,6 +51,13 @@ class AgentConfig:
         for field in ("plan_timeout_s", "collective_timeout_s", "reorder_buffer_bytes"):
             if getattr(self, field) <= 0:
                 raise InvalidInput.of(field, expected="more than 0", got=getattr(self, field))
+        if self.collective_timeout_s <= self.plan_timeout_s:
+            raise InvalidInput.of(
+                "collective_timeout_s",
+                expected=f"more than plan_timeout_s ({self.plan_timeout_s:g} s): otherwise ranks that have their plan "
+                "take a rank that still waits for it for dead",
+                got=f"{self.collective_timeout_s:g} s",
+            )
         if self.transport not in get_args(Transport):
             raise InvalidInput.of("transport", expected=" or ".join(get_args(Transport)), got=self.transport)
         self.cluster.experts_per_rank(self.model)

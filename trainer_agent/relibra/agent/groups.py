@@ -132,6 +132,8 @@ class Groups:
 
         def own(member_lists: Sequence[Sequence[int]]) -> dist.ProcessGroup:
             found: dist.ProcessGroup | None = None
+            # Not with use_local_synchronization: torch then derives the name of a group from the number of groups that
+            # a rank is in. Megatron's pipeline stages differ in that number, and their ranks would wait for each other.
             for ranks in member_lists:
                 created = dist.new_group(list(ranks), timeout=timeout)
                 found = created if mine in ranks else found

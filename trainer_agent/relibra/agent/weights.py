@@ -13,7 +13,7 @@ from relibra.agent.cells.given_routing import ADVICE as ROUTING_ADVICE
 from relibra.agent.config import AgentConfig
 from relibra.agent.experts import Experts
 from relibra.agent.groups import Groups
-from relibra.agent.homes.by_place import PlaceNames, write_named
+from relibra.agent.homes.by_place import PlaceNames, check_named, write_named
 from relibra.agent.homes.checkpoint import logical_named_parameters
 from relibra.agent.homes.guard import ADVICE as WEIGHTS_ADVICE
 from relibra.agent.homes.guard import WeightGuard
@@ -21,9 +21,14 @@ from relibra.agent.homes.homes import Homes
 from relibra.agent.homes.snapshot import Snapshot, follow
 from relibra.agent.placement import Placement
 from relibra.agent.plans.consent import Concern, raise_on_all
-from relibra.errors import RelibraError, Unsupported
+from relibra.errors import InvalidInput, RelibraError, Unsupported
 
 WEIGHTS = Concern(what="checking weights", error=RelibraError, advice=WEIGHTS_ADVICE)
+NAMED_WEIGHTS = Concern(
+    what="checking weights under logical names",
+    error=InvalidInput,
+    advice="the weights lack a name of that rank, or have another shape; no rank has written any",
+)
 ROUTING = Concern(what="checking the use of the routing given", error=Unsupported, advice=ROUTING_ADVICE)
 
 
@@ -126,6 +131,28 @@ class WeightAccess:
         self._guard.note_visiting()
 
     @contextmanager
+    def ignoring_names(self) -> Iterator[None]:
+        """Walk over `named_parameters()` in the body without giving the names a meaning, as offloads and logs do.
+
+        The weights are neither compared nor moved, and `state_dict()` and `load_state_dict()` stay refused. What is
+        offloaded by such names must be back before the next `begin_step`. As a decorator, it does this around every
+        call: `offload = agent.ignoring_names()(offload)`.
+        """
+        with self._places.ignored():
+            yield
+
+    def check_weights(self) -> None:
+        """Collective over all ranks: check that the modules hold the trained weights or restored ones.
+
+        Without this call before `dist_checkpointing.save`, a rank with other weights raises alone inside the save, and
+        the others wait for it in the collectives of the save.
+
+        Raises:
+            RelibraError: on all ranks, if the modules of one hold weights that were written behind the agent's back.
+        """
+        self._check_weights(self._guard.check_known, "before they leave")
+
+    @contextmanager
     def at_original_places(self) -> Iterator[None]:
         """Collective over all ranks: have every expert at its original place in the body, to be read by place there.
 
@@ -175,18 +202,27 @@ class WeightAccess:
         self._guard.note_trained()
 
     def load_logical(self, weights: Mapping[str, Tensor]) -> None:
-        """Write weights under logical names, as `logical_named_parameters` names them, and accept them as the trained.
+        """Collective over all ranks: write weights under logical names, and accept them as the trained ones.
 
         Args:
-            weights: at least those of this rank. Others, such as experts of other ranks, are left out. An optimizer
-                with fp32 main copies must reload them afterwards: `optimizer.reload_model_params()`.
+            weights: named as by `logical_named_parameters`; at least those of this rank. Others, such as experts of
+                other ranks, are left out. An optimizer with fp32 main copies must reload them afterwards:
+                `optimizer.reload_model_params()`.
 
         Raises:
-            InvalidInput: a name is missing or a shape differs. Nothing was written on this rank.
+            InvalidInput: on all ranks, if a name of one is missing or a shape differs. Nothing was written anywhere.
         """
         self._homes.check_at_home()
+        self._groups.rebuild_if_destroyed()
         self._forget_replicas()
-        write_named(dict(logical_named_parameters(self._models, self._experts, self._homes.logical_experts)), weights)
+        own = dict(logical_named_parameters(self._models, self._experts, self._homes.logical_experts))
+        refusal: InvalidInput | None = None
+        try:
+            check_named(own, weights)
+        except InvalidInput as error:
+            refusal = error
+        raise_on_all({NAMED_WEIGHTS: refusal}, "before they are loaded", self._groups.everyone, self._device)
+        write_named(own, weights)
         self._guard.note_trained()
 
     def _check_weights(self, check: Callable[[], None], when: str, refusal: Unsupported | None = None) -> None:

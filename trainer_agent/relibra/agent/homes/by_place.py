@@ -34,7 +34,7 @@ class PlaceNames:
 
     def __init__(self, homes: Homes, guard: WeightGuard, original: Placement) -> None:
         self._homes, self._guard, self._original = homes, guard, original
-        self._num_copies_under_way = 0
+        self._num_copies_under_way = self._num_ignored = 0
         self._named_at: Placement | None = None
         """The placement in which a sharded state dict last named the experts, until `forget_sharded_names`."""
 
@@ -52,18 +52,41 @@ class PlaceNames:
         finally:
             self._num_copies_under_way -= 1
 
-    def check_reading(self, what: str) -> None:
+    @contextmanager
+    def ignored(self) -> Iterator[None]:
+        """Allow names in the body, because the caller gives them no meaning. State dicts by place stay refused."""
+        self._num_ignored += 1
+        try:
+            yield
+        finally:
+            self._num_ignored -= 1
+
+    def check_names(self, what: str) -> None:
+        """Raise if a name does not stand for the expert of the same number, and may be given that meaning.
+
+        Raises:
+            Unsupported: experts are away from their original places, outside `allowed` and `ignored`.
+        """
+        if not self._num_ignored:
+            self.check_reading(
+                what,
+                "If the names do not leave the code that asks for them, as in an offload or a log, run that code "
+                "inside `with agent.ignoring_names():`. ",
+            )
+
+    def check_reading(self, what: str, advice: str = "") -> None:
         """Raise if a place does not stand for the expert of the same number.
 
         Raises:
-            Unsupported: experts are away from their original places, outside `allowed`.
+            Unsupported: experts are away from their original places, outside `allowed`. Its text begins with `advice`.
         """
         if not self._num_copies_under_way and not self.are_original:
             raise Unsupported(
-                f"{what} names experts by place, and they are not at their original places. Run an export that counts "
-                "places inside `with agent.at_original_places():`; copy weights out inside `with agent.copying() as "
-                "snapshot:`, where snapshot.expert_of_place_LE is the expert at a place, and back inside `with "
-                "agent.restoring(snapshot):`; or export with agent.logical_named_parameters() or dist_checkpointing"
+                f"{what} names experts by place, and they are not at their original places. {advice}Run an export "
+                "that counts places inside `with agent.at_original_places():`; copy weights out inside `with "
+                "agent.copying() as snapshot:`, where snapshot.expert_of_place_LE is the expert at a place, and back "
+                "inside `with agent.restoring(snapshot):`; or export with agent.logical_named_parameters() or "
+                "dist_checkpointing"
             )
 
     def check_writing(self, what: str) -> None:
@@ -102,7 +125,7 @@ class PlaceNames:
         self._named_at = None
 
 
-def check_named_parameters(modules: Iterable[nn.Module], check_reading: Check) -> Callable[[], None]:
+def check_named_parameters(modules: Iterable[nn.Module], check_names: Check) -> Callable[[], None]:
     """Check every call of `named_parameters` of these modules that hands the names to a framework. Return the undoing.
 
     Exports name experts by place through it. Megatron and torch call it too, and pass no name on.
@@ -112,7 +135,7 @@ def check_named_parameters(modules: Iterable[nn.Module], check_reading: Check) -
     def named_parameters(self: nn.Module, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
         caller = f"{sys._getframe(1).f_globals.get('__name__', '')}."
         if not caller.startswith(_ANONYMOUS) or caller.startswith(_NAMING):
-            check_reading(f"named_parameters() of {type(self).__name__}, called in {caller[:-1]},")
+            check_names(f"named_parameters() of {type(self).__name__}, called in {caller[:-1]},")
         return type(self).named_parameters(self, *args, **kwargs)
 
     for module in modules:
@@ -190,12 +213,11 @@ def check_optimizer_state_dicts(
     return undo.close
 
 
-@torch.no_grad()
-def write_named(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """Copy the tensors of `given` into the parameters of the same names. Names that are not in `own` are left out.
+def check_named(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """Check that `write_named` can write all parameters of `own`.
 
     Raises:
-        InvalidInput: a name is missing, or a shape differs. Nothing was written.
+        InvalidInput: a name is missing, or a shape differs.
     """
     missing = [name for name in own if name not in given]
     if missing:
@@ -205,5 +227,10 @@ def write_named(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
     for name, parameter in own.items():
         if given[name].shape != parameter.shape:
             raise InvalidInput.of(name, expected=f"shape {tuple(parameter.shape)}", got=tuple(given[name].shape))
+
+
+@torch.no_grad()
+def write_named(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """Copy the tensors of `given` into the parameters of the same names. Names that are not in `own` are left out."""
     for name, parameter in own.items():
         parameter.copy_(given[name])

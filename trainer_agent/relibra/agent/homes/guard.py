@@ -43,10 +43,11 @@ class WeightGuard:
     Args:
         experts: the experts of this rank, by layer.
         state: the optimizer state of this rank.
+        device: where the weights are while the job trains.
     """
 
-    def __init__(self, experts: Mapping[int, Experts], state: OptimizerState) -> None:
-        self._experts, self._state = experts, state
+    def __init__(self, experts: Mapping[int, Experts], state: OptimizerState, device: torch.device) -> None:
+        self._experts, self._state, self._device = experts, state, device
         self.is_armed = False
         """Whether a plan was ever applied. Equal on all ranks."""
         self.sees_optimizer = False
@@ -78,12 +79,12 @@ class WeightGuard:
             self._trained, self._visiting = trained, visiting
 
     def check_memory(self) -> None:
-        """Check that the weights are not offloaded by a release of their memory.
+        """Check that the weights are not offloaded.
 
         Raises:
-            RelibraError: they have no memory.
+            RelibraError: they have no memory, or they are on another device.
         """
-        check_memory(self._experts)
+        check_memory(self._experts, self._device)
 
     def check_trained(self) -> None:
         """Check that the trained weights are in the modules, before a step begins or training continues.
@@ -135,7 +136,7 @@ class WeightGuard:
 
     @torch.no_grad()
     def _taken_of(self, layer: int) -> Tensor:
-        check_memory({layer: self._experts[layer]})
+        check_memory({layer: self._experts[layer]}, self._device)
         of_slots = self._experts[layer].parameters
         sums = [_sum_of_words(each, *self._state.range_of(each)) for parameters in of_slots for each in parameters]
         return torch.stack(sums).view(len(of_slots), -1)
@@ -159,21 +160,27 @@ class WeightGuard:
                 )
 
 
-def check_memory(experts: Mapping[int, Experts]) -> None:
-    """Check that weights are not offloaded by a release of their memory.
+def check_memory(experts: Mapping[int, Experts], device: torch.device) -> None:
+    """Check that weights are not offloaded.
 
     Args:
         experts: by layer.
+        device: where the weights are while the job trains.
 
     Raises:
-        RelibraError: they have no memory.
+        RelibraError: they have no memory, or they are on another device.
     """
     for layer, of_layer in experts.items():
         for parameters in of_layer.parameters:
             for each in parameters:
+                where = ""
                 if not each.numel() or each.untyped_storage().nbytes() < each.nbytes:
+                    where = "have no memory"
+                elif each.device != device:
+                    where = f"are on {each.device} and not on {device}"
+                if where:
                     raise RelibraError(
-                        f"the weights of MoE layer {layer} have no memory: bring them back from their offload before "
+                        f"the weights of MoE layer {layer} {where}: bring them back from their offload before "
                         "begin_step, end_step, detach, an export or a restore, and before an export ends"
                     )
 

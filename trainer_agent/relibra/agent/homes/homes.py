@@ -174,7 +174,10 @@ class Homes:
     def _move(self, moves: Sequence[Move], tensors: ExpertTensors) -> tuple[int, str | None]:
         """Carry out moves, without a valid placement meanwhile. If it returns a failure, no expert has moved."""
         gone = together(
-            lambda: check_memory(self._experts), "finding the weights in memory", self._groups.everyone, self._device
+            lambda: check_memory(self._experts, self._device),
+            "finding the weights in memory",
+            self._groups.everyone,
+            self._device,
         )
         if gone is not None:
             return 0, gone

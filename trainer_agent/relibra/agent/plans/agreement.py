@@ -151,7 +151,7 @@ def gathered(mine: torch.Tensor, what: str, group: dist.ProcessGroup) -> list[to
     tensors = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     with noticing_death(what):
         dist.all_gather(tensors, mine, group=group)
-        return [each.cpu() for each in tensors]
+        return list(torch.stack(tensors).cpu().unbind())  # one copy for all ranks
 
 
 def names_of(ranks: list[int]) -> str:

@@ -218,15 +218,15 @@ class Session:
                     log.warning("closed with %d reports not delivered", len(self._reports))
                 return False
             queued = self._reports[0] if self._reports else None
-            step = self._wanted
+            step, num_rollbacks = self._wanted, self._num_rollbacks
             if self._is_rolled_back:
                 self._is_rolled_back = False
                 self._membership.rejoin()
         try:
-            if self._membership.due_in_s == 0.0:
-                self._membership.renew(client)
-            answered = self._fetch(client, step) if step is not None else True
+            self._renew_if_due(client)
+            answered = self._fetch(client, step, num_rollbacks) if step is not None else True
             if queued is not None:
+                self._renew_if_due(client)  # a slow planner may have taken long over the fetch
                 answered = self._deliver(client, queued) and answered
             self._unexpected.over()
         except Exception as error:  # any error: a thread that ended would leave all later steps without plans
@@ -244,6 +244,10 @@ class Session:
                         self._is_urgent, timeout=_LOOK_S if due_in_s is None else min(due_in_s, _LOOK_S)
                     )
         return True
+
+    def _renew_if_due(self, client: PlannerClient) -> None:
+        if self._membership.due_in_s == 0.0:
+            self._membership.renew(client)
 
     def _give_up(self, step: int | None, queued: QueuedReport | None, error: Exception) -> None:
         """Log an error that nobody expects, and drop what probably caused it: the step, or else the report."""
@@ -303,9 +307,12 @@ class Session:
                 self._changed.notify_all()
         return True
 
-    def _fetch(self, client: PlannerClient, step: int) -> bool:
-        """Fetch a plan once; return False if the planner answered at once and has no plan."""
-        asked, num_rollbacks = time.monotonic(), self._num_rollbacks
+    def _fetch(self, client: PlannerClient, step: int, num_rollbacks: int) -> bool:
+        """Fetch a plan once; return False if the planner answered at once and has no plan.
+
+        A plan is dropped if the training has gone back since it had done so `num_rollbacks` times.
+        """
+        asked = time.monotonic()
         fetched: PlanAnswer | None = None
         reason = ""
         try:
