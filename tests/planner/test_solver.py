@@ -4,14 +4,20 @@ import asyncio
 import os
 import signal
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, eventually, is_alive
 from harness.step_samples import IDS, SCHEDULE, report_all
-from relibra.errors import UnknownJob
+from relibra.errors import LimitExceeded, UnknownJob
 from relibra.planner.solver import SolverPool
+from relibra.planning import Model, PlanParams, Schedule
+from relibra.planning.plan import Basis
 from relibra.store import Store
+
+MEMORY_BYTES = 1 << 30
 
 
 def workers(pool: SolverPool) -> list[int]:
@@ -24,7 +30,7 @@ def test_a_worker_that_dies_or_runs_away_is_replaced_and_harms_nobody(store: Sto
     run(store.put_schedule(job, 1, IDS, SCHEDULE))
 
     async def scenario() -> None:
-        pool = SolverPool(redis_url, timeout_s=60)
+        pool = SolverPool(redis_url, timeout_s=60, memory_bytes=MEMORY_BYTES)
         first = await pool.solve("job", 1)
         with pytest.raises(UnknownJob):
             await pool.solve("nobody", 1)
@@ -35,7 +41,7 @@ def test_a_worker_that_dies_or_runs_away_is_replaced_and_harms_nobody(store: Sto
         beside = await asyncio.create_task(pool.solve("job", 1))
         assert beside.digest == first.digest
         os.kill(killed, signal.SIGKILL)
-        with pytest.raises(BrokenProcessPool):
+        with pytest.raises(BrokenProcessPool, match=r"was killed .SIGKILL., most often because .* out of memory"):
             await dying
 
         pool._timeout_s = 0.2
@@ -54,5 +60,31 @@ def test_a_worker_that_dies_or_runs_away_is_replaced_and_harms_nobody(store: Sto
         left = workers(pool)
         await pool.close()
         assert not any(is_alive(pid) for pid in left)
+
+    run(scenario())
+
+
+def test_S7_a_solve_that_needs_more_memory_than_it_may_take_fails_and_leaves_a_fresh_worker(
+    store: Store, run: Loop, redis_url: str
+) -> None:
+    large = run(store.register_job("large", Model(num_layers=8, num_experts=1024, top_k=1), CLUSTER, PlanParams()))
+    schedule = Schedule.round_robin(8192, 1, CLUSTER)
+    # One row per sequence, so that no two sequences share their expected counts: 8192 x 8 x 1024 x 4 bytes.
+    schedule = replace(schedule, micro_batch_S=np.arange(8192, dtype=np.int32))
+    ids = [str(index) for index in range(8192)]
+    run(store.put_schedule(large, 1, ids, schedule, basis=Basis.PREVIOUS_STEPS))
+    small = run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+    report_all(store, run)
+    run(store.put_schedule(small, 1, IDS, SCHEDULE))
+
+    async def scenario() -> None:
+        pool = SolverPool(redis_url, timeout_s=60, memory_bytes=64 << 20)
+        await pool.solve("job", 1)
+        (first,) = workers(pool)
+        with pytest.raises(LimitExceeded, match=r"ran out of memory: it may take 67108864 bytes .solver_memory_bytes"):
+            await pool.solve("large", 1)
+        assert workers(pool) != [first]
+        await pool.solve("job", 1)
+        await pool.close()
 
     run(scenario())

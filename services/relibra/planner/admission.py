@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from relibra.errors import InvalidInput, LimitExceeded
 from relibra.planner.open_calls import OpenCalls
 from relibra.planner.settings import PlannerSettings
+from relibra.planner.solve_size import solve_size_bytes
 from relibra.planning import Cluster, Model
+from relibra.planning.plan import Basis
 from relibra.store import ALL_JOBS, StoreLimits
 
 MAX_STEP = 1 << 53
@@ -195,6 +197,25 @@ class Admission:
                 f"{num_rows} rows x {model.num_layers} layers are {num_cells} cells; a step may have {limit} "
                 "(max_cells)",
                 limit="max_cells",
+            )
+
+    def check_solve_size(
+        self, num_sequences: int, num_micro_batches: int, model: Model, cluster: Cluster, basis: Basis
+    ) -> None:
+        """Refuse a schedule whose solve needs more memory than a solver has, before anything of that size exists.
+
+        Raises:
+            LimitExceeded: names the limit.
+        """
+        num_rows, limit = cluster.num_ep_groups * num_micro_batches, self._settings.solver_memory_bytes
+        size_bytes = solve_size_bytes(num_sequences, num_rows, model, cluster, basis)
+        if size_bytes > limit:
+            raise LimitExceeded(
+                f"schedule: expected a solve of at most {limit} bytes (solver_memory_bytes), got {size_bytes}: "
+                f"{num_sequences} sequences in {num_rows} rows ({num_micro_batches} micro-batches x "
+                f"{cluster.num_ep_groups} EP groups) x {model.num_layers} layers x {model.num_experts} experts on "
+                f"{cluster.num_ranks} ranks; schedule fewer micro-batches or sequences, or raise the limit",
+                limit="solver_memory_bytes",
             )
 
     def check_reason(self, reason: str) -> None:

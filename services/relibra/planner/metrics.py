@@ -27,9 +27,13 @@ _LIMITS = (
     "max_jobs",
     "max_sequences",
     "max_step_size_bytes",
+    "max_streams_per_job",
+    "solver_memory_bytes",
     "other",
 )
 """Counted from zero, so that the first refusal is an increase."""
+OUT_OF_MEMORY = "out_of_memory"
+_OUTCOMES = ("published", "failed", "crashed", OUT_OF_MEMORY)
 
 
 class Metrics:
@@ -71,6 +75,8 @@ class Metrics:
         self.solves = Counter(
             "relibra_planner_solves_total", "Solves, by how they ended.", ["outcome"], registry=registry
         )
+        for outcome in _OUTCOMES:
+            self.solves.labels(outcome)
         self.solve_s = Histogram(
             "relibra_planner_solve_seconds", "From lease to plan in hand.", buckets=_SOLVE_BUCKETS_S, registry=registry
         )

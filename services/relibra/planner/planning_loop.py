@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from opentelemetry import propagate, trace
 
-from relibra.errors import Conflict, LostLease, RelibraError, StaleEpoch, Unavailable
+from relibra.errors import Conflict, LimitExceeded, LostLease, RelibraError, StaleEpoch, Unavailable
 from relibra.planner.fair_order import next_turns
-from relibra.planner.metrics import Metrics
+from relibra.planner.metrics import OUT_OF_MEMORY, Metrics
 from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
 from relibra.planner.settings import PlannerSettings
 from relibra.planner.step_expiry import StepExpiry
@@ -152,6 +152,9 @@ class PlanningLoop:
         if isinstance(error, RelibraError):
             logger.warning("%s cannot be planned: %s", name, error, extra=about)
             await self._store.end_solve(lease, str(error))
+            if isinstance(error, LimitExceeded):
+                self._metrics.limited.labels(error.limit or "other").inc()
+                return OUT_OF_MEMORY if error.limit == "solver_memory_bytes" else "failed"
             return "failed"
         logger.error("%s: planning crashed", name, exc_info=error, extra=about)
         reason = f"planning crashed {MAX_CRASHES} times, at last with {type(error).__name__}: {error}"

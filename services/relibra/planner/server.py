@@ -81,7 +81,9 @@ class PlannerServer:
         except RelibraError:
             await self._store.close()
             raise
-        self._solver = SolverPool(settings.redis_url, timeout_s=settings.solve_timeout_s)
+        self._solver = SolverPool(
+            settings.redis_url, timeout_s=settings.solve_timeout_s, memory_bytes=settings.solver_memory_bytes
+        )
         self._loop = PlanningLoop(self._store, self._solver, self._notifier, self._metrics, settings)
         self._health = Health(self._store, self._metrics, SERVICES)
         self._add_services()

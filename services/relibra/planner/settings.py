@@ -29,6 +29,8 @@ class PlannerSettings(ServiceSettings):
     """How many steps, each of another job, are solved at the same time."""
     solve_timeout_s: float = Field(120.0, gt=0)
     """A solve that takes longer is killed and counts as a crash."""
+    solver_memory_bytes: int = Field(4 << 30, ge=1 << 26)
+    """How much memory the arrays of one solve may take in its process, beside the code and its threads."""
     lease_s: float = Field(2.0, ge=0.2)
     """Lease time-to-live; another planner may take over a job afterwards."""
 

@@ -2,49 +2,77 @@
 
 import asyncio
 import multiprocessing
+import signal
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 
+from relibra.errors import LimitExceeded
 from relibra.planner.solving import prepare_worker, solve_step, warm_up
 from relibra.store import EncodedPlan
+
+_LOOK_INTERVAL_S = 0.05
+_NUM_LOOKS = 20
 
 
 class SolverPool:
     """A pool with one worker process per concurrent solve. The pool starts and warms one worker in advance.
 
     Workers are processes because compiled loops hold the interpreter lock while they run, and the event loop must keep
-    answering agents. A solve that crashes or runs away is killed without harm to other solves.
+    answering agents. A solve that crashes, runs away or takes too much memory is killed without harm to other solves.
     """
 
-    def __init__(self, redis_url: str, *, timeout_s: float) -> None:
+    def __init__(self, redis_url: str, *, timeout_s: float, memory_bytes: int) -> None:
+        """Start the first worker.
+
+        Args:
+            redis_url: the store that workers read.
+            timeout_s: how long a solve may take.
+            memory_bytes: how much memory the arrays of a solve may take.
+        """
         self._redis_url = redis_url
         self._timeout_s = timeout_s
-        self._idle = [_Worker()]
+        self._memory_bytes = memory_bytes
+        self._idle = [_Worker(memory_bytes)]
 
     async def solve(self, job_id: str, step: int) -> EncodedPlan:
         """Solve one step and return its checked plan; cancelling this kills the solve.
 
         Raises:
             RelibraError: the step cannot be planned, or Redis does not answer (`Unavailable`).
+            LimitExceeded: the solve needs more memory than it may take, and was killed.
             TimeoutError: the solve took too long and was killed.
-            BrokenProcessPool: the worker died.
+            BrokenProcessPool: the worker died; the text says how.
         """
-        worker = self._idle.pop() if self._idle else _Worker()
+        worker = self._idle.pop() if self._idle else _Worker(self._memory_bytes)
         try:
             async with asyncio.timeout(self._timeout_s):
                 solved = await worker.solve(self._redis_url, job_id, step)
         except TimeoutError:
-            worker.kill()
-            worker = _Worker()
+            worker = self._replace(worker)
             raise TimeoutError(f"the solve took longer than {self._timeout_s:g} s and was killed") from None
-        except (asyncio.CancelledError, BrokenProcessPool):
-            worker.kill()
-            worker = _Worker()
+        except MemoryError as error:
+            # What a failed solve leaves in its process would be missing in the next solve.
+            worker = self._replace(worker)
+            raise LimitExceeded(
+                f"the solve ran out of memory: it may take {self._memory_bytes} bytes (solver_memory_bytes): {error}; "
+                "schedule fewer micro-batches or sequences, or raise the limit",
+                limit="solver_memory_bytes",
+            ) from None
+        except BrokenProcessPool:
+            died = await worker.how_it_died()
+            worker = self._replace(worker)
+            raise BrokenProcessPool(died) from None
+        except asyncio.CancelledError:
+            worker = self._replace(worker)
             raise
         finally:
             self._idle.append(worker)
         return solved
+
+    def _replace(self, worker: "_Worker") -> "_Worker":
+        worker.kill()
+        return _Worker(self._memory_bytes)
 
     async def close(self) -> None:
         """Kill the workers. None is solving any more, but one may still be compiling, which takes half a minute."""
@@ -55,19 +83,34 @@ class SolverPool:
 class _Worker:
     """One worker process. It is spawned because gRPC does not survive a fork."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory_bytes: int) -> None:
         self._pool = ProcessPoolExecutor(
             max_workers=1, mp_context=multiprocessing.get_context("spawn"), initializer=prepare_worker
         )
-        self._pool.submit(warm_up)
+        self._pool.submit(warm_up, memory_bytes)
+        # A broken pool forgets its process.
+        self._processes: list[BaseProcess] = list((self._pool._processes or {}).values())
 
     async def solve(self, redis_url: str, job_id: str, step: int) -> EncodedPlan:
         return await asyncio.wrap_future(self._pool.submit(solve_step, redis_url, job_id, step))
 
+    async def how_it_died(self) -> str:
+        (process,) = self._processes
+        for _ in range(_NUM_LOOKS):
+            # The pool's own thread collects the exit status too, a moment after the pool breaks.
+            if process.exitcode is not None:
+                break
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+        status = process.exitcode
+        if status == -signal.SIGKILL:
+            return "the solver was killed (SIGKILL), most often because the machine or its container ran out of memory"
+        if status is not None and status < 0:
+            return f"the solver died of {signal.Signals(-status).name}: out of memory, or a fault in compiled code"
+        return f"the solver ended with status {status}"
+
     def kill(self) -> list[BaseProcess]:
         # `ProcessPoolExecutor.kill_workers` exists from Python 3.14 on.
-        processes: list[BaseProcess] = list((self._pool._processes or {}).values())
-        for process in processes:
+        for process in self._processes:
             process.kill()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        return processes
+        return self._processes

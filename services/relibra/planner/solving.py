@@ -8,8 +8,11 @@ memory and the start-up time of the serving process.
 import asyncio
 import multiprocessing
 import os
+import resource
 import signal
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +20,9 @@ from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad, che
 from relibra.planning.expected.loads import WINDOW, expected_step
 from relibra.planning.plan import Basis
 from relibra.store import EncodedPlan, Store
+
+_MAX_STACK_BYTES = 64 << 20
+_SELF = Path("/proc/self/status")
 
 
 def prepare_worker() -> None:
@@ -34,8 +40,13 @@ def prepare_worker() -> None:
     threading.Thread(target=follow, name="follow-planner", daemon=True).start()
 
 
-def warm_up() -> None:
-    """Solve, check and encode a tiny step, so that the first real step does not pay for compiling."""
+def warm_up(memory_bytes: int | None = None) -> None:
+    """Solve, check and encode a tiny step, so that the first real step does not pay for compiling; limit the memory.
+
+    Args:
+        memory_bytes: how much more memory than now the process may take from now on, beside the stacks of threads. An
+            allocation beyond it raises MemoryError. None for no limit; only Linux has one.
+    """
     from relibra.planning.solve import solve
 
     model = Model(num_layers=1, num_experts=8, top_k=1)
@@ -47,6 +58,25 @@ def warm_up() -> None:
         plan = solve(load, schedule, model, cluster, PlanParams(), basis=basis)
         check_plan(plan, load.load_MLE)
         EncodedPlan.of(plan)
+    if memory_bytes is not None and sys.platform == "linux":
+        _limit_memory(memory_bytes)
+
+
+def _limit_memory(memory_bytes: int) -> None:
+    # RLIMIT_DATA counts private writable memory. RLIMIT_AS would also count what compilers and allocators only reserve,
+    # 64 MiB for each thread. Stacks count in full, though threads use little of them.
+    stack_bytes = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    stacks_bytes = _num_cores() * (stack_bytes if 0 < stack_bytes < _MAX_STACK_BYTES else _MAX_STACK_BYTES)
+    taken_bytes = int(_SELF.read_text().partition("VmData:")[2].split()[0]) << 10
+    limit = taken_bytes + stacks_bytes + memory_bytes
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def solve_step(redis_url: str, job_id: str, step: int) -> EncodedPlan:
@@ -71,7 +101,6 @@ async def _solve_step(redis_url: str, job_id: str, step: int) -> EncodedPlan:
         else:
             load = StepLoad.of(await store.get_counts(job, step, sequence_ids), schedule, job.cluster)
         previous_home_LE = await store.placement_before(job, step)
-    num_cores = len(os.sched_getaffinity(0))
     plan = solve(
         load,
         schedule,
@@ -79,7 +108,7 @@ async def _solve_step(redis_url: str, job_id: str, step: int) -> EncodedPlan:
         job.cluster,
         job.params,
         previous_home_LE,
-        num_threads=num_cores,
+        num_threads=_num_cores(),
         basis=basis,
     )
     check_plan(plan, load.load_MLE)

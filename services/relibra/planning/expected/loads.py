@@ -64,18 +64,8 @@ def expected_load(share_LE: NDArray[np.float64], tokens_MR: NDArray[np.integer],
         tokens_MR: tokens of the step by row and source rank.
         top_k: experts per token.
     """
-    num_rows, num_ranks = tokens_MR.shape
-    tokens_S = tokens_MR.ravel().astype(np.int64)
-    counts_SLE = np.empty((len(tokens_S), *share_LE.shape), dtype=np.uint32)
-    for pair, tokens in enumerate(tokens_S):
-        counts_SLE[pair] = _whole(share_LE, int(tokens) * top_k)
-    return StepLoad(
-        counts_SLE=counts_SLE,
-        row_S=np.repeat(np.arange(num_rows, dtype=np.int32), num_ranks),
-        source_rank_S=np.tile(np.arange(num_ranks, dtype=np.int32), num_rows),
-        num_rows=num_rows,
-        num_ranks=num_ranks,
-    )
+    row_S, source_rank_S = np.nonzero(tokens_MR)
+    return _load_of_pairs(share_LE, tokens_MR[row_S, source_rank_S], row_S, source_rank_S, tokens_MR.shape, top_k)
 
 
 def expected_step(
@@ -92,15 +82,17 @@ def expected_step(
         model: the MoE layers.
         cluster: the EP groups.
     """
-    sequences_MR = np.zeros((schedule.num_rows(cluster), cluster.num_ranks), dtype=np.int64)
-    np.add.at(sequences_MR, (schedule.row_S, schedule.source_rank_S), 1)
-    if not previous:
-        nothing_LE = np.zeros((model.num_layers, model.num_experts))
-        return expected_load(nothing_LE, 0 * sequences_MR, model.top_k)
-    copies = sum(int(total_LE.sum()) for total_LE in previous) / len(previous)
-    tokens = copies / (model.num_layers * model.top_k * schedule.num_sequences)
-    share_LE = expected_share([total_LE[None] for total_LE in previous])
-    return expected_load(share_LE, np.rint(sequences_MR * tokens).astype(np.int64), model.top_k)
+    # A schedule of few sequences may have many rows and ranks; only pairs that have a sequence take memory.
+    pair_S = schedule.row_S.astype(np.int64) * cluster.num_ranks + schedule.source_rank_S
+    pair_S, num_sequences_S = np.unique(pair_S, return_counts=True)
+    share_LE, tokens = np.zeros((model.num_layers, model.num_experts)), 0.0
+    if previous:
+        copies = sum(int(total_LE.sum()) for total_LE in previous) / len(previous)
+        tokens = copies / (model.num_layers * model.top_k * schedule.num_sequences)
+        share_LE = expected_share([total_LE[None] for total_LE in previous])
+    tokens_S = np.rint(num_sequences_S * tokens).astype(np.int64)
+    shape = (schedule.num_rows(cluster), cluster.num_ranks)
+    return _load_of_pairs(share_LE, tokens_S, *np.divmod(pair_S, cluster.num_ranks), shape, model.top_k)
 
 
 def realised_loads(plan: Plan, load: StepLoad) -> NDArray[np.int64]:
@@ -146,6 +138,28 @@ def realised_replica_tokens(plan: Plan, load: StepLoad) -> NDArray[np.int64]:
             sent_YR = tokens_of(has_YR, before, share, source_R, load.num_ranks)
         sent_Y[first:end] = sent_YR.sum(axis=1)
     return sent_Y
+
+
+def _load_of_pairs(
+    share_LE: NDArray[np.float64],
+    tokens_S: NDArray[np.integer],
+    row_S: NDArray[np.integer],
+    source_rank_S: NDArray[np.integer],
+    shape: tuple[int, ...],
+    top_k: int,
+) -> StepLoad:
+    """Return the load of pairs with these tokens, in a step of `shape` rows and ranks."""
+    counts_SLE = np.empty((len(tokens_S), *share_LE.shape), dtype=np.uint32)
+    for pair, tokens in enumerate(tokens_S):
+        counts_SLE[pair] = _whole(share_LE, int(tokens) * top_k)
+    num_rows, num_ranks = shape
+    return StepLoad(
+        counts_SLE=counts_SLE,
+        row_S=row_S.astype(np.int32),
+        source_rank_S=source_rank_S.astype(np.int32),
+        num_rows=num_rows,
+        num_ranks=num_ranks,
+    )
 
 
 def _whole(share_LE: NDArray[np.float64], copies: int) -> NDArray[np.int64]:
