@@ -150,7 +150,7 @@ def attach(
         )
         for index, (layer, chunk) in by_index.items():
             hooks.callback(megatron.install(layer, chunk, agent.layers[index], config.cluster))
-            hooks.callback(check_state_dicts(layer.experts, places.check_reading, places.check_writing))
+            hooks.callback(check_state_dicts(layer.experts, index, places.check_reading, places.check_writing))
         levels = [level for chunk in chunks for level in megatron.levels(chunk)]
         hooks.callback(check_named_parameters(levels, places.check_names))
         hooks.callback(megatron.guard_checkpoints(optimizer))
@@ -159,9 +159,9 @@ def attach(
                 check_optimizer_state_dicts(
                     optimizer,
                     places.check_reading,
-                    places.check_writing,
+                    places.check_writing_state,
                     homes.check_at_home,
-                    places.forget_sharded_names,
+                    places.expect_state,
                 )
             )
             hooks.callback(around_steps(optimizer, agent.check_before_training, guard.note_trained))

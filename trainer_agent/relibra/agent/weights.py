@@ -13,11 +13,12 @@ from relibra.agent.cells.given_routing import ADVICE as ROUTING_ADVICE
 from relibra.agent.config import AgentConfig
 from relibra.agent.experts import Experts
 from relibra.agent.groups import Groups
-from relibra.agent.homes.by_place import PlaceNames, check_named, write_named
+from relibra.agent.homes.by_place import PlaceNames
 from relibra.agent.homes.checkpoint import logical_named_parameters
 from relibra.agent.homes.guard import ADVICE as WEIGHTS_ADVICE
 from relibra.agent.homes.guard import WeightGuard
 from relibra.agent.homes.homes import Homes
+from relibra.agent.homes.named_weights import check_named, write_named
 from relibra.agent.homes.snapshot import Snapshot, follow
 from relibra.agent.placement import Placement
 from relibra.agent.plans.consent import Concern, raise_on_all

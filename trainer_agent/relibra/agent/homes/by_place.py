@@ -1,19 +1,19 @@
 """Names of experts by place, in state dicts and exports: refused where a place may stand for another expert."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import MethodType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from relibra.agent.homes.checkpoint import ORDER
 from relibra.agent.homes.guard import WeightGuard
 from relibra.agent.homes.homes import Homes
 from relibra.agent.homes.replaced_method import replace_method
 from relibra.agent.placement import Placement
-from relibra.errors import InvalidInput, Unsupported
+from relibra.errors import Unsupported
 
 Check = Callable[[str], None]
 """Raises if what it is given, the name of a method, would read or write experts by place while they are elsewhere."""
@@ -36,7 +36,7 @@ class PlaceNames:
         self._homes, self._guard, self._original = homes, guard, original
         self._num_copies_under_way = self._num_ignored = 0
         self._named_at: Placement | None = None
-        """The placement in which a sharded state dict last named the experts, until `forget_sharded_names`."""
+        """The placement in which the optimizer last named its state to be loaded, until `forget_sharded_names`."""
 
     @property
     def are_original(self) -> bool:
@@ -89,39 +89,56 @@ class PlaceNames:
                 "dist_checkpointing"
             )
 
-    def check_writing(self, what: str) -> None:
-        """Raise if nobody knows the order of state that is loaded; otherwise accept it as the weights to train on.
+    def check_writing(self, what: str, layer: int, order: Sequence[int] | None) -> None:
+        """Raise if nobody knows the order of weights that are loaded; otherwise accept them as the ones to train on.
 
-        Before the first reorder there is only one order. After it, state that megatron has loaded under the names of a
-        sharded state dict has the present order.
+        Before the first reorder there is only one order.
+
+        Args:
+            what: the method that loads.
+            layer: the index of the layer among the MoE layers.
+            order: the logical experts in the slots, which the weights bring along if megatron has loaded them under the
+                names of a sharded state dict.
+
+        Raises:
+            Unsupported: there was a reorder since `attach`, and the order of the weights is another one or unknown.
+        """
+        present = self._homes.logical_experts(layer)
+        self._accept(what, is_present=order is not None and list(order) == list(present))
+
+    def check_writing_state(self, what: str) -> None:
+        """Raise if nobody knows the order of optimizer state that is loaded.
+
+        After the first reorder, it is known of state that is loaded right after the optimizer has named it for a load.
 
         Raises:
             Unsupported: there was a reorder since `attach`, and the order of the state is unknown.
         """
-        placement = self._homes.placement
+        self._accept(what, is_present=self._named_at is self._homes.placement)
+
+    def _accept(self, what: str, *, is_present: bool) -> None:
         if self._num_copies_under_way:
             return
-        if self._homes.has_moved and self._named_at is not placement:
+        if self._homes.has_moved and not is_present:
             raise Unsupported(
                 f"{what} names experts by place, and there was a reorder since attach; use `with "
                 "agent.restoring(snapshot):` around it for weights that were copied, agent.load_logical(weights) for "
-                "weights under logical names, or dist_checkpointing for a checkpoint, with "
-                "optimizer.sharded_state_dict(..., is_loading=True)"
+                "weights under logical names, or dist_checkpointing for a checkpoint: load what it has read under the "
+                "names of sharded_state_dict(), those of the optimizer with is_loading=True, before any other step"
             )
         self._guard.forget()
 
     def logical_experts(self, layer: int) -> Sequence[int]:
         """Return the logical experts of a layer for its sharded state dict."""
-        self._named_at = self._homes.placement
         self._guard.check_layer(layer)
         return self._homes.logical_experts(layer)
 
-    def forget_sharded_names(self) -> None:
-        """Expect no loading under names that were asked for.
+    def expect_state(self) -> None:
+        """Expect that the optimizer loads state which megatron reads under the present names."""
+        self._named_at = self._homes.placement
 
-        A checkpoint is loaded right after its names were asked for. When the optimizer names its state for a save, or
-        the job computes, copies weights or ends a step, the names were those of a checkpoint that is saved.
-        """
+    def forget_sharded_names(self) -> None:
+        """Expect no state of the optimizer any more, because the job computes, copies weights or ends a step."""
         self._named_at = None
 
 
@@ -145,14 +162,22 @@ def check_named_parameters(modules: Iterable[nn.Module], check_names: Check) -> 
     return undo.close
 
 
-def check_state_dicts(experts: nn.Module, check_reading: Check, check_writing: Check) -> Callable[[], None]:
-    """Check every `state_dict` and `load_state_dict` that reaches an experts module. Return the undoing."""
+def check_state_dicts(
+    experts: nn.Module,
+    layer: int,
+    check_reading: Check,
+    check_writing: Callable[[str, int, Sequence[int] | None], None],
+) -> Callable[[], None]:
+    """Check every `state_dict` and `load_state_dict` that reaches an experts module. Return the undoing.
+
+    `check_writing` also gets the layer, and the logical experts in the slots if the state says them.
+    """
 
     def before_state_dict(*_: Any) -> None:
         check_reading("state_dict()")
 
-    def before_load_state_dict(*_: Any) -> None:
-        check_writing("load_state_dict()")
+    def before_load_state_dict(_: nn.Module, loaded: dict[str, Any], prefix: str, *__: Any) -> None:
+        check_writing("load_state_dict()", layer, loaded.pop(prefix + ORDER, None))
 
     reading = experts.register_state_dict_pre_hook(before_state_dict)  # type: ignore[no-untyped-call]
     writing = experts.register_load_state_dict_pre_hook(before_load_state_dict)  # type: ignore[no-untyped-call]
@@ -169,19 +194,19 @@ def check_optimizer_state_dicts(
     check_reading: Check,
     check_writing: Check,
     check_at_home: Callable[[], None],
-    note_saving: Callable[[], None],
+    expect_state: Callable[[], None],
 ) -> Callable[[], None]:
     """Check the `state_dict` and `load_state_dict` of an optimizer, unless its `sharded_state_dict` calls them.
 
     `check_at_home` raises if the state of the optimizer belongs to other weights than the ones in the modules. It is
-    called in all three. `note_saving` is called when the optimizer names its state for a save.
+    called in all three. `expect_state` is called when the optimizer names its state for a load.
     """
     undo, depth = ExitStack(), 0
     plain_reading, plain_writing = optimizer.state_dict, optimizer.load_state_dict
     plain_sharded = getattr(optimizer, "sharded_state_dict", None)
 
-    def is_saving(_model_state: Any = None, is_loading: bool = False, *_: Any, **__: Any) -> bool:
-        return not is_loading
+    def is_for_load(_model_state: Any = None, is_loading: bool = False, *_: Any, **__: Any) -> bool:
+        return is_loading
 
     def state_dict(*args: Any, **kwargs: Any) -> Any:
         check_at_home()
@@ -198,8 +223,8 @@ def check_optimizer_state_dicts(
         nonlocal depth
         assert plain_sharded is not None
         check_at_home()
-        if is_saving(*args, **kwargs):
-            note_saving()
+        if is_for_load(*args, **kwargs):
+            expect_state()
         depth += 1
         try:
             return plain_sharded(*args, **kwargs)
@@ -211,26 +236,3 @@ def check_optimizer_state_dicts(
     if plain_sharded is not None:
         undo.callback(replace_method(optimizer, "sharded_state_dict", sharded_state_dict))
     return undo.close
-
-
-def check_named(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """Check that `write_named` can write all parameters of `own`.
-
-    Raises:
-        InvalidInput: a name is missing, or a shape differs.
-    """
-    missing = [name for name in own if name not in given]
-    if missing:
-        raise InvalidInput.of(
-            "the named weights", expected=f"all {len(own)} of this rank", got=f"none for {', '.join(missing[:4])}"
-        )
-    for name, parameter in own.items():
-        if given[name].shape != parameter.shape:
-            raise InvalidInput.of(name, expected=f"shape {tuple(parameter.shape)}", got=tuple(given[name].shape))
-
-
-@torch.no_grad()
-def write_named(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """Copy the tensors of `given` into the parameters of the same names. Names that are not in `own` are left out."""
-    for name, parameter in own.items():
-        parameter.copy_(given[name])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from megatron.core import tensor_parallel
+from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject
 from torch import Tensor, nn
 
 from relibra.agent.cells.layer import LayerExecution
@@ -53,7 +54,7 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
     layer.preprocess, layer.experts.forward = preprocess, forward
     layer.router.router_replay = MicroBatchReplay(plain_replay, execution.routing)
     layer.experts.sharded_state_dict = logical_sharded_state_dict(
-        layer.experts, execution.logical_experts, layer.config.num_moe_experts
+        layer.experts, execution.logical_experts, layer.config.num_moe_experts, LocalNonpersistentObject
     )
     entrances = [
         module.register_forward_pre_hook(lambda *_: execution.enter())
