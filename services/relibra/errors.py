@@ -15,6 +15,7 @@
     |-- LimitExceeded         a configured limit was reached
     |-- Unauthenticated       the call came without a valid token or certificate
     |-- Forbidden             the caller is known but may not do this
+    |-- Corrupt               what Redis keeps is not what was stored; the text names it
     |-- Unsupported           relibra refuses this configuration; the text names a supported one
     `-- Unavailable           the planner or Redis cannot be reached; retry later
 
@@ -148,6 +149,12 @@ class Forbidden(RelibraError):
     http_status = 403
 
 
+class Corrupt(RelibraError):
+    """Something that Redis keeps is not what was stored: its checksum does not fit. Nothing is made of it."""
+
+    grpc_status = "DATA_LOSS"
+
+
 class Unsupported(RelibraError):
     """relibra refuses this configuration; the text names a supported one."""
 
@@ -181,6 +188,7 @@ ERRORS: dict[str, type[RelibraError]] = {
         LimitExceeded,
         Unauthenticated,
         Forbidden,
+        Corrupt,
         Unsupported,
         Unavailable,
     )

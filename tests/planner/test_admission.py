@@ -5,6 +5,7 @@ import pytest
 from relibra.errors import LimitExceeded
 from relibra.planner.admission import Admission
 from relibra.planner.settings import PlannerSettings
+from relibra.planning import Cluster, Model
 from relibra.store import ALL_JOBS
 
 
@@ -57,3 +58,14 @@ def test_S6_a_job_has_no_more_open_calls_than_its_limit_and_other_jobs_are_serve
         with admission.call(ALL_JOBS), admission.call(ALL_JOBS), admission.call(ALL_JOBS):
             pass
     assert len(admission.calls) == 0
+
+
+def test_S7_a_job_has_no_more_ranks_than_a_sum_can_name() -> None:
+    admission, model = admission_of(), Model(num_layers=1, num_experts=4096, top_k=1)
+    for num_ep_groups in (16, 17):
+        cluster = Cluster(num_nodes=512, gpus_per_node=8, redundant_slots=1, num_ep_groups=num_ep_groups)
+        if num_ep_groups == 16:
+            admission.check_registration(model, cluster, 0)
+        else:
+            with pytest.raises(LimitExceeded, match="65536 ranks in all its EP groups, got 69632: 17 groups of 4096"):
+                admission.check_registration(model, cluster, 0)

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from harness.services import CLUSTER, Loop, Service, report_sequences
+from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, report_sequences
 from relibra.errors import InvalidInput, LimitExceeded, UnknownJob
 from relibra.planning import ExecutionReport, Phase, PlanId
 from relibra.store import Refused, Store
@@ -54,6 +54,19 @@ def test_S7_more_cells_than_a_step_may_have_are_refused(client: PlannerClient, j
         client.report_execution(job_id, report)
 
 
+def test_S7_each_of_many_ep_groups_reports_its_share_of_the_cells_of_a_step(client: PlannerClient, job_id: str) -> None:
+    groups = 1 << 8
+    client.register_job(f"{job_id}-groups", MODEL, dataclasses.replace(CLUSTER, num_ep_groups=groups), PARAMS)
+    fitting = (1 << 16) // MODEL.num_layers // groups
+    for num_micro_batches in (fitting, fitting + 1):
+        report = dataclasses.replace(REPORT, realised_load_ML=np.ones((num_micro_batches, 3), dtype=np.int64))
+        if num_micro_batches == fitting:
+            client.report_execution(f"{job_id}-groups", report)
+        else:
+            with pytest.raises(LimitExceeded, match="max_cells"):
+                client.report_execution(f"{job_id}-groups", report)
+
+
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
@@ -64,6 +77,7 @@ def test_S7_more_cells_than_a_step_may_have_are_refused(client: PlannerClient, j
             r"realised_load.shape: expected \[any, 3\], got \[2, 4\]",
         ),
         ({"step": 2**60}, "step: expected at most"),
+        ({"realised_load_ML": np.full((2, 3), -1)}, "realised_load: expected token copies, at least 0, got -1"),
     ],
 )
 def test_bad_reports_are_refused_by_name(

@@ -47,7 +47,7 @@ def test_S9_the_full_data_of_an_expired_step_is_refused_by_name(http: TestClient
     for part in FULL_DATA:
         answer = http.get(f"/v1/jobs/job/steps/1/{part}")
         assert answer.status_code == 404, part
-        assert "step 1 of job 'job' has expired, 2 are kept: only the summary" in answer.json()["detail"], part
+        assert "step 1 of job 'job' has expired: only the summary" in answer.json()["detail"], part
         never = http.get(f"/v1/jobs/job/steps/99/{part}").json()
         assert never["detail"] == "job 'job' has no step 99: steps 4 to 5 are kept", part
     assert http.get("/v1/jobs/job/steps/99").status_code == 404

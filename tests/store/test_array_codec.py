@@ -15,7 +15,7 @@ from relibra.store.array_codec import PackedArray
 )
 def test_arrays_survive(array: np.ndarray) -> None:
     packed = PackedArray.of(array)
-    assert PackedArray.from_bytes(packed.to_bytes()) == packed
+    assert PackedArray.from_bytes(packed.to_bytes(), "an array") == packed
     np.testing.assert_array_equal(packed.unpack(), array)
 
 

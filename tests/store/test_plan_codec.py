@@ -21,8 +21,10 @@ def test_S3_a_solved_plan_comes_back_with_its_digest(seed: int, num_micro_batche
     plan = solve(load, schedule, MODEL, cluster, PlanParams(min_tokens_per_replica=1))
     fields = encode_plan(plan, load)
     assert set(fields) >= {*COMMON_FIELDS, *(share_field(rank) for rank in range(cluster.num_ranks))}
-    expected = [PackedArray.from_bytes(fields[source_field(rank)]).unpack() for rank in range(cluster.num_ranks)]
+    expected = [
+        PackedArray.from_bytes(fields[source_field(rank)], "a load").unpack() for rank in range(cluster.num_ranks)
+    ]
     assert np.array_equal(np.stack(expected), source_load(load))
-    again = decode_plan(fields)
+    again = decode_plan(fields, "a plan")
     check_plan(again, load.load_MLE)
     assert again.digest == plan.digest

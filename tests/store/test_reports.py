@@ -2,19 +2,23 @@ import dataclasses
 import json
 
 import numpy as np
+import pytest
+from redis import Redis
 
 from harness.services import Loop
-from harness.step_samples import expire, report_all
+from harness.step_samples import expire, report_all, sequence
+from relibra.errors import LimitExceeded
 from relibra.planning import Cause, ExecutionReport, Phase, PlanId
 from relibra.planning.execution import executions
 from relibra.planning.routing_check import RoutingCause, RoutingCheck
-from relibra.store import JobRecord, Store
+from relibra.store import JobRecord, Store, StoreLimits
 from relibra.store.documents import (
     decode_execution_report,
     decode_execution_sum,
     encode_execution_report,
     encode_execution_sum,
 )
+from relibra.store.keys import JobKeys
 
 
 def report(job: JobRecord, phase: Phase, rank: int, step: int = 1) -> ExecutionReport:
@@ -114,3 +118,29 @@ def test_a_comparison_that_another_version_wrote_is_unspecified_or_missing(job: 
     assert decode_execution_report(1, older.encode(), realised).routing == RoutingCheck()
     otherwise = decode_execution_report(1, newer.encode(), realised).routing.otherwise
     assert otherwise == {RoutingCause.UNSPECIFIED: 5, RoutingCause.FILLERS: 1}
+
+
+def test_S7_the_reports_of_a_step_have_a_limit_and_count_into_its_size(
+    store: Store, run: Loop, job: JobRecord, redis_url: str
+) -> None:
+    report_all(store, run)
+    sizes = JobKeys("job").attempt(job.epoch).of("sizes")
+    with Redis.from_url(redis_url) as client:
+        counts_bytes = int(client.hget(sizes, "1") or 0)
+        run(store.put_report(job, report(job, Phase.UPDATE, 1)))
+        report_bytes = int(client.hget(sizes, "1") or 0) - counts_bytes
+    assert report_bytes > 500
+    two = StoreLimits(max_reports_size_bytes=2 * report_bytes)
+    assert run(store.put_report(job, report(job, Phase.UPDATE, 2), two))
+    # A second report of a rank takes the place of the first.
+    assert run(store.put_report(job, report(job, Phase.UPDATE, 1), two))
+    with pytest.raises(LimitExceeded, match="rank 3 of EP group 0 does not fit: the reports of") as error:
+        run(store.put_report(job, report(job, Phase.UPDATE, 3), two))
+    assert error.value.limit == "max_reports_size_bytes"
+    full = StoreLimits(max_step_size_bytes=counts_bytes + 2 * report_bytes)
+    with pytest.raises(LimitExceeded, match="sequences and reports of step 1 may take") as error:
+        run(store.put_report(job, report(job, Phase.UPDATE, 3), full))
+    assert error.value.limit == "max_step_size_bytes"
+    assert [each.ep_rank for each in run(store.get_reports(job, 1))] == [1, 2]
+    (refused,) = run(store.put_counts([sequence("one more")], full))
+    assert isinstance(refused, LimitExceeded)

@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 from redis import Redis
 
-from harness.services import MODEL, Loop
+from harness.services import CLUSTER, MODEL, PARAMS, Loop
 from harness.step_samples import COUNTS_SLE, IDS, LONG_S, PLAN, SCHEDULE, lease_of, report_all, sequence
 from relibra.errors import Conflict, LimitExceeded, NotFound, UnknownJob
+from relibra.planning import Model
 from relibra.planning.plan import Basis
 from relibra.store import JobRecord, SequenceCounts, Store, StoreLimits
 from relibra.store.keys import JobKeys
@@ -32,13 +33,13 @@ def test_repeated_counts_are_kept_once_and_conflicting_ones_refused(store: Store
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32])
-def test_counts_take_the_bytes_of_their_dtype_and_one(
+def test_counts_take_the_bytes_of_their_dtype_one_and_a_checksum(
     store: Store, run: Loop, job: JobRecord, redis_url: str, dtype: type[np.unsignedinteger]
 ) -> None:
     counts_LE = np.full((MODEL.num_layers, MODEL.num_experts), np.iinfo(dtype).max, dtype=dtype)
     assert run(store.put_counts([sequence("seq", counts_LE[:, ::-1])])) == [None]
     with Redis.from_url(redis_url) as client:
-        assert client.hstrlen(JobKeys("job").attempt(job.epoch).step(1, "counts"), "seq") == 1 + counts_LE.nbytes
+        assert client.hstrlen(JobKeys("job").attempt(job.epoch).step(1, "counts"), "seq") == 1 + 4 + counts_LE.nbytes
     np.testing.assert_array_equal(run(store.get_counts(job, 1, ["seq"])), counts_LE[None])
 
 
@@ -73,13 +74,36 @@ def test_a_step_that_is_forecast_takes_reports_after_its_schedule_and_does_not_o
     assert isinstance(late, Conflict)
 
 
-def test_S7_a_step_holds_no_more_than_its_limit(store: Store, run: Loop, job: JobRecord) -> None:
-    size_bytes = 1 + COUNTS_SLE[0].size
-    outcomes = report_all(store, run, limits=StoreLimits(max_step_size_bytes=3 * size_bytes + 1))
+def accounted_bytes(redis_url: str, job: JobRecord, step: int = 1) -> int:
+    """Return what counts as the size of a step."""
+    with Redis.from_url(redis_url) as client:
+        return int(client.hget(JobKeys("job").attempt(job.epoch).of("sizes"), str(step)) or 0)
+
+
+def test_S7_a_step_holds_no_more_than_its_limit(store: Store, run: Loop, job: JobRecord, redis_url: str) -> None:
+    run(store.put_counts([sequence(IDS[0], step=9)]))
+    size_bytes = accounted_bytes(redis_url, job, step=9)
+    assert size_bytes > len(IDS[0]) + COUNTS_SLE[0].size
+    limits = StoreLimits(max_step_size_bytes=3 * size_bytes + 1)
+    outcomes = report_all(store, run, limits=limits)
     assert [type(each) for each in outcomes] == [type(None)] * 3 + [LimitExceeded] * 5
     assert f"{3 * size_bytes + 1} bytes" in str(outcomes[3])
-    again = report_all(store, run, limits=StoreLimits(max_step_size_bytes=3 * size_bytes + 1))
+    again = report_all(store, run, limits=limits)
     assert [type(each) for each in again] == [type(None)] * 3 + [LimitExceeded] * 5
+
+
+@pytest.mark.parametrize("id_length", [12, 250])
+def test_S7_names_and_tables_of_redis_count_too(store: Store, run: Loop, redis_url: str, id_length: int) -> None:
+    tiny = Model(num_layers=1, num_experts=2, top_k=1)
+    job = run(store.register_job("job", tiny, CLUSTER, PARAMS))
+    counts_LE = np.ones((1, 2), dtype=np.uint8)
+    ids = [f"{number:0{id_length}}" for number in range(3000)]
+    assert not any(run(store.put_counts([sequence(each, counts_LE, policies=f"{each[:9]}-1") for each in ids])))
+    keys = JobKeys("job").attempt(job.epoch)
+    with Redis.from_url(redis_url) as client:
+        names = [keys.step(1, name) for name in ("counts", "policies")]
+        real_bytes = sum(client.memory_usage(name, samples=0) or 0 for name in names)
+    assert 0.8 * real_bytes <= accounted_bytes(redis_url, job) <= 1.5 * real_bytes
 
 
 def test_S7_a_job_has_no_more_open_steps_than_its_limit(store: Store, run: Loop, job: JobRecord) -> None:

@@ -22,7 +22,7 @@ def test_S9_a_step_that_is_not_there_is_expired_or_was_never_reported(store: Sto
         report_all(store, run, step)
     assert run(store.find_step(job, 3)) == run(store.get_step(job, 3))
     assert expire(store, run, job, [1, 2, 3]) == [1, 2, 3]
-    expected = "step 3 of job 'job' has expired, 2 are kept: only the summary .* remains; steps 4 to 5 are kept in full"
+    expected = "step 3 of job 'job' has expired: only the summary .* remains; steps 4 to 5 are kept in full, 2 in all"
     with pytest.raises(NotFound, match=expected):
         run(store.find_step(job, 3))
     with pytest.raises(NotFound, match="step 0 of job 'job' has expired: steps 4 to 5 are kept"):

@@ -323,9 +323,9 @@ def decode_execution_report(
     """Read an execution report. A cause that this version does not know is read as `UNSPECIFIED`.
 
     Raises:
-        InvalidInput: a field is malformed, a rank, group or phase does not exist, a time is negative or not finite, or
-            a report that names a plan also names causes of a fallback, or more cells are routed otherwise than were
-            compared.
+        InvalidInput: a field is malformed, a rank, group or phase does not exist, a load or time is negative, a time is
+            not finite, or a report that names a plan also names causes of a fallback, or more cells are routed
+            otherwise than were compared.
     """
     phase = next((each for each, number in _PHASES.items() if number == request.phase), None)
     if phase is None:
@@ -339,6 +339,9 @@ def decode_execution_report(
     for field in ("plan_wait_s", "reorder_s", "replica_wait_s"):
         if not 0 <= getattr(request, field) < math.inf:
             raise InvalidInput.of(field, expected="seconds, at least 0", got=getattr(request, field))
+    load_ML = array.decode(request.realised_load, "realised_load", kinds="i", shape=(None, model.num_layers))
+    if load_ML.min(initial=0) < 0:
+        raise InvalidInput.of("realised_load", expected="token copies, at least 0", got=load_ML.min())
     if request.causes and request.HasField("applied"):
         raise InvalidInput.of("causes", expected="none where a plan was applied", got=list(request.causes))
     return ExecutionReport(
@@ -348,9 +351,7 @@ def decode_execution_report(
         ep_rank=request.ep_rank,
         applied=decode_plan_id(request.applied) if request.HasField("applied") else None,
         reason=request.reason,
-        realised_load_ML=array.decode(
-            request.realised_load, "realised_load", kinds="i", shape=(None, model.num_layers)
-        ).astype(np.int64),
+        realised_load_ML=load_ML.astype(np.int64),
         reorder_sent_bytes=request.reorder_sent_bytes,
         replica_sent_bytes=request.replica_sent_bytes,
         plan_wait_s=request.plan_wait_s,

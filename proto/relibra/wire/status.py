@@ -12,6 +12,7 @@
 | LimitExceeded | RESOURCE_EXHAUSTED | no |
 | Unauthenticated | UNAUTHENTICATED | no |
 | Forbidden | PERMISSION_DENIED | no |
+| Corrupt | DATA_LOSS | no |
 | Unsupported | UNIMPLEMENTED | no |
 | Unavailable | UNAVAILABLE, DEADLINE_EXCEEDED | yes |
 """

@@ -21,6 +21,8 @@ MAX_EPOCH = 1 << 52
 """Lua counts epochs in doubles too; this leaves room above any epoch that a caller may claim to know."""
 MAX_NUM_RANKS = 4096
 MAX_NUM_EP_GROUPS = 4096
+MAX_NUM_PROCESSES = 1 << 16
+"""Ranks of all EP groups of a job. Pages and sums name each of them that has not reported."""
 MAX_REASON_LENGTH = 4096
 MAX_FETCH_WAIT_S = 60.0
 MAX_REFUSAL_LENGTH = 2000
@@ -160,6 +162,13 @@ class Admission:
             raise LimitExceeded(
                 f"a job may have {MAX_NUM_EP_GROUPS} EP groups of {MAX_NUM_RANKS} ranks, got "
                 f"{cluster.num_ep_groups} of {cluster.num_ranks}"
+            )
+        num_processes = cluster.num_ep_groups * cluster.num_ranks
+        if num_processes > MAX_NUM_PROCESSES:
+            raise LimitExceeded(
+                f"a job may have {MAX_NUM_PROCESSES} ranks in all its EP groups, got {num_processes}: "
+                f"{cluster.num_ep_groups} groups of {cluster.num_ranks}",
+                limit="max_processes",
             )
         if known_epoch > MAX_EPOCH:
             raise InvalidInput.of("known_epoch", expected=f"at most {MAX_EPOCH}", got=known_epoch)

@@ -35,9 +35,11 @@ class ExecutionService(execution_pb2_grpc.ExecutionServiceServicer):
     async def _keep_report(self, job: JobRecord, request: execution_pb2.ReportExecutionRequest) -> None:
         self._admission.check_reason(request.reason)
         # Checked before decoding: a deflated load grows to the size that its shape claims.
-        self._admission.check_num_cells(max(request.realised_load.shape[:2], default=0), job.model)
+        # Every EP group runs the micro-batches of a step, so all their rows together are those of a step.
+        num_rows = job.cluster.num_ep_groups * max(request.realised_load.shape[:2], default=0)
+        self._admission.check_num_cells(num_rows, job.model)
         report = decode_execution_report(request, job.model, job.cluster)
-        if not await self._store.put_report(job, report):
+        if not await self._store.put_report(job, report, self._admission.store_limits):
             # Agents of every version go on after this call, so the answer stays a success; the status service tells.
             error = NotFound(f"no sequence and no schedule of step {report.step} is kept, but ranks trained the step")
             await self._store.note_refusal(job, Refused.REPORTS, report.step, error)

@@ -25,6 +25,8 @@ _LIMITS = (
     "health_watches",
     "max_cells",
     "max_jobs",
+    "max_processes",
+    "max_reports_size_bytes",
     "max_sequences",
     "max_step_size_bytes",
     "max_streams_per_job",

@@ -51,7 +51,9 @@ class PlannerSettings(ServiceSettings):
     max_open_steps: int = Field(16, ge=1)
     """How many steps of a job may have sequences and no plan yet; as many may have a schedule and no plan."""
     max_step_size_bytes: int = Field(1 << 30, ge=1)
-    """How large the counts of one step may get."""
+    """How much the sequences and reports of one step may take in Redis, with their names."""
+    max_reports_size_bytes: int = Field(128 << 20, ge=1)
+    """How much the reports of one step may take in Redis; readers of a step go through all of them."""
     max_sequences: int = Field(1 << 18, ge=1)
     """How many sequences a step may have, reported or scheduled."""
     max_ingest_bytes_per_s: int = Field(64 << 20, ge=1)
@@ -62,6 +64,7 @@ class PlannerSettings(ServiceSettings):
         """The limits that the store enforces."""
         return StoreLimits(
             max_step_size_bytes=self.max_step_size_bytes,
+            max_reports_size_bytes=self.max_reports_size_bytes,
             max_open_steps=self.max_open_steps,
             max_sequences=self.max_sequences,
         )

@@ -2,19 +2,19 @@
 
 A report is the realised counterpart of a plan's prediction.
 
-M micro-batches of the rank's EP group, L layers, R EP ranks, C cells.
+M micro-batches of the rank's EP group, L layers.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning.job import Cluster
-from relibra.planning.load import imbalance
 from relibra.planning.rank_plan import PlanId
 from relibra.planning.routing_check import RoutingCheck
 
@@ -121,53 +121,114 @@ class Execution:
         return self.num_reports - self.num_applied
 
 
-def executions(reports: Sequence[ExecutionReport], cluster: Cluster) -> list[Execution]:
+class ExecutionSums:
+    """The sum over the reports of one step, which takes them one by one and keeps none of their loads."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._phases: dict[Phase, _PhaseSum] = {}
+
+    def add(self, reports: Iterable[ExecutionReport]) -> None:
+        """Add reports, in any order; a second report of a rank and phase must not come."""
+        for report in reports:
+            self._phases.setdefault(report.phase, _PhaseSum(self._cluster)).add(report)
+
+    def executions(self) -> list[Execution]:
+        """Return one `Execution` per phase with reports, in the order in which phases happen."""
+        return [self._phases[phase].execution(phase) for phase in Phase if phase in self._phases]
+
+
+def executions(reports: Iterable[ExecutionReport], cluster: Cluster) -> list[Execution]:
     """Sum up the reports of one step: one `Execution` per phase with reports, in the order in which phases happen."""
-    by_phase = {phase: [each for each in reports if each.phase is phase] for phase in Phase}
-    return [_sum_up(phase, of_phase, cluster) for phase, of_phase in by_phase.items() if of_phase]
+    sums = ExecutionSums(cluster)
+    # The last report of a rank and phase counts.
+    sums.add({(each.phase, each.ep_group, each.ep_rank): each for each in reports}.values())
+    return sums.executions()
 
 
-def _sum_up(phase: Phase, reports: Sequence[ExecutionReport], cluster: Cluster) -> Execution:
-    by_rank = {(each.ep_group, each.ep_rank): each for each in reports}
-    everyone = [(group, rank) for group in range(cluster.num_ep_groups) for rank in range(cluster.num_ranks)]
-    missing = tuple(each for each in everyone if each not in by_rank)
-    fell_back = [each for each in by_rank.values() if each.applied is None]
-    return Execution(
-        phase=phase,
-        num_expected=len(everyone),
-        num_ep_groups=cluster.num_ep_groups,
-        missing=missing,
-        num_applied=len(by_rank) - len(fell_back),
-        fallbacks=_by_cause(fell_back),
-        reasons=tuple(dict.fromkeys(each.reason for each in fell_back))[:_MAX_REASONS],
-        imbalance=None if missing else _realised(by_rank, cluster),
-        rank_tokens=tuple(_tokens(by_rank, rank, cluster) for rank in range(cluster.num_ranks)),
-        reorder_sent_bytes=sum(each.reorder_sent_bytes for each in by_rank.values()),
-        replica_sent_bytes=sum(each.replica_sent_bytes for each in by_rank.values()),
-        plan_wait_s=max(each.plan_wait_s for each in by_rank.values()),
-        reorder_s=max(each.reorder_s for each in by_rank.values()),
-        replica_wait_s=max(each.replica_wait_s for each in by_rank.values()),
-        routing=RoutingCheck.total(each.routing for each in by_rank.values()),
-    )
+@lru_cache(maxsize=16)
+def _everyone(num_ep_groups: int, num_ranks: int) -> tuple[tuple[int, int], ...]:
+    """Return (EP group, rank) of every rank in order; sums share them."""
+    return tuple((group, rank) for group in range(num_ep_groups) for rank in range(num_ranks))
 
 
-def _by_cause(fell_back: Sequence[ExecutionReport]) -> dict[Cause, int]:
-    numbers = Counter(cause for each in fell_back for cause in each.causes or (Cause.UNSPECIFIED,))
-    return {cause: numbers[cause] for cause in Cause if cause in numbers}
+class _PhaseSum:
+    """The sum of one phase so far."""
 
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._reported: set[tuple[int, int]] = set()
+        self._num_applied = 0
+        self._causes: Counter[Cause] = Counter()
+        # Reports may come in any order, but the first different reasons are those of the first ranks.
+        self._reasons: dict[str, tuple[int, int]] = {}
+        self._rank_tokens = [0] * cluster.num_ranks
+        self._rank_reports = [0] * cluster.num_ranks
+        self._slowest_ML: dict[int, NDArray[np.int64]] = {}
+        """For each EP group, the largest load of a rank in each cell."""
+        self._has_one_shape = True
+        self._reorder_sent_bytes = self._replica_sent_bytes = 0
+        self._plan_wait_s = self._reorder_s = self._replica_wait_s = 0.0
+        self._routing = RoutingCheck()
 
-def _realised(by_rank: Mapping[tuple[int, int], ExecutionReport], cluster: Cluster) -> float | None:
-    loads = [
-        [by_rank[group, rank].realised_load_ML for rank in range(cluster.num_ranks)]
-        for group in range(cluster.num_ep_groups)
-    ]
-    if any(each.shape != of_group[0].shape for of_group in loads for each in of_group):
-        return None
-    loads_CR = np.concatenate([np.stack(of_group, axis=-1).reshape(-1, cluster.num_ranks) for of_group in loads])
-    return imbalance(loads_CR)
+    def add(self, report: ExecutionReport) -> None:
+        rank = (report.ep_group, report.ep_rank)
+        self._reported.add(rank)
+        if report.applied is None:
+            self._causes.update(report.causes or (Cause.UNSPECIFIED,))
+            self._note_reason(report.reason, rank)
+        else:
+            self._num_applied += 1
+        self._rank_tokens[report.ep_rank] += int(report.realised_load_ML.sum())
+        self._rank_reports[report.ep_rank] += 1
+        self._add_load(report)
+        self._reorder_sent_bytes += report.reorder_sent_bytes
+        self._replica_sent_bytes += report.replica_sent_bytes
+        self._plan_wait_s = max(self._plan_wait_s, report.plan_wait_s)
+        self._reorder_s = max(self._reorder_s, report.reorder_s)
+        self._replica_wait_s = max(self._replica_wait_s, report.replica_wait_s)
+        self._routing = RoutingCheck.total([self._routing, report.routing])
 
+    def _note_reason(self, reason: str, rank: tuple[int, int]) -> None:
+        self._reasons[reason] = min(rank, self._reasons.get(reason, rank))
+        if len(self._reasons) > _MAX_REASONS:
+            del self._reasons[max(self._reasons, key=self._reasons.__getitem__)]
 
-def _tokens(by_rank: Mapping[tuple[int, int], ExecutionReport], rank: int, cluster: Cluster) -> int | None:
-    of_rank = [by_rank.get((group, rank)) for group in range(cluster.num_ep_groups)]
-    found = [int(each.realised_load_ML.sum()) for each in of_rank if each is not None]
-    return sum(found) if len(found) == len(of_rank) else None
+    def _add_load(self, report: ExecutionReport) -> None:
+        load_ML, slowest_ML = report.realised_load_ML, self._slowest_ML.get(report.ep_group)
+        if slowest_ML is None:
+            self._slowest_ML[report.ep_group] = load_ML.copy()
+        elif slowest_ML.shape != load_ML.shape:
+            self._has_one_shape = False
+        else:
+            np.maximum(slowest_ML, load_ML, out=slowest_ML)
+
+    def execution(self, phase: Phase) -> Execution:
+        cluster = self._cluster
+        everyone = _everyone(cluster.num_ep_groups, cluster.num_ranks)
+        missing = tuple(each for each in everyone if each not in self._reported)
+        return Execution(
+            phase=phase,
+            num_expected=len(everyone),
+            num_ep_groups=cluster.num_ep_groups,
+            missing=missing,
+            num_applied=self._num_applied,
+            fallbacks={cause: self._causes[cause] for cause in Cause if cause in self._causes},
+            reasons=tuple(sorted(self._reasons, key=self._reasons.__getitem__)),
+            imbalance=None if missing or not self._has_one_shape else self._imbalance(),
+            rank_tokens=tuple(
+                tokens if number == cluster.num_ep_groups else None
+                for tokens, number in zip(self._rank_tokens, self._rank_reports, strict=True)
+            ),
+            reorder_sent_bytes=self._reorder_sent_bytes,
+            replica_sent_bytes=self._replica_sent_bytes,
+            plan_wait_s=self._plan_wait_s,
+            reorder_s=self._reorder_s,
+            replica_wait_s=self._replica_wait_s,
+            routing=self._routing,
+        )
+
+    def _imbalance(self) -> float:
+        """Return the realised imbalance as `planning.load.imbalance` defines it."""
+        slowest, total = sum(int(each.sum()) for each in self._slowest_ML.values()), sum(self._rank_tokens)
+        return slowest * self._cluster.num_ranks / total if total else 1.0

@@ -105,11 +105,7 @@ async def list_reports(
 ) -> Response:
     """What each rank reported about a step, by phase, EP group and rank."""
     await app.store.find_step(job, step)
-    reports = [
-        report
-        for report in await app.store.get_reports(job, step)
-        if phase in (None, report.phase) and ep_rank in (None, report.ep_rank)
-    ]
+    reports = await app.store.get_reports(job, step, phase=phase, ep_rank=ep_rank, with_loads=realised)
     return await app.tagged.json(request, lambda: [ReportView.of(each, with_realised=realised) for each in reports])
 
 

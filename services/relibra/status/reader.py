@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 
 from relibra.errors import NotFound
 from relibra.planning import Plan
-from relibra.planning.execution import Execution, executions
+from relibra.planning.execution import Execution
 from relibra.planning.summary import PlanTotals
 from relibra.status.attempts import AttemptChoice, choose_attempt, refused_launch
 from relibra.status.balance import GLANCE_STEPS, Balance, balance_of
@@ -21,7 +21,7 @@ from relibra.store.single_flight import SingleFlight
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_NUM_EXECUTIONS = 512
+_NUM_EXECUTIONS = 128
 _NUM_WORKERS = 2
 """Threads for work of milliseconds. More would share the same cores, and each may hold a whole plan in memory."""
 
@@ -98,7 +98,7 @@ class Reader:
     async def sample(self, job: JobRecord, num: int) -> list[StepSummary]:
         """Return steps from the whole of an attempt in brief, newest first.
 
-        All steps that are kept in full are among them, and about `num` expired ones, evenly spaced.
+        The newest `num` steps that are kept in full are among them, and about `num` expired ones, evenly spaced.
         """
         kept = await self._in_brief(job, await self.store.list_steps(job, limit=num))
         return _merge(kept, await self.store.sample_summaries(job, num))
@@ -136,11 +136,8 @@ class Reader:
         ]
 
     async def _so_far(self, job: JobRecord, step: int, num_reports: int) -> list[Execution]:
-        async def make() -> list[Execution]:
-            reports = await self.store.get_reports(job, step)
-            return await self.off_loop(executions, reports, job.cluster)
-
-        return await self._executions.get((job.job_id, job.epoch, step, num_reports), make)
+        key = (job.job_id, job.epoch, step, num_reports)
+        return await self._executions.get(key, lambda: self.store.sum_reports(job, step))
 
     async def glances(self, jobs: Iterable[JobRecord]) -> list[JobGlance]:
         """Return the state of the current attempt of some jobs; a job that is removed meanwhile is left out."""

@@ -5,12 +5,13 @@ Out:  the same content read back, each written once and never changed; `Unavaila
 
     keys          the key schema, and the content of each key
     store         `Store`: all parts in one; nothing else talks to Redis
-    jobs, attempts, joining, rollbacks, sequences, schedules, leases, plans, steps, reports, expiry, summaries,
-    refusals, tokens    one part per concept
+    jobs, attempts, joining, rollbacks, sequences, schedules, leases, plans, steps, reports, stored_reports, expiry,
+    summaries, refusals, tokens    one part per concept
     step_summary  what is left of an expired step
     identity      bearer tokens, looked up and remembered for the services
     single_flight a bounded cache that makes each value once
     lua/          the writes that must look before they write; each is atomic in Redis
+    seal          the checksum of everything that is planned from, fetched or shown
     array_codec, plan_codec, documents    the formats of values in Redis
     embedded      `EmbeddedRedis`: a real redis-server for one machine
 

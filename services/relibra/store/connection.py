@@ -24,6 +24,8 @@ _UNAVAILABLE = (
     exceptions.RedisClusterException,
 )
 
+_MEASURE = "field_bytes"
+"""The Lua function that scripts share."""
 _UNAVAILABLE_CODES = ("OOM ", "READONLY ", "MISCONF ", "LOADING ", "CLUSTERDOWN ", "NOREPLICAS ", "BUSY ")
 
 
@@ -41,7 +43,8 @@ class Connected:
 
 @functools.cache
 def _source(name: str) -> str:
-    return resources.files("relibra.store").joinpath(f"lua/{name}.lua").read_text(encoding="utf-8")
+    source = resources.files("relibra.store").joinpath(f"lua/{name}.lua").read_text(encoding="utf-8")
+    return f"{_source(_MEASURE)}\n{source}" if f"{_MEASURE}(" in source and name != _MEASURE else source
 
 
 def raises_unavailable(method: Callable[_P, Coroutine[Any, Any, _R]]) -> Callable[_P, Coroutine[Any, Any, _R]]:

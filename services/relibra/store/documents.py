@@ -16,6 +16,7 @@ from relibra.planning.execution import Execution
 from relibra.planning.plan import Prediction
 from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.store.records import Attempt, JobRecord, PlanRecord
+from relibra.store.seal import unseal
 
 
 def encode_shape(model: Model, cluster: Cluster, params: PlanParams) -> str:
@@ -103,15 +104,24 @@ def decode_schedule(document: bytes) -> tuple[list[str], Schedule]:
     return fields["sequence_ids"], schedule
 
 
+def plan_of(job_id: str, step: int) -> str:
+    """Return the name of a plan in errors."""
+    return f"the plan of step {step} of job {job_id!r}"
+
+
 RECORD_FIELDS = ("epoch", "version", "digest", "submitted_at", "published_at", "meta")
 
 
-def decode_plan_record(step: int, values: list[bytes | None]) -> PlanRecord | None:
-    """Decode the fields of a plan's hash, in the order of `RECORD_FIELDS`; return None if there is no plan."""
+def decode_plan_record(job_id: str, step: int, values: list[bytes | None]) -> PlanRecord | None:
+    """Decode the fields of a plan's hash, in the order of `RECORD_FIELDS`; return None if there is no plan.
+
+    Raises:
+        Corrupt: the description of the plan is not the one that was stored.
+    """
     epoch, version, digest, submitted_at, published_at, meta = (value or b"" for value in values)
     if not version:
         return None
-    fields = json.loads(meta)
+    fields = json.loads(unseal(meta, f"field 'meta' of {plan_of(job_id, step)}"))
     return PlanRecord(
         id=PlanId(epoch=int(epoch, 16), version=int(version)),
         step=step,
@@ -144,8 +154,8 @@ def encode_execution_report(report: ExecutionReport) -> str:
     )
 
 
-def decode_execution_report(step: int, document: bytes, realised: bytes) -> ExecutionReport:
-    """Decode a report and its array."""
+def decode_execution_report(step: int, document: bytes, realised: bytes | None) -> ExecutionReport:
+    """Decode a report and its array, which is `[0, 0]` if it was not read."""
     fields = json.loads(document)
     applied = fields["applied"]
     return ExecutionReport(
@@ -155,7 +165,9 @@ def decode_execution_report(step: int, document: bytes, realised: bytes) -> Exec
         ep_rank=fields["ep_rank"],
         applied=None if applied is None else PlanId(epoch=int(applied[0], 16), version=applied[1]),
         reason=fields["reason"],
-        realised_load_ML=np.frombuffer(realised, dtype="<i8").reshape(fields["realised_shape"]),
+        realised_load_ML=np.zeros((0, 0), dtype=np.int64)
+        if realised is None
+        else np.frombuffer(realised, dtype="<i8").reshape(fields["realised_shape"]),
         reorder_sent_bytes=fields["reorder_sent_bytes"],
         replica_sent_bytes=fields["replica_sent_bytes"],
         plan_wait_s=fields["plan_wait_s"],

@@ -4,19 +4,22 @@ The planner decides which steps expire (`planner/retention.py`); one script remo
 summary, so no reader sees neither.
 """
 
-import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from relibra.planning.execution import Execution, executions
+from relibra.errors import Corrupt
 from relibra.store.array_codec import PackedArray
 from relibra.store.connection import raises_unavailable
+from relibra.store.documents import plan_of
 from relibra.store.keys import MAX_SUMMARIES, STEP_KEYS, AttemptKeys, JobKeys
 from relibra.store.plans import Plans
-from relibra.store.records import JobRecord
+from relibra.store.records import JobRecord, StepRecord
 from relibra.store.reports import Reports
 from relibra.store.step_summary import Expired, ExpiryCause, StepSummary, encode_summary
 from relibra.store.steps import Steps
+
+logger = logging.getLogger(__name__)
 
 _STEPS_PER_SCRIPT = 64
 _PLAN = STEP_KEYS.index("plan") + 1
@@ -29,7 +32,7 @@ class RetainedStep:
 
     step: int
     size_bytes: int
-    """What the data of the step takes in Redis, as `MEMORY USAGE` says; its counts alone if Redis refuses to say."""
+    """What the data of the step takes in Redis, as `MEMORY USAGE` says; what `sizes` has if Redis refuses to say."""
     age_s: float
     """How long ago a planner first measured the step, by the clock of Redis: within a minute of its first data."""
     is_open: bool
@@ -126,34 +129,34 @@ class Expiry(Plans, Steps, Reports):
         causes: Mapping[RetainedStep, ExpiryCause],
         now: float,
     ) -> list[StepSummary]:
-        numbers = [each.step for each in steps]
-        records = await self.get_steps(job, numbers)
-        executed = await self.get_executions(job, numbers)
         pipe = self._redis.pipeline(transaction=False)
-        for number in numbers:
-            pipe.hget(AttemptKeys.of_attempt(job).step(number, "plan"), "total/load")
-        loads = await pipe.execute()
+        for each in steps:
+            pipe.hget(AttemptKeys.of_attempt(job).step(each.step, "plan"), "total/load")
         summaries = []
-        for each, record, phases, load in zip(steps, records, executed, loads, strict=True):
-            if sum(phase.num_reports for phase in phases) != each.num_reports:
-                phases = await self._executions_so_far(job, each.step)
-            summaries.append(
-                StepSummary.of(
-                    record,
-                    phases,
-                    num_tokens=_num_tokens(job, load),
-                    expired=Expired(at=now, cause=causes[each], age_s=each.age_s),
+        for each, load in zip(steps, await pipe.execute(), strict=True):
+            expired = Expired(at=now, cause=causes[each], age_s=each.age_s)
+            try:
+                (record,), (phases,) = (
+                    await self.get_steps(job, [each.step]),
+                    await self.get_executions(job, [each.step]),
                 )
-            )
+                if sum(phase.num_reports for phase in phases) != each.num_reports:
+                    phases = await self.sum_reports(job, each.step)
+                num_tokens = _num_tokens(job, each.step, load)
+            except Corrupt as error:
+                # A step that cannot be read must not stay for good. Its summary says why it holds nothing.
+                logger.error("job %s: step %d expires unread: %s", job.job_id, each.step, error)
+                failed = StepRecord(
+                    step=each.step, num_sequences=0, policies={}, submitted_at=None, plan=None, failure=str(error)
+                )
+                summaries.append(StepSummary.of(failed, [], expired=expired))
+                continue
+            summaries.append(StepSummary.of(record, phases, num_tokens=num_tokens, expired=expired))
         return summaries
 
-    async def _executions_so_far(self, job: JobRecord, step: int) -> list[Execution]:
-        reports = await self.get_reports(job, step)
-        return await asyncio.to_thread(executions, reports, job.cluster)
 
-
-def _num_tokens(job: JobRecord, load: bytes | None) -> int | None:
+def _num_tokens(job: JobRecord, step: int, load: bytes | None) -> int | None:
     if load is None:
         return None
-    copies = int(PackedArray.from_bytes(load).unpack().sum(dtype=int))
+    copies = int(PackedArray.from_bytes(load, f"the loads of {plan_of(job.job_id, step)}").unpack().sum(dtype=int))
     return copies // (job.model.num_layers * job.model.top_k)

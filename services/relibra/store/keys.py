@@ -29,7 +29,7 @@ begins by going back to a step takes over the keys of all earlier steps (`rollba
 | `open` | sorted set | steps with sequences and no plan yet, by step | 20 B a step |
 | `pending` | sorted set | steps with a schedule and no outcome yet, by Unix time of the schedule | 20 B a step |
 | `plans` | sorted set | planned steps, by version | 20 B a step |
-| `sizes` | hash | step -> bytes of its counts | 20 B a step |
+| `sizes` | hash | step -> bytes of its counts, its schedule and its reports, by `field_bytes` | 20 B a step |
 | `crashes` | hash | step -> how often planning it crashed | 20 B a step |
 | `traces` | hash | step -> trace context of the call that submitted its schedule | 80 B a step |
 | `version` | string | version of the newest plan | 8 B |
@@ -43,14 +43,18 @@ Keys of one step have the prefix `relibra:{job}:<epoch>:step:<step>:`. They stay
 
 | key | type | content | size |
 |---|---|---|---|
-| `counts` | hash | sequence id -> counts `[L, E]`, see `sequences` | at most `max_step_size_bytes` |
+| `counts` | hash | sequence id -> counts `[L, E]`, see `sequences` | with `reports`: `max_step_size_bytes` |
 | `policies` | hash | `<first>-<last>` policy version -> number of sequences | 30 B a pair |
 | `schedule` | hash | `basis`; `document`, JSON: ids, `micro_batch`, `source_rank`, `ep_group` | 60 B a sequence |
 | `plan` | hash | fields of `plan_codec`; `epoch`, `version`, `digest`, `submitted_at`, `published_at` | 2 KiB a cell |
 | `failure` | string | why the step cannot be planned | 1 KiB |
 | `reports` | hash | `<phase>/<ep group>/<ep rank>` -> JSON of an execution report | 500 B a rank and phase |
 | `executed` | hash | phase that all ranks have reported -> JSON: the sum of its reports | 1 KiB a phase at 64 ranks |
+| `reported` | hash | phase -> number of its reports; `bytes`: what `reports` and `realised` take | 100 B |
 | `realised` | hash | the same fields as `reports` -> realised load, int64 `[M, L]` little endian | 8 B a cell, rank |
+
+Counts, schedules, the fields of plans, reports and their loads and sums have a checksum (`seal`), and all sizes above
+leave out what Redis takes for names and tables.
 
 When a step expires, `expire_steps` removes its keys and leaves a summary, in one script. The planner decides which
 steps expire (`planner/retention.py`): the oldest, by number, bytes and age, but none that is under way; and all steps
@@ -63,7 +67,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 SCHEMA = "relibra:schema"
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 JOBS = "relibra:jobs"
 TOKENS = "relibra:tokens"
 
@@ -80,7 +84,7 @@ SETS_OF_STEPS = ("pending", "plans", "begun")
 HASHES_BY_STEP = ("sizes", "crashes", "traces")
 """The hashes of an attempt whose fields are steps."""
 ATTEMPT_KEYS = (*SETS_BY_STEP, *SETS_OF_STEPS, *HASHES_BY_STEP, "version", "floor", "placement", "refusals")
-STEP_KEYS = ("counts", "policies", "schedule", "plan", "failure", "reports", "realised", "executed")
+STEP_KEYS = ("counts", "policies", "schedule", "plan", "failure", "reports", "reported", "realised", "executed")
 
 
 class AttemptId(Protocol):
@@ -116,6 +120,11 @@ class AttemptKeys:
 
     job: JobKeys
     epoch: int
+
+    @property
+    def job_id(self) -> str:
+        """The job, so that the keys of an attempt name the attempt."""
+        return self.job.job_id
 
     @classmethod
     def of_attempt(cls, attempt: AttemptId) -> "AttemptKeys":

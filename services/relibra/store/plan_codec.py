@@ -28,6 +28,7 @@ from relibra.planning.plan import Basis, Prediction
 from relibra.planning.source_load import source_load
 from relibra.planning.summary import PlanTotals
 from relibra.store.array_codec import PackedArray
+from relibra.store.seal import seal, unseal
 
 COMMON_FIELDS = ("home_rank", "replica_count", "replica_expert", "replica_rank")
 QUOTA_FIELDS = (
@@ -83,20 +84,24 @@ def encode_plan(plan: Plan, load: StepLoad | None = None) -> dict[str, bytes]:
     arrays |= {share_field(rank): share_Y for rank, share_Y in enumerate(share_RY)}
     if load is not None and plan.prediction.basis is Basis.REPLAY:  # a forecast promises no routing
         arrays |= {source_field(rank): load_MLB for rank, load_MLB in enumerate(source_load(load))}
-    return {"meta": plan.meta.encode()} | {name: PackedArray.of(array).to_bytes() for name, array in arrays.items()}
+    return {"meta": seal(plan.meta)} | {name: PackedArray.of(array).to_bytes() for name, array in arrays.items()}
 
 
-def decode_plan(fields: Mapping[str, bytes]) -> Plan:
+def decode_plan(fields: Mapping[str, bytes], what: str) -> Plan:
     """Decode a plan; its shares are decoded when they are first read.
 
     Args:
         fields: all fields of `encode_plan`, or only `QUOTA_FIELDS` if nobody reads the shares.
+        what: the name of the plan, for errors.
+
+    Raises:
+        Corrupt: a field is not the one that was stored.
     """
-    meta = json.loads(fields["meta"])
+    meta = json.loads(unseal(fields["meta"], f"field 'meta' of {what}"))
     cluster = Cluster(**meta["cluster"])
 
     def unpack(name: str) -> NDArray[np.generic]:
-        return PackedArray.from_bytes(fields[name]).unpack()
+        return PackedArray.from_bytes(fields[name], f"field {name!r} of {what}").unpack()
 
     def blocks() -> Iterator[NDArray[np.int32]]:
         share_RY = [unpack(share_field(rank)) for rank in range(cluster.num_ranks)]
@@ -120,9 +125,17 @@ def decode_plan(fields: Mapping[str, bytes]) -> Plan:
     )
 
 
-def decode_totals(values: Sequence[bytes | None]) -> PlanTotals | None:
-    """Decode the fields of a plan's hash, in the order of `TOTALS_FIELDS`; return None if any is missing."""
-    found = [PackedArray.from_bytes(value).unpack() for value in values if value is not None]
+def decode_totals(values: Sequence[bytes | None], what: str) -> PlanTotals | None:
+    """Decode the fields of a plan's hash, in the order of `TOTALS_FIELDS`; return None if any is missing.
+
+    Raises:
+        Corrupt: a field is not the one that was stored; the text names the plan as `what`.
+    """
+    found = [
+        PackedArray.from_bytes(value, f"field {name!r} of {what}").unpack()
+        for name, value in zip(TOTALS_FIELDS, values, strict=True)
+        if value is not None
+    ]
     if len(found) < len(TOTALS_FIELDS):
         return None
     home_rank_LE, load_LE, num_replicas_LE, before_LR, after_LR = found

@@ -15,7 +15,7 @@ from relibra.planning import Plan, PlanId
 from relibra.planning.summary import PlanTotals
 from relibra.store.array_codec import PackedArray
 from relibra.store.connection import Connected, raises_unavailable
-from relibra.store.documents import RECORD_FIELDS, decode_plan_record
+from relibra.store.documents import RECORD_FIELDS, decode_plan_record, plan_of
 from relibra.store.keys import AttemptId, AttemptKeys
 from relibra.store.plan_codec import (
     COMMON_FIELDS,
@@ -91,6 +91,7 @@ class Plans(Connected):
 
         Raises:
             NotFound: the step has no plan.
+            Corrupt: a part of the plan is not the one that was stored.
         """
         key = AttemptKeys.of_attempt(attempt).step(step, "plan")
         if with_shares:
@@ -99,7 +100,7 @@ class Plans(Connected):
             fields = dict(zip(QUOTA_FIELDS, await self._redis.hmget(key, QUOTA_FIELDS), strict=True))
         if not fields.get("meta"):
             raise NotFound(f"step {step} of job {attempt.job_id!r} has no plan")
-        return await asyncio.to_thread(decode_plan, fields)
+        return await asyncio.to_thread(decode_plan, fields, plan_of(attempt.job_id, step))
 
     @raises_unavailable
     async def get_plan_id(self, attempt: AttemptId, step: int) -> PlanId | None:
@@ -109,15 +110,24 @@ class Plans(Connected):
 
     @raises_unavailable
     async def get_packed_plan(self, job: JobRecord, step: int) -> PackedPlan | None:
-        """Return the part of a step's plan that ranks fetch, still packed; return None if there is no plan."""
+        """Return the part of a step's plan that ranks fetch, still packed; return None if there is no plan.
+
+        Raises:
+            Corrupt: a part of the plan is not the one that was stored, so no rank gets any of it.
+        """
         ranks = range(job.cluster.num_ranks)
         fields = [*RECORD_FIELDS, *COMMON_FIELDS, *map(share_field, ranks), *map(source_field, ranks)]
         values = await self._redis.hmget(AttemptKeys.of_attempt(job).step(step, "plan"), fields)
-        record = decode_plan_record(step, values[: len(RECORD_FIELDS)])
+        record = decode_plan_record(job.job_id, step, values[: len(RECORD_FIELDS)])
         if record is None:
             return None
         # Only the fields at the end, the loads by source rank, may be missing.
-        arrays = [PackedArray.from_bytes(value) for value in values[len(RECORD_FIELDS) :] if value is not None]
+        what = plan_of(job.job_id, step)
+        arrays = [
+            PackedArray.from_bytes(value, f"field {name!r} of {what}")
+            for name, value in list(zip(fields, values, strict=True))[len(RECORD_FIELDS) :]
+            if value is not None
+        ]
         first_source = len(COMMON_FIELDS) + len(ranks)
         return PackedPlan(
             record=record,
@@ -132,8 +142,10 @@ class Plans(Connected):
         pipe = self._redis.pipeline(transaction=False)
         for step in steps:
             pipe.hmget(AttemptKeys.of_attempt(attempt).step(step, "plan"), TOTALS_FIELDS)
-        found = await pipe.execute() if steps else []
-        return await asyncio.to_thread(lambda: [decode_totals(values) for values in found])
+        found = list(zip(steps, await pipe.execute() if steps else [], strict=True))
+        return await asyncio.to_thread(
+            lambda: [decode_totals(values, plan_of(attempt.job_id, step)) for step, values in found]
+        )
 
     @raises_unavailable
     async def get_placement(self, attempt: AttemptId, step: int) -> NDArray[np.int32]:
@@ -145,7 +157,7 @@ class Plans(Connected):
         data = await self._redis.hget(AttemptKeys.of_attempt(attempt).step(step, "plan"), "home_rank")
         if data is None:
             raise NotFound(f"step {step} of job {attempt.job_id!r} has no plan")
-        return PackedArray.from_bytes(data).unpack().astype(np.int32)
+        return _placement(data, plan_of(attempt.job_id, step))
 
     @raises_unavailable
     async def placement_before(self, attempt: AttemptId, step: int) -> NDArray[np.int32] | None:
@@ -155,11 +167,13 @@ class Plans(Connected):
         step, the ranks keep the placement that they had then until the first plan of that attempt.
         """
         keys, before = AttemptKeys.of_attempt(attempt), await self.plan_before(attempt, step)
+        what = f"the placement with which job {attempt.job_id!r} went back"
         if before is not None and before.id.epoch == attempt.epoch:
+            what = plan_of(attempt.job_id, before.step)
             data = await self._redis.hget(keys.step(before.step, "plan"), "home_rank")
         else:
             data = await self._redis.get(keys.of("placement"))
-        return PackedArray.from_bytes(data).unpack().astype(np.int32) if data else None
+        return _placement(data, what) if data is not None else None
 
     @raises_unavailable
     async def plans_after(self, attempt: AttemptId, version: int, *, limit: int = 64) -> list[PlanRecord]:
@@ -191,4 +205,8 @@ class Plans(Connected):
         for step in steps:
             pipe.hmget(AttemptKeys.of_attempt(attempt).step(step, "plan"), RECORD_FIELDS)
         found = await pipe.execute() if steps else []
-        return [decode_plan_record(step, values) for step, values in zip(steps, found, strict=True)]
+        return [decode_plan_record(attempt.job_id, step, values) for step, values in zip(steps, found, strict=True)]
+
+
+def _placement(packed: bytes, what: str) -> NDArray[np.int32]:
+    return PackedArray.from_bytes(packed, f"field 'home_rank' of {what}").unpack().astype(np.int32)

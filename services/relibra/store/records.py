@@ -99,7 +99,9 @@ class StoreLimits:
     """How much Redis keeps of one job (S7)."""
 
     max_step_size_bytes: int = 1 << 30
-    """How large the counts of one step may get."""
+    """How much the sequences and reports of one step may take in Redis, with their names."""
+    max_reports_size_bytes: int = 128 << 20
+    """How much the reports of one step may take in Redis; readers of a step go through all of them."""
     max_open_steps: int = 16
     """How many steps may have sequences and no plan yet; as many may have a schedule and no plan."""
     max_sequences: int = 1 << 18
@@ -173,9 +175,9 @@ class PackedPlan:
     common: dict[str, PackedArray]
     """The arrays that every rank needs, see `plan_codec`."""
     shares: list[PackedArray]
+    """The shares of each rank."""
     source_loads: list[PackedArray]
     """The token copies expected from every rank; empty if the plan was published without them."""
-    """The shares of each rank."""
 
 
 class StepState(StrEnum):
@@ -233,7 +235,7 @@ class Refusal:
     step: int
     """The step refused last."""
     error: str
-    """The name of the error in the exception tree, for example `Expired`."""
+    """The name of the error in the exception tree, for example `Conflict`."""
     text: str
     """The error message, for people."""
     at: float

@@ -1,27 +1,29 @@
-"""Execution reports: what ranks did with their plans."""
+"""Execution reports: what ranks did with their plans, each kept once per rank and phase."""
 
-import asyncio
-from collections.abc import Iterable, Sequence
-
-from relibra.planning import ExecutionReport
-from relibra.planning.execution import Execution, executions
-from relibra.store.attempts import Attempts
+from relibra.errors import LimitExceeded
+from relibra.planning import ExecutionReport, Phase
+from relibra.store.address import RedisClient
 from relibra.store.connection import raises_unavailable
 from relibra.store.documents import (
-    decode_execution_report,
-    decode_execution_sum,
     encode_execution_report,
     encode_execution_sum,
 )
-from relibra.store.keys import AttemptId, AttemptKeys
-from relibra.store.records import JobRecord
+from relibra.store.keys import AttemptKeys
+from relibra.store.records import DEFAULT_LIMITS, JobRecord, StoreLimits
+from relibra.store.seal import seal
+from relibra.store.stored_reports import StoredReports
 
 
-class Reports(Attempts):
+class Reports(StoredReports):
     """Execution reports, one per rank and phase, and their sums."""
 
+    def __init__(self, redis: RedisClient) -> None:
+        super().__init__(redis)
+        self._is_due: dict[str, bool] = {}
+        """The sums that are being made, and whether a report came since."""
+
     @raises_unavailable
-    async def put_report(self, job: JobRecord, report: ExecutionReport) -> bool:
+    async def put_report(self, job: JobRecord, report: ExecutionReport, limits: StoreLimits = DEFAULT_LIMITS) -> bool:
         """Keep the report of a rank for one phase; a second report of the same rank and phase replaces the first.
 
         The report that completes a phase also makes its sum, so that readers need not read the loads of all ranks to
@@ -32,73 +34,71 @@ class Reports(Attempts):
 
         Raises:
             StaleEpoch: the attempt of `job` is over.
+            LimitExceeded: the reports of the step, or all that was reported of it, would take more than they may.
         """
         keys, step = AttemptKeys.of_attempt(job), report.step
-        fields = await self._script(
+        answer = await self._script(
             "put_report",
-            [keys.job.of("job"), keys.of("steps"), keys.step(step, "reports"), keys.step(step, "realised")],
+            [
+                keys.job.of("job"),
+                keys.of("steps"),
+                *(keys.step(step, name) for name in ("reports", "realised", "reported")),
+                keys.of("sizes"),
+            ],
             [
                 f"{job.epoch:016x}",
                 step,
-                f"{report.phase}/{report.ep_group}/{report.ep_rank}",
-                encode_execution_report(report),
-                report.realised_load_ML.astype("<i8").tobytes(),
+                report.phase,
+                f"{report.ep_group}/{report.ep_rank}",
+                seal(encode_execution_report(report)),
+                seal(report.realised_load_ML.astype("<i8").tobytes()),
+                limits.max_reports_size_bytes,
+                limits.max_step_size_bytes,
             ],
         )
-        if fields is None:
-            raise await self.over(job.job_id, job.epoch)
-        of_phase = [each for each in fields if each.startswith(f"{report.phase}/".encode())]
-        if len(of_phase) == job.cluster.num_ep_groups * job.cluster.num_ranks:
-            await self._sum_up(job, step, of_phase)
-        return bool(fields)
+        match answer:
+            case b"stale_epoch":
+                raise await self.over(job.job_id, job.epoch)
+            case b"unknown":
+                return False
+            case b"reports" | b"step":
+                raise _too_large(report, answer, limits)
+        if answer == job.cluster.num_ep_groups * job.cluster.num_ranks:
+            await self._sum_up(job, step, report.phase)
+        return True
 
-    async def _sum_up(self, job: JobRecord, step: int, fields: Sequence[bytes]) -> None:
+    async def _sum_up(self, job: JobRecord, step: int, phase: Phase) -> None:
+        """Make the sum of a phase. Callers that come meanwhile leave it to the first one, which then starts again."""
         keys = AttemptKeys.of_attempt(job)
-        pipe = self._redis.pipeline(transaction=False)
-        pipe.hmget(keys.step(step, "reports"), fields)
-        pipe.hmget(keys.step(step, "realised"), fields)
-        documents, realised = await pipe.execute()
-        if None in documents or None in realised:
-            return  # the step has expired
+        key = keys.step(step, phase)
+        is_under_way, self._is_due[key] = key in self._is_due, True
+        if is_under_way:
+            return
+        try:
+            while self._is_due[key]:
+                self._is_due[key] = False
+                executed = await self.sum_reports(job, step)
+                # The step may have expired, or have lost reports to a newer attempt.
+                for each in (each for each in executed if each.phase is phase and not each.missing):
+                    await self._script(
+                        "put_execution",
+                        [keys.job.of("job"), keys.of("steps"), keys.step(step, "executed")],
+                        [f"{job.epoch:016x}", step, phase, seal(encode_execution_sum(each))],
+                    )
+        finally:
+            del self._is_due[key]
 
-        def sum_up() -> Execution:
-            reports = [decode_execution_report(step, *each) for each in zip(documents, realised, strict=True)]
-            return executions(reports, job.cluster)[0]
 
-        execution = await asyncio.to_thread(sum_up)
-        await self._script(
-            "put_execution",
-            [keys.job.of("job"), keys.of("steps"), keys.step(step, "executed")],
-            [f"{job.epoch:016x}", step, execution.phase, encode_execution_sum(execution)],
+def _too_large(report: ExecutionReport, limit: bytes, limits: StoreLimits) -> LimitExceeded:
+    rank = f"the report of rank {report.ep_rank} of EP group {report.ep_group}"
+    if limit == b"reports":
+        return LimitExceeded(
+            f"{rank} does not fit: the reports of step {report.step} may take {limits.max_reports_size_bytes} bytes in "
+            "Redis (max_reports_size_bytes)",
+            limit="max_reports_size_bytes",
         )
-
-    @raises_unavailable
-    async def get_reports(self, attempt: AttemptId, step: int) -> list[ExecutionReport]:
-        """Return the reports of a step, sorted by phase, EP group and rank."""
-        keys = AttemptKeys.of_attempt(attempt)
-        pipe = self._redis.pipeline(transaction=False)
-        pipe.hgetall(keys.step(step, "reports"))
-        pipe.hgetall(keys.step(step, "realised"))
-        documents, realised = await pipe.execute()
-        # The step may expire between the two reads.
-        reports = [
-            decode_execution_report(step, documents[field], realised[field]) for field in documents if field in realised
-        ]
-        return sorted(reports, key=lambda each: (each.phase, each.ep_group, each.ep_rank))
-
-    @raises_unavailable
-    async def num_reports(self, attempt: AttemptId, steps: Iterable[int]) -> list[int]:
-        """Return how many reports each of some steps has, in one round trip."""
-        pipe = self._redis.pipeline(transaction=False)
-        for step in steps:
-            pipe.hlen(AttemptKeys.of_attempt(attempt).step(step, "reports"))
-        return [int(number) for number in await pipe.execute()] if len(pipe) else []
-
-    @raises_unavailable
-    async def get_executions(self, attempt: AttemptId, steps: Iterable[int]) -> list[list[Execution]]:
-        """Return, for each of some steps, the phases that all ranks have reported, in the order of execution."""
-        pipe = self._redis.pipeline(transaction=False)
-        for step in steps:
-            pipe.hvals(AttemptKeys.of_attempt(attempt).step(step, "executed"))
-        found = await pipe.execute() if len(pipe) else []
-        return [sorted(map(decode_execution_sum, values), key=lambda each: each.phase) for values in found]
+    return LimitExceeded(
+        f"{rank} does not fit: sequences and reports of step {report.step} may take {limits.max_step_size_bytes} bytes "
+        "in Redis (max_step_size_bytes)",
+        limit="max_step_size_bytes",
+    )

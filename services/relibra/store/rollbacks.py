@@ -1,6 +1,5 @@
 """Going back to an earlier step within one launch of a training."""
 
-import json
 import time
 
 from relibra.store.connection import raises_unavailable
@@ -86,10 +85,10 @@ class Rollbacks(Jobs, Plans, Reports):
         own = [step for step in planned if plans[step][0] == f"{keys.epoch:016x}".encode()]
         has_reports = False
         for step in sorted(own, reverse=True):
-            reports = await self._redis.hvals(keys.step(step, "reports"))
-            if any(json.loads(report)["applied"] for report in reports):
+            is_applied = await self.is_applied(keys, step)
+            if is_applied:
                 return plans[step][1] or b""
-            has_reports = has_reports or bool(reports)
+            has_reports = has_reports or is_applied is not None
         if own and not has_reports:
             return plans[own[-1]][1] or b""
         return await self._redis.get(keys.of("placement")) or b""

@@ -12,6 +12,7 @@ from relibra.store.documents import decode_schedule, encode_schedule
 from relibra.store.keys import JOBS, AttemptId, AttemptKeys, JobKeys
 from relibra.store.records import DEFAULT_LIMITS, JobRecord, PendingStep, StoreLimits
 from relibra.store.rollbacks import way_back
+from relibra.store.seal import seal, unseal
 
 
 class Schedules(Attempts):
@@ -41,12 +42,12 @@ class Schedules(Attempts):
             [
                 keys.job.of("job"),
                 keys.step(step, "schedule"),
-                *map(keys.of, ("pending", "steps", "open", "floor", "traces")),
+                *map(keys.of, ("pending", "steps", "open", "floor", "traces", "sizes")),
             ],
             [
                 f"{job.epoch:016x}",
                 basis,
-                encode_schedule(sequence_ids, schedule),
+                seal(encode_schedule(sequence_ids, schedule)),
                 step,
                 time.time(),
                 limits.max_open_steps,
@@ -77,13 +78,15 @@ class Schedules(Attempts):
 
         Raises:
             NotFound: the step has no schedule.
+            Corrupt: the schedule is not the one that was stored.
         """
         basis, document = await self._redis.hmget(
             AttemptKeys.of_attempt(attempt).step(step, "schedule"), "basis", "document"
         )
         if document is None:
             raise NotFound(f"step {step} of job {attempt.job_id!r} has no schedule")
-        sequence_ids, schedule = decode_schedule(document)
+        what = f"the schedule of step {step} of job {attempt.job_id!r}"
+        sequence_ids, schedule = decode_schedule(unseal(document, what))
         return sequence_ids, schedule, Basis(basis.decode())
 
     @raises_unavailable

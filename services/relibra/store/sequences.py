@@ -1,9 +1,10 @@
 """Counts of finished sequences: each kept once.
 
-In Redis the counts of a sequence are one byte with the size of an element, then the elements in little-endian order, in
-the narrowest unsigned dtype that holds them. 48 layers x 128 experts take 6 KiB for a sequence of up to some 500 tokens
-and 12 KiB up to 200 000; the expert ids take 384 B per token. Deflating was measured to save 15 to 40 % of that for 30
-to 170 us per sequence, a quarter of the time that ingest may spend on one. Steps expire, so memory is bounded without.
+In Redis the counts of a sequence are sealed (`seal`): one byte with the size of an element, then the elements in
+little-endian order, in the narrowest unsigned dtype that holds them. 48 layers x 128 experts take 6 KiB for a sequence
+of up to some 500 tokens and 12 KiB up to 200 000; the expert ids take 384 B per token. Deflating was measured to save
+15 to 40 % of that for 30 to 170 us per sequence, a quarter of the time that ingest may spend on one. Steps expire, so
+memory is bounded without.
 
 L layers, E experts, S sequences.
 """
@@ -20,6 +21,7 @@ from relibra.store.connection import raises_unavailable
 from relibra.store.keys import AttemptId, AttemptKeys, JobKeys
 from relibra.store.records import DEFAULT_LIMITS, JobRecord, SequenceCounts, StoreLimits
 from relibra.store.rollbacks import way_back
+from relibra.store.seal import seal, unseal
 
 _SEQUENCES_PER_READ = 256
 _SEQUENCES_PER_LOOK = 2048
@@ -100,6 +102,7 @@ class Sequences(Attempts):
 
         Raises:
             NotFound: a sequence was never reported; the text names the first one.
+            Corrupt: the counts of a sequence are not those that were stored; the text names the first one.
         """
         shape = (job.model.num_layers, job.model.num_experts)
         counts_SLE = np.empty((len(sequence_ids), *shape), dtype=np.uint32)
@@ -109,29 +112,37 @@ class Sequences(Attempts):
             for index, data in enumerate(await self._redis.hmget(key, wanted)):
                 if data is None:
                     raise NotFound(f"sequence {wanted[index]!r} of step {step} was never reported")
-                counts_SLE[start + index] = _from_bytes(data, shape)
+                counts_SLE[start + index] = _from_bytes(data, shape, wanted[index], job, step)
         return counts_SLE
 
     @raises_unavailable
     async def get_total(self, job: JobRecord, step: int) -> NDArray[np.int64]:
-        """Return the sum of the counts of all sequences reported for a step so far, int64 `[L, E]`."""
+        """Return the sum of the counts of all sequences reported for a step so far, int64 `[L, E]`.
+
+        Raises:
+            Corrupt: the counts of a sequence are not those that were stored; the text names the first one.
+        """
         shape = (job.model.num_layers, job.model.num_experts)
         total_LE = np.zeros(shape, dtype=np.int64)
         key = AttemptKeys.of_attempt(job).step(step, "counts")
         sequence_ids = await self._redis.hkeys(key)
         for start in range(0, len(sequence_ids), _SEQUENCES_PER_READ):
-            for data in await self._redis.hmget(key, sequence_ids[start : start + _SEQUENCES_PER_READ]):
+            some = sequence_ids[start : start + _SEQUENCES_PER_READ]
+            for sequence_id, data in zip(some, await self._redis.hmget(key, some), strict=True):
                 if data is not None:  # the step may expire between two reads
-                    total_LE += _from_bytes(data, shape)
+                    total_LE += _from_bytes(data, shape, sequence_id.decode(), job, step)
         return total_LE
 
 
 def _to_bytes(counts_LE: NDArray[np.unsignedinteger]) -> bytes:
     little_LE = np.ascontiguousarray(counts_LE, dtype=counts_LE.dtype.newbyteorder("<"))
-    return bytes((little_LE.itemsize,)) + little_LE.tobytes()
+    return seal(bytes((little_LE.itemsize,)) + little_LE.tobytes())
 
 
-def _from_bytes(data: bytes, shape: tuple[int, int]) -> NDArray[np.unsignedinteger]:
+def _from_bytes(
+    sealed: bytes, shape: tuple[int, int], sequence_id: str, job: AttemptId, step: int
+) -> NDArray[np.unsignedinteger]:
+    data = unseal(sealed, f"the counts of sequence {sequence_id!r} of step {step} of job {job.job_id!r}")
     return np.frombuffer(data, dtype=f"<u{data[0]}", offset=1).reshape(shape)
 
 
@@ -150,8 +161,8 @@ def _refusal(word: bytes, sequence: SequenceCounts, limits: StoreLimits) -> Reli
         b"expired": Conflict(f"{name} is late: step {step} of job {job_id!r} has expired; {back}"),
         b"unknown": UnknownJob(f"job {job_id!r} is not registered; register it first"),
         b"large": LimitExceeded(
-            f"{name} does not fit: the counts of step {step} may take {limits.max_step_size_bytes} bytes "
-            "(max_step_size_bytes)",
+            f"{name} does not fit: what is reported of step {step} may take {limits.max_step_size_bytes} bytes "
+            "in Redis (max_step_size_bytes)",
             limit="max_step_size_bytes",
         ),
         b"many": LimitExceeded(

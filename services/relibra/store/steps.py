@@ -47,8 +47,8 @@ class Steps(Connected):
         kept = f"steps {int(oldest[0])} to {int(newest[0])} are kept" if newest else "none of its steps is kept"
         if num_summaries:
             raise NotFound(
-                f"the full data of step {step} of job {attempt.job_id!r} has expired, {num_kept} are kept: only the "
-                f"summary of the step remains; {kept} in full"
+                f"the full data of step {step} of job {attempt.job_id!r} has expired: only the summary of the step "
+                f"remains; {kept} in full, {num_kept} in all"
             )
         if step < int(floor or 0):
             raise NotFound(f"step {step} of job {attempt.job_id!r} has expired: {kept}")
@@ -57,7 +57,11 @@ class Steps(Connected):
 
     @raises_unavailable
     async def get_steps(self, attempt: AttemptId, steps: Iterable[int]) -> list[StepRecord]:
-        """Return the states of some steps in one round trip."""
+        """Return the states of some steps in one round trip.
+
+        Raises:
+            Corrupt: the description of a plan is not the one that was stored.
+        """
         keys, numbers = AttemptKeys.of_attempt(attempt), list(steps)
         pipe = self._redis.pipeline(transaction=False)
         for step in numbers:
@@ -71,7 +75,7 @@ class Steps(Connected):
         for index, step in enumerate(numbers):
             start = index * _ANSWERS_PER_STEP
             num_sequences, policies, submitted_at, plan, failure = answers[start : start + _ANSWERS_PER_STEP]
-            record = decode_plan_record(step, plan)
+            record = decode_plan_record(attempt.job_id, step, plan)
             if submitted_at is None and record is not None:
                 submitted_at = record.submitted_at
             records.append(

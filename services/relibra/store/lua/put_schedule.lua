@@ -1,6 +1,6 @@
 -- Keep the schedule of a step once, and make the step pending in the same instant.
 --
--- KEYS  1 job   2 schedule   3 pending   4 steps   5 open   6 floor   7 traces
+-- KEYS  1 job   2 schedule   3 pending   4 steps   5 open   6 floor   7 traces   8 sizes
 -- ARGV  1 epoch (hex)   2 basis   3 document (opaque)   4 step   5 now (Unix time)   6 limit on pending steps
 --       7 trace context of the call, '' without one
 -- Returns 'new', 'same' (the step has this very schedule), 'other' (it has another one), 'stale_epoch', 'expired' or
@@ -21,6 +21,7 @@ if redis.call('ZCARD', KEYS[3]) >= tonumber(ARGV[6]) then
   return 'full'
 end
 redis.call('HSET', KEYS[2], 'basis', ARGV[2], 'document', ARGV[3])
+redis.call('HINCRBY', KEYS[8], step, field_bytes('document', #ARGV[3]))
 if ARGV[7] ~= '' then
   redis.call('HSET', KEYS[7], step, ARGV[7])
 end

@@ -1,7 +1,7 @@
 -- Keep the counts of some sequences of one step, each once.
 --
 -- KEYS  1 job   2 counts   3 schedule   4 steps   5 open   6 floor   7 sizes   8 policies
--- ARGV  1 epoch (hex) of the attempt   2 step   3 limit on bytes of the step   4 limit on open steps
+-- ARGV  1 epoch (hex) of the attempt   2 step   3 limit on bytes of the step (`field_bytes`)   4 limit on open steps
 --       5 the basis that needs no reports of the step
 --       6 limit on sequences of the step
 --       7... sequence id, counts (opaque), policy versions ('' if unknown), for every sequence
@@ -44,17 +44,18 @@ for index = 7, #ARGV, 3 do
     outcome = kept == ARGV[index + 1] and 'same' or 'other'
   elseif refusal then
     outcome = refusal
-  elseif size + added + #ARGV[index + 1] > tonumber(ARGV[3]) then
+  elseif size + added + field_bytes(ARGV[index], #ARGV[index + 1]) > tonumber(ARGV[3]) then
     outcome = 'large'
   elseif left <= 0 then
     outcome = 'many'
   else
     outcome = 'kept'
     left = left - 1
-    added = added + #ARGV[index + 1]
+    added = added + field_bytes(ARGV[index], #ARGV[index + 1])
     redis.call('HSET', KEYS[2], ARGV[index], ARGV[index + 1])
-    if ARGV[index + 2] ~= '' then
-      redis.call('HINCRBY', KEYS[8], ARGV[index + 2], 1)
+    local policy = ARGV[index + 2]
+    if policy ~= '' and redis.call('HINCRBY', KEYS[8], policy, 1) == 1 then
+      added = added + field_bytes(policy, 1)
     end
   end
   outcomes[#outcomes + 1] = outcome
