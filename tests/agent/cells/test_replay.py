@@ -17,7 +17,14 @@ def native(scores: torch.Tensor, topk: int, *_: object) -> tuple[torch.Tensor, t
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
 def test_any_integers_are_taken(dtype: torch.dtype) -> None:
     routed_LTK = torch.tensor([[[0, 4]], [[3, 1]]], dtype=dtype)
-    assert check_routing(routed_LTK, MODEL).tolist() == routed_LTK.tolist()
+    checked = check_routing(routed_LTK, MODEL)
+    assert checked.tolist() == routed_LTK.tolist()
+    assert checked.dtype is torch.int16
+
+
+def test_more_experts_than_16_bits_hold_keep_their_numbers() -> None:
+    model = Model(num_layers=1, num_experts=40_000, top_k=2)
+    assert check_routing(torch.tensor([[[39_999, 0]]]), model).tolist() == [[[39_999, 0]]]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +46,7 @@ def test_what_the_router_would_lose_silently_is_refused(routing: list[object], f
 def test_scores_are_those_of_the_given_experts_and_differentiable() -> None:
     scores = torch.rand(3, 5, requires_grad=True)
     given = torch.tensor([[0, 1], [-1, -1], [4, 2]])
-    probs, chosen = MicroBatchReplay(None, lambda: given).get_replay_topk(scores, 2, None, None, native)
+    probs, chosen = MicroBatchReplay(None, lambda _: given).get_replay_topk(scores, 2, None, None, native)
     assert chosen.tolist() == [[0, 1], native(scores, 2)[1][1].tolist(), [4, 2]]
     assert torch.equal(probs, scores.gather(1, chosen))
     probs.sum().backward()
@@ -56,14 +63,14 @@ def test_without_routing_the_router_or_its_own_replay_decides() -> None:
         def get_replay_topk(self, scores: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
             return scores[:, :2], torch.tensor([[0, 1]] * 3)
 
-    _, chosen = MicroBatchReplay(None, lambda: None).get_replay_topk(scores, 2, None, None, native)
+    _, chosen = MicroBatchReplay(None, lambda _: None).get_replay_topk(scores, 2, None, None, native)
     assert torch.equal(chosen, native(scores, 2)[1])
-    replay = MicroBatchReplay(Own(), lambda: None)
+    replay = MicroBatchReplay(Own(), lambda _: None)
     assert replay.get_replay_topk(scores, 2, None, None, native)[1].tolist() == [[0, 1]] * 3
     assert replay.queue == 3
 
 
 def test_rows_for_another_number_of_tokens_are_refused() -> None:
-    replay = MicroBatchReplay(None, lambda: torch.tensor([[0, 1]]))
+    replay = MicroBatchReplay(None, lambda _: torch.tensor([[0, 1]]))
     with pytest.raises(InvalidInput, match="rows for 3 tokens, got 1"):
         replay.get_replay_topk(torch.rand(3, 5), 2, None, None, native)

@@ -1,6 +1,7 @@
 """The guard notices every change of an expert that it was not told of, and raises no other alarm."""
 
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 import torch
@@ -67,6 +68,33 @@ def test_S9_restored_weights_are_known_but_not_trained_on() -> None:
         guard.check_trained()
     swap(experts)
     guard.check_trained()
+
+
+def test_a_step_that_moves_nothing_is_not_read_twice() -> None:
+    guard, experts = guarded()
+    with mock.patch.object(guard, "_taken", wraps=guard._taken) as taken:
+        guard.check_trained()
+        guard.note_begun(has_moved=False)
+        assert taken.call_count == 1
+        guard.forget()
+        guard.note_begun(has_moved=False)
+        assert taken.call_count == 2
+    swap(experts)
+    with pytest.raises(RelibraError, match="written behind"):
+        guard.check_trained()
+    guard.note_begun(has_moved=True)
+    guard.check_trained()
+
+
+def test_S9_restored_weights_are_unknown_once_a_step_begins() -> None:
+    guard, experts = guarded()
+    swap(experts)
+    guard.note_visiting()
+    swap(experts)
+    guard.note_begun(has_moved=False)
+    swap(experts)
+    with pytest.raises(RelibraError, match="written behind"):
+        guard.check_known()
 
 
 def test_before_the_first_plan_and_while_an_optimizer_steps_any_write_is_right() -> None:

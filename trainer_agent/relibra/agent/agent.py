@@ -163,7 +163,7 @@ class Agent(WeightAccess):
             self._last_step = step
             self._outcome = self._opener.open(step)
             self._guard.is_armed |= self._outcome.applied is not None
-            self._guard.note_trained()
+            self._guard.note_begun(has_moved=self._outcome.num_moved_experts > 0)
         if phase is Phase.UPDATE and not self._guard.sees_optimizer:
             self._guard.forget()  # from now on an optimizer changes the weights, until the step ends
         assert self._outcome is not None

@@ -66,6 +66,8 @@ class Phases:
     def begin(self, phase: Phase, outcome: StepOutcome) -> None:
         """Begin a phase of the step of `outcome`, after `end_phase`."""
         cells = self._cells()
+        if self.open is not None:
+            self.open.routed_LTK.clear()  # of no use any more, and large
         self._records.append(
             PhaseRecord.begin(
                 phase,

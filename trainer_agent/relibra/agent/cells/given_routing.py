@@ -30,8 +30,8 @@ class GivenRouting:
         self._not_asked.add(layer)
 
     def compare(self, layer: int, routed_TK: Tensor, routing_map_TE: Tensor) -> None:
-        """Compare one cell, without waiting for the device."""
-        routed_TK = routed_TK.to(routing_map_TE.device, non_blocking=True)
+        """Compare one cell on the device of `routing_map_TE`, without waiting for it."""
+        routed_TK = routed_TK.to(routing_map_TE.device, non_blocking=True).long()
         chosen_TK = routing_map_TE.gather(1, routed_TK.clamp(min=0)).bool()
         differs = (~chosen_TK & (routed_TK != NATIVE)).any()
         before = self._differs_by_layer.get(layer)

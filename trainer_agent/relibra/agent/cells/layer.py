@@ -46,19 +46,20 @@ class LayerExecution:
         self._chunk, self._context, self._active, self._has_routing = chunk, context, active, has_routing
         self._check_weights, self._note_forward = check_weights, note_forward
         self._visit: Visit | None = None
-        self._was_asked = False
+        self._asked_TK: Tensor | None = None
+        """The routing of the present cell that its router has asked for, on the device."""
 
     def logical_experts(self) -> Sequence[int]:
         """Return the logical expert that is in every home slot now."""
         return self._logical_experts(self.index)
 
-    def routing(self) -> Tensor | None:
-        """Return the routing `[T, K]` that the caller set for the micro-batch that runs now, if any."""
+    def routing(self, device: torch.device) -> Tensor | None:
+        """Return the routing `[T, K]`, int64, that the caller set for the micro-batch that runs now, if any."""
         _, micro_batch = self._active()
         if micro_batch is None or micro_batch.routed_LTK is None:
             return None
-        self._was_asked = True
-        return micro_batch.routed_LTK[self.index]
+        self._asked_TK = micro_batch.routed_LTK[self.index].to(device).long()
+        return self._asked_TK
 
     def enter(self) -> None:
         """Begin the cell where the transformer layer begins. Without this call, `remap` begins it."""
@@ -78,11 +79,12 @@ class LayerExecution:
         if not torch.is_grad_enabled():
             self._check_weights(self.index)
         self._visit = self._visit_of(micro_batch) if micro_batch is not None else None
-        was_asked, self._was_asked = self._was_asked, False
+        asked_TK, self._asked_TK = self._asked_TK, None
         if micro_batch is not None and micro_batch.routed_LTK is not None:
-            if not was_asked:
+            if asked_TK is None:
                 micro_batch.given.note_not_asked(self.index)
-            micro_batch.given.compare(self.index, micro_batch.routed_LTK[self.index], routing_map_TE)
+                asked_TK = micro_batch.routed_LTK[self.index]
+            micro_batch.given.compare(self.index, asked_TK, routing_map_TE)
         if micro_batch is not None and micro_batch.routed is not None:
             micro_batch.routed.record(micro_batch.index, self.index, routing_map_TE)
         table = self._table(training)

@@ -17,7 +17,7 @@ NATIVE = -1
 
 
 def check_routing(routed_LTK: Tensor, model: Model) -> Tensor:
-    """Check the routing, and return it as int64.
+    """Check the routing, and return it in the smallest dtype that holds it, because it is kept until its phase ends.
 
     Args:
         routed_LTK: any integer dtype; rows of K distinct experts, or of K times `NATIVE`.
@@ -33,7 +33,7 @@ def check_routing(routed_LTK: Tensor, model: Model) -> Tensor:
         raise InvalidInput.of("routing", expected=expected, got=f"shape {shape}")
     if routed_LTK.is_floating_point() or routed_LTK.is_complex() or routed_LTK.dtype == torch.bool:
         raise InvalidInput.of("routing", expected=expected, got=str(routed_LTK.dtype))
-    routed_LTK = routed_LTK.long()
+    routed_LTK = routed_LTK.to(torch.int16 if model.num_experts <= torch.iinfo(torch.int16).max else torch.int32)
     sorted_LTK = routed_LTK.sort(dim=-1).values
     native_LT = (routed_LTK == NATIVE).all(dim=-1)
     exists_LT = ((routed_LTK >= 0) & (routed_LTK < model.num_experts)).all(dim=-1)
@@ -54,10 +54,10 @@ class MicroBatchReplay:
 
     Args:
         plain: the router's own replay, which decides if the micro-batch has no routing; None if the router has none.
-        routing: returns the rows `[T, K]` of the micro-batch that runs now, if it has routing.
+        routing: returns the rows `[T, K]` of the micro-batch that runs now on a device, int64, if it has routing.
     """
 
-    def __init__(self, plain: Any, routing: Callable[[], Tensor | None]) -> None:
+    def __init__(self, plain: Any, routing: Callable[[torch.device], Tensor | None]) -> None:
         self._plain, self._routing = plain, routing
 
     def __getattr__(self, name: str) -> Any:
@@ -79,7 +79,7 @@ class MicroBatchReplay:
             InvalidInput: the routing has rows for another number of tokens.
         """
         assert default_compute_topk is not None
-        routed_TK = self._routing()
+        routed_TK = self._routing(scores.device)
         if routed_TK is None:
             if self._plain is None:
                 return default_compute_topk(scores, topk, num_groups, group_topk)
@@ -89,7 +89,6 @@ class MicroBatchReplay:
             return chosen
         if len(routed_TK) != len(scores):
             raise InvalidInput.of("routing", expected=f"rows for {len(scores)} tokens", got=f"{len(routed_TK)} rows")
-        routed_TK = routed_TK.to(scores.device)
         native_T1 = (routed_TK == NATIVE).any(dim=-1, keepdim=True)
         if native_T1.any():
             _, own_TK = default_compute_topk(scores, topk, num_groups, group_topk)

@@ -60,6 +60,12 @@ class WeightGuard:
         """Remember the present weights as the trained ones, without waiting for the device."""
         self._trained, self._visiting = self._taken(), None
 
+    def note_begun(self, *, has_moved: bool) -> None:
+        """Remember the weights of a step that begins, after `check_trained`, which has read them if none has moved."""
+        if has_moved or self._trained is None:
+            self.note_trained()
+        self._visiting = None
+
     def note_visiting(self) -> None:
         """Remember the present weights as restored ones, beside the trained ones, without waiting for the device."""
         self._visiting = self._taken()
