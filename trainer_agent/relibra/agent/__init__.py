@@ -6,16 +6,21 @@ Out:  balanced MoE layers, reports of the realised loads, and weights under thei
     session -> agreement -> placement, reorder -> cells -> layer (remap, replicate)
                             `Agent` runs them in this order
 
-Only `megatron` imports megatron-core, and only `attach` imports `megatron`.
+Only `megatron` imports megatron-core, and only `attach` imports `megatron`. The names below are loaded on first use, so
+that `refusals` and `settings` can be imported where torch is not installed.
 """
 
-from relibra.agent.agent import Agent
-from relibra.agent.attachment import attach
-from relibra.agent.config import AgentConfig
-from relibra.agent.plans.outcome import StepOutcome
-from relibra.agent.plans.session import PlanAnswer, PlanSource, Session
-from relibra.agent.plans.trainer_group import shared_attempt
-from relibra.planning import Phase
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from relibra.agent.agent import Agent
+    from relibra.agent.attachment import attach
+    from relibra.agent.config import AgentConfig
+    from relibra.agent.plans.outcome import StepOutcome
+    from relibra.agent.plans.session import PlanAnswer, PlanSource, Session
+    from relibra.agent.plans.trainer_group import shared_attempt
+    from relibra.planning import Phase
 
 __all__ = [
     "Agent",
@@ -28,3 +33,32 @@ __all__ = [
     "attach",
     "shared_attempt",
 ]
+
+_HOMES = {
+    "Agent": "relibra.agent.agent",
+    "AgentConfig": "relibra.agent.config",
+    "Phase": "relibra.planning",
+    "PlanAnswer": "relibra.agent.plans.session",
+    "PlanSource": "relibra.agent.plans.session",
+    "Session": "relibra.agent.plans.session",
+    "StepOutcome": "relibra.agent.plans.outcome",
+    "attach": "relibra.agent.attachment",
+    "shared_attempt": "relibra.agent.plans.trainer_group",
+}
+"""The module of each public name."""
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name, from its own module.
+
+    Raises:
+        AttributeError: there is no such name.
+    """
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the names of the module, with those that were not loaded yet."""
+    return sorted({*globals(), *__all__})

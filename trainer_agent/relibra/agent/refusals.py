@@ -1,33 +1,16 @@
-"""Configurations that the agent cannot execute, each with an alternative that it supports."""
+"""Configurations that the agent cannot execute, each with an alternative that it supports.
 
-from typing import Any, NamedTuple
+`relibra.agent.settings` holds the settings of Megatron's configurations. This module applies them, and holds the rest.
+"""
 
+from typing import Any
+
+from relibra.agent.setting import Part, Refusal
+from relibra.agent.settings import refusals
 from relibra.errors import Unsupported
 
 TESTED_VERSIONS = ("0.16", "0.17", "0.18", "0.19")
 """Supported versions of megatron-core. The tests run on the oldest; the test layouts were run by hand on the others."""
-
-
-class Refusal(NamedTuple):
-    """A setting that the agent does not support, and an alternative."""
-
-    what: str
-    alternative: str
-
-    @property
-    def reason(self) -> str:
-        """A sentence that names the setting."""
-        return f"relibra's agent does not support {self.what}"
-
-    @property
-    def fix(self) -> str:
-        """What to do instead."""
-        return f"use {self.alternative}"
-
-    @property
-    def error(self) -> Unsupported:
-        """The error to raise."""
-        return Unsupported(f"{self.reason}; {self.fix}")
 
 
 def check_version(version: str) -> None:
@@ -57,129 +40,34 @@ def check_config(config: Any, *, expert_tensor_parallel_size: int) -> None:
 
 
 def config_refusals(config: Any, *, expert_tensor_parallel_size: int) -> list[Refusal]:
-    """Return the refusals for a TransformerConfig, or for any object with its fields."""
-    # From 0.18 on, the scopes are called modules, and the old name is None.
-    graphed = getattr(config, "cuda_graph_modules", None) or config.cuda_graph_scope or ("full layer",)
-    scopes = {str(getattr(scope, "name", scope)) for scope in graphed}
-    dispatcher = config.moe_token_dispatcher_type
-    refusals = (
-        (dispatcher != "alltoall", f"moe_token_dispatcher_type={dispatcher!r}", "'alltoall'"),
-        (
-            bool(config.moe_router_fusion and config.moe_enable_routing_replay),
-            "moe_router_fusion=True, which ignores routing replay",
-            "moe_router_fusion=False",
-        ),
-        (expert_tensor_parallel_size > 1, "expert tensor parallelism", "expert_tensor_parallel_size=1"),
-        (
-            _is_sharded(
-                config,
-                "expert_gtp_weight_remat_size",
-                "expert_tensor_parallel_num_weight_shards",
-                expert_tensor_parallel_size,
-            ),
-            "expert_tensor_parallel_num_weight_shards (expert_gtp_weight_remat_size), which shards weights of experts",
-            "expert_tensor_parallel_num_weight_shards=None",
-        ),
-        (
-            _is_sharded(
-                config,
-                "gtp_weight_remat_size",
-                "tensor_parallel_num_weight_shards",
-                config.tensor_model_parallel_size or 1,
-            ),
-            "tensor_parallel_num_weight_shards (gtp_weight_remat_size), which was not tested",
-            "tensor_parallel_num_weight_shards=None",
-        ),
-        (
-            config.cuda_graph_impl != "none" and not scopes <= {"attn", "mlp", "mamba"},
-            f"a CUDA graph over MoE layers (cuda_graph_scope {', '.join(sorted(scopes))})",
-            "cuda_graph_scope='attn'",
-        ),
-        (
-            bool(config.overlap_moe_expert_parallel_comm),
-            "overlap_moe_expert_parallel_comm=True",
-            "overlap_moe_expert_parallel_comm=False",
-        ),
-        (bool(config.delay_wgrad_compute), "delay_wgrad_compute=True", "delay_wgrad_compute=False"),
-        (
-            bool(getattr(config, "overlap_dispatch_backward_with_experts_wgrad", False)),  # from 0.18 on
-            "overlap_dispatch_backward_with_experts_wgrad=True, whose gradients come too late for replicas",
-            "overlap_dispatch_backward_with_experts_wgrad=False",
-        ),
-        (
-            # Command line arguments give a number of layers; megatron derives `cpu_offloading` from it.
-            bool(config.cpu_offloading or getattr(config, "cpu_offloading_num_layers", 0)),
-            "cpu_offloading=True (cpu_offloading_num_layers), which was not tested",
-            "cpu_offloading=False and recompute_granularity",
-        ),
-        (
-            bool(getattr(config, "fine_grained_activation_offloading", False)),
-            "fine_grained_activation_offloading=True, which was not tested",
-            "fine_grained_activation_offloading=False and recompute_granularity",
-        ),
-        (
-            bool(getattr(config, "moe_paged_stash", False)),  # from 0.18 on
-            "moe_paged_stash=True",
-            "moe_paged_stash=False",
-        ),
-        (bool(config.moe_shared_expert_overlap), "moe_shared_expert_overlap=True", "moe_shared_expert_overlap=False"),
-        (bool(config.moe_apply_probs_on_input), "moe_apply_probs_on_input=True", "moe_apply_probs_on_input=False"),
-        (
-            config.moe_expert_capacity_factor is not None,
-            "dropping tokens (moe_expert_capacity_factor)",
-            "moe_expert_capacity_factor=None",
-        ),
-        (
-            getattr(config, "moe_expert_rank_capacity_factor", None) is not None,  # from 0.18 on
-            "dropping tokens (moe_expert_rank_capacity_factor)",
-            "moe_expert_rank_capacity_factor=None",
-        ),
-        (
-            bool(config.moe_router_padding_for_quantization or config.fp8 or config.fp4),
-            "fp8 and fp4 experts",
-            "bf16 or fp32 experts",
-        ),
-        (
-            bool(config.mtp_num_layers),
-            "multi-token prediction, whose layers reuse the numbers of decoder layers",
-            "mtp_num_layers=None",
-        ),
-    )
-    return [Refusal(what, alternative) for refused, what, alternative in refusals if refused]
+    """Return the refusals for a TransformerConfig, or for any object with its fields.
 
-
-def _is_sharded(config: Any, size: str, num_shards: str, num_tensor_ranks: int) -> bool:
-    """Return whether weights are in more parts than tensor parallelism makes (from 0.19 on).
-
-    `num_shards` is the argument; megatron derives `size` from it when it builds the model.
+    Args:
+        config: the configuration.
+        expert_tensor_parallel_size: the size of the groups that were built, which the configuration may not say.
     """
-    return (getattr(config, size, None) or 1) > 1 or (getattr(config, num_shards, None) or 1) > num_tensor_ranks
+    return refusals(Part.MODEL, _Built(config, expert_tensor_parallel_size))
+
+
+class _Built:
+    """A TransformerConfig with the size of expert tensor parallelism that was built."""
+
+    def __init__(self, config: Any, expert_tensor_parallel_size: int) -> None:
+        self._config = config
+        self.expert_tensor_parallel_size = expert_tensor_parallel_size
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
 
 
 def optimizer_refusals(config: Any) -> list[Refusal]:
     """Return the refusals for an OptimizerConfig, or for any object with its fields."""
-    refusals = (
-        (
-            config.use_precision_aware_optimizer,
-            "use_precision_aware_optimizer=True, which exposes only copies of its state",
-            "use_precision_aware_optimizer=False",
-        ),
-        (
-            config.optimizer_cpu_offload,
-            "optimizer_cpu_offload=True, which keeps state where a reorder cannot move it",
-            "optimizer_cpu_offload=False",
-        ),
-    )
-    return [Refusal(what, alternative) for refused, what, alternative in refusals if refused]
+    return refusals(Part.OPTIMIZER, config)
 
 
 def ddp_refusals(config: Any) -> list[Refusal]:
     """Return the refusals for a DistributedDataParallelConfig, or for any object with its fields."""
-    refusals = [sharding("use_megatron_fsdp=True")] if config.use_megatron_fsdp else []
-    if (config.num_distributed_optimizer_instances or 1) > 1:
-        what = "num_distributed_optimizer_instances > 1, which keeps parts of the state in several copies"
-        refusals.append(Refusal(what, "num_distributed_optimizer_instances=1"))
-    return refusals
+    return refusals(Part.DDP, config)
 
 
 def shared_adapter(what: str) -> Refusal:

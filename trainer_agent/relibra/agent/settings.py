@@ -1,0 +1,224 @@
+"""Megatron's settings, one entry each: which values run and where they are tested, or why they are refused.
+
+`relibra.agent.refusals` applies the table to built models. `relibra doctor` applies it to recipes, and
+docs/integration/settings.md prints it. Importing this module needs neither torch nor megatron.
+"""
+
+from typing import Any
+
+from relibra.agent.setting import Part, Refusal, Setting
+
+
+def refusals(part: Part, config: Any) -> list[Refusal]:
+    """Return the refusals for a configuration of Megatron, or for any object with its fields."""
+    found = (each.refusal(config) for each in SETTINGS if each.part is part)
+    return [each for each in found if each is not None]
+
+
+def _runs(name: str, values: str, tested: str = "", part: Part = Part.MODEL) -> Setting:
+    return Setting(name=name, runs=values, tested=tested, part=part)
+
+
+def _off(name: str, why: str, cost: str, *, part: Part = Part.MODEL, instead: str = "") -> Setting:
+    """Return a setting that must be off. A config of a megatron that is too old to know it lacks the name."""
+    return Setting(
+        name=name,
+        part=part,
+        runs="",
+        is_refused=lambda config: bool(getattr(config, name, False)),
+        what=f"{name}=True{why}",
+        instead=instead or f"{name}=False",
+        cost=cost,
+    )
+
+
+def _scopes(config: Any) -> set[str]:
+    # From 0.18 on, the scopes are called modules, and the old name is None.
+    graphed = getattr(config, "cuda_graph_modules", None) or config.cuda_graph_scope or ("full layer",)
+    return {str(getattr(scope, "name", scope)) for scope in graphed}
+
+
+def _is_sharded(config: Any, size: str, num_shards: str, num_tensor_ranks: int) -> bool:
+    """Return whether weights are in more parts than tensor parallelism makes (from 0.19 on).
+
+    `num_shards` is the argument; megatron derives `size` from it when it builds the model.
+    """
+    return (getattr(config, size, None) or 1) > 1 or (getattr(config, num_shards, None) or 1) > num_tensor_ranks
+
+
+_MATRIX, _NEUTRALITY = "distributed/test_matrix.py", "distributed/test_neutrality.py"
+
+SETTINGS = (
+    _runs("expert_model_parallel_size", "any size that divides the experts", _MATRIX),
+    _runs("tensor_model_parallel_size", "any size, with whole experts", _MATRIX),
+    _runs("sequence_parallel", "on and off", _MATRIX),
+    _runs("context_parallel_size", "any size", _NEUTRALITY),
+    _runs("pipeline_model_parallel_size", "any size", _MATRIX),
+    _runs("virtual_pipeline_model_parallel_size", "any size", _MATRIX),
+    Setting(
+        name="expert_tensor_parallel_size",
+        runs="1",
+        tested=_NEUTRALITY,
+        is_refused=lambda config: config.expert_tensor_parallel_size > 1,
+        what="expert tensor parallelism",
+        instead="expert_tensor_parallel_size=1",
+        cost="each rank holds whole experts: more expert-parallel ranks keep the memory the same",
+    ),
+    Setting(
+        name="expert_tensor_parallel_num_weight_shards",
+        runs="no more than expert tensor parallelism makes",
+        is_refused=lambda config: _is_sharded(
+            config,
+            "expert_gtp_weight_remat_size",
+            "expert_tensor_parallel_num_weight_shards",
+            config.expert_tensor_parallel_size,
+        ),
+        what="expert_tensor_parallel_num_weight_shards (expert_gtp_weight_remat_size), which shards weights of experts",
+        instead="expert_tensor_parallel_num_weight_shards=None",
+        cost="each rank holds the whole weights of its experts",
+    ),
+    Setting(
+        name="tensor_parallel_num_weight_shards",
+        runs="no more than tensor parallelism makes",
+        is_refused=lambda config: _is_sharded(
+            config,
+            "gtp_weight_remat_size",
+            "tensor_parallel_num_weight_shards",
+            config.tensor_model_parallel_size or 1,
+        ),
+        what="tensor_parallel_num_weight_shards (gtp_weight_remat_size), which was not tested",
+        instead="tensor_parallel_num_weight_shards=None",
+        cost="each rank holds the weights that its tensor-parallel rank has",
+    ),
+    Setting(
+        name="moe_token_dispatcher_type",
+        runs="'alltoall'",
+        tested=_MATRIX,
+        is_refused=lambda config: config.moe_token_dispatcher_type != "alltoall",
+        what="moe_token_dispatcher_type='allgather' and 'flex'",
+        got=lambda config: f"moe_token_dispatcher_type={config.moe_token_dispatcher_type!r}",
+        instead="'alltoall'",
+        cost="dispatch without the fused kernels of DeepEP or HybridEP takes longer, above all between nodes",
+    ),
+    Setting(
+        name="moe_router_fusion",
+        runs="on without routing replay; off",
+        is_refused=lambda config: bool(config.moe_router_fusion and config.moe_enable_routing_replay),
+        what="moe_router_fusion=True, which ignores routing replay",
+        instead="moe_router_fusion=False",
+        cost="the router runs in several small kernels",
+    ),
+    _runs("moe_enable_routing_replay", "on and off; off plans from forecasts, which balance less well", _MATRIX),
+    _runs("moe_router_load_balancing_type", "any; 'sinkhorn' only without routing given to the agent", _MATRIX),
+    _runs("moe_permute_fusion", "on and off; only off is tested, because on needs Transformer Engine with CUDA"),
+    _runs("moe_grouped_gemm", "on and off", _MATRIX),
+    _runs("gradient_accumulation_fusion", "on and off", _MATRIX),
+    _runs("recompute_granularity", "none, 'selective', 'full'", _MATRIX),
+    Setting(
+        name="cuda_graph_impl",
+        runs="graphs over attention, dense MLPs and mamba",
+        is_refused=lambda config: config.cuda_graph_impl != "none" and not _scopes(config) <= {"attn", "mlp", "mamba"},
+        what="a CUDA graph over MoE layers",
+        got=lambda config: f"a CUDA graph over MoE layers (cuda_graph_scope {', '.join(sorted(_scopes(config)))})",
+        instead="cuda_graph_scope='attn'",
+        cost="the host launches the kernels of MoE layers one by one",
+    ),
+    _off("overlap_moe_expert_parallel_comm", "", "dispatch is not hidden behind another micro-batch"),
+    _off("delay_wgrad_compute", "", "gradients of weights are computed within the backward of their layer"),
+    _off(
+        "overlap_dispatch_backward_with_experts_wgrad",
+        ", whose gradients come too late for replicas",
+        "the backward of dispatch is not hidden behind gradients of experts",
+    ),
+    Setting(
+        name="cpu_offloading",
+        runs="",
+        # Command line arguments give a number of layers; megatron derives `cpu_offloading` from it.
+        is_refused=lambda config: bool(config.cpu_offloading or getattr(config, "cpu_offloading_num_layers", 0)),
+        what="cpu_offloading=True (cpu_offloading_num_layers), which was not tested",
+        instead="cpu_offloading=False and recompute_granularity",
+        cost="recomputation takes about a third more compute",
+    ),
+    _off(
+        "fine_grained_activation_offloading",
+        ", which was not tested",
+        "recomputation takes up to a third more compute",
+        instead="fine_grained_activation_offloading=False and recompute_granularity",
+    ),
+    _off("moe_paged_stash", "", "activations of experts need memory for the fullest rank"),
+    _off("moe_shared_expert_overlap", "", "shared experts run before or after dispatch and not beside it"),
+    _off(
+        "moe_apply_probs_on_input", "", "probabilities are applied to outputs, which changes a top-1 model's arithmetic"
+    ),
+    Setting(
+        name="moe_expert_capacity_factor",
+        runs="None",
+        tested=_MATRIX,
+        is_refused=lambda config: config.moe_expert_capacity_factor is not None,
+        what="dropping tokens (moe_expert_capacity_factor)",
+        instead="moe_expert_capacity_factor=None",
+        cost="no token is dropped, so the fullest rank is not bounded; balancing it is what relibra is for",
+    ),
+    Setting(
+        name="moe_expert_rank_capacity_factor",
+        runs="None",
+        tested=_MATRIX,
+        is_refused=lambda config: getattr(config, "moe_expert_rank_capacity_factor", None) is not None,  # from 0.18 on
+        what="dropping tokens (moe_expert_rank_capacity_factor)",
+        instead="moe_expert_rank_capacity_factor=None",
+        cost="no token is dropped, so the fullest rank is not bounded; balancing it is what relibra is for",
+    ),
+    Setting(
+        name="fp8",
+        runs="None: bf16 or fp32",
+        tested=_MATRIX,
+        is_refused=lambda config: bool(config.moe_router_padding_for_quantization or config.fp8 or config.fp4),
+        what="fp8 and fp4 experts",
+        instead="bf16 or fp32 experts",
+        cost="products of experts take up to twice as long, and activations twice the memory",
+    ),
+    Setting(
+        name="mtp_num_layers",
+        runs="",
+        is_refused=lambda config: bool(config.mtp_num_layers),
+        what="multi-token prediction, whose layers reuse the numbers of decoder layers",
+        instead="mtp_num_layers=None",
+        cost="the layers for multi-token prediction are not trained, so drafts for speculative decoding grow stale",
+    ),
+    _runs("optimizer", "'adam' and 'sgd'", _MATRIX, Part.OPTIMIZER),
+    _off(
+        "use_precision_aware_optimizer",
+        ", which exposes only copies of its state",
+        "fp32 moments and main weights, even where the option would keep them in fewer bits",
+        part=Part.OPTIMIZER,
+    ),
+    _off(
+        "optimizer_cpu_offload",
+        ", which keeps state where a reorder cannot move it",
+        "12 bytes per parameter of the rank's share of the optimizer state stay on the GPU",
+        part=Part.OPTIMIZER,
+    ),
+    _runs("use_distributed_optimizer", "on and off", _MATRIX, Part.DDP),
+    _runs("overlap_grad_reduce", "on and off", _NEUTRALITY, Part.DDP),
+    _runs("overlap_param_gather", "on and off", _NEUTRALITY, Part.DDP),
+    Setting(
+        name="use_megatron_fsdp",
+        part=Part.DDP,
+        runs="",
+        is_refused=lambda config: bool(config.use_megatron_fsdp),
+        what="use_megatron_fsdp=True, which shards weights of experts",
+        instead="megatron's DistributedDataParallel",
+        cost="each rank holds the whole weights of its experts; the distributed optimizer still shards their state",
+    ),
+    Setting(
+        name="num_distributed_optimizer_instances",
+        part=Part.DDP,
+        runs="1",
+        tested=_MATRIX,
+        is_refused=lambda config: (config.num_distributed_optimizer_instances or 1) > 1,
+        what="num_distributed_optimizer_instances > 1, which keeps parts of the state in several copies",
+        instead="num_distributed_optimizer_instances=1",
+        cost="gradients are reduced over all data-parallel ranks at once",
+    ),
+)
+"""Every setting that matters to the agent, in the order of the refusals."""
