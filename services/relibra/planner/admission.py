@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from relibra.errors import InvalidInput, LimitExceeded
+from relibra.planner.large_messages import LargeMessages
 from relibra.planner.open_calls import OpenCalls
 from relibra.planner.settings import PlannerSettings
 from relibra.planner.solve_size import solve_size_bytes
@@ -65,6 +66,7 @@ class Admission:
     def __init__(self, settings: PlannerSettings) -> None:
         self._settings = settings
         self.calls = OpenCalls()
+        self.large = LargeMessages()
         self._num_watches = 0
         self._spent_until: dict[str, float] = {}
 
@@ -101,6 +103,11 @@ class Admission:
             yield
         finally:
             self._num_watches -= is_watch
+
+    @property
+    def max_sequences(self) -> int:
+        """How many sequences a step may have."""
+        return self._settings.max_sequences
 
     def check_size(self, method: str, size_bytes: int) -> None:
         """Refuse a message that is too large for its method, before anything of it is read.
@@ -156,12 +163,14 @@ class Admission:
         if size_bytes + _ENVELOPE_SIZE_BYTES > limit:
             raise LimitExceeded(
                 f"the counts of a sequence may take {size_bytes} bytes ({model.num_layers} layers x "
-                f"{model.num_experts} experts), but a message holds {limit}"
+                f"{model.num_experts} experts), but a message holds {limit}",
+                limit="request_size",
             )
         if cluster.num_ranks > MAX_NUM_RANKS or cluster.num_ep_groups > MAX_NUM_EP_GROUPS:
             raise LimitExceeded(
                 f"a job may have {MAX_NUM_EP_GROUPS} EP groups of {MAX_NUM_RANKS} ranks, got "
-                f"{cluster.num_ep_groups} of {cluster.num_ranks}"
+                f"{cluster.num_ep_groups} of {cluster.num_ranks}",
+                limit="num_ranks",
             )
         num_processes = cluster.num_ep_groups * cluster.num_ranks
         if num_processes > MAX_NUM_PROCESSES:

@@ -7,11 +7,12 @@ on the wire, and the message is read here: after the caller is known and its cal
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
@@ -19,6 +20,7 @@ from opentelemetry.context import Context
 from relibra.errors import Forbidden, InvalidInput, LimitExceeded, RelibraError, shown
 from relibra.planner.access import Access, Caller
 from relibra.planner.admission import MAX_REFUSAL_LENGTH, Admission, account_of_connection
+from relibra.planner.large_messages import LARGE_SIZE_BYTES, check_repeated
 from relibra.planner.metrics import Metrics
 from relibra.planner.refusal_log import RefusalLog
 from relibra.store import ALL_JOBS
@@ -76,7 +78,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _health(self, handler: Any, method: str) -> Callable[[Any], Awaitable[None]]:
         async def serve(context: Any) -> None:
             with self._admission.health_call(method):
-                request = await self._read(context, method, handler, account_of_connection(context.peer()))
+                async with AsyncExitStack() as stack:
+                    request = await self._read(context, method, handler, account_of_connection(context.peer()), stack)
                 if handler.unary_unary:
                     await context.write(await handler.unary_unary(request, context))
                 else:
@@ -89,16 +92,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             started_at = time.perf_counter()
             caller = await self._access.identify(context)
             account = caller.job_id if caller.job_id != ALL_JOBS else account_of_connection(context.peer())
-            with self._admission.call(account), self._metrics.open_calls.track_inprogress():
+            async with AsyncExitStack() as stack:
+                stack.enter_context(self._admission.call(account))
+                stack.enter_context(self._metrics.open_calls.track_inprogress())
                 if handler.stream_stream:
                     if named := idle_job_id(context.invocation_metadata()):
                         caller.check(method, check_job_id(named))
-                    requests = self._requests(context, method, handler)
+                    requests = self._requests(context, method, handler, account)
                     async with aclosing(handler.stream_stream(requests, context)) as responses:
                         async for response in responses:
                             await context.write(response)
                     return
-                request = await self._read(context, method, handler, account)
+                request = await self._read(context, method, handler, account, stack)
                 _check(request, caller, method)
                 if handler.unary_stream:
                     async with aclosing(handler.unary_stream(request, context)) as responses:
@@ -113,24 +118,33 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         return serve
 
-    async def _read(self, context: Any, method: str, handler: Any, account: str) -> Any:
-        """Read the one message of a call."""
-        async with self._admission.calls.receiving(account):
+    async def _read(self, context: Any, method: str, handler: Any, account: str, stack: AsyncExitStack) -> Any:
+        """Read the one message of a call; a large one has the turn of its account until `stack` ends."""
+        async with self._admission.calls.receiving(account) as deadline:
             data = await context.read()
-        if data is grpc.aio.EOF:
-            raise InvalidInput.of("message", expected=f"the message of {method}", got="none")
-        return self._decode(data, method, handler)
+            deadline.reschedule(None)
+            if data is grpc.aio.EOF:
+                raise InvalidInput.of("message", expected=f"the message of {method}", got="none")
+            await stack.enter_async_context(self._admission.large.turn(account, len(data)))
+        return await self._decode(data, method, handler)
 
-    async def _requests(self, context: Any, method: str, handler: Any) -> AsyncIterator[Any]:
+    async def _requests(self, context: Any, method: str, handler: Any, account: str) -> AsyncIterator[Any]:
         while (data := await context.read()) is not grpc.aio.EOF:
-            request = self._decode(data, method, handler)
+            async with self._admission.large.turn(account, len(data)):
+                request = await self._decode(data, method, handler)
             await self._check_now(request, context, method)
             yield request
 
-    def _decode(self, data: bytes, method: str, handler: Any) -> Any:
+    async def _decode(self, data: bytes, method: str, handler: Any) -> Any:
         self._admission.check_size(method, len(data))
-        try:
+
+        def parse() -> Any:
+            if len(data) > LARGE_SIZE_BYTES:
+                check_repeated(data, _descriptor(handler), self._admission.max_sequences)
             return handler.request_deserializer(data)
+
+        try:
+            return await self._admission.large.work(len(data), parse)
         except DecodeError as error:
             raise InvalidInput.of("message", expected=f"the protobuf message of {method}", got=error) from error
 
@@ -165,3 +179,9 @@ def _trace_context(context: Any) -> Context:
 def _check(request: Any, caller: Caller, method: str) -> None:
     caller.check(method, request.job_id)
     check_job_id(request.job_id)
+
+
+def _descriptor(handler: Any) -> Descriptor:
+    """Return the descriptor of a method's request; the deserializer is `FromString` of its class."""
+    descriptor: Descriptor = handler.request_deserializer.__self__.DESCRIPTOR
+    return descriptor

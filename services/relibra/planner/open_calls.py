@@ -17,7 +17,12 @@ MAX_CALLS = 8192
 NUM_RECEIVING = 4
 """How many calls of one account receive their message at the same time; the messages of others wait at the sender."""
 MESSAGE_TIMEOUT_S = 10.0
-"""How long the message of a call may take, from the headers of the call to the end of the message."""
+"""How long the message of a call may take at least, from the headers of the call to the end of the message.
+
+Each call gets up to twice as long, another time than the calls before it. Thousands of calls that began at once would
+otherwise end at once, and be begun again at once.
+"""
+_GOLDEN_RATIO = 0.618033988749895
 
 
 @dataclass
@@ -37,6 +42,7 @@ class OpenCalls:
         self._num_calls: Counter[str] = Counter()
         self._num_all = 0
         self._receiving: dict[str, _Turns] = {}
+        self._num_received = 0
 
     def __len__(self) -> int:
         return self._num_all
@@ -78,22 +84,28 @@ class OpenCalls:
                 del self._num_calls[account]
 
     @asynccontextmanager
-    async def receiving(self, account: str, timeout_s: float = MESSAGE_TIMEOUT_S) -> AsyncIterator[None]:
+    async def receiving(self, account: str, timeout_s: float | None = None) -> AsyncIterator[asyncio.Timeout]:
         """Wait until the account may receive one more message; limit the time of waiting and receiving together.
+
+        Move the deadline that this yields once the message is there.
 
         Until a call asks for its message, flow control keeps all but the beginning of the message at the sender.
 
         Raises:
             LimitExceeded: the time is up.
         """
+        if timeout_s is None:
+            # Multiples of the golden ratio, without their whole part, are spread evenly (Weyl).
+            self._num_received += 1
+            timeout_s = MESSAGE_TIMEOUT_S * (1 + self._num_received * _GOLDEN_RATIO % 1)
         turns = self._receiving.setdefault(account, _Turns())
         turns.num_calls += 1
         try:
-            async with asyncio.timeout(timeout_s), turns.free:
-                yield
+            async with asyncio.timeout(timeout_s) as deadline, turns.free:
+                yield deadline
         except TimeoutError:
             raise LimitExceeded(
-                f"the message of the call did not arrive within {timeout_s:g} s; send it with the call",
+                f"the message of the call did not arrive within {timeout_s:.3g} s; send it with the call",
                 limit="message_timeout",
             ) from None
         finally:

@@ -12,7 +12,7 @@ from relibra.planner.attempt_watch import AttemptWatch
 from relibra.planner.plan_cache import PlanCache
 from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
 from relibra.planner.step_watch import LOOK_INTERVAL_S, StepWatch
-from relibra.planning import PlanId
+from relibra.planning import PlanId, Schedule
 from relibra.planning.plan import Basis
 from relibra.store import JobRecord, PlanRecord, Refused, StepRecord, StepState, Store
 from relibra.v1 import plan_pb2, plan_pb2_grpc
@@ -59,8 +59,21 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
 
     async def _keep_schedule(self, job: JobRecord, step: int, request: plan_pb2.SubmitScheduleRequest) -> None:
         self._admission.check_num_sequences(len(request.schedule.sequence_ids))
-        sequence_ids, schedule = decode_schedule(request.schedule, job.cluster)
         basis = decode_basis(request.basis)
+        sequence_ids, schedule = await self._admission.large.work(
+            request.ByteSize(), lambda: self._decode_schedule(job, step, request.schedule, basis)
+        )
+        if basis is not Basis.PREVIOUS_STEPS:
+            await self._check_reported(job, step, sequence_ids)
+        await self._store.put_schedule(
+            job, step, sequence_ids, schedule, self._admission.store_limits, basis, traceparent=_traceparent()
+        )
+
+    def _decode_schedule(
+        self, job: JobRecord, step: int, message: plan_pb2.Schedule, basis: Basis
+    ) -> tuple[list[str], Schedule]:
+        """Decode and check a schedule; this runs in a thread if the schedule is large."""
+        sequence_ids, schedule = decode_schedule(message, job.cluster)
         if schedule.num_micro_batches > len(sequence_ids):
             raise InvalidInput.of(
                 "schedule.micro_batch",
@@ -73,11 +86,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             # The sequences may be reported later or never, so an id that no report could have must be refused here.
             for sequence_id in sequence_ids:
                 check_name(step, sequence_id)
-        else:
-            await self._check_reported(job, step, sequence_ids)
-        await self._store.put_schedule(
-            job, step, sequence_ids, schedule, self._admission.store_limits, basis, traceparent=_traceparent()
-        )
+        return sequence_ids, schedule
 
     async def FetchPlan(self, request: plan_pb2.FetchPlanRequest, context: Any) -> plan_pb2.FetchPlanResponse:
         """Return one rank's part of the plan of a step, as soon as the plan is published."""

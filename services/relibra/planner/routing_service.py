@@ -232,4 +232,6 @@ def _check_ordinals(batch: list[routing_pb2.ReportRoutingRequest], answered_thro
         if request.ordinal != ordinal:
             raise InvalidInput.of("ordinal", expected=str(ordinal), got=request.ordinal)
     if len(batch) > CREDIT_SEQUENCES:
-        raise LimitExceeded(f"{len(batch)} sequences came at once, but the credit was {CREDIT_SEQUENCES}")
+        raise LimitExceeded(
+            f"{len(batch)} sequences came at once, but the credit was {CREDIT_SEQUENCES}", limit="credit"
+        )

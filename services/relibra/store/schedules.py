@@ -1,5 +1,6 @@
 """Schedules, and the pending steps: those that have a schedule and no plan yet."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 
@@ -13,6 +14,9 @@ from relibra.store.keys import JOBS, AttemptId, AttemptKeys, JobKeys
 from relibra.store.records import DEFAULT_LIMITS, JobRecord, PendingStep, StoreLimits
 from relibra.store.rollbacks import way_back
 from relibra.store.seal import seal, unseal
+
+_LARGE_NUM_SEQUENCES = 4096
+"""Encoding larger schedules takes more than a few milliseconds, in which an event loop could do nothing else."""
 
 
 class Schedules(Attempts):
@@ -37,6 +41,11 @@ class Schedules(Attempts):
             LimitExceeded: too many steps of the job are pending.
         """
         keys, job_id = AttemptKeys.of_attempt(job), job.job_id
+
+        def encode() -> bytes:
+            return seal(encode_schedule(sequence_ids, schedule))
+
+        document = await asyncio.to_thread(encode) if len(sequence_ids) > _LARGE_NUM_SEQUENCES else encode()
         outcome = await self._script(
             "put_schedule",
             [
@@ -47,7 +56,7 @@ class Schedules(Attempts):
             [
                 f"{job.epoch:016x}",
                 basis,
-                seal(encode_schedule(sequence_ids, schedule)),
+                document,
                 step,
                 time.time(),
                 limits.max_open_steps,
@@ -69,7 +78,8 @@ class Schedules(Attempts):
             case b"full":
                 raise LimitExceeded(
                     f"{limits.max_open_steps} steps of job {job_id!r} wait for their plans already (max_open_steps); "
-                    "fetch those plans first"
+                    "fetch those plans first",
+                    limit="max_open_steps",
                 )
 
     @raises_unavailable

@@ -171,6 +171,7 @@ def _refusal(word: bytes, sequence: SequenceCounts, limits: StoreLimits) -> Reli
         ),
         b"busy": LimitExceeded(
             f"{name} of step {step} is refused: {limits.max_open_steps} steps of job {job_id!r} have sequences and no "
-            "plan (max_open_steps); submit their schedules first"
+            "plan (max_open_steps); submit their schedules first",
+            limit="max_open_steps",
         ),
     }[word]

@@ -39,6 +39,11 @@ class RawConnection:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
+    @property
+    def num_open(self) -> int:
+        """The number of calls that the server has not ended."""
+        return (self._next_stream - 1) // 2 - len(self.ended)
+
     def call(self, path: str, token: str | None = None) -> int:
         """Start a call of `path`, for example `/relibra.v1.PlanService/FetchPlan`, by its headers alone."""
         stream, self._next_stream = self._next_stream, self._next_stream + 2
