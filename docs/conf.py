@@ -31,7 +31,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(?!relibra\.).*"),
     (
         "py:class",
-        r"relibra\.agent\.(experts\.Experts|groups\.Groups|refusals\.Refusal|cells\.visit\.ReplicaContext)",
+        r"relibra\.agent\.(experts\.Experts|groups\.Groups|setting\.Refusal|cells\.visit\.ReplicaContext)",
     ),
     ("py:class", r"relibra\.agent\.homes\.(homes\.Homes|guard\.WeightGuard|by_place\.PlaceNames)"),
     (
