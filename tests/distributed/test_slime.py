@@ -16,7 +16,7 @@ LAYOUTS = ["slime_ep4", "slime_ep2_edp2"]
 def test_S9_slime_switches_and_sends_the_right_weights_over_reorders(layout_run, layout):
     for result in layout_run(layout).of("followed"):
         assert min(result["moved"]) > 0
-        assert set(result["right"].values()) == {True}, result["right"]
+        assert [what for what, is_right in result["right"].items() if not is_right] == []
         assert result["difference"]["weights"] <= 1e-5
 
 
@@ -28,5 +28,5 @@ def test_S9_slime_without_a_word_of_relibra_is_refused_before_weights_change_or_
             assert text.startswith("Unsupported: named_parameters() of "), way
             assert "called in slime.backends.megatron_utils.update_weight.common" in text, way
             assert "agent.at_original_places()" in text, way
-        assert set(result["right"].values()) == {True}, result["right"]
+        assert [what for what, is_right in result["right"].items() if not is_right] == []
         assert set(result["at_home"].values()) == {"not refused"}, result["at_home"]

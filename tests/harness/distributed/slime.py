@@ -1,6 +1,8 @@
 """Scenarios in which slime's own code backs up, switches and sends weights while experts move."""
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +34,7 @@ def started(cluster: Cluster, *, sharded: bool) -> tuple[GptJob, Actor, dict[str
         for step in range(STEPS)
     }
     config = AgentConfig(planner_address="none:0", job_id="test", model=job.model, cluster=cluster, plan_timeout_s=1.0)
-    actor = Actor(job.chunks, job.config)
+    actor = Actor(job.chunks, job.config, shared_folder())
     actor.backups.backup("actor")
     expected = {"actor": weights(job)}
     for number, tag in enumerate(TAGS, 1):  # other checkpoints pass through the modules
@@ -45,6 +47,15 @@ def started(cluster: Cluster, *, sharded: bool) -> tuple[GptJob, Actor, dict[str
     job.optimizer.reload_model_params()
     job.agent = attach(job.chunks, job.optimizer, config, plans=ScriptedPlans(by_step))
     return job, actor, expected
+
+
+def shared_folder() -> Path:
+    """Return a new folder, the same one on all ranks, with an empty Hugging Face checkpoint in it."""
+    shared: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(shared)
+    folder = Path(shared[0])
+    (folder / "hf").mkdir(exist_ok=True)
+    return folder
 
 
 def weights(job: GptJob) -> dict[str, Tensor]:
@@ -79,6 +90,7 @@ def followed(cluster: Cluster, *, sharded: bool = False) -> Result:
     assert agent is not None
     agent.follow(actor.backups)
     send_live = agent.at_original_places()(actor.send_live)
+    send_files = agent.at_original_places()(actor.send_files)
     right: dict[str, bool] = {}
     moved = []
     for step in range(STEPS):
@@ -92,10 +104,14 @@ def followed(cluster: Cluster, *, sharded: bool = False) -> Result:
         agent.end_step()
         actor.backups.backup("actor")
         expected["actor"] = weights(job)
-        sent, from_backup = send_live(), actor.send_backup("actor")
+        sent = send_live()
         if dist.get_rank() == 0:
             right[f"sent {step}"] = is_sent(sent, expected["actor"])
-        right[f"sent from backup {step}"] = is_sent(from_backup, expected["actor"])
+        for is_routed in (False, True):
+            from_backup = actor.send_backup(is_routed=is_routed)
+            if dist.get_rank() % 2 == 0:
+                right[f"sent from backup {step}, routed {is_routed}"] = is_sent(from_backup, expected["actor"])
+        right[f"sent through files {step}"] = is_sent(send_files(), expected["actor"])
         actor.backups.copy(src_tag="rollout_actor", dst_tag="old_actor")
         actor.backups.backup("rollout_actor")
         expected |= {"old_actor": expected["rollout_actor"], "rollout_actor": expected["actor"]}
@@ -120,11 +136,13 @@ def stock(cluster: Cluster, *, sharded: bool = False) -> Result:
         "switch": lambda: actor.switch("ref"),
         "backup": lambda: actor.backups.backup("actor"),
         "update from the modules": actor.send_live,
+        "update through files": actor.send_files,
         "new names": actor.colocated_iterator,
     }
     messages = {name: refusal(action) for name, action in actions.items()}
     untouched = equal(weights(job), trained)
-    old = is_sent(actor.send_backup("actor"), expected["actor"])
+    from_backup = actor.send_backup(is_routed=True)
+    old = dist.get_rank() % 2 != 0 or is_sent(from_backup, expected["actor"])
     agent.begin_step(2, Phase.UPDATE)
     agent.detach()
     at_home = {name: refusal(action) for name, action in actions.items()}

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from harness import frameworks
+from harness.distributed import slime_engines
 
 _MISSING = (
     "PIL",
@@ -84,6 +85,8 @@ def imported() -> SimpleNamespace:
         "groups": "slime.utils.distributed_utils",
         "actor": f"{at}.actor",
         "from_distributed": f"{at}.update_weight.update_weight_from_distributed",
+        "from_tensor": f"{at}.update_weight.update_weight_from_tensor",
+        "from_disk": f"{at}.update_weight.update_weight_from_disk",
         "iterator": f"{at}.update_weight.hf_weight_iterator_direct",
         "common": f"{at}.update_weight.common",
     }
@@ -92,8 +95,14 @@ def imported() -> SimpleNamespace:
     code.accelerator.current_device = lambda: torch.device("cpu")
     plain_empty_like = torch.empty_like
     torch.empty_like = lambda *a, pin_memory=False, **more: plain_empty_like(*a, **more)  # pinning needs an accelerator
-    code.iterator.tqdm = lambda each, **_: each
-    for module in (code.iterator, code.from_distributed):
+    code.accelerator.device = code.accelerator.current_device
+    code.accelerator.ipc_collect = code.accelerator.empty_cache = lambda: None
+    code.from_tensor.FlattenedTensorBucket = slime_engines.FlattenedTensorBucket
+    code.from_tensor.MultiprocessingSerializer = slime_engines.MultiprocessingSerializer
+    vars(importlib.import_module("safetensors.torch"))["save_file"] = slime_engines.save_file
+    for module in (code.iterator, code.from_tensor):
+        module.tqdm = lambda each, **_: each
+    for module in (code.iterator, code.from_distributed, code.from_tensor):
         module.convert_to_hf = _converting_experts(module.convert_to_hf)
     code.groups.init_gloo_group()
     return code
@@ -111,14 +120,15 @@ def _converting_experts(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Actor:
-    """A trainer of slime, made of its own parts: the backups, the switch between models, and both updates of weights.
+    """A trainer of slime, made of its own parts: the backups, the switch between models, and three updates of weights.
 
     Args:
         chunks: the model chunks of this rank.
         config: their TransformerConfig.
+        folder: where the update through files writes; shared by all ranks.
     """
 
-    def __init__(self, chunks: Sequence[Any], config: Any) -> None:
+    def __init__(self, chunks: Sequence[Any], config: Any, folder: Path) -> None:
         code = imported()
         self._code = code
         args = SimpleNamespace(
@@ -130,6 +140,12 @@ class Actor:
             vocab_size=None,
             q_lora_rank=None,
             update_weight_buffer_size=1 << 16,
+            actor_num_nodes=2,
+            actor_num_gpus_per_node=2,
+            sglang_ep_size=1,
+            hf_checkpoint=str(folder / "hf"),
+            update_weight_disk_dir=str(folder),
+            custom_update_weight_post_write_path=None,
         )
         for chunk in chunks:
             for parameter in chunk.parameters():  # Transformer Engine's grouped products mark their parameters
@@ -142,10 +158,15 @@ class Actor:
         )
         self.backups, self.switch = plain.weights_backuper, plain._switch_model
         self._args, self._chunks = args, chunks
-        self.iterator = self.colocated_iterator()
+        more: dict[str, Any] = {"model_name": "qwen3moe", "quantization_config": None}
         self.updater = code.from_distributed.UpdateWeightFromDistributed(
-            args, chunks, lambda: self.backups.get("actor"), model_name="qwen3moe", quantization_config=None
+            args, chunks, lambda: self.backups.get("actor"), **more
         )
+        self.engines = [slime_engines.Engine() for _ in range(2)]
+        self._colocated = code.from_tensor.UpdateWeightFromTensor(
+            args, chunks, lambda: self.backups.get("actor"), **more
+        )
+        self._disk = code.from_disk.UpdateWeightFromDisk(args, chunks, lambda: self.backups.get("actor"), **more)
         self.updater._is_pp_src_rank = torch.distributed.get_rank() == 0
         self.sent: dict[str, Tensor] = {}
         self.updater._update_bucket_weights_from_distributed = lambda tensors, **_: self._receive(tensors)
@@ -162,12 +183,31 @@ class Actor:
         self.updater._send_weights(None)
         return self.sent
 
-    def send_backup(self, tag: str) -> dict[str, Tensor]:
-        """Return the experts that `UpdateWeightFromTensor` sends, from a backup."""
-        self.sent = {}
-        for tensors in self.iterator.get_hf_weight_chunks(self.backups.get(tag)):
-            self._receive(tensors)
-        return self.sent
+    def send_backup(self, *, is_routed: bool) -> dict[str, Tensor]:
+        """Return the experts that an engine gets from `UpdateWeightFromTensor`, which reads the backup `actor`.
+
+        Two engines have two ranks each, and the first rank of an engine hands over the tensors.
+
+        Args:
+            is_routed: whether every rank sends only the experts that its engine keeps on the GPU of that rank.
+        """
+        self._args.sglang_ep_size = 2 if is_routed else 1
+        self._colocated.connect_rollout_engines(self.engines, None, engine_gpu_counts=[2, 2])
+        assert bool(self._colocated._expert_transfer_plan) == is_routed
+        mine = self.engines[torch.distributed.get_rank() // 2]
+        mine.received.clear()
+        self._colocated.update_weights()
+        return _experts_of(mine.received.items())
+
+    def send_files(self) -> dict[str, Tensor]:
+        """Return the experts in the files that `UpdateWeightFromDisk` writes, from the modules."""
+        self._disk.update_weights()
+        folder = Path(self._args.update_weight_disk_dir, f"weight_v{self._disk.weight_version:06d}")
+        return _experts_of(slime_engines.loaded(folder).items())
 
     def _receive(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        self.sent |= {name: each.detach().clone() for name, each in tensors if ".mlp.experts." in name}
+        self.sent |= _experts_of(tensors)
+
+
+def _experts_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: each.detach().clone() for name, each in tensors if ".mlp.experts." in name}
