@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+import urllib.error
+import urllib.request
 
 import pytest
 from grpc_health.v1 import health_pb2
@@ -82,3 +84,42 @@ def test_L2_a_redis_that_runs_a_script_is_not_ready_and_answers_unavailable(
     assert "not ready: Redis does not serve: BUSY" in caplog.text
     run(health.look())
     assert health._is_ready
+
+
+def test_L3_a_redis_that_evicts_is_not_ready_and_says_so_once_everywhere(
+    store: Store, run: Loop, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = Metrics()
+    health, port = Health(store, metrics, []), metrics.serve("127.0.0.1", 0)
+
+    def shown(path: str) -> str:
+        try:
+            return urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5).read().decode()
+        except urllib.error.HTTPError as error:
+            return error.read().decode()
+
+    run(store.check())
+    run(health.look())
+    with Redis.from_url(redis_url) as redis:
+        redis.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            for _ in range(3):
+                run(health.look())
+            assert run(status(health)) == NOT_SERVING
+            assert "not ready: this Redis evicts keys" in shown("readyz")
+            assert "relibra_planner_redis_unfit 1.0" in shown("metrics")
+        finally:
+            redis.config_set("maxmemory-policy", "noeviction")
+        run(health.look())
+        assert run(status(health)) == SERVING
+        assert shown("readyz") == "ready\n"
+        assert "relibra_planner_redis_unfit 0.0" in shown("metrics")
+        redis.flushall()
+        run(health.look())
+        run(health.look())
+    assert "relibra_planner_redis_emptied_total 1.0" in shown("metrics")
+    said = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    assert [each.partition(":")[0] for each in said] == [
+        "not ready, and nothing is acknowledged",
+        "Redis lost everything",
+    ]

@@ -18,7 +18,7 @@ def test_readiness_follows_redis_beside_the_metrics():
     metrics = Metrics()
     port = metrics.serve("127.0.0.1", 0)
     assert _status(f"http://127.0.0.1:{port}/readyz") == 503
-    metrics.ready.set(1)
+    metrics.tell_ready("")
     assert _status(f"http://127.0.0.1:{port}/readyz") == 200
     shown = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
     assert "relibra_planner_ready 1.0" in shown

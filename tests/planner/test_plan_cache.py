@@ -106,3 +106,21 @@ def test_S4_a_plan_of_before_is_not_served_to_the_attempt_that_follows(
     assert run(cache.get("job", again.epoch, 1)) is None
     publish(counting, run, again, 1)
     assert run(cache.get("job", again.epoch, 1)).id > before.id
+
+
+def test_S4_plans_of_a_job_are_asked_for_again_once_another_attempt_began(
+    counting: CountingStore, store: Store, run: Loop, job: JobRecord
+) -> None:
+    cache = PlanCache(counting, fresh_s=3600)
+
+    async def begin_again() -> None:
+        assert await cache.get("job", job.epoch, 1)
+        await store.rollback("job", job.epoch, 0)
+        assert await cache.get("job", job.epoch, 1)
+        cache.forget("another")
+        assert await cache.get("job", job.epoch, 1)
+        cache.forget("job")
+        with pytest.raises(StaleEpoch):
+            await cache.get("job", job.epoch, 1)
+
+    run(begin_again())

@@ -5,10 +5,13 @@ import signal
 
 import pytest
 
+from harness.redis_deployments import OneServer
 from harness.robustness.world import PATIENT_S, World, fetch, is_serving, prepare_step, submit_step, take_step
 from harness.services import CLUSTER, MODEL, PARAMS, eventually, routed_experts
 from relibra.errors import NotReady, Unavailable, UnknownJob
 from relibra.rollout import RolloutReporter
+from relibra.store import EmbeddedRedis
+from relibra.store.keys import SCHEMA
 from relibra.wire.client import PlannerClient
 
 pytestmark = [pytest.mark.robustness, pytest.mark.integration]
@@ -92,7 +95,40 @@ def test_S4_a_wiped_redis_begins_a_newer_epoch(world: World) -> None:
         assert client.register_job("job", MODEL, CLUSTER, PARAMS) > before.id.epoch
         with pytest.raises(NotReady):
             client.fetch_plan("job", 1, MODEL, 0)
+        eventually(lambda: redis.exists(SCHEMA) and "Redis lost everything" in planner.log())
         after = take_step(planner, 1)
         clock.stop()
         assert after.id > before.id
         assert after.digest == before.digest
+
+
+def test_L3_redis_comes_back_with_a_policy_that_evicts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not isinstance(world.redis, OneServer):
+        pytest.skip("only the embedded Redis is started with other options")
+    planner = world.start_planner()
+    take_step(planner, 1)
+    options = EmbeddedRedis._options
+    with (
+        world.fault("Redis gets SIGKILL, starts with maxmemory-policy allkeys-lru", "L3 L2 S9") as clock,
+        RolloutReporter(planner.address, "job", num_experts=MODEL.num_experts) as reporter,
+    ):
+        world.redis.kill()
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                EmbeddedRedis,
+                "_options",
+                lambda server: [word.replace("noeviction", "allkeys-lru") for word in options(server)],
+            )
+            world.redis.recover()
+        reporter.report(2, "seq", routed_experts(0, 5))
+        eventually(lambda: "evicts keys" in str(reporter._trouble))
+        eventually(lambda: "nothing is acknowledged: this Redis evicts keys" in planner.log())
+        assert not is_serving(planner)
+        with world.redis.client() as redis:
+            assert not redis.keys("relibra:{job}:*:step:2:counts")
+            redis.config_set("maxmemory-policy", "noeviction")
+        clock.restart()
+        assert reporter.flush(timeout_s=PATIENT_S) == 1
+        clock.stop()
+        assert is_serving(planner)
+        assert planner.log().count("nothing is acknowledged") == 1

@@ -11,7 +11,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
-from relibra.errors import Unavailable
+from relibra.errors import Unavailable, Unsupported
 from relibra.planner.metrics import Metrics
 from relibra.store import Store
 from relibra.wire.status import VERSION_METADATA_KEY
@@ -32,6 +32,7 @@ class Health:
         self._services = ("", *services)
         self._servicer = _VersionedServicer()
         self._is_ready: bool | None = None
+        self._fault = ""
         self._ready_since = 0.0
 
     @property
@@ -55,21 +56,38 @@ class Health:
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 await self._store.ping()
+                if await self._store.check_again():
+                    self._tell_of_loss()
         except TimeoutError:
             reason = f"Redis did not answer within {_ANSWER_TIMEOUT_S} s"
-        except Unavailable as error:
+        except (Unavailable, Unsupported) as error:
             reason = str(error)
         except Exception as error:
             # For example a Redis user that lost its rights. If this loop died, the last "ready" would stand forever.
             reason = f"Redis cannot be used: {type(error).__name__}: {error}"
         is_ready = not reason
+        self._metrics.tell_ready(reason)
+        if self._store.fault != self._fault:
+            self._fault = self._store.fault
+            self._metrics.redis_unfit.set(bool(self._fault))
+            if self._fault:
+                logger.error("not ready, and nothing is acknowledged: %s", self._fault)
         if is_ready != self._is_ready:
-            logger.log(logging.INFO if is_ready else logging.WARNING, "ready" if is_ready else f"not ready: {reason}")
+            if is_ready:
+                logger.info("ready")
+            elif not self._fault:
+                logger.warning("not ready: %s", reason)
             self._is_ready = is_ready
             self._ready_since = time.monotonic()
-            self._metrics.ready.set(is_ready)
             for service in self._services:
                 await self._servicer.set(service, _Status.SERVING if is_ready else _Status.NOT_SERVING)
+
+    def _tell_of_loss(self) -> None:
+        self._metrics.redis_emptied.inc()
+        logger.error(
+            "Redis lost everything: it was emptied, or started without its file. Jobs, steps and tokens are gone. Each "
+            "driver must register its job again; find out what emptied Redis"
+        )
 
     async def drain(self) -> None:
         """Answer NOT_SERVING from now on."""

@@ -6,6 +6,7 @@ from typing import Any
 from relibra.errors import AlreadyRunning, InvalidInput
 from relibra.planner.admission import Admission
 from relibra.planner.health import Health
+from relibra.planner.plan_cache import PlanCache
 from relibra.planner.takeover import takeover_silence_s
 from relibra.planning.launch import Launch
 from relibra.store import Joiner, Refused, Store
@@ -18,8 +19,11 @@ logger = logging.getLogger(__name__)
 class JobService(job_pb2_grpc.JobServiceServicer):
     """Keeps registrations in the store."""
 
-    def __init__(self, store: Store, admission: Admission, health: Health, attempt_silence_s: float) -> None:
+    def __init__(
+        self, store: Store, admission: Admission, health: Health, cache: PlanCache, attempt_silence_s: float
+    ) -> None:
         self._store = store
+        self._cache = cache
         self._health = health
         self._attempt_silence_s = attempt_silence_s
         self._admission = admission
@@ -46,6 +50,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         except AlreadyRunning as error:
             await self._tell_of_refusal(job_id, launch.owner, error)
             raise
+        self._cache.forget(job_id)
         about = {"job": job_id, "epoch": job.epoch, "attempt": job.number}
         logger.info(
             "job %s registered by %s: attempt %d, epoch %016x",
@@ -90,6 +95,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             raise InvalidInput.of("epoch", expected="the attempt of the caller: register the job first", got="none")
         job = await self._store.rollback(job_id, request.epoch, step)
         await self._store.see(job_id, job.epoch)
+        self._cache.forget(job_id)
         about = {"job": job_id, "epoch": job.epoch, "attempt": job.number, "step": step}
         logger.info(
             "job %s went back to step %d: attempt %d, epoch %016x", job_id, step, job.number, job.epoch, extra=about

@@ -100,7 +100,18 @@ class Metrics:
             buckets=_CALL_BUCKETS_S,
             registry=registry,
         )
-        self.ready = Gauge("relibra_planner_ready", "1 while Redis answers.", registry=registry)
+        self.ready = Gauge(
+            "relibra_planner_ready", "1 while Redis answers and may keep the state of jobs.", registry=registry
+        )
+        self.redis_unfit = Gauge(
+            "relibra_planner_redis_unfit",
+            "1 while Redis may evict keys or holds another schema, so that nothing is acknowledged.",
+            registry=registry,
+        )
+        self.redis_emptied = Counter(
+            "relibra_planner_redis_emptied_total", "How often Redis had lost everything.", registry=registry
+        )
+        self._not_ready = "Redis was not asked yet"
 
     def serve(self, host: str, port: int) -> int:
         """Serve `/metrics` and `/readyz` from a thread; return the port.
@@ -121,9 +132,14 @@ class Metrics:
         if environ["PATH_INFO"] != "/readyz":
             shown: Iterable[bytes] = self._show(environ, start_response)
             return shown
-        is_ready = bool(self._registry.get_sample_value("relibra_planner_ready"))
-        start_response("200 OK" if is_ready else "503 Service Unavailable", [("Content-Type", "text/plain")])
-        return [b"ready\n" if is_ready else b"Redis does not answer\n"]
+        reason = self._not_ready
+        start_response("503 Service Unavailable" if reason else "200 OK", [("Content-Type", "text/plain")])
+        return [f"not ready: {reason}\n".encode() if reason else b"ready\n"]
+
+    def tell_ready(self, reason: str) -> None:
+        """Let `/metrics` and `/readyz` say that the planner is ready, or why it is not."""
+        self._not_ready = reason
+        self.ready.set(not reason)
 
     async def watch_event_loop(self) -> None:
         """Measure how late a timer fires, until cancelled."""

@@ -5,7 +5,7 @@ from relibra.store import Store
 from relibra.store.single_flight import SingleFlight
 
 FRESH_S = 0.25
-"""How long callers may still get plans of their attempt after it ended, or after Redis lost it."""
+"""How long callers may still get plans of their attempt after it ended at another planner, or after Redis lost it."""
 
 
 class PlanCache:
@@ -14,6 +14,10 @@ class PlanCache:
     def __init__(self, store: Store, *, num_plans: int = 8, fresh_s: float = FRESH_S) -> None:
         self._store = store
         self._plans: SingleFlight[ServedPlan | None] = SingleFlight(num_plans, fresh_s=fresh_s)
+
+    def forget(self, job_id: str) -> None:
+        """Ask the store for the plans of a job again: another attempt of it began."""
+        self._plans.drop(lambda key: isinstance(key, tuple) and key[0] == job_id)
 
     async def get(self, job_id: str, epoch: int, step: int) -> ServedPlan | None:
         """Return the plan of a step in the attempt that has `epoch`, or None if the step has none.

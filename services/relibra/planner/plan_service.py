@@ -31,6 +31,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         admission: Admission,
         attempts: AttemptWatch,
         notifier: PlanNotifier,
+        cache: PlanCache,
         on_schedule: Callable[[], None],
     ) -> None:
         self._store = store
@@ -38,7 +39,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         self._admission = admission
         self._notifier = notifier
         self._on_schedule = on_schedule
-        self._cache = PlanCache(store)
+        self._cache = cache
         self._steps = StepWatch(store, notifier)
 
     async def SubmitSchedule(

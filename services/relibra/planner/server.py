@@ -21,6 +21,7 @@ from relibra.planner.job_service import JobService
 from relibra.planner.large_messages import SWITCH_INTERVAL_S
 from relibra.planner.metrics import Metrics
 from relibra.planner.open_calls import MAX_CALLS
+from relibra.planner.plan_cache import PlanCache
 from relibra.planner.plan_notifier import PlanNotifier
 from relibra.planner.plan_service import PlanService
 from relibra.planner.planning_loop import PlanningLoop
@@ -125,9 +126,10 @@ class PlannerServer:
         store, admission, server = self._store, self._admission, self._server
         self._routing = RoutingService(store, admission, self._metrics)
         attempts = AttemptWatch(store)
-        plans = PlanService(store, admission, attempts, self._notifier, self._loop.wake)
+        cache = PlanCache(store)
+        plans = PlanService(store, admission, attempts, self._notifier, cache, self._loop.wake)
         job_pb2_grpc.add_JobServiceServicer_to_server(
-            JobService(store, admission, self._health, self._settings.attempt_silence_s), server
+            JobService(store, admission, self._health, cache, self._settings.attempt_silence_s), server
         )
         routing_pb2_grpc.add_RoutingServiceServicer_to_server(self._routing, server)
         plan_pb2_grpc.add_PlanServiceServicer_to_server(plans, server)

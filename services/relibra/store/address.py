@@ -23,6 +23,7 @@ from redis.backoff import ExponentialBackoff
 
 from relibra.errors import InvalidInput
 from relibra.store.bounded_cluster import BoundedCluster
+from relibra.store.connection_guard import ConnectionGuard
 
 RedisClient = Redis | RedisCluster
 
@@ -39,22 +40,23 @@ _PARAMETER = re.compile(r"(?P<name>[?&][^=&]*)=[^&]*")
 _EXPECTED = "redis://, rediss:// or unix://; +cluster or +sentinel may follow redis or rediss"
 
 
-def open_redis(url: str) -> RedisClient:
-    """Return a client for `url`; connecting happens with the first command.
+def open_redis(url: str, guard: ConnectionGuard | None = None) -> RedisClient:
+    """Return a client for `url`, whose connections `guard` checks; connecting happens with the first command.
 
     Raises:
         InvalidInput: it is not a Redis URL.
     """
+    guard = guard or ConnectionGuard()
     try:
         parts = urlsplit(url)
         scheme, _, kind = parts.scheme.partition("+")
         match scheme, kind:
             case _, "":
-                return _open_server(url)
+                return _open_server(url, guard)
             case "redis" | "rediss", "cluster":
-                return _open_cluster(parts._replace(scheme=scheme))
+                return _open_cluster(parts._replace(scheme=scheme), guard)
             case "redis" | "rediss", "sentinel":
-                return _open_sentinel(parts._replace(scheme=scheme))
+                return _open_sentinel(parts._replace(scheme=scheme), guard)
         raise ValueError(f"no scheme {parts.scheme}")
     except ValueError as error:
         raise InvalidInput.of("redis url", expected=_EXPECTED, got=repr(without_password(url))) from error
@@ -69,19 +71,24 @@ def without_password(url: str) -> str:
     )
 
 
-def _open_server(url: str) -> Redis:
+def _open_server(url: str, guard: ConnectionGuard) -> Redis:
     pool = BlockingConnectionPool.from_url(
-        url, max_connections=MAX_CONNECTIONS, timeout=ANSWER_TIMEOUT_S, **_socket_options()
+        url,
+        max_connections=MAX_CONNECTIONS,
+        timeout=ANSWER_TIMEOUT_S,
+        redis_connect_func=guard.on_connect,
+        **_socket_options(),
     )
     return Redis.from_pool(pool)
 
 
-def _open_cluster(parts: SplitResult) -> RedisCluster:
+def _open_cluster(parts: SplitResult, guard: ConnectionGuard) -> RedisCluster:
     nodes = [ClusterNode(host, port) for host, port in _hosts(parts, _PORT)]
-    return BoundedCluster(startup_nodes=nodes, num_at_once=MAX_CONNECTIONS, **_account(parts), **_socket_options())
+    options = _account(parts) | _socket_options()
+    return BoundedCluster(startup_nodes=nodes, num_at_once=MAX_CONNECTIONS, guard=guard, **options)
 
 
-def _open_sentinel(parts: SplitResult) -> Redis:
+def _open_sentinel(parts: SplitResult, guard: ConnectionGuard) -> Redis:
     name = parts.path.strip("/")
     if not name:
         raise ValueError("no name of a primary")
@@ -97,6 +104,7 @@ def _open_sentinel(parts: SplitResult) -> Redis:
         connection_pool_class=_PrimaryPool,
         max_connections=MAX_CONNECTIONS,
         timeout=ANSWER_TIMEOUT_S,
+        redis_connect_func=guard.on_connect,
     )
     return redis
 

@@ -9,6 +9,8 @@ from redis import exceptions
 from redis.asyncio import RedisCluster
 from redis.asyncio.cluster import ClusterPipeline
 
+from relibra.store.connection_guard import ConnectionGuard
+
 
 class BoundedCluster(RedisCluster):
     """A client that runs at most `num_at_once` commands and as many pipelines at a time, each on its own connection.
@@ -16,8 +18,13 @@ class BoundedCluster(RedisCluster):
     Pipelines are counted separately because a pipeline that meets a moved slot sends commands of its own.
     """
 
-    def __init__(self, *, num_at_once: int, **options: Any) -> None:
+    def __init__(self, *, num_at_once: int, guard: ConnectionGuard | None = None, **options: Any) -> None:
         super().__init__(max_connections=2 * num_at_once, **options)
+        # redis-py has no parameter for this. The servers that it finds later get the options of the manager.
+        checked = {"redis_connect_func": (guard or ConnectionGuard()).on_connect}
+        self.nodes_manager.connection_kwargs.update(checked)
+        for node in self.nodes_manager.startup_nodes.values():
+            node.connection_kwargs.update(checked)
         self._commands = asyncio.Semaphore(num_at_once)
         self.pipelines = asyncio.Semaphore(num_at_once)
 

@@ -10,6 +10,7 @@ from redis import exceptions
 
 from relibra.errors import Unavailable
 from relibra.store.address import RedisClient
+from relibra.store.connection_guard import ConnectionGuard
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -32,12 +33,19 @@ _UNAVAILABLE_CODES = ("OOM ", "READONLY ", "MISCONF ", "LOADING ", "CLUSTERDOWN 
 class Connected:
     """One part of the store: the questions to Redis about one concept, over a client that all parts share."""
 
-    def __init__(self, redis: RedisClient) -> None:
+    def __init__(self, redis: RedisClient, guard: ConnectionGuard | None = None) -> None:
         # redis-py types every answer as a union over all client configurations; this client always answers in bytes.
         self._redis: Any = redis
+        self._guard = guard or ConnectionGuard()
 
     async def _script(self, name: str, keys: list[str], args: list[Any]) -> Any:
-        """Run `<name>.lua`, a write that must look before it writes."""
+        """Run `<name>.lua`, a write that must look before it writes.
+
+        Raises:
+            Unavailable: this Redis may not keep the state of jobs.
+        """
+        if self._guard.fault:
+            raise Unavailable(f"nothing is acknowledged: {self._guard.fault}")
         return await self._redis.register_script(_source(name))(keys=keys, args=args)
 
 

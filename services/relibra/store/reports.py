@@ -4,6 +4,7 @@ from relibra.errors import LimitExceeded
 from relibra.planning import ExecutionReport, Phase
 from relibra.store.address import RedisClient
 from relibra.store.connection import raises_unavailable
+from relibra.store.connection_guard import ConnectionGuard
 from relibra.store.documents import (
     encode_execution_report,
     encode_execution_sum,
@@ -17,8 +18,8 @@ from relibra.store.stored_reports import StoredReports
 class Reports(StoredReports):
     """Execution reports, one per rank and phase, and their sums."""
 
-    def __init__(self, redis: RedisClient) -> None:
-        super().__init__(redis)
+    def __init__(self, redis: RedisClient, guard: ConnectionGuard | None = None) -> None:
+        super().__init__(redis, guard)
         self._is_due: dict[str, bool] = {}
         """The sums that are being made, and whether a report came since."""
 

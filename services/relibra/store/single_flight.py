@@ -43,6 +43,11 @@ class SingleFlight(Generic[V]):
         flight = self._flights.get(key)
         return None if flight is None else flight.value
 
+    def drop(self, is_dropped: Callable[[Hashable], bool]) -> None:
+        """Forget the values of some keys; callers that wait for one still get it."""
+        for key in list(filter(is_dropped, self._flights)):
+            del self._flights[key]
+
     async def get(self, key: Hashable, make: Callable[[], Awaitable[V]]) -> V:
         """Return the value of `key`; await `make` for it if there is no fresh one."""
         flight = self._flights.get(key)

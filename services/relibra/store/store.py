@@ -9,6 +9,7 @@ from redis.exceptions import ResponseError
 from relibra.errors import Unavailable, Unsupported
 from relibra.store.address import open_redis
 from relibra.store.connection import raises_unavailable
+from relibra.store.connection_guard import NO_EVICTION, POLICY, ConnectionGuard, evicts, other_schema
 from relibra.store.expiry import Expiry
 from relibra.store.joining import Joining
 from relibra.store.keys import SCHEMA, SCHEMA_VERSION
@@ -32,7 +33,8 @@ class Store(Joining, Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries,
     @classmethod
     def open(cls, url: str) -> "Store":
         """Return the store at a URL (see `address`); it connects with the first call."""
-        return cls(open_redis(url))
+        guard = ConnectionGuard()
+        return cls(open_redis(url, guard), guard)
 
     async def __aenter__(self) -> Self:
         return self
@@ -53,13 +55,15 @@ class Store(Joining, Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries,
     async def check(self) -> None:
         """Return if this Redis may keep the state of jobs; write the schema version into an empty one.
 
+        From then on each new connection is checked too, and calls over one that does not pass raise `Unavailable`.
+
         Raises:
             Unsupported: Redis holds another schema version, or may evict keys.
         """
         await self._redis.set(SCHEMA, SCHEMA_VERSION, nx=True)
         await self.check_schema()
         try:
-            evicting = await self._configured_but("maxmemory-policy", "noeviction")
+            evicting = await self._configured_but(POLICY, NO_EVICTION)
             for name, wanted in (("appendonly", "yes"), ("appendfsync", "always")):
                 if other := await self._configured_but(name, wanted):
                     logger.warning(
@@ -69,12 +73,40 @@ class Store(Joining, Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries,
                         wanted,
                     )
         except ResponseError:
-            return  # a managed Redis may hide its configuration
+            self._guard.hides_configuration, evicting = True, ""
         if evicting:
-            raise Unsupported(
-                f"this Redis evicts keys, plans among them, when it is full (maxmemory-policy {evicting}); "
-                "set maxmemory-policy to noeviction"
-            )
+            raise Unsupported(evicts(evicting))
+        self._guard.checks_policy = True
+
+    @raises_unavailable
+    async def check_again(self) -> bool:
+        """Return if a Redis that `check` accepted may still keep the state of jobs; scripts are refused while not.
+
+        Returns:
+            Whether Redis had lost everything. It is marked again as a Redis of this schema version.
+
+        Raises:
+            Unsupported: as in `check`.
+        """
+        is_emptied = await self._redis.get(SCHEMA) is None
+        if is_emptied:
+            # Of several planners, one tells of it.
+            is_emptied = bool(await self._redis.set(SCHEMA, SCHEMA_VERSION, nx=True))
+        try:
+            await self.check_schema()
+            evicting = "" if self._guard.hides_configuration else await self._configured_but(POLICY, NO_EVICTION)
+            if evicting:
+                raise Unsupported(evicts(evicting))
+        except Unsupported as error:
+            self._guard.fault = str(error)
+            raise
+        self._guard.fault = ""
+        return is_emptied
+
+    @property
+    def fault(self) -> str:
+        """Why this Redis may not keep the state of jobs; empty while it may, as far as is known."""
+        return self._guard.fault
 
     @raises_unavailable
     async def check_schema(self) -> None:
@@ -83,12 +115,9 @@ class Store(Joining, Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries,
         Raises:
             Unsupported: Redis holds another schema version.
         """
-        found = int(await self._redis.get(SCHEMA) or SCHEMA_VERSION)
-        if found != SCHEMA_VERSION:
-            advice = "upgrade relibra" if found > SCHEMA_VERSION else "start on an empty Redis"
-            raise Unsupported(
-                f"this Redis holds schema version {found}, this relibra reads and writes {SCHEMA_VERSION}; {advice}"
-            )
+        if fault := other_schema(await self._redis.get(SCHEMA)):
+            raise Unsupported(fault)
+        self._guard.checks_schema = True
 
     async def _configured_but(self, name: str, wanted: str) -> str:
         """Return the values other than `wanted` that the server, or any primary of a Cluster, has for `name`."""

@@ -1,0 +1,103 @@
+"""A Redis that is exchanged, reconfigured or emptied under a live store."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from harness.services import CLUSTER, MODEL, PARAMS, Loop
+from relibra.errors import Unavailable, Unsupported
+from relibra.store import EmbeddedRedis, Store
+from relibra.store.keys import SCHEMA, SCHEMA_VERSION
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def checked(server: EmbeddedRedis, run: Loop) -> Iterator[Store]:
+    """A store that found its Redis fit, and has a job in it."""
+    store = Store.open(server.url)
+    run(store.check())
+    run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+    yield store
+    run(store.close())
+
+
+def test_L3_nothing_is_written_to_a_redis_that_was_started_again_and_evicts(
+    checked: Store, server: EmbeddedRedis, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit = server._options()
+    evicting = [word.replace("noeviction", "allkeys-lru") for word in fit]
+    monkeypatch.setattr(server, "_options", lambda: evicting)
+    server.stop()
+    server.start()
+    with pytest.raises(Unavailable, match=r"evicts keys, .* \(maxmemory-policy allkeys-lru\)"):
+        run(checked.register_job("other", MODEL, CLUSTER, PARAMS))
+    with Redis.from_url(server.url) as client:
+        assert not client.exists("relibra:{other}:job")
+        client.config_set("maxmemory-policy", "noeviction")
+        assert not run(checked.check_again())
+        run(checked.register_job("other", MODEL, CLUSTER, PARAMS))
+        assert client.exists("relibra:{other}:job")
+
+
+def test_L3_nothing_is_written_to_a_redis_that_came_back_with_another_schema(
+    checked: Store, server: EmbeddedRedis, run: Loop
+) -> None:
+    with Redis.from_url(server.url) as client:
+        client.set(SCHEMA, SCHEMA_VERSION + 1)
+        server.stop()
+        server.start()
+        with pytest.raises(Unavailable, match=f"holds schema version {SCHEMA_VERSION + 1}, .*; upgrade relibra"):
+            run(checked.register_job("other", MODEL, CLUSTER, PARAMS))
+        assert not client.exists("relibra:{other}:job")
+
+
+@pytest.mark.parametrize("fault", ["policy", "schema"])
+def test_L3_a_redis_that_turns_unfit_without_a_break_is_noticed_and_refused(
+    checked: Store, server: EmbeddedRedis, run: Loop, fault: str
+) -> None:
+    with Redis.from_url(server.url) as client:
+
+        def turn(is_fit: bool) -> None:
+            if fault == "policy":
+                client.config_set("maxmemory-policy", "noeviction" if is_fit else "volatile-ttl")
+            else:
+                client.set(SCHEMA, SCHEMA_VERSION if is_fit else SCHEMA_VERSION - 1)
+
+        turn(is_fit=False)
+        with pytest.raises(Unsupported, match="volatile-ttl" if fault == "policy" else "start on an empty Redis"):
+            run(checked.check_again())
+        with pytest.raises(Unavailable, match="nothing is acknowledged: this Redis"):
+            run(checked.register_job("job", MODEL, CLUSTER, PARAMS))
+        turn(is_fit=True)
+        assert not run(checked.check_again())
+        run(checked.register_job("job", MODEL, CLUSTER, PARAMS))
+
+
+def test_L3_a_redis_that_was_emptied_is_told_of_once_and_marked_again(
+    checked: Store, server: EmbeddedRedis, run: Loop
+) -> None:
+    with Redis.from_url(server.url) as client:
+        client.flushall()
+        assert run(checked.check_again())
+        assert not run(checked.check_again())
+        assert client.get(SCHEMA) == str(SCHEMA_VERSION).encode()
+
+
+def test_a_redis_that_hides_its_configuration_is_not_asked_again_and_again(server: EmbeddedRedis, run: Loop) -> None:
+    with Redis.from_url(server.url) as client:
+        client.execute_command("ACL", "SETUSER", "default", "-config")
+        store = Store.open(server.url)
+        run(store.check())
+        told = client.acl_log()
+        assert told
+        for _ in range(3):
+            assert not run(store.check_again())
+        assert [each["count"] for each in client.acl_log()] == [each["count"] for each in told]
+        run(store.close())
