@@ -74,6 +74,37 @@ def test_L5_bound_ranks_keep_the_attempt_alive_without_the_driver(store: Store, 
         begin(store, run, OTHER, silence_s=LONG_S)
 
 
+def test_L5_a_driver_that_was_restarted_alone_hears_that_trainer_ranks_keep_the_attempt_alive(
+    store: Store, run: Loop, redis: "Redis[str]"
+) -> None:
+    job = begin(store, run)
+    join(store, run, RANKS)
+    driver_is_heard(store, run, job)
+    join(store, run, RANKS)
+    alone = Launch(token="three", owner="host-a:3")
+    with pytest.raises(AlreadyRunning) as refused:
+        begin(store, run, alone, silence_s=LONG_S)
+    assert "trainer ranks" not in str(refused.value), "the driver is alive"
+    falls_silent(redis, seconds=LONG_S + 1)
+    join(store, run, RANKS)
+    with pytest.raises(
+        AlreadyRunning,
+        match=r"heard 0 s ago by the trainer ranks of host-a:2, while its driver has been silent for \d+ s: if they "
+        "belong to this launch, end them and restart driver and trainer ranks together; two launches cannot share",
+    ):
+        begin(store, run, alone, silence_s=LONG_S)
+
+
+def test_L5_ranks_whose_attempt_was_taken_over_find_the_next_one_of_their_own_driver(store: Store, run: Loop) -> None:
+    first = begin(store, run)
+    begin(store, run, OTHER)
+    bound = Joiner(launch=TOKEN, group="ranks", epoch=first.epoch)
+    with pytest.raises(StaleEpoch):
+        join(store, run, bound)
+    assert begin(store, run).number == 3
+    assert join(store, run, bound) == (3, True)
+
+
 def test_L5_ranks_that_may_be_of_another_launch_do_not_keep_a_dead_attempt_alive(
     store: Store, run: Loop, redis: "Redis[str]"
 ) -> None:

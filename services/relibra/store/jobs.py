@@ -51,7 +51,7 @@ class Jobs(Attempts):
             Conflict: the caller belongs to the current attempt, which was registered with other content.
         """
         keys = JobKeys(job_id)
-        word, silent_ms = await self._script(
+        word, silent_ms, driver_silent_ms, ranks = await self._script(
             "register_job",
             [*map(keys.of, ("job", "epoch", "attempts", "lease"))],
             [
@@ -72,10 +72,11 @@ class Jobs(Attempts):
         record = await self.get_job(job_id)
         if word == b"running":
             who = f", which {record.owner} launched" if record.owner else ", which was launched"
+            kept_alive = _kept_alive_by(ranks.decode(), driver_silent_ms / 1000, silence_s)
             raise AlreadyRunning(
                 f"job {job_id!r} is being trained by attempt {record.number}{who} at "
-                f"{clock_time(record.registered_at)} and which was heard {silent_ms / 1000:.0f} s ago; two launches "
-                "cannot share a job id. Stop the other launch, or choose another job id"
+                f"{clock_time(record.registered_at)} and which was heard {silent_ms / 1000:.0f} s ago"
+                f"{kept_alive}; two launches cannot share a job id. Stop the other launch, or choose another job id"
             )
         if word == b"new":
             await self._drop_old_attempts(job_id)
@@ -146,3 +147,13 @@ class Jobs(Attempts):
         # The next incarnation may have been registered before the name was taken off the list.
         if await self._redis.exists(keys.of("job")):
             await self._redis.sadd(JOBS, job_id)
+
+
+def _kept_alive_by(ranks: str, driver_silent_s: float, silence_s: float) -> str:
+    """Return what a driver must know that was restarted without the trainer ranks of its launch."""
+    if not ranks or driver_silent_s < silence_s:
+        return ""
+    return (
+        f" by the trainer ranks of {ranks}, while its driver has been silent for {driver_silent_s:.0f} s: if they "
+        "belong to this launch, end them and restart driver and trainer ranks together"
+    )

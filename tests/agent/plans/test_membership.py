@@ -10,7 +10,7 @@ import pytest
 
 from relibra.agent.plans.membership import Membership
 from relibra.agent.plans.trainer_group import RankLaunch, TrainerGroup
-from relibra.errors import AlreadyRunning, NotReady, RelibraError, RolledBack, StaleEpoch
+from relibra.errors import AlreadyRunning, NotReady, RelibraError, RolledBack, StaleEpoch, Unavailable
 from relibra.v1 import job_pb2, job_pb2_grpc
 from relibra.wire.client import PlannerClient
 from relibra.wire.status import to_status
@@ -151,7 +151,7 @@ def test_S9_a_report_of_the_attempt_before_is_not_sent_to_a_new_one(
     assert not member.has_other_launch
 
 
-def test_L1_a_rank_whose_attempt_is_over_says_so_once_and_asks_no_more(
+def test_L1_a_rank_whose_attempt_is_over_says_so_once_and_asks_once_a_minute(
     jobs: Jobs, client: PlannerClient, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     member = membership(clock)
@@ -161,13 +161,35 @@ def test_L1_a_rank_whose_attempt_is_over_says_so_once_and_asks_no_more(
     def method() -> None:
         raise OVER
 
-    for _ in range(3):
+    for num_asked in (2, 2, 3):
         with pytest.raises(StaleEpoch, match="began at 12:03:00 UTC on host-b:99"):
             member.call(client, method)
-        clock.now_s += 100.0
-    assert len(jobs.asked) == 2
-    assert (member.has_other_launch, member.is_hopeless, member.due_in_s) == (True, True, None)
+        assert len(jobs.asked) == num_asked
+        assert (member.has_other_launch, member.is_hopeless) == (True, True)
+        clock.now_s += 40.0
+    assert member.due_in_s == 20.0
     assert [each.getMessage() for each in caplog.records] == [f"training goes on without plans: {OVER}"]
+
+
+def test_L5_ranks_whose_attempt_was_taken_over_join_again_once_their_driver_has(
+    jobs: Jobs, client: PlannerClient, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    second = membership(clock, rank=1)
+    second.renew(client)
+    jobs.error = OVER
+    second.rejoin()
+    second.renew(client)
+    jobs.error = Unavailable("the planner is away")
+    clock.now_s += 60.0
+    second.renew(client)
+    assert (second.has_other_launch, second.due_in_s) == (True, 60.0), "an outage is no news of the other launch"
+    jobs.error, jobs.epoch = None, 9
+    clock.now_s += 60.0
+    assert second.due_in_s == 0.0
+    with caplog.at_level(logging.WARNING):
+        second.renew(client)
+    assert (second.has_other_launch, second.is_hopeless, second.epoch) == (False, False, 9)
+    assert caplog.records[-1].getMessage() == "this launch trains job job now"
 
 
 def test_L1_steps_wait_for_another_launch_to_die_but_not_for_ever(

@@ -4,7 +4,8 @@
 -- ARGV  1 shape (JSON)   2 now (Unix time)   3 the last epoch that the caller knows   4 hash of the token, '' without one
 --       5 owner   6 launch   7 restart   8 how long the current attempt must be silent before another may begin, in ms
 --       9 how long ago the launcher started the caller in ms, '' if that does not tell its attempts apart
--- Returns {word, how long the current attempt has been silent in ms}, where word is
+-- Returns {word, how long the current attempt has been silent in ms, how long its driver has been, owner of the trainer
+-- ranks that are bound to it or ''}, where word is
 --   'new'        an attempt began
 --   'confirmed'  the caller belongs to the current attempt, whose shape is ARGV 1
 --   'other'      the caller belongs to the current attempt, which has another shape; nothing was changed
@@ -20,7 +21,7 @@ local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
 local SLACK_MS = 1000
 local last = tonumber(redis.call('GET', KEYS[2]) or '0')
 local current = redis.call('HMGET', KEYS[1], 'shape', 'token', 'launch', 'restart', 'seen_at', 'number',
-  'began_ms')
+  'began_ms', 'driver_seen_at', 'group_owner', 'claimed_at')
 if current[1] then
   -- A clock that was set back must not keep a dead attempt alive.
   local silent_ms = math.abs(now_ms - tonumber(current[5]))
@@ -34,16 +35,17 @@ if current[1] then
   local was_later = is_member and tonumber(ARGV[3]) > last
   if is_member and not is_restarted and not was_later then
     if current[1] ~= ARGV[1] then
-      return {'other', silent_ms}
+      return {'other', silent_ms, 0, ''}
     end
     if ARGV[4] ~= '' then
       local seen_at = string.format('%.0f', now_ms)
       redis.call('HSET', KEYS[1], 'seen_at', seen_at, 'driver_seen_at', seen_at)
     end
-    return {'confirmed', silent_ms}
+    return {'confirmed', silent_ms, 0, ''}
   end
   if not is_restarted and not was_later and silent_ms < tonumber(ARGV[8]) then
-    return {'running', silent_ms}
+    local is_bound = current[9] and current[10] == '0'
+    return {'running', silent_ms, math.abs(now_ms - tonumber(current[8] or now_ms)), is_bound and current[9] or ''}
   end
 end
 
@@ -71,4 +73,4 @@ redis.call('HSET', KEYS[3], name,
   cjson.encode({number = number, token = ARGV[4], owner = ARGV[5], began_at = ARGV[2], shape = ARGV[1]}))
 -- A solve of the attempt before can no longer publish; the first step of this one need not wait for its lease to end.
 redis.call('DEL', KEYS[4])
-return {'new', 0}
+return {'new', 0, 0, ''}

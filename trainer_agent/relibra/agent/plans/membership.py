@@ -17,6 +17,9 @@ _ASK_S = 1.0
 """The shortest time between two questions for the attempt while a step waits."""
 _LOOK_S = 5.0
 """The time between these questions while no step waits."""
+_OVER_S = 60.0
+"""The time between them once another launch has taken over. The ranks may train unplanned for days, and change nothing
+by asking; they find their place again if the other launch dies and their own driver registers the job again."""
 _TAKEOVER_S = 60.0
 """How long steps wait for another launch to fall silent; later steps of the launch do not wait for it."""
 
@@ -26,7 +29,8 @@ _T = TypeVar("_T")
 class Membership:
     """Joins the attempt of a job, stamps calls with it, and keeps it alive. Use it from one thread.
 
-    While the rank belongs to no attempt, it asks at most once a second. It asks no more once its attempt is over.
+    While the rank belongs to no attempt, it asks at most once a second. After another launch has taken over its
+    attempt, it asks once a minute.
 
     Args:
         job_id: the job.
@@ -68,9 +72,9 @@ class Membership:
     @property
     def due_in_s(self) -> float | None:
         """In how many seconds the planner should hear from this rank though it has nothing to say; None for never."""
-        if self._is_over or not self._is_joinable:
+        if not self._is_joinable:
             return None
-        interval_s = _LOOK_S
+        interval_s = _OVER_S if self._is_over else _LOOK_S
         if self._joined is not None:
             if self._joined.is_bound and not self._group.leads:
                 return None
@@ -128,7 +132,7 @@ class Membership:
         return math.inf if self._asked_at is None else self._clock() - self._asked_at
 
     def _join(self, client: PlannerClient) -> None:
-        if self._is_over and self._trouble is not None:
+        if self._is_over and self._trouble is not None and self._elapsed_s() < _OVER_S:
             raise self._trouble
         self._asked_at = self._clock()
         group = self._group
@@ -154,6 +158,8 @@ class Membership:
         self._trouble = self._refused_since = None
 
     def _note(self, error: RelibraError) -> None:
+        if self._is_over and not isinstance(error, AlreadyRunning | StaleEpoch):
+            return  # a planner that does not answer says nothing about the other launch
         if isinstance(error, AlreadyRunning | StaleEpoch):
             self._joined = None
             if type(error) is not type(self._trouble):
