@@ -8,6 +8,7 @@ from urllib.error import HTTPError
 
 import pytest
 from fastapi.testclient import TestClient
+from redis import Redis
 
 from harness.services import Loop, Service
 from harness.watched_job import WatchedJob
@@ -16,6 +17,7 @@ from relibra.planning.launch import Launch
 from relibra.status.serve import StatusServer
 from relibra.status.settings import StatusSettings
 from relibra.store import Store
+from relibra.store.keys import JobKeys
 
 
 def test_metrics_tell_of_every_job(http: TestClient, job: WatchedJob) -> None:
@@ -77,3 +79,29 @@ def test_a_port_that_is_taken_is_named(redis_url: str) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(Unavailable, match=f"cannot listen on 127.0.0.1:{port}"):
             StatusServer(StatusSettings(redis_url=redis_url, port=0, metrics_port=port))
+
+
+@pytest.mark.parametrize("name", ["plan", "reports"])
+def test_S9_what_was_damaged_in_redis_fails_its_job_and_no_other(
+    http: TestClient, job: WatchedJob, store: Store, run: Loop, redis_url: str, name: str
+) -> None:
+    other = WatchedJob(store, "other", model=job.model, cluster=job.cluster, num_micro_batches=2)
+    run(other.register())
+    key = JobKeys("job").attempt(job.record.epoch).step(2, name)
+    with Redis.from_url(redis_url) as client:
+        # Without steps after it, the damaged one is the newest.
+        client.zremrangebyscore(JobKeys("job").attempt(job.record.epoch).of("steps"), 3, "+inf")
+        for name in ("executed", "failure"):
+            client.delete(JobKeys("job").attempt(job.record.epoch).step(2, name))
+        for field in (b"meta", *client.hkeys(key))[: 1 if key.endswith("plan") else None]:
+            if client.hexists(key, field):
+                client.hset(key, field, bytes(100))
+    lines = http.get("/metrics").text.splitlines()
+    assert 'relibra_job_health{job_id="job",verdict="failing"} 1.0' in lines
+    assert 'relibra_job_health{job_id="other",verdict="waiting"} 1.0' in lines
+    assert "was changed in Redis since it was stored" in http.get("/v1/jobs/job").json()["health"]["reason"]
+    assert http.get("/v1/jobs/job/history").status_code == 200
+    assert http.get("/", headers={"accept": "text/html"}).status_code == 200
+    if key.endswith("reports"):
+        answer = http.get("/v1/jobs/job/steps/2/execution")
+        assert (answer.status_code, answer.json()["title"]) == (500, "Corrupt")

@@ -20,11 +20,11 @@ from harness.step_samples import (
     report_all,
 )
 from harness.step_samples import sequence as sequence_of
-from relibra.errors import Conflict, LostLease, RolledBack, StaleEpoch, UnknownJob
+from relibra.errors import Conflict, Corrupt, LostLease, RolledBack, StaleEpoch, UnknownJob
 from relibra.planning import ExecutionReport, Phase, PlanId
 from relibra.planning.launch import Launch
 from relibra.store import EncodedPlan, JobRecord, Refused, SequenceCounts, StepState, Store
-from relibra.store.keys import ATTEMPT_KEYS, HASHES_BY_STEP, SETS_BY_STEP, SETS_OF_STEPS, STEP_KEYS
+from relibra.store.keys import ATTEMPT_KEYS, HASHES_BY_STEP, SETS_BY_STEP, SETS_OF_STEPS, STEP_KEYS, JobKeys
 from relibra.store.rollbacks import way_back
 
 OTHER_LE = count(routed_experts(77, 9))
@@ -266,6 +266,41 @@ def test_the_first_plan_starts_from_the_placement_that_the_ranks_have(store: Sto
     assert publish(store, run, fourth, 2, shifted(2)) == version + 1
     fifth = run(store.rollback("job", fourth.epoch, 1))
     assert placement(fifth, 1) == home(2), "without any report the newest plan counts"
+
+
+@pytest.mark.parametrize(("back_to", "num_left"), [(0, 3000), (1500, 1500), (2999, 1)])
+def test_S6_going_back_moves_the_smaller_side_of_many_summaries(
+    store: Store, run: Loop, job: JobRecord, redis_url: str, back_to: int, num_left: int
+) -> None:
+    summaries = JobKeys("job").attempt(job.epoch).of("summaries")
+    with Redis.from_url(redis_url) as client:
+        client.zadd(summaries, {f'{{"step":{step}}}': step for step in range(3000)})
+        client.config_resetstat()
+        again = run(store.rollback("job", job.epoch, back_to))
+        num_moves = client.info("commandstats").get("cmdstat_zadd", {"calls": 0})["calls"]
+        assert num_moves <= min(num_left, 3000 - num_left) + 10
+        assert client.zcard(summaries) == num_left
+        kept = JobKeys("job").attempt(again.epoch).of("summaries")
+        assert client.zrange(kept, -1, -1, withscores=True) == (
+            [(f'{{"step":{back_to - 1}}}'.encode(), back_to - 1)] if back_to else []
+        )
+
+
+@pytest.mark.parametrize(("name", "field"), [("plan", "home_rank"), ("reports", "update/0/0")])
+def test_S9_a_job_gets_away_from_what_was_damaged_by_going_back(
+    store: Store, run: Loop, job: JobRecord, redis_url: str, name: str, field: str
+) -> None:
+    train(store, run, job, range(1, 3), shifted(1))
+    with Redis.from_url(redis_url) as client:
+        client.hset(JobKeys("job").attempt(job.epoch).step(2, name), field, b"\0" * 40)
+    if name == "plan":
+        with pytest.raises(Corrupt, match="field 'home_rank' of the plan of step 2"):
+            run(store.placement_before(job, 3))
+    again = run(store.rollback("job", job.epoch, 2))
+    home_LE = run(store.placement_before(again, 2))
+    assert (home_LE is None) == (name == "plan")
+    report_all(store, run, 2)
+    publish(store, run, again, 2)
 
 
 def test_S7_going_back_again_and_again_leaves_nothing_behind(

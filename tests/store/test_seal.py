@@ -36,7 +36,7 @@ READS: dict[str, tuple[str, str, str, Read]] = {
     "schedule": ("schedule", "document", "the schedule", lambda store, job: store.get_schedule(job, 1)),
     "fetched": ("plan", "share/1", "field 'share/1' of the plan", lambda store, job: store.get_packed_plan(job, 1)),
     "shown": ("plan", "quota_rank", "field 'quota_rank' of", lambda store, job: store.get_plan(job, 1)),
-    "record": ("plan", "meta", "field 'meta' of the plan", lambda store, job: store.get_step(job, 1)),
+    "record": ("plan", "meta", "field 'meta' of the plan", lambda store, job: store.latest_plan(job)),
     "totals": ("plan", "total/load", "field 'total/load' of", lambda store, job: store.get_totals(job, [1])),
     "next": ("plan", "home_rank", "field 'home_rank' of", lambda store, job: store.placement_before(job, 2)),
     "report": ("reports", "update/0/1", "report update/0/1", lambda store, job: store.sum_reports(job, 1)),

@@ -52,7 +52,10 @@ class AttemptStepsView(AttemptView):
         description="The first step that is kept, if only as a summary; null without steps.", examples=[100]
     )
     last_step: int | None = Field(description="The last step that is kept.", examples=[163])
-    num_planned_steps: int = Field(description="Steps that got a plan, including expired ones.", examples=[163])
+    num_planned_steps: int = Field(
+        description="Plans of this attempt and of those that it went back from, also of expired steps.",
+        examples=[163],
+    )
 
     @classmethod
     def show(cls, attempt: Attempt, kept_steps: tuple[int, int] | None, num_planned_steps: int) -> "AttemptStepsView":
@@ -104,7 +107,7 @@ class JobHealthView(JobView):
     health: JobHealth
     balance: Balance
     refused_launch: RefusedLaunchView | None = Field(
-        description="Set while another launch asks for the same job id; null otherwise."
+        description="The newest launch that asked for the same job id in vain; null again when a schedule is accepted."
     )
 
     @classmethod

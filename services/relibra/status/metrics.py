@@ -48,7 +48,7 @@ async def read_figures(reader: Reader, jobs: Iterable[JobRecord]) -> list[JobFig
             glance=glance,
             num_planned_steps=await store.num_planned_steps(glance.job),
             num_pending_steps=pending[glance.job.job_id],
-            latest_plan=await store.latest_plan(glance.job),
+            latest_plan=await reader.latest_plan(glance.job),
         )
         for glance in await reader.glances(jobs)
     ]

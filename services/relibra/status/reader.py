@@ -4,10 +4,10 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
-from relibra.errors import NotFound
+from relibra.errors import Corrupt, NotFound
 from relibra.planning import Plan
 from relibra.planning.execution import Execution
 from relibra.planning.summary import PlanTotals
@@ -104,8 +104,15 @@ class Reader:
         return _merge(kept, await self.store.sample_summaries(job, num))
 
     async def _in_brief(self, job: JobRecord, steps: list[StepRecord]) -> list[StepSummary]:
-        executed = await self.executions(job, [each.step for each in steps])
-        return [StepSummary.of(step, each) for step, each in zip(steps, executed, strict=True)]
+        found = []
+        for step in steps:
+            try:
+                (executed,) = await self.executions(job, [step.step])
+            except Corrupt as error:
+                found.append(StepSummary.of(replace(step, failure=str(error)), []))
+            else:
+                found.append(StepSummary.of(step, executed))
+        return found
 
     async def figures(self, job: JobRecord, record: PlanRecord) -> PlanFigures:
         """Return a plan with its loads. Loads are computed on first access: access them off the event loop."""
@@ -127,6 +134,9 @@ class Reader:
         """Return what the ranks did in each of `steps`, by phase.
 
         While reports are missing, a report that replaces an earlier one of the same rank may not be visible yet.
+
+        Raises:
+            Corrupt: a report is not the one that was stored.
         """
         numbers = await self.store.num_reports(job, steps)
         complete = await self.store.get_executions(job, steps)
@@ -150,12 +160,19 @@ class Reader:
         steps = await self.store.list_steps(job, limit=GLANCE_STEPS)
         numbers = await self.store.num_reports(job, [each.step for each in steps])
         reported = [step for step, number in zip(steps, numbers, strict=True) if number]
-        done = list(zip(reported, await self.executions(job, [each.step for each in reported]), strict=True))
+        corrupt: Corrupt | None = None
+        try:
+            done = list(zip(reported, await self.executions(job, [each.step for each in reported]), strict=True))
+        except Corrupt as error:
+            # One report that cannot be read must not take the pages and metrics of all jobs with it.
+            corrupt, done = error, []
         refusals = await self.store.get_refusals(job)
         balance = balance_of(steps, done, refusals)
         executed_step, executed = done[0] if done else (None, [])
         now = choice.chosen.ended_at or time.time()
         health = job_health(steps, executed_step, executed, balance, now, choice.chosen.number)
+        if corrupt is not None:
+            health = JobHealth(verdict=JobState.FAILING, reason=str(corrupt))
         if not steps and await self.store.list_summaries(job, limit=1):
             expired = f"the full data of attempt {choice.chosen.number} has expired; summaries of its steps remain"
             health = JobHealth(verdict=JobState.WAITING, reason=expired)
@@ -168,6 +185,13 @@ class Reader:
             executed=executed,
             refused_launch=None if choice.is_over else refused_launch(refusals),
         )
+
+    async def latest_plan(self, job: JobRecord) -> PlanRecord | None:
+        """Return the newest plan of an attempt; None if it has none, or if it is not the one that was stored."""
+        try:
+            return await self.store.latest_plan(job)
+        except Corrupt:
+            return None  # the health of the job says so
 
     async def attempts(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, tuple[int, int] | None, int]]:
         """Return each attempt with its first and last step, and the number of steps that it planned."""

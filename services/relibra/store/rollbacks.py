@@ -1,13 +1,19 @@
 """Going back to an earlier step within one launch of a training."""
 
+import logging
 import time
 
+from relibra.errors import Corrupt
 from relibra.store.connection import raises_unavailable
+from relibra.store.documents import plan_of
 from relibra.store.jobs import Jobs
 from relibra.store.keys import HASHES_BY_STEP, SETS_BY_STEP, SETS_OF_STEPS, STEP_KEYS, AttemptKeys, JobKeys
 from relibra.store.plans import Plans
 from relibra.store.records import JobRecord
 from relibra.store.reports import Reports
+from relibra.store.seal import unseal
+
+logger = logging.getLogger(__name__)
 
 _MOVED = ("version", "floor", *SETS_BY_STEP, *SETS_OF_STEPS, *HASHES_BY_STEP)
 
@@ -87,11 +93,26 @@ class Rollbacks(Jobs, Plans, Reports):
         for step in sorted(own, reverse=True):
             is_applied = await self.is_applied(keys, step)
             if is_applied:
-                return plans[step][1] or b""
+                return _sound(plans[step][1], plan_of(keys.job_id, step))
             has_reports = has_reports or is_applied is not None
         if own and not has_reports:
-            return plans[own[-1]][1] or b""
+            return _sound(plans[own[-1]][1], plan_of(keys.job_id, own[-1]))
         return await self._redis.get(keys.of("placement")) or b""
+
+
+def _sound(placement: bytes | None, what: str) -> bytes:
+    """Return a packed placement, or nothing if it is not the one that was stored.
+
+    Going back is how a job gets away from a damaged plan, so the damage must not come along. Ranks move their experts
+    from where they are, whatever the planner believes; a wrong belief costs more moves in one step.
+    """
+    try:
+        if placement is not None:
+            unseal(placement, f"field 'home_rank' of {what}")
+        return placement or b""
+    except Corrupt as error:
+        logger.error("the next plan starts from the plain placement: %s", error)
+        return b""
 
 
 def way_back(job_id: str, step: int) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from relibra.errors import NotFound
+from relibra.errors import Corrupt, NotFound
 from relibra.store.connection import Connected, raises_unavailable
 from relibra.store.documents import RECORD_FIELDS, decode_plan_record
 from relibra.store.keys import AttemptId, AttemptKeys
@@ -59,8 +59,7 @@ class Steps(Connected):
     async def get_steps(self, attempt: AttemptId, steps: Iterable[int]) -> list[StepRecord]:
         """Return the states of some steps in one round trip.
 
-        Raises:
-            Corrupt: the description of a plan is not the one that was stored.
+        A step whose plan is not the one that was stored has failed, and its failure says so.
         """
         keys, numbers = AttemptKeys.of_attempt(attempt), list(steps)
         pipe = self._redis.pipeline(transaction=False)
@@ -75,7 +74,10 @@ class Steps(Connected):
         for index, step in enumerate(numbers):
             start = index * _ANSWERS_PER_STEP
             num_sequences, policies, submitted_at, plan, failure = answers[start : start + _ANSWERS_PER_STEP]
-            record = decode_plan_record(attempt.job_id, step, plan)
+            try:
+                record = decode_plan_record(attempt.job_id, step, plan)
+            except Corrupt as error:
+                record, failure = None, str(error).encode()
             if submitted_at is None and record is not None:
                 submitted_at = record.submitted_at
             records.append(

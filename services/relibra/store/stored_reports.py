@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from functools import partial
 
-from relibra.errors import LimitExceeded
+from relibra.errors import Corrupt, LimitExceeded
 from relibra.planning import ExecutionReport, Phase
 from relibra.planning.execution import Execution, ExecutionSums
 from relibra.store.attempts import Attempts
@@ -109,12 +110,17 @@ class StoredReports(Attempts):
                 return
 
     async def is_applied(self, attempt: AttemptId, step: int) -> bool | None:
-        """Return whether any rank says that it applied the plan of a step; None if no rank has reported."""
+        """Return whether any rank says that it applied the plan of a step; None if no rank has reported.
+
+        A report that is not the one that was stored says nothing.
+        """
         has_reports = None
         async for some in self._read(attempt, step, with_loads=False):
             has_reports = False
-            if any(_decode(attempt, step, each).applied for each in some):
-                return True
+            for each in some:
+                with suppress(Corrupt):
+                    if _decode(attempt, step, each).applied:
+                        return True
         return has_reports
 
     @raises_unavailable

@@ -55,14 +55,23 @@ local function rename(from, to)
     redis.call('RENAME', from, to)
   end
 end
+local function move(from, to, lowest, highest)
+  local entries = redis.call('ZRANGEBYSCORE', from, lowest, highest, 'WITHSCORES')
+  for index = 1, #entries, 2 do
+    redis.call('ZADD', to, entries[index + 1], entries[index])
+  end
+  redis.call('ZREMRANGEBYSCORE', from, lowest, highest)
+end
 local first = 3
 for name = first, first + num_by_score - 1 do
-  rename(before(name), after(name))
-  local later = redis.call('ZRANGEBYSCORE', after(name), ARGV[4], '+inf', 'WITHSCORES')
-  for index = 1, #later, 2 do
-    redis.call('ZADD', before(name), later[index + 1], later[index])
+  -- An attempt may have 100 000 summaries, so those of the smaller side move, one by one.
+  local num_later = redis.call('ZCOUNT', before(name), ARGV[4], '+inf')
+  if 2 * num_later <= redis.call('ZCARD', before(name)) then
+    rename(before(name), after(name))
+    move(after(name), before(name), ARGV[4], '+inf')
+  else
+    move(before(name), after(name), '-inf', '(' .. ARGV[4])
   end
-  redis.call('ZREMRANGEBYSCORE', after(name), ARGV[4], '+inf')
 end
 first = first + num_by_score
 for name = first, first + num_by_member - 1 do
