@@ -4,7 +4,7 @@ from contextlib import ExitStack
 import pytest
 
 from relibra.errors import LimitExceeded
-from relibra.planner.open_calls import NUM_RECEIVING, OpenCalls
+from relibra.planner.open_calls import NUM_RECEIVING, MessageTimeout, OpenCalls
 
 
 def test_S6_a_full_planner_still_serves_each_account_its_share() -> None:
@@ -33,8 +33,9 @@ def test_S7_messages_that_do_not_arrive_hold_up_their_own_account_for_some_time(
                 await stuck.wait()
 
         senders = [asyncio.create_task(receive("greedy", 60.0)) for _ in range(NUM_RECEIVING)]
-        with pytest.raises(LimitExceeded, match=r"did not arrive within 0\.01 s"):
+        with pytest.raises(MessageTimeout, match=r"did not arrive within 0\.01 s") as refused:
             await receive("greedy", 0.01)
+        assert refused.value.retryable
         async with calls.receiving("modest", 60.0):
             pass
         stuck.set()
@@ -51,7 +52,7 @@ def test_S7_connections_that_come_and_go_leave_nothing_behind() -> None:
         for port in range(3):  # each probe of the planner's health comes over a connection of its own
             async with calls.receiving(f"ipv4:10.0.0.1:{port}"):
                 pass
-        with pytest.raises(LimitExceeded):
+        with pytest.raises(MessageTimeout):
             async with calls.receiving("ipv4:10.0.0.1:3", 0.001):
                 await asyncio.Event().wait()
         assert not calls._receiving

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from relibra.planning.launch import Launch
-from relibra.wire.launch import launch_of, worker_age_s
+from relibra.wire.launch import age_s, launch_of, worker_age_s
 
 
 def launch(environment: Mapping[str, str], token: str | None = None, parent: str = "7 1000") -> Launch:
@@ -31,7 +31,8 @@ def test_a_token_comes_from_the_argument_or_the_environment_or_is_random() -> No
         ),
         ({"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "1"}, "slurm 5.0", 1),
         ({"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0"}, "slurm 5.0", 0),
-        ({"RAY_JOB_ID": "01", "MASTER_ADDR": "head", "MASTER_PORT": "4321"}, "ray 01 head:4321", 0),
+        # Job ids of Ray begin anew with each cluster, and address and port may be the same.
+        ({"RAY_JOB_ID": "01", "MASTER_ADDR": "head", "MASTER_PORT": "4321"}, "", 0),
         ({"TORCHELASTIC_RESTART_COUNT": "many"}, "torchelastic  host-a 7 1000", 0),
         ({"SLURM_JOB_ID": "5"}, "", 0),
     ],
@@ -64,3 +65,8 @@ def test_services_keep_a_hash_of_the_token_only() -> None:
     assert Launch().token_hash == ""
     assert "secret" not in Launch(token="secret").token_hash
     assert Launch(token="secret").token_hash == Launch(token="secret").token_hash != Launch(token="other").token_hash
+
+
+def test_an_age_is_unknown_where_the_uptime_is_that_of_a_container() -> None:
+    assert age_s(100.0, 40.0) == 60.0
+    assert age_s(100.0, 4000.0) is None

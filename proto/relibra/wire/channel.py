@@ -9,7 +9,11 @@ import grpc
 from relibra.wire.credentials import Credentials
 
 MAX_MESSAGE_SIZE_BYTES = 64 << 20
-"""Far above the counts of one sequence and the plan of one rank; a schedule of a million sequences comes close."""
+"""Far above the plan of one rank."""
+MAX_PART_SIZE_BYTES = 1 << 20
+"""The largest message that a planner receives; it is above the counts of one sequence. A larger one goes in parts."""
+METHODS_IN_PARTS = frozenset({"SubmitSchedule"})
+"""Methods whose message may come in several parts, which the planner joins."""
 
 _SERVICE_CONFIG = {
     # A host name may stand for several planners, and each of them serves any job. A channel draws one by lot and stays
@@ -80,6 +84,7 @@ class _CallDetails(NamedTuple):
 class _CallMetadata(
     grpc.UnaryUnaryClientInterceptor,
     grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
     grpc.StreamStreamClientInterceptor,
 ):
     """Adds the token to every call and, if OpenTelemetry is installed, the trace context."""
@@ -99,6 +104,9 @@ class _CallMetadata(
 
     def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         return self._continue(continuation, client_call_details, request)
+
+    def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        return self._continue(continuation, client_call_details, request_iterator)
 
     def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
         return self._continue(continuation, client_call_details, request_iterator)

@@ -25,7 +25,7 @@ from relibra.v1 import (
     plan_pb2_grpc,
 )
 from relibra.wire import messages
-from relibra.wire.channel import open_channel
+from relibra.wire.channel import MAX_PART_SIZE_BYTES, open_channel
 from relibra.wire.credentials import Credentials
 from relibra.wire.heartbeat import DEFAULT_INTERVAL_S, Heartbeat
 from relibra.wire.launch import ATTEMPT_VARIABLE, Joined, this_launch, worker_age_s
@@ -77,9 +77,16 @@ class PlannerClient:
         """The attempt that this client registered or began by going back, by job id. It may be over: see `rollback`."""
         self._refusals: dict[str, AlreadyRunning] = {}
         """Why the last registration was refused, by job id."""
+        self._newest_submitted: dict[str, int] = {}
+        """The highest step of the attempt for which the planner answered `submit_schedule`, by job id."""
         self._heartbeats: dict[str, Heartbeat] = {}
         self._jobs = job_pb2_grpc.JobServiceStub(self._channel)
         self._plans = plan_pb2_grpc.PlanServiceStub(self._channel)
+        self._submit_parts = self._channel.stream_unary(
+            "/relibra.v1.PlanService/SubmitSchedule",
+            request_serializer=bytes,
+            response_deserializer=plan_pb2.SubmitScheduleResponse.FromString,
+        )
         self._executions = execution_pb2_grpc.ExecutionServiceStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -132,6 +139,8 @@ class PlannerClient:
             try:
                 response = self._call(self._jobs.RegisterJob, request)
                 self._refusals.pop(job_id, None)
+                if response.epoch != self._registered.get(job_id):
+                    self._newest_submitted.pop(job_id, None)
                 self._epochs[job_id] = self._registered[job_id] = response.epoch
                 self._keep_alive(job_id, response.renew_ms / 1000)
                 return response.epoch
@@ -196,6 +205,7 @@ class PlannerClient:
         request = job_pb2.RollbackRequest(job_id=job_id, epoch=self._registered.get(job_id, 0), step=step)
         epoch: int = self._call(self._jobs.Rollback, request).epoch
         self._epochs[job_id] = self._registered[job_id] = epoch
+        self._newest_submitted.pop(job_id, None)
         return epoch
 
     def submit_schedule(
@@ -217,6 +227,8 @@ class PlannerClient:
             NotFound: scheduled sequences were never reported; the text names the first ones.
             Conflict: the step already has another schedule or another basis.
             StaleEpoch: the attempt of this client is over: another launch trains the job now.
+            RolledBack: somebody let the job go back to an earlier step, and the schedule may be of before. The client
+                goes on in the attempt that took over with the first step that it submits again.
         """
         request = plan_pb2.SubmitScheduleRequest(
             job_id=job_id,
@@ -225,7 +237,27 @@ class PlannerClient:
             basis=messages.encode_basis(basis),
             epoch=self._epoch(job_id) or self._attempt_of_launch(job_id),
         )
-        self._call_in_attempt(job_id, self._plans.SubmitSchedule, request)
+        newest = self._newest_submitted.get(job_id, -1)
+        # With another basis the planner finds out whether the sequences of the schedule belong to the new attempt.
+        may_follow = step <= newest or basis is not Basis.PREVIOUS_STEPS
+        try:
+            self._call_in_attempt(job_id, self._submit, request, may_follow=may_follow)
+        except RolledBack:
+            self._newest_submitted[job_id] = max(newest, step)
+            raise
+        has_followed = request.epoch != self._registered.get(job_id, request.epoch)
+        self._newest_submitted[job_id] = step if has_followed else max(newest, step)
+
+    def _submit(
+        self, request: plan_pb2.SubmitScheduleRequest, timeout: float | None = None
+    ) -> plan_pb2.SubmitScheduleResponse:
+        if request.ByteSize() <= MAX_PART_SIZE_BYTES:
+            return self._plans.SubmitSchedule(request, timeout=timeout)
+        data = request.SerializeToString()
+        starts = range(0, len(data), MAX_PART_SIZE_BYTES)
+        parts = (data[start : start + MAX_PART_SIZE_BYTES] for start in starts)
+        response: plan_pb2.SubmitScheduleResponse = self._submit_parts(parts, timeout=timeout)
+        return response
 
     def fetch_plan(self, job_id: str, step: int, model: Model, ep_rank: int, *, wait_s: float = 0.0) -> RankPlan:
         """Return the plan of `step` as `ep_rank` executes it; wait up to `wait_s` until it is published.
@@ -302,17 +334,24 @@ class PlannerClient:
         method: Callable[..., _Response],
         request: plan_pb2.SubmitScheduleRequest | plan_pb2.FetchPlanRequest,
         timeout_s: float | None = None,
+        *,
+        may_follow: bool = True,
     ) -> _Response:
         """Make a call that belongs to the attempt of this client.
 
-        If somebody else let the job go back to an earlier step, the client follows, and the call belongs to what is
-        done now.
+        If somebody else let the job go back to an earlier step, the client follows if it may, and the call belongs to
+        what is done now.
         """
         try:
             return self._call(method, request, timeout_s)
         except RolledBack as error:
             if job_id not in self._registered:
                 raise
+            if not may_follow:
+                raise RolledBack(
+                    f"{error}. The schedule of step {request.step} was not submitted, because it may be of before: go "
+                    "back to that step in the training, sample it again, and submit its schedule"
+                ) from error
             logger.warning("going on in the attempt that took over: %s", error)
             request.epoch = self._attempt_of_launch(job_id)
             return self._call(method, request, timeout_s)

@@ -74,10 +74,6 @@ def launch_of(
     elif "SLURM_JOB_ID" in environment and "SLURM_STEP_ID" in environment:
         launcher = f"slurm {environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
         restart = environment.get("SLURM_RESTART_COUNT", "0")
-    elif "RAY_JOB_ID" in environment and "MASTER_PORT" in environment:
-        # Job ids of Ray begin anew with every cluster; frameworks draw a free port for each process group.
-        address = f"{environment.get('MASTER_ADDR', '')}:{environment['MASTER_PORT']}"
-        launcher = f"ray {environment['RAY_JOB_ID']} {address}"
     return Launch(
         token=token or environment.get(ATTEMPT_VARIABLE) or random_token,
         owner=f"{host}:{pid}",
@@ -95,9 +91,17 @@ def worker_age_s(environment: Mapping[str, str]) -> float | None:
         return None
     try:
         uptime_s = float(Path("/proc/uptime").read_text().split()[0])
-        return uptime_s - int(_start_ticks("self")) / os.sysconf("SC_CLK_TCK")
+        return age_s(uptime_s, int(_start_ticks("self")) / os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError):
         return None
+
+
+def age_s(uptime_s: float, started_s: float) -> float | None:
+    """Return how long ago a process started; None if the two times do not count from the same moment.
+
+    Under lxcfs the uptime is that of the container, but the start of a process counts from the start of the machine.
+    """
+    return uptime_s - started_s if uptime_s >= started_s else None
 
 
 def _parent() -> str:

@@ -26,9 +26,24 @@ VERSION_METADATA_KEY = "relibra-version"
 """The key of the initial metadata in which health checks carry the planner's version of relibra."""
 
 
+_MAX_DETAILS_SIZE_BYTES = 4096
+"""The text of an error travels in a trailer. gRPC drops a call whose trailers take more than 8 KiB."""
+
+
 def to_status(error: RelibraError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
-    """Return code, details and trailing metadata for an error that a servicer raised."""
-    return grpc.StatusCode[error.grpc_status], str(error), ((METADATA_KEY, type(error).__name__),)
+    """Return code, details and trailing metadata for an error that a servicer raised; details are cut to fit."""
+    name = next(each.__name__ for each in type(error).__mro__ if each.__name__ in ERRORS)
+    return grpc.StatusCode[error.grpc_status], _cut(str(error)), ((METADATA_KEY, name),)
+
+
+def _cut(text: str) -> str:
+    """Cut a text to its first characters that fit; gRPC sends each byte of most other characters as `%XX`."""
+    size_bytes = 0
+    for index, each in enumerate(text):
+        size_bytes += 1 if " " <= each <= "~" and each != "%" else 3 * len(each.encode(errors="replace"))
+        if size_bytes > _MAX_DETAILS_SIZE_BYTES:
+            return text[:index]
+    return text
 
 
 def from_rpc_error(error: grpc.RpcError) -> RelibraError:

@@ -35,14 +35,22 @@ class Caller:
     job_id: str
     role: Role
 
+    def check_role(self, method: str) -> None:
+        """Return if the caller may call `method` for some job; this needs nothing of the call's message.
+
+        Raises:
+            Forbidden: the caller's role may not call the method.
+        """
+        if self.role is not Role.ADMIN and method not in _MAY_CALL[self.role]:
+            raise Forbidden(f"{self.name} has role {self.role}, which may not call {method}")
+
     def check(self, method: str, job_id: str) -> None:
         """Return if the caller may call `method` for `job_id`, whether or not such a job exists.
 
         Raises:
             Forbidden: the caller's role may not call the method, or the caller belongs to another job.
         """
-        if self.role is not Role.ADMIN and method not in _MAY_CALL[self.role]:
-            raise Forbidden(f"{self.name} has role {self.role}, which may not call {method}")
+        self.check_role(method)
         if self.job_id not in (ALL_JOBS, job_id):
             raise Forbidden(f"{self.name} belongs to job {self.job_id!r} and may not act for another job")
 

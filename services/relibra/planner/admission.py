@@ -4,6 +4,7 @@ Sizes are checked before anything of that size is allocated. A request that is t
 too fast is slowed down.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -15,6 +16,7 @@ from relibra.planner.solve_size import solve_size_bytes
 from relibra.planning import Cluster, Model
 from relibra.planning.plan import Basis
 from relibra.store import ALL_JOBS, StoreLimits
+from relibra.wire.channel import MAX_PART_SIZE_BYTES
 
 MAX_STEP = 1 << 53
 """Redis keeps scores as doubles, which count exactly up to here."""
@@ -27,15 +29,15 @@ MAX_NUM_PROCESSES = 1 << 16
 MAX_REASON_LENGTH = 4096
 MAX_FETCH_WAIT_S = 60.0
 MAX_REFUSAL_LENGTH = 2000
-"""In letters. The reason of a refused call travels in a header, and gRPC limits headers to 8 KiB."""
+"""How many letters of the reason of a refused sequence the planner answers with."""
 
 MAX_HEALTH_WATCHES = 256
-MAX_REQUEST_SIZE_BYTES = 16 << 20
-"""The largest message that a planner receives: a schedule of `max_sequences` sequences with names of usual length."""
+_SCHEDULE_SIZE_BYTES = 16 << 20
+"""A schedule of `max_sequences` sequences with names of usual length. It comes in parts."""
 _REQUEST_SIZE_BYTES: Mapping[str, int] = {
-    "ReportRouting": 4 << 20,
-    "SubmitSchedule": MAX_REQUEST_SIZE_BYTES,
-    "ReportExecution": 4 << 20,
+    "ReportRouting": MAX_PART_SIZE_BYTES,
+    "SubmitSchedule": _SCHEDULE_SIZE_BYTES,
+    "ReportExecution": MAX_PART_SIZE_BYTES,
     "FetchPlan": 1 << 12,
     "WatchPlans": 1 << 12,
     "Check": 1 << 12,
@@ -55,6 +57,11 @@ def max_request_size_bytes(method: str, max_cells: int) -> int:
     return max(size_bytes, 2 * max_cells * _LOAD_SIZE_BYTES) if method == "ReportExecution" else size_bytes
 
 
+def max_part_size_bytes(max_cells: int) -> int:
+    """Return how large a message may be on the wire. Each open stream may hold one that lacks its end."""
+    return max(MAX_PART_SIZE_BYTES, max_request_size_bytes("ReportExecution", max_cells))
+
+
 def account_of_connection(peer: str) -> str:
     """Return the account of a connection whose caller may act for all jobs."""
     return f"{ALL_JOBS} {peer}"
@@ -67,6 +74,7 @@ class Admission:
         self._settings = settings
         self.calls = OpenCalls()
         self.large = LargeMessages()
+        self._num_streams: Counter[str] = Counter()
         self._num_watches = 0
         self._spent_until: dict[str, float] = {}
 
@@ -85,6 +93,28 @@ class Admission:
         limit = None if account.startswith(ALL_JOBS) else self._settings.max_calls_per_job
         with self.calls.open(account, limit):
             yield
+
+    @contextmanager
+    def stream(self, account: str) -> Iterator[None]:
+        """Count a stream of requests of an account for as long as it is open: each may hold a message without its end.
+
+        Raises:
+            LimitExceeded: the account has too many streams open.
+        """
+        limit = self._settings.max_streams_per_job
+        if self._num_streams[account] >= limit:
+            raise LimitExceeded(
+                f"job {account!r} has {limit} streams of reports open at this planner (max_streams_per_job); end "
+                "rollout workers that are not needed, add planners, or raise the limit",
+                limit="max_streams_per_job",
+            )
+        self._num_streams[account] += 1
+        try:
+            yield
+        finally:
+            self._num_streams[account] -= 1
+            if not self._num_streams[account]:
+                del self._num_streams[account]
 
     @contextmanager
     def health_call(self, method: str) -> Iterator[None]:

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
@@ -17,13 +18,15 @@ from google.protobuf.message import DecodeError
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 
-from relibra.errors import Forbidden, InvalidInput, LimitExceeded, RelibraError, shown
+from relibra.errors import Forbidden, InvalidInput, RelibraError, UnknownJob, shown
 from relibra.planner.access import Access, Caller
-from relibra.planner.admission import MAX_REFUSAL_LENGTH, Admission, account_of_connection
+from relibra.planner.admission import Admission, account_of_connection
 from relibra.planner.large_messages import LARGE_SIZE_BYTES, check_repeated
 from relibra.planner.metrics import Metrics
+from relibra.planner.open_calls import NUM_RECEIVING, NUM_RECEIVING_PARTS
 from relibra.planner.refusal_log import RefusalLog
 from relibra.store import ALL_JOBS
+from relibra.wire.channel import METHODS_IN_PARTS
 from relibra.wire.messages import check_job_id
 from relibra.wire.routing import idle_job_id
 from relibra.wire.status import to_status
@@ -33,6 +36,16 @@ logger = logging.getLogger(__name__)
 _OURS = "/relibra."
 _HEALTH = "/grpc.health."
 _tracer = trace.get_tracer("relibra.planner")
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call, as far as it is known."""
+
+    job_id: str = ""
+
+
+_Serve = Callable[[Any, _Call], Awaitable[None]]
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -66,17 +79,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._guarded[path] = guarded
         return guarded
 
-    def _answering(self, method: str, serve: Callable[[Any], Awaitable[None]]) -> Callable[[Any, Any], Awaitable[None]]:
+    def _answering(self, method: str, serve: _Serve) -> Callable[[Any, Any], Awaitable[None]]:
         async def answer(_: Any, context: Any) -> None:
+            call = _Call()
             try:
-                await serve(context)
+                await serve(context, call)
             except Exception as error:
-                await self._abort(context, method, error)
+                await self._abort(context, method, error, call)
 
         return answer
 
-    def _health(self, handler: Any, method: str) -> Callable[[Any], Awaitable[None]]:
-        async def serve(context: Any) -> None:
+    def _health(self, handler: Any, method: str) -> _Serve:
+        async def serve(context: Any, _: _Call) -> None:
             with self._admission.health_call(method):
                 async with AsyncExitStack() as stack:
                     request = await self._read(context, method, handler, account_of_connection(context.peer()), stack)
@@ -87,24 +101,29 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         return serve
 
-    def _ours(self, handler: Any, method: str) -> Callable[[Any], Awaitable[None]]:
-        async def serve(context: Any) -> None:
+    def _ours(self, handler: Any, method: str) -> _Serve:
+        async def serve(context: Any, call: _Call) -> None:
             started_at = time.perf_counter()
             caller = await self._access.identify(context)
+            caller.check_role(method)
             account = caller.job_id if caller.job_id != ALL_JOBS else account_of_connection(context.peer())
+            call.job_id = caller.job_id
             async with AsyncExitStack() as stack:
                 stack.enter_context(self._admission.call(account))
                 stack.enter_context(self._metrics.open_calls.track_inprogress())
                 if handler.stream_stream:
                     if named := idle_job_id(context.invocation_metadata()):
                         caller.check(method, check_job_id(named))
+                    stack.enter_context(self._admission.stream(account))
                     requests = self._requests(context, method, handler, account)
                     async with aclosing(handler.stream_stream(requests, context)) as responses:
                         async for response in responses:
                             await context.write(response)
                     return
-                request = await self._read(context, method, handler, account, stack)
+                # Half a message of a viewer must not hold up the trainer.
+                request = await self._read(context, method, handler, f"{account} {caller.role}", stack)
                 _check(request, caller, method)
+                call.job_id = request.job_id
                 if handler.unary_stream:
                     async with aclosing(handler.unary_stream(request, context)) as responses:
                         async for response in responses:
@@ -119,14 +138,26 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return serve
 
     async def _read(self, context: Any, method: str, handler: Any, account: str, stack: AsyncExitStack) -> Any:
-        """Read the one message of a call; a large one has the turn of its account until `stack` ends."""
-        async with self._admission.calls.receiving(account) as deadline:
-            data = await context.read()
+        """Read the one message of a call, which a client may have cut into parts if it is large.
+
+        A large message has the turn of its account until `stack` ends.
+        """
+        is_in_parts = method in METHODS_IN_PARTS
+        turns = f"{account} in parts" if is_in_parts else account
+        num_turns = NUM_RECEIVING_PARTS if is_in_parts else NUM_RECEIVING
+        async with self._admission.calls.receiving(turns, num_turns=num_turns) as deadline:
+            parts, size_bytes = [], 0
+            while (part := await context.read()) is not grpc.aio.EOF:
+                parts.append(part)
+                size_bytes += len(part)
+                self._admission.check_size(method, size_bytes)
+                if not is_in_parts:
+                    break
             deadline.reschedule(None)
-            if data is grpc.aio.EOF:
+            if not parts:
                 raise InvalidInput.of("message", expected=f"the message of {method}", got="none")
-            await stack.enter_async_context(self._admission.large.turn(account, len(data)))
-        return await self._decode(data, method, handler)
+            await stack.enter_async_context(self._admission.large.turn(account, size_bytes))
+        return await self._decode(b"".join(parts), method, handler)
 
     async def _requests(self, context: Any, method: str, handler: Any, account: str) -> AsyncIterator[Any]:
         while (data := await context.read()) is not grpc.aio.EOF:
@@ -152,7 +183,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """Check the caller again: a stream may stay open for days after its token was revoked."""
         _check(request, await self._access.identify(context), method)
 
-    async def _abort(self, context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception) -> NoReturn:
+    async def _abort(
+        self, context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception, call: _Call
+    ) -> NoReturn:
         if isinstance(error, grpc.aio.AbortError):
             raise error
         if not isinstance(error, RelibraError):
@@ -163,13 +196,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         code, details, metadata = to_status(error)
         name = type(error).__name__
         self._metrics.refused.labels(method, name).inc()
-        if isinstance(error, LimitExceeded):
-            self._metrics.limited.labels(error.limit or "other").inc()
+        limit = getattr(error, "limit", None)
+        if limit is not None:
+            self._metrics.limited.labels(limit or "other").inc()
         level = logging.DEBUG if error.retryable else logging.INFO
-        # The text of Forbidden names the caller, who is known, at its beginning.
-        who = details[:60] if isinstance(error, Forbidden) else ""
+        # The text of Forbidden names the caller, who is known, at its beginning. Names of jobs that do not exist are
+        # without number.
+        who = details[:60] if isinstance(error, Forbidden) else "" if isinstance(error, UnknownJob) else call.job_id
         self._refusals.note(f"{method} {name}", who, f"{method} refused: {name}: {shown(details)}", level)
-        await context.abort(code, details[:MAX_REFUSAL_LENGTH], trailing_metadata=metadata)
+        await context.abort(code, details, trailing_metadata=metadata)
 
 
 def _trace_context(context: Any) -> Context:

@@ -1,12 +1,15 @@
 """The gRPC service that registers jobs, lets processes join their attempts, and lets trainings go back."""
 
 import logging
+import time
+from collections import OrderedDict
 from typing import Any
 
-from relibra.errors import AlreadyRunning, InvalidInput
+from relibra.errors import AlreadyRunning, InvalidInput, UnknownJob, shown
 from relibra.planner.admission import Admission
 from relibra.planner.health import Health
 from relibra.planner.plan_cache import PlanCache
+from relibra.planner.refusal_log import RefusalLog
 from relibra.planner.takeover import takeover_silence_s
 from relibra.planning.launch import Launch
 from relibra.store import Joiner, Refused, Store
@@ -14,6 +17,10 @@ from relibra.v1 import job_pb2, job_pb2_grpc
 from relibra.wire.messages import check_job_id, check_launch_text, decode_launch, decode_registration
 
 logger = logging.getLogger(__name__)
+
+_LOG_INTERVAL_S = 600.0
+_NOTE_INTERVAL_S = 1.0
+_MAX_NOTED = 1024
 
 
 class JobService(job_pb2_grpc.JobServiceServicer):
@@ -27,8 +34,9 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self._health = health
         self._attempt_silence_s = attempt_silence_s
         self._admission = admission
-        self._refused: dict[str, str] = {}
-        """The owner of the launch that was refused last for each job; a launch that keeps asking is logged once."""
+        # A refused launch asks each second, each of its ranks every few seconds, and two may fight for hours.
+        self._refusals = RefusalLog(logger, interval_s=_LOG_INTERVAL_S)
+        self._noted_at: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     async def RegisterJob(self, request: job_pb2.RegisterJobRequest, context: Any) -> job_pb2.RegisterJobResponse:
         """Begin an attempt of a job, or confirm the current attempt for another process of the same launch."""
@@ -55,7 +63,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         logger.info(
             "job %s registered by %s: attempt %d, epoch %016x",
             job_id,
-            request.owner or "a client that does not say who it is",
+            shown(request.owner) or "a client that does not say who it is",
             job.number,
             job.epoch,
             extra=about,
@@ -112,14 +120,22 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         return int(1000 * self._attempt_silence_s / 3)
 
     async def _tell_of_refusal(self, job_id: str, owner: str, error: AlreadyRunning) -> None:
-        """Keep a refused launch for the page of its job, and log it once: two launches may fight for hours."""
-        who = owner or "a process that did not say who it is"
-        job = await self._store.get_job(job_id)
+        """Keep a refused launch for the page of its job, at most once a second, and log it."""
+        who = shown(owner) or "a process that did not say who it is"
+        now = time.monotonic()
+        if now - self._noted_at.get((job_id, owner), -_NOTE_INTERVAL_S) < _NOTE_INTERVAL_S:
+            return
+        try:
+            job = await self._store.get_job(job_id)
+        except UnknownJob:
+            return  # removed meanwhile; the caller hears why it was refused
+        self._noted_at[job_id, owner] = now
+        if len(self._noted_at) > _MAX_NOTED:
+            self._noted_at.popitem(last=False)
         text = (
             f"{who} launched this job too, while attempt {job.number} is alive; two launches cannot share a job id. "
             "Stop one of the two, or give one of them another job id"
         )
         await self._store.note_refusal(job, Refused.LAUNCH, 0, AlreadyRunning(text))
-        if self._refused.get(job_id) != owner:
-            self._refused[job_id] = owner
-            logger.warning("a launch by %s is refused: %s", who, error, extra={"job": job_id, "epoch": job.epoch})
+        cause, text = f"{job_id} {owner}", f"job {job_id}: a launch by {who} is refused: {error}"
+        self._refusals.note(cause, job_id, text, logging.WARNING)

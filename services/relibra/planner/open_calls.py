@@ -8,14 +8,16 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from relibra.errors import LimitExceeded
+from relibra.errors import LimitExceeded, Unavailable
 
 MAX_CALLS = 8192
 """Open calls of all accounts together; an agent that waits for its plan is an open call."""
-NUM_RECEIVING = 4
+NUM_RECEIVING = 64
 """How many calls of one account receive their message at the same time; the messages of others wait at the sender."""
+NUM_RECEIVING_PARTS = 4
+"""The same for messages that come in parts, which are larger."""
 MESSAGE_TIMEOUT_S = 10.0
 """How long the message of a call may take at least, from the headers of the call to the end of the message.
 
@@ -29,9 +31,15 @@ _GOLDEN_RATIO = 0.618033988749895
 class _Turns:
     """The turns of one account to receive a message."""
 
-    free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(NUM_RECEIVING))
+    free: asyncio.Semaphore
     num_calls: int = 0
     """How many calls receive their message or wait for their turn."""
+
+
+class MessageTimeout(Unavailable):
+    """The message of a call took too long. The cause may be the planner or the network, so the caller may try again."""
+
+    limit = "message_timeout"
 
 
 class OpenCalls:
@@ -84,7 +92,9 @@ class OpenCalls:
                 del self._num_calls[account]
 
     @asynccontextmanager
-    async def receiving(self, account: str, timeout_s: float | None = None) -> AsyncIterator[asyncio.Timeout]:
+    async def receiving(
+        self, account: str, timeout_s: float | None = None, num_turns: int = NUM_RECEIVING
+    ) -> AsyncIterator[asyncio.Timeout]:
         """Wait until the account may receive one more message; limit the time of waiting and receiving together.
 
         Move the deadline that this yields once the message is there.
@@ -92,21 +102,20 @@ class OpenCalls:
         Until a call asks for its message, flow control keeps all but the beginning of the message at the sender.
 
         Raises:
-            LimitExceeded: the time is up.
+            MessageTimeout: the time is up.
         """
         if timeout_s is None:
             # Multiples of the golden ratio, without their whole part, are spread evenly (Weyl).
             self._num_received += 1
             timeout_s = MESSAGE_TIMEOUT_S * (1 + self._num_received * _GOLDEN_RATIO % 1)
-        turns = self._receiving.setdefault(account, _Turns())
+        turns = self._receiving.setdefault(account, _Turns(asyncio.Semaphore(num_turns)))
         turns.num_calls += 1
         try:
             async with asyncio.timeout(timeout_s) as deadline, turns.free:
                 yield deadline
         except TimeoutError:
-            raise LimitExceeded(
-                f"the message of the call did not arrive within {timeout_s:.3g} s; send it with the call",
-                limit="message_timeout",
+            raise MessageTimeout(
+                f"the message of the call did not arrive within {timeout_s:.3g} s; send it with the call, and try again"
             ) from None
         finally:
             # Calls for the health of the planner are received without being counted in `open`.

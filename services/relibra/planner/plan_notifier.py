@@ -5,6 +5,7 @@ publishes rings nothing here.
 """
 
 import asyncio
+from weakref import WeakValueDictionary
 
 from relibra.errors import Unavailable
 
@@ -13,7 +14,8 @@ class PlanNotifier:
     """One event per job, and a last ring for all jobs when the planner drains. For one event loop."""
 
     def __init__(self) -> None:
-        self._rings: dict[str, asyncio.Event] = {}
+        # An event lives as long as somebody listens, so names of jobs that came once are not kept.
+        self._rings: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
         self._is_draining = False
 
     def listen(self, job_id: str) -> asyncio.Event:

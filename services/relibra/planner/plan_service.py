@@ -111,7 +111,8 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         self, request: plan_pb2.WatchPlansRequest, context: Any
     ) -> AsyncIterator[plan_pb2.WatchPlansResponse]:
         """Send the newest plan and then every later one while the caller listens, across the attempts of the job."""
-        first = await self._attempts.job(check_job_id(request.job_id), request.epoch)
+        # Viewers watch too, and must not keep the attempt of a dead trainer alive.
+        first = await self._attempts.job(check_job_id(request.job_id), request.epoch, is_trainer=False)
         job_id = first.job_id
         newest = await self._store.latest_plan(first)
         seen = PlanId(epoch=first.epoch, version=0)

@@ -1,6 +1,7 @@
 """The gRPC service that takes the counts of finished sequences and acknowledges them once they are durable."""
 
 import asyncio
+import functools
 import logging
 import time
 from collections import Counter
@@ -26,7 +27,7 @@ from relibra.planning.launch import Launch
 from relibra.store import JobRecord, Refused, SequenceCounts, Store
 from relibra.store.single_flight import SingleFlight
 from relibra.v1 import routing_pb2, routing_pb2_grpc
-from relibra.wire.messages import check_launch_text
+from relibra.wire.messages import MAX_LAUNCH_TEXT_SIZE_BYTES, check_launch_text
 from relibra.wire.routing import decode_counts, decode_policies, idle_job_id
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 _READ_AHEAD_SIZE_BYTES = 2 << 20
 _LOOK_INTERVAL_S = 1.0
 """How long a new attempt may go unnoticed by an idle stream."""
+_TRAINER_WAIT_S = 10.0
 _MAX_JOBS = 1024
 CREDIT_SEQUENCES = 512
 """How far a sender may be ahead of the answers: enough to keep Redis busy for a round trip, few to send again."""
@@ -50,6 +52,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         self._streams: set[ReadAhead[routing_pb2.ReportRoutingRequest]] = set()
         self._draining = asyncio.Event()
         self._jobs: SingleFlight[JobRecord | None] = SingleFlight(_MAX_JOBS, fresh_s=_LOOK_INTERVAL_S)
+        self._begun: SingleFlight[bool] = SingleFlight(_MAX_JOBS, fresh_s=_LOOK_INTERVAL_S)
 
     def drain(self) -> None:
         """Answer the requests that have arrived, then end all streams; their senders turn to another planner."""
@@ -92,6 +95,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                         # Before the batch is kept, so that a sender that opens a stream for every batch waits too.
                         # Further requests stay in the stream, whose flow control stops the sender.
                         await wait_until_set(self._draining, pause_s)
+                    await self._wait_for_trainer(batch)
                     jobs = await self._store.get_jobs({request.job_id for request in batch})
                     refused = await self._keep(batch, jobs)
                     answered_through += len(batch)
@@ -133,6 +137,31 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         if job is None or (token and Launch(token=token).token_hash != job.token_hash):
             return 0
         return job.epoch
+
+    async def _wait_for_trainer(self, batch: list[routing_pb2.ReportRoutingRequest]) -> None:
+        """Wait until the trainer of the batch has registered, or for some seconds; meanwhile the stream is not read.
+
+        Otherwise each worker of a trainer that comes later would send its sequences again every second.
+        """
+        names = {
+            (each.job_id, each.token)
+            for each in batch
+            if not each.epoch and 0 < len(each.token) <= MAX_LAUNCH_TEXT_SIZE_BYTES
+        }
+        deadline = time.monotonic() + _TRAINER_WAIT_S
+        while names and not self._draining.is_set() and time.monotonic() < deadline:
+            if all([await self._begun.get(each, functools.partial(self._has_begun, *each)) for each in names]):
+                return
+            await wait_until_set(self._draining, _LOOK_INTERVAL_S)
+
+    async def _has_begun(self, job_id: str, token: str) -> bool:
+        """Return whether the launch with a token has begun, or whether a report with that token is refused."""
+        try:
+            token_hash = Launch(token=check_launch_text("token", token)).token_hash
+            job = (await self._store.get_jobs([job_id])).get(job_id)
+            return job is not None and await self._store.has_begun(job, token_hash)
+        except (InvalidInput, StaleEpoch):
+            return True
 
     def _pause_s(self, batch: list[routing_pb2.ReportRoutingRequest]) -> float:
         """Account for a batch, kept or refused; return how long it must wait."""

@@ -11,7 +11,7 @@ import grpc.aio
 
 from relibra.errors import RelibraError, Unavailable
 from relibra.planner.access import Access
-from relibra.planner.admission import MAX_REQUEST_SIZE_BYTES, Admission
+from relibra.planner.admission import Admission, max_part_size_bytes
 from relibra.planner.attempt_watch import AttemptWatch
 from relibra.planner.call_interceptor import CallInterceptor
 from relibra.planner.certificates import CertificateFiles
@@ -46,7 +46,6 @@ _GC_THRESHOLD = 10_000
 _OPTIONS = (
     # Two planners on one port would share its connections at random; the second one must fail instead.
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", MAX_REQUEST_SIZE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_SIZE_BYTES),
     ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
     # Until a call asks for its message, gRPC takes in this much of it, and never more on a fast connection.
@@ -141,7 +140,7 @@ class PlannerServer:
         access = Access(self._store, is_required=settings.auth == "required", trust_domain=settings.trust_domain)
         server = grpc.aio.server(
             interceptors=[CallInterceptor(access, self._admission, self._metrics)],
-            options=_OPTIONS,
+            options=(*_OPTIONS, ("grpc.max_receive_message_length", max_part_size_bytes(settings.max_cells))),
         )
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         address = f"{host}:{settings.port}"

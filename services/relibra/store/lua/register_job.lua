@@ -27,7 +27,8 @@ if current[1] then
   local silent_ms = math.abs(now_ms - tonumber(current[5]))
   local is_same_launch = ARGV[6] ~= '' and ARGV[6] == current[3]
   -- torchrun starts its workers again without counting it if another node made it do so.
-  local is_younger = ARGV[9] ~= '' and current[7]
+  -- A caller that names the current attempt was there when it began, whatever the clocks say.
+  local is_younger = ARGV[9] ~= '' and current[7] and tonumber(ARGV[3]) ~= last
     and ARGV[9] + SLACK_MS < math.abs(now_ms - tonumber(current[7]))
   local is_restarted = is_same_launch and (tonumber(ARGV[7]) > tonumber(current[4]) or is_younger)
   local is_member = ARGV[4] == '' or ARGV[4] == current[2] or (is_same_launch and ARGV[7] == current[4])
