@@ -46,3 +46,13 @@ def test_an_unknown_failure_keeps_its_words() -> None:
     raised = from_rpc_error(Failed(grpc.StatusCode.INTERNAL, "oops", (("relibra-error", "NoSuchError"),)))
     assert type(raised) is RelibraError
     assert "INTERNAL: oops" in str(raised)
+
+
+@pytest.mark.parametrize("letter", ["a", "%", "\n", "é", "🜁", "\ud800"])
+def test_S7_the_text_of_an_error_fits_a_trailer_in_any_script(letter: str) -> None:
+    _, details, _ = to_status(RelibraError(letter * 100_000))
+    sent_bytes = sum(
+        1 if " " <= each <= "~" and each != "%" else 3 * len(each.encode(errors="replace")) for each in details
+    )
+    assert 4000 < sent_bytes <= 4096
+    assert set(details) == {letter}
