@@ -99,12 +99,12 @@ def test_S6_eight_thousand_calls_without_a_message_shut_nobody_out(
 def test_S7_messages_without_an_end_take_no_memory(world: World, attacker: Credentials, has_token: bool) -> None:
     planner = guarded_planner(world)
     take_step(planner, 1, "victim")
-    with world.fault("24 messages of 16 MiB that lack their end", "S6 S7") as clock, contextlib.ExitStack() as stack:
+    with world.fault("24 messages of 1 MiB that lack their end", "S6 S7") as clock, contextlib.ExitStack() as stack:
         before_kib = resident_kib(planner.process.pid)
         connections = [stack.enter_context(RawConnection(planner.address)) for _ in range(24)]
         for each in connections:
             stream = each.call("/relibra.v1.PlanService/SubmitSchedule", attacker.token if has_token else None)
-            each.send_part(stream, (16 << 20) - 64, (16 << 20) - 32)
+            each.send_part(stream, (1 << 20) - 64, (1 << 20) - 32)
         clock.figures = f"{(resident_kib(planner.process.pid) - before_kib) >> 10} MiB more"
         assert resident_kib(planner.process.pid) - before_kib < MAX_GROWTH_KIB, clock.figures
         clock.restart()

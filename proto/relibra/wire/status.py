@@ -26,6 +26,7 @@ VERSION_METADATA_KEY = "relibra-version"
 """The key of the initial metadata in which health checks carry the planner's version of relibra."""
 
 
+_MAX_DETAILS_LENGTH = 2000
 _MAX_DETAILS_SIZE_BYTES = 4096
 """The text of an error travels in a trailer. gRPC drops a call whose trailers take more than 8 KiB."""
 
@@ -33,7 +34,7 @@ _MAX_DETAILS_SIZE_BYTES = 4096
 def to_status(error: RelibraError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
     """Return code, details and trailing metadata for an error that a servicer raised; details are cut to fit."""
     name = next(each.__name__ for each in type(error).__mro__ if each.__name__ in ERRORS)
-    return grpc.StatusCode[error.grpc_status], _cut(str(error)), ((METADATA_KEY, name),)
+    return grpc.StatusCode[error.grpc_status], _cut(str(error)[:_MAX_DETAILS_LENGTH]), ((METADATA_KEY, name),)
 
 
 def _cut(text: str) -> str:

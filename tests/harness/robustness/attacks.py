@@ -28,7 +28,7 @@ FETCH_PLAN = "/relibra.v1.PlanService/FetchPlan"
 WATCH_HEALTH = "/grpc.health.v1.Health/Watch"
 LARGE_MODEL = Model(num_layers=4, num_experts=512, top_k=4)
 LARGE_CLUSTER = Cluster(num_nodes=64, gpus_per_node=8, redundant_slots=1)
-LONGEST_SHAPE = (4 << 20) - 1024
+LONGEST_SHAPE = (1 << 20) - 1024
 """How many extents of a shape fit the message of a sequence."""
 _CALLS_PER_CONNECTION = 256
 _NUM_IN_FLIGHT = 16
@@ -76,14 +76,14 @@ def watches_of_health(target: Target, num_calls: int = 8448) -> Iterator[str]:
 
 
 def halves_of_messages(target: Target, num_calls: int = 24) -> Iterator[str]:
-    """Send messages of 16 MiB without their end, one per connection, and begin each one again that the planner ends."""
+    """Send messages of 1 MiB without their end, one per connection, and begin each one again that the planner ends."""
     with contextlib.ExitStack() as stack:
         connections = _raw_connections(stack, target, num_calls)
         while True:
             for each in connections:
                 if not each.num_open:
                     stream = each.call("/relibra.v1.PlanService/SubmitSchedule", target.token or None)
-                    each.send_part(stream, (16 << 20) - 64, (16 << 20) - 32)
+                    each.send_part(stream, (1 << 20) - 64, (1 << 20) - 32)
             yield ""
             for each in connections:
                 each.receive(timeout_s=1.0 / len(connections))
