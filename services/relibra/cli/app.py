@@ -7,52 +7,33 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from relibra.cli import (
-    advise,
-    calibrate,
-    demo,
-    diff,
-    doctor,
-    explain,
-    jobs,
-    plan,
-    planner,
-    record,
-    show,
-    simulate,
-    status,
-    steps,
-    tokens,
-    trace,
-    up,
-)
+from relibra.cli.lazy_verbs import group_of
 from relibra.environment import complaint, unknown_variables
 from relibra.errors import RelibraError
 
 _TRACEBACK = "RELIBRA_TRACEBACK"
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-for verb in (
-    up.up,
-    planner.planner,
-    status.status,
-    demo.demo,
-    doctor.doctor,
-    record.record,
-    advise.advise,
-    simulate.simulate,
-    plan.plan,
-    calibrate.calibrate,
-    steps.steps,
-    show.show,
-    explain.explain,
-    diff.diff,
-):
-    app.command()(verb)
-app.add_typer(jobs.app, name="jobs")
-app.add_typer(tokens.app, name="tokens")
-app.add_typer(trace.app, name="trace")
+_VERBS = (
+    "up",
+    "planner",
+    "status",
+    "demo",
+    "doctor",
+    "record",
+    "advise",
+    "simulate",
+    "plan",
+    "calibrate",
+    "steps",
+    "show",
+    "explain",
+    "diff",
+    "jobs",
+    "tokens",
+    "trace",
+)
 
+app = typer.Typer(cls=group_of(*_VERBS), no_args_is_help=True, pretty_exceptions_enable=False)
 
 _LOGGING = {"up", "planner", "status"}
 """The verbs that log, and name misspelt variables there."""
