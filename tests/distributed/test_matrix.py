@@ -1,48 +1,57 @@
 """A GPT trains under random plans as under plain megatron-core, in every common way of training (S5)."""
 
-import itertools
 import math
 
 import pytest
 
+from harness.distributed.ways import LAYOUTS, RECOMPUTATION, pairs, ways
+
 pytestmark = pytest.mark.distributed
 
 TOLERANCE = 1e-5
-WAYS = ["-".join(way) for way in itertools.product(("none", "selective", "full"), ("plain", "sharded"))]
-LAYOUTS = ["gpt_ep4", "gpt_ep2_edp2", "gpt_ep2_pp2", "gpt_ep2_vpp"]
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
-def run(request, layout_run):
-    return layout_run(request.param)
+def in_every_way(dtype):
+    return pytest.mark.parametrize(
+        ("layout", "way"), [(layout, way) for layout in LAYOUTS for way in ways(layout, dtype)]
+    )
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_S5_fp32_trains_as_plain_megatron(run, way):
-    case = f"{way}-fp32"
-    assert_active(run.of(case))
-    worst = run.worst(case)
+@in_every_way("fp32")
+def test_S5_fp32_trains_as_plain_megatron(layout_run, layout, way):
+    run = layout_run(layout)
+    assert_active(run.of(way))
+    worst = run.worst(way)
     assert worst.keys() == {"loss", "grad", "grad_norm", "moments", "weights", "expert_bias"}
     assert max(worst.values()) <= TOLERANCE, worst
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_S5_bf16_differs_from_plain_megatron_as_two_plain_runs_do(run, way):
+@in_every_way("bf16")
+def test_S5_bf16_differs_from_plain_megatron_as_two_plain_runs_do(layout_run, layout, way):
     """One of the two plain runs computes the samples of a micro-batch together, the other one by one."""
-    case = f"{way}-bf16"
-    assert_active(run.of(case))
-    assert_rounded(run.worst(case), run.worst("rounding"))
+    run = layout_run(layout)
+    assert_active(run.of(way))
+    assert_rounded(run.worst(way), run.worst(f"rounding-{way.split('-')[1]}"))
 
 
-def test_S5_recomputation_changes_no_bit_and_its_weights_serve_the_backward(run):
-    for optimizer in ("plain", "sharded"):
-        for dtype in ("fp32", "bf16"):
-            once, *again = (run.of(f"{recompute}-{optimizer}-{dtype}") for recompute in ("none", "selective", "full"))
-            for other in again:
-                assert [r["difference"] for r in other] == [r["difference"] for r in once]
-                assert [r["realised_load"] for r in other] == [r["realised_load"] for r in once]
-                sent = [sum(sum(r["replica_sent_bytes"]) for r in results) for results in (once, other)]
-                assert sent[1] == sent[0]
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_S5_recomputation_changes_no_bit_and_its_weights_serve_the_backward(layout_run, layout):
+    run = layout_run(layout)
+    for optimizer, dtype in pairs(layout):
+        once, *again = (run.of(f"{recomputation}-{optimizer}-{dtype}") for recomputation in RECOMPUTATION)
+        for other in again:
+            assert [r["difference"] for r in other] == [r["difference"] for r in once]
+            assert [r["realised_load"] for r in other] == [r["realised_load"] for r in once]
+            sent = [sum(sum(r["replica_sent_bytes"]) for r in results) for results in (once, other)]
+            assert sent[1] == sent[0]
+
+
+def test_every_layout_recomputes_in_every_way_and_every_optimizer_meets_every_dtype():
+    tried = {tuple(way.split("-")) for layout in LAYOUTS for dtype in ("fp32", "bf16") for way in ways(layout, dtype)}
+    assert len(tried) == len(RECOMPUTATION) * 2 * 2
+    for layout in LAYOUTS:
+        assert {optimizer for optimizer, _ in pairs(layout)} == {"plain", "sharded"}
+        assert {dtype for _, dtype in pairs(layout)} == {"fp32", "bf16"}
 
 
 @pytest.mark.parametrize("way", ["none-plain", "full-sharded"])

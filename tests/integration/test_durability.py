@@ -52,6 +52,7 @@ def test_L3_a_planner_killed_between_ingest_and_plan_and_between_schedule_and_pl
         planner.kill()
         planner.start()
 
+    with PlannerClient(planner.address, timeout_s=30) as client:
         worker = stop_worker(planner)
         client.submit_schedule("job", 1, ids, SCHEDULE)
         with pytest.raises(NotReady, match="being solved for"):
@@ -61,6 +62,8 @@ def test_L3_a_planner_killed_between_ingest_and_plan_and_between_schedule_and_pl
         os.kill(worker, signal.SIGKILL)
         planner.start()
 
+    # The client of before may still wait before it connects again, and no call is repeated here.
+    with PlannerClient(planner.address, timeout_s=30) as client:
         plan = client.fetch_plan("job", 1, MODEL, 0, wait_s=60)
         assert plan.id.version == 1
         assert plan.digest == plan_without_faults(planner, 1)
@@ -71,8 +74,9 @@ def test_L3_a_published_plan_is_the_same_after_a_restart(planner: Service) -> No
         client.register_job("job", MODEL, CLUSTER, PARAMS)
         client.submit_schedule("job", 1, report_sequences(planner.address, "job", 1), SCHEDULE)
         before = client.fetch_plan("job", 1, MODEL, 2, wait_s=60)
-        planner.kill()
-        planner.start()
+    planner.kill()
+    planner.start()
+    with PlannerClient(planner.address, timeout_s=30) as client:
         after = client.fetch_plan("job", 1, MODEL, 2)
         assert (after.id, after.digest) == (before.id, before.digest)
         np.testing.assert_array_equal(after.replica_share_Q, before.replica_share_Q)

@@ -149,7 +149,7 @@ def test_larger_loads_of_the_same_shape_change_nothing(node, slots, factor):
     np.testing.assert_allclose(scaled_M, _slowest_M(load_ME, home_E, slots), rtol=1e-3, atol=1.0)
 
 
-def _steps(seed, num_layers=4):
+def _steps(seed, num_layers=2):
     rng = np.random.default_rng(seed)
     return rng.poisson(rng.lognormal(0, 1, (1, num_layers, 64)) * rng.lognormal(0, 0.4, (8, num_layers, 64)) * 500)
 

@@ -136,7 +136,7 @@ LAYOUTS = {
     "two_groups_for_long": Layout(
         cluster=EP2_EDP2, scenarios={"fifty_reorders": functools.partial(fifty_reorders, ddp=OVERLAPPED)}
     ),
-    "gpt_ep4": Layout(cluster=EP4, scenarios=matrix.SCENARIOS),
+    "gpt_ep4": Layout(cluster=EP4, scenarios=matrix.scenarios("gpt_ep4")),
     "gpt_replicas": Layout(cluster=EP4, scenarios=replicas.SCENARIOS | timeline.SCENARIOS | mutations.SCENARIOS),
     "checkpoints": Layout(
         cluster=EP4, scenarios={"refused": checkpoints.refused, "not_remapped": checkpoints.not_remapped}
@@ -174,7 +174,7 @@ LAYOUTS = {
     "services": Layout(cluster=EP4, scenarios={"planner_outage": planner_outage.planner_outage}),
     "routed_otherwise": Layout(cluster=EP2, scenarios=otherwise.SCENARIOS, num_ranks=2),
     "one_rank": Layout(cluster=EP1, scenarios={"integration_page": integration_page.integration_page}, num_ranks=1),
-    "gpt_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios=matrix.SCENARIOS),
+    "gpt_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios=matrix.scenarios("gpt_ep2_edp2")),
     "gpt_experts": Layout(cluster=EP2_EDP2, scenarios=matrix.EXPERTS_SCENARIOS | mutations.EXPERTS_SCENARIOS),
     "gpt_tp2_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios=matrix.TENSOR_SCENARIOS, tensor_parallel_size=2),
     "cp2_ep2_edp2": Layout(
@@ -182,8 +182,8 @@ LAYOUTS = {
         scenarios={"sgd": functools.partial(neutrality, optimizer="sgd", context_parallel_size=2)},
         context_parallel_size=2,
     ),
-    "gpt_ep2_pp2": Layout(cluster=EP2, scenarios=matrix.SCENARIOS, num_stages=2),
-    "gpt_ep2_vpp": Layout(cluster=EP2, scenarios=matrix.SCENARIOS, num_stages=2, num_chunks=2),
+    "gpt_ep2_pp2": Layout(cluster=EP2, scenarios=matrix.scenarios("gpt_ep2_pp2"), num_stages=2),
+    "gpt_ep2_vpp": Layout(cluster=EP2, scenarios=matrix.scenarios("gpt_ep2_vpp"), num_stages=2, num_chunks=2),
     **{
         f"death_{scenario}": Layout(cluster=EP4, scenarios={scenario: each}, is_fatal=True)
         for scenario, each in deaths.SCENARIOS.items()

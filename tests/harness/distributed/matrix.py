@@ -1,7 +1,6 @@
 """Scenarios that train a GPT in every common way, plain and balanced side by side."""
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from harness.distributed.gpt_job import GptJob
 from harness.distributed.gpt_model import RECOMPUTE
 from harness.distributed.plans import ScriptedPlans, random_plans
 from harness.distributed.scenarios import Differences
+from harness.distributed.ways import pairs, ways
 from relibra.agent import AgentConfig, Phase, attach
 from relibra.agent.config import Transport
 from relibra.planning import Cluster
@@ -116,12 +116,20 @@ def case(cluster: Cluster, name: str) -> Result:
     return compare(cluster, sharded=optimizer == "sharded", bf16=dtype == "bf16", **RECOMPUTE[recompute])
 
 
-SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
-    name: functools.partial(case, name=name)
-    for name in map("-".join, itertools.product(RECOMPUTE, ("plain", "sharded"), ("fp32", "bf16")))
+def scenarios(layout: str) -> dict[str, Callable[[Cluster], Result]]:
+    """Return the scenarios of a layout: all its ways, and the rounding of each of its optimizers with bf16."""
+    found: dict[str, Callable[[Cluster], Result]] = {
+        name: functools.partial(case, name=name) for dtype in ("fp32", "bf16") for name in ways(layout, dtype)
+    }
+    for optimizer, dtype in pairs(layout):
+        if dtype == "bf16":
+            found[f"rounding-{optimizer}"] = functools.partial(rounding, sharded=optimizer == "sharded")
+    return found
+
+
+TENSOR_SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
+    name: functools.partial(case, name=name) for name in ("none-plain-fp32", "full-sharded-fp32")
 }
-TENSOR_SCENARIOS = {name: SCENARIOS[name] for name in ("none-plain-fp32", "full-sharded-fp32")}
-SCENARIOS["rounding"] = rounding
 GROUPED: dict[str, Any] = {"grouped": True}
 FUSED: dict[str, Any] = {"gradient_accumulation_fusion": True}
 BIAS: dict[str, Any] = {"add_bias_linear": True, "moe_shared_expert_intermediate_size": None}
