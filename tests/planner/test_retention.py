@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relibra.planner.retention import RetentionLimits, steps_to_expire
+from relibra.planner.retention import RetentionLimits, steps_to_expire, summaries_to_drop
 from relibra.store import ExpiryCause, RetainedStep
 from relibra.store.keys import RETAINED_ATTEMPTS
 
@@ -154,3 +154,16 @@ def test_S7_what_stays_is_within_the_limits_or_needed(
     assert all(each.age_s > limits.retained_s for each in aged)
     by_size = [each for gone in reversed(found) for each, cause in gone.items() if cause is ExpiryCause.BYTES]
     assert not by_size or total_bytes + by_size[-1].size_bytes > limits.retained_bytes
+
+
+def test_S7_summaries_take_half_of_the_bytes_at_most_and_those_of_the_oldest_attempts_go() -> None:
+    assert summaries_to_drop([400, 0, 60, 40], LIMITS) == []
+    assert summaries_to_drop([400, 0, 60, 50], LIMITS) == [3]
+    assert summaries_to_drop([400, 300, 60, 50], LIMITS) == [3, 2, 1]
+    assert summaries_to_drop([9000], LIMITS) == []
+
+
+def test_S7_summaries_count_into_the_bytes_of_a_job() -> None:
+    steps = [planned(step, size_bytes=200) for step in range(1, 6)]
+    assert steps_to_expire([steps], 0.0, LIMITS, 0) == [{}]
+    assert steps_to_expire([steps], 0.0, LIMITS, 300) == [dict.fromkeys(steps[:2], ExpiryCause.BYTES)]

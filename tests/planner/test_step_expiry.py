@@ -14,6 +14,7 @@ from relibra.planner.step_expiry import StepExpiry
 from relibra.planning.launch import Launch
 from relibra.store import EmbeddedRedis, ExpiryCause, JobRecord, Store
 from relibra.store.keys import RETAINED_ATTEMPTS, JobKeys
+from relibra.store.summaries import SUMMARY_SIZE_BYTES
 
 DAY_S = 86_400
 
@@ -41,7 +42,7 @@ def test_S7_bytes_of_a_job_stay_below_the_limit(store: Store, run: Loop, job: Jo
     publish(store, run, job, 1)
     (step,), _ = run(store.measure_steps(job))
     metrics = Metrics()
-    retained_bytes = int(3.5 * step.size_bytes)
+    retained_bytes = int(3.5 * step.size_bytes) + 8 * SUMMARY_SIZE_BYTES
     limited = expiry(store, metrics, retained_bytes=retained_bytes, max_open_steps=2)
     for number in range(2, 12):
         report_all(store, run, number)
@@ -161,3 +162,24 @@ def test_S7_steps_expire_where_redis_hides_its_memory(
 def test_a_job_that_is_gone_has_no_steps_to_expire(store: Store, run: Loop, job: JobRecord) -> None:
     run(store.remove_job("job"))
     run(expiry(store).apply("job"))
+
+
+def test_S7_the_summaries_of_old_attempts_do_not_crowd_out_steps(
+    store: Store, run: Loop, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempts = [
+        run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=Launch(token=f"t{number}"), silence_s=0))
+        for number in range(3)
+    ]
+    with Redis.from_url(redis_url) as client:
+        for attempt in attempts:
+            key = JobKeys("job").attempt(attempt.epoch).of("summaries")
+            client.zadd(key, {f'{{"step":{step:0400}}}'.replace(":0", ":"): step for step in range(100)})
+        real_bytes = client.memory_usage(key, samples=0) or 0
+    taken_bytes = run(store.measure_summaries(attempts))
+    assert 0.5 * real_bytes < taken_bytes[0] < 2 * real_bytes
+    # Half of this has room for the summaries of one attempt: those of the current one.
+    run(expiry(store, retained_bytes=2 * taken_bytes[0]).apply("job"))
+    assert run(store.measure_summaries(attempts)) == [0, 0, taken_bytes[2]]
+    assert "the summaries of attempt 1, 70000 bytes, are dropped" in caplog.text
+    assert "the summaries of attempt 2, 70000 bytes, are dropped" in caplog.text

@@ -25,7 +25,26 @@ Expiries = list[dict[RetainedStep, ExpiryCause]]
 """For each attempt, newest first: the steps to expire, and why."""
 
 
-def steps_to_expire(attempts: Sequence[Sequence[RetainedStep]], silent_s: float, limits: RetentionLimits) -> Expiries:
+def summaries_to_drop(sizes_bytes: Sequence[int], limits: RetentionLimits) -> list[int]:
+    """Return the attempts of a job that lose the summaries of their steps, so that the full data of steps has room.
+
+    Summaries may take half of `retained_bytes`. Those of the oldest attempt go first, those of the current one never.
+
+    Args:
+        sizes_bytes: what the summaries of each attempt take, the current attempt first.
+        limits: how much may stay.
+    """
+    dropped, kept_bytes = [], sum(sizes_bytes)
+    for number in range(len(sizes_bytes) - 1, 0, -1):
+        if sizes_bytes[number] and kept_bytes > limits.retained_bytes // 2:
+            dropped.append(number)
+            kept_bytes -= sizes_bytes[number]
+    return dropped
+
+
+def steps_to_expire(
+    attempts: Sequence[Sequence[RetainedStep]], silent_s: float, limits: RetentionLimits, summaries_bytes: int = 0
+) -> Expiries:
     """Return the steps that expire now.
 
     In the current attempt some steps stay whatever the limits say: those under way, the newest planned one, whose
@@ -35,6 +54,7 @@ def steps_to_expire(attempts: Sequence[Sequence[RetainedStep]], silent_s: float,
         attempts: the steps of each attempt of a job whose full data is kept, the current attempt first.
         silent_s: how long ago the current attempt was heard.
         limits: how much may stay.
+        summaries_bytes: what the summaries of the job take; they count into `retained_bytes`.
     """
     expiries: Expiries = []
     spare: list[list[RetainedStep]] = []
@@ -52,7 +72,7 @@ def steps_to_expire(attempts: Sequence[Sequence[RetainedStep]], silent_s: float,
             elif each.age_s > limits.retained_s:
                 causes[each] = ExpiryCause.AGE
         expiries.append(causes)
-    kept_bytes = sum(each.size_bytes for steps in attempts for each in steps)
+    kept_bytes = summaries_bytes + sum(each.size_bytes for steps in attempts for each in steps)
     kept_bytes -= sum(each.size_bytes for causes in expiries for each in causes)
     for steps, causes in zip(reversed(spare), reversed(expiries), strict=True):
         for each in steps:

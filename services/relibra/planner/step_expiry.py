@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 from relibra.errors import Unavailable
 from relibra.planner.metrics import Metrics
-from relibra.planner.retention import RetentionLimits, steps_to_expire
+from relibra.planner.retention import RetentionLimits, steps_to_expire, summaries_to_drop
 from relibra.planner.settings import PlannerSettings
-from relibra.store import Store
+from relibra.store import JobRecord, Store
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +81,9 @@ class StepExpiry:
                 "Redis refuses MEMORY USAGE, so retained_bytes counts only the sequences of steps, not their plans and "
                 "reports; allow the planner's user the command MEMORY"
             )
-        expiries = steps_to_expire(kept, measured[0][1], self._limits)
-        size_bytes = sum(each.size_bytes for steps in kept for each in steps)
+        summaries_bytes = await self._trim_summaries(attempts)
+        expiries = steps_to_expire(kept, measured[0][1], self._limits, summaries_bytes)
+        size_bytes = summaries_bytes + sum(each.size_bytes for steps in kept for each in steps)
         for attempt, causes in zip(attempts, expiries, strict=True):
             if not causes:
                 continue
@@ -101,6 +103,24 @@ class StepExpiry:
                     extra={"job": job_id, "epoch": attempt.epoch},
                 )
         self._tell_size(job_id, size_bytes)
+
+    async def _trim_summaries(self, attempts: Sequence[JobRecord]) -> int:
+        """Drop the summaries that take too much; return what the others take."""
+        sizes_bytes = await self._store.measure_summaries(attempts)
+        for number in summaries_to_drop(sizes_bytes, self._limits):
+            attempt, size_bytes = attempts[number], sizes_bytes[number]
+            await self._store.drop_summaries(attempt)
+            sizes_bytes[number] = 0
+            logger.warning(
+                "job %s: the summaries of attempt %d, %d bytes, are dropped: those of a job may take half of "
+                "retained_bytes (%d)",
+                attempt.job_id,
+                attempt.number,
+                size_bytes,
+                self._limits.retained_bytes,
+                extra={"job": attempt.job_id, "epoch": attempt.epoch},
+            )
+        return sum(sizes_bytes)
 
     async def run(self) -> None:
         """Look at all jobs once a minute, until cancelled. Of several planners one looks at each job."""

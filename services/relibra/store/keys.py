@@ -13,7 +13,7 @@ Keys of one job have the prefix `relibra:{job}:`. They stay until the job is rem
 
 | key | type | content | size |
 |---|---|---|---|
-| `job` | hash | current attempt: `epoch` (16 hex digits), `registered_at`, `shape` (JSON), see `register_job` | 2 KiB |
+| `job` | hash | current attempt: `epoch` (16 hex), `shape`, ...; `group`, ...; `swept_at` | 2 KiB |
 | `attempts` | hash | epoch -> JSON: number, owner, beginning, shape; once over, `heard_at` | 1 KiB an attempt |
 | `epoch` | string | the last epoch given out, decimal | 16 B |
 | `fence` | string | the last fencing token given out | 16 B |
@@ -36,7 +36,7 @@ begins by going back to a step takes over the keys of all earlier steps (`rollba
 | `floor` | string | steps below it have expired | 8 B |
 | `placement` | string | home ranks `[L, E]` that the ranks had when the attempt began by going back, packed | 4 KiB |
 | `begun` | sorted set | steps by the Unix time (Redis clock) at which a planner first saw data of them | 100 B a step |
-| `summaries` | sorted set | expired steps: JSON of a `StepSummary`, by step; at most `MAX_SUMMARIES` | 550 B a step |
+| `summaries` | sorted set | expired steps: JSON of a `StepSummary`, by step; at most `MAX_SUMMARIES` | 700 B a step |
 | `refusals` | hash | what was refused since a schedule was last accepted -> JSON: the newest refusal | 2 KiB |
 
 Keys of one step have the prefix `relibra:{job}:<epoch>:step:<step>:`. They stay as long as the step:

@@ -1,8 +1,13 @@
 """The summaries of expired steps, which stay as long as the attempt is known."""
 
+from collections.abc import Sequence
+
 from relibra.store.connection import Connected, raises_unavailable
 from relibra.store.keys import AttemptId, AttemptKeys
 from relibra.store.step_summary import StepSummary, decode_summary
+
+SUMMARY_SIZE_BYTES = 700
+"""What a summary takes in Redis, with its place in a sorted set."""
 
 
 class Summaries(Connected):
@@ -38,6 +43,19 @@ class Summaries(Connected):
             pipe.zrevrange(key, position, position)
         # A step that is gone meanwhile leaves a gap.
         return [decode_summary(found[0]) for found in await pipe.execute() if found]
+
+    @raises_unavailable
+    async def measure_summaries(self, attempts: Sequence[AttemptId]) -> list[int]:
+        """Return about how many bytes the summaries of each of some attempts take in Redis."""
+        pipe = self._redis.pipeline(transaction=False)
+        for attempt in attempts:
+            pipe.zcard(AttemptKeys.of_attempt(attempt).of("summaries"))
+        return [SUMMARY_SIZE_BYTES * int(number) for number in await pipe.execute()] if attempts else []
+
+    @raises_unavailable
+    async def drop_summaries(self, attempt: AttemptId) -> None:
+        """Remove the summaries of an attempt that is over."""
+        await self._redis.unlink(AttemptKeys.of_attempt(attempt).of("summaries"))
 
     @raises_unavailable
     async def num_kept_steps(self, attempt: AttemptId) -> int:
