@@ -13,7 +13,6 @@ import pytest
 from harness.agent.scripted_planner import PATIENT_S, ScriptedPlanner
 from relibra.agent import AgentConfig, Session
 from relibra.agent.plans import session as session_module
-from relibra.agent.plans.session import QueuedReport
 from relibra.errors import InvalidInput
 from relibra.planning import Cause, Cluster, ExecutionReport, Model, Phase, RankPlan
 from relibra.wire.client import PlannerClient
@@ -337,11 +336,3 @@ def test_S4_nothing_that_was_fetched_or_reported_before_a_rollback_is_used_after
     planner.plans[3] = again = dataclasses.replace(plan, reason="sampled again")
     session.rollback(3)
     assert session.wait(3, PATIENT_S).reason == again.reason
-
-
-def test_a_rollback_drops_the_waiting_reports_of_repeated_steps_only(session: Session) -> None:
-    for step in (1, 2, 3):
-        session._reports.append(QueuedReport(report(step), epoch=7))
-    session.rollback(2)
-    # What the training does not repeat is handed over in its new attempt.
-    assert [(each.report.step, each.epoch) for each in session._reports] == [(1, 0)]

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from relibra.agent.attachment import attach
     from relibra.agent.config import AgentConfig
     from relibra.agent.plans.outcome import StepOutcome
-    from relibra.agent.plans.session import PlanAnswer, PlanSource, Session
+    from relibra.agent.plans.plan_source import PlanAnswer, PlanSource
+    from relibra.agent.plans.session import Session
     from relibra.agent.plans.trainer_group import shared_attempt
     from relibra.planning import Phase
 
@@ -38,8 +39,8 @@ _HOMES = {
     "Agent": "relibra.agent.agent",
     "AgentConfig": "relibra.agent.config",
     "Phase": "relibra.planning",
-    "PlanAnswer": "relibra.agent.plans.session",
-    "PlanSource": "relibra.agent.plans.session",
+    "PlanAnswer": "relibra.agent.plans.plan_source",
+    "PlanSource": "relibra.agent.plans.plan_source",
     "Session": "relibra.agent.plans.session",
     "StepOutcome": "relibra.agent.plans.outcome",
     "attach": "relibra.agent.attachment",

@@ -20,7 +20,7 @@ from relibra.agent.homes.guard import WeightGuard
 from relibra.agent.homes.homes import Homes
 from relibra.agent.phases import Phases
 from relibra.agent.plans.outcome import StepOutcome
-from relibra.agent.plans.session import PlanSource
+from relibra.agent.plans.plan_source import PlanSource
 from relibra.agent.setting import Refusal
 from relibra.agent.step import StepOpener
 from relibra.agent.weights import WeightAccess

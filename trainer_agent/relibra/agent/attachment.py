@@ -30,7 +30,8 @@ from relibra.agent.homes.optimizer_state import OptimizerState
 from relibra.agent.homes.optimizer_steps import around_steps
 from relibra.agent.placement import Placement
 from relibra.agent.plans.agreement import together
-from relibra.agent.plans.session import PlanSource, Session
+from relibra.agent.plans.plan_source import PlanSource
+from relibra.agent.plans.session import Session
 from relibra.agent.plans.trainer_group import RankLaunch, TrainerGroup
 from relibra.agent.refusals import check_version, replay_obstacle
 from relibra.agent.transport import ExpertTransport, PeerTransport, ProcessGroupTransport

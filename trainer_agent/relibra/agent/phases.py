@@ -18,7 +18,7 @@ from relibra.agent.cells.replay import check_routing
 from relibra.agent.cells.routed_tokens import RoutedTokens
 from relibra.agent.groups import Groups
 from relibra.agent.plans.outcome import PhaseRecord, StepOutcome
-from relibra.agent.plans.session import PlanSource
+from relibra.agent.plans.plan_source import PlanSource
 from relibra.agent.setting import Refusal
 from relibra.agent.transport.timed import TimedTransport
 from relibra.errors import RelibraError, Unsupported

@@ -13,7 +13,7 @@ from relibra.agent.placement import Placement
 from relibra.agent.plans import agreement
 from relibra.agent.plans.agreement import Offer
 from relibra.agent.plans.outcome import StepOutcome
-from relibra.agent.plans.session import PlanAnswer, PlanSource
+from relibra.agent.plans.plan_source import PlanAnswer, PlanSource
 from relibra.agent.plans.trouble import Trouble
 from relibra.errors import InvalidPlan, RelibraError
 from relibra.planning import Cause, RankPlan, check_rank_plan

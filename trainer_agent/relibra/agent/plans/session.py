@@ -1,17 +1,17 @@
-"""The source of a rank's plans: by default the planner, which a thread asks and reports to off the training path."""
+"""The planner as the source of a rank's plans: a thread asks it and reports to it, off the training path."""
 
 import logging
 import threading
 import time
-from collections import deque
-from typing import NamedTuple, Protocol
 
 from relibra.agent.config import AgentConfig
 from relibra.agent.plans.membership import Membership
+from relibra.agent.plans.plan_source import PlanAnswer
 from relibra.agent.plans.trainer_group import TrainerGroup
 from relibra.agent.plans.trouble import Trouble
+from relibra.agent.plans.waiting_reports import QueuedReport, WaitingReports
 from relibra.errors import RelibraError, RolledBack, Unavailable
-from relibra.planning import Cause, ExecutionReport, RankPlan
+from relibra.planning import Cause, ExecutionReport
 from relibra.wire.client import PlannerClient
 
 log = logging.getLogger(__name__)
@@ -25,45 +25,7 @@ _AWAY_WAIT_S = 3.0
 """How long a step waits if the planner has not answered since the wait of an earlier step ran out. A planner that is
 back hands out plans within this time (promise L2)."""
 _CALL_TIMEOUT_S = 5.0
-_MAX_PENDING_REPORTS = 256
 _CLOSE_S = 5.0
-
-
-class PlanAnswer(NamedTuple):
-    """The plan of a step for one rank, or why there is none."""
-
-    plan: RankPlan | None
-    reason: str
-    """Why this plan or why none, for people."""
-    lack: Cause = Cause.LATE
-    """Why there is none, for programs."""
-
-
-class PlanSource(Protocol):
-    """The source of one rank's plans. Methods block no longer than their docstrings say, and raise nothing."""
-
-    def prefetch(self, step: int) -> None:
-        """Start to get the plan of `step`, and return at once."""
-
-    def wait(self, step: int, timeout_s: float) -> PlanAnswer:
-        """Return the plan of `step`, or why there is none, after at most `timeout_s`."""
-
-    def report(self, report: ExecutionReport) -> None:
-        """Hand over a report, and return at once. The report may get lost."""
-
-    def rollback(self, step: int) -> None:
-        """Forget plans and reports of `step` and of later steps, which the training repeats; return at once."""
-
-    def close(self) -> None:
-        """Stop within a few seconds."""
-
-
-class QueuedReport(NamedTuple):
-    """A report that waits until it is sent."""
-
-    report: ExecutionReport
-    epoch: int
-    """The attempt in which the rank did what it reports; 0 for the attempt that the rank belongs to when it is sent."""
 
 
 class Session:
@@ -89,7 +51,7 @@ class Session:
         self._is_rolled_back = False
         self._fetched: dict[int, PlanAnswer] = {}
         self._last_error = "the planner was not asked yet"
-        self._reports: deque[QueuedReport] = deque()
+        self._reports = WaitingReports()
         self._closing_until: float | None = None
         self._thread: threading.Thread | None = None
         self._client: PlannerClient | None = None
@@ -100,7 +62,6 @@ class Session:
         self._unexpected = Trouble("planning works again, after %d unexpected errors")
         self._refused_plans = Trouble("the planner hands out plans again, after %d refusals")
         self._refused_reports = Trouble("the planner takes reports again, after refusing %d")
-        self._dropped_reports = Trouble("reports reach the planner again, after %d were dropped")
 
     def join(self) -> None:
         """Start to join the attempt of the job, and return at once."""
@@ -153,17 +114,9 @@ class Session:
     def report(self, report: ExecutionReport) -> None:
         """Queue a report. If the planner stays away, the oldest reports are dropped."""
         with self._changed:
-            if len(self._reports) >= _MAX_PENDING_REPORTS:
-                dropped = self._reports.popleft().report
-                self._dropped_reports.met(
-                    "away",
-                    "dropped the report of step %d, %s: the planner is away for too long",
-                    dropped.step,
-                    dropped.phase,
-                )
             # Until the rank has joined the attempt that begins with a rollback, it does not know its epoch.
             epoch = 0 if self._is_rolled_back else self._membership.epoch
-            self._reports.append(QueuedReport(report, epoch))
+            self._reports.add(report, epoch)
             self._wake()
 
     def rollback(self, step: int) -> None:
@@ -173,8 +126,7 @@ class Session:
             self._is_rolled_back = True
             self._wanted = None
             self._fetched.clear()
-            # The attempt that begins takes over all steps before `step`.
-            self._reports = deque(each._replace(epoch=0) for each in self._reports if each.report.step < step)
+            self._reports.go_back(step)
 
     def close(self) -> None:
         """Deliver as many reports as possible within a few seconds, and stop the thread."""
@@ -217,7 +169,7 @@ class Session:
                 if self._reports:
                     log.warning("closed with %d reports not delivered", len(self._reports))
                 return False
-            queued = self._reports[0] if self._reports else None
+            queued = self._reports.first
             step, num_rollbacks = self._wanted, self._num_rollbacks
             if self._is_rolled_back:
                 self._is_rolled_back = False
@@ -259,8 +211,8 @@ class Session:
                 if self._wanted == step:
                     self._wanted = None
                     self._fetched = {step: PlanAnswer(None, f"an unexpected error in this rank's session: {text}")}
-            elif queued is not None and self._reports and self._reports[0] is queued:
-                self._reports.popleft()
+            elif queued is not None:
+                self._reports.give_up(queued)
             self._changed.notify_all()
 
     def _note_reached(self, error: RelibraError | None) -> None:
@@ -301,10 +253,8 @@ class Session:
             self._note_reached(None)
             self._refused_reports.over()
         with self._changed:
-            self._dropped_reports.over()
-            if self._reports and self._reports[0] is queued:
-                self._reports.popleft()
-                self._changed.notify_all()
+            self._reports.is_answered(queued)
+            self._changed.notify_all()
         return True
 
     def _fetch(self, client: PlannerClient, step: int, num_rollbacks: int) -> bool:
