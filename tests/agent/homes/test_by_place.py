@@ -82,6 +82,13 @@ def test_S9_only_weights_that_bring_the_present_order_along_are_loaded(
     assert bool((model[0].weight == 1).all()) != is_refused
 
 
+def test_a_load_without_experts_is_not_refused() -> None:
+    places, model = reordered(), torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    check_state_dicts(model[1], 0, lambda _: None, places.check_writing)
+    model.load_state_dict({"0.weight": torch.ones(2, 2)}, strict=False)
+    assert bool((model[0].weight == 1).all())
+
+
 @pytest.mark.parametrize(
     ("is_loading", "is_refused"),
     [

@@ -177,7 +177,9 @@ def check_state_dicts(
         check_reading("state_dict()")
 
     def before_load_state_dict(_: nn.Module, loaded: dict[str, Any], prefix: str, *__: Any) -> None:
-        check_writing("load_state_dict()", layer, loaded.pop(prefix + ORDER, None))
+        order = loaded.pop(prefix + ORDER, None)
+        if any(key.startswith(prefix) for key in loaded):  # not a load of adapters or dense layers alone
+            check_writing("load_state_dict()", layer, order)
 
     reading = experts.register_state_dict_pre_hook(before_state_dict)  # type: ignore[no-untyped-call]
     writing = experts.register_load_state_dict_pre_hook(before_load_state_dict)  # type: ignore[no-untyped-call]
