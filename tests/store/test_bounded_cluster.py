@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from harness.redis_deployments import Node
-from harness.services import Loop, eventually
+from harness.services import CLUSTER, MODEL, PARAMS, Loop, eventually
 from relibra.errors import Unavailable
 from relibra.store import Store
+from relibra.store.keys import JobKeys
 
 NUM_SLOTS = 16384
 
@@ -43,3 +44,24 @@ def test_L2_commands_under_way_are_unavailable_where_another_closes_their_connec
         return {type(each) for num_turns in range(0, 60, 3) for each in await interrupt(num_turns)}
 
     assert {int, list} <= run(interrupt_everywhere()) <= {int, list, Unavailable}
+
+
+def test_L3_a_server_of_a_cluster_that_comes_back_and_evicts_is_not_written_to(node: Node, run: Loop) -> None:
+    async def scenario() -> None:
+        async with Store.open(f"redis+cluster://127.0.0.1:{node.port}") as store:
+            await store.check()
+            assert await store.register_job("job", MODEL, CLUSTER, PARAMS)
+            with node.client() as client:
+                client.config_set("maxmemory-policy", "allkeys-lfu")
+            for each in store._redis.get_nodes():
+                await each.disconnect()
+            with pytest.raises(Unavailable):
+                await store.register_job("other", MODEL, CLUSTER, PARAMS)
+            assert "allkeys-lfu" in store.fault
+            with node.client() as client:
+                assert not client.exists(JobKeys("other").of("job"))
+                client.config_set("maxmemory-policy", "noeviction")
+            assert not await store.check_again()
+            assert await store.register_job("other", MODEL, CLUSTER, PARAMS)
+
+    run(scenario())

@@ -197,7 +197,7 @@ class Plans(Connected):
 
     @raises_unavailable
     async def num_planned_steps(self, attempt: AttemptId) -> int:
-        """Return how many steps were planned in this attempt, including expired ones."""
+        """Return how many plans this attempt and those that it went back from have had, also of expired steps."""
         return int(await self._redis.get(AttemptKeys.of_attempt(attempt).of("version")) or 0)
 
     async def _records(self, attempt: AttemptId, steps: list[int]) -> list[PlanRecord | None]:
