@@ -9,10 +9,12 @@ from fastapi.testclient import TestClient
 
 from harness.services import Loop
 from harness.watched_job import WatchedJob
+from relibra.errors import Corrupt
 from relibra.planning import Cause, Phase
 from relibra.status import create_app
 from relibra.status.settings import StatusSettings
 from relibra.store import Store
+from relibra.store.seal import seal, unseal
 
 SURFACES = (
     "/metrics",
@@ -74,9 +76,14 @@ async def reword(store: Store, rewording: dict[str, str]) -> int:
             case _:
                 values = {}
         for field, value in values.items():
-            reworded = value
+            payload, is_sealed = value, True
+            try:
+                payload = unseal(value, "it")
+            except Corrupt:
+                is_sealed = False
             for said, instead in rewording.items():
-                reworded = reworded.replace(said.encode(), instead.encode())
+                payload = payload.replace(said.encode(), instead.encode())
+            reworded = seal(payload) if is_sealed else payload
             if reworded != value:
                 num_changed += 1
                 await (redis.set(key, reworded) if field is None else redis.hset(key, field, reworded))
