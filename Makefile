@@ -13,7 +13,7 @@ demo: $(DEMO_READY)  ## run a real MoE RL job, plain and balanced, on this machi
 test: $(READY)  ## run every test that needs no GPU, on two cores
 	$(BIN)/pytest --numprocesses 2
 
-test-robustness: $(READY)  ## inject every fault five times on one Redis, and once each on a Cluster and behind Sentinels
+test-robustness: $(READY)  ## inject every fault five times, and once each on a Cluster and behind Sentinels; measure waits beside attacks
 	RELIBRA_ROBUSTNESS_ROUNDS=5 RELIBRA_ROBUSTNESS_REDIS=server,cluster,sentinel $(BIN)/pytest -m robustness tests/robustness
 
 test-long: $(READY)  ## run 100 kill cycles, 20 kills of a trainer, 10,000 steps, 100,000 malformed messages and the whole matrix of training; about 25 minutes

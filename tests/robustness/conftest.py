@@ -9,13 +9,16 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import results
 from harness.redis_deployments import Deployment, Failover, OneServer, ThreePrimaries
+from harness.robustness.fairness import Fairness
 from harness.robustness.history import violations
 from harness.robustness.world import Verdict, World
 
 ROUNDS = int(os.environ.get("RELIBRA_ROBUSTNESS_ROUNDS", "1"))
 DEPLOYMENTS = os.environ.get("RELIBRA_ROBUSTNESS_REDIS", "server").split(",")
 VERDICTS = pytest.StashKey[list[Verdict]]()
+FAIRNESS = pytest.StashKey[list[Fairness]]()
 
 START: dict[str, Callable[[Path], Deployment]] = {
     "server": OneServer,
@@ -26,6 +29,7 @@ START: dict[str, Callable[[Path], Deployment]] = {
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[VERDICTS] = []
+    config.stash[FAIRNESS] = []
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -44,9 +48,20 @@ def world(tmp_path: Path, deployment: str, round_number: int, request: pytest.Fi
     assert violations(world.history.read()) == []
 
 
+@pytest.fixture
+def measured(request: pytest.FixtureRequest) -> list[Fairness]:
+    """The rows of the table of waits beside attacks; a test appends its row. `make test` measures none."""
+    if ROUNDS == 1:
+        pytest.skip("waits beside attacks are measured by `make test-robustness`")
+    rows: list[Fairness] = request.config.stash[FAIRNESS]
+    return rows
+
+
 def pytest_terminal_summary(config: pytest.Config) -> None:
     if "robustness" not in config.option.markexpr:
         return
+    if rows := config.stash[FAIRNESS]:
+        show_fairness(rows)
     by_fault: dict[tuple[str, str, str], list[Verdict]] = defaultdict(list)
     for each in config.stash[VERDICTS]:
         by_fault[each.redis, each.fault, each.promises].append(each)
@@ -57,3 +72,14 @@ def pytest_terminal_summary(config: pytest.Config) -> None:
     Console(width=160).print(table)
     if path := os.environ.get("RELIBRA_ROBUSTNESS_RESULTS"):
         Path(path).write_text(json.dumps([asdict(each) for each in config.stash[VERDICTS]], indent=1) + "\n")
+
+
+def show_fairness(rows: list[Fairness]) -> None:
+    """Print the table of waits beside attacks, and write it beside the results of benchmarks."""
+    table = Table("attack", "limit that stopped it", "quiet p99", "p99 under attack", "ratio")
+    for each in rows:
+        quiet, attacked = (f"{seconds * 1e3:.0f} ms" for seconds in (each.quiet_p99_s, each.attacked_p99_s))
+        table.add_row(each.attack, each.stopped_by, quiet, attacked, f"{each.ratio:.1f}")
+    Console(width=160).print(table)
+    load_average = [round(each, 1) for each in os.getloadavg()]
+    results.write("fairness", [each.row for each in rows], load_average=load_average)

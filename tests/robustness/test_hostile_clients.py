@@ -2,18 +2,26 @@
 
 import contextlib
 import time
+from contextlib import closing
 
-import grpc
 import pytest
 
-from harness.robustness.raw_http2 import RawConnection
-from harness.robustness.world import Planner, World, figure, is_serving, resident_kib, take_step
-from harness.services import CLUSTER, MODEL, PARAMS, Loop, count, eventually, routed_experts
+from harness.robustness.attacks import (
+    FETCH_PLAN,
+    LONGEST_SHAPE,
+    WATCH_HEALTH,
+    Target,
+    calls_without_a_message,
+    fetches_that_wait,
+    halves_of_messages,
+    job_ids_of_megabytes,
+    shapes_of_many_extents,
+)
+from harness.robustness.world import Planner, World, create_tokens, figure, is_serving, resident_kib, take_step
+from harness.services import CLUSTER, MODEL, PARAMS, count, eventually, routed_experts
 from relibra.errors import InvalidInput, LimitExceeded
 from relibra.planner.step_watch import LOOK_INTERVAL_S
 from relibra.planning import CostModel, PlanParams, Schedule
-from relibra.store import Role, Store
-from relibra.v1 import plan_pb2, plan_pb2_grpc
 from relibra.wire.channel import open_channel
 from relibra.wire.client import PlannerClient
 from relibra.wire.credentials import Credentials
@@ -30,13 +38,7 @@ NUM_WAITING = 500
 @pytest.fixture
 def attacker(world: World, monkeypatch: pytest.MonkeyPatch) -> Credentials:
     """The credentials of job `attacker`; all other clients have those of job `victim`."""
-
-    async def create() -> list[str]:
-        async with Store.open(world.redis.url) as store:
-            return [(await store.create_token(job_id, Role.TRAINER))[1] for job_id in ("victim", "attacker")]
-
-    with Loop() as run:
-        victim, attacker = run(create())
+    victim, attacker = create_tokens(world)
     monkeypatch.setenv("RELIBRA_TOKEN", victim)
     return Credentials(token=attacker)
 
@@ -45,28 +47,29 @@ def guarded_planner(world: World, **environment: str) -> Planner:
     return world.start_planner(RELIBRA_AUTH="required", **environment)
 
 
+def target(planner: Planner, attacker: Credentials | None = None) -> Target:
+    return Target(address=planner.address, token=attacker.token or "" if attacker else "")
+
+
 def register(planner: Planner, attacker: Credentials) -> None:
     with PlannerClient(planner.address, credentials=attacker) as client:
         client.register_job("attacker", MODEL, CLUSTER, PARAMS)
 
 
-def test_S7_a_shape_of_millions_of_extents_is_refused_in_a_few_words(world: World, attacker: Credentials) -> None:
+@pytest.mark.parametrize(
+    ("num_extents", "expected"),
+    [(LONGEST_SHAPE, "Array.shape: expected at most 4096 elements"), (10 << 20, "larger than max")],
+)
+def test_S7_a_shape_of_millions_of_extents_is_refused_in_a_few_words(
+    world: World, attacker: Credentials, num_extents: int, expected: str
+) -> None:
     planner = guarded_planner(world)
     take_step(planner, 1, "victim")
-    register(planner, attacker)
-    request = encode_sequence(1, "attacker", 1, "seq", 6, count(routed_experts(0, 6)))
-    request.counts.shape.extend([1] * (10 << 20))
-    with (
-        world.fault("an array with ten million extents", "S6 S7") as clock,
-        open_channel(planner.address, attacker) as channel,
-    ):
+    attack = shapes_of_many_extents(target(planner, attacker), num_extents)
+    with world.fault("an array with millions of extents", "S6 S7") as clock, closing(attack):
         before_kib, logged = resident_kib(planner.process.pid), len(planner.log())
-        try:
-            *_, last = open_stream(channel, iter([request]))
-            (refusal,) = last.refused
-            told = refusal.message
-        except grpc.RpcError as error:
-            told = error.details()
+        told = next(attack)
+        assert expected in told
         assert len(told) <= MAX_REFUSAL_LENGTH + 100
         clock.restart()
         take_step(planner, 2, "victim")
@@ -77,18 +80,15 @@ def test_S7_a_shape_of_millions_of_extents_is_refused_in_a_few_words(world: Worl
 
 
 @pytest.mark.parametrize("auth", ["required", "none"])
-@pytest.mark.parametrize("path", ["/relibra.v1.PlanService/FetchPlan", "/grpc.health.v1.Health/Watch"])
+@pytest.mark.parametrize("path", [FETCH_PLAN, WATCH_HEALTH])
 def test_S6_eight_thousand_calls_without_a_message_shut_nobody_out(
     world: World, attacker: Credentials, path: str, auth: str
 ) -> None:
     planner = world.start_planner(RELIBRA_AUTH=auth)
     take_step(planner, 1, "victim")
-    with world.fault("8448 calls of headers only, no token", "S6") as clock, contextlib.ExitStack() as stack:
-        for _ in range(33):
-            connection = stack.enter_context(RawConnection(planner.address))
-            for _ in range(256):
-                connection.call(path)
-            connection.receive(timeout_s=1.0)
+    attack = calls_without_a_message(target(planner), path)
+    with world.fault("8448 calls of headers only, no token", "S6") as clock, closing(attack):
+        next(attack)
         assert is_serving(planner)
         clock.restart()
         take_step(planner, 2, "victim")
@@ -99,20 +99,17 @@ def test_S6_eight_thousand_calls_without_a_message_shut_nobody_out(
 def test_S7_messages_without_an_end_take_no_memory(world: World, attacker: Credentials, has_token: bool) -> None:
     planner = guarded_planner(world)
     take_step(planner, 1, "victim")
-    with world.fault("24 messages of 1 MiB that lack their end", "S6 S7") as clock, contextlib.ExitStack() as stack:
+    attack = halves_of_messages(target(planner, attacker if has_token else None), num_calls=24)
+    with world.fault("24 messages of 1 MiB that lack their end", "S6 S7") as clock, closing(attack):
         before_kib = resident_kib(planner.process.pid)
-        connections = [stack.enter_context(RawConnection(planner.address)) for _ in range(24)]
-        for each in connections:
-            stream = each.call("/relibra.v1.PlanService/SubmitSchedule", attacker.token if has_token else None)
-            each.send_part(stream, (1 << 20) - 64, (1 << 20) - 32)
+        next(attack)
         clock.figures = f"{(resident_kib(planner.process.pid) - before_kib) >> 10} MiB more"
         assert resident_kib(planner.process.pid) - before_kib < MAX_GROWTH_KIB, clock.figures
         clock.restart()
         take_step(planner, 2, "victim")
         clock.stop()
-        # The planner ends each of these calls by itself.
-        for each in connections:
-            eventually(lambda each=each: each.ended or (not each.receive(timeout_s=1.0) and each.ended))
+        # The planner ends these calls by itself.
+        eventually(lambda: int(next(attack)) >= 24)
 
 
 def test_S6_agents_that_wait_for_one_step_look_together(world: World, attacker: Credentials) -> None:
@@ -139,11 +136,8 @@ def test_S6_agents_that_wait_for_one_step_look_together(world: World, attacker: 
 
         # The steps of the victim look too, and a fast machine takes more of them per second.
         num_quiet, _ = looks_while_taking(range(2, 8), at_least_s=0)
-        request = plan_pb2.FetchPlanRequest(job_id="attacker", step=9, wait_ms=60_000)
-        waiting = []
-        for _ in range(4):
-            stub = plan_pb2_grpc.PlanServiceStub(stack.enter_context(open_channel(planner.address, attacker)))
-            waiting += [stub.FetchPlan.future(request, timeout=600) for _ in range(NUM_WAITING // 4)]
+        attack = stack.enter_context(closing(fetches_that_wait(target(planner, attacker), NUM_WAITING)))
+        next(attack)
         eventually(lambda: figure(planner, "relibra_planner_open_calls") >= NUM_WAITING)
         clock.restart()
         num_beside, watched_s = looks_while_taking(range(8, 14), at_least_s=8 * LOOK_INTERVAL_S)
@@ -151,10 +145,7 @@ def test_S6_agents_that_wait_for_one_step_look_together(world: World, attacker: 
         clock.figures = f"{added_per_s:.0f} looks per second more"
         # The watch of the awaited step looks once per interval; one look per agent would be 2000 per second.
         assert added_per_s < NUM_WAITING / 10, clock.figures
-        ended = {(each.code(), each.details()) for each in waiting if each.done()}
-        assert {code for code, _ in ended} <= {grpc.StatusCode.FAILED_PRECONDITION}, ended
-        for each in waiting:
-            each.cancel()
+        assert next(attack) in ("", "FAILED_PRECONDITION"), "calls wait until there is a plan, for 60 s at most"
 
 
 def test_S7_a_step_holds_so_many_sequences_and_is_planned_from_those_scheduled(
@@ -191,7 +182,7 @@ def test_S7_a_cost_model_of_many_points_is_refused(world: World, attacker: Crede
         params = PlanParams(cost=CostModel(expert_tokens=points, expert_us=points))
         with (
             PlannerClient(planner.address, credentials=attacker, timeout_s=30) as client,
-            pytest.raises((InvalidInput, LimitExceeded), match=r"at most 256 points|may have 262144 bytes"),
+            pytest.raises((InvalidInput, LimitExceeded), match=r"at most 256 points|takes no message of this size"),
         ):
             client.register_job("attacker", MODEL, CLUSTER, params)
 
@@ -202,15 +193,9 @@ def test_S7_job_ids_of_megabytes_are_not_kept(world: World, size_bytes: int) -> 
     take_step(planner, 1, "victim")
     with world.fault(f"20 streams with job ids of {size_bytes >> 20} MiB", "S7") as clock:
         before_kib = resident_kib(planner.process.pid)
-        with open_channel(planner.address) as channel:
-            for index in range(20):
-                request = encode_sequence(1, f"{index}" * (size_bytes // 2), 1, "seq", 6, count(routed_experts(0, 6)))
-                with pytest.raises(grpc.RpcError) as caught:
-                    list(open_stream(channel, iter([request])))
-                assert caught.value.code() in (
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    grpc.StatusCode.RESOURCE_EXHAUSTED,
-                ), caught.value.code()
+        with closing(job_ids_of_megabytes(target(planner), size_bytes)) as attack:
+            for _ in range(20):
+                assert next(attack).startswith(("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"))
         assert resident_kib(planner.process.pid) - before_kib < MAX_GROWTH_KIB
         clock.restart()
         take_step(planner, 2, "victim")

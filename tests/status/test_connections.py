@@ -3,7 +3,7 @@
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -54,6 +54,16 @@ def until_closed(connection: socket.socket) -> bytes:
 
 
 @pytest.fixture
+def crowded(redis_url: str, tmp_path: Path) -> Iterator[Service]:
+    """A service with room for 20 connections, and time for their requests."""
+    service = Service("status", redis_url, tmp_path, RELIBRA_MAX_CONNECTIONS="20", RELIBRA_HEAD_TIMEOUT_S="600")
+    try:
+        yield service
+    finally:
+        service.stop()
+
+
+@pytest.fixture
 def bounded(redis_url: str, tmp_path: Path) -> Iterator[Service]:
     service = Service("status", redis_url, tmp_path, RELIBRA_MAX_CONNECTIONS="20", RELIBRA_HEAD_TIMEOUT_S="0.5")
     try:
@@ -91,6 +101,24 @@ def test_S7_unfinished_heads_are_hung_up_on_however_slowly_they_grow(bounded: Se
             text = answer(fresh, WHOLE.replace(b"/healthz", b"/metrics"))
     assert b'relibra_status_refused_total{setting="head_timeout_s"} 3.0' in text, "a silent connection is no fault"
     assert "no whole request within 0.5 s" in bounded.log()
+
+
+def test_S6_clients_without_a_request_make_room_for_others(crowded: Service) -> None:
+    with ExitStack() as held:
+        served = held.enter_context(closing(connect(crowded)))
+        assert b"200 OK" in answer(served, WHOLE.replace(b"/healthz", b"/v1/events"))
+        waiting = [held.enter_context(closing(connect(crowded))) for _ in range(19)]
+        for each in waiting:
+            each.sendall(WHOLE[:-2])
+        for each in waiting[:2]:
+            other = held.enter_context(closing(connect(crowded)))
+            assert b"200 OK" in answer(other)
+            assert answer(each, b"") == b"", "the service hangs up on the one that waited longest"
+        assert b"200 OK" in answer(waiting[2], WHOLE[-2:])
+        served.setblocking(False)
+        with suppress(BlockingIOError):
+            assert served.recv(65536), "an open event stream stays"
+    assert "hung up on one that waited for its next request" in crowded.log()
 
 
 def test_S7_connections_beyond_the_limit_are_told_so_and_room_is_used_again(bounded: Service) -> None:

@@ -1,7 +1,7 @@
 import grpc
 import pytest
 
-from relibra.errors import ERRORS, RelibraError, Unavailable
+from relibra.errors import ERRORS, LimitExceeded, RelibraError, Unavailable
 from relibra.wire.status import from_rpc_error, to_status
 
 
@@ -40,6 +40,12 @@ def test_a_lost_connection_is_unavailable(code: grpc.StatusCode) -> None:
     raised = from_rpc_error(Failed(code, "no route"))
     assert isinstance(raised, Unavailable)
     assert "no route" in str(raised)
+
+
+def test_S7_a_message_that_grpc_refuses_for_its_size_is_beyond_a_limit() -> None:
+    raised = from_rpc_error(Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, "larger than max (2 vs. 1)"))
+    assert isinstance(raised, LimitExceeded)
+    assert "takes no message of this size: larger than max (2 vs. 1)" in str(raised)
 
 
 def test_an_unknown_failure_keeps_its_words() -> None:

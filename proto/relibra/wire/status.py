@@ -19,7 +19,7 @@
 
 import grpc
 
-from relibra.errors import ERRORS, RelibraError, Unavailable, Unsupported
+from relibra.errors import ERRORS, LimitExceeded, RelibraError, Unavailable, Unsupported
 
 METADATA_KEY = "relibra-error"
 VERSION_METADATA_KEY = "relibra-version"
@@ -57,4 +57,7 @@ def from_rpc_error(error: grpc.RpcError) -> RelibraError:
         return Unavailable(f"the planner did not answer ({code.name}: {details})")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return Unsupported(f"the planner does not know this call ({details}): it has another version of relibra")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        # gRPC itself refuses messages beyond its limit, before the planner sees them.
+        return LimitExceeded(f"the planner takes no message of this size: {details}")
     return RelibraError(f"the planner answered {code.name}: {details}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _CALL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 60)
 _SOLVE_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120)
 _LAG_INTERVAL_S = 0.1
-_LIMITS = (
+LIMITS = (
     "calls",
     "max_calls_per_job",
     "message_timeout",
@@ -61,7 +61,7 @@ class Metrics:
         self.limited = Counter(
             "relibra_planner_limited_total", "Calls and sequences that a limit refused.", ["limit"], registry=registry
         )
-        for limit in _LIMITS:
+        for limit in LIMITS:
             self.limited.labels(limit)
         self.open_calls = Gauge("relibra_planner_open_calls", "Open calls and streams.", registry=registry)
         self.sequences = Counter(

@@ -37,7 +37,7 @@ def bounded_protocol(limits: ConnectionLimits, refusals: Refusals) -> type[async
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
             super().connection_made(transport)
-            if len(self.connections) > limits.max_connections:
+            if len(self.connections) > limits.max_connections and not self._make_room():
                 refusals.count(Bound.CONNECTIONS, f"{limits.max_connections} connections are open; refused another one")
                 transport.write(_FULL)
                 transport.close()
@@ -55,6 +55,24 @@ def bounded_protocol(limits: ConnectionLimits, refusals: Refusals) -> type[async
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
             super().connection_lost(exc)
+
+        def _make_room(self) -> bool:
+            """Hang up on the client that has sent no whole request for the longest time; return whether there is one.
+
+            Clients that send beginnings of requests would otherwise shut out everybody else.
+            """
+            ours = (each for each in self.connections if isinstance(each, BoundedProtocol))
+            waiting = [(each._head_timer.when(), id(each), each) for each in ours if each._head_timer is not None]
+            if not waiting:
+                return False
+            _, _, longest = min(waiting)
+            refusals.count(
+                Bound.CONNECTIONS,
+                f"{limits.max_connections} connections are open; hung up on one that waited for its next request",
+            )
+            longest.transport.close()
+            longest._stop_timer()
+            return True
 
         def _expect_head(self) -> None:
             # The timer runs on when more of a head comes: a byte now and then must not keep a connection open.

@@ -4,6 +4,7 @@ An attack is at its limit when its first `next` returns. Closing the generator c
 """
 
 import contextlib
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from relibra.planning import Cluster, CostModel, ExecutionReport, Model, Phase, 
 from relibra.planning.plan import Basis
 from relibra.v1 import execution_pb2_grpc, plan_pb2, plan_pb2_grpc, routing_pb2
 from relibra.wire import messages
-from relibra.wire.channel import open_channel
+from relibra.wire.channel import MAX_PART_SIZE_BYTES, open_channel
 from relibra.wire.client import PlannerClient
 from relibra.wire.credentials import Credentials
 from relibra.wire.routing import encode_sequence, open_stream
@@ -76,7 +77,10 @@ def watches_of_health(target: Target, num_calls: int = 8448) -> Iterator[str]:
 
 
 def halves_of_messages(target: Target, num_calls: int = 24) -> Iterator[str]:
-    """Send messages of 1 MiB without their end, one per connection, and begin each one again that the planner ends."""
+    """Send messages of 1 MiB without their end, one per connection, and begin each one again that the planner ends.
+
+    Each `next` says how many calls the planner has ended so far.
+    """
     with contextlib.ExitStack() as stack:
         connections = _raw_connections(stack, target, num_calls)
         while True:
@@ -84,7 +88,7 @@ def halves_of_messages(target: Target, num_calls: int = 24) -> Iterator[str]:
                 if not each.num_open:
                     stream = each.call("/relibra.v1.PlanService/SubmitSchedule", target.token or None)
                     each.send_part(stream, (1 << 20) - 64, (1 << 20) - 32)
-            yield ""
+            yield str(sum(len(each.ended) for each in connections))
             for each in connections:
                 each.receive(timeout_s=1.0 / len(connections))
 
@@ -100,11 +104,12 @@ def shapes_of_many_extents(target: Target, num_extents: int = LONGEST_SHAPE) -> 
 
 
 def job_ids_of_megabytes(target: Target, size_bytes: int = 50 << 20) -> Iterator[str]:
-    """Report sequences of jobs whose names take megabytes."""
-    request = encode_sequence(1, "x" * size_bytes, 1, "seq", 6, count(routed_experts(0, 6)))
+    """Report sequences of jobs whose names take megabytes, each of another job."""
+    counts_LE = count(routed_experts(0, 6))
     with open_channel(target.address, target.credentials) as channel:
-        while True:
-            yield _answer_of_stream(channel, request)
+        for number in itertools.count():
+            job_id = f"{number:08}" * (size_bytes // 8)
+            yield _answer_of_stream(channel, encode_sequence(1, job_id, 1, "seq", 6, counts_LE))
 
 
 def steps_of_many_points(target: Target, num_points: int = 256) -> Iterator[str]:
@@ -140,7 +145,7 @@ def schedules_of_tiny_sequences(target: Target, num_sequences: int = 1 << 18) ->
             names = enumerate(ids[start : start + 512], start=1)
             _report(channel, [encode_sequence(ordinal, JOB_ID, 1, name, 1, counts_LE) for ordinal, name in names])
         request = _schedule_request(1, ids, Basis.REPLAY)
-        yield from _many_at_once(plan_pb2_grpc.PlanServiceStub(channel).SubmitSchedule, lambda _: request)
+        yield from _many_at_once(lambda _: _submit(channel, request))
 
 
 def schedules_on_previous_steps(target: Target, num_sequences: int = 1 << 18) -> Iterator[str]:
@@ -148,12 +153,13 @@ def schedules_on_previous_steps(target: Target, num_sequences: int = 1 << 18) ->
     _register(target)
     request = _schedule_request(1, [f"{index:x}" for index in range(num_sequences)], Basis.PREVIOUS_STEPS)
 
-    def next_request(number: int) -> plan_pb2.SubmitScheduleRequest:
-        request.step = number
-        return request
-
     with open_channel(target.address, target.credentials) as channel:
-        yield from _many_at_once(plan_pb2_grpc.PlanServiceStub(channel).SubmitSchedule, next_request)
+
+        def submit_next(number: int) -> Any:
+            request.step = number
+            return _submit(channel, request)
+
+        yield from _many_at_once(submit_next)
 
 
 def fetches_that_wait(target: Target, num_calls: int = 4096) -> Iterator[str]:
@@ -167,10 +173,11 @@ def fetches_that_wait(target: Target, num_calls: int = 4096) -> Iterator[str]:
         ]
         waiting: list[Any] = []
         while True:
+            ended = {each.code().name for each in waiting if each.done()}
             waiting = [each for each in waiting if not each.done()]
             missing = range(num_calls - len(waiting))
             waiting += [stubs[index % len(stubs)].FetchPlan.future(request, timeout=600) for index in missing]
-            yield ""
+            yield ", ".join(sorted(ended))
 
 
 def reports_of_execution(target: Target) -> Iterator[str]:
@@ -191,7 +198,8 @@ def reports_of_execution(target: Target) -> Iterator[str]:
     )
     request = messages.encode_execution_report(JOB_ID, report)
     with open_channel(target.address, target.credentials) as channel:
-        yield from _many_at_once(execution_pb2_grpc.ExecutionServiceStub(channel).ReportExecution, lambda _: request)
+        stub = execution_pb2_grpc.ExecutionServiceStub(channel)
+        yield from _many_at_once(lambda _: stub.ReportExecution.future(request, timeout=600))
 
 
 def _raw_connections(stack: contextlib.ExitStack, target: Target, number: int) -> list[RawConnection]:
@@ -223,17 +231,25 @@ def _answer_of_stream(channel: grpc.Channel, request: routing_pb2.ReportRoutingR
     try:
         refused = [each for answer in open_stream(channel, iter([request])) for each in answer.refused]
     except grpc.RpcError as error:
-        return str(error.details())
+        return f"{error.code().name}: {error.details()}"
     return str(refused[0].message) if refused else ""
 
 
-def _many_at_once(method: Any, request: Callable[[int], Any]) -> Iterator[str]:
-    """Keep as many calls open as an attacker wants; request n is `request(n)`, counted from 1."""
+def _submit(channel: grpc.Channel, request: plan_pb2.SubmitScheduleRequest) -> Any:
+    """Begin to submit a schedule in parts, as the client of relibra does."""
+    data = request.SerializeToString()
+    starts = range(0, len(data), MAX_PART_SIZE_BYTES)
+    parts = [data[start : start + MAX_PART_SIZE_BYTES] for start in starts]
+    method = channel.stream_unary("/relibra.v1.PlanService/SubmitSchedule", request_serializer=bytes)
+    return method.future(iter(parts), timeout=600)
+
+
+def _many_at_once(call: Callable[[int], Any]) -> Iterator[str]:
+    """Keep many calls open; `call(n)` begins call n, counted from 1."""
     number = 0
     calls: deque[Any] = deque()
     while True:
         while len(calls) < _NUM_IN_FLIGHT:
             number += 1
-            calls.append(method.future(request(number), timeout=600))
-        call = calls.popleft()
-        yield str(call.details() or "")
+            calls.append(call(number))
+        yield str(calls.popleft().details() or "")

@@ -15,9 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from harness.redis_deployments import Deployment
 from harness.robustness.history import Event, History
-from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually, report_sequences
+from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, eventually, report_sequences
 from relibra.errors import RelibraError
 from relibra.planning import RankPlan, Schedule
+from relibra.store import Role, Store
 from relibra.wire.client import PlannerClient
 
 T = TypeVar("T")
@@ -125,22 +126,22 @@ def take_step(planner: Planner, step: int, job_id: str = "job") -> RankPlan:
         _submit(planner, step, job_id)
         return _fetch(planner, step, job_id)
 
-    return _again(attempt)
+    return again(attempt)
 
 
 def prepare_step(planner: Planner, step: int, job_id: str = "job") -> None:
     """Register the job and report the sequences of a step; its schedule is still missing."""
-    _again(lambda: _prepare(planner, step, job_id))
+    again(lambda: _prepare(planner, step, job_id))
 
 
 def submit_step(planner: Planner, step: int, job_id: str = "job") -> None:
     """Submit the schedule of a prepared step."""
-    _again(lambda: _submit(planner, step, job_id))
+    again(lambda: _submit(planner, step, job_id))
 
 
 def fetch(planner: Planner, step: int, job_id: str = "job") -> RankPlan:
     """Fetch a plan, and wait until it is there."""
-    return _again(lambda: _fetch(planner, step, job_id))
+    return again(lambda: _fetch(planner, step, job_id))
 
 
 def _prepare(planner: Planner, step: int, job_id: str) -> None:
@@ -186,7 +187,9 @@ def _fetch(planner: Planner, step: int, job_id: str) -> RankPlan:
     return plan
 
 
-def _again(call: Callable[[], T]) -> T:
+def again(call: Callable[[], T]) -> T:
+    """Return what `call` returns when it no longer fails with a retryable error."""
+
     def attempt() -> tuple[T] | None:
         try:
             return (call(),)
@@ -216,12 +219,24 @@ def resident_kib(pid: int) -> int:
     return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
 
 
-def figure(planner: Service, metric: str) -> float:
-    """Return a figure without labels of a planner that serves metrics."""
-    url = planner.log().partition("metrics on ")[2].split()[0]
+def figure(service: Service, metric: str) -> float:
+    """Return a figure of a service that serves metrics; labels, if any, belong to the name: `name{label="value"}`."""
+    url = service.log().partition("metrics on ")[2].split()[0]
     with urllib.request.urlopen(url, timeout=30) as response:
         lines = response.read().decode().splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{metric} "))
+
+
+def create_tokens(world: World) -> tuple[str, str]:
+    """Create the tokens of two trainers, of job `victim` and of job `attacker`."""
+
+    async def create() -> list[str]:
+        async with Store.open(world.redis.url) as store:
+            return [(await store.create_token(job_id, Role.TRAINER))[1] for job_id in ("victim", "attacker")]
+
+    with Loop() as run:
+        victim, attacker = run(create())
+    return victim, attacker
 
 
 def stop_solvers(planner: Service) -> list[int]:
