@@ -83,6 +83,7 @@ def exported(cluster: Cluster, **options: Any) -> Result:
     updater.update_weights = agent.at_original_places()(updater.update_weights)
     got = updater.update_weights()
     with agent.at_original_places():
+        total = [each.detach().clone() for each in balanced.network.parameters()]
         named = equal(balanced.weights(), want)
         messages = {
             "forward": refusal(lambda: outputs(balanced, 1)),
@@ -106,6 +107,15 @@ def exported(cluster: Cluster, **options: Any) -> Result:
     train(plain, 1)
     train(balanced, 1)
     right["trained on"] = equal(balanced.weights(), plain.weights())
+    with agent.at_original_places():  # as an average by position does
+        for summed, each in zip(total, balanced.network.parameters(), strict=True):
+            summed.add_(each.detach())
+    names = [name for name, _ in torch.nn.Module.named_parameters(balanced.network)]
+    by_position = named_by_place(balanced, dict(zip(names, total, strict=True)))
+    dtype, now = total[0].dtype, balanced.weights()
+    right["by position"] = equal(
+        by_position, {name: (want[name].to(dtype) + now[name].to(dtype)).float() for name in want}
+    )
     agent.detach()
     return {"right": right, "differs_without": not equal(wrong, want), "messages": messages}
 
