@@ -9,7 +9,8 @@ Starts an embedded Redis (append-only file on) and one planner. Clients share th
   the workloads in `deepseek-v3_counts_dev.npz`. The folder of traces defaults to RELIBRA_TRACES, or to
   `../shared/traces`.
 - Fetch: 64 agents, each with a connection of its own, ask for that plan at the same moment, many times. A fetch ends
-  when its bytes have arrived; decoding is timed separately.
+  when its bytes have arrived; decoding is timed separately. Then 512 agents ask, once without authentication, and once
+  with the token of one job, whose calls share the turns of that job.
 
 Writes `benchmarks/results/service.json`, with the load of the machine.
 """
@@ -43,7 +44,7 @@ from relibra.planning import Cluster, Model, Schedule
 from relibra.planning.load import narrow_counts
 from relibra.rollout.outbox import CountedSequence
 from relibra.rollout.reporter import RolloutReporter
-from relibra.store import EmbeddedRedis
+from relibra.store import EmbeddedRedis, Role, Store
 from relibra.v1 import plan_pb2
 from relibra.wire.channel import OPTIONS
 from relibra.wire.client import PlannerClient
@@ -57,6 +58,7 @@ PLAN_CLUSTER = Cluster(num_nodes=8, gpus_per_node=8, redundant_slots=2)
 NUM_MICRO_BATCHES = 32
 NUM_PLANNED = 2048
 NUM_AGENTS = 64
+NUM_MANY_AGENTS = 512
 NUM_ROUNDS = 30
 
 
@@ -66,15 +68,17 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def start_planner(redis_url: str, metrics_port: int, folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+def start_planner(
+    redis_url: str, metrics_port: int, folder: Path, auth: str = "none"
+) -> tuple[subprocess.Popen[bytes], str]:
     """Start a planner without a limit on ingest; return its process and its address."""
-    ready_file = folder / "ready.json"
+    ready_file = folder / f"ready-{auth}.json"
     command = [sys.executable, "-m", "relibra.cli", "planner", "--redis-url", redis_url, "--port", "0"]
     process = subprocess.Popen(
         [*command, "--metrics-port", str(metrics_port), "--ready-file", str(ready_file)],
         stdout=subprocess.DEVNULL,
         stderr=(folder / "planner.log").open("wb"),
-        env=os.environ | {"RELIBRA_MAX_INGEST_BYTES_PER_S": str(1 << 40)},
+        env=os.environ | {"RELIBRA_MAX_INGEST_BYTES_PER_S": str(1 << 40), "RELIBRA_AUTH": auth},
     )
     while not ready_file.exists():
         assert process.poll() is None, (folder / "planner.log").read_text()
@@ -169,11 +173,19 @@ def _plan(address: str, folder: Path) -> float:
         return time.perf_counter() - started
 
 
-async def _fetch(address: str) -> tuple[list[float], list[bytes]]:
+async def _trainer_token(redis_url: str) -> str:
+    async with Store.open(redis_url) as store:
+        return (await store.create_token("plan", Role.TRAINER))[1]
+
+
+async def _fetch(
+    address: str, num_agents: int = NUM_AGENTS, token: str = "", num_rounds: int = NUM_ROUNDS
+) -> tuple[list[float], list[bytes]]:
     channels = [
         grpc.aio.insecure_channel(address, options=[*OPTIONS, ("grpc.use_local_subchannel_pool", 1)])
-        for _ in range(NUM_AGENTS)
+        for _ in range(num_agents)
     ]
+    metadata = (("authorization", f"Bearer {token}"),) if token else ()
     calls = [
         channel.unary_unary(
             "/relibra.v1.PlanService/FetchPlan", request_serializer=plan_pb2.FetchPlanRequest.SerializeToString
@@ -183,13 +195,14 @@ async def _fetch(address: str) -> tuple[list[float], list[bytes]]:
 
     async def fetch(rank: int) -> tuple[float, bytes]:
         started = time.perf_counter()
-        answer = await calls[rank](plan_pb2.FetchPlanRequest(job_id="plan", step=1, ep_rank=rank), timeout=30)
+        request = plan_pb2.FetchPlanRequest(job_id="plan", step=1, ep_rank=rank % PLAN_CLUSTER.num_ranks)
+        answer = await calls[rank](request, timeout=30, metadata=metadata)
         return time.perf_counter() - started, answer
 
-    gc.freeze()  # one process plays 64 agents, and a garbage collection would stop them all at once
+    gc.freeze()  # one process plays all agents, and a garbage collection would stop them all at once
     times = []
-    for round_ in range(NUM_ROUNDS + 2):
-        answers = await asyncio.gather(*(fetch(rank) for rank in range(NUM_AGENTS)))
+    for round_ in range(num_rounds + 2):
+        answers = await asyncio.gather(*(fetch(rank) for rank in range(num_agents)))
         if round_ >= 2:
             times += [each for each, _ in answers]
     for channel in channels:
@@ -228,6 +241,17 @@ def main() -> None:
             tell(f"fetch, {NUM_AGENTS} agents at once: p99", float(np.percentile(times, 99)) * 1e3, "ms", "<= 50 ms")
             tell("size of a fetch", sum(map(len, answers)) / len(answers) / 1024, "KiB")
             tell("decoding, at the agent", decode_s * 1e3, "ms")
+            guarded, guarded_address = start_planner(redis.url, free_port(), Path(folder), auth="required")
+            try:
+                token = asyncio.run(_trainer_token(redis.url))
+                for who, asked, with_token in (("no token", address, ""), ("one job", guarded_address, token)):
+                    times, _ = asyncio.run(_fetch(asked, NUM_MANY_AGENTS, with_token, NUM_ROUNDS // 3))
+                    for percentile in (50, 99):
+                        what = f"fetch, {NUM_MANY_AGENTS} agents at once, {who}: p{percentile}"
+                        tell(what, float(np.percentile(times, percentile)) * 1e3, "ms")
+            finally:
+                guarded.terminate()
+                guarded.wait()
         finally:
             planner.terminate()
             planner.wait()

@@ -27,3 +27,13 @@ def test_L4_draining_wakes_everybody_and_refuses_new_listeners() -> None:
             notifier.listen("a")
 
     asyncio.run(scenario())
+
+
+def test_S7_jobs_for_which_nobody_listens_any_more_are_forgotten() -> None:
+    notifier = PlanNotifier()
+    kept = notifier.listen("kept")
+    for number in range(1000):
+        notifier.listen(f"job-{number}")
+    assert list(notifier._rings) == ["kept"]
+    notifier.ring("kept")
+    assert kept.is_set()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, count, eventually, report_sequences, routed_experts
-from relibra.errors import Conflict, InvalidInput, NotFound, NotReady, UnknownJob
+from relibra.errors import Conflict, InvalidInput, LimitExceeded, NotFound, NotReady, UnknownJob
 from relibra.planning import RankPlan, Schedule, StepLoad, check_rank_plan
 from relibra.planning.plan import Basis
 from relibra.planning.source_load import source_load
@@ -14,7 +14,7 @@ from relibra.rollout import RolloutReporter
 from relibra.store import Refused, Store
 from relibra.v1 import plan_pb2, plan_pb2_grpc
 from relibra.wire import array, messages
-from relibra.wire.channel import open_channel
+from relibra.wire.channel import MAX_PART_SIZE_BYTES, open_channel
 from relibra.wire.client import PlannerClient
 from relibra.wire.status import from_rpc_error
 
@@ -291,3 +291,15 @@ def test_64_agents_fetch_one_plan(client: PlannerClient, job_id: str, ids: list[
 
 def test_counts_of_the_harness_are_those_of_the_model() -> None:
     assert (count(routed_experts(0, 10)).sum(axis=1) == 10 * MODEL.top_k).all()
+
+
+def test_S7_a_schedule_beyond_the_largest_message_comes_in_parts(client: PlannerClient, job_id: str) -> None:
+    client.register_job(job_id, MODEL, CLUSTER, PARAMS)
+    names = [f"{index:0100}" for index in range(15_000)]
+    schedule = Schedule.round_robin(len(names), 2, CLUSTER)
+    assert sum(map(len, names)) > MAX_PART_SIZE_BYTES
+    client.submit_schedule(job_id, 1, names, schedule, Basis.PREVIOUS_STEPS)
+    assert client.fetch_plan(job_id, 1, MODEL, 0, wait_s=60).num_micro_batches == 2
+    names = [f"{index:0180}" for index in range(100_000)]
+    with pytest.raises(LimitExceeded, match="the message of SubmitSchedule may have 16777216 bytes, got"):
+        client.submit_schedule(job_id, 2, names, Schedule.round_robin(len(names), 2, CLUSTER), Basis.PREVIOUS_STEPS)

@@ -211,6 +211,23 @@ def test_S6_a_batch_of_refused_sequences_reads_the_attempts_of_its_job_a_few_tim
         run(service._keep([named(1, 0, "three")], {"job": second}))
 
 
+def test_S7_sequences_of_a_trainer_that_registers_later_wait_in_their_stream(store: Store, run: Loop) -> None:
+    """A refusal would make each of its workers send all that it has again, every second."""
+    service = RoutingService(store, Admission(PlannerSettings.load(redis_url="unix:///unused")), Metrics())
+
+    async def scenario() -> None:
+        batch = [encode_sequence(1, "job", 1, "seq", 10, COUNTS_LE, token="later")]
+        waiting = asyncio.create_task(service._wait_for_trainer(batch))
+        while not len(service._begun):
+            await store.ping()
+        await store.register_job("job", MODEL, CLUSTER, PARAMS, launch=Launch(token="later"), silence_s=0)
+        assert not waiting.done()
+        await waiting
+        assert await service._keep(batch, await store.get_jobs(["job"])) == []
+
+    run(scenario())
+
+
 def test_sequences_are_not_refused_because_redis_is_away_for_a_moment(
     store: Store, run: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """Attempts in the store: which launch may begin one, and what of the older ones is kept."""
 
 import dataclasses
+import time
 
 import pytest
 from redis import Redis
@@ -72,6 +73,23 @@ def test_L5_workers_that_are_younger_than_the_attempt_of_their_launcher_begin_an
     eventually(lambda: begin(store, run, of("d", 0), LONG_S).number == 3)
     with pytest.raises(AlreadyRunning):
         begin(store, run, dataclasses.replace(of("e", 0), launch="torchelastic job host-b 7 1000"), LONG_S)
+
+
+def test_L5_a_worker_that_names_the_current_attempt_is_not_taken_for_a_younger_one(store: Store, run: Loop) -> None:
+    """Its age may be wrong, for example because the clock of Redis jumped."""
+    young = Launch(token="a", launch="torchelastic job host-a 7 1000", restart=0, age_s=0)
+    first = begin(store, run, young, LONG_S)
+
+    def again(known_epoch: int) -> JobRecord:
+        return run(
+            store.register_job("job", MODEL, CLUSTER, PARAMS, known_epoch=known_epoch, launch=young, silence_s=LONG_S)
+        )
+
+    other = dataclasses.replace(young, token="b")
+    began = time.monotonic()
+    eventually(lambda: time.monotonic() > began + 1.5)  # the store allows an age to be a second too low
+    assert again(first.epoch) == first
+    assert begin(store, run, other, LONG_S).number == 2
 
 
 def test_L5_a_new_attempt_knows_nothing_of_the_steps_before_it(store: Store, run: Loop) -> None:
