@@ -101,3 +101,12 @@ def test_a_redis_that_hides_its_configuration_is_not_asked_again_and_again(serve
             assert not run(store.check_again())
         assert [each["count"] for each in client.acl_log()] == [each["count"] for each in told]
         run(store.close())
+
+
+def test_a_user_that_loses_the_right_to_ask_for_the_configuration_may_go_on(
+    checked: Store, server: EmbeddedRedis, run: Loop
+) -> None:
+    with Redis.from_url(server.url) as client:
+        client.execute_command("ACL", "SETUSER", "default", "-config")
+        assert not run(checked.check_again())
+        assert not checked.fault

@@ -94,8 +94,7 @@ class Store(Joining, Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries,
             is_emptied = bool(await self._redis.set(SCHEMA, SCHEMA_VERSION, nx=True))
         try:
             await self.check_schema()
-            evicting = "" if self._guard.hides_configuration else await self._configured_but(POLICY, NO_EVICTION)
-            if evicting:
+            if evicting := await self._evicting_policy():
                 raise Unsupported(evicts(evicting))
         except Unsupported as error:
             self._guard.fault = str(error)
@@ -118,6 +117,16 @@ class Store(Joining, Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries,
         if fault := other_schema(await self._redis.get(SCHEMA)):
             raise Unsupported(fault)
         self._guard.checks_schema = True
+
+    async def _evicting_policy(self) -> str:
+        """Return the policy by which this Redis evicts; empty if it does not, or does not tell."""
+        if self._guard.hides_configuration:
+            return ""
+        try:
+            return await self._configured_but(POLICY, NO_EVICTION)
+        except ResponseError:
+            self._guard.hides_configuration = True  # until the next connection asks
+            return ""
 
     async def _configured_but(self, name: str, wanted: str) -> str:
         """Return the values other than `wanted` that the server, or any primary of a Cluster, has for `name`."""
