@@ -218,8 +218,9 @@ def test_S7_sequences_of_a_trainer_that_registers_later_wait_in_their_stream(sto
     async def scenario() -> None:
         batch = [encode_sequence(1, "job", 1, "seq", 10, COUNTS_LE, token="later")]
         waiting = asyncio.create_task(service._wait_for_trainer(batch))
-        while not len(service._begun):
-            await store.ping()
+        async with asyncio.timeout(20):
+            while not len(service._begun):
+                await store.ping()
         await store.register_job("job", MODEL, CLUSTER, PARAMS, launch=Launch(token="later"), silence_s=0)
         assert not waiting.done()
         await waiting
