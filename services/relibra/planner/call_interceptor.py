@@ -4,12 +4,13 @@ gRPC reads the message of a unary call before it asks anybody. So all methods ar
 on the wire, and the message is read here: after the caller is known and its call is admitted, and only for some time.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -23,7 +24,7 @@ from relibra.planner.access import Access, Caller
 from relibra.planner.admission import Admission, account_of_connection
 from relibra.planner.large_messages import LARGE_SIZE_BYTES, check_repeated
 from relibra.planner.metrics import Metrics
-from relibra.planner.open_calls import NUM_RECEIVING, NUM_RECEIVING_PARTS
+from relibra.planner.open_calls import LIMITS_OF_CALLS, NUM_RECEIVING, NUM_RECEIVING_PARTS, REFUSAL_DELAY_S
 from relibra.planner.refusal_log import RefusalLog
 from relibra.store import ALL_JOBS
 from relibra.wire.channel import METHODS_IN_PARTS
@@ -185,7 +186,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def _abort(
         self, context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception, call: _Call
-    ) -> NoReturn:
+    ) -> None:
         if isinstance(error, grpc.aio.AbortError):
             raise error
         if not isinstance(error, RelibraError):
@@ -204,7 +205,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         # without number.
         who = details[:60] if isinstance(error, Forbidden) else "" if isinstance(error, UnknownJob) else call.job_id
         self._refusals.note(f"{method} {name}", who, f"{method} refused: {name}: {shown(details)}", level)
-        await context.abort(code, details, trailing_metadata=metadata)
+        if limit in LIMITS_OF_CALLS:
+            # A client that calls again as soon as it is refused would otherwise keep the planner busy with refusals.
+            await asyncio.sleep(self._admission.calls.spread_s(REFUSAL_DELAY_S))
+        try:
+            await context.abort(code, details, trailing_metadata=metadata)
+        except grpc.aio.AbortError as aborted:
+            # gRPC keeps this exception with the call and raises it again when the handler returns. Its frames hold the
+            # call: thousands of ended calls would wait for a garbage collection, which took a second.
+            aborted.__traceback__ = aborted.__context__ = None
 
 
 def _trace_context(context: Any) -> Context:

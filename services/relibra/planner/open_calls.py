@@ -24,6 +24,10 @@ MESSAGE_TIMEOUT_S = 10.0
 Each call gets up to twice as long, another time than the calls before it. Thousands of calls that began at once would
 otherwise end at once, and be begun again at once.
 """
+LIMITS_OF_CALLS = frozenset({"calls", "max_calls_per_job", "max_streams_per_job", "health_watches"})
+"""The limits on calls that are open at the same time."""
+REFUSAL_DELAY_S = 2.5
+"""How long a planner takes at least to answer a call beyond such a limit; each call waits another time, up to twice."""
 _GOLDEN_RATIO = 0.618033988749895
 
 
@@ -50,7 +54,7 @@ class OpenCalls:
         self._num_calls: Counter[str] = Counter()
         self._num_all = 0
         self._receiving: dict[str, _Turns] = {}
-        self._num_received = 0
+        self._num_spread = 0
 
     def __len__(self) -> int:
         return self._num_all
@@ -91,6 +95,12 @@ class OpenCalls:
             if not self._num_calls[account]:
                 del self._num_calls[account]
 
+    def spread_s(self, least_s: float) -> float:
+        """Return a time between `least_s` and twice as long, another one for each call."""
+        # Multiples of the golden ratio, without their whole part, are spread evenly (Weyl).
+        self._num_spread += 1
+        return least_s * (1 + self._num_spread * _GOLDEN_RATIO % 1)
+
     @asynccontextmanager
     async def receiving(
         self, account: str, timeout_s: float | None = None, num_turns: int = NUM_RECEIVING
@@ -105,9 +115,7 @@ class OpenCalls:
             MessageTimeout: the time is up.
         """
         if timeout_s is None:
-            # Multiples of the golden ratio, without their whole part, are spread evenly (Weyl).
-            self._num_received += 1
-            timeout_s = MESSAGE_TIMEOUT_S * (1 + self._num_received * _GOLDEN_RATIO % 1)
+            timeout_s = self.spread_s(MESSAGE_TIMEOUT_S)
         turns = self._receiving.setdefault(account, _Turns(asyncio.Semaphore(num_turns)))
         turns.num_calls += 1
         try:
