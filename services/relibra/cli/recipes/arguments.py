@@ -1,0 +1,113 @@
+"""Reads the words of a command line: options as of argparse, and overrides as of Hydra."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import yaml
+
+from relibra.cli.recipes.shell.unknown import is_known
+
+Options = dict[str, Any]
+"""Option -> value: text, True, False, or a list of texts. `-` in names is `_`."""
+
+
+def read_options(words: Sequence[str]) -> Options:
+    """Return the options among words. The last one counts, and an option without a value is True.
+
+    `--name value`, `--name=value`, `--name a b c`, `--flag` and `--no-flag` are options. `--no-flag` gives both `flag`:
+    False and `no_flag`: True, because some names begin with `no`.
+    """
+    found: Options = {}
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
+        if not is_option(word):
+            continue
+        name, equals, value = word[2:].partition("=")
+        values = [value] if equals else []
+        while not equals and at < len(words) and not is_option(words[at]):
+            values.append(words[at])
+            at += 1
+        name = name.replace("-", "_")
+        found.pop(name, None)
+        found[name] = True if not values else values[0] if len(values) == 1 else values
+        if name.startswith("no_") and not values:
+            found[name.removeprefix("no_")] = False
+    return found
+
+
+def is_option(word: str) -> bool:
+    """Return whether a word begins an option. Negative numbers do not."""
+    return word.startswith("--") and len(word) > 2
+
+
+def read_overrides(words: Iterable[str]) -> dict[str, Any]:
+    """Return Hydra's overrides among words: path -> value. `~path` deletes, so its value is None."""
+    found: dict[str, Any] = {}
+    for word in words:
+        path, equals, value = word.partition("=")
+        path = path.lstrip("+")
+        if path.startswith("~"):
+            found[path[1:]] = None
+        elif equals and path and all(part.replace("-", "_").isidentifier() for part in _parts(path)):
+            found[path] = parsed(value)
+    return found
+
+
+def parsed(text: Any) -> Any:
+    """Return a text as YAML reads it; text that is no YAML, or is not fully known, stays as it is."""
+    if not isinstance(text, str) or not is_known(text):
+        return text
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str):
+        return _number(value)
+    return text if value is None and text.strip() not in ("null", "~", "") else value
+
+
+def _number(text: str) -> Any:
+    """Return text such as 1e-6, which YAML 1.1 takes for text, as a number."""
+    try:
+        return float(text) if text[:1].isdigit() and "_" not in text else text
+    except ValueError:
+        return text
+
+
+def _parts(path: str) -> list[str]:
+    return path.replace("@", ".").replace("/", ".").split(".")
+
+
+def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Return `base` with the values of `over`; mappings are merged, everything else is replaced."""
+    found = dict(base)
+    for name, value in over.items():
+        inner = found.get(name)
+        found[name] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return found
+
+
+def nested(overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return overrides by path as nested mappings."""
+    found: dict[str, Any] = {}
+    for path, value in overrides.items():
+        *above, last = path.split(".")
+        here = found
+        for part in above:
+            inner = here.get(part)
+            if not isinstance(inner, dict):
+                inner = here[part] = {}
+            here = inner
+        here[last] = value
+    return found
+
+
+def at_path(config: Any, path: str, default: Any = None) -> Any:
+    """Return the value at a path, or the default."""
+    for part in path.split("."):
+        if not isinstance(config, dict) or part not in config:
+            return default
+        config = config[part]
+    return config

@@ -1,0 +1,81 @@
+"""AReaL: YAML with `actor.backend`, which holds the parallelism, and `actor.megatron`."""
+
+import re
+from typing import Any
+
+from relibra.cli.recipes.frameworks.passing import family_of, lora, pass_on
+from relibra.cli.recipes.launch import Launch, section
+from relibra.cli.recipes.recipe import Draft
+from relibra.cli.recipes.shipped import family_origin, framework_data, origin
+
+_SIZES = {
+    "t": "tensor_model_parallel_size",
+    "p": "pipeline_model_parallel_size",
+    "c": "context_parallel_size",
+    "e": "expert_model_parallel_size",
+}
+_OWN = frozenset(
+    (
+        "wrap_with_ddp", "use_torch_fsdp2", "ddp", "async_save", "use_checkpoint_opt_param_scheduler",
+        "use_deterministic_algorithms", "bridge_type", "use_mbridge_save", "fp8_config",
+    )
+)  # fmt: skip
+
+
+def read_areal(launch: Launch) -> Draft:
+    """Return the settings of a recipe of AReaL."""
+    config = launch.merged_config()
+    data = framework_data("areal")
+    draft = Draft()
+    draft.put_all(data["settings"], origin(data))
+    actor = section(config, ("actor",))
+    family = family_of(actor.get("path", ""), draft, launch)
+    if family is not None:
+        draft.put("has_shared_experts", family.has_shared_experts, family_origin(family))
+    backend = str(actor.get("backend") or config.get("allocation_mode") or "")
+    sizes = parallel_sizes(backend)
+    if sizes is None:
+        draft.warnings.append(f"the backend {backend!r} has no Megatron part; relibra balances Megatron only")
+    else:
+        draft.put_all(sizes, launch.line_of("backend", "allocation_mode"))
+    megatron = section(actor, ("megatron",))
+    pass_on({each: value for each, value in megatron.items() if each not in _OWN}, draft, launch)
+    pass_on(section(megatron, ("ddp",)), draft, launch)
+    if megatron.get("use_torch_fsdp2"):
+        draft.put("use_torch_fsdp2", True, launch.line_of("use_torch_fsdp2"))
+    if megatron.get("bridge_type") == "megatron-bridge":
+        draft.put("moe_token_dispatcher_type", "alltoall", "AReaL sets it for Megatron-Bridge")
+    optimizer = section(actor, ("optimizer",)).get("type", "adam")
+    draft.put("optimizer", "adam" if optimizer == "adam_bf16" else optimizer, launch.line_of("type"))
+    if optimizer == "adam_bf16":
+        draft.put("use_precision_aware_optimizer", True, f"adam_bf16, {launch.line_of('type')}")
+    if megatron.get("fp8_config"):
+        draft.put("fp8", section(megatron, ("fp8_config",)).get("mode", "e4m3"), launch.line_of("fp8_config"))
+    if actor.get("use_lora"):
+        lora(
+            draft,
+            rank=actor.get("lora_rank", 32),
+            targets=actor.get("target_modules"),
+            where=launch.line_of("use_lora"),
+        )
+    return draft
+
+
+def parallel_sizes(backend: str) -> dict[str, Any] | None:
+    """Return the sizes in `megatron:d1p4t2`, or in `megatron:(attn:d1p4t2|ffn:d1p4e2)`; None without Megatron."""
+    match = re.search(r"megatron:(?:\((?P<parts>[^)]*)\)|(?P<plain>[\w]+))", backend)
+    if match is None:
+        return None
+    if match["plain"]:
+        return {name: size for letter, name in _SIZES.items() if (size := _size(match["plain"], letter)) is not None}
+    parts = dict(each.partition(":")[::2] for each in match["parts"].split("|"))
+    attention, experts = parts.get("attn", ""), parts.get("ffn", "")
+    found = {name: size for letter, name in _SIZES.items() if (size := _size(attention, letter)) is not None}
+    found["expert_model_parallel_size"] = _size(experts, "e") or 1
+    found["expert_tensor_parallel_size"] = _size(experts, "t") or 1
+    return found
+
+
+def _size(part: str, letter: str) -> int | None:
+    match = re.search(rf"{letter}(\d+)", part)
+    return None if match is None else int(match[1])

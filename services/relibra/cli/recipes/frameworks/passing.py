@@ -1,0 +1,87 @@
+"""Passes settings on: names and values of a framework's section, as Megatron names them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from relibra.cli.recipes.launch import Launch
+from relibra.cli.recipes.recipe import Draft
+from relibra.cli.recipes.shell.unknown import is_known, shown
+from relibra.cli.recipes.shipped import Family, family_origin, find_family, known_options, neutral_options
+
+RENAMED = {
+    "fp8_format": "fp8",
+    "fp4_format": "fp4",
+    "num_experts": "num_moe_experts",
+    "moe_router_padding_for_fp8": "moe_router_padding_for_quantization",
+    "use_custom_fsdp": "use_megatron_fsdp",
+    "virtual_pipeline_parallel_size": "virtual_pipeline_model_parallel_size",
+}
+"""Arguments that have another name in Megatron's configurations."""
+
+
+def pass_on(values: Mapping[str, Any], draft: Draft, launch: Launch) -> None:
+    """Take values under Megatron's names, and list those that Megatron's configurations do not have."""
+    for given, value in values.items():
+        name = RENAMED.get(given, given)
+        where = launch.line_of(given, f"--{given.replace('_', '-')}")
+        if given == "moe_enable_deepep":
+            if value:
+                draft.put("moe_flex_dispatcher_backend", "deepep", where)
+        elif isinstance(value, str) and not is_known(value):
+            draft.warnings.append(f"{where}: the value of {given} is {shown(value)}, which the file does not tell")
+            if not neutral_options().fullmatch(name):
+                draft.settings.pop(name, None)
+        elif name in known_options():
+            draft.put(name, value, where)
+        elif not neutral_options().fullmatch(name):
+            draft.unknown.append(f"{given} ({where})")
+
+
+def family_of(model: Any, draft: Draft, launch: Launch) -> Family | None:
+    """Return the family of a model, by its name, else by the name of the recipe; say so if neither tells.
+
+    The draft gets the names of both.
+    """
+    draft.model = shown(str(model or "")).rstrip("/").rpartition("/")[2]
+    draft.family = _family(shown(str(model or "")), draft, launch)
+    return draft.family
+
+
+def _family(model: str, draft: Draft, launch: Launch) -> Family | None:
+    if (family := find_family(model)) is not None:
+        return family
+    named = model or "(not named)"
+    if (family := find_family("/".join(launch.path.absolute().parts[-4:]))) is not None:
+        draft.warnings.append(f"the model {named} is taken for a {family.name}, from the name of the recipe")
+        return family
+    draft.warnings.append(f"the model {named} is of no family known here, so defaults of its provider are not known")
+    return None
+
+
+def put_family(family: Family, draft: Draft) -> None:
+    """Set what the provider of a model's family sets."""
+    draft.put_all(family.settings, family_origin(family))
+
+
+def lora(draft: Draft, *, rank: Any, targets: Any, where: str, share: bool = True) -> None:
+    """Set the names of Megatron-Bridge's LoRA. A rank of 0 or None means that there is no LoRA."""
+    if isinstance(rank, str) and rank.isdigit():
+        rank = int(rank)
+    if not rank:
+        return
+    words = targets.replace(",", " ").split() if isinstance(targets, str) else [str(each) for each in targets or ()]
+    draft.put("lora_rank", rank, where)
+    draft.put("target_modules", words, where)
+    # Bridge wraps grouped experts in one adapter; adapters on attention alone leave experts as they are.
+    is_on_experts = any(_is_of_experts(each) for each in words)
+    draft.put("share_expert_adapters", share and is_on_experts, where)
+
+
+_OF_EXPERTS = ("fc1", "fc2", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "experts")
+
+
+def _is_of_experts(target: str) -> bool:
+    """Return whether a target of LoRA names products of experts."""
+    return target in ("all-linear", "all", "*") or (
+        "shared" not in target and any(target.endswith(each) for each in _OF_EXPERTS)
+    )

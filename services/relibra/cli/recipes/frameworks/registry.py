@@ -1,0 +1,78 @@
+"""The frameworks whose recipes can be read, and how to tell them apart."""
+
+import functools
+import re
+from collections.abc import Callable
+from enum import StrEnum
+from typing import NamedTuple
+
+from relibra.cli.recipes.frameworks.areal import read_areal
+from relibra.cli.recipes.frameworks.command_line import read_command_line
+from relibra.cli.recipes.frameworks.nemo_rl import read_nemo_rl
+from relibra.cli.recipes.frameworks.roll import read_roll
+from relibra.cli.recipes.frameworks.skyrl import read_skyrl
+from relibra.cli.recipes.frameworks.verl import read_verl
+from relibra.cli.recipes.launch import Launch
+from relibra.cli.recipes.recipe import Draft
+
+
+class Framework(StrEnum):
+    """A framework whose recipes can be read."""
+
+    SLIME = "slime"
+    VERL = "verl"
+    NEMO_RL = "nemo-rl"
+    SKYRL = "skyrl"
+    AREAL = "areal"
+    MILES = "miles"
+    ROLL = "roll"
+    SWIFT = "swift"
+    MEGATRON = "megatron"
+
+
+class Reader(NamedTuple):
+    """How the recipes of a framework are read."""
+
+    read: Callable[[Launch], Draft]
+    command: re.Pattern[str]
+    """Words of the command line that starts the training; the command with the most of them is the one."""
+    sign: re.Pattern[str]
+    """Text that only files of this framework have."""
+
+
+def _reader(read: Callable[[Launch], Draft], command: str, sign: str) -> Reader:
+    return Reader(read, re.compile(command), re.compile(sign, re.M))
+
+
+def _megatron_arguments(framework: Framework) -> Callable[[Launch], Draft]:
+    return functools.partial(read_command_line, framework=framework.value)
+
+
+READERS = {
+    Framework.VERL: _reader(
+        read_verl, r"\+*(actor_rollout_ref|engine|optim|model)\.", r"\bactor_rollout_ref\.|\bverl\.trainer\."
+    ),
+    Framework.SKYRL: _reader(read_skyrl, r"\+*(trainer|generator)\.", r"\btrainer\.policy\.megatron_config\b|\bskyrl"),
+    Framework.NEMO_RL: _reader(
+        read_nemo_rl,
+        r"\+*(policy|cluster|grpo|sft)\.|--config$|.*run_\w+\.py$",
+        r"^  megatron_cfg:|policy\.megatron_cfg",
+    ),
+    Framework.ROLL: _reader(read_roll, r"--config_(path|name)", r"^actor_train:"),
+    Framework.AREAL: _reader(
+        read_areal, r"--config$|\+*actor\.", r"^\s+backend: \"?megatron:|^allocation_mode:.*megatron"
+    ),
+    Framework.SWIFT: _reader(
+        _megatron_arguments(Framework.SWIFT), r"--|megatron$|swift", r"^[^#\n]*\bmegatron (rlhf|sft|pt)\b"
+    ),
+    Framework.MILES: _reader(_megatron_arguments(Framework.MILES), r"--", r"\bmiles[./_]|MILES_"),
+    Framework.SLIME: _reader(_megatron_arguments(Framework.SLIME), r"--", r"\bslime[./_]|SLIME_"),
+    Framework.MEGATRON: _reader(_megatron_arguments(Framework.MEGATRON), r"--", r"\bpretrain_\w+\.py\b"),
+}
+"""In the order in which files are asked for signs."""
+
+
+def guess_framework(text: str) -> Framework | None:
+    """Return the only framework of which a file has signs, or None if there is none or more than one."""
+    found = [each for each, reader in READERS.items() if reader.sign.search(text)]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,56 @@
+"""What a recipe file starts: the words of a command line, or a configuration."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from relibra.cli.recipes.arguments import at_path, merged, nested, read_options, read_overrides
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The content of a recipe, before a framework's meaning is given to it."""
+
+    path: Path
+    text: str
+    words: tuple[str, ...] = ()
+    """The command line that starts the training; empty for a configuration file."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """The content of a configuration file with its defaults."""
+    warnings: tuple[str, ...] = ()
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of the command line."""
+        return read_options(self.words)
+
+    def merged_config(self) -> dict[str, Any]:
+        """Return the configuration with the overrides of the command line."""
+        return merged(self.config, nested(read_overrides(self.words)))
+
+    def line_of(self, *names: str) -> str:
+        """Return the last line of the file that sets an option, for people; the file itself if none does."""
+        found = 0
+        for number, line in enumerate(self.text.splitlines(), 1):
+            if not line.lstrip().startswith("#") and any(_sets(line, each) for each in names):
+                found = number
+        return f"line {found}" if found else self.path.name
+
+
+def _sets(line: str, name: str) -> bool:
+    at = line.find(name)
+    while at >= 0:
+        before, after = line[at - 1 : at], line[at + len(name) : at + len(name) + 1]
+        if not (before.isalnum() or before == "_") and (after in ("", " ", "=", ":", "\\", '"', "'", "\t", "\n")):
+            return True
+        at = line.find(name, at + 1)
+    return False
+
+
+def section(config: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """Return the mapping at the first of several paths that has one."""
+    for path in paths:
+        found = at_path(config, path)
+        if isinstance(found, dict):
+            return found
+    return {}

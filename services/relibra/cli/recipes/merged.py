@@ -1,0 +1,125 @@
+"""Reads YAML with its `defaults`, as OmegaConf and Hydra merge them, and resolves `${path}`."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from relibra.cli.recipes.arguments import at_path, merged
+from relibra.errors import InvalidInput
+
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_MAX_DEPTH = 20
+_MAX_BYTES = 4 << 20
+
+
+def read_yaml(path: Path, warnings: list[str], shipped: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the content of a file over that of its `defaults`.
+
+    Args:
+        path: the file.
+        warnings: gets a line for each default that is neither there nor shipped.
+        shipped: file name -> content, for defaults that are not beside the file.
+
+    Raises:
+        InvalidInput: a file is no YAML mapping, or defaults go around in a circle.
+    """
+    return resolved(_read(path, warnings, shipped, 0))
+
+
+def _read(path: Path, warnings: list[str], shipped: dict[str, dict[str, Any]], depth: int) -> dict[str, Any]:
+    if depth > _MAX_DEPTH:
+        raise InvalidInput(
+            f"expected `defaults` that come to an end, got more than {_MAX_DEPTH} files from {path.name}"
+        )
+    content = load_yaml(path)
+    found: dict[str, Any] = {}
+    own = {name: value for name, value in content.items() if name != "defaults"}
+    is_merged = False
+    for each in _names(content.get("defaults")):
+        if each == "_self_":
+            found, is_merged = merged(found, own), True
+            continue
+        base = path.parent / (each if each.endswith((".yaml", ".yml")) else f"{each}.yaml")
+        if base.is_file():
+            found = merged(found, _read(base, warnings, shipped, depth + 1))
+        elif (known := shipped.get(base.name)) is not None:
+            found = merged(found, known)
+        else:
+            warnings.append(f"{path.name}: its default {each} is not beside it, so settings in it are not known")
+    return found if is_merged else merged(found, own)
+
+
+def _names(defaults: Any) -> list[str]:
+    """Return the files that `defaults` names. Groups of Hydra (`group: option`) are not files of the same folder."""
+    if isinstance(defaults, str):
+        return [defaults]
+    if not isinstance(defaults, list):
+        return []
+    names = []
+    for each in defaults:
+        if isinstance(each, str):
+            names.append(each)
+        elif isinstance(each, dict):
+            names += [
+                f"{str(group).split('@')[0]}/{option}" for group, option in each.items() if isinstance(option, str)
+            ]
+    return names
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping in a file.
+
+    Raises:
+        InvalidInput: the file cannot be read, or holds something else.
+    """
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise InvalidInput.of(str(path), expected=f"at most {_MAX_BYTES} bytes", got=path.stat().st_size)
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise InvalidInput.of(str(path), expected="YAML", got=error) from error
+    if not isinstance(content, dict):
+        raise InvalidInput.of(str(path), expected="a YAML mapping", got=type(content).__name__)
+    return content
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-6 as a number, as OmegaConf does, and takes unknown tags for plain values."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+_Loader.add_multi_constructor("!", lambda loader, _, node: _plain(loader, node))
+
+
+def _plain(loader: Any, node: Any) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node, deep=True)
+    if isinstance(node, yaml.SequenceNode):
+        return loader.construct_sequence(node, deep=True)
+    return loader.construct_scalar(node)
+
+
+def resolved(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the values of `${path}` in place; other resolvers stay as text."""
+
+    def resolve(value: Any, depth: int) -> Any:
+        if isinstance(value, dict):
+            return {name: resolve(inner, depth) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [resolve(inner, depth) for inner in value]
+        if not isinstance(value, str) or "${" not in value or depth > _MAX_DEPTH:
+            return value
+        whole = _REFERENCE.fullmatch(value)
+        if whole is not None:
+            target = at_path(config, whole[1], value)
+            return value if target == value else resolve(target, depth + 1)
+        changed = _REFERENCE.sub(lambda found: str(at_path(config, found[1], found[0])), value)
+        return value if changed == value else resolve(changed, depth + 1)
+
+    found = resolve(config, 0)
+    assert isinstance(found, dict)
+    return found

@@ -1,0 +1,106 @@
+"""Reads a recipe file into effective settings, without running anything of it."""
+
+from pathlib import Path
+
+from relibra.cli.recipes.frameworks.registry import READERS, Framework, Reader, guess_framework
+from relibra.cli.recipes.launch import Launch
+from relibra.cli.recipes.merged import read_yaml
+from relibra.cli.recipes.python.launcher import read_launcher
+from relibra.cli.recipes.python.models import model_arguments
+from relibra.cli.recipes.recipe import Recipe
+from relibra.cli.recipes.shell.evaluate import Started, expand_script
+from relibra.cli.recipes.shell.sources import find_source
+from relibra.cli.recipes.shell.unknown import without_unknown
+from relibra.cli.recipes.shipped import framework_data
+from relibra.errors import InvalidInput
+
+_MAX_BYTES = 4 << 20
+
+
+def read_recipe(path: Path, framework: Framework | None, given: dict[str, str]) -> Recipe:
+    """Return what a recipe would give to Megatron.
+
+    Args:
+        path: a bash or Python launcher, or YAML.
+        framework: the framework that it belongs to; None to tell it from the file.
+        given: variables that the launcher takes from its environment, or options of a Python launcher.
+
+    Raises:
+        InvalidInput: the file cannot be read, or its framework cannot be told.
+    """
+    text = _text(path)
+    framework = framework or guess_framework(text)
+    if framework is None:
+        raise InvalidInput.of(
+            "--framework", expected=f"one of {', '.join(Framework)}: {path.name} has no certain sign", got="none"
+        )
+    reader = READERS[framework]
+    launch = _launch(path, text, framework, reader, given)
+    draft = reader.read(launch)
+    return Recipe(
+        framework=framework.value,
+        megatron_core=framework_data(framework.value)["megatron_core"],
+        model=draft.model,
+        family=draft.family.name if draft.family is not None else "",
+        settings=draft.settings,
+        unknown=tuple(draft.unknown),
+        warnings=(*launch.warnings, *draft.warnings),
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        if not path.is_file():
+            raise InvalidInput.of("--recipe", expected="a file", got=str(path))
+        if path.stat().st_size > _MAX_BYTES:
+            raise InvalidInput.of("--recipe", expected=f"at most {_MAX_BYTES} bytes", got=path.stat().st_size)
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidInput.of("--recipe", expected="a text file", got=error) from error
+
+
+def _launch(path: Path, text: str, framework: Framework, reader: Reader, given: dict[str, str]) -> Launch:
+    shipped = _shipped(framework)
+    warnings: list[str] = []
+    if path.suffix in (".yaml", ".yml"):
+        return Launch(path, text, (), read_yaml(path, warnings, shipped), tuple(warnings))
+    if path.suffix == ".py":
+        words = read_launcher(path, text, given)
+        return Launch(path, text, words, {}, tuple(warnings))
+    expansion = expand_script(path, text, given, lambda argv: model_arguments(argv, path))
+    warnings += [f"{each}, which is not there, so settings in it are not known" for each in expansion.missing]
+    started = _training(expansion.commands, reader)
+    if started is None:
+        raise InvalidInput.of(
+            "--recipe",
+            expected=f"a script that starts a training of {framework}",
+            got=f"{path.name}, which starts none",
+        )
+    words = started.argv
+    config = {}
+    name = Launch(path, text, words).options().get("config")
+    if isinstance(name, str) and (found := find_source(without_unknown(name), path.absolute().parent, path.absolute())):
+        config = read_yaml(found, warnings, shipped)
+    return Launch(path, text, words, config, tuple(warnings))
+
+
+def _training(commands: tuple[Started, ...], reader: Reader) -> Started | None:
+    """Return the command that starts the training, or None if there is none."""
+    scores = [sum(reader.command.match(word) is not None for word in each.argv) for each in commands]
+    if not any(scores):
+        return None
+    best = max(range(len(scores)), key=lambda number: (scores[number], number))
+    return commands[best]
+
+
+def _shipped(framework: Framework) -> dict[str, dict[str, object]]:
+    """Return the content of the framework's base configurations, by file name."""
+    data = framework_data(framework.value)
+    base = data.get("shipped")
+    if base is None:
+        return {}
+    switched_on = {
+        **base,
+        "policy": {**base["policy"], "megatron_cfg": {**base["policy"]["megatron_cfg"], "enabled": True}},
+    }
+    return dict.fromkeys(data["bases"], base) | dict.fromkeys(data["megatron_bases"], switched_on)

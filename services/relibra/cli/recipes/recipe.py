@@ -1,0 +1,63 @@
+"""A recipe: the effective settings of a training, each with its origin."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from relibra.cli.recipes.shipped import Family
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value and its origin: a line of the file, or a default."""
+
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """The effective settings of a training, under the names of Megatron's configuration."""
+
+    framework: str
+    megatron_core: str = ""
+    """The version of megatron-core that the framework pins, for people; empty if it pins none."""
+    model: str = ""
+    """The model's name or path, if the recipe says it."""
+    family: str = ""
+    """The model family that contributed defaults; empty if none is known."""
+    settings: Mapping[str, Given] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+    """Options that are not known here, so nothing can be said about them."""
+    warnings: tuple[str, ...] = ()
+    """Parts of the recipe that could not be read."""
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """Return the value of a setting."""
+        given = self.settings.get(name)
+        return default if given is None else given.value
+
+
+@dataclass(slots=True)
+class Draft:
+    """Settings while they are being collected. Later values replace earlier ones."""
+
+    settings: dict[str, Given] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    model: str = ""
+    family: Family | None = None
+
+    def put(self, name: str, value: Any, origin: str) -> None:
+        """Set a value."""
+        self.settings[name] = Given(value, origin)
+
+    def put_all(self, values: Mapping[str, Any], origin: str) -> None:
+        """Set values that have one origin."""
+        for name, value in values.items():
+            self.put(name, value, origin)
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """Return the value of a setting."""
+        given = self.settings.get(name)
+        return default if given is None else given.value

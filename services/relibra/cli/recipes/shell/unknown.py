@@ -1,0 +1,31 @@
+"""Text that a script gets from its surroundings, so that reading the script cannot tell it."""
+
+import re
+
+_OPEN, _CLOSE = "\ue000", "\ue001"
+_MARK = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
+
+
+def unknown(source: str) -> str:
+    """Return a mark that stands for the text from a source, such as a variable or a command."""
+    return f"{_OPEN}{source}{_CLOSE}"
+
+
+def sources(text: str) -> list[str]:
+    """Return the sources of the unknown parts of a text."""
+    return _MARK.findall(text)
+
+
+def is_known(text: str) -> bool:
+    """Return whether no part of a text is unknown."""
+    return _OPEN not in text
+
+
+def without_unknown(text: str) -> str:
+    """Return a text with nothing in place of its unknown parts."""
+    return _MARK.sub("", text)
+
+
+def shown(text: str) -> str:
+    """Return a text for people: unknown parts as their sources."""
+    return _MARK.sub(r"\1", text)

@@ -1,0 +1,65 @@
+"""What is shipped about frameworks and models: their defaults, as data with its source."""
+
+import functools
+import re
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import yaml
+
+
+class Family(NamedTuple):
+    """A model family, and the settings that Megatron-Bridge's provider gives it."""
+
+    name: str
+    settings: dict[str, Any]
+    has_shared_experts: bool
+    mtp_num_layers: int
+    """The layers for multi-token prediction in the published checkpoint."""
+
+
+@functools.cache
+def framework_data(name: str) -> dict[str, Any]:
+    """Return the data of a framework: its defaults under Megatron's names, and where they were read."""
+    return _load(f"{name}.yaml")
+
+
+def origin(data: dict[str, Any]) -> str:
+    """Return the origin of a framework's defaults, for people."""
+    repository, _, _ = data["source"].partition(" ")
+    return f"default of {repository} at {data['commit']}"
+
+
+@functools.cache
+def known_options() -> frozenset[str]:
+    """Return the names that the configurations of megatron-core have."""
+    return frozenset(_load("megatron_options.yaml")["names"])
+
+
+@functools.cache
+def neutral_options() -> re.Pattern[str]:
+    """Return a pattern of options that do not change how MoE layers or their optimizer run."""
+    return re.compile("|".join(f"(?:{each})" for each in _load("neutral_options.yaml")["patterns"]))
+
+
+def find_family(model: str) -> Family | None:
+    """Return the family of a model, by its name or path, or None if none is known."""
+    data = _load("families.yaml")
+    name = re.sub(r"[_.\s]", "-", model.lower())
+    for each in data["families"]:
+        if re.search(each["pattern"], name):
+            settings = data["common"] | each["settings"]
+            return Family(each["name"], settings, each["shared_experts"], each.get("mtp", 0))
+    return None
+
+
+def family_origin(family: Family) -> str:
+    """Return the origin of a family's settings, for people."""
+    return f"provider of {family.name} in Megatron-Bridge at {_load('families.yaml')['commit']}"
+
+
+@functools.cache
+def _load(name: str) -> dict[str, Any]:
+    text = files("relibra.cli.recipes").joinpath("data", name).read_text(encoding="utf-8")
+    loaded: dict[str, Any] = yaml.safe_load(text)
+    return loaded
