@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from relibra.atomic_file import write_atomically
 
@@ -28,6 +29,12 @@ def read(name: str) -> list[dict[str, object]]:
     """Return the rows of `results/<name>.json`."""
     rows: list[dict[str, object]] = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
     return rows
+
+
+def settings(name: str) -> dict[str, Any]:
+    """Return the settings of `results/<name>.json`, or none if there is no such file."""
+    path = RESULTS / f"{name}.json"
+    return dict(json.loads(path.read_text())["settings"]) if path.is_file() else {}
 
 
 def machine() -> dict[str, object]:

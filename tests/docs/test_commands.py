@@ -63,6 +63,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "responses.jsonl").write_text("".join(json.dumps(response(index)) + "\n" for index in range(48)))
     (folder / "arguments.txt").write_text("--moe-token-dispatcher-type alltoall --moe-enable-routing-replay")
+    (folder / "run-training.sh").write_text(
+        "python3 train.py --hf-checkpoint /models/Qwen3-30B-A3B --expert-model-parallel-size 8"
+    )
     sizes = {"weight_size_bytes": 9_437_184, "expert_tokens": [1, 1024, 8192], "expert_us": [5.0, 30.0, 210.0]}
     expert = {"preset": "qwen3-30b-a3b", "hidden_size": 2048} | sizes
     (folder / "gpu-h100.json").write_text(json.dumps({"machine": {"device": "a device"}, "experts": [expert]}))

@@ -10,9 +10,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from relibra.cli.checks import gpu, megatron, packages, planner, redis, status, topology
+from relibra.cli.checks import gpu, megatron, packages, planner, recipe, redis, status, topology
 from relibra.cli.checks.finding import CheckResult, Finding
 from relibra.cli.output import AsJson, print_json, working
+from relibra.cli.recipes.frameworks.registry import Framework
 
 _COLOURS = {
     CheckResult.OK: "green",
@@ -31,11 +32,22 @@ def doctor(
     megatron_args: Annotated[
         Path | None, typer.Option(help="File with Megatron's arguments: as on the command line, or .yaml.")
     ] = None,
+    recipe_file: Annotated[
+        Path | None,
+        typer.Option("--recipe", help="Launcher (.sh, .py) or configuration (.yaml) of a training. It is not run."),
+    ] = None,
+    framework: Annotated[
+        Framework | None, typer.Option(help="Framework of the recipe; without it, the file must tell.")
+    ] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="NAME=VALUE: a variable or option that the recipe takes from outside. Repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check services, package versions, GPUs, GPU links and Megatron's arguments, and say how to fix problems.
+    """Check services, package versions, GPUs, GPU links, Megatron's arguments and recipes, and say how to fix problems.
 
-    Changes nothing. Exits with status 1 if a check fails.
+    Changes nothing, and runs nothing of a recipe. Exits with status 1 if a check fails.
     """
     ours = version("relibra")
     checks: dict[str, Callable[[], list[Finding]]] = {
@@ -46,6 +58,7 @@ def doctor(
         "GPUs": gpu.examine,
         "GPU links": topology.examine,
         "Megatron's arguments": lambda: megatron.examine(megatron_args),
+        "the recipe": lambda: recipe.examine(recipe_file, framework, given or []),
     }
     findings: list[Finding] = []
     with working(on="checking") as now:
@@ -67,4 +80,6 @@ def _print(console: Console, findings: list[Finding]) -> None:
         line.append(f"{each.subject:<{width}}  {each.reason}", style="default")
         if each.fix:
             line.append(f"\n{'':<8}{'':<{width}}  fix: {each.fix}", style="default")
+        if each.cost:
+            line.append(f"\n{'':<8}{'':<{width}}  cost: {each.cost}", style="default")
         console.print(line, soft_wrap=True)

@@ -1,7 +1,12 @@
+import subprocess
+import sys
+
 import pytest
 
+from relibra.agent.settings import SETTINGS
 from relibra.cli.checks.finding import CheckResult
 from relibra.cli.checks.megatron import judge, read_arguments
+from relibra.cli.recipes.shipped import neutral_options
 from relibra.errors import InvalidInput
 
 GOOD = "--moe-token-dispatcher-type alltoall --moe-enable-routing-replay"
@@ -80,3 +85,39 @@ def test_all_refusals_are_reported_at_once_and_missing_replay_is_a_warning():
 def test_text_that_is_neither_is_refused(text, is_yaml):
     with pytest.raises(InvalidInput, match="--megatron-args"):
         read_arguments(text, is_yaml=is_yaml)
+
+
+def test_an_option_that_is_not_known_is_listed_and_never_ok():
+    ((verdict, fix),) = found(f"{GOOD} --my-own-option 3 --lr 1e-6")
+    assert verdict is CheckResult.WARNING
+    assert "cannot refuse what it does not know" in fix
+
+
+def test_the_value_of_a_variable_is_not_guessed():
+    (finding,) = judge(read_arguments(f"{GOOD} --expert-tensor-parallel-size $ETP --save $DIR", is_yaml=False))
+    assert finding.verdict is CheckResult.WARNING
+    assert finding.reason == "the values of variables are not known here: expert_tensor_parallel_size=$ETP"
+
+
+def test_a_section_that_is_switched_off_says_nothing():
+    text = (
+        "moe_token_dispatcher_type: alltoall\nmoe_enable_routing_replay: true\nfp8_cfg: {enabled: false, fp8: e4m3}\n"
+    )
+    assert found(text, is_yaml=True) == [(CheckResult.OK, "")]
+
+
+def test_no_neutral_option_is_one_that_the_agent_decides_on():
+    assert [each.name for each in SETTINGS if neutral_options().fullmatch(each.name)] == []
+
+
+def test_the_arguments_are_judged_where_torch_is_not_installed(tmp_path):
+    arguments = tmp_path / "arguments.txt"
+    arguments.write_text("--optimizer-cpu-offload")
+    script = (
+        "import sys; sys.modules |= {'torch': None, 'megatron': None}\n"
+        "from pathlib import Path\n"
+        "from relibra.cli.checks.megatron import examine\n"
+        f"print([each.verdict for each in examine(Path({str(arguments)!r})) if 'offload' in each.reason])"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "[<CheckResult.FAILED: 'failed'>]"

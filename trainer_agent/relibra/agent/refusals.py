@@ -77,6 +77,8 @@ def shared_adapter(what: str) -> Refusal:
         "experts of a rank, so moving an expert would change the model)",
         "target_modules without linear_fc1 and linear_fc2 of experts, or one adapter per expert with "
         "share_expert_adapters=False and moe_grouped_gemm=False",
+        "experts are not adapted, or their products run one after the other",
+        "share_expert_adapters",
     )
 
 

@@ -24,6 +24,8 @@ class Finding:
     reason: str
     fix: str = ""
     """How to fix the problem; empty unless the result is a warning or a failure."""
+    cost: str = ""
+    """The price of the fix, if it has one."""
 
 
 def ok(subject: str, reason: str) -> Finding:
@@ -31,14 +33,14 @@ def ok(subject: str, reason: str) -> Finding:
     return Finding(subject=subject, verdict=CheckResult.OK, reason=reason)
 
 
-def warning(subject: str, reason: str, fix: str) -> Finding:
+def warning(subject: str, reason: str, fix: str, cost: str = "") -> Finding:
     """Return a finding about a subject that works but could be better."""
-    return Finding(subject=subject, verdict=CheckResult.WARNING, reason=reason, fix=fix)
+    return Finding(subject=subject, verdict=CheckResult.WARNING, reason=reason, fix=fix, cost=cost)
 
 
-def failed(subject: str, reason: str, fix: str) -> Finding:
+def failed(subject: str, reason: str, fix: str, cost: str = "") -> Finding:
     """Return a finding about a subject that does not work."""
-    return Finding(subject=subject, verdict=CheckResult.FAILED, reason=reason, fix=fix)
+    return Finding(subject=subject, verdict=CheckResult.FAILED, reason=reason, fix=fix, cost=cost)
 
 
 def skipped(subject: str, reason: str) -> Finding:

@@ -7,11 +7,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from relibra.agent.refusals import check_version
 from relibra.cli.checks.finding import Finding, failed, ok, skipped, warning
+from relibra.cli.checks.judgement import findings, unknown_options
+from relibra.cli.recipes import judge as judging
+from relibra.cli.recipes.frameworks.passing import RENAMED
+from relibra.cli.recipes.shipped import known_options, neutral_options
 from relibra.errors import InvalidInput, Unsupported
 
-_RENAMED = {"fp8_format": "fp8", "fp4_format": "fp4"}
-"""Arguments that have another name in TransformerConfig."""
+_SUBJECT = "megatron: arguments"
+_OF_ADAPTERS = ("lora_rank", "rank", "dim", "target_modules", "share_expert_adapters")
 
 
 def examine(path: Path | None) -> list[Finding]:
@@ -20,10 +25,6 @@ def examine(path: Path | None) -> list[Finding]:
     Raises:
         InvalidInput: the file cannot be read.
     """
-    try:
-        from relibra.agent.refusals import check_version
-    except ImportError as error:
-        return [skipped("megatron", f"{error.name} is not installed; only trainers need it")]
     found = []
     if (version := _version()) is not None:
         try:
@@ -32,7 +33,7 @@ def examine(path: Path | None) -> list[Finding]:
         except Unsupported as error:
             found.append(failed("megatron", str(error), "install a tested version"))
     if path is None:
-        return [*found, skipped("megatron: arguments", "not checked: pass --megatron-args")]
+        return [*found, skipped(_SUBJECT, "not checked: pass --megatron-args")]
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -42,33 +43,26 @@ def examine(path: Path | None) -> list[Finding]:
 
 def judge(arguments: Mapping[str, Any]) -> list[Finding]:
     """Return the findings about arguments named as in TransformerConfig; missing ones have their defaults."""
-    from relibra.agent.refusals import (
-        adapter_refusals,
-        config_refusals,
-        ddp_refusals,
-        optimizer_refusals,
-        replay_obstacle,
-        sharding,
-    )
+    told = {name: value for name, value in arguments.items() if not _is_variable(value)}
+    found = findings(_SUBJECT, judging.judge(told))
+    untold = [f"{name}={value}" for name, value in arguments.items() if name not in told and not _is_neutral(name)]
+    if untold:
+        reason = f"the values of variables are not known here: {', '.join(untold)}"
+        found.append(warning(_SUBJECT, reason, "write the values, or pass the launcher with --recipe"))
+    found += unknown_options(_SUBJECT, [name for name in arguments if not _is_known(name)])
+    return found or [ok(_SUBJECT, "the agent accepts them")]
 
-    config = _Config(arguments)
-    # By default Megatron shards experts in the same way as the rest of the model.
-    expert_tensor_parallel_size = config.expert_tensor_parallel_size or config.tensor_model_parallel_size or 1
-    refusals = [
-        *config_refusals(config, expert_tensor_parallel_size=expert_tensor_parallel_size),
-        *optimizer_refusals(config),
-        *ddp_refusals(config),
-        *adapter_refusals(config),
-        *([sharding("use_torch_fsdp2=True")] if config.use_torch_fsdp2 else []),
-    ]
-    found = [failed("megatron: arguments", refusal.reason, refusal.fix) for refusal in refusals]
-    if not config.moe_enable_routing_replay:
-        reason = "moe_enable_routing_replay is off, so training may route tokens differently than planned"
-        fix = "set moe_enable_routing_replay=True, or use forecasts, which balance less well"
-        found.append(warning("megatron: arguments", reason, fix))
-    elif (obstacle := replay_obstacle(config)) is not None and not config.moe_router_fusion:
-        found.append(failed("megatron: arguments", obstacle.what, obstacle.fix))
-    return found or [ok("megatron: arguments", "the agent accepts them")]
+
+def _is_variable(value: Any) -> bool:
+    return isinstance(value, str) and "$" in value
+
+
+def _is_neutral(name: str) -> bool:
+    return neutral_options().fullmatch(name) is not None
+
+
+def _is_known(name: str) -> bool:
+    return name in known_options() or name in _OF_ADAPTERS or name in ("use_torch_fsdp2",) or _is_neutral(name)
 
 
 def read_arguments(text: str, *, is_yaml: bool) -> dict[str, Any]:
@@ -87,7 +81,7 @@ def read_arguments(text: str, *, is_yaml: bool) -> dict[str, Any]:
             found = {name: yaml.safe_load(value) for name, value in _pairs(words)}
     except (ValueError, yaml.YAMLError) as error:
         raise InvalidInput.of("--megatron-args", expected="arguments or a YAML mapping", got=error) from error
-    named = {_RENAMED.get(name, name): value for name, value in found.items()}
+    named = {RENAMED.get(name, name): value for name, value in found.items()}
     if isinstance(scope := named.get("cuda_graph_scope"), str):
         named["cuda_graph_scope"] = scope.split(",")
     return named
@@ -111,21 +105,11 @@ def _leaves(value: Any) -> dict[str, Any]:
         raise ValueError(f"YAML of type {type(value).__name__}")
     found: dict[str, Any] = {}
     for name, inner in value.items():
-        found |= _leaves(inner) if isinstance(inner, dict) else {_name(str(name)): inner}
+        if not isinstance(inner, dict):
+            found |= {_name(str(name)): inner}
+        elif inner.get("enabled") is not False:  # a section that is switched off says nothing
+            found |= _leaves(inner)
     return found
-
-
-class _Config:
-    """Has the attributes of megatron's configs: the given arguments, else the default or None."""
-
-    cuda_graph_impl = "none"
-    moe_token_dispatcher_type = "allgather"
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self.__dict__ |= given
-
-    def __getattr__(self, name: str) -> Any:
-        return None
 
 
 def _version() -> str | None:

@@ -1,21 +1,24 @@
 """Reads the words of a command line: options as of argparse, and overrides as of Hydra."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import yaml
 
-from relibra.cli.recipes.shell.unknown import is_known
+from relibra.cli.recipes.shell.unknown import is_known, without_unknown
 
 Options = dict[str, Any]
 """Option -> value: text, True, False, or a list of texts. `-` in names is `_`."""
 
 
-def read_options(words: Sequence[str]) -> Options:
+def read_options(words: Sequence[str], flags: Container[str] = ()) -> Options:
     """Return the options among words. The last one counts, and an option without a value is True.
 
     `--name value`, `--name=value`, `--name a b c`, `--flag` and `--no-flag` are options. `--no-flag` gives both `flag`:
     False and `no_flag`: True, because some names begin with `no`.
+
+    A word that is not known at all may stand for further options. It is no value of an option that has one, or that is
+    among `flags`, which take none.
     """
     found: Options = {}
     at = 0
@@ -27,7 +30,8 @@ def read_options(words: Sequence[str]) -> Options:
         name, equals, value = word[2:].partition("=")
         values = [value] if equals else []
         while not equals and at < len(words) and not is_option(words[at]):
-            values.append(words[at])
+            if without_unknown(words[at]) or not (values or name.replace("-", "_") in flags):
+                values.append(words[at])
             at += 1
         name = name.replace("-", "_")
         found.pop(name, None)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from relibra.cli.recipes.arguments import at_path, merged, nested, read_options, read_overrides
+from relibra.cli.recipes.shipped import known_flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +22,21 @@ class Launch:
     warnings: tuple[str, ...] = ()
 
     def options(self) -> dict[str, Any]:
-        """Return the options of the command line."""
-        return read_options(self.words)
+        """Return the options of the command line, after the program that takes them."""
+        starts = [number for number, word in enumerate(self.words) if word.endswith(".py")]
+        return read_options(self.words[starts[0] if starts else 0 :], known_flags())
 
     def merged_config(self) -> dict[str, Any]:
         """Return the configuration with the overrides of the command line."""
         return merged(self.config, nested(read_overrides(self.words)))
 
     def line_of(self, *names: str) -> str:
-        """Return the last line of the file that sets an option, for people; the file itself if none does."""
+        """Return the last line of the file that sets an option, for people; its defaults if none does."""
         found = 0
         for number, line in enumerate(self.text.splitlines(), 1):
             if not line.lstrip().startswith("#") and any(_sets(line, each) for each in names):
                 found = number
-        return f"line {found}" if found else self.path.name
+        return f"line {found}" if found else f"defaults of {self.path.name}"
 
 
 def _sets(line: str, name: str) -> bool:

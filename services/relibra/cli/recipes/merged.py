@@ -85,7 +85,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
     """Reads 1e-6 as a number, as OmegaConf does, and takes unknown tags for plain values."""
 
 

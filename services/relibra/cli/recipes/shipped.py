@@ -37,6 +37,12 @@ def known_options() -> frozenset[str]:
 
 
 @functools.cache
+def known_flags() -> frozenset[str]:
+    """Return the names among `known_options` that are true or false."""
+    return frozenset(_load("megatron_options.yaml")["flags"])
+
+
+@functools.cache
 def neutral_options() -> re.Pattern[str]:
     """Return a pattern of options that do not change how MoE layers or their optimizer run."""
     return re.compile("|".join(f"(?:{each})" for each in _load("neutral_options.yaml")["patterns"]))

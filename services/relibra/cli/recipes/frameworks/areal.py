@@ -15,11 +15,19 @@ _SIZES = {
     "e": "expert_model_parallel_size",
 }
 _OWN = frozenset(
-    (
-        "wrap_with_ddp", "use_torch_fsdp2", "ddp", "async_save", "use_checkpoint_opt_param_scheduler",
-        "use_deterministic_algorithms", "bridge_type", "use_mbridge_save", "fp8_config",
-    )
-)  # fmt: skip
+    [
+        "wrap_with_ddp",
+        "use_torch_fsdp2",
+        "ddp",
+        "async_save",
+        "use_checkpoint_opt_param_scheduler",
+        "moe_enable_deepep",
+        "use_deterministic_algorithms",
+        "bridge_type",
+        "use_mbridge_save",
+        "fp8_config",
+    ]
+)
 
 
 def read_areal(launch: Launch) -> Draft:

@@ -9,14 +9,35 @@ from relibra.cli.recipes.recipe import Draft
 from relibra.cli.recipes.shipped import family_origin, framework_data, origin
 
 _OWN = frozenset(
-    (
-        "enabled", "model_overrides", "checkpoint", "activation_checkpointing", "recompute_granularity", "recompute_modules",
-        "peft", "optimizer", "scheduler", "distributed_data_parallel_config", "fp8_cfg", "env_vars", "converter_type",
-        "empty_unused_memory_level", "force_reconvert_from_hf", "freeze_moe_router", "defer_fp32_logits", "train_iters",
-        "use_gloo_process_groups", "use_fused_linear_logprobs", "fused_linear_logprobs_chunk_size", "quant_cfg",
-        "gen_kl_loss_fn", "force_overwrite_initial_ckpt", "moe_hybridep_num_sms", "context_parallel_size_ref",
-    )
-)  # fmt: skip
+    [
+        "enabled",
+        "model_overrides",
+        "checkpoint",
+        "activation_checkpointing",
+        "recompute_granularity",
+        "recompute_modules",
+        "peft",
+        "optimizer",
+        "scheduler",
+        "distributed_data_parallel_config",
+        "fp8_cfg",
+        "env_vars",
+        "converter_type",
+        "empty_unused_memory_level",
+        "force_reconvert_from_hf",
+        "freeze_moe_router",
+        "freeze_config",
+        "defer_fp32_logits",
+        "train_iters",
+        "use_gloo_process_groups",
+        "use_fused_linear_logprobs",
+        "fused_linear_logprobs_chunk_size",
+        "quant_cfg",
+        "track_moe_metrics",
+        "moe_per_layer_logging",
+        "clear_memory_caches_before_refit",
+    ]
+)
 """Keys that are read below, or do not reach the model's configuration."""
 
 

@@ -28,8 +28,8 @@ def pass_on(values: Mapping[str, Any], draft: Draft, launch: Launch) -> None:
             if value:
                 draft.put("moe_flex_dispatcher_backend", "deepep", where)
         elif isinstance(value, str) and not is_known(value):
-            draft.warnings.append(f"{where}: the value of {given} is {shown(value)}, which the file does not tell")
             if not neutral_options().fullmatch(name):
+                draft.warnings.append(f"{where}: the value of {given} is {shown(value)}, which the file does not tell")
                 draft.settings.pop(name, None)
         elif name in known_options():
             draft.put(name, value, where)

@@ -48,9 +48,9 @@ def value_of(evaluation: "Evaluation", node: ast.expr, scope: Scope) -> Any:
             return _boolean(evaluation, node, scope)
         case ast.Compare(left=left, ops=operations, comparators=rights):
             one = evaluation.value(left, scope)
-            for operation, right in zip(operations, rights, strict=True):
+            for comparison, right in zip(operations, rights, strict=True):
                 other = evaluation.value(right, scope)
-                found = compare(operation, one, other)
+                found = compare(comparison, one, other)
                 if isinstance(found, Unknown) or not found:
                     return found
                 one = other

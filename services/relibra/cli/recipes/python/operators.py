@@ -29,12 +29,12 @@ _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.NotIn: lambda one, other: one not in other,
 }
 _METHODS = {
-    str: ("capitalize endswith format join lower lstrip removeprefix removesuffix replace rstrip split splitlines startswith "
-          "strip title upper partition rpartition rsplit isdigit"),
+    str: "endswith format join lower lstrip removeprefix removesuffix replace rstrip split splitlines startswith strip "
+    "title upper partition rpartition rsplit isdigit",
     list: "append extend insert copy count index",
     dict: "get items keys values update copy setdefault",
     set: "add union",
-}  # fmt: skip
+}
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (

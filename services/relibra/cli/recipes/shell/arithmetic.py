@@ -8,9 +8,9 @@ from relibra.errors import InvalidInput
 _TOKEN = re.compile(
     r"\s*(0[xX][0-9a-fA-F]+|\d+|[A-Za-z_]\w*|\*\*|<<|>>|<=|>=|==|!=|&&|\|\||\+\+|--|[-+*/%]=|[-+*/%<>=!~&|^?:(),])"
 )
-_BINARY: tuple[tuple[str, ...], ...] = (
-    ("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", "<=", ">", ">="), ("<<", ">>"), ("+", "-"), ("*", "/", "%"), ("**",),
-)  # fmt: skip
+_BINARY = tuple(
+    tuple(level.split()) for level in ("||", "&&", "|", "^", "&", "== !=", "< <= > >=", "<< >>", "+ -", "* / %", "**")
+)
 """Operators from the loosest to the tightest."""
 
 
@@ -149,7 +149,8 @@ class _Evaluation:
         if operator in ("**", "<<", ">>") and not 0 <= right <= 256:
             raise NotANumber(f"a number too large in {self._expression!r}")
         quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1) if operator in ("/", "%") else 0
-        found: int = {
+        remainder = left - quotient * right
+        apply: dict[str, Callable[[], int]] = {
             "||": lambda: int(bool(left) or bool(right)),
             "&&": lambda: int(bool(left) and bool(right)),
             "|": lambda: left | right,
@@ -167,9 +168,10 @@ class _Evaluation:
             "-": lambda: left - right,
             "*": lambda: left * right,
             "/": lambda: quotient,
-            "%": lambda: left - quotient * right,
-            "**": lambda: left**right,
-        }[operator]()
+            "%": lambda: remainder,
+            "**": lambda: int(left**right),
+        }
+        found = apply[operator]()
         if abs(found) >> 256:
             raise NotANumber(f"a number too large in {self._expression!r}")
         return found

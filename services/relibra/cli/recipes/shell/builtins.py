@@ -148,7 +148,7 @@ def _read(evaluation: "Evaluation", arguments: list[str], _line: int) -> int:
     if is_array and names:
         evaluation.variables.assign_array(names[0], text.split() if text is not None else [])
     elif names:
-        evaluation.variables.assign(names[0], text if text is not None else unknown("$(read)"))
+        evaluation.variables.assign(names[0], text.strip() if text is not None else unknown("$(read)"))
     # Without input, `while read` ends.
     return 0 if text is not None else 1
 
@@ -197,10 +197,26 @@ def _shell(evaluation: "Evaluation", arguments: list[str], line: int) -> int:
     return 0
 
 
+_WITHOUT_EFFECT = [
+    ":",
+    "true",
+    "trap",
+    "ulimit",
+    "umask",
+    "wait",
+    "sleep",
+    "shopt",
+    "hash",
+    "alias",
+    "exit",
+    "enable",
+    "kill",
+    "pushd",
+    "popd",
+]
+
 BUILTINS: "dict[str, Builtin]" = {
-    **dict.fromkeys(
-        (":", "true", "trap", "ulimit", "umask", "wait", "sleep", "shopt", "hash", "alias", "exit", "enable", "kill", "pushd", "popd"), _nothing
-    ),
+    **dict.fromkeys(_WITHOUT_EFFECT, _nothing),
     **dict.fromkeys(("false", "type", "which"), _false),
     **dict.fromkeys(("declare", "typeset", "local", "export", "readonly"), _declare),
     **dict.fromkeys(("[", "test"), _test),
@@ -222,4 +238,4 @@ BUILTINS: "dict[str, Builtin]" = {
     "let": _let,
     "read": _read,
     "eval": _eval,
-}  # fmt: skip
+}

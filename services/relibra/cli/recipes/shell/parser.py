@@ -1,6 +1,7 @@
 """Parses a bash script into commands. The grammar is that of scripts that people launch trainings with."""
 
 import re
+from collections.abc import Callable
 
 from relibra.cli.recipes.shell.syntax import (
     Assignment,
@@ -69,10 +70,13 @@ class _Parser:
                 return Sequence(tuple(commands))
             commands.append(self._chain())
             self._skip_blanks()
-            if (self._text.startswith(";", self._at) and not self._text.startswith((";;", ";&"), self._at)) or (
-                self._text.startswith("&", self._at) and not self._text.startswith("&&", self._at)
-            ):
-                self._at += 1
+            self._skip_separator()
+
+    def _skip_separator(self) -> None:
+        """Skip the `;` or `&` after a command, but not the one that ends a branch of `case`."""
+        here = self._text[self._at : self._at + 2]
+        if here[:1] in (";", "&") and here not in (";;", ";&", "&&"):
+            self._at += 1
 
     def _chain(self) -> Command:
         first = self._pipeline()
@@ -110,7 +114,7 @@ class _Parser:
         if (match := _FUNCTION.match(self._text, self._at)) is not None:
             self._at = match.end()
             return Function(match[1], self._command())
-        for keyword, read in (
+        compounds: tuple[tuple[str, Callable[[], Command]], ...] = (
             ("{", lambda: self._group("}", is_subshell=False)),
             ("if", self._if),
             ("for", self._for),
@@ -119,7 +123,8 @@ class _Parser:
             ("case", self._case),
             ("function", self._function),
             ("[[", self._test),
-        ):
+        )
+        for keyword, read in compounds:
             if self._take_word(keyword):
                 return read()
         return self._simple()
@@ -180,7 +185,7 @@ class _Parser:
         subject = self._word()
         self._skip_lines()
         self._expect("in")
-        branches = []
+        branches: list[tuple[tuple[Word, ...], Sequence]] = []
         while True:
             self._skip_lines()
             if self._take_word("esac"):

@@ -1,0 +1,87 @@
+"""Writes the tables of `integration/settings.md` from the code that decides: `python docs/settings.py`."""
+
+import json
+import re
+from pathlib import Path
+
+from relibra.agent.refusals import TESTED_VERSIONS, shared_adapter
+from relibra.agent.setting import Part, Setting, State
+from relibra.agent.settings import SETTINGS
+
+PAGE = Path(__file__).parent / "integration" / "settings.md"
+_RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "recipes.json"
+_TABLE = re.compile(r"(?<=<!-- )([a-z ]+)( -->\n).*?(?=<!-- / -->)", re.S)
+
+
+def rewritten(page: str) -> str:
+    """Return the page with tables of the current settings and figures.
+
+    Raises:
+        KeyError: the page asks for a table that does not exist.
+    """
+    tables = {"runs": _runs, "refused": _refused, "versions": _versions, "share": _share, "read": _read}
+    return _TABLE.sub(lambda match: f"{match[1]}{match[2]}\n{tables[match[1]]()}\n\n", page)
+
+
+def _runs() -> str:
+    rows = [
+        f"| `{each.name}` | {each.part} | {_cell(each.runs)} | {_test(each)} |"
+        for each in SETTINGS
+        if each.state is not State.REFUSED
+    ]
+    return "\n".join(["| setting | of | values that run | tested in |", "|---|---|---|---|", *rows])
+
+
+def _refused() -> str:
+    rows = [
+        f"| `{each.name}` | {_cell(each.what)} | {_cell(each.instead)} | {_cell(each.cost)} |"
+        for part in Part
+        for each in SETTINGS
+        if each.part is part and each.state is not State.RUNS
+    ]
+    adapter = shared_adapter("adapters on grouped experts")
+    rows.append(
+        f"| `{adapter.setting}` | {_cell(adapter.what)} | {_cell(adapter.alternative)} | {_cell(adapter.cost)} |"
+    )
+    return "\n".join(["| setting | refused | use instead | which costs |", "|---|---|---|---|", *rows])
+
+
+def _versions() -> str:
+    return f"megatron-core {', '.join(TESTED_VERSIONS[:-1])} and {TESTED_VERSIONS[-1]}. Any other version is refused."
+
+
+def _share() -> str:
+    result = json.loads(_RESULT.read_text(encoding="utf-8"))
+    rows, total = [], [0, 0, 0]
+    for each in result["rows"]:
+        numbers = [each["recipes"], each["taken"], each["taken_on_pinned_core"]]
+        total = [one + other for one, other in zip(total, numbers, strict=True)]
+        why = ", ".join(f"`{name}` {count}" for name, count in each["refused_for"].items())
+        rows.append(f"| {each['framework']} | {' | '.join(map(str, numbers))} | {why} |")
+    rows.append(f"| all | {' | '.join(map(str, total))} | |")
+    head = "| framework | recipes | taken | taken with the megatron-core it pins | refused for |"
+    dated = f"Judged on {result['machine']['date']}:"
+    return "\n".join([dated, "", head, "|---|---|---|---|---|", *rows])
+
+
+def _read() -> str:
+    compared = json.loads(_RESULT.read_text(encoding="utf-8"))["settings"]["compared"]
+    rows, total = [], [0, 0, 0]
+    for framework, words in compared.items():
+        numbers = [sum(words.values()), words.get("same", 0), words.get("same", 0) + words.get("settings", 0)]
+        total = [one + other for one, other in zip(total, numbers, strict=True)]
+        rows.append(f"| {framework} | {' | '.join(map(str, numbers))} |")
+    head = "| framework | files | every setting as in the list | the same settings refused |"
+    return "\n".join([head, "|---|---|---|---|", *rows, f"| all | {' | '.join(map(str, total))} |"])
+
+
+def _test(setting: Setting) -> str:
+    return f"`tests/{setting.tested}`" if setting.tested else "not tested"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,64 @@
+from pathlib import Path
+
+import pytest
+
+from relibra.cli.checks.finding import CheckResult
+from relibra.cli.checks.recipe import examine
+from relibra.errors import InvalidInput
+
+EXAMPLES = Path(__file__).parents[1] / "recipes" / "examples"
+
+
+def test_a_refused_recipe_says_which_settings_to_change_where_and_at_what_cost():
+    verdict, *found = examine(EXAMPLES / "slime/scripts/run-small-moe.sh", None, [])
+    assert verdict.verdict is CheckResult.FAILED
+    assert verdict.reason.startswith("refused for 2 settings: slime, GLM-4.5-Air, family GLM-4.5, ")
+    dispatcher, offload = (each for each in found if each.verdict is CheckResult.FAILED)
+    assert dispatcher.reason == "relibra's agent does not support moe_token_dispatcher_type='flex' (line 24)"
+    assert dispatcher.fix == "use 'alltoall'"
+    assert "DeepEP" in dispatcher.cost
+    assert "optimizer_cpu_offload=True" in offload.reason
+    assert all(each.fix for each in found)
+
+
+def test_a_recipe_that_runs_with_less_is_taken_with_a_warning(tmp_path):
+    recipe = tmp_path / "recipe.sh"
+    recipe.write_text("megatron rlhf --model Qwen/Qwen3-30B-A3B --expert_model_parallel_size 8")
+    verdict, *found = examine(recipe, None, [])
+    assert verdict.verdict is CheckResult.WARNING
+    assert verdict.reason.startswith("taken with a warning: swift, Qwen3-30B-A3B, family Qwen3, ")
+    assert [each.reason.partition(":")[0] for each in found] == ["moe_enable_routing_replay"]
+
+
+def test_a_recipe_without_doubt_is_taken(tmp_path):
+    recipe = tmp_path / "recipe.sh"
+    recipe.write_text(
+        "megatron rlhf --model Qwen/Qwen3-30B-A3B --expert_model_parallel_size 8 --moe_enable_routing_replay true"
+    )
+    (verdict,) = examine(recipe, None, [])
+    assert verdict.verdict is CheckResult.OK
+    assert verdict.reason.startswith("taken: swift, ")
+
+
+def test_the_megatron_core_that_a_framework_pins_is_judged():
+    verdict, *found = examine(EXAMPLES / "nemo-rl/recipe.yaml", None, [])
+    assert verdict.reason.startswith("refused for 1 setting: nemo-rl, ")
+    assert "megatron-core 0.20.0, which was not tested (nemo-rl at 7ea279a pins it)" in found[0].reason
+
+
+def test_unknown_options_and_values_are_warnings_and_never_ok():
+    found = examine(EXAMPLES / "megatron.sh", None, [])
+    assert any("1 unknown option was not judged: my_own_option" in each.reason for each in found)
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "message"),
+    [
+        (EXAMPLES / "verl.sh", ["TP"], "--set: expected NAME=VALUE"),
+        (None, ["TP=1"], "--recipe: expected a file, because"),
+        (EXAMPLES / "none.sh", [], "--recipe: expected a file"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(path, given, message):
+    with pytest.raises(InvalidInput, match=message):
+        examine(path, None, given)

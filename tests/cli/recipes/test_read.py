@@ -1,0 +1,196 @@
+"""Recipes of each framework become effective settings. The examples are written for these tests, in each one's way."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from relibra.cli.recipes.frameworks.registry import Framework, guess_framework
+from relibra.cli.recipes.judge import judge
+from relibra.cli.recipes.read import read_recipe
+from relibra.errors import InvalidInput
+
+EXAMPLES = Path(__file__).with_name("examples")
+EXPECTED = {
+    "slime/scripts/run-small-moe.sh": {
+        "tensor_model_parallel_size": 2,
+        "expert_tensor_parallel_size": 1,
+        "moe_token_dispatcher_type": "flex",
+        "moe_flex_dispatcher_backend": "deepep",
+        "moe_permute_fusion": True,
+        "optimizer_cpu_offload": True,
+        "has_shared_experts": True,
+        "fp8": None,
+    },
+    "miles/scripts/run_small_moe.py": {
+        "tensor_model_parallel_size": 4,
+        "expert_model_parallel_size": 8,
+        "moe_token_dispatcher_type": "flex",
+        "moe_permute_fusion": True,
+        "recompute_granularity": "full",
+        "optimizer_cpu_offload": True,
+        "fp8": None,
+    },
+    "verl.sh": {
+        "tensor_model_parallel_size": 4,
+        "expert_model_parallel_size": 8,
+        "expert_tensor_parallel_size": 1,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_shared_expert_overlap": True,
+        "moe_permute_fusion": True,
+        "moe_enable_routing_replay": True,
+        "use_precision_aware_optimizer": True,
+        "mtp_num_layers": None,
+    },
+    "skyrl.sh": {
+        "expert_model_parallel_size": 8,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_enable_routing_replay": True,
+        "optimizer_cpu_offload": False,
+        "recompute_granularity": "selective",
+        "share_expert_adapters": True,
+    },
+    "nemo-rl/recipe.yaml": {
+        "tensor_model_parallel_size": 4,
+        "recompute_granularity": "full",
+        "use_precision_aware_optimizer": False,
+        "moe_shared_expert_overlap": False,
+        "moe_enable_routing_replay": True,
+        "fp8": None,
+    },
+    "nemo-rl/orphan.yaml": {
+        "expert_model_parallel_size": 8,
+        "moe_token_dispatcher_type": "alltoall",
+        "use_precision_aware_optimizer": True,
+    },
+    "areal.yaml": {
+        "tensor_model_parallel_size": 4,
+        "pipeline_model_parallel_size": 12,
+        "expert_model_parallel_size": 4,
+        "expert_tensor_parallel_size": 1,
+        "use_precision_aware_optimizer": True,
+        "moe_permute_fusion": False,
+    },
+    "roll.yaml": {
+        "tensor_model_parallel_size": 2,
+        "virtual_pipeline_model_parallel_size": 8,
+        "moe_token_dispatcher_type": "alltoall",
+    },
+    "swift.sh": {
+        "expert_tensor_parallel_size": 1,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_shared_expert_overlap": True,
+        "recompute_granularity": None,
+        "share_expert_adapters": True,
+    },
+    "megatron.sh": {"num_moe_experts": 64, "use_megatron_fsdp": True, "moe_token_dispatcher_type": "alltoall"},
+}
+REFUSED = {
+    "slime/scripts/run-small-moe.sh": {"moe_token_dispatcher_type", "optimizer_cpu_offload"},
+    "miles/scripts/run_small_moe.py": {"moe_token_dispatcher_type", "optimizer_cpu_offload"},
+    "verl.sh": {"moe_shared_expert_overlap", "use_precision_aware_optimizer"},
+    "skyrl.sh": {"share_expert_adapters"},
+    "nemo-rl/recipe.yaml": set(),
+    "nemo-rl/orphan.yaml": {"use_precision_aware_optimizer"},
+    "areal.yaml": {"use_precision_aware_optimizer"},
+    "roll.yaml": {"expert_tensor_parallel_size"},
+    "swift.sh": {"moe_shared_expert_overlap", "share_expert_adapters"},
+    "megatron.sh": {"use_megatron_fsdp", "expert_tensor_parallel_size"},
+}
+"""The settings to change, if a megatron-core runs that was tested."""
+
+
+@pytest.fixture(autouse=True)
+def _starts_nothing(monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_settings_of_a_recipe_are_what_its_framework_makes_of_them(name):
+    recipe = read_recipe(EXAMPLES / name, None, {})
+    assert {each: recipe.value(each) for each in EXPECTED[name]} == EXPECTED[name]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_table_of_the_agent_judges_them(name):
+    values = {each: given.value for each, given in read_recipe(EXAMPLES / name, None, {}).settings.items()}
+    assert {each.setting for each in judge(values).refusals} == REFUSED[name]
+
+
+def test_a_setting_names_the_line_that_sets_it_or_the_default():
+    recipe = read_recipe(EXAMPLES / "slime/scripts/run-small-moe.sh", Framework.SLIME, {})
+    lines = (EXAMPLES / "slime/scripts/run-small-moe.sh").read_text().splitlines()
+    number = int(recipe.settings["moe_token_dispatcher_type"].origin.removeprefix("line "))
+    assert lines[number - 1].strip() == "--moe-token-dispatcher-type flex"
+    assert recipe.settings["use_distributed_optimizer"].origin == "default of THUDM/slime at 624b824"
+    overlap = read_recipe(EXAMPLES / "verl.sh", None, {}).settings["moe_shared_expert_overlap"]
+    assert overlap.origin == "provider of DeepSeek-V3 in Megatron-Bridge at 067f987"
+
+
+def test_what_the_recipe_takes_from_outside_can_be_given():
+    script = EXAMPLES / "slime/scripts/run-small-moe.sh"
+    assert read_recipe(script, None, {"TP": "8"}).value("tensor_model_parallel_size") == 8
+    assert read_recipe(EXAMPLES / "verl.sh", None, {"DEVICE": "npu"}).value("tensor_model_parallel_size") == 16
+    launcher = read_recipe(
+        EXAMPLES / "miles/scripts/run_small_moe.py", None, {"hardware": "GB200", "enable_fp8": "True"}
+    )
+    assert launcher.value("tensor_model_parallel_size") == 2
+    assert launcher.value("recompute_granularity") is None
+    assert launcher.value("fp8") == "e4m3"
+
+
+def test_a_value_that_the_file_does_not_tell_is_named_and_not_guessed(tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "EP=$(nproc)\npython3 train.py --moe-token-dispatcher-type $DISPATCHER --expert-model-parallel-size $EP\n"
+    )
+    recipe = read_recipe(script, Framework.SLIME, {})
+    assert "moe_token_dispatcher_type" not in recipe.settings
+    assert recipe.warnings == (
+        "line 2: the value of moe_token_dispatcher_type is $DISPATCHER, which the file does not tell",
+        "line 2: the value of expert_model_parallel_size is $(nproc), which the file does not tell",
+    )
+
+
+def test_unknown_options_are_listed():
+    assert read_recipe(EXAMPLES / "megatron.sh", None, {}).unknown == ("my_own_option (line 2)",)
+
+
+def test_a_default_that_is_neither_beside_the_file_nor_shipped_is_named(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("defaults: none.yaml\npolicy: {model_name: Qwen3-30B-A3B, megatron_cfg: {enabled: true}}\n")
+    (warning,) = read_recipe(recipe, Framework.NEMO_RL, {}).warnings
+    assert warning == "recipe.yaml: its default none.yaml is not beside it, so settings in it are not known"
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_framework_of_an_example_is_certain(name):
+    framework = name.partition("/")[0].removesuffix(".sh").removesuffix(".yaml")
+    assert guess_framework((EXAMPLES / name).read_text()) == framework
+
+
+@pytest.mark.parametrize("text", ["python train.py --lr 1", "verl.trainer.main_ppo\nslime/train.py"])
+def test_a_file_without_a_certain_sign_needs_the_name_of_its_framework(text, tmp_path):
+    (tmp_path / "run.sh").write_text(text)
+    with pytest.raises(InvalidInput, match="--framework: expected one of slime, verl"):
+        read_recipe(tmp_path / "run.sh", None, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.sh", "echo hello", "starts none"),
+        ("a.sh", "if true; then", "line 1"),
+        ("a.py", "def f(:", "expected Python"),
+        ("a.py", "print('hello')", "starts none"),
+        ("a.yaml", "- a", "a YAML mapping"),
+        ("a.yaml", "a: [", "expected YAML"),
+        ("a.yaml", "defaults: a.yaml", "come to an end"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused(name, text, message, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InvalidInput, match=message):
+        read_recipe(tmp_path / name, Framework.SLIME, {})
+    with pytest.raises(InvalidInput, match="--recipe: expected a file"):
+        read_recipe(tmp_path / "none.sh", Framework.SLIME, {})
