@@ -8,6 +8,8 @@ import harness
 
 HARNESS = Path(harness.__file__).parent
 TESTS = HARNESS.parent
+EXAMPLES = TESTS / "cli" / "recipes" / "examples"
+"""Recipes that are read and never imported."""
 SCRIPTS = {"golden/update.py"}
 """Scripts that stay beside the data they write."""
 
@@ -16,7 +18,10 @@ def test_every_helper_module_is_in_the_harness() -> None:
     outside = {
         str(path.relative_to(TESTS))
         for path in TESTS.rglob("*.py")
-        if not path.is_relative_to(HARNESS) and not path.name.startswith("test_") and path.name != "conftest.py"
+        if not path.is_relative_to(HARNESS)
+        and not path.name.startswith("test_")
+        and path.name != "conftest.py"
+        and EXAMPLES not in path.parents
     }
     assert outside == SCRIPTS
 

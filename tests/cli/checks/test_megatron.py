@@ -3,10 +3,8 @@ import sys
 
 import pytest
 
-from relibra.agent.settings import SETTINGS
 from relibra.cli.checks.finding import CheckResult
 from relibra.cli.checks.megatron import judge, read_arguments
-from relibra.cli.recipes.shipped import neutral_options
 from relibra.errors import InvalidInput
 
 GOOD = "--moe-token-dispatcher-type alltoall --moe-enable-routing-replay"
@@ -104,10 +102,6 @@ def test_a_section_that_is_switched_off_says_nothing():
         "moe_token_dispatcher_type: alltoall\nmoe_enable_routing_replay: true\nfp8_cfg: {enabled: false, fp8: e4m3}\n"
     )
     assert found(text, is_yaml=True) == [(CheckResult.OK, "")]
-
-
-def test_no_neutral_option_is_one_that_the_agent_decides_on():
-    assert [each.name for each in SETTINGS if neutral_options().fullmatch(each.name)] == []
 
 
 def test_the_arguments_are_judged_where_torch_is_not_installed(tmp_path):

@@ -18,7 +18,8 @@ def test_a_refused_recipe_says_which_settings_to_change_where_and_at_what_cost()
     assert dispatcher.fix == "use 'alltoall'"
     assert "DeepEP" in dispatcher.cost
     assert "optimizer_cpu_offload=True" in offload.reason
-    assert all(each.fix for each in found)
+    assert all(each.fix for each in found if each.verdict is not CheckResult.OK)
+    assert "moe_permute_fusion=True (" in " ".join(each.reason for each in found if each.verdict is CheckResult.OK)
 
 
 def test_a_recipe_that_runs_with_less_is_taken_with_a_warning(tmp_path):
@@ -27,7 +28,8 @@ def test_a_recipe_that_runs_with_less_is_taken_with_a_warning(tmp_path):
     verdict, *found = examine(recipe, None, [])
     assert verdict.verdict is CheckResult.WARNING
     assert verdict.reason.startswith("taken with a warning: swift, Qwen3-30B-A3B, family Qwen3, ")
-    assert [each.reason.partition(":")[0] for each in found] == ["moe_enable_routing_replay"]
+    doubts = [each.reason.partition(":")[0] for each in found if each.verdict is not CheckResult.OK]
+    assert doubts == ["moe_enable_routing_replay"]
 
 
 def test_a_recipe_without_doubt_is_taken(tmp_path):
@@ -35,8 +37,9 @@ def test_a_recipe_without_doubt_is_taken(tmp_path):
     recipe.write_text(
         "megatron rlhf --model Qwen/Qwen3-30B-A3B --expert_model_parallel_size 8 --moe_enable_routing_replay true"
     )
-    (verdict,) = examine(recipe, None, [])
-    assert verdict.verdict is CheckResult.OK
+    verdict, *found = examine(recipe, None, [])
+    assert {each.verdict for each in (verdict, *found)} == {CheckResult.OK}
+    assert "expert_model_parallel_size=8 (line 1)" in [each.reason for each in found]
     assert verdict.reason.startswith("taken: swift, ")
 
 

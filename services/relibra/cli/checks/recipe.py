@@ -1,7 +1,9 @@
 """Checks whether the agent would run with the settings of a recipe."""
 
 from pathlib import Path
+from typing import Any
 
+from relibra.agent.settings import SETTINGS
 from relibra.cli.checks.finding import Finding, failed, ok, skipped, warning
 from relibra.cli.checks.judgement import findings, unknown_options
 from relibra.cli.recipes.frameworks.registry import Framework
@@ -31,7 +33,7 @@ def examine(path: Path | None, framework: Framework | None, given: list[str]) ->
 
 
 def judge_recipe(recipe: Recipe) -> list[Finding]:
-    """Return the findings about a recipe: the verdict, then one for each setting to change and each doubt."""
+    """Return the findings about a recipe: the verdict, settings to change, doubts, and the settings that run."""
     values = {name: given.value for name, given in recipe.settings.items()}
     judgement = judge(values, megatron_core=recipe.megatron_core)
     data = framework_data(recipe.framework)
@@ -42,6 +44,13 @@ def judge_recipe(recipe: Recipe) -> list[Finding]:
         given = recipe.settings.get(name)
         return "Megatron's default" if given is None else given.origin
 
+    refused = {each.setting for each in judgement.refusals}
+    doubted = {each.setting for each in judgement.warnings}
+    runs = [
+        ok("recipe", f"{each.name}={shown(values[each.name])} ({where(each.name)})")
+        for each in SETTINGS
+        if each.name in values and each.name not in refused | doubted
+    ]
     found = findings("recipe", judgement, where)
     if "megatron" in data:
         reason = f"{recipe.framework} runs on {data['megatron']}, which was not tested"
@@ -49,7 +58,7 @@ def judge_recipe(recipe: Recipe) -> list[Finding]:
     by_hand = "give the value with --set NAME=VALUE, or check it by hand"
     found += [warning("recipe", each, by_hand) for each in recipe.warnings]
     found += unknown_options("recipe", recipe.unknown)
-    return [_verdict(recipe, found, num_refused=len(judgement.refusals)), *found]
+    return [_verdict(recipe, found, num_refused=len(judgement.refusals)), *found, *runs]
 
 
 def _verdict(recipe: Recipe, found: list[Finding], *, num_refused: int) -> Finding:
@@ -62,6 +71,11 @@ def _verdict(recipe: Recipe, found: list[Finding], *, num_refused: int) -> Findi
     if found:
         return warning("recipe", f"{Verdict.WARNED}: {about}", "read what follows")
     return ok("recipe", f"{Verdict.TAKEN}: {about}")
+
+
+def shown(value: Any) -> str:
+    """Return a value for people."""
+    return value if isinstance(value, str) else repr(value)
 
 
 def _pairs(given: list[str]) -> dict[str, str]:

@@ -50,6 +50,8 @@ def read_overrides(words: Iterable[str]) -> dict[str, Any]:
     """Return Hydra's overrides among words: path -> value. `~path` deletes, so its value is None."""
     found: dict[str, Any] = {}
     for word in words:
+        if is_option(word):
+            continue
         path, equals, value = word.partition("=")
         path = path.lstrip("+")
         if path.startswith("~"):

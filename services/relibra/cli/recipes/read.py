@@ -68,7 +68,7 @@ def _launch(path: Path, text: str, framework: Framework, reader: Reader, given: 
         words = read_launcher(path, text, given)
         return Launch(path, text, words, {}, tuple(warnings))
     expansion = expand_script(path, text, given, lambda argv: model_arguments(argv, path))
-    warnings += [f"{each}, which is not there, so settings in it are not known" for each in expansion.missing]
+    warnings += [f"{each}: settings in this file are not known" for each in expansion.missing]
     started = _training(expansion.commands, reader)
     if started is None:
         raise InvalidInput.of(

@@ -123,7 +123,10 @@ def test_files_are_read_from_beside_the_script_even_if_their_path_is_of_another_
     elsewhere = "source /root/project/models/a.sh\nsource /root/none.sh\ntrain ${MODEL_ARGS[@]}"
     found = expand_script(tmp_path / "run.sh", elsewhere, {})
     assert found.commands[-1].argv == ("train", "--moe")
-    assert found.missing == ("line 2: source /root/none.sh",)
+    assert found.missing == ("line 2: source /root/none.sh (no such file)",)
+    (tmp_path / "models" / "a.sh").write_text("if")
+    (missing,) = expand_script(tmp_path / "run.sh", "source models/a.sh; train", {}).missing
+    assert missing.startswith("line 1: source models/a.sh (line 1: expected ")
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ READERS = {
     Framework.NEMO_RL: _reader(
         read_nemo_rl,
         r"\+*(policy|cluster|grpo|sft)\.|--config$|.*run_\w+\.py$",
-        r"^  megatron_cfg:|policy\.megatron_cfg",
+        r"^  megatron_cfg:|policy\.megatron_cfg|^policy:\s*$",
     ),
     Framework.ROLL: _reader(read_roll, r"--config_(path|name)", r"^actor_train:"),
     Framework.AREAL: _reader(

@@ -30,7 +30,7 @@ from relibra.cli.recipes.shell.syntax import (
     While,
     Word,
 )
-from relibra.cli.recipes.shell.unknown import unknown, without_unknown
+from relibra.cli.recipes.shell.unknown import shown, unknown, without_unknown
 from relibra.cli.recipes.shell.variables import Variables
 from relibra.errors import InvalidInput
 
@@ -218,11 +218,15 @@ class Evaluation:
         """Evaluate a file beside the script."""
         path = find_source(without_unknown(name), self.variables.folder, self.variables.script)
         if path is None:
-            self.missing.append(f"line {line}: source {name}")
+            self.missing.append(f"line {line}: source {shown(name)} (no such file)")
             return 1
         if self.depth >= _MAX_DEPTH:
             raise InvalidInput(f"expected a script, got files more than {_MAX_DEPTH} deep that source each other")
-        script = parse(path.read_text(encoding="utf-8"))
+        try:
+            script = parse(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, ShellSyntaxError) as error:
+            self.missing.append(f"line {line}: source {shown(name)} ({error})")
+            return 1
         plain, self.variables.script = self.variables.script, path
         self.depth += 1
         try:

@@ -1,0 +1,28 @@
+import pytest
+
+from relibra.cli.recipes.judge import Verdict, judge
+
+GOOD = {"moe_token_dispatcher_type": "alltoall", "moe_enable_routing_replay": True}
+
+
+def test_verdicts():
+    assert judge(GOOD).verdict is Verdict.TAKEN
+    assert judge(GOOD | {"moe_enable_routing_replay": False}).verdict is Verdict.WARNED
+    assert judge(GOOD | {"fp8": "e4m3"}).verdict is Verdict.REFUSED
+
+
+@pytest.mark.parametrize(("version", "is_taken"), [("", True), ("0.19.0", True), ("0.20.0", False), ("0.15.1", False)])
+def test_the_version_counts_if_it_is_known(version, is_taken):
+    assert (judge(GOOD, megatron_core=version).verdict is Verdict.TAKEN) == is_taken
+
+
+def test_experts_are_sharded_as_the_model_unless_the_recipe_says_otherwise():
+    assert [each.setting for each in judge(GOOD | {"tensor_model_parallel_size": 2}).refusals] == [
+        "expert_tensor_parallel_size"
+    ]
+    assert not judge(GOOD | {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1}).refusals
+
+
+def test_what_would_keep_routers_from_replaying_is_refused():
+    assert judge(GOOD | {"moe_router_load_balancing_type": "sinkhorn"}).verdict is Verdict.REFUSED
+    assert [each.setting for each in judge(GOOD | {"moe_router_fusion": True}).refusals] == ["moe_router_fusion"]
