@@ -27,7 +27,6 @@ pytestmark = pytest.mark.distributed
         ("moe_router_fusion", "ignores routing replay", "moe_router_fusion=False"),
         ("overlap_moe_expert_parallel_comm", "=True", "overlap_moe_expert_parallel_comm=False"),
         ("delay_wgrad_compute", "=True", "delay_wgrad_compute=False"),
-        ("moe_shared_expert_overlap", "=True", "moe_shared_expert_overlap=False"),
         ("overlap_dispatch_backward_with_experts_wgrad", "too late for replicas", "experts_wgrad=False"),
         ("cpu_offloading", "cpu_offloading=True", "cpu_offloading=False and recompute_granularity"),
         ("fine_grained_activation_offloading", "=True", "fine_grained_activation_offloading=False"),
@@ -38,7 +37,6 @@ pytestmark = pytest.mark.distributed
         ("fp8", "fp8 and fp4 experts", "bf16 or fp32"),
         ("fp4", "fp8 and fp4 experts", "bf16 or fp32"),
         ("moe_router_padding_for_quantization", "fp8 and fp4 experts", "bf16 or fp32"),
-        ("mtp_num_layers", "multi-token prediction", "mtp_num_layers=None"),
         ("graph of a layer", "CUDA graph over MoE layers (cuda_graph_scope full layer)", "cuda_graph_scope='attn'"),
         ("graph of moe", "CUDA graph over MoE layers (cuda_graph_scope attn, moe)", "cuda_graph_scope='attn'"),
         ("graph of moe_router", "(cuda_graph_scope moe_router)", "cuda_graph_scope='attn'"),
@@ -52,8 +50,9 @@ pytestmark = pytest.mark.distributed
         ("use_megatron_fsdp", "use_megatron_fsdp=True", "megatron's DistributedDataParallel"),
         ("megatron fsdp", "FullyShardedDataParallel, which shards weights", "megatron's DistributedDataParallel"),
         ("torch fsdp", "TorchFullyShardedDataParallel, which shards", "megatron's DistributedDataParallel"),
-        ("older megatron", "megatron-core 0.15.3", "megatron-core 0.16 to 0.19"),
-        ("newer megatron", "megatron-core 0.20.0", "megatron-core 0.16 to 0.19"),
+        ("another router", "a router of type Linear", "megatron's TopKRouter"),
+        ("a MoE layer without a part", "MoELayer.ep_group (places experts on ranks)", "that the tests ran on"),
+        ("changed megatron", "MoELayer.preprocess(hidden_states, probs, routing_map) (maps", "that the tests ran on"),
         ("replay into a fused router", "ignores routing given", "moe_router_fusion=False"),
         ("replay into sinkhorn", "ignores routing given", "another load balancing type"),
     ],
@@ -64,6 +63,10 @@ def test_S5_what_cannot_be_executed_is_refused_with_the_alternative(two_nodes, c
         assert text.startswith("Unsupported: ")
         assert message in text
         assert alternative in text.split("; use ")[-1]
+
+
+def test_S5_no_attribute_that_the_agent_needs_can_go_unnoticed(two_nodes):
+    assert all(result["unnoticed"] == [] for result in two_nodes.of("refusals"))
 
 
 @pytest.mark.parametrize(

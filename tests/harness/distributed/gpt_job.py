@@ -40,12 +40,18 @@ class GptJob:
         clip_grad: float = 1.0,
         num_experts: int | None = None,
         grouped: bool = False,
+        adapted: tuple[str, ...] = (),
+        with_vision: bool = False,
+        native: bool = False,
         **options: Any,
     ) -> None:
-        self.model = model_of(cluster, num_experts)
+        self.model, self._is_native = model_of(cluster, num_experts), native
         self.config = gpt_config(cluster, self.model, **options)
         num_chunks = self.config.virtual_pipeline_model_parallel_size or 1
-        self.models = [build(self.config, chunk, grouped=grouped) for chunk in range(num_chunks)]
+        self.models = [
+            build(self.config, chunk, grouped=grouped, adapted=adapted, with_vision=with_vision)
+            for chunk in range(num_chunks)
+        ]
         ddp_config = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             use_distributed_optimizer=sharded,
@@ -83,13 +89,23 @@ class GptJob:
             yield from ((chunk + name, parameter) for name, parameter in logical_by_place(model, self.config))
 
     @property
-    def moe_layers(self) -> list[MoELayer]:
-        return [module for model in self.models for module in model.modules() if isinstance(module, MoELayer)]
+    def moe_layers(self) -> dict[str, MoELayer]:
+        """The MoE layers by a name that says whether a layer is in the decoder."""
+        return {
+            f"{'prediction' if 'mtp.' in name else 'decoder'} {module.layer_number}": module
+            for model in self.models
+            for name, module in model.named_modules()
+            if isinstance(module, MoELayer)
+        }
 
     def replay_without_agent(self) -> None:
-        """Force the same routing on a job without agent."""
-        for layer in self.moe_layers:
-            layer.router.router_replay = ReplayByContent(self.model, sum(IS_MOE[: layer.layer_number]) - 1)
+        """Force the same routing on a job without agent, unless its routers decide."""
+        if self._is_native:
+            return
+        for name, layer in self.moe_layers.items():
+            if name.startswith("decoder"):
+                router = getattr(layer.router, "to_wrap", layer.router)
+                router.router_replay = ReplayByContent(self.model, sum(IS_MOE[: layer.layer_number]) - 1)
 
     def step(self, step: int, num_micro_batches: int, *, split: bool = False) -> dict[str, Any]:
         """Run one optimizer step with megatron's schedule. With `split`, every sample is a micro-batch of its own."""
@@ -103,7 +119,7 @@ class GptJob:
 
     def run(self, step: int, num_micro_batches: int, *, forward_only: bool = False, split: bool = False) -> list[float]:
         """Run the forward, and the backward unless `forward_only`; return the losses on the last stage."""
-        if self.agent is not None:
+        if self.agent is not None and not self._is_native:
             for index in range(num_micro_batches):
                 self.agent.set_routing(index, routing(self.model, step, index))
         function = forward_step if self.agent is None else self.agent.forward_step(forward_step)
@@ -138,7 +154,10 @@ class GptJob:
             "moments": state.assembled(state.optimizer_state(self.optimizer, self.named_logical())),
             "weights": state.assembled(state.weights(self.named_logical())),
             "expert_bias": state.assembled(
-                (f"layer {layer.layer_number}", "bias", 0, layer.router.expert_bias.numel(), layer.router.expert_bias)
-                for layer in self.moe_layers
+                (name, "bias", 0, bias.numel(), bias)
+                for name, bias in (
+                    (name, getattr(layer.router, "to_wrap", layer.router).expert_bias)
+                    for name, layer in self.moe_layers.items()
+                )
             ),
         }

@@ -10,12 +10,15 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
+from harness.distributed.adapters import adapt
 from harness.distributed.grouped import use_grouped_experts
+from harness.distributed.latent import latent_projections
 from relibra.planning import Cluster, Model
 
 IS_MOE = [1, 0, 1, 1]
@@ -88,7 +91,32 @@ class SequenceParallelNorm(nn.RMSNorm):
         self.weight.sequence_parallel = config.sequence_parallel
 
 
-def build(config: TransformerConfig, chunk: int, *, grouped: bool) -> GPTModel:
+def built(*args: Any, **kwargs: Any) -> GPTModel:
+    with latent_projections():
+        return GPTModel(*args, **kwargs)
+
+
+class WithVision(MegatronModule):
+    """A model with vision as frameworks build it: the GPT is a submodule, and schedules ask the outer model."""
+
+    def __init__(self, config: TransformerConfig, language_model: GPTModel) -> None:
+        super().__init__(config)
+        self.language_model, self.model_type = language_model, language_model.model_type
+        self.vision_model = nn.Linear(2, 2)
+        self.pre_process, self.post_process = language_model.pre_process, language_model.post_process
+        self.share_embeddings_and_output_weights = language_model.share_embeddings_and_output_weights
+
+    def set_input_tensor(self, tensor: Tensor) -> None:
+        self.language_model.set_input_tensor(tensor)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        output: Tensor = self.language_model(*args, **kwargs)
+        return output
+
+
+def build(
+    config: TransformerConfig, chunk: int, *, grouped: bool, adapted: tuple[str, ...] = (), with_vision: bool = False
+) -> nn.Module:
     """Build one model chunk of this rank's pipeline stage."""
     num_chunks = config.virtual_pipeline_model_parallel_size
     vp_stage = chunk if num_chunks else None
@@ -100,9 +128,13 @@ def build(config: TransformerConfig, chunk: int, *, grouped: bool) -> GPTModel:
             parts.input_layernorm = parts.pre_mlp_layernorm = spec.layer_norm = SequenceParallelNorm
         if grouped:
             use_grouped_experts(layer_spec)
-    model = GPTModel(
+    of_predictors: Any = None
+    if config.mtp_num_layers:
+        of_predictors = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False, vp_stage=vp_stage)
+    model: nn.Module = built(
         config,
         spec,
+        mtp_block_spec=of_predictors,
         vocab_size=VOCABULARY,
         max_sequence_length=SEQUENCE,
         pre_process=stage == 0 and chunk == 0,
@@ -112,10 +144,15 @@ def build(config: TransformerConfig, chunk: int, *, grouped: bool) -> GPTModel:
         pg_collection=ProcessGroupCollection.use_mpu_process_groups(),
         vp_stage=vp_stage,
     )
+    if with_vision:
+        model = WithVision(config, model)
+    adapt(model, adapted)
     with torch.no_grad():
         for name, parameter in by_tensor_rank(logical_by_place(model, config)):
             if "norm" not in name:
-                seed = zlib.crc32(f"{stage}/{chunk}/{name}".encode())
+                # Multi-token prediction has a copy of the embedding on the last stage.
+                place = "0/0" if "word_embeddings" in name else f"{stage}/{chunk}"
+                seed = zlib.crc32(f"{place}/{name}".encode())
                 values = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
                 parameter.copy_(values * (0.5 if "router" in name else 0.15))
     return model

@@ -15,6 +15,7 @@ from harness.distributed import (
     exports,
     faults,
     integration_page,
+    layers,
     matrix,
     mutations,
     otherwise,
@@ -75,6 +76,7 @@ ROUND_TRIPS: dict[str, dict[str, Any]] = {
         "num_experts": 6,
         "num_chunks": 2,
         "sharded": True,
+        "mtp_num_layers": 2,
     },
     "ep4_to_ep2": {"saved_with": checkpoints.FOUR_RANKS, "loaded_with": checkpoints.TWO_GROUPS},
     "ep4_to_ep2_sharded_bf16": {
@@ -137,6 +139,9 @@ LAYOUTS = {
         cluster=EP2_EDP2, scenarios={"fifty_reorders": functools.partial(fifty_reorders, ddp=OVERLAPPED)}
     ),
     "gpt_ep4": Layout(cluster=EP4, scenarios=matrix.scenarios("gpt_ep4")),
+    "layers_ep4": Layout(cluster=EP4, scenarios=layers.ONE_GROUP),
+    "layers_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios=layers.TWO_GROUPS),
+    "layers_ep2_vpp": Layout(cluster=EP2, scenarios=layers.STAGES, num_stages=2, num_chunks=2),
     "gpt_replicas": Layout(cluster=EP4, scenarios=replicas.SCENARIOS | timeline.SCENARIOS | mutations.SCENARIOS),
     "checkpoints": Layout(
         cluster=EP4, scenarios={"refused": checkpoints.refused, "not_remapped": checkpoints.not_remapped}

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
@@ -14,11 +15,14 @@ from megatron.core import parallel_state
 from megatron.core.distributed import FullyShardedDataParallel, TorchFullyShardedDataParallel
 from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
 from megatron.core.transformer.moe import experts
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher, MoEFlexTokenDispatcher
 
 from harness.distributed.networks import MODEL, Trained, routing
 from harness.distributed.plans import ScriptedPlans
 from relibra.agent import AgentConfig, Phase, attach, megatron
+from relibra.agent.needed import check_instances, check_needs
+from relibra.agent.needs import NEEDS, REPLAY_NEEDS, Use
 from relibra.errors import Unsupported
 from relibra.planning import Cluster
 
@@ -27,7 +31,6 @@ Change = Callable[[Trained], AbstractContextManager[Any]]
 
 BUILT: dict[str, dict[str, Any]] = {
     "allgather": {"moe_token_dispatcher_type": "allgather"},
-    "mtp_num_layers": {"mtp_num_layers": 1},
     "moe_expert_capacity_factor": {"moe_expert_capacity_factor": 1.0},
     "moe_apply_probs_on_input": {
         "moe_apply_probs_on_input": True,
@@ -45,7 +48,6 @@ SET: dict[str, dict[str, Any]] = {
     "cpu_offloading": {"cpu_offloading": True, "cpu_offloading_num_layers": 1},
     "fine_grained_activation_offloading": {"fine_grained_activation_offloading": True},
     "moe_paged_stash": {"moe_paged_stash": True},
-    "moe_shared_expert_overlap": {"moe_shared_expert_overlap": True},
     "moe_expert_rank_capacity_factor": {"moe_expert_rank_capacity_factor": 1.5},
     "expert_gtp_weight_remat_size": {"expert_gtp_weight_remat_size": 2},
     "expert_tensor_parallel_num_weight_shards": {"expert_tensor_parallel_num_weight_shards": 2},
@@ -113,6 +115,7 @@ def with_shared_adapter(trained: Trained) -> AbstractContextManager[Any]:
 def with_adapter_around_product(trained: Trained) -> AbstractContextManager[Any]:
     """Put grouped experts into a built layer, with one adapter around the grouped product."""
     grouped = unbuilt(experts.TEGroupedMLP)
+    grouped.num_local_experts, grouped.ep_group = 2, None
     for name in ("linear_fc1", "linear_fc2"):
         product = torch.nn.Module()
         for expert in range(2):
@@ -120,6 +123,15 @@ def with_adapter_around_product(trained: Trained) -> AbstractContextManager[Any]
         setattr(grouped, name, product)
     grouped.linear_fc1 = AroundProduct(grouped.linear_fc1, torch.nn.Linear(4, 2, bias=False))
     return mock.patch.object(trained.network.moe[1], "experts", grouped)
+
+
+@contextmanager
+def without_group(trained: Trained) -> Iterator[None]:
+    layer = trained.network.moe[1]
+    group = layer.ep_group
+    del layer.ep_group
+    yield
+    layer.ep_group = group
 
 
 def in_optimizer(holder: str, name: str, value: Any) -> Change:
@@ -148,8 +160,9 @@ CHANGED: dict[str, Change] = {
     ),
     "megatron fsdp": lambda trained: mock.patch.object(trained, "ddp", unbuilt(FullyShardedDataParallel)),
     "torch fsdp": lambda trained: mock.patch.object(trained, "ddp", unbuilt(TorchFullyShardedDataParallel)),
-    "older megatron": lambda _: mock.patch.object(megatron, "version", "0.15.3"),
-    "newer megatron": lambda _: mock.patch.object(megatron, "version", "0.20.0"),
+    "another router": lambda trained: mock.patch.object(trained.network.moe[1], "router", torch.nn.Linear(2, 2)),
+    "a MoE layer without a part": without_group,
+    "changed megatron": lambda _: mock.patch.object(MoELayer, "preprocess", lambda self, hidden_states, routing: None),
 }
 """Changes to a built model with a distributed optimizer."""
 
@@ -197,8 +210,8 @@ def refusals(cluster: Cluster) -> Result:
         "another cluster": {"cluster": dataclasses.replace(cluster, redundant_slots=3)},
     }.items():
         messages[case] = refused(trained, dataclasses.replace(config, **changes) if rank == 2 else config)
-    agent = attach(trained.ddp, trained.optimizer, config, plans=ScriptedPlans({}))
-    agent.detach()
+    with mock.patch.object(megatron, "version", "0.99.0"):  # a number alone refuses nothing
+        attach(trained.ddp, trained.optimizer, config, plans=ScriptedPlans({})).detach()
     messages |= {"replay into a fused router": replay(trained, config, moe_router_fusion=True)}
     messages |= {"replay into sinkhorn": replay(trained, config, moe_router_load_balancing_type="sinkhorn")}
     with arranged(expert_tensor_parallel_size=2, expert_model_parallel_size=2):
@@ -206,7 +219,31 @@ def refusals(cluster: Cluster) -> Result:
         messages["expert_tensor_parallel_size"] = refused(
             Trained(two, expert_tensor_parallel_size=2), dataclasses.replace(config, cluster=two)
         )
-    return {"messages": messages, "left_behind": left_behind}
+    return {"messages": messages, "left_behind": left_behind, "unnoticed": unnoticed_removals()}
+
+
+def unnoticed_removals() -> list[str]:
+    """Remove from megatron each attribute that the agent needs, one at a time, and return those that no check names."""
+    unnoticed = []
+    for need in (*NEEDS, *REPLAY_NEEDS):
+        owner, _, attribute = need.name.partition(".")
+        with ExitStack() as stack:
+            try:
+                if need.use is Use.HELD:
+                    check_instances([type(owner, (), {})()], [need])
+                elif not attribute:
+                    stack.enter_context(mock.patch.dict(vars(importlib.import_module(need.module))))
+                    del vars(importlib.import_module(need.module))[owner]
+                    check_needs([need])
+                else:
+                    other = type(owner, (), {attribute: lambda self, something_else: None} if need.takes else {})
+                    stack.enter_context(mock.patch.object(importlib.import_module(need.module), owner, other))
+                    check_needs([need])
+                unnoticed.append(str(need))
+            except Unsupported as error:
+                if need.name not in str(error):
+                    unnoticed.append(str(need))
+    return unnoticed
 
 
 def replay(trained: Trained, config: AgentConfig, **options: Any) -> str:

@@ -110,7 +110,7 @@ def abandoned(cluster: Cluster) -> Result:
         agent.begin_step(0, Phase.RECOMPUTE)
         job.run(0, num_micro_batches(), forward_only=True)
     agent.begin_step(0, Phase.UPDATE)
-    handle = job.moe_layers[1].experts.register_forward_hook(fail)
+    handle = list(job.moe_layers.values())[1].experts.register_forward_hook(fail)
     try:
         job.run(0, num_micro_batches())
     except MemoryError:

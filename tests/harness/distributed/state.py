@@ -43,7 +43,7 @@ def weights(named: Iterable[tuple[str, Tensor]]) -> Iterator[Part]:
 def gradients(optimizer: Any, named: Iterable[tuple[str, Tensor]]) -> Iterator[Part]:
     """Yield reduced gradients. After a reduce-scatter, a rank has the gradients of its own shard."""
     for name, parameter in named:
-        for part in parts(optimizer, parameter):
+        for part in parts(optimizer, parameter) if parameter.requires_grad else []:
             start, stop = owned(part, parameter)
             yield name, "grad", start, parameter.numel(), parameter.main_grad.flatten()[start:stop]
 

@@ -28,12 +28,13 @@ from relibra.agent.homes.guard import WeightGuard
 from relibra.agent.homes.homes import Homes
 from relibra.agent.homes.optimizer_state import OptimizerState
 from relibra.agent.homes.optimizer_steps import around_steps
+from relibra.agent.needed import advice_on_version, check_instances, check_needs
 from relibra.agent.placement import Placement
 from relibra.agent.plans.agreement import together
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.agent.plans.session import Session
 from relibra.agent.plans.trainer_group import RankLaunch, TrainerGroup
-from relibra.agent.refusals import check_version, replay_obstacle
+from relibra.agent.refusals import replay_obstacle
 from relibra.agent.transport import ExpertTransport, PeerTransport, ProcessGroupTransport
 from relibra.agent.transport.timed import TimedTransport
 from relibra.errors import InvalidInput, RelibraError
@@ -65,21 +66,23 @@ def attach(
 
     If one rank raises, all ranks raise and every model stays as it was.
     """
-    from relibra.agent import megatron
-
     chunks = [model_chunks] if isinstance(model_chunks, nn.Module) else list(model_chunks)
     refusal: Exception | None = None
-    found, held = list[tuple[Any, nn.Module]](), list[Experts]()
+    found, held, unplanned = list[tuple[Any, nn.Module]](), list[Experts](), list[Experts]()
     member, state, models = Member((), (), ()), OptimizerState([]), list[nn.Module]()
     try:
-        check_version(megatron.version)
+        check_needs()
+        from relibra.agent import megatron  # imports what the check names, if it is missing
+
         models = [megatron.unwrap(chunk) for chunk in chunks]
         found = megatron.find_layers(chunks)
+        layers = [layer for layer, _ in found]
+        check_instances([*megatron.parts(chunks, layers), *megatron.optimizer_parts(optimizer)])
         for layer, _ in found:
             megatron.check_layer(layer, config.model, config.cluster)
         state = megatron.optimizer_state(optimizer)
-        layers = [layer for layer, _ in found]
         held = [experts_of(layer.experts) for layer in layers]
+        unplanned = [experts_of(layer.experts) for layer in megatron.layers_without_plans(chunks)]
         ep_ranks, edp_ranks = megatron.expert_groups(layers)
         member = Member(tuple(ep_ranks), tuple(edp_ranks), tuple(layer.layer_number for layer in layers))
     except Exception as error:  # any error: the other ranks must learn of it and not wait for this rank
@@ -89,8 +92,9 @@ def attach(
     groups = Groups.create(topology, config)
     sizes = ExpertSizes.of((slot for each in held for slot in each.parameters), is_optimized=optimizer is not None)
     model, advice = sizes.fill(config.model)
-    if advice is not None and (groups.seat.ep_group, groups.seat.ep_rank) == (0, 0):
-        log.warning(advice)
+    if (groups.stage_index, groups.seat.ep_group, groups.seat.ep_rank) == (0, 0, 0):
+        for each in filter(None, (advice, advice_on_version(megatron.version))):
+            log.warning(each)
     config = replace(config, model=model)
     indices = topology.stage_layers[groups.stage_index]
     by_index = dict(zip(indices, found, strict=True))
@@ -132,6 +136,7 @@ def attach(
             config=config,
             models=models,
             experts=experts,
+            unplanned=unplanned,
             chunks={
                 index: [other for other, (_, of_other) in by_index.items() if of_other is chunk]
                 for index, (_, chunk) in by_index.items()
@@ -145,7 +150,8 @@ def attach(
                 transport=timed, slots=slots, fetcher=Fetcher(timed, slots, experts, gathered, host_copy)
             ),
             replay_obstacle=lambda: next(
-                filter(None, (replay_obstacle(layer.config, layer.router) for layer, _ in found)), None
+                filter(None, (replay_obstacle(layer.config, megatron.router_of(layer)) for layer, _ in found)),
+                None,
             ),
             device=device,
         )

@@ -9,23 +9,23 @@ from relibra.agent.setting import Part, Refusal
 from relibra.agent.settings import refusals
 from relibra.errors import Unsupported
 
-TESTED_VERSIONS = ("0.16", "0.17", "0.18", "0.19")
-"""Supported versions of megatron-core. The tests run on the oldest; the test layouts were run by hand on the others."""
+OLDEST_VERSION = (0, 16)
+"""Older versions lack `MoELayer.preprocess`, which the agent replaces."""
 
 
 def check_version(version: str) -> None:
-    """Check the version of megatron-core.
+    """Check a version of megatron-core of which only the number is known, as in a recipe.
 
-    The agent hooks into internals that megatron may change without notice. On an untested version, the only symptom of
-    a change could be wrong gradients.
+    A number of a newer version refuses nothing and promises nothing: `attach` and `relibra doctor` compare the installed
+    megatron-core with the table `relibra.agent.needs`.
 
     Raises:
-        Unsupported: the version was not tested.
+        Unsupported: the version is known to lack what the agent hooks into.
     """
-    if ".".join(version.split(".")[:2]) not in TESTED_VERSIONS:
+    numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+    if len(numbers) == 2 and tuple(numbers) < OLDEST_VERSION:
         raise unsupported(
-            f"megatron-core {version}, which was not tested",
-            f"megatron-core {TESTED_VERSIONS[0]} to {TESTED_VERSIONS[-1]}",
+            f"megatron-core {version}, which lacks MoELayer.preprocess", "megatron-core 0.16 or newer"
         )
 
 
@@ -121,6 +121,11 @@ def replay_obstacle(config: Any, router: Any = None) -> Refusal | None:
             "a routing replay of the framework on its routers (`routing_replay`, as slime installs it), which decides "
             "before the routing given",
             "only one replay: unset ENABLE_ROUTING_REPLAY, or do not give routing to relibra's agent",
+        )
+    if router is not None and not hasattr(router, "router_replay"):
+        return Refusal(
+            "routing given to a router without `router_replay`, which megatron-core has from 0.16 on and some forks lack",
+            "the framework's own replay of routing, or forecasts",
         )
     if config.moe_router_fusion:
         return Refusal("moe_router_fusion=True, which ignores routing given to the router", "moe_router_fusion=False")

@@ -47,6 +47,7 @@ def _is_sharded(config: Any, size: str, num_shards: str, num_tensor_ranks: int) 
 
 
 _MATRIX, _NEUTRALITY = "distributed/test_matrix.py", "distributed/test_neutrality.py"
+_LAYERS = "distributed/test_layers.py"
 
 SETTINGS = (
     _runs("expert_model_parallel_size", "any size that divides the experts", _MATRIX),
@@ -146,7 +147,9 @@ SETTINGS = (
         instead="fine_grained_activation_offloading=False and recompute_granularity",
     ),
     _off("moe_paged_stash", "", "activations of experts need memory for the fullest rank"),
-    _off("moe_shared_expert_overlap", "", "shared experts run before or after dispatch and not beside it"),
+    _runs("moe_shared_expert_overlap", "on and off", _LAYERS),
+    _runs("moe_latent_size", "any size", _LAYERS),
+    _runs("moe_router_num_groups", "any number, with moe_router_group_topk", _LAYERS),
     _off(
         "moe_apply_probs_on_input", "", "probabilities are applied to outputs, which changes a top-1 model's arithmetic"
     ),
@@ -177,14 +180,7 @@ SETTINGS = (
         instead="bf16 or fp32 experts",
         cost="products of experts take up to twice as long, and activations twice the memory",
     ),
-    Setting(
-        name="mtp_num_layers",
-        runs="",
-        is_refused=lambda config: bool(config.mtp_num_layers),
-        what="multi-token prediction, whose layers reuse the numbers of decoder layers",
-        instead="mtp_num_layers=None",
-        cost="the layers for multi-token prediction are not trained, so drafts for speculative decoding grow stale",
-    ),
+    _runs("mtp_num_layers", "any number; MoE layers for multi-token prediction stay as megatron built them", _LAYERS),
     _runs("optimizer", "'adam' and 'sgd'", _MATRIX, Part.OPTIMIZER),
     _off(
         "use_precision_aware_optimizer",

@@ -40,6 +40,7 @@ class WeightAccess:
         config: settings of the agent.
         models: the model chunks without wrappers.
         experts: the experts of this rank, by layer.
+        unplanned: the experts of this rank in MoE layers without plans, which never move.
         homes: where the experts live.
         guard: notices weights that were written behind the agent's back.
         places: knows whether names by place are right.
@@ -54,6 +55,7 @@ class WeightAccess:
         config: AgentConfig,
         models: Sequence[nn.Module],
         experts: Mapping[int, Experts],
+        unplanned: Sequence[Experts],
         homes: Homes,
         guard: WeightGuard,
         places: PlaceNames,
@@ -63,7 +65,7 @@ class WeightAccess:
     ) -> None:
         self._forget_replicas = forget_replicas
         self._config, self._groups, self._device = config, groups, device
-        self._models, self._experts, self._homes = models, experts, homes
+        self._models, self._experts, self._homes, self._unplanned = models, experts, homes, unplanned
         self._guard, self._places = guard, places
 
     @property
@@ -88,7 +90,7 @@ class WeightAccess:
         """
         _ = self._homes.placement  # raises after an interrupted reorder
         self._guard.check_known()
-        return logical_named_parameters(self._models, self._experts, self._homes.logical_experts)
+        return logical_named_parameters(self._models, self._logical())
 
     @property
     def original_order(self) -> Snapshot:
@@ -216,7 +218,7 @@ class WeightAccess:
         self._homes.check_at_home()
         self._groups.rebuild_if_destroyed()
         self._forget_replicas()
-        own = dict(logical_named_parameters(self._models, self._experts, self._homes.logical_experts))
+        own = dict(logical_named_parameters(self._models, self._logical()))
         refusal: InvalidInput | None = None
         try:
             check_named(own, weights)
@@ -225,6 +227,14 @@ class WeightAccess:
         raise_on_all({NAMED_WEIGHTS: refusal}, "before they are loaded", self._groups.everyone, self._device)
         write_named(own, weights)
         self._guard.note_trained()
+
+    def _logical(self) -> Iterator[tuple[Experts, Sequence[int]]]:
+        """Yield the experts of every MoE layer, with the logical expert in every home slot."""
+        for layer, experts in self._experts.items():
+            yield experts, self._homes.logical_experts(layer)
+        for experts in self._unplanned:
+            first = self._groups.seat.ep_rank * experts.num_home_slots
+            yield experts, range(first, first + experts.num_home_slots)
 
     def _check_weights(self, check: Callable[[], None], when: str, refusal: Unsupported | None = None) -> None:
         """Collective over all ranks: raise on all ranks if one finds other weights, or refuses routing."""

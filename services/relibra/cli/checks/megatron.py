@@ -2,18 +2,17 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from relibra.agent.refusals import check_version
+from relibra.cli.checks import hooks
 from relibra.cli.checks.finding import Finding, failed, ok, skipped, warning
 from relibra.cli.checks.judgement import findings, unknown_options
 from relibra.cli.recipes import judge as judging
 from relibra.cli.recipes.frameworks.passing import RENAMED
 from relibra.cli.recipes.shipped import known_options, neutral_options
-from relibra.errors import InvalidInput, Unsupported
+from relibra.errors import InvalidInput
 
 _SUBJECT = "megatron: arguments"
 _OF_ADAPTERS = ("lora_rank", "rank", "dim", "target_modules", "share_expert_adapters")
@@ -25,13 +24,7 @@ def examine(path: Path | None) -> list[Finding]:
     Raises:
         InvalidInput: the file cannot be read.
     """
-    found = []
-    if (version := _version()) is not None:
-        try:
-            check_version(version)
-            found.append(ok("megatron", f"megatron-core {version}, a tested version"))
-        except Unsupported as error:
-            found.append(failed("megatron", str(error), "install a tested version"))
+    found = hooks.examine()
     if path is None:
         return [*found, skipped(_SUBJECT, "not checked: pass --megatron-args")]
     try:
@@ -112,8 +105,21 @@ def _leaves(value: Any) -> dict[str, Any]:
     return found
 
 
+<<<<<<< HEAD
 def _version() -> str | None:
     try:
         return metadata.version("megatron-core")
     except metadata.PackageNotFoundError:
+=======
+class _Config:
+    """Has the attributes of megatron's configs: the given arguments, else the default or None."""
+
+    cuda_graph_impl = "none"
+    moe_token_dispatcher_type = "allgather"
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self.__dict__ |= given
+
+    def __getattr__(self, name: str) -> Any:
+>>>>>>> c8b3299 (agent: leave layers for multi-token prediction plain, overlap shared experts, and check what is hooked into instead of versions)
         return None

@@ -5,7 +5,7 @@ A checkpoint in logical order loads in any placement, with any number of expert-
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,23 +22,21 @@ LOGICAL_SHARDING = "fully_reshardable"
 
 
 def logical_named_parameters(
-    models: Sequence[nn.Module], experts: Mapping[int, Experts], logical_experts: Callable[[int], Sequence[int]]
+    models: Sequence[nn.Module], logical: Iterable[tuple[Experts, Sequence[int]]]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the names and parameters of `models`. Names of experts have the logical id instead of the slot.
 
     Args:
         models: the models without wrappers. With several models, names begin with `model<index>.`.
-        experts: the experts of this rank, by layer.
-        logical_experts: returns, for a layer, the logical expert in every home slot of this rank.
+        logical: the experts of every MoE layer of this rank, with the logical expert in every home slot.
     """
-    layer_of = {id(each.module): layer for layer, each in experts.items()}
+    of_module = {id(experts.module): (experts, in_slots) for experts, in_slots in logical}
     for index, model in enumerate(models):
         chunk = f"model{index}." if len(models) > 1 else ""
         renamed: dict[str, str] = {}
         for prefix, module in model.named_modules():
-            layer = layer_of.get(id(module))
-            if layer is not None:
-                renamed |= _renamed(prefix, experts[layer], logical_experts(layer))
+            if id(module) in of_module:
+                renamed |= _renamed(prefix, *of_module[id(module)])
         for name, parameter in model.named_parameters():
             yield chunk + renamed.get(name, name), parameter
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from relibra.agent.experts import Experts
 from relibra.agent.homes.optimizer_state import OptimizerState
@@ -144,8 +144,12 @@ class WeightGuard:
     def _taken_of(self, layer: int) -> Tensor:
         check_memory({layer: self._experts[layer]}, self._device)
         of_slots = self._experts[layer].parameters
-        sums = [_sum_of_words(each, *self._state.range_of(each)) for parameters in of_slots for each in parameters]
+        sums = [_sum_of_words(each, *self._range_of(each)) for parameters in of_slots for each in parameters]
         return torch.stack(sums).view(len(of_slots), -1)
+
+    def _range_of(self, parameter: nn.Parameter) -> tuple[int, int]:
+        """Return the range that only this rank checks, or all of a frozen parameter, which no optimizer owns."""
+        return self._state.range_of(parameter) if parameter.requires_grad else (0, parameter.numel())
 
     def _version_of(self, layer: int) -> int:
         return sum(each._version for parameters in self._experts[layer].parameters for each in parameters)

@@ -16,10 +16,13 @@ from relibra.agent.megatron.layers import (
     find_layers,
     gather_parameters,
     gathering,
+    layers_without_plans,
     levels,
+    parts,
+    router_of,
     unwrap,
 )
-from relibra.agent.megatron.optimizer import guard_checkpoints, optimizer_state
+from relibra.agent.megatron.optimizer import guard_checkpoints, optimizer_parts, optimizer_state
 
 __all__ = [
     "check_layer",
@@ -29,8 +32,12 @@ __all__ = [
     "gathering",
     "guard_checkpoints",
     "install",
+    "layers_without_plans",
     "levels",
+    "optimizer_parts",
     "optimizer_state",
+    "parts",
+    "router_of",
     "unwrap",
     "version",
 ]

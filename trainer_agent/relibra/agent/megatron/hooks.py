@@ -14,6 +14,7 @@ from relibra.agent.cells.layer import LayerExecution
 from relibra.agent.cells.micro_batch import current_of_any, running
 from relibra.agent.cells.replay import MicroBatchReplay
 from relibra.agent.homes.checkpoint import logical_sharded_state_dict
+from relibra.agent.megatron.layers import router_of
 from relibra.planning import Cluster
 
 
@@ -35,8 +36,11 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
         config=config,
         pg_collection=_GroupsOf(plain_dispatcher),
     )
+    if plain_dispatcher.shared_experts is not None:  # with moe_shared_expert_overlap, they run inside the dispatcher
+        physical_dispatcher.set_shared_experts(plain_dispatcher.shared_experts)
     plain_preprocess, plain_forward = layer.preprocess, layer.experts.forward
-    plain_replay = layer.router.router_replay
+    router = router_of(layer)
+    has_replay, plain_replay = hasattr(router, "router_replay"), getattr(router, "router_replay", None)
 
     @functools.wraps(plain_preprocess)
     def preprocess(hidden_states: Tensor, probs: Tensor, routing_map: Tensor) -> Any:
@@ -52,7 +56,8 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
         return execution.compute(plain_forward, tokens, tokens_per_expert, probs)
 
     layer.preprocess, layer.experts.forward = preprocess, forward
-    layer.router.router_replay = MicroBatchReplay(plain_replay, execution.routing)
+    if has_replay:  # else the framework's own replay or the router decides; `replay_obstacle` says so
+        router.router_replay = MicroBatchReplay(plain_replay, execution.routing)
     layer.experts.sharded_state_dict = logical_sharded_state_dict(
         layer.experts, execution.logical_experts, layer.config.num_moe_experts, LocalNonpersistentObject
     )
@@ -65,7 +70,8 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
 
     def restore() -> None:
         layer.token_dispatcher = plain_dispatcher
-        layer.router.router_replay = plain_replay
+        if has_replay:
+            router.router_replay = plain_replay
         del layer.preprocess, layer.experts.forward, layer.experts.sharded_state_dict
         for entrance in entrances:
             entrance.remove()

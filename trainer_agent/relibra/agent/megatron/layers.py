@@ -7,8 +7,10 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.transformer.moe.experts import SequentialMLP, TEGroupedMLP
-from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.moe_layer import BaseMoELayer, MoELayer
+from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
 from torch import nn
 
 from relibra.agent.experts import check_parameters
@@ -36,9 +38,48 @@ def unwrap(chunk: nn.Module) -> nn.Module:
 
 
 def find_layers(chunks: Sequence[nn.Module]) -> list[tuple[Any, nn.Module]]:
-    """Return the MoE layers in order of their numbers, each with its model chunk."""
-    found = [(module, chunk) for chunk in chunks for module in chunk.modules() if isinstance(module, MoELayer)]
+    """Return the MoE layers that execute plans, in order of their numbers, each with its model chunk.
+
+    They may be anywhere in the model, as inside the language model of a model with vision. Layers for multi-token
+    prediction are left out: see `layers_without_plans`.
+    """
+    plain = set(map(id, layers_without_plans(chunks)))
+    found = [(layer, chunk) for chunk in chunks for layer in _moe_layers(chunk) if id(layer) not in plain]
     return sorted(found, key=lambda each: each[0].layer_number or 0)
+
+
+def layers_without_plans(chunks: Sequence[nn.Module]) -> list[Any]:
+    """Return the MoE layers for multi-token prediction, which stay as megatron built them.
+
+    Rollouts do not report their routing, and frameworks do not replay it, so there is nothing to plan from. They are
+    found by where they are: from 0.17 on, megatron numbers them from 1 again, as decoder layers.
+    """
+    predictors = (each for chunk in chunks for each in chunk.modules() if isinstance(each, MultiTokenPredictionLayer))
+    return [layer for predictor in predictors for layer in _moe_layers(predictor)]
+
+
+def _moe_layers(module: nn.Module) -> list[Any]:
+    return [each for each in module.modules() if isinstance(each, BaseMoELayer)]
+
+
+def parts(chunks: Sequence[nn.Module], layers: Sequence[Any]) -> list[Any]:
+    """Return the objects of megatron that the agent reads, to be compared with the table of its needs."""
+    of_layers = [
+        [layer, layer.config, layer.token_dispatcher, layer.experts] for layer in layers if isinstance(layer, MoELayer)
+    ]
+    return [*(level for chunk in chunks for level in levels(chunk)), *(part for layer in of_layers for part in layer)]
+
+
+def router_of(layer: Any) -> Any:
+    """Return the router of a MoE layer, which an adapter may wrap.
+
+    Raises:
+        Unsupported: the layer has no router of megatron's kind.
+    """
+    for module in layer.router.modules():
+        if isinstance(module, TopKRouter):
+            return module
+    raise unsupported(f"a router of type {type(layer.router).__name__}", "megatron's TopKRouter, or a subclass")
 
 
 def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
@@ -48,6 +89,8 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
         InvalidInput: the layer does not fit `model` and `cluster`.
         Unsupported: the agent cannot execute the layer as configured; the message names an alternative.
     """
+    if not isinstance(layer, MoELayer):
+        raise unsupported(f"a MoE layer of type {type(layer).__name__}", "megatron's MoELayer, or a subclass")
     config = layer.config
     check_config(config, expert_tensor_parallel_size=getattr(layer.token_dispatcher, "tp_size", 1))
     if not isinstance(layer.token_dispatcher, MoEAlltoAllTokenDispatcher):
@@ -60,6 +103,7 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
             "use_transformer_engine_op_fuser=False",
         )
     check_parameters(layer.experts)
+    router_of(layer)
     if not isinstance(layer.layer_number, int):
         raise unsupported("a MoE layer without a number", "layer.set_layer_number(number in the model, from 1)")
     for field, expected, got in (

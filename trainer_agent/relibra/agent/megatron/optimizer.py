@@ -44,6 +44,13 @@ def optimizer_state(optimizer: Any) -> OptimizerState:
     return OptimizerState(inner, functools.partial(_shard, distributed) if distributed else None)
 
 
+def optimizer_parts(optimizer: Any) -> list[Any]:
+    """Return the optimizers of megatron inside, to be compared with the table of the agent's needs."""
+    every = _parts(optimizer)
+    # An optimizer without parameters on this rank is a stub.
+    return [each for each in every if getattr(each, "optimizer", every) is not None]
+
+
 def _parts(optimizer: Any) -> list[Any]:
     return list(optimizer.chained_optimizers) if type(optimizer) is ChainedOptimizer else [optimizer]
 

@@ -1,0 +1,85 @@
+"""Whether the imported megatron-core has what the agent needs. It imports the modules of the table by name.
+
+Frameworks replace parts of megatron at run time, so this looks at what is there when a job attaches.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from relibra.agent.needs import NEEDS, RAN, Need, Use, mismatch
+from relibra.errors import Unsupported
+
+
+def check_needs(needs: Iterable[Need] = NEEDS) -> None:
+    """Check the modules of megatron-core.
+
+    Raises:
+        Unsupported: something is missing, or has another signature; the message names all of it.
+    """
+    _refuse([lack for need in needs if need.use is not Use.HELD and (lack := _lack(need)) is not None])
+
+
+def check_instances(instances: Iterable[Any], needs: Iterable[Need] = NEEDS) -> None:
+    """Check objects that megatron has built.
+
+    Raises:
+        Unsupported: an instance lacks an attribute that the agent reads; the message names all of them.
+    """
+    of_class: dict[str, list[Need]] = {}
+    for need in needs:
+        if need.use is Use.HELD:
+            of_class.setdefault(need.name.partition(".")[0], []).append(need)
+    lacks = (
+        f"{need}, which a {type(each).__name__} lacks"
+        for each in instances
+        for base in type(each).__mro__
+        for need in of_class.get(base.__name__, ())
+        if not hasattr(each, need.name.partition(".")[2])
+    )
+    _refuse(list(dict.fromkeys(lacks)))
+
+
+def advice_on_version(version: str) -> str | None:
+    """Return a warning if the tests did not run on this version of megatron-core."""
+    if ".".join(version.split(".")[:2]) in RAN:
+        return None
+    return (
+        f"megatron-core {version} has every attribute and signature that relibra's agent needs, but the tests did not run "
+        "on it; compare the losses of the first steps with those of a run without the agent"
+    )
+
+
+def _refuse(lacks: list[str]) -> None:
+    if lacks:
+        version = importlib.import_module("megatron.core").__version__
+        raise Unsupported(
+            f"relibra's agent does not support megatron-core {version} as installed or changed here, because it hooks "
+            f"into what this one lacks: {'; '.join(lacks)}; use a megatron-core that the tests ran on "
+            "(docs/integration/versions.md), or undo the change"
+        )
+
+
+def _lack(need: Need) -> str | None:
+    try:
+        found: Any = importlib.import_module(need.module)
+        for name in need.name.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError) as error:
+        return f"{need}: {error}"
+    if need.use is Use.READ:
+        return None
+    differs = mismatch(need, parameters_of(found))
+    return None if differs is None else f"{need}: it {differs}"
+
+
+def parameters_of(function: Callable[..., Any]) -> dict[str, bool]:
+    """Return the parameters as `mismatch` takes them."""
+    kinds = inspect.Parameter
+    stars = {kinds.VAR_POSITIONAL: "*", kinds.VAR_KEYWORD: "**"}
+    return {
+        stars.get(each.kind, "") + each.name: each.default is kinds.empty and each.kind not in stars
+        for each in inspect.signature(function).parameters.values()
+        if each.name != "self"
+    }

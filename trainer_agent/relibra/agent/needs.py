@@ -1,0 +1,211 @@
+"""What the agent needs of megatron-core: every attribute and signature that it hooks into or calls, in one table.
+
+Megatron changes internals without notice, and a change could show as wrong gradients and nothing else. So `attach`
+compares this table with the installed megatron-core (`relibra.agent.needed`), and `relibra doctor` with its sources
+(`relibra.agent.needed_in_sources`). No version is refused for its number. Importing this module needs neither torch nor
+megatron.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Use(StrEnum):
+    """What the agent does with an attribute."""
+
+    READ = "reads it"
+    HELD = "reads it from instances"
+    """The class may only set it in its constructor."""
+    CALLED = "calls it"
+    REPLACED = "replaces it"
+    """Megatron calls the agent in its place, so there must be no parameter that the agent does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One attribute of megatron-core."""
+
+    module: str
+    name: str
+    """Within the module: a function, a class, or `Class.attribute`."""
+    why: str
+    use: Use = Use.READ
+    takes: tuple[str, ...] = ()
+    """The parameters that the agent gives or takes, without `self`; a leading `*` marks variable ones."""
+    unused: tuple[str, ...] = ()
+    """Parameters of a replaced function that megatron gives only with settings that the agent refuses."""
+
+    def __str__(self) -> str:
+        takes = f"({', '.join(self.takes)})" if self.use in (Use.CALLED, Use.REPLACED) else ""
+        return f"{self.module}.{self.name}{takes} ({self.why})"
+
+
+_MOE = "megatron.core.transformer.moe"
+_LAYER, _DISPATCHER = f"{_MOE}.moe_layer", f"{_MOE}.token_dispatcher"
+_EXPERTS = f"{_MOE}.experts"
+_CONFIG = "megatron.core.transformer.transformer_config"
+_DDP = "megatron.core.distributed.distributed_data_parallel"
+_OPTIMIZER, _SHARDED = "megatron.core.optimizer.optimizer", "megatron.core.optimizer.distrib_optimizer"
+
+
+def _held(module: str, owner: str, names: str, why: str) -> list[Need]:
+    return [Need(module, f"{owner}.{name}", why, Use.HELD) for name in names.split()]
+
+
+_TOKENS = ("permuted_local_hidden_states", "tokens_per_expert", "permuted_probs")
+_SHARDS = ("prefix", "sharded_offsets", "metadata")
+
+NEEDS = (
+    Need(_LAYER, "BaseMoELayer", "finds MoE layers"),
+    Need(
+        _LAYER,
+        "MoELayer.preprocess",
+        "maps logical experts to physical slots before dispatch",
+        Use.REPLACED,
+        ("hidden_states", "probs", "routing_map"),
+    ),
+    *_held(_LAYER, "MoELayer", "config layer_number", "describes the layer"),
+    *_held(_LAYER, "MoELayer", "ep_group num_local_experts", "places experts on ranks"),
+    *_held(_LAYER, "MoELayer", "router experts token_dispatcher", "hooks into its parts"),
+    Need(f"{_MOE}.router", "TopKRouter", "finds the router inside adapters"),
+    Need(
+        "megatron.core.transformer.multi_token_prediction",
+        "MultiTokenPredictionLayer",
+        "leaves layers for multi-token prediction as they are",
+    ),
+    Need(
+        _DISPATCHER,
+        "MoEAlltoAllTokenDispatcher.__init__",
+        "builds a dispatcher over physical slots",
+        Use.CALLED,
+        ("num_local_experts", "local_expert_indices", "config", "pg_collection"),
+    ),
+    Need(
+        _DISPATCHER,
+        "MoEAlltoAllTokenDispatcher.set_shared_experts",
+        "overlaps shared experts with that dispatcher",
+        Use.CALLED,
+        ("shared_experts",),
+    ),
+    *_held(_DISPATCHER, "MoEAlltoAllTokenDispatcher", "ep_group tp_group tp_ep_group tp_size", "shares its groups"),
+    *_held(_DISPATCHER, "MoEAlltoAllTokenDispatcher", "shared_experts", "shares its shared experts"),
+    Need(_EXPERTS, "SequentialMLP.forward", "runs experts with replicas", Use.REPLACED, _TOKENS),
+    Need(
+        _EXPERTS,
+        "TEGroupedMLP.forward",
+        "runs experts with replicas",
+        Use.REPLACED,
+        _TOKENS,
+        unused=("output_buffer", "grad_input_buffer"),  # with NCCL-EP
+    ),
+    Need(_EXPERTS, "SequentialMLP.sharded_state_dict", "writes checkpoints in logical order", Use.REPLACED, _SHARDS),
+    Need(_EXPERTS, "TEGroupedMLP.sharded_state_dict", "writes checkpoints in logical order", Use.REPLACED, _SHARDS),
+    *_held(_EXPERTS, "SequentialMLP", "local_experts num_local_experts ep_group dp_group", "moves experts"),
+    *_held(_EXPERTS, "TEGroupedMLP", "linear_fc1 linear_fc2 num_local_experts ep_group", "moves experts"),
+    Need(
+        "megatron.core.tensor_parallel",
+        "checkpoint",
+        "lets a recomputation find the micro-batch of its forward",
+        Use.REPLACED,
+        ("function", "distribute_saved_activations", "*args"),
+    ),
+    Need(
+        "megatron.core.dist_checkpointing.mapping",
+        "LocalNonpersistentObject",
+        "says the order of experts in a checkpoint",
+        Use.CALLED,
+        ("obj",),
+    ),
+    Need(
+        "megatron.core.parallel_state",
+        "get_expert_model_parallel_group",
+        "finds the groups of a stage without MoE layers",
+        Use.CALLED,
+    ),
+    Need(
+        "megatron.core.parallel_state",
+        "get_expert_data_parallel_group",
+        "finds the groups of a stage without MoE layers",
+        Use.CALLED,
+    ),
+    Need(
+        _DDP,
+        "DistributedDataParallel.start_param_sync",
+        "completes gathered parameters before a reorder",
+        Use.CALLED,
+        ("force_sync",),
+    ),
+    Need(
+        _DDP,
+        "DistributedDataParallel._make_forward_pre_hook",
+        "waits for gathered parameters before weights are sent",
+        Use.CALLED,
+    ),
+    *_held(_DDP, "DistributedDataParallel", "module ddp_config remove_forward_pre_hook_handles", "looks inside DDP"),
+    *_held(_OPTIMIZER, "ChainedOptimizer", "chained_optimizers", "finds optimizer state"),
+    *_held(_OPTIMIZER, "FP32Optimizer", "optimizer config", "finds optimizer state"),
+    *_held(_OPTIMIZER, "Float16OptimizerWithFloat16Params", "optimizer config", "finds optimizer state"),
+    *_held(
+        _SHARDED,
+        "DistributedOptimizer",
+        "optimizer config ddp_config model_param_gbuf_map model_param_group_index_map",
+        "finds shards of optimizer state",
+    ),
+    Need(
+        _SHARDED,
+        "DistributedOptimizer._get_model_param_range_map",
+        "finds shards of optimizer state",
+        Use.CALLED,
+        ("param",),
+    ),
+    Need(
+        _SHARDED,
+        "DistributedOptimizer.sharded_state_dict",
+        "refuses checkpoints by place",
+        Use.REPLACED,
+        ("model_sharded_state_dict", "is_loading", "sharding_type", "metadata"),
+    ),
+    Need(_SHARDED, "DistributedOptimizer.save_parameter_state", "refuses checkpoints by place"),
+    Need(_SHARDED, "DistributedOptimizer.load_parameter_state", "refuses checkpoints by place"),
+    *_held(
+        _CONFIG,
+        "TransformerConfig",
+        "num_moe_experts moe_router_topk moe_token_dispatcher_type moe_router_fusion moe_enable_routing_replay "
+        "moe_router_load_balancing_type moe_expert_capacity_factor moe_router_padding_for_quantization "
+        "gradient_accumulation_fusion expert_tensor_parallel_size cuda_graph_impl cpu_offloading fp8 fp4",
+        "checks settings",
+    ),
+)
+"""Everything that `attach` needs. Without it, all ranks refuse."""
+
+REPLAY_NEEDS = (
+    *_held(f"{_MOE}.router", "TopKRouter", "router_replay", "gives routing to the router"),
+    Need(
+        f"{_MOE}.router_replay",
+        "RouterReplay.get_replay_topk",
+        "gives routing to the router",
+        Use.REPLACED,
+        ("scores", "topk", "num_groups", "group_topk", "default_compute_topk"),
+    ),
+)
+"""What only routing given to the agent needs. Without it, plans run, and the framework or the router decides."""
+
+RAN = ("0.16", "0.17", "0.18", "0.19")
+"""The versions that the test layouts ran on; docs/integration/versions.md says which layouts."""
+
+
+def mismatch(need: Need, parameters: dict[str, bool]) -> str | None:
+    """Return how the parameters of a function differ from a need, or None if they fit.
+
+    Args:
+        need: a need that is called or replaced.
+        parameters: the parameters in order, without `self`, with a leading `*` for variable ones; for each, whether
+            a call must give it.
+    """
+    given = f"has ({', '.join(parameters)})"
+    required = {name for name, is_required in parameters.items() if is_required}
+    if need.use is Use.CALLED:
+        fits = set(need.takes) <= parameters.keys() and required <= set(need.takes)
+        return None if fits else given
+    known = [name for name in parameters if name not in need.unused]
+    return None if tuple(known) == need.takes else given
