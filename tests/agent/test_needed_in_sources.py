@@ -76,7 +76,8 @@ def test_another_signature_is_named(root):
 @pytest.fixture(scope="module")
 def megatron() -> Path:
     spec = importlib.util.find_spec("megatron")
-    assert spec is not None and spec.submodule_search_locations
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
     return Path(spec.submodule_search_locations[0]).parent
 
 

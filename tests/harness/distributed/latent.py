@@ -31,7 +31,7 @@ class Projection(nn.Module):
     ) -> None:
         super().__init__()
         assert parallel_mode == "duplicated"
-        assert not (bias or skip_bias_add or skip_weight_param_allocation or is_expert)
+        assert not any((bias, skip_bias_add, skip_weight_param_allocation, is_expert))
         self.weight = nn.Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, None]:

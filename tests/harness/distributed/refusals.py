@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
@@ -18,11 +17,10 @@ from megatron.core.transformer.moe import experts
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher, MoEFlexTokenDispatcher
 
+from harness.distributed.needs import unnoticed_removals
 from harness.distributed.networks import MODEL, Trained, routing
 from harness.distributed.plans import ScriptedPlans
 from relibra.agent import AgentConfig, Phase, attach, megatron
-from relibra.agent.needed import check_instances, check_needs
-from relibra.agent.needs import NEEDS, REPLAY_NEEDS, Use
 from relibra.errors import Unsupported
 from relibra.planning import Cluster
 
@@ -138,6 +136,10 @@ def in_optimizer(holder: str, name: str, value: Any) -> Change:
     return lambda trained: mock.patch.object(getattr(trained.optimizer.chained_optimizers[0], holder), name, value)
 
 
+def with_other_parameters(_: MoELayer, hidden_states: Any, routing: Any) -> Any:
+    return hidden_states, routing
+
+
 CHANGED: dict[str, Change] = {
     "flex": flex,
     "another dispatcher": lambda trained: mock.patch.object(
@@ -162,7 +164,7 @@ CHANGED: dict[str, Change] = {
     "torch fsdp": lambda trained: mock.patch.object(trained, "ddp", unbuilt(TorchFullyShardedDataParallel)),
     "another router": lambda trained: mock.patch.object(trained.network.moe[1], "router", torch.nn.Linear(2, 2)),
     "a MoE layer without a part": without_group,
-    "changed megatron": lambda _: mock.patch.object(MoELayer, "preprocess", lambda self, hidden_states, routing: None),
+    "changed megatron": lambda _: mock.patch.object(MoELayer, "preprocess", with_other_parameters),
 }
 """Changes to a built model with a distributed optimizer."""
 
@@ -220,30 +222,6 @@ def refusals(cluster: Cluster) -> Result:
             Trained(two, expert_tensor_parallel_size=2), dataclasses.replace(config, cluster=two)
         )
     return {"messages": messages, "left_behind": left_behind, "unnoticed": unnoticed_removals()}
-
-
-def unnoticed_removals() -> list[str]:
-    """Remove from megatron each attribute that the agent needs, one at a time, and return those that no check names."""
-    unnoticed = []
-    for need in (*NEEDS, *REPLAY_NEEDS):
-        owner, _, attribute = need.name.partition(".")
-        with ExitStack() as stack:
-            try:
-                if need.use is Use.HELD:
-                    check_instances([type(owner, (), {})()], [need])
-                elif not attribute:
-                    stack.enter_context(mock.patch.dict(vars(importlib.import_module(need.module))))
-                    del vars(importlib.import_module(need.module))[owner]
-                    check_needs([need])
-                else:
-                    other = type(owner, (), {attribute: lambda self, something_else: None} if need.takes else {})
-                    stack.enter_context(mock.patch.object(importlib.import_module(need.module), owner, other))
-                    check_needs([need])
-                unnoticed.append(str(need))
-            except Unsupported as error:
-                if need.name not in str(error):
-                    unnoticed.append(str(need))
-    return unnoticed
 
 
 def replay(trained: Trained, config: AgentConfig, **options: Any) -> str:

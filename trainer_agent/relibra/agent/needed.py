@@ -46,8 +46,8 @@ def advice_on_version(version: str) -> str | None:
     if ".".join(version.split(".")[:2]) in RAN:
         return None
     return (
-        f"megatron-core {version} has every attribute and signature that relibra's agent needs, but the tests did not run "
-        "on it; compare the losses of the first steps with those of a run without the agent"
+        f"megatron-core {version} has every attribute and signature that relibra's agent needs, but the tests did not "
+        "run on it; compare the losses of the first steps with those of a run without the agent"
     )
 
 
@@ -77,7 +77,7 @@ def _lack(need: Need) -> str | None:
 def parameters_of(function: Callable[..., Any]) -> dict[str, bool]:
     """Return the parameters as `mismatch` takes them."""
     kinds = inspect.Parameter
-    stars = {kinds.VAR_POSITIONAL: "*", kinds.VAR_KEYWORD: "**"}
+    stars: dict[object, str] = {kinds.VAR_POSITIONAL: "*", kinds.VAR_KEYWORD: "**"}
     return {
         stars.get(each.kind, "") + each.name: each.default is kinds.empty and each.kind not in stars
         for each in inspect.signature(function).parameters.values()

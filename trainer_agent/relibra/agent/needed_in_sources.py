@@ -1,7 +1,7 @@
 """Whether the sources of a megatron-core have what the agent needs, without importing it or torch.
 
-It reads definitions, imports and assignments to `self`, so it sees neither what a decorator changes nor what a framework
-replaces at run time. `attach` sees both.
+It reads definitions, imports and assignments to `self`, so it sees neither what a decorator changes nor what a
+framework replaces at run time. `attach` sees both.
 """
 
 import ast
@@ -130,10 +130,10 @@ def _assigned(definition: ast.ClassDef) -> frozenset[str]:
             names.add(each.target.id)
         elif isinstance(each, ast.Assign):
             names |= {target.id for target in each.targets if isinstance(target, ast.Name)}
-    for inner in ast.walk(definition):
-        if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
-            if isinstance(inner.value, ast.Name) and inner.value.id == "self":
-                names.add(inner.attr)
+    stored = (
+        each for each in ast.walk(definition) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
+    )
+    names |= {each.attr for each in stored if isinstance(each.value, ast.Name) and each.value.id == "self"}
     return frozenset(names)
 
 

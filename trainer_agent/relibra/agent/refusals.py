@@ -16,17 +16,15 @@ OLDEST_VERSION = (0, 16)
 def check_version(version: str) -> None:
     """Check a version of megatron-core of which only the number is known, as in a recipe.
 
-    A number of a newer version refuses nothing and promises nothing: `attach` and `relibra doctor` compare the installed
-    megatron-core with the table `relibra.agent.needs`.
+    A newer number refuses nothing and promises nothing: `attach` and `relibra doctor` compare the megatron-core that is
+    installed with the table `relibra.agent.needs`.
 
     Raises:
         Unsupported: the version is known to lack what the agent hooks into.
     """
     numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
     if len(numbers) == 2 and tuple(numbers) < OLDEST_VERSION:
-        raise unsupported(
-            f"megatron-core {version}, which lacks MoELayer.preprocess", "megatron-core 0.16 or newer"
-        )
+        raise unsupported(f"megatron-core {version}, which lacks MoELayer.preprocess", "megatron-core 0.16 or newer")
 
 
 def check_config(config: Any, *, expert_tensor_parallel_size: int) -> None:
@@ -124,7 +122,7 @@ def replay_obstacle(config: Any, router: Any = None) -> Refusal | None:
         )
     if router is not None and not hasattr(router, "router_replay"):
         return Refusal(
-            "routing given to a router without `router_replay`, which megatron-core has from 0.16 on and some forks lack",
+            "routing given to a router without `router_replay`, which some forks of megatron-core lack",
             "the framework's own replay of routing, or forecasts",
         )
     if config.moe_router_fusion:

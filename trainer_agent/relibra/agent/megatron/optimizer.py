@@ -13,6 +13,8 @@ from relibra.agent.homes.checkpoint import refusing_physical_order, refusing_pla
 from relibra.agent.homes.optimizer_state import OptimizerState, Shard
 from relibra.agent.refusals import ddp_refusals, optimizer_refusals, unsupported
 
+_KNOWN = (FP32Optimizer, Float16OptimizerWithFloat16Params, DistributedOptimizer)
+
 
 def optimizer_state(optimizer: Any) -> OptimizerState:
     """Return the state of a megatron or torch optimizer; no state for None.
@@ -25,7 +27,7 @@ def optimizer_state(optimizer: Any) -> OptimizerState:
     distributed: list[DistributedOptimizer] = []
     inner = []
     for part in _parts(optimizer):
-        if isinstance(part, FP32Optimizer | Float16OptimizerWithFloat16Params | DistributedOptimizer):
+        if isinstance(part, _KNOWN):
             if part.optimizer is None:  # a stub: this rank has no parameters for this optimizer
                 continue
             refusals = optimizer_refusals(part.config)
@@ -45,10 +47,9 @@ def optimizer_state(optimizer: Any) -> OptimizerState:
 
 
 def optimizer_parts(optimizer: Any) -> list[Any]:
-    """Return the optimizers of megatron inside, to be compared with the table of the agent's needs."""
-    every = _parts(optimizer)
-    # An optimizer without parameters on this rank is a stub.
-    return [each for each in every if getattr(each, "optimizer", every) is not None]
+    """Return the optimizers of megatron inside that have parameters, to be compared with the table of needs."""
+    known = (each for each in _parts(optimizer) if isinstance(each, _KNOWN))
+    return [each for each in known if getattr(each, "optimizer", each) is not None]
 
 
 def _parts(optimizer: Any) -> list[Any]:
