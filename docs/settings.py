@@ -4,7 +4,8 @@ import json
 import re
 from pathlib import Path
 
-from relibra.agent.refusals import TESTED_VERSIONS, shared_adapter
+from relibra.agent.needs import RAN
+from relibra.agent.refusals import shared_adapter
 from relibra.agent.setting import Part, Setting, State
 from relibra.agent.settings import SETTINGS
 
@@ -47,7 +48,10 @@ def _refused() -> str:
 
 
 def _versions() -> str:
-    return f"megatron-core {', '.join(TESTED_VERSIONS[:-1])} and {TESTED_VERSIONS[-1]}. Any other version is refused."
+    return (
+        f"megatron-core {', '.join(RAN[:-1])} and {RAN[-1]} ran ([versions](versions.md)). No newer version is refused for "
+        "its number: `attach` checks what it hooks into, and names what is missing."
+    )
 
 
 def _share() -> str:

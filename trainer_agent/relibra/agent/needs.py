@@ -202,6 +202,8 @@ def mismatch(need: Need, parameters: dict[str, bool]) -> str | None:
         parameters: the parameters in order, without `self`, with a leading `*` for variable ones; for each, whether
             a call must give it.
     """
+    if {"*args", "**kwargs"} <= parameters.keys():  # a wrapper that passes everything on
+        return None
     given = f"has ({', '.join(parameters)})"
     required = {name for name, is_required in parameters.items() if is_required}
     if need.use is Use.CALLED:

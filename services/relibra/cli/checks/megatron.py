@@ -103,23 +103,3 @@ def _leaves(value: Any) -> dict[str, Any]:
         elif inner.get("enabled") is not False:  # a section that is switched off says nothing
             found |= _leaves(inner)
     return found
-
-
-<<<<<<< HEAD
-def _version() -> str | None:
-    try:
-        return metadata.version("megatron-core")
-    except metadata.PackageNotFoundError:
-=======
-class _Config:
-    """Has the attributes of megatron's configs: the given arguments, else the default or None."""
-
-    cuda_graph_impl = "none"
-    moe_token_dispatcher_type = "allgather"
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self.__dict__ |= given
-
-    def __getattr__(self, name: str) -> Any:
->>>>>>> c8b3299 (agent: leave layers for multi-token prediction plain, overlap shared experts, and check what is hooked into instead of versions)
-        return None

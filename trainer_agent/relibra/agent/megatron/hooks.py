@@ -107,7 +107,7 @@ def _remember_micro_batch_in_checkpoints(change: int) -> None:
         tensor_parallel.checkpoint = _plain_checkpoint
 
 
-def _checkpoint(function: Callable[..., Any], *args: Any) -> Any:
+def _checkpoint(function: Callable[..., Any], distribute_saved_activations: bool, *args: Any) -> Any:
     micro_batch = current_of_any()
     if micro_batch is not None:
         micro_batch = dataclasses.replace(micro_batch, is_checkpointed=True)
@@ -116,4 +116,4 @@ def _checkpoint(function: Callable[..., Any], *args: Any) -> Any:
         with running(micro_batch):
             return function(*run_args)
 
-    return _plain_checkpoint(run, *args)
+    return _plain_checkpoint(run, distribute_saved_activations, *args)

@@ -1,0 +1,73 @@
+"""Modules and instances compared with a table of needs. tests/distributed/test_refusals.py removes parts of megatron."""
+
+import functools
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from relibra.agent.needed import advice_on_version, check_instances, check_needs
+from relibra.agent.needs import RAN, Need, Use
+from relibra.errors import Unsupported
+
+REPLACED = Need("megatron.core", "run", "why", Use.REPLACED, ("first", "*rest"))
+
+
+@pytest.fixture
+def core(monkeypatch) -> ModuleType:
+    """Stand in for megatron, which would take seconds to import."""
+    module = ModuleType("megatron.core")
+    vars(module).update(__version__="0.99.1", run=lambda first, *rest: None)
+    monkeypatch.setitem(sys.modules, "megatron", ModuleType("megatron"))
+    monkeypatch.setitem(sys.modules, "megatron.core", module)
+    return module
+
+
+def test_what_is_there_passes(core):
+    check_needs([REPLACED])
+
+
+def test_wrappers_that_pass_everything_on_pass(core):
+    plain = core.run
+
+    def anything(*args: Any, **kwargs: Any) -> Any:
+        return plain(*args, **kwargs)
+
+    vars(core)["run"] = anything
+    check_needs([REPLACED])
+    vars(core)["run"] = functools.wraps(plain)(anything)
+    check_needs([REPLACED])
+
+
+def test_all_that_is_missing_is_named_at_once_with_the_version(core):
+    vars(core)["run"] = lambda first, second: None
+    needs = [REPLACED, Need("megatron.core", "stop", "why not"), Need("megatron.core.late", "Late", "why")]
+    with pytest.raises(Unsupported) as error:
+        check_needs(needs)
+    for part in (
+        "megatron-core 0.99.1 as installed",
+        "megatron.core.run(first, *rest) (why): it has (first, second)",
+        "megatron.core.stop (why not)",
+        "megatron.core.late.Late (why)",
+    ):
+        assert part in str(error.value)
+
+
+def test_instances_of_subclasses_are_compared(core):
+    class Layer:
+        pass
+
+    class Own(Layer):
+        number = 1
+
+    needs = [Need("megatron.core", f"Layer.{name}", "why", Use.HELD) for name in ("number", "group")]
+    with pytest.raises(Unsupported, match=r"Layer\.group \(why\), which a Own lacks; use"):
+        check_instances([Own()], needs)
+
+
+def test_a_version_that_did_not_run_is_a_warning():
+    assert advice_on_version(f"{RAN[-1]}.7rc1") is None
+    advice = advice_on_version("0.99.1")
+    assert advice is not None
+    assert advice.startswith("megatron-core 0.99.1 has every attribute")
