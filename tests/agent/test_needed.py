@@ -1,4 +1,4 @@
-"""Modules and instances compared with a table of needs. tests/distributed/test_refusals.py removes parts of megatron."""
+"""Modules and instances compared with needs. tests/distributed/test_refusals.py removes parts of megatron."""
 
 import functools
 import sys

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from relibra.cli.checks import hooks
-from relibra.cli.checks.finding import Finding, failed, ok, skipped, warning
+from relibra.cli.checks.finding import Finding, ok, skipped, warning
 from relibra.cli.checks.judgement import findings, unknown_options
 from relibra.cli.recipes import judge as judging
 from relibra.cli.recipes.frameworks.passing import RENAMED
