@@ -49,8 +49,8 @@ def _refused() -> str:
 
 def _versions() -> str:
     return (
-        f"The tests ran on megatron-core {', '.join(RAN[:-1])} and {RAN[-1]} ([versions](versions.md)). No newer number "
-        "is refused:\n`attach` checks what it hooks into, and names what is missing."
+        f"The tests ran on megatron-core {', '.join(RAN[:-1])} and {RAN[-1]} ([versions](versions.md)). No newer "
+        "number is refused:\n`attach` checks what it hooks into, and names what is missing."
     )
 
 
