@@ -7,7 +7,9 @@ from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, report_seque
 from relibra.errors import InvalidInput, LimitExceeded, UnknownJob
 from relibra.planning import ExecutionReport, Phase, PlanId
 from relibra.store import Refused, Store
+from relibra.v1 import array_pb2, execution_pb2
 from relibra.wire.client import PlannerClient
+from relibra.wire.messages import decode_execution_report
 
 REPORT = ExecutionReport(
     step=1,
@@ -49,7 +51,7 @@ def test_S9_a_report_for_a_step_that_nobody_announced_is_remembered(
 
 
 def test_S7_more_cells_than_a_step_may_have_are_refused(client: PlannerClient, job_id: str) -> None:
-    report = dataclasses.replace(REPORT, realised_load_ML=np.ones((1 << 16, 3), dtype=np.int64))
+    report = dataclasses.replace(REPORT, realised_load_ML=np.ones(((1 << 16) // 3 + 1, 3), dtype=np.int64))
     with pytest.raises(LimitExceeded, match="max_cells"):
         client.report_execution(job_id, report)
 
@@ -65,6 +67,23 @@ def test_S7_each_of_many_ep_groups_reports_its_share_of_the_cells_of_a_step(clie
         else:
             with pytest.raises(LimitExceeded, match="max_cells"):
                 client.report_execution(f"{job_id}-groups", report)
+
+
+def test_S9_the_number_of_layers_counts_once_into_the_cells_of_a_report(client: PlannerClient, job_id: str) -> None:
+    # Qwen3-235B on 64 GPUs: 4 micro-batches x 8 groups x 94 layers are 3008 cells.
+    model, cluster = dataclasses.replace(MODEL, num_layers=94), dataclasses.replace(CLUSTER, num_ep_groups=8)
+    client.register_job(f"{job_id}-layers", model, cluster, PARAMS)
+    client.report_execution(
+        f"{job_id}-layers", dataclasses.replace(REPORT, realised_load_ML=np.ones((4, 94), dtype=np.int64))
+    )
+
+
+@pytest.mark.parametrize("shape", [[2, 1 << 20], [2, 3, 1 << 20], [1], []])
+def test_S7_a_load_of_another_shape_is_refused_before_it_is_inflated(shape: list[int]) -> None:
+    load = array_pb2.Array(dtype="D_TYPE_INT64", shape=shape, data=b"no stream at all", deflated=True)
+    request = execution_pb2.ReportExecutionRequest(step=1, realised_load=load, phase="PHASE_UPDATE")
+    with pytest.raises(InvalidInput, match=r"realised_load.shape: expected \[any, 3\]"):
+        decode_execution_report(request, MODEL, CLUSTER)
 
 
 @pytest.mark.parametrize(

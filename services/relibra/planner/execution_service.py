@@ -35,9 +35,10 @@ class ExecutionService(execution_pb2_grpc.ExecutionServiceServicer):
     async def _keep_report(self, job: JobRecord, request: execution_pb2.ReportExecutionRequest) -> None:
         self._admission.check_reason(request.reason)
         # Checked before decoding: a deflated load grows to the size that its shape claims.
-        # Every EP group runs the micro-batches of a step, so all their rows together are those of a step.
-        num_rows = job.cluster.num_ep_groups * max(request.realised_load.shape[:2], default=0)
-        self._admission.check_num_cells(num_rows, job.model)
+        # Every EP group runs the micro-batches of a step, so all their rows together are those of a step. Decoding
+        # compares the other extent of the load with the number of layers before it inflates.
+        num_micro_batches = next(iter(request.realised_load.shape), 0)
+        self._admission.check_num_cells(job.cluster.num_ep_groups * num_micro_batches, job.model)
         report = decode_execution_report(request, job.model, job.cluster)
         if not await self._store.put_report(job, report, self._admission.store_limits):
             # Agents of every version go on after this call, so the answer stays a success; the status service tells.
