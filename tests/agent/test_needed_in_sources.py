@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from relibra.agent.needed_in_sources import missing_in
-from relibra.agent.needs import NEEDS, REPLAY_NEEDS, Need, Use
+from relibra.agent.needs import DISPATCHER_NEEDS, NEEDS, REPLAY_NEEDS, Need, Use
 
 SOURCES = {
     "__init__.py": "from .functions import run as renamed\nfrom .classes import Late",
@@ -34,6 +34,9 @@ except ImportError:
 
 def need(name: str, use: Use, *takes: str, module: str = "a", unused: tuple[str, ...] = ()) -> Need:
     return Need(module, name, "why", use, takes, unused)
+
+
+OF_DISPATCHERS = [need for of_class in DISPATCHER_NEEDS.values() for need in of_class]
 
 
 @pytest.fixture
@@ -84,9 +87,10 @@ def megatron() -> Path:
 def test_S5_the_installed_megatron_has_everything(megatron):
     assert missing_in(megatron) == []
     assert missing_in(megatron, REPLAY_NEEDS) == []
+    assert missing_in(megatron, OF_DISPATCHERS) == []
 
 
-@pytest.mark.parametrize("each", [*NEEDS, *REPLAY_NEEDS], ids=lambda each: each.name)
+@pytest.mark.parametrize("each", [*NEEDS, *REPLAY_NEEDS, *OF_DISPATCHERS], ids=lambda each: each.name)
 def test_S5_every_attribute_is_missed_under_another_name(megatron, each):
     renamed = dataclasses.replace(each, name=f"{each.name}_of_another_version")
     assert len(missing_in(megatron, [renamed])) == 1

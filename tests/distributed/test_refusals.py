@@ -8,9 +8,9 @@ pytestmark = pytest.mark.distributed
 @pytest.mark.parametrize(
     ("case", "message", "alternative"),
     [
-        ("allgather", "moe_token_dispatcher_type='allgather'", "'alltoall'"),
-        ("flex", "moe_token_dispatcher_type='flex'", "'alltoall'"),
-        ("another dispatcher", "a dispatcher of type MoEAllGatherTokenDispatcher", "'alltoall'"),
+        ("ncclep", "moe_flex_dispatcher_backend='ncclep'", "'deepep' or 'hybridep'"),
+        ("another dispatcher", "a dispatcher of type MoETokenDispatcher", "'alltoall', 'allgather' or 'flex'"),
+        ("another manager", "a flex dispatcher with a manager of type NoneType", "'deepep' or 'hybridep'"),
         ("legacy grouped gemm", "experts of type", "SequentialMLP or TEGroupedMLP"),
         (
             "one adapter of all experts",
@@ -32,11 +32,11 @@ pytestmark = pytest.mark.distributed
         ("fine_grained_activation_offloading", "=True", "fine_grained_activation_offloading=False"),
         ("moe_paged_stash", "=True", "moe_paged_stash=False"),
         ("moe_apply_probs_on_input", "=True", "moe_apply_probs_on_input=False"),
-        ("moe_expert_capacity_factor", "dropping tokens", "moe_expert_capacity_factor=None"),
+        ("moe_pad_expert_input_to_capacity", "share its tokens", "moe_pad_expert_input_to_capacity=False"),
         ("moe_expert_rank_capacity_factor", "dropping tokens", "moe_expert_rank_capacity_factor=None"),
         ("fp8", "fp8 and fp4 experts", "bf16 or fp32"),
         ("fp4", "fp8 and fp4 experts", "bf16 or fp32"),
-        ("moe_router_padding_for_quantization", "fp8 and fp4 experts", "bf16 or fp32"),
+        ("moe_router_padding_for_quantization", "only with fp8 and fp4", "moe_router_padding_for_quantization=False"),
         ("graph of a layer", "CUDA graph over MoE layers (cuda_graph_scope full layer)", "cuda_graph_scope='attn'"),
         ("graph of moe", "CUDA graph over MoE layers (cuda_graph_scope attn, moe)", "cuda_graph_scope='attn'"),
         ("graph of moe_router", "(cuda_graph_scope moe_router)", "cuda_graph_scope='attn'"),
@@ -82,6 +82,16 @@ def test_S5_no_attribute_that_the_agent_needs_can_go_unnoticed(two_nodes):
 def test_a_config_that_describes_another_model_is_refused(two_nodes, case, field):
     for result in two_nodes.of("refusals"):
         assert result["messages"][case].startswith(f"InvalidInput: {field}")
+
+
+def test_numbers_of_slots_that_HybridEP_cannot_have_are_refused(two_nodes):
+    """Two ranks per node have four experts and three redundant slots each."""
+    for result in two_nodes.of("refusals"):
+        text = result["messages"]["slots of HybridEP"]
+        assert text.startswith(
+            "InvalidInput: cluster.redundant_slots: expected a number of slots per node that 4 divides"
+        )
+        assert "14 slots on 2 GPUs" in text
 
 
 def test_S1_what_one_rank_refuses_is_refused_on_all(two_nodes):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from relibra.agent.cells.token_copies import token_copies
 from relibra.kernels import EMPTY, REST
 from relibra.kernels.reference import expert_pack, expert_unpack, grad_accumulate, quota_remap
 
@@ -20,6 +21,18 @@ def test_S5_quota_remap() -> None:
     on_cpu = quota_remap(probs_TE, routing_map_TE, slot_expert_P, share_P)
     on_cuda = quota_remap(probs_TE.cuda(), routing_map_TE.cuda(), slot_expert_P.cuda(), share_P.cuda())
     assert all(torch.equal(a, b.cpu()) for a, b in zip(on_cpu, on_cuda, strict=True))
+
+
+def test_S5_token_copies() -> None:
+    routing_map_TP = torch.zeros(512, 40, dtype=torch.bool)
+    routing_map_TP.scatter_(1, _random(512, 40).topk(8).indices, True)
+    routing_map_TP[::7, 20:] = False  # fewer than 8 copies
+    probs_TP = _random(512, 40) * routing_map_TP
+    on_cpu = token_copies(routing_map_TP, probs_TP, 8)
+    on_cuda = token_copies(routing_map_TP.cuda(), probs_TP.cuda(), 8)
+    assert torch.equal(on_cpu[0], on_cuda[0].cpu())
+    is_copy_TK = on_cpu[0] >= 0
+    assert torch.equal(on_cpu[1][is_copy_TK], on_cuda[1].cpu()[is_copy_TK])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

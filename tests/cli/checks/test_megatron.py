@@ -27,7 +27,10 @@ def found(text: str, *, is_yaml: bool = False) -> list[tuple[CheckResult, str]]:
             "use expert_tensor_parallel_num_weight_shards=None",
         ),
         ("actor.megatron.+override.delay_wgrad_compute=True", "use delay_wgrad_compute=False"),
-        ("--moe-token-dispatcher-type flex", "use 'alltoall'"),
+        (
+            "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend ncclep",
+            "use moe_flex_dispatcher_backend='deepep' or 'hybridep'",
+        ),
         ("--use-precision-aware-optimizer", "use use_precision_aware_optimizer=False"),
         ("--optimizer-cpu-offload", "use optimizer_cpu_offload=False"),
         ("--num-distributed-optimizer-instances 2", "use num_distributed_optimizer_instances=1"),
@@ -67,13 +70,14 @@ def test_accepted_arguments_pass_as_words_and_as_yaml():
     assert found(f"{GOOD} --cuda-graph-impl local --cuda-graph-scope attn") == [(CheckResult.OK, "")]
     sizes = "--tensor-model-parallel-size 2 --tensor-parallel-num-weight-shards 2 --expert-tensor-parallel-size 1"
     assert found(f"{GOOD} {sizes}") == [(CheckResult.OK, "")]
+    assert found(f"{GOOD} --moe-token-dispatcher-type flex --moe-enable-deepep") == [(CheckResult.OK, "")]
     inner = "  moe-token-dispatcher-type: alltoall\n  moe_enable_routing_replay: true\n"
     assert found(f"model:\n{inner}", is_yaml=True) == [(CheckResult.OK, "")]
 
 
 def test_all_refusals_are_reported_at_once_and_missing_replay_is_a_warning():
-    assert [verdict for verdict, _ in found("--moe-router-fusion --fp8-format e4m3")] == [
-        CheckResult.FAILED,  # the dispatcher, allgather by default
+    assert [verdict for verdict, _ in found("--moe-router-fusion --delay-wgrad-compute --fp8-format e4m3")] == [
+        CheckResult.FAILED,  # delayed gradients of weights
         CheckResult.FAILED,  # fp8; router fusion alone only prevents replay
         CheckResult.WARNING,
     ]

@@ -12,6 +12,7 @@ from harness.distributed import (
     checkpoints,
     copies,
     deaths,
+    dispatchers,
     exports,
     faults,
     integration_page,
@@ -181,6 +182,7 @@ LAYOUTS = {
     "one_rank": Layout(cluster=EP1, scenarios={"integration_page": integration_page.integration_page}, num_ranks=1),
     "gpt_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios=matrix.scenarios("gpt_ep2_edp2")),
     "gpt_experts": Layout(cluster=EP2_EDP2, scenarios=matrix.EXPERTS_SCENARIOS | mutations.EXPERTS_SCENARIOS),
+    "gpt_dispatchers": Layout(cluster=EP4, scenarios=dispatchers.SCENARIOS),
     "gpt_tp2_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios=matrix.TENSOR_SCENARIOS, tensor_parallel_size=2),
     "cp2_ep2_edp2": Layout(
         cluster=EP2_EDP2,

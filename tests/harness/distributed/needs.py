@@ -1,18 +1,20 @@
 """Megatron-core without one of the attributes that the agent needs."""
 
 import importlib
+import itertools
 from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
 from relibra.agent.needed import check_instances, check_needs
-from relibra.agent.needs import NEEDS, REPLAY_NEEDS, Need, Use
+from relibra.agent.needs import DISPATCHER_NEEDS, NEEDS, REPLAY_NEEDS, Need, Use
 from relibra.errors import Unsupported
 
 
 def unnoticed_removals() -> list[str]:
     """Remove each attribute of the table, or change its signature, and return those that no check names."""
-    return [str(need) for need in (*NEEDS, *REPLAY_NEEDS) if need.name not in _refusal_without(need)]
+    needs = (*NEEDS, *REPLAY_NEEDS, *itertools.chain(*DISPATCHER_NEEDS.values()))
+    return [str(need) for need in needs if need.name not in _refusal_without(need)]
 
 
 def _refusal_without(need: Need) -> str:

@@ -21,8 +21,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.multiprocessing import ProcessExitedException
 
+from harness import deep_ep_on_gloo
 from relibra.demo import megatron_on_cpu
 
+deep_ep_on_gloo.install()
 megatron_on_cpu.install()
 
 from megatron.core import parallel_state  # noqa: E402

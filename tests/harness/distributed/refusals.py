@@ -15,7 +15,11 @@ from megatron.core.distributed import FullyShardedDataParallel, TorchFullySharde
 from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
 from megatron.core.transformer.moe import experts
 from megatron.core.transformer.moe.moe_layer import MoELayer
-from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher, MoEFlexTokenDispatcher
+from megatron.core.transformer.moe.token_dispatcher import (
+    MoEFlexTokenDispatcher,
+    MoETokenDispatcher,
+    _HybridEPManager,
+)
 
 from harness.distributed.needs import unnoticed_removals
 from harness.distributed.networks import MODEL, Trained, routing
@@ -28,8 +32,10 @@ Result = dict[str, Any]
 Change = Callable[[Trained], AbstractContextManager[Any]]
 
 BUILT: dict[str, dict[str, Any]] = {
-    "allgather": {"moe_token_dispatcher_type": "allgather"},
-    "moe_expert_capacity_factor": {"moe_expert_capacity_factor": 1.0},
+    "moe_pad_expert_input_to_capacity": {
+        "moe_expert_capacity_factor": 1.0,
+        "moe_pad_expert_input_to_capacity": True,
+    },
     "moe_apply_probs_on_input": {
         "moe_apply_probs_on_input": True,
         "moe_router_topk": 1,
@@ -46,6 +52,7 @@ SET: dict[str, dict[str, Any]] = {
     "cpu_offloading": {"cpu_offloading": True, "cpu_offloading_num_layers": 1},
     "fine_grained_activation_offloading": {"fine_grained_activation_offloading": True},
     "moe_paged_stash": {"moe_paged_stash": True},
+    "ncclep": {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "ncclep"},
     "moe_expert_rank_capacity_factor": {"moe_expert_rank_capacity_factor": 1.5},
     "expert_gtp_weight_remat_size": {"expert_gtp_weight_remat_size": 2},
     "expert_tensor_parallel_num_weight_shards": {"expert_tensor_parallel_num_weight_shards": 2},
@@ -81,15 +88,6 @@ def configured(trained: Trained, options: dict[str, Any]) -> Iterator[None]:
     yield
     for layer in trained.network.moe:
         layer.config = plain
-
-
-@contextmanager
-def flex(trained: Trained) -> Iterator[None]:
-    with (
-        configured(trained, {"moe_token_dispatcher_type": "flex"}),
-        mock.patch.object(trained.network.moe[1], "token_dispatcher", unbuilt(MoEFlexTokenDispatcher)),
-    ):
-        yield
 
 
 class AroundProduct(torch.nn.Module):
@@ -140,11 +138,15 @@ def with_other_parameters(_: MoELayer, hidden_states: Any, routing: Any) -> Any:
     return hidden_states, routing
 
 
+def with_dispatcher(kind: type, **attributes: Any) -> Change:
+    dispatcher = unbuilt(kind)
+    vars(dispatcher).update(attributes)
+    return lambda trained: mock.patch.object(trained.network.moe[1], "token_dispatcher", dispatcher)
+
+
 CHANGED: dict[str, Change] = {
-    "flex": flex,
-    "another dispatcher": lambda trained: mock.patch.object(
-        trained.network.moe[1], "token_dispatcher", unbuilt(MoEAllGatherTokenDispatcher)
-    ),
+    "another dispatcher": with_dispatcher(MoETokenDispatcher),
+    "another manager": with_dispatcher(MoEFlexTokenDispatcher),
     "legacy grouped gemm": lambda trained: mock.patch.object(
         trained.network.moe[1], "experts", unbuilt(getattr(experts, "GroupedMLP", experts.MegatronModule))
     ),
@@ -207,6 +209,9 @@ def refusals(cluster: Cluster) -> Result:
         "num_ep_groups": {"cluster": dataclasses.replace(cluster, num_ep_groups=2)},
     }.items():
         messages[case] = refused(trained, dataclasses.replace(config, **changes))
+    odd = dataclasses.replace(cluster, redundant_slots=3)
+    with with_dispatcher(MoEFlexTokenDispatcher, _comm_manager=unbuilt(_HybridEPManager))(trained):
+        messages["slots of HybridEP"] = refused(trained, dataclasses.replace(config, cluster=odd))
     for case, changes in {
         "another job": {"job_id": "other"},
         "another cluster": {"cluster": dataclasses.replace(cluster, redundant_slots=3)},

@@ -178,6 +178,40 @@ NEEDS = (
 )
 """Everything that `attach` needs. Without it, all ranks refuse."""
 
+_BUILT = ("num_local_experts", "local_expert_indices", "config", "pg_collection")
+
+
+def _dispatcher(owner: str, held: str) -> tuple[Need, ...]:
+    constructor = Need(_DISPATCHER, f"{owner}.__init__", "builds a dispatcher over physical slots", Use.CALLED, _BUILT)
+    return (constructor, *_held(_DISPATCHER, owner, held, "shares its groups"))
+
+
+DISPATCHER_NEEDS = {
+    "MoEAllGatherTokenDispatcher": _dispatcher(
+        "MoEAllGatherTokenDispatcher", "ep_group tp_group tp_ep_group tp_size shared_experts"
+    ),
+    "MoEFlexTokenDispatcher": _dispatcher(
+        "MoEFlexTokenDispatcher", "ep_group tp_group tp_ep_group tp_size shared_experts _comm_manager"
+    ),
+    "_DeepepManager": (
+        Need(
+            _DISPATCHER,
+            "_DeepepManager.setup_metadata",
+            "tells DeepEP the copies of the routing map",
+            Use.REPLACED,
+            ("routing_map", "probs"),
+        ),
+        *_held(
+            _DISPATCHER,
+            "_DeepepManager",
+            "group num_experts router_topk token_indices token_probs",
+            "tells DeepEP the copies of the routing map",
+        ),
+    ),
+    "_HybridEPManager": tuple(_held(_DISPATCHER, "_HybridEPManager", "group", "shares its group")),
+}
+"""What only dispatchers other than 'alltoall' need, by class. Without it, all ranks refuse such a dispatcher."""
+
 REPLAY_NEEDS = (
     *_held(f"{_MOE}.router", "TopKRouter", "router_replay", "gives routing to the router"),
     Need(

@@ -47,6 +47,7 @@ def _is_sharded(config: Any, size: str, num_shards: str, num_tensor_ranks: int) 
 
 
 _MATRIX, _NEUTRALITY = "distributed/test_matrix.py", "distributed/test_neutrality.py"
+_DISPATCHERS = "distributed/test_dispatchers.py"
 _LAYERS = "distributed/test_layers.py"
 
 SETTINGS = (
@@ -91,15 +92,20 @@ SETTINGS = (
         instead="tensor_parallel_num_weight_shards=None",
         cost="each rank holds the weights that its tensor-parallel rank has",
     ),
+    _runs("moe_token_dispatcher_type", "'alltoall', 'allgather', 'flex'", _DISPATCHERS),
     Setting(
-        name="moe_token_dispatcher_type",
-        runs="'alltoall'",
-        tested=_MATRIX,
-        is_refused=lambda config: config.moe_token_dispatcher_type != "alltoall",
-        what="moe_token_dispatcher_type='allgather' and 'flex'",
-        got=lambda config: f"moe_token_dispatcher_type={config.moe_token_dispatcher_type!r}",
-        instead="'alltoall'",
-        cost="dispatch without the fused kernels of DeepEP or HybridEP takes longer, above all between nodes",
+        name="moe_flex_dispatcher_backend",
+        runs="'deepep', 'hybridep'; both are tested on CPUs, with stand-ins for the packages",
+        tested=_DISPATCHERS,
+        # Configurations of files may lack the backend; megatron's default is DeepEP.
+        is_refused=lambda config: (
+            config.moe_token_dispatcher_type == "flex"
+            and getattr(config, "moe_flex_dispatcher_backend", None) not in (None, "", "deepep", "hybridep")
+        ),
+        what="moe_flex_dispatcher_backend='ncclep', which was not tested",
+        got=lambda config: f"moe_flex_dispatcher_backend={config.moe_flex_dispatcher_backend!r}",
+        instead="moe_flex_dispatcher_backend='deepep' or 'hybridep'",
+        cost="none is known: the backends do the same with other kernels",
     ),
     Setting(
         name="moe_router_fusion",
@@ -111,7 +117,12 @@ SETTINGS = (
     ),
     _runs("moe_enable_routing_replay", "on and off; off plans from forecasts, which balance less well", _MATRIX),
     _runs("moe_router_load_balancing_type", "any; 'sinkhorn' only without routing given to the agent", _MATRIX),
-    _runs("moe_permute_fusion", "on and off; only off is tested, because on needs Transformer Engine with CUDA"),
+    _runs("moe_router_dtype", "any", _DISPATCHERS),
+    _runs(
+        "moe_permute_fusion",
+        "on and off; on is tested on CPUs, with a stand-in for Transformer Engine's permutations",
+        _DISPATCHERS,
+    ),
     _runs("moe_grouped_gemm", "on and off", _MATRIX),
     _runs("gradient_accumulation_fusion", "on and off", _MATRIX),
     _runs("recompute_granularity", "none, 'selective', 'full'", _MATRIX),
@@ -153,14 +164,11 @@ SETTINGS = (
     _off(
         "moe_apply_probs_on_input", "", "probabilities are applied to outputs, which changes a top-1 model's arithmetic"
     ),
-    Setting(
-        name="moe_expert_capacity_factor",
-        runs="None",
-        tested=_MATRIX,
-        is_refused=lambda config: config.moe_expert_capacity_factor is not None,
-        what="dropping tokens (moe_expert_capacity_factor)",
-        instead="moe_expert_capacity_factor=None",
-        cost="no token is dropped, so the fullest rank is not bounded; balancing it is what relibra is for",
+    _runs("moe_expert_capacity_factor", "any; plans do not know which tokens will be dropped", _DISPATCHERS),
+    _off(
+        "moe_pad_expert_input_to_capacity",
+        ", because the home and the replicas of an expert share its tokens, so none has as many as its capacity",
+        "the sizes of dispatched tensors vary, and the host waits for them",
     ),
     Setting(
         name="moe_expert_rank_capacity_factor",
@@ -175,10 +183,15 @@ SETTINGS = (
         name="fp8",
         runs="None: bf16 or fp32",
         tested=_MATRIX,
-        is_refused=lambda config: bool(config.moe_router_padding_for_quantization or config.fp8 or config.fp4),
+        is_refused=lambda config: bool(config.fp8 or config.fp4),
         what="fp8 and fp4 experts",
         instead="bf16 or fp32 experts",
         cost="products of experts take up to twice as long, and activations twice the memory",
+    ),
+    _off(
+        "moe_router_padding_for_quantization",
+        ", which megatron allows only with fp8 and fp4 experts",
+        "none without fp8 and fp4: experts need no padding",
     ),
     _runs("mtp_num_layers", "any number; MoE layers for multi-token prediction stay as megatron built them", _LAYERS),
     _runs("optimizer", "'adam' and 'sgd'", _MATRIX, Part.OPTIMIZER),

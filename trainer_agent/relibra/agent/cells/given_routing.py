@@ -29,11 +29,18 @@ class GivenRouting:
         """Note that the router of a layer chose experts without asking for the routing."""
         self._not_asked.add(layer)
 
-    def compare(self, layer: int, routed_TK: Tensor, routing_map_TE: Tensor) -> None:
-        """Compare one cell on the device of `routing_map_TE`, without waiting for it."""
+    def compare(self, layer: int, routed_TK: Tensor, routing_map_TE: Tensor, *, drops_tokens: bool = False) -> None:
+        """Compare one cell on the device of `routing_map_TE`, without waiting for it.
+
+        A router that drops tokens need not have chosen all experts given, but none that was not given.
+        """
         routed_TK = routed_TK.to(routing_map_TE.device, non_blocking=True).long()
-        chosen_TK = routing_map_TE.gather(1, routed_TK.clamp(min=0)).bool()
-        differs = (~chosen_TK & (routed_TK != NATIVE)).any()
+        expert_TK, given_TK = routed_TK.clamp(min=0), routed_TK != NATIVE
+        if drops_tokens:
+            given_TE = torch.zeros_like(routing_map_TE).scatter(1, expert_TK, True)
+            differs = (routing_map_TE & ~given_TE & given_TK.all(dim=1, keepdim=True)).any()
+        else:
+            differs = (~routing_map_TE.gather(1, expert_TK).bool() & given_TK).any()
         before = self._differs_by_layer.get(layer)
         self._differs_by_layer[layer] = differs if before is None else before | differs
 

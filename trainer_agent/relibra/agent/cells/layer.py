@@ -67,8 +67,13 @@ class LayerExecution:
         if micro_batch is not None:
             self._visit = self._visit_of(micro_batch)
 
-    def remap(self, probs_TE: Tensor, routing_map_TE: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
+    def remap(
+        self, probs_TE: Tensor, routing_map_TE: Tensor, *, training: bool, drops_tokens: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Return the physical probabilities and routing map, `[T, P]` each. P is E in a cell without replicas.
+
+        A router that drops tokens (`drops_tokens`) leaves fewer copies than the plan knows of, so these are not
+        compared with the plan.
 
         Raises:
             RelibraError: a training forward outside a micro-batch while the step has replicas or routing, or a forward
@@ -84,8 +89,8 @@ class LayerExecution:
             if asked_TK is None:
                 micro_batch.given.note_not_asked(self.index)
                 asked_TK = micro_batch.routed_LTK[self.index]
-            micro_batch.given.compare(self.index, asked_TK, routing_map_TE)
-        if micro_batch is not None and micro_batch.routed is not None:
+            micro_batch.given.compare(self.index, asked_TK, routing_map_TE, drops_tokens=drops_tokens)
+        if micro_batch is not None and micro_batch.routed is not None and not drops_tokens:
             micro_batch.routed.record(micro_batch.index, self.index, routing_map_TE)
         table = self._table(training)
         if table is None:

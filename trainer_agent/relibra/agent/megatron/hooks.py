@@ -1,6 +1,5 @@
 """Hooks into built layers, and their removal."""
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from relibra.agent.cells.layer import LayerExecution
 from relibra.agent.cells.micro_batch import current_of_any, running
 from relibra.agent.cells.replay import MicroBatchReplay
 from relibra.agent.homes.checkpoint import logical_sharded_state_dict
+from relibra.agent.megatron.dispatchers import over_slots, use_groups_of
 from relibra.agent.megatron.layers import router_of
 from relibra.planning import Cluster
 
@@ -28,26 +28,18 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
     slots_per_rank = layer.num_local_experts + cluster.redundant_slots
     first_slot = layer.ep_group.rank() * slots_per_rank
     plain_dispatcher = layer.token_dispatcher
-    config = copy.copy(layer.config)
-    config.num_moe_experts = cluster.num_ranks * slots_per_rank
-    physical_dispatcher = type(plain_dispatcher)(
-        slots_per_rank,
-        list(range(first_slot, first_slot + slots_per_rank)),
-        config=config,
-        pg_collection=_GroupsOf(plain_dispatcher),
-    )
-    if plain_dispatcher.shared_experts is not None:  # with moe_shared_expert_overlap, they run inside the dispatcher
-        physical_dispatcher.set_shared_experts(plain_dispatcher.shared_experts)
+    physical_dispatcher = over_slots(plain_dispatcher, layer.config, first_slot, slots_per_rank, cluster.num_ranks)
     plain_preprocess, plain_forward = layer.preprocess, layer.experts.forward
     router = router_of(layer)
     has_replay, plain_replay = hasattr(router, "router_replay"), getattr(router, "router_replay", None)
 
     @functools.wraps(plain_preprocess)
     def preprocess(hidden_states: Tensor, probs: Tensor, routing_map: Tensor) -> Any:
-        probs, routing_map = execution.remap(probs, routing_map, training=layer.training)
+        drops_tokens = layer.config.moe_expert_capacity_factor is not None
+        probs, routing_map = execution.remap(probs, routing_map, training=layer.training, drops_tokens=drops_tokens)
         without_replicas = routing_map.shape[1] == layer.config.num_moe_experts
-        if not without_replicas:  # a framework may have created its groups again since `install`
-            vars(physical_dispatcher).update({name: getattr(plain_dispatcher, name) for name in _DISPATCHER_GROUPS})
+        if not without_replicas:
+            use_groups_of(plain_dispatcher, physical_dispatcher)
         layer.token_dispatcher = plain_dispatcher if without_replicas else physical_dispatcher
         return plain_preprocess(hidden_states, probs, routing_map)
 
@@ -78,18 +70,6 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
         _remember_micro_batch_in_checkpoints(-1)
 
     return restore
-
-
-_DISPATCHER_GROUPS = ("ep_group", "tp_group", "tp_ep_group")
-
-
-class _GroupsOf:
-    """The process groups a dispatcher was built with, as the collection its constructor reads."""
-
-    def __init__(self, dispatcher: Any) -> None:
-        self.ep = dispatcher.ep_group
-        self.expt_tp = dispatcher.tp_group
-        self.tp_ep = dispatcher.tp_ep_group
 
 
 _plain_checkpoint: Callable[..., Any] = tensor_parallel.checkpoint

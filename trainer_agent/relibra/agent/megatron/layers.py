@@ -9,11 +9,11 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.transformer.moe.experts import SequentialMLP, TEGroupedMLP
 from megatron.core.transformer.moe.moe_layer import BaseMoELayer, MoELayer
 from megatron.core.transformer.moe.router import TopKRouter
-from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
 from torch import nn
 
 from relibra.agent.experts import check_parameters
+from relibra.agent.megatron.dispatchers import check_dispatcher
 from relibra.agent.refusals import check_config, sharding, unsupported
 from relibra.errors import InvalidInput
 from relibra.planning import Cluster, Model
@@ -93,8 +93,7 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
         raise unsupported(f"a MoE layer of type {type(layer).__name__}", "megatron's MoELayer, or a subclass")
     config = layer.config
     check_config(config, expert_tensor_parallel_size=getattr(layer.token_dispatcher, "tp_size", 1))
-    if not isinstance(layer.token_dispatcher, MoEAlltoAllTokenDispatcher):
-        raise unsupported(f"a dispatcher of type {type(layer.token_dispatcher).__name__}", "megatron's own 'alltoall'")
+    check_dispatcher(layer.token_dispatcher, layer.num_local_experts, cluster)
     if not isinstance(layer.experts, SequentialMLP | TEGroupedMLP):
         raise unsupported(f"experts of type {type(layer.experts).__name__}", "SequentialMLP or TEGroupedMLP")
     if getattr(layer.experts, "_with_fused_impl", False):  # from 0.18 on
