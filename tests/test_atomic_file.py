@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.devices import device
 from relibra.atomic_file import write_atomically
 
 
@@ -82,17 +83,15 @@ def test_a_read_only_file_is_refused(tmp_path):
 
 
 def test_a_device_is_written_and_stays(tmp_path):
-    # Links to devices, so that a mistake replaces the link and not a device of this machine.
-    full, null = tmp_path / "full", tmp_path / "null"
-    full.symlink_to("/dev/full")
-    null.symlink_to("/dev/null")
+    link = tmp_path / "link"
+    full, null = (device(name, tmp_path) for name in ("full", "null"))
+    link.symlink_to(full)
     with pytest.raises(OSError, match="No space left"):
-        write_atomically(full, b"data")
+        write_atomically(link, b"data")
     write_atomically(null, b"data")
-    assert full.is_symlink()
-    assert null.is_symlink()
-    for device in ("/dev/full", "/dev/null"):
-        assert stat.S_ISCHR(Path(device).stat().st_mode)
+    assert link.is_symlink()
+    for path in (full, null):
+        assert stat.S_ISCHR(path.stat().st_mode)
 
 
 def test_a_pipe_is_written(tmp_path):

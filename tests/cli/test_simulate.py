@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from harness.devices import device
 from relibra.cli.simulate import simulate
 from relibra.errors import InvalidInput, InvalidTrace, Unsupported
 from relibra.evaluation.hardware import hardware_of
@@ -78,15 +79,14 @@ def test_without_scipy_the_linear_program_is_left_out_or_refused_before_anything
 
 
 def test_a_report_that_cannot_be_written_is_refused_and_the_old_page_stays(trace, tmp_path):
-    page, full = tmp_path / "page.html", tmp_path / "full.html"
+    page, full = tmp_path / "page.html", device("full", tmp_path)
     page.write_text("old")
     page.chmod(0o444)
-    full.symlink_to("/dev/full")
     for path in (page, full):
         with pytest.raises(InvalidInput, match="--report: expected a file that can be written"):
             _run(trace, *_SMALL, "--policies", "plain", "--report", path)
     assert page.read_text() == "old"
-    assert full.is_symlink()
+    assert full.is_char_device()
 
 
 def test_longer_sequences_spend_more_on_attention(trace):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from harness.devices import device
 from relibra.cli.app import app
 from relibra.errors import InvalidInput, InvalidTrace
 from relibra.routing import RoutingTrace, read_trace, write_trace
@@ -109,14 +110,14 @@ def test_domains_whose_file_names_would_be_equal_get_files_of_their_own(tmp_path
 
 
 def test_an_output_that_cannot_be_written_is_refused_and_stays_as_it_was(source, tmp_path):
-    (tmp_path / "full").symlink_to("/dev/full")
+    full = device("full", tmp_path)
     before = source.read_bytes()
     source.chmod(0o400)
     with pytest.raises(InvalidInput, match=r"--output: expected a file that can be written, got .*No space left"):
-        trace_verb("merge", source, "-o", tmp_path / "full")
+        trace_verb("merge", source, "-o", full)
     with pytest.raises(InvalidInput, match=r"--output: expected a file that can be written, got .*read-only"):
         trace_verb("merge", source, source, "-o", source)
-    assert (tmp_path / "full").is_symlink()
+    assert full.is_char_device()
     assert source.read_bytes() == before
 
 
