@@ -49,6 +49,21 @@ def test_S9_a_write_is_noticed(write: Callable[[SequentialExperts], None]) -> No
     guard.check_trained()
 
 
+@pytest.mark.parametrize("write", [swap, change_one_bit])
+def test_S9_a_write_to_frozen_experts_that_no_rank_updates_is_noticed(
+    write: Callable[[SequentialExperts], None],
+) -> None:
+    guard, experts = guarded(state=OptimizerState([], lambda _: None), is_armed=False)
+    for parameters in experts.parameters:
+        for each in parameters:
+            each.requires_grad_(False)
+    guard.is_armed = True
+    guard.note_trained()
+    write(experts)
+    with pytest.raises(RelibraError, match="written behind"):
+        guard.check_trained()
+
+
 def test_S9_a_forward_looks_only_at_layers_that_torch_saw_a_write_to() -> None:
     guard, experts = guarded()
     guard.check_if_written(0)

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from relibra.agent.needs import NEEDS, RAN, Need, Use, mismatch
+from relibra.agent.needs import NEEDS, RAN, TRANSFORMER_ENGINE_NEEDS, Need, Use, mismatch
 from relibra.errors import Unsupported
 
 
@@ -21,7 +21,7 @@ def check_needs(needs: Iterable[Need] = NEEDS) -> None:
     _refuse([lack for need in needs if need.use is not Use.HELD and (lack := _lack(need)) is not None])
 
 
-def check_instances(instances: Iterable[Any], needs: Iterable[Need] = NEEDS) -> None:
+def check_instances(instances: Iterable[Any], needs: Iterable[Need] = (*NEEDS, *TRANSFORMER_ENGINE_NEEDS)) -> None:
     """Check objects that megatron has built.
 
     Raises:

@@ -168,6 +168,12 @@ NEEDS = (
     Need(_SHARDED, "DistributedOptimizer.save_parameter_state", "refuses checkpoints by place"),
     Need(_SHARDED, "DistributedOptimizer.load_parameter_state", "refuses checkpoints by place"),
     *_held(
+        "megatron.core.extensions.transformer_engine",
+        "TEGroupedLinear",
+        "_pg_collection",
+        "finds the groups of experts",
+    ),
+    *_held(
         _CONFIG,
         "TransformerConfig",
         "num_moe_experts moe_router_topk moe_token_dispatcher_type moe_router_fusion moe_enable_routing_replay "
@@ -223,6 +229,11 @@ REPLAY_NEEDS = (
     ),
 )
 """What only routing given to the agent needs. Without it, plans run, and the framework or the router decides."""
+
+TRANSFORMER_ENGINE_NEEDS = tuple(
+    _held("transformer_engine.pytorch", "GroupedLinear", "num_gemms weight0", "adds replicas to a grouped product")
+)
+"""What grouped experts need of Transformer Engine, whose sources `relibra doctor` does not read."""
 
 RAN = ("0.16", "0.17", "0.18", "0.19")
 """The versions that the test layouts ran on; docs/integration/versions.md says which layouts."""

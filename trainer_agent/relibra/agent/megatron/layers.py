@@ -64,10 +64,12 @@ def _moe_layers(module: nn.Module) -> list[Any]:
 
 def parts(chunks: Sequence[nn.Module], layers: Sequence[Any]) -> list[Any]:
     """Return the objects of megatron that the agent reads, to be compared with the table of its needs."""
-    of_layers = [
-        [layer, layer.config, layer.token_dispatcher, layer.experts] for layer in layers if isinstance(layer, MoELayer)
-    ]
-    return [*(level for chunk in chunks for level in levels(chunk)), *(part for layer in of_layers for part in layer)]
+    of_layers = (
+        [layer, *(getattr(layer, name, None) for name in ("config", "token_dispatcher", "experts"))] for layer in layers
+    )
+    found = [*(level for chunk in chunks for level in levels(chunk)), *(part for layer in of_layers for part in layer)]
+    products = (getattr(each, name, None) for each in found for name in ("linear_fc1", "linear_fc2"))
+    return [*found, *products]
 
 
 def router_of(layer: Any) -> Any:
