@@ -13,6 +13,7 @@
     |   `-- RolledBack        the caller's launch went back to an earlier step
     |-- LostLease             another planner may have taken over the solve
     |-- LimitExceeded         a configured limit was reached
+    |   `-- TooManyCalls      too many calls or streams are open at this planner; retry later
     |-- Unauthenticated       the call came without a valid token or certificate
     |-- Forbidden             the caller is known but may not do this
     |-- Corrupt               what Redis keeps is not what was stored; the text names it
@@ -136,6 +137,15 @@ class LimitExceeded(RelibraError):
         """The name of the limit, for the metrics of the planner; empty in a client."""
 
 
+class TooManyCalls(LimitExceeded):
+    """Too many calls or streams are open at this planner. Retry later, at another planner if there is one."""
+
+    # Clients that do not know the class then retry too.
+    grpc_status = "UNAVAILABLE"
+    http_status = 503
+    retryable = True
+
+
 class Unauthenticated(RelibraError):
     """The call came without a valid token or certificate."""
 
@@ -187,6 +197,7 @@ ERRORS: dict[str, type[RelibraError]] = {
         RolledBack,
         LostLease,
         LimitExceeded,
+        TooManyCalls,
         Unauthenticated,
         Forbidden,
         Corrupt,

@@ -32,6 +32,7 @@ _WORDS = {
     "increase",
     "histogram_quantile",
     "absent",
+    "unless",
     "vector",
     "changes",
 }

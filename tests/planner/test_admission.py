@@ -69,17 +69,3 @@ def test_S7_a_job_has_no_more_ranks_than_a_sum_can_name() -> None:
         else:
             with pytest.raises(LimitExceeded, match="65536 ranks in all its EP groups, got 69632: 17 groups of 4096"):
                 admission.check_registration(model, cluster, 0)
-
-
-def test_S7_a_job_has_no_more_streams_than_its_limit_and_other_jobs_are_served() -> None:
-    admission = admission_of(max_streams_per_job=1)
-    with (
-        admission.stream("job"),
-        admission.stream("other"),
-        pytest.raises(LimitExceeded, match=r"job 'job' has 1 streams of reports open .* \(max_streams_per_job\)"),
-        admission.stream("job"),
-    ):
-        pass
-    with admission.stream("job"):
-        pass
-    assert not admission._num_streams

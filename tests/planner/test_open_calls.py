@@ -3,7 +3,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from relibra.errors import LimitExceeded
+from relibra.errors import TooManyCalls
 from relibra.planner.open_calls import NUM_RECEIVING, MessageTimeout, OpenCalls
 
 
@@ -12,11 +12,12 @@ def test_S6_a_full_planner_still_serves_each_account_its_share() -> None:
     with ExitStack() as stack:
         for _ in range(8):
             stack.enter_context(calls.open("greedy", None))
-        with pytest.raises(LimitExceeded, match="has 8 calls open, its limit; each of 1 callers may open 8"):
+        with pytest.raises(TooManyCalls, match="has 8 calls open, its limit; each of 1 callers may open 8") as caught:
             stack.enter_context(calls.open("greedy", None))
+        assert caught.value.retryable, "an agent would take the refusal for the answer that its step has no plan"
         for _ in range(4):
             stack.enter_context(calls.open("modest", None))
-        with pytest.raises(LimitExceeded, match="each of 2 callers may open 4, and this one has 4"):
+        with pytest.raises(TooManyCalls, match="each of 2 callers may open 4, and this one has 4"):
             stack.enter_context(calls.open("modest", None))
         assert len(calls) == 12
     assert len(calls) == 0

@@ -7,19 +7,25 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from redis import Redis
 
 from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually, routed_experts
-from relibra.errors import Conflict, InvalidInput, NotFound, RelibraError, Unavailable, UnknownJob
+from relibra.errors import Conflict, InvalidInput, NotFound, RelibraError, TooManyCalls, Unavailable, UnknownJob
 from relibra.planning import Schedule
 from relibra.rollout import RolloutReporter
+from relibra.rollout import reporter as reporter_module
 from relibra.routing import count_routed_experts
 from relibra.store.keys import JobKeys
+from relibra.v1 import routing_pb2, routing_pb2_grpc
 from relibra.wire.client import PlannerClient
+from relibra.wire.status import to_status
 
 NOWHERE = "127.0.0.1:1"
 
@@ -292,3 +298,37 @@ def test_importing_it_takes_numpy_grpc_and_protobuf_only() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"
+
+
+class OneOfTwo(routing_pb2_grpc.RoutingServiceServicer):
+    """One of two planners. The first one that a reporter comes to is full, and stays full."""
+
+    full: "list[OneOfTwo]"
+
+    def ReportRouting(self, requests: Any, context: Any) -> Any:
+        if not self.full:
+            self.full.append(self)
+        if self in self.full:
+            code, details, metadata = to_status(TooManyCalls("this planner has too many streams"))
+            context.set_trailing_metadata(metadata)
+            context.abort(code, details)
+        yield routing_pb2.ReportRoutingResponse(credit_through=8)
+        for request in requests:
+            yield routing_pb2.ReportRoutingResponse(answered_through=request.ordinal, credit_through=8)
+
+
+def test_S6_a_reporter_whose_planner_is_full_comes_to_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter_module, "_MAX_BACKOFF_S", 0.1)
+    OneOfTwo.full = []
+    with ExitStack() as stack:
+        ports = []
+        for _ in range(2):
+            server = grpc.server(ThreadPoolExecutor(2))
+            routing_pb2_grpc.add_RoutingServiceServicer_to_server(OneOfTwo(), server)
+            ports.append(server.add_insecure_port("127.0.0.1:0"))
+            server.start()
+            stack.callback(server.stop, None)
+        reporter = stack.enter_context(reporter_of(f"ipv4:127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}", "job"))
+        reporter.report(1, "seq", routed_experts(0, 6))
+        assert reporter.flush(20) == 1
+    assert len(OneOfTwo.full) == 1

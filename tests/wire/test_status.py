@@ -1,7 +1,7 @@
 import grpc
 import pytest
 
-from relibra.errors import ERRORS, LimitExceeded, RelibraError, Unavailable
+from relibra.errors import ERRORS, LimitExceeded, RelibraError, TooManyCalls, Unavailable
 from relibra.wire.status import from_rpc_error, to_status
 
 
@@ -33,6 +33,11 @@ def test_a_client_raises_what_the_server_raised(name: str) -> None:
 def test_retryable_errors_have_codes_that_clients_retry(name: str) -> None:
     retryable = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION}
     assert ERRORS[name].retryable == (to_status(ERRORS[name](""))[0] in retryable)
+
+
+def test_S6_clients_that_do_not_know_that_a_planner_is_full_try_again() -> None:
+    code, details, _ = to_status(TooManyCalls("full"))
+    assert from_rpc_error(Failed(code, details, (("relibra-error", "NoSuchError"),))).retryable
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED])

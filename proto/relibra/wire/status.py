@@ -10,6 +10,7 @@
 | StaleEpoch, RolledBack | ABORTED | no |
 | LostLease | ABORTED | no |
 | LimitExceeded | RESOURCE_EXHAUSTED | no |
+| TooManyCalls | UNAVAILABLE | yes |
 | Unauthenticated | UNAUTHENTICATED | no |
 | Forbidden | PERMISSION_DENIED | no |
 | Corrupt | DATA_LOSS | no |

@@ -4,13 +4,13 @@ Sizes are checked before anything of that size is allocated. A request that is t
 too fast is slowed down.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from relibra.errors import InvalidInput, LimitExceeded
 from relibra.planner.large_messages import LargeMessages
 from relibra.planner.open_calls import OpenCalls
+from relibra.planner.open_streams import OpenStreams
 from relibra.planner.settings import PlannerSettings
 from relibra.planner.solve_size import solve_size_bytes
 from relibra.planning import Cluster, Model
@@ -74,7 +74,7 @@ class Admission:
         self._settings = settings
         self.calls = OpenCalls()
         self.large = LargeMessages()
-        self._num_streams: Counter[str] = Counter()
+        self.streams = OpenStreams(settings.max_streams_per_job)
         self._num_watches = 0
         self._spent_until: dict[str, float] = {}
 
@@ -88,33 +88,11 @@ class Admission:
         """Count a call or stream of an account, a job id or `account_of_connection`, for as long as it is open.
 
         Raises:
-            LimitExceeded: the job, or all callers together, have too many open calls.
+            TooManyCalls: the job, or all callers together, have too many open calls.
         """
         limit = None if account.startswith(ALL_JOBS) else self._settings.max_calls_per_job
         with self.calls.open(account, limit):
             yield
-
-    @contextmanager
-    def stream(self, account: str) -> Iterator[None]:
-        """Count a stream of requests of an account for as long as it is open: each may hold a message without its end.
-
-        Raises:
-            LimitExceeded: the account has too many streams open.
-        """
-        limit = self._settings.max_streams_per_job
-        if self._num_streams[account] >= limit:
-            raise LimitExceeded(
-                f"job {account!r} has {limit} streams of reports open at this planner (max_streams_per_job); end "
-                "rollout workers that are not needed, add planners, or raise the limit",
-                limit="max_streams_per_job",
-            )
-        self._num_streams[account] += 1
-        try:
-            yield
-        finally:
-            self._num_streams[account] -= 1
-            if not self._num_streams[account]:
-                del self._num_streams[account]
 
     @contextmanager
     def health_call(self, method: str) -> Iterator[None]:

@@ -25,6 +25,7 @@ from relibra.planner.admission import Admission, account_of_connection
 from relibra.planner.large_messages import LARGE_SIZE_BYTES, check_repeated
 from relibra.planner.metrics import Metrics
 from relibra.planner.open_calls import LIMITS_OF_CALLS, NUM_RECEIVING, NUM_RECEIVING_PARTS, REFUSAL_DELAY_S
+from relibra.planner.open_streams import OpenStream
 from relibra.planner.refusal_log import RefusalLog
 from relibra.store import ALL_JOBS
 from relibra.wire.channel import METHODS_IN_PARTS
@@ -115,11 +116,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 if handler.stream_stream:
                     if named := idle_job_id(context.invocation_metadata()):
                         caller.check(method, check_job_id(named))
-                    stack.enter_context(self._admission.stream(account))
-                    requests = self._requests(context, method, handler, account)
-                    async with aclosing(handler.stream_stream(requests, context)) as responses:
-                        async for response in responses:
-                            await context.write(response)
+                    stream = stack.enter_context(self._admission.streams.open(account))
+                    requests = self._requests(context, method, handler, stream)
+                    await self._stream(handler.stream_stream(requests, context), context, stream)
                     return
                 # Half a message of a viewer must not hold up the trainer.
                 request = await self._read(context, method, handler, f"{account} {caller.role}", stack)
@@ -160,9 +159,29 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             await stack.enter_async_context(self._admission.large.turn(account, size_bytes))
         return await self._decode(b"".join(parts), method, handler)
 
-    async def _requests(self, context: Any, method: str, handler: Any, account: str) -> AsyncIterator[Any]:
+    async def _stream(self, responses: Any, context: Any, stream: OpenStream) -> None:
+        """Send responses until they end, or until the stream makes room for another one."""
+
+        async def send() -> None:
+            async with aclosing(responses):
+                async for response in responses:
+                    await context.write(response)
+
+        sending, over = asyncio.ensure_future(send()), asyncio.ensure_future(stream.is_over.wait())
+        try:
+            await asyncio.wait({sending, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                raise self._admission.streams.made_room()
+            await sending
+        finally:
+            sending.cancel()
+            over.cancel()
+            await asyncio.gather(sending, over, return_exceptions=True)
+
+    async def _requests(self, context: Any, method: str, handler: Any, stream: OpenStream) -> AsyncIterator[Any]:
         while (data := await context.read()) is not grpc.aio.EOF:
-            async with self._admission.large.turn(account, len(data)):
+            self._admission.streams.hear(stream)
+            async with self._admission.large.turn(stream.account, len(data)):
                 request = await self._decode(data, method, handler)
             await self._check_now(request, context, method)
             yield request
@@ -200,7 +219,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         limit = getattr(error, "limit", None)
         if limit is not None:
             self._metrics.limited.labels(limit or "other").inc()
-        level = logging.DEBUG if error.retryable else logging.INFO
+        # The runbook sends people who look for the cause of a limit to the log.
+        level = logging.DEBUG if error.retryable and limit is None else logging.INFO
         # The text of Forbidden names the caller, who is known, at its beginning. Names of jobs that do not exist are
         # without number.
         who = details[:60] if isinstance(error, Forbidden) else "" if isinstance(error, UnknownJob) else call.job_id

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from relibra.errors import LimitExceeded, Unavailable
+from relibra.errors import TooManyCalls, Unavailable
 
 MAX_CALLS = 8192
 """Open calls of all accounts together; an agent that waits for its plan is an open call."""
@@ -68,11 +68,11 @@ class OpenCalls:
             limit: how many calls the account may have open; None if only the limit of the planner holds.
 
         Raises:
-            LimitExceeded: the account has too many open calls.
+            TooManyCalls: the account has too many open calls.
         """
         num_calls = self._num_calls[account]
         if limit is not None and num_calls >= limit:
-            raise LimitExceeded(
+            raise TooManyCalls(
                 f"job {account!r} has {limit} calls and streams open at this planner (max_calls_per_job); end some, or "
                 "raise the limit",
                 limit="max_calls_per_job",
@@ -80,7 +80,7 @@ class OpenCalls:
         num_accounts = len(self._num_calls) + (not num_calls)
         share = self._max_calls // num_accounts
         if self._num_all >= self._max_calls and num_calls >= share:
-            raise LimitExceeded(
+            raise TooManyCalls(
                 f"this planner has {self._num_all} calls open, its limit; each of {num_accounts} callers may "
                 f"open {share}, and this one has {num_calls}: call another planner, or add planners",
                 limit="calls",

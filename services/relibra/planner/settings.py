@@ -46,8 +46,8 @@ class PlannerSettings(ServiceSettings):
     max_jobs: int = Field(256, ge=1)
     max_calls_per_job: int = Field(4096, ge=1)
     """Open calls and streams at this planner by callers of one job; all jobs together may have 8192."""
-    max_streams_per_job: int = Field(512, ge=1)
-    """Open streams of reports at this planner by callers of one job; each may hold a message that lacks its end."""
+    max_streams_per_job: int = Field(1024, ge=1)
+    """Open streams of reports at this planner by callers of one job; beyond it silent ones make room."""
     max_cells: int = Field(1 << 16, ge=1)
     """The largest number of rows times layers of a step."""
     max_open_steps: int = Field(16, ge=1)

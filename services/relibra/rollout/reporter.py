@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.errors import ERRORS, InvalidInput, LimitExceeded, RelibraError, Unavailable
+from relibra.errors import ERRORS, InvalidInput, LimitExceeded, RelibraError, TooManyCalls, Unavailable
 from relibra.planning.load import narrow_counts
 from relibra.rollout.outbox import CountedSequence, Outbox, Refused, RoutedSequence
 from relibra.wire.channel import open_channel
@@ -260,11 +260,13 @@ class RolloutReporter:
         """Stop within a few seconds; a warning names sequences that are lost, and refusals that no call raised."""
         self._outbox.close()
         with self._starting:
-            thread, channel = self._thread, self._channel
-        if thread is None or channel is None:
+            thread = self._thread
+        if thread is None:
             return
         thread.join(_CLOSE_TIMEOUT_S)
-        channel.close()
+        with self._starting:  # the thread opens no other channel once the outbox is closed
+            if self._channel is not None:
+                self._channel.close()
         thread.join()
         if refused := self._outbox.take_refused():
             logger.warning(
@@ -291,10 +293,21 @@ class RolloutReporter:
         with self._starting:
             if self._thread is None:
                 self._channel = open_channel(self._address, self._credentials)
-                self._thread = threading.Thread(
-                    target=self._stream_until_closed, args=(self._channel,), name="relibra-reporter", daemon=True
-                )
+                self._thread = threading.Thread(target=self._stream_until_closed, name="relibra-reporter", daemon=True)
                 self._thread.start()
+
+    def _draw_again(self) -> None:
+        """Open another channel, which draws a planner anew: the one of a channel that is open stays with it."""
+        with self._starting:
+            if self._channel is None or self._outbox.wait_until_closed(0):
+                return
+            try:
+                drawn = open_channel(self._address, self._credentials)
+            except RelibraError as error:  # for example a file of the credentials that is being replaced
+                self._note(error)
+                return
+            self._channel.close()
+            self._channel = drawn
 
     def _drop(self) -> None:
         with self._starting:
@@ -308,9 +321,13 @@ class RolloutReporter:
                 self._address,
             )
 
-    def _stream_until_closed(self, channel: grpc.Channel) -> None:
+    def _stream_until_closed(self) -> None:
         backoff_s = _MIN_BACKOFF_S
         while self._follows or self._outbox.wait_for_work():
+            if isinstance(self._trouble, TooManyCalls):
+                self._draw_again()
+            channel = self._channel
+            assert channel is not None
             try:
                 idle_job_id = self._job_id if self._follows else ""
                 for response in open_stream(channel, self._outbox.send(self._encode), idle_job_id):

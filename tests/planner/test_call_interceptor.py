@@ -1,0 +1,78 @@
+"""The interceptor around streams and refusals; what goes over a socket is in `test_access` and `tests/robustness`."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from relibra.errors import TooManyCalls, Unavailable
+from relibra.planner.admission import Admission
+from relibra.planner.call_interceptor import CallInterceptor
+from relibra.planner.metrics import Metrics
+from relibra.planner.open_calls import MessageTimeout
+from relibra.planner.open_streams import OpenStreams
+from relibra.planner.settings import PlannerSettings
+
+
+def test_S6_a_stream_that_makes_room_ends_with_an_error_after_which_its_reporter_tries_again() -> None:
+    admission = Admission(PlannerSettings.load(redis_url="unix:///unused", max_streams_per_job=1))
+    admission.streams = OpenStreams(1, idle_s=0.0)
+    interceptor = CallInterceptor(None, admission, Metrics())  # type: ignore[arg-type]  # nobody is identified here
+    events: list[str] = []
+    has_written = asyncio.Event()
+
+    class Context:
+        async def write(self, response: str) -> None:
+            events.append(response)
+            has_written.set()
+
+    async def responses() -> AsyncIterator[Any]:
+        try:
+            yield "credit"
+            await asyncio.Event().wait()
+        finally:
+            events.append("closed")
+
+    async def scenario() -> None:
+        with admission.streams.open("job") as stream:
+            serving = asyncio.create_task(interceptor._stream(responses(), Context(), stream))
+            await has_written.wait()
+            with admission.streams.open("job"), pytest.raises(TooManyCalls, match="made room for another") as caught:
+                await serving
+        assert caught.value.retryable
+        assert caught.value.limit == "max_streams_per_job"
+        assert events == ["credit", "closed"]
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_S9_the_log_names_the_cause_of_each_limit_though_the_caller_tries_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    admission = Admission(PlannerSettings.load(redis_url="unix:///unused"))
+    interceptor = CallInterceptor(None, admission, Metrics())  # type: ignore[arg-type]  # nobody is identified here
+
+    class Context:
+        def peer(self) -> str:
+            return "ipv4:10.0.0.1:2"
+
+        async def read(self) -> bytes:
+            raise self.error
+
+        async def abort(self, *_: Any, **__: Any) -> None:
+            raise grpc.aio.AbortError
+
+        def __init__(self, error: Exception) -> None:
+            self.error = error
+
+    async def refuse(error: Exception) -> None:
+        answer = interceptor._answering("FetchPlan", lambda context, _: context.read())
+        await answer(None, Context(error))
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(refuse(MessageTimeout("it did not arrive")))
+        asyncio.run(refuse(Unavailable("Redis is away")))
+    assert [each.getMessage() for each in caplog.records] == ["FetchPlan refused: MessageTimeout: it did not arrive"]
