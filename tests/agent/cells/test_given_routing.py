@@ -1,0 +1,32 @@
+import pytest
+import torch
+
+from relibra.agent.cells.given_routing import GivenRouting
+from relibra.agent.cells.replay import NATIVE
+
+GIVEN = torch.tensor([[0, 2], [1, 3], [NATIVE, NATIVE]])
+
+
+def chosen(*experts_of_tokens: list[int]) -> torch.Tensor:
+    routing_map = torch.zeros(len(experts_of_tokens), 4, dtype=torch.bool)
+    for token, experts in enumerate(experts_of_tokens):
+        routing_map[token, experts] = True
+    return routing_map
+
+
+@pytest.mark.parametrize(
+    ("experts", "drops_tokens", "is_refused"),
+    [
+        (([0, 2], [1, 3], [0, 1]), False, False),
+        (([0, 1], [1, 3], [0, 1]), False, True),
+        (([0], [1, 3], [0, 1]), False, True),
+        (([0], [], [0, 1]), True, False),
+        (([0, 1], [1, 3], [0, 1]), True, True),
+        (([0, 2], [2], [0, 1]), True, True),
+    ],
+)
+def test_S5_routers_that_use_other_experts_are_refused(experts, drops_tokens, is_refused) -> None:
+    """A token without given routing may use any experts, and a router that drops tokens may leave some out."""
+    given = GivenRouting()
+    given.compare(1, GIVEN, chosen(*experts), drops_tokens=drops_tokens)
+    assert (given.refusal() is not None) == is_refused
