@@ -1,13 +1,16 @@
+import asyncio
 import dataclasses
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 from redis import Redis
 
-from harness.services import Loop
+from harness.services import Loop, eventually
 from harness.step_samples import expire, report_all, sequence
 from relibra.errors import LimitExceeded
+from relibra.planner.settings import PlannerSettings
 from relibra.planning import Cause, ExecutionReport, Phase, PlanId
 from relibra.planning.execution import executions
 from relibra.planning.routing_check import RoutingCause, RoutingCheck
@@ -102,7 +105,7 @@ def test_causes_that_another_version_wrote_are_unspecified(job: JobRecord) -> No
     written = json.loads(encode_execution_report(report(job, Phase.UPDATE, 0)))
     older = json.dumps({key: value for key, value in written.items() if key != "causes"})
     newer = json.dumps(written | {"causes": ["late", "eclipse", "late"]})
-    realised = report(job, Phase.UPDATE, 0).realised_load_ML.tobytes()
+    realised = report(job, Phase.UPDATE, 0).realised_load_ML
     assert decode_execution_report(1, older.encode(), realised).causes == ()
     assert decode_execution_report(1, newer.encode(), realised).causes == (Cause.LATE, Cause.UNSPECIFIED)
     (execution,) = executions([report(job, Phase.UPDATE, rank) for rank in range(job.cluster.num_ranks)], job.cluster)
@@ -114,7 +117,7 @@ def test_a_comparison_that_another_version_wrote_is_unspecified_or_missing(job: 
     written = json.loads(encode_execution_report(report(job, Phase.UPDATE, 1)))
     older = json.dumps({key: value for key, value in written.items() if key != "routing"})
     newer = json.dumps(written | {"routing": {"num_cells": 9, "otherwise": {"moon": 2, "fillers": 1, "sun": 3}}})
-    realised = report(job, Phase.UPDATE, 1).realised_load_ML.tobytes()
+    realised = report(job, Phase.UPDATE, 1).realised_load_ML
     assert decode_execution_report(1, older.encode(), realised).routing == RoutingCheck()
     otherwise = decode_execution_report(1, newer.encode(), realised).routing.otherwise
     assert otherwise == {RoutingCause.UNSPECIFIED: 5, RoutingCause.FILLERS: 1}
@@ -129,7 +132,7 @@ def test_S7_the_reports_of_a_step_have_a_limit_and_count_into_its_size(
         counts_bytes = int(client.hget(sizes, "1") or 0)
         run(store.put_report(job, report(job, Phase.UPDATE, 1)))
         report_bytes = int(client.hget(sizes, "1") or 0) - counts_bytes
-    assert report_bytes > 500
+    assert report_bytes > 400
     two = StoreLimits(max_reports_size_bytes=2 * report_bytes)
     assert run(store.put_report(job, report(job, Phase.UPDATE, 2), two))
     # A second report of a rank takes the place of the first.
@@ -144,3 +147,92 @@ def test_S7_the_reports_of_a_step_have_a_limit_and_count_into_its_size(
     assert [each.ep_rank for each in run(store.get_reports(job, 1))] == [1, 2]
     (refused,) = run(store.put_counts([sequence("one more")], full))
     assert isinstance(refused, LimitExceeded)
+
+
+def test_S9_a_report_without_micro_batches_is_a_report(store: Store, run: Loop, job: JobRecord) -> None:
+    report_all(store, run)
+    empty = np.zeros((0, job.model.num_layers), dtype=np.int64)
+    for rank in range(job.cluster.num_ranks):
+        run(store.put_report(job, dataclasses.replace(report(job, Phase.UPDATE, rank), realised_load_ML=empty)))
+    ((update,),) = run(store.get_executions(job, [1]))
+    assert update.rank_tokens == (0,) * job.cluster.num_ranks
+    assert run(store.get_reports(job, 1))[0].realised_load_ML.shape == empty.shape
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "ep_size", "is_random"),
+    [(512, 128, True), (1024, 256, True), (2048, 256, True), (4096, 64, True), (4096, 256, True), (4096, 512, False)],
+)
+def test_S7_the_reports_of_large_jobs_fit_the_default(
+    store: Store, run: Loop, job: JobRecord, redis_url: str, num_ranks: int, ep_size: int, is_random: bool
+) -> None:
+    """Measure one report of a step of as many cells as allowed; random loads below 2^32 are the largest when packed."""
+    num_layers, num_groups = 64, num_ranks // ep_size
+    shape = (PlannerSettings.model_fields["max_cells"].default // num_groups // num_layers, num_layers)
+    rng = np.random.default_rng(1)
+    usual_ML = rng.normal(8 << 14, 4 << 12, size=shape).clip(0).astype(np.int64)
+    load_ML = rng.integers(1 << 32, size=shape) if is_random else usual_ML
+    report_all(store, run)
+    run(store.put_report(job, dataclasses.replace(report(job, Phase.UPDATE, 0), realised_load_ML=load_ML)))
+    with Redis.from_url(redis_url) as client:
+        size_bytes = int(client.hget(JobKeys("job").attempt(job.epoch).step(1, "reported"), "bytes") or 0)
+    limit = PlannerSettings.model_fields["max_reports_size_bytes"].default
+    assert StoreLimits().max_reports_size_bytes == limit
+    assert size_bytes * len(Phase) * num_ranks <= limit
+
+
+def test_S9_a_damaged_report_refuses_no_other_one(
+    store: Store, run: Loop, job: JobRecord, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    report_all(store, run)
+    ranks = range(job.cluster.num_ranks)
+    for rank in ranks[:-1]:
+        run(store.put_report(job, report(job, Phase.UPDATE, rank)))
+    with Redis.from_url(redis_url) as client:
+        client.hset(JobKeys("job").attempt(job.epoch).step(1, "reports"), "update/0/1", b"damaged")
+    assert run(store.put_report(job, report(job, Phase.UPDATE, ranks[-1])))
+    assert "phase update of step 1 has no sum: report update/0/1" in caplog.text
+    assert run(store.put_report(job, report(job, Phase.UPDATE, 1)))
+    ((update,),) = run(store.get_executions(job, [1]))
+    assert not update.missing
+
+
+def test_S9_a_caller_that_gives_up_does_not_stop_the_sum(
+    store: Store, run: Loop, job: JobRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report_all(store, run)
+    ranks = range(job.cluster.num_ranks)
+    for rank in ranks[:-1]:
+        run(store.put_report(job, report(job, Phase.UPDATE, rank)))
+    began, may_go_on, sum_reports = asyncio.Event(), asyncio.Event(), store.sum_reports
+
+    async def slowly(*args: Any, **named: Any) -> Any:
+        began.set()
+        await may_go_on.wait()
+        return await sum_reports(*args, **named)
+
+    async def give_up() -> None:
+        call = asyncio.ensure_future(store.put_report(job, report(job, Phase.UPDATE, ranks[-1])))
+        await began.wait()
+        call.cancel()
+        await asyncio.wait([call])
+        assert call.cancelled()
+        may_go_on.set()
+
+    monkeypatch.setattr(store, "sum_reports", slowly)
+    run(give_up())
+    assert eventually(lambda: run(store.get_executions(job, [1]))[0])
+
+
+def test_only_the_phase_that_is_complete_is_read_for_its_sum(
+    store: Store, run: Loop, job: JobRecord, redis_url: str
+) -> None:
+    report_all(store, run)
+    ranks = range(job.cluster.num_ranks)
+    for rank in ranks:
+        run(store.put_report(job, report(job, Phase.RECOMPUTE, rank)))
+    with Redis.from_url(redis_url) as client:
+        client.hset(JobKeys("job").attempt(job.epoch).step(1, "reports"), "recompute/0/1", b"damaged")
+    for rank in ranks:
+        run(store.put_report(job, report(job, Phase.UPDATE, rank)))
+    assert [each.phase for each in run(store.get_executions(job, [1]))[0]] == [Phase.RECOMPUTE, Phase.UPDATE]

@@ -54,7 +54,7 @@ class PlannerSettings(ServiceSettings):
     """How many steps of a job may have sequences and no plan yet; as many may have a schedule and no plan."""
     max_step_size_bytes: int = Field(1 << 30, ge=1)
     """How much the sequences and reports of one step may take in Redis, with their names."""
-    max_reports_size_bytes: int = Field(128 << 20, ge=1)
+    max_reports_size_bytes: int = Field(256 << 20, ge=1)
     """How much the reports of one step may take in Redis; readers of a step go through all of them."""
     max_sequences: int = Field(1 << 18, ge=1)
     """How many sequences a step may have, reported or scheduled."""

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from relibra.planning import Cause, Cluster, ExecutionReport, Model, Phase, PlanId, PlanParams, Schedule
 from relibra.planning.execution import Execution
@@ -142,7 +143,6 @@ def encode_execution_report(report: ExecutionReport) -> str:
             "ep_rank": report.ep_rank,
             "applied": None if report.applied is None else [f"{report.applied.epoch:016x}", report.applied.version],
             "reason": report.reason,
-            "realised_shape": report.realised_load_ML.shape,
             "reorder_sent_bytes": report.reorder_sent_bytes,
             "replica_sent_bytes": report.replica_sent_bytes,
             "plan_wait_s": report.plan_wait_s,
@@ -154,8 +154,8 @@ def encode_execution_report(report: ExecutionReport) -> str:
     )
 
 
-def decode_execution_report(step: int, document: bytes, realised: bytes | None) -> ExecutionReport:
-    """Decode a report and its array, which is `[0, 0]` if it was not read."""
+def decode_execution_report(step: int, document: bytes, realised_load_ML: NDArray[np.int64] | None) -> ExecutionReport:
+    """Decode a report; its load is `[0, 0]` if it was not read."""
     fields = json.loads(document)
     applied = fields["applied"]
     return ExecutionReport(
@@ -165,9 +165,7 @@ def decode_execution_report(step: int, document: bytes, realised: bytes | None) 
         ep_rank=fields["ep_rank"],
         applied=None if applied is None else PlanId(epoch=int(applied[0], 16), version=applied[1]),
         reason=fields["reason"],
-        realised_load_ML=np.zeros((0, 0), dtype=np.int64)
-        if realised is None
-        else np.frombuffer(realised, dtype="<i8").reshape(fields["realised_shape"]),
+        realised_load_ML=np.zeros((0, 0), dtype=np.int64) if realised_load_ML is None else realised_load_ML,
         reorder_sent_bytes=fields["reorder_sent_bytes"],
         replica_sent_bytes=fields["replica_sent_bytes"],
         plan_wait_s=fields["plan_wait_s"],

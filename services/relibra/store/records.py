@@ -100,7 +100,7 @@ class StoreLimits:
 
     max_step_size_bytes: int = 1 << 30
     """How much the sequences and reports of one step may take in Redis, with their names."""
-    max_reports_size_bytes: int = 128 << 20
+    max_reports_size_bytes: int = 256 << 20
     """How much the reports of one step may take in Redis; readers of a step go through all of them."""
     max_open_steps: int = 16
     """How many steps may have sequences and no plan yet; as many may have a schedule and no plan."""

@@ -1,8 +1,12 @@
 """Execution reports: what ranks did with their plans, each kept once per rank and phase."""
 
-from relibra.errors import LimitExceeded
+import asyncio
+import logging
+
+from relibra.errors import Corrupt, LimitExceeded
 from relibra.planning import ExecutionReport, Phase
 from relibra.store.address import RedisClient
+from relibra.store.array_codec import PackedArray
 from relibra.store.connection import raises_unavailable
 from relibra.store.connection_guard import ConnectionGuard
 from relibra.store.documents import (
@@ -14,6 +18,8 @@ from relibra.store.records import DEFAULT_LIMITS, JobRecord, StoreLimits
 from relibra.store.seal import seal
 from relibra.store.stored_reports import StoredReports
 
+logger = logging.getLogger(__name__)
+
 
 class Reports(StoredReports):
     """Execution reports, one per rank and phase, and their sums."""
@@ -22,13 +28,15 @@ class Reports(StoredReports):
         super().__init__(redis, guard)
         self._is_due: dict[str, bool] = {}
         """The sums that are being made, and whether a report came since."""
+        self._sums: set[asyncio.Task[None]] = set()
 
     @raises_unavailable
     async def put_report(self, job: JobRecord, report: ExecutionReport, limits: StoreLimits = DEFAULT_LIMITS) -> bool:
         """Keep the report of a rank for one phase; a second report of the same rank and phase replaces the first.
 
         The report that completes a phase also makes its sum, so that readers need not read the loads of all ranks to
-        say how the step went. A report for an unknown or expired step is dropped, because it would never expire.
+        say how the step went. If another report of the phase is damaged, there is no sum, and the log says so. A report
+        for an unknown or expired step is dropped, because it would never expire.
 
         Returns:
             Whether the step is known, so that the report was kept.
@@ -38,6 +46,7 @@ class Reports(StoredReports):
             LimitExceeded: the reports of the step, or all that was reported of it, would take more than they may.
         """
         keys, step = AttemptKeys.of_attempt(job), report.step
+        packed_load = await asyncio.to_thread(lambda: PackedArray.of(report.realised_load_ML).to_bytes())
         answer = await self._script(
             "put_report",
             [
@@ -52,7 +61,7 @@ class Reports(StoredReports):
                 report.phase,
                 f"{report.ep_group}/{report.ep_rank}",
                 seal(encode_execution_report(report)),
-                seal(report.realised_load_ML.astype("<i8").tobytes()),
+                packed_load,
                 limits.max_reports_size_bytes,
                 limits.max_step_size_bytes,
             ],
@@ -75,17 +84,28 @@ class Reports(StoredReports):
         is_under_way, self._is_due[key] = key in self._is_due, True
         if is_under_way:
             return
+        # A task of its own: a caller whose deadline ends before the sum of a large job would stop it at each try.
+        task = asyncio.create_task(self._sum_while_due(job, step, phase, key))
+        self._sums.add(task)
+        task.add_done_callback(self._sums.discard)
+        await asyncio.shield(task)
+
+    async def _sum_while_due(self, job: JobRecord, step: int, phase: Phase, key: str) -> None:
+        keys = AttemptKeys.of_attempt(job)
         try:
             while self._is_due[key]:
                 self._is_due[key] = False
-                executed = await self.sum_reports(job, step)
+                executed = await self.sum_reports(job, step, phase=phase)
                 # The step may have expired, or have lost reports to a newer attempt.
-                for each in (each for each in executed if each.phase is phase and not each.missing):
+                for each in (each for each in executed if not each.missing):
                     await self._script(
                         "put_execution",
                         [keys.job.of("job"), keys.of("steps"), keys.step(step, "executed")],
                         [f"{job.epoch:016x}", step, phase, seal(encode_execution_sum(each))],
                     )
+        except Corrupt as error:
+            # The rank whose report came last did nothing wrong, and its report is kept. Readers find the damaged one.
+            logger.error("job %s: phase %s of step %d has no sum: %s", job.job_id, phase, step, error)
         finally:
             del self._is_due[key]
 
