@@ -72,7 +72,8 @@ def _read() -> str:
     compared = json.loads(_RESULT.read_text(encoding="utf-8"))["settings"]["compared"]
     rows, total = [], [0, 0, 0]
     for framework, words in compared.items():
-        numbers = [sum(words.values()), words.get("same", 0), words.get("same", 0) + words.get("settings", 0)]
+        same = words.get("same", 0) + words.get("same with num_nodes", 0)
+        numbers = [sum(words.values()), same, same + words.get("settings", 0)]
         total = [one + other for one, other in zip(total, numbers, strict=True)]
         rows.append(f"| {framework} | {' | '.join(map(str, numbers))} |")
     head = "| framework | files | every setting as in the list | the same settings refused |"

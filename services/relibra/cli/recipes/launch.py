@@ -1,9 +1,13 @@
 """What a recipe file starts: the words of a command line, or a configuration."""
 
+import functools
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from relibra.cli.recipes.arguments import at_path, merged, nested, read_options, read_overrides
 from relibra.cli.recipes.shipped import known_flags
@@ -31,12 +35,35 @@ class Launch:
         return merged(self.config, nested(read_overrides(self.words)))
 
     def line_of(self, *names: str) -> str:
-        """Return the last line of the file that sets an option, for people; its defaults if none does."""
+        """Return the line of the file that sets an option, for people; if none does, that it comes from elsewhere.
+
+        In YAML, `a.b` is the key b of the mapping a. In a launcher, the last line counts that has one of the names.
+        """
         found = 0
-        for number, line in enumerate(self.text.splitlines(), 1):
+        if self.config and not self.words:
+            found = next((number for each in names if (number := yaml_lines(self.text).get(each))), 0)
+            return f"line {found}" if found else f"default of {self.path.name}, or of a file that it names"
+        for at, line in enumerate(self.text.splitlines(), 1):
             if not line.lstrip().startswith("#") and any(_sets(line, each) for each in names):
-                found = number
-        return f"line {found}" if found else f"defaults of {self.path.name}"
+                found = at
+        return f"line {found}" if found else f"default of {self.path.name}, or of a file that it reads"
+
+
+@functools.cache
+def yaml_lines(text: str) -> dict[str, int]:
+    """Return the line of every key of a YAML mapping, by its path."""
+    found: dict[str, int] = {}
+
+    def walk(node: Any, above: str) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                path = f"{above}.{key.value}" if above else str(key.value)
+                found[path] = key.start_mark.line + 1
+                walk(value, path)
+
+    with suppress(yaml.YAMLError, RecursionError):
+        walk(yaml.compose(text), "")
+    return found
 
 
 def _sets(line: str, name: str) -> bool:

@@ -65,8 +65,8 @@ def _launch(path: Path, text: str, framework: Framework, reader: Reader, given: 
     if path.suffix in (".yaml", ".yml"):
         return Launch(path, text, (), read_yaml(path, warnings, shipped), tuple(warnings))
     if path.suffix == ".py":
-        words = read_launcher(path, text, given)
-        return Launch(path, text, words, {}, tuple(warnings))
+        words, stops = read_launcher(path, text, given)
+        return Launch(path, text, words, {}, (*warnings, *stops))
     expansion = expand_script(path, text, given, lambda argv: model_arguments(argv, path))
     warnings += [f"{each}: settings in this file are not known" for each in expansion.missing]
     started = _training(expansion.commands, reader)

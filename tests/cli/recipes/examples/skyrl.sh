@@ -9,4 +9,5 @@ uv run --isolated --extra megatron -m skyrl.train.entrypoints.main_base \
   trainer.policy.megatron_config.expert_tensor_parallel_size=1 \
   trainer.policy.megatron_config.moe_enable_routing_replay=true \
   trainer.policy.megatron_config.optimizer_config_kwargs.optimizer_cpu_offload=$OFFLOAD \
-  trainer.policy.megatron_config.transformer_config_kwargs.recompute_granularity=selective $@
+  trainer.policy.megatron_config.transformer_config_kwargs.recompute_granularity=selective \
+  trainer.policy.megatron_config.transformer_config_kwargs.delay_wgrad_compute=true $@

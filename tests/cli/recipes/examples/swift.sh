@@ -5,5 +5,6 @@ megatron rlhf \
     --expert_model_parallel_size 8 \
     --moe_shared_expert_overlap true \
     --recompute_granularity none \
+    --delay_wgrad_compute true \
     --tuner_type lora \
     --target_modules all-linear

@@ -9,6 +9,7 @@ ACTOR=(
     actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1
     actor_rollout_ref.actor.megatron.router_replay.mode=R3
     +actor_rollout_ref.actor.megatron.override_transformer_config.moe_permute_fusion=True
+    +actor_rollout_ref.actor.megatron.override_transformer_config.delay_wgrad_compute=True
     +actor_rollout_ref.actor.optim.override_optimizer_config.use_precision_aware_optimizer=True
 )
 case "${DEVICE}" in

@@ -20,7 +20,7 @@ EXPRESSIONS = {
 
 def train(body: str, given: dict[str, str] | None = None) -> list[str]:
     text = "import os\nfrom pathlib import Path\ndef main():\n" + "".join(f"    {line}\n" for line in body.splitlines())
-    return [shown(each) for each in read_launcher(Path("launcher.py"), text, given or {})]
+    return [shown(each) for each in read_launcher(Path("launcher.py"), text, given or {})[0]]
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
@@ -58,6 +58,21 @@ def test_the_environment_is_what_was_given(monkeypatch):
     assert train(body, {"NODES": "8"}) == ["--nodes", "8"]
 
 
+def test_a_launcher_that_would_stop_says_where():
+    text = """
+def sizes(nodes):
+    if nodes == 1:
+        raise NotImplementedError("needs more nodes")
+    return f"--nodes {nodes} "
+def main(nodes: int = 1):
+    execute_train(train_args=sizes(nodes) + "--a 1")
+"""
+    words, stops = read_launcher(Path("launcher.py"), text, {})
+    assert words[1:] == ("--a", "1")
+    assert stops == ("line 4: the launcher would stop here: NotImplementedError('needs more nodes')",)
+    assert read_launcher(Path("launcher.py"), text, {"nodes": "2"}) == (("--nodes", "2", "--a", "1"), ())
+
+
 HARMFUL = """
 import os, shutil, subprocess
 open({target!r}, "w").write("x")
@@ -78,5 +93,5 @@ def test_nothing_of_a_launcher_is_executed(tmp_path):
     kept, target = tmp_path / "kept", tmp_path / "target"
     kept.write_text("here")
     text = HARMFUL.format(target=str(target), folder=str(tmp_path), kept=str(kept))
-    assert read_launcher(tmp_path / "launcher.py", text, {})[:2] == ("--a", "1")
+    assert read_launcher(tmp_path / "launcher.py", text, {})[0][:2] == ("--a", "1")
     assert [each.name for each in tmp_path.iterdir()] == ["kept"]

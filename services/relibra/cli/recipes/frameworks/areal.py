@@ -45,26 +45,28 @@ def read_areal(launch: Launch) -> Draft:
     if sizes is None:
         draft.warnings.append(f"the backend {backend!r} has no Megatron part; relibra balances Megatron only")
     else:
-        draft.put_all(sizes, launch.line_of("backend", "allocation_mode"))
+        draft.put_all(sizes, launch.line_of("actor.backend", "allocation_mode"))
     megatron = section(actor, ("megatron",))
-    pass_on({each: value for each, value in megatron.items() if each not in _OWN}, draft, launch)
-    pass_on(section(megatron, ("ddp",)), draft, launch)
+    pass_on({each: value for each, value in megatron.items() if each not in _OWN}, draft, launch, "actor.megatron")
+    pass_on(section(megatron, ("ddp",)), draft, launch, "actor.megatron.ddp")
     if megatron.get("use_torch_fsdp2"):
-        draft.put("use_torch_fsdp2", True, launch.line_of("use_torch_fsdp2"))
+        draft.put("use_torch_fsdp2", True, launch.line_of("actor.megatron.use_torch_fsdp2"))
     if megatron.get("bridge_type") == "megatron-bridge":
         draft.put("moe_token_dispatcher_type", "alltoall", "AReaL sets it for Megatron-Bridge")
     optimizer = section(actor, ("optimizer",)).get("type", "adam")
-    draft.put("optimizer", "adam" if optimizer == "adam_bf16" else optimizer, launch.line_of("type"))
+    draft.put("optimizer", "adam" if optimizer == "adam_bf16" else optimizer, launch.line_of("actor.optimizer.type"))
     if optimizer == "adam_bf16":
         draft.put("use_precision_aware_optimizer", True, f"adam_bf16, {launch.line_of('type')}")
     if megatron.get("fp8_config"):
-        draft.put("fp8", section(megatron, ("fp8_config",)).get("mode", "e4m3"), launch.line_of("fp8_config"))
+        draft.put(
+            "fp8", section(megatron, ("fp8_config",)).get("mode", "e4m3"), launch.line_of("actor.megatron.fp8_config")
+        )
     if actor.get("use_lora"):
         lora(
             draft,
             rank=actor.get("lora_rank", 32),
             targets=actor.get("target_modules"),
-            where=launch.line_of("use_lora"),
+            where=launch.line_of("actor.use_lora"),
         )
     return draft
 

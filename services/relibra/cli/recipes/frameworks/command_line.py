@@ -78,6 +78,8 @@ def _from_provider(model: str, values: dict[str, Any], draft: Draft, launch: Lau
     overlap = family.settings.get("moe_shared_expert_overlap")
     if overlap is not None and "moe_shared_expert_overlap" not in values:
         draft.put("moe_shared_expert_overlap", overlap, family_origin(family))
+    if family.mtp_num_layers and "mtp_num_layers" not in values:
+        draft.put("mtp_num_layers", family.mtp_num_layers, family_origin(family))
     draft.put("has_shared_experts", family.has_shared_experts, family_origin(family))
 
 

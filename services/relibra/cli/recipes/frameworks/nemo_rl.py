@@ -53,15 +53,16 @@ def read_nemo_rl(launch: Launch) -> Draft:
         put_family(family, draft)
         draft.put("has_shared_experts", family.has_shared_experts, family_origin(family))
     draft.put_all(data["settings"], origin(data))
-    pass_on({each: value for each, value in megatron.items() if each not in _OWN}, draft, launch)
-    pass_on(section(megatron, ("optimizer",)), draft, launch)
-    pass_on(section(megatron, ("distributed_data_parallel_config",)), draft, launch)
+    pass_on({each: value for each, value in megatron.items() if each not in _OWN}, draft, launch, "policy.megatron_cfg")
+    pass_on(section(megatron, ("optimizer",)), draft, launch, "policy.megatron_cfg.optimizer")
+    ddp = "distributed_data_parallel_config"
+    pass_on(section(megatron, (ddp,)), draft, launch, f"policy.megatron_cfg.{ddp}")
     _derived(megatron, policy, draft, launch)
-    pass_on(section(megatron, ("model_overrides",)), draft, launch)
+    pass_on(section(megatron, ("model_overrides",)), draft, launch, "policy.megatron_cfg.model_overrides")
     if at_path(megatron, "peft.enabled"):
         peft = section(megatron, ("peft",))
         targets = peft.get("target_modules") or ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
-        lora(draft, rank=peft.get("dim", 8), targets=targets, where=launch.line_of("peft"))
+        lora(draft, rank=peft.get("dim", 8), targets=targets, where=launch.line_of("policy.megatron_cfg.peft"))
     if not megatron.get("enabled"):
         draft.warnings.append("policy.megatron_cfg.enabled is not true; relibra balances Megatron only")
     return draft
@@ -71,10 +72,10 @@ def _derived(megatron: dict[str, Any], policy: dict[str, Any], draft: Draft, lau
     """Set what NeMo-RL derives from settings of its own."""
     is_recomputed = megatron.get("activation_checkpointing")
     granularity = megatron.get("recompute_granularity", "full") if is_recomputed else None
-    draft.put("recompute_granularity", granularity, launch.line_of("activation_checkpointing"))
+    draft.put("recompute_granularity", granularity, launch.line_of("policy.megatron_cfg.activation_checkpointing"))
     if at_path(megatron, "fp8_cfg.enabled"):
-        draft.put("fp8", at_path(megatron, "fp8_cfg.fp8"), launch.line_of("fp8_cfg"))
+        draft.put("fp8", at_path(megatron, "fp8_cfg.fp8"), launch.line_of("policy.megatron_cfg.fp8_cfg"))
     if at_path(policy, "router_replay.enabled"):
-        where = launch.line_of("router_replay")
+        where = launch.line_of("policy.router_replay")
         draft.put("moe_enable_routing_replay", True, where)
         draft.put("replay", "R3", where)

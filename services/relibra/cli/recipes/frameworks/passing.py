@@ -19,11 +19,18 @@ RENAMED = {
 """Arguments that have another name in Megatron's configurations."""
 
 
-def pass_on(values: Mapping[str, Any], draft: Draft, launch: Launch) -> None:
-    """Take values under Megatron's names, and list those that Megatron's configurations do not have."""
+def pass_on(values: Mapping[str, Any], draft: Draft, launch: Launch, section: str = "") -> None:
+    """Take values under Megatron's names, and list those that Megatron's configurations do not have.
+
+    Args:
+        values: the values.
+        draft: gets the values.
+        launch: the recipe.
+        section: the path of the values in the recipe's configuration; empty on a command line.
+    """
     for given, value in values.items():
         name = RENAMED.get(given, given)
-        where = launch.line_of(given, f"--{given.replace('_', '-')}")
+        where = _line(launch, given, section)
         if given == "moe_enable_deepep":
             if value:
                 draft.put("moe_flex_dispatcher_backend", "deepep", where)
@@ -35,6 +42,15 @@ def pass_on(values: Mapping[str, Any], draft: Draft, launch: Launch) -> None:
             draft.put(name, value, where)
         elif not neutral_options().fullmatch(name):
             draft.unknown.append(f"{given} ({where})")
+
+
+def _line(launch: Launch, name: str, section: str) -> str:
+    if not section:
+        return launch.line_of(name, f"--{name.replace('_', '-')}")
+    if launch.config and not launch.words:
+        return launch.line_of(f"{section}.{name}")
+    where = launch.line_of(f"{section}.{name}")
+    return where if where.startswith("line") else launch.line_of(name)
 
 
 def family_of(model: Any, draft: Draft, launch: Launch) -> Family | None:

@@ -6,6 +6,7 @@ from relibra.cli.recipes.launch import Launch, section
 from relibra.cli.recipes.recipe import Draft
 from relibra.cli.recipes.shipped import family_origin, framework_data, origin
 
+_SECTION = "actor_train.strategy_args.strategy_config"
 _OWN = ("additional_configs", "moe_layer_recompute")
 
 
@@ -20,14 +21,14 @@ def read_roll(launch: Launch) -> Draft:
     family = family_of(model, draft, launch)
     if family is not None:
         draft.put("has_shared_experts", family.has_shared_experts, family_origin(family))
-    strategy = section(trained, ("strategy_args.strategy_config",))
-    pass_on({each: value for each, value in strategy.items() if each not in _OWN}, draft, launch)
-    pass_on(section(strategy, ("additional_configs",)), draft, launch)
+    strategy = section(config, (_SECTION,))
+    pass_on({each: value for each, value in strategy.items() if each not in _OWN}, draft, launch, _SECTION)
+    pass_on(section(strategy, ("additional_configs",)), draft, launch, f"{_SECTION}.additional_configs")
     lora(
         draft,
         rank=at_path(trained, "model_args.lora_rank"),
         targets=at_path(trained, "model_args.lora_target", "all-linear"),
-        where=launch.line_of("lora_rank"),
+        where=launch.line_of("actor_train.model_args.lora_rank", "lora_rank"),
     )
     if at_path(trained, "strategy_args.strategy_name") != "megatron_train":
         draft.warnings.append(

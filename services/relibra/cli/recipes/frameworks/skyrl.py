@@ -6,6 +6,7 @@ from relibra.cli.recipes.launch import Launch, section
 from relibra.cli.recipes.recipe import Draft
 from relibra.cli.recipes.shipped import family_origin, framework_data, origin
 
+_SECTION = "trainer.policy.megatron_config"
 _NESTED = ("optimizer_config_kwargs", "transformer_config_kwargs", "ddp_config", "lora_config", "hf_export_config")
 _OWN = ("empty_cuda_cache", "model_config_kwargs", "torch_profiler_config")
 
@@ -22,9 +23,9 @@ def read_skyrl(launch: Launch) -> Draft:
         put_family(family, draft)
         draft.put("has_shared_experts", family.has_shared_experts, family_origin(family))
     draft.put_all(data["settings"], origin(data))
-    pass_on({each: value for each, value in megatron.items() if each not in (*_NESTED, *_OWN)}, draft, launch)
+    pass_on({each: value for each, value in megatron.items() if each not in (*_NESTED, *_OWN)}, draft, launch, _SECTION)
     for each in ("transformer_config_kwargs", "optimizer_config_kwargs", "ddp_config"):
-        pass_on(section(megatron, (each,)), draft, launch)
+        pass_on(section(megatron, (each,)), draft, launch, f"{_SECTION}.{each}")
     if at_path(config, "trainer.gradient_checkpointing") is False:
         draft.put("recompute_granularity", None, launch.line_of("gradient_checkpointing"))
     if draft.value("moe_enable_routing_replay"):

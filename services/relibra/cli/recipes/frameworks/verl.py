@@ -37,17 +37,21 @@ def read_verl(launch: Launch) -> Draft:
     draft.put_all(data["settings"], origin(data))
     if family is not None and at_path(model, "mtp.enable"):
         draft.put("mtp_num_layers", family.mtp_num_layers, launch.line_of("mtp.enable", "enable"))
-    pass_on({each: engine[each] for each in _OWN if each in engine}, draft, launch)
-    pass_on(_mapping(engine.get("override_transformer_config")), draft, launch)
-    pass_on(_mapping(engine.get("override_ddp_config")), draft, launch)
+    is_rl = "actor_rollout_ref" in config
+    where = "actor_rollout_ref.actor.megatron" if is_rl else "engine"
+    pass_on({each: engine[each] for each in _OWN if each in engine}, draft, launch, where)
+    for each in ("override_transformer_config", "override_ddp_config"):
+        pass_on(_mapping(engine.get(each)), draft, launch, f"{where}.{each}")
+    where = "actor_rollout_ref.actor.optim" if is_rl else "optim"
     pass_on(
         {each: optimizer[each] for each in ("optimizer", "use_precision_aware_optimizer") if each in optimizer},
         draft,
         launch,
+        where,
     )
     if engine.get("dtype") in ("float16", "fp16"):
         draft.put("use_precision_aware_optimizer", True, f"verl sets it with dtype=float16, {launch.line_of('dtype')}")
-    pass_on(_mapping(optimizer.get("override_optimizer_config")), draft, launch)
+    pass_on(_mapping(optimizer.get("override_optimizer_config")), draft, launch, f"{where}.override_optimizer_config")
     if at_path(engine, "router_replay.mode") in _REPLAYING:
         where = launch.line_of("router_replay.mode", "mode")
         draft.put("moe_enable_routing_replay", True, where)

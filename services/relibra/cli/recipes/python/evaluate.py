@@ -1,6 +1,7 @@
 """Evaluates the syntax tree of a launcher: its own texts, conditions and functions take effect, nothing else does."""
 
 import ast
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ class Evaluation:
         self._recorded = (*RECORDED, *recorded)
         self.calls: list[tuple[str, list[Any], dict[str, Any]]] = []
         """Calls of functions that are not the launcher's own: name, arguments, keywords."""
+        self.stops: list[str] = []
+        """Lines at which the launcher would raise an error."""
         self._given = given
         self._steps = 0
         self._depth = 0
@@ -65,7 +68,8 @@ class Evaluation:
         except (SyntaxError, ValueError, RecursionError) as error:
             raise InvalidInput.of("--recipe", expected="Python", got=error) from error
         scope = Scope({"__name__": "__recipe__", "__file__": str(self.path)})
-        self._run(tree.body, scope)
+        with suppress(Returning):
+            self._run(tree.body, scope)
         return scope
 
     def _step(self) -> None:
@@ -124,6 +128,11 @@ class Evaluation:
                     inner = module.values.get(alias.name) if isinstance(module, Scope) else None
                     found = self._import(f"{name}.{alias.name}") if inner is None else inner
                     scope.values[alias.asname or alias.name] = found
+            case ast.Raise(exc=error):
+                # The caller goes on with a value that is not known, so that the rest of the launcher can be read.
+                said = "" if error is None else ast.unparse(error)
+                self.stops.append(f"line {node.lineno}: the launcher would stop here: {said[:120]}")
+                raise Returning(Unknown(f"line {node.lineno}"))
             case ast.Break() | ast.Continue():
                 raise Leaving(type(node).__name__)
             case _:
@@ -143,7 +152,8 @@ class Evaluation:
             return Unknown(name)
         kept = [each for each in tree.body if not isinstance(each, ast.Expr)]
         num_calls = len(self.calls)
-        self._run(kept, scope)
+        with suppress(Returning):
+            self._run(kept, scope)
         del self.calls[num_calls:]
         return scope
 

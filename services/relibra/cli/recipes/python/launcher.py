@@ -8,11 +8,12 @@ from typing import Any
 from relibra.cli.recipes.python.evaluate import RECORDED, Evaluation
 from relibra.cli.recipes.python.models import model_words
 from relibra.cli.recipes.python.values import Function, text_of
+from relibra.cli.recipes.shell.unknown import apart
 from relibra.errors import InvalidInput
 
 
-def read_launcher(path: Path, text: str, given: dict[str, str]) -> tuple[str, ...]:
-    """Return the words of the command line that starts the training.
+def read_launcher(path: Path, text: str, given: dict[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the words of the command line that starts the training, and the lines at which the launcher would stop.
 
     Args:
         path: where the launcher is.
@@ -39,7 +40,7 @@ def read_launcher(path: Path, text: str, given: dict[str, str]) -> tuple[str, ..
             expected="a launcher that starts a training",
             got=f"{path.name}, which starts none that can be read",
         )
-    return best
+    return best, tuple(dict.fromkeys(evaluation.stops))
 
 
 def _entries(text: str) -> list[str]:
@@ -67,6 +68,7 @@ def _words(name: str, arguments: list[Any], keywords: dict[str, Any], path: Path
 
 
 def _split(text: str) -> tuple[str, ...]:
+    text = apart(text)
     try:
         return tuple(shlex.split(text.replace("\\\n", " ")))
     except ValueError:

@@ -2,18 +2,22 @@
 
 import re
 
-_OPEN, _CLOSE = "\ue000", "\ue001"
+_OPEN, _CLOSE, _BLANK = "\ue000", "\ue001", "\ue002"
 _MARK = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
 
 
 def unknown(source: str) -> str:
-    """Return a mark that stands for the text from a source, such as a variable or a command."""
-    return f"{_OPEN}{source}{_CLOSE}"
+    """Return a mark that stands for the text from a source, such as a variable or a command.
+
+    The mark stays in one piece when its text is divided into words.
+    """
+    kept = re.sub(r"['\"\\]|[\ue000-\ue001]", "", source)
+    return _OPEN + re.sub(r"\s+", _BLANK, kept) + _CLOSE
 
 
 def sources(text: str) -> list[str]:
     """Return the sources of the unknown parts of a text."""
-    return _MARK.findall(text)
+    return [each.replace(_BLANK, " ") for each in _MARK.findall(text)]
 
 
 def is_known(text: str) -> bool:
@@ -26,6 +30,11 @@ def without_unknown(text: str) -> str:
     return _MARK.sub("", text)
 
 
+def apart(text: str) -> str:
+    """Return a text with a blank between an unknown part and an option right after it."""
+    return text.replace(f"{_CLOSE}--", f"{_CLOSE} --")
+
+
 def shown(text: str) -> str:
     """Return a text for people: unknown parts as their sources."""
-    return _MARK.sub(r"\1", text)
+    return _MARK.sub(r"\1", text).replace(_BLANK, " ")

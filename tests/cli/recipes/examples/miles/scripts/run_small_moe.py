@@ -40,7 +40,7 @@ def execute(args: ScriptArgs):
     perf_args = (
         f"--hf-checkpoint {args.checkpoint} "
         f"--tensor-model-parallel-size {args.cell.tp} "
-        "--expert-model-parallel-size 8 --expert-tensor-parallel-size 1 "
+        "--expert-model-parallel-size 8 --expert-tensor-parallel-size 1 --delay-wgrad-compute "
     )
     if args.cell.recompute:
         perf_args += "--recompute-granularity full "

@@ -23,6 +23,7 @@ OPTIMIZER_ARGS=(
 MISC_ARGS=(
    --moe-token-dispatcher-type flex
    --moe-enable-deepep
+   --use-megatron-fsdp
 )
 ray job submit --address="http://127.0.0.1:8265" \
    --runtime-env-json="{\"env_vars\": {\"NCCL_NVLS_ENABLE\": \"${HAS_NVLINK}\"}}" \
