@@ -14,6 +14,8 @@ pytestmark = pytest.mark.distributed
         "grouped",
         "pipeline",
         "pipeline_of_chunks_sharded",
+        "remainders",
+        "half_offloaded_beside_fused",
     ],
 )
 def test_S5_a_checkpoint_round_trip_is_bitwise(layout_run, case):

@@ -31,8 +31,6 @@ def found(text: str, *, is_yaml: bool = False) -> list[tuple[CheckResult, str]]:
             "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend ncclep",
             "use moe_flex_dispatcher_backend='deepep' or 'hybridep'",
         ),
-        ("--use-precision-aware-optimizer", "use use_precision_aware_optimizer=False"),
-        ("--optimizer-cpu-offload", "use optimizer_cpu_offload=False"),
         ("--num-distributed-optimizer-instances 2", "use num_distributed_optimizer_instances=1"),
         ("--use-megatron-fsdp", "use megatron's DistributedDataParallel"),
         ("--use-torch-fsdp2", "use megatron's DistributedDataParallel"),
@@ -68,6 +66,8 @@ def test_S9_adapters_that_experts_share_are_refused(more, is_refused):
 
 def test_accepted_arguments_pass_as_words_and_as_yaml():
     assert found(f"{GOOD} --cuda-graph-impl local --cuda-graph-scope attn") == [(CheckResult.OK, "")]
+    optimizer = "--use-precision-aware-optimizer --exp-avg-dtype bf16 --optimizer-cpu-offload"
+    assert found(f"{GOOD} {optimizer}") == [(CheckResult.OK, "")]
     sizes = "--tensor-model-parallel-size 2 --tensor-parallel-num-weight-shards 2 --expert-tensor-parallel-size 1"
     assert found(f"{GOOD} {sizes}") == [(CheckResult.OK, "")]
     assert found(f"{GOOD} --moe-token-dispatcher-type flex --moe-enable-deepep") == [(CheckResult.OK, "")]

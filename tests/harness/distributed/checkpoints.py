@@ -99,9 +99,13 @@ def round_trip(
     loaded_with: Cluster,
     num_chunks: int | None = None,
     num_experts: int = 12,
+    loads_plainly: bool = True,
     **options: Any,
 ) -> Result:
-    """Save in one placement. Load without relibra, and in another placement, perhaps with another number of ranks."""
+    """Save in one placement. Load without relibra, and in another placement, perhaps with another number of ranks.
+
+    Without relibra, this megatron cannot load lower halves of main weights at all; then only the other load is tried.
+    """
     # dist_checkpointing spawns a helper process, which would import the main module of this run and so megatron.
     main = sys.modules["__main__"]
     main.__spec__ = None
@@ -128,13 +132,14 @@ def round_trip(
         # Without Transformer Engine, megatron can only load into a distributed optimizer that has stepped.
         plain.replay_without_agent()
         plain.step(0, num_micro_batches())
-    load(plain, folder)
+    if loads_plainly:
+        load(plain, folder)
     elsewhere = moved(loaded_with, num_experts=num_experts, steps=1, **options)
     load(elsewhere, folder)
     return {
         "untouched": untouched,
         "by_place_after_save": by_place,
-        "plain": same(plain.state(), want),
+        "plain": same(plain.state(), want) if loads_plainly else [],
         "elsewhere": same(elsewhere.state(), want),
         "num_compared": sum(map(len, want.values())),
         "kinds": sorted({name.rsplit("/")[-1] for of_kind in want.values() for name in of_kind}),

@@ -157,7 +157,8 @@ def snapshot(trained: Trained) -> list[Tensor]:
     """Return all weights and optimizer state of this rank, by place."""
     parts = getattr(trained.optimizer, "chained_optimizers", [trained.optimizer])
     states = [tensor for part in parts for state in part.optimizer.state.values() for tensor in state.values()]
-    tensors = [*trained.network.parameters(), *(each for each in states if torch.is_tensor(each))]
+    inner = [tensor for part in parts for tensor in getattr(part.optimizer, "param_to_inner_param", {}).values()]
+    tensors = [*trained.network.parameters(), *inner, *(each for each in states if torch.is_tensor(each))]
     return [each.detach().clone() for each in tensors]
 
 

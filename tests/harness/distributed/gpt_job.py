@@ -23,6 +23,7 @@ from harness.distributed.gpt_model import (
     logical_by_place,
     model_of,
 )
+from harness.distributed.optimizers import KINDS
 from relibra.agent import Agent
 from relibra.planning import Cluster
 
@@ -43,6 +44,7 @@ class GptJob:
         adapted: tuple[str, ...] = (),
         with_vision: bool = False,
         native: bool = False,
+        kind: str | None = None,
         **options: Any,
     ) -> None:
         self.model, self._is_native = model_of(cluster, num_experts), native
@@ -76,6 +78,7 @@ class GptJob:
                 params_dtype=self.config.params_dtype,
                 use_distributed_optimizer=sharded,
                 overlap_param_gather=sharded,
+                **KINDS[kind],
             ),
             self.chunks,
         )

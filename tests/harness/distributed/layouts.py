@@ -19,6 +19,7 @@ from harness.distributed import (
     layers,
     matrix,
     mutations,
+    optimizers,
     otherwise,
     planner_outage,
     refusals,
@@ -36,7 +37,9 @@ from harness.distributed.scenarios import (
     mutated,
     neutrality,
     no_gradient_return,
+    no_inner_parameters_moved,
     no_moments_moved,
+    no_scales_moved,
     no_wait_for_gathering,
     ungathered,
 )
@@ -68,6 +71,15 @@ OVERLAPPED: dict[str, Any] = SHARDED | {"overlap_grad_reduce": True, "overlap_pa
 BUFFER_BYTES = 1 << 18
 """Room for three of the eight experts that a rank of two groups has in a layer, with half of the state of each."""
 BF16: dict[str, Any] = {"bf16": True, "params_dtype": torch.bfloat16}
+reordered_with = functools.partial(
+    optimizers.trained_with,
+    scenario=neutrality,
+    ddp=OVERLAPPED,
+    plan={"replicate": False},
+    clip_grad=0.0,
+    **BF16,
+)
+"""Reorders alone, which change no bit, with a kind of optimizer."""
 COPIES = exports.SCENARIOS | copies.SCENARIOS | {"offloaded": sleep.offloaded}
 ROUND_TRIPS: dict[str, dict[str, Any]] = {
     "pipeline": {"saved_with": checkpoints.TWO_STAGES, "loaded_with": checkpoints.TWO_STAGES, "num_experts": 6},
@@ -90,6 +102,17 @@ ROUND_TRIPS: dict[str, dict[str, Any]] = {
         "saved_with": checkpoints.FOUR_RANKS,
         "loaded_with": checkpoints.TWO_GROUPS,
         "grouped": True,
+    },
+    **{
+        kind: {
+            "saved_with": checkpoints.FOUR_RANKS,
+            "loaded_with": checkpoints.TWO_GROUPS,
+            "sharded": True,
+            "bf16": True,
+            "kind": kind,
+            "loads_plainly": kind != "remainders",
+        }
+        for kind in ("remainders", "half_offloaded_beside_fused")
     },
     "ep2_to_ep4_sharded": {
         "saved_with": checkpoints.TWO_GROUPS,
@@ -117,6 +140,10 @@ LAYOUTS = {
             "refusals": refusals.refusals,
             "reorder_undone": faults.undone,
             "cannot_be_undone": faults.cannot_be_undone,
+            **{kind: functools.partial(reordered_with, kind=kind) for kind in ("fp16", "fp8")},
+            "no_scales_moved": functools.partial(
+                reordered_with, kind="fp16", scenario=mutated, mutation=no_scales_moved
+            ),
         },
     ),
     "two_groups": Layout(
@@ -134,6 +161,20 @@ LAYOUTS = {
             ),
             "sharded_no_moments_moved": functools.partial(mutated, mutation=no_moments_moved, ddp=SHARDED),
             "sharded_reorder_undone": functools.partial(faults.undone, ddp=OVERLAPPED, buffer_bytes=BUFFER_BYTES),
+            **{kind: functools.partial(reordered_with, kind=kind) for kind in ("remainders", "half_offloaded")},
+            "no_inner_parameters_moved": functools.partial(
+                reordered_with, kind="half_offloaded", scenario=mutated, mutation=no_inner_parameters_moved
+            ),
+            "offloaded_reorder_undone": functools.partial(
+                optimizers.trained_with,
+                kind="offloaded_alone",
+                scenario=faults.undone,
+                ddp=OVERLAPPED,
+                buffer_bytes=BUFFER_BYTES,
+            ),
+            "shared_scales": functools.partial(
+                optimizers.trained_with, kind="fp16", scenario=refusals.refused_with, ddp=SHARDED, **BF16
+            ),
         },
     ),
     "two_groups_for_long": Layout(
@@ -150,7 +191,8 @@ LAYOUTS = {
     # One layout each: process groups of past arrangements keep threads, which cost more time than a new start.
     **{
         f"checkpoint_{name}": Layout(
-            cluster=EP4, scenarios={name: functools.partial(checkpoints.round_trip, **options)}
+            cluster=EP4,
+            scenarios={name: functools.partial(optimizers.trained_with, scenario=checkpoints.round_trip, **options)},
         )
         for name, options in ROUND_TRIPS.items()
     },

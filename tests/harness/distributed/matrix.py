@@ -8,6 +8,7 @@ from megatron.core import parallel_state
 
 from harness.distributed.gpt_job import GptJob
 from harness.distributed.gpt_model import RECOMPUTE
+from harness.distributed import optimizers
 from harness.distributed.plans import ScriptedPlans, random_plans
 from harness.distributed.scenarios import Differences
 from harness.distributed.ways import pairs, ways
@@ -97,6 +98,10 @@ def compare(
     }
 
 
+def compare_with(cluster: Cluster, *, kind: str, experts: dict[str, Any], **options: Any) -> Result:
+    return compare(cluster, experts=experts | {"kind": kind}, **options)
+
+
 def rounding(cluster: Cluster, *, sharded: bool = False, experts: dict[str, Any] | None = None) -> Result:
     """Return the difference between plain bf16 training and the same with every sample as its own micro-batch."""
     _cluster[:] = [cluster]
@@ -147,3 +152,10 @@ EXPERTS_SCENARIOS |= {
     "grouped_fused-full-sharded-bf16": functools.partial(compare, bf16=True, **IN_PRODUCTION, **RECOMPUTE["full"]),
     "grouped_fused-rounding": functools.partial(rounding, **IN_PRODUCTION),
 }
+EXPERTS_SCENARIOS |= {
+    kind: functools.partial(
+        optimizers.trained_with, scenario=compare_with, kind=kind, bf16=True, **IN_PRODUCTION, **RECOMPUTE["full"]
+    )
+    for kind in ("remainders", "half_offloaded_beside_fused", "offloaded")
+}
+"""Kinds of optimizers, with what runs in production."""

@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from harness.distributed import state
+from harness.distributed.optimizers import KINDS
 from relibra.agent import Agent
 from relibra.planning import Cluster, Model
 
@@ -89,6 +90,7 @@ class Trained:
         optimizer: str = "adam",
         ddp: dict[str, Any] | None = None,
         clip_grad: float = 1.0,
+        kind: str | None = None,
         **options: Any,
     ):
         RouterReplay.clear_global_router_replay_instances()
@@ -108,6 +110,7 @@ class Trained:
                 params_dtype=self.config.params_dtype,
                 use_distributed_optimizer=ddp_config.use_distributed_optimizer,
                 sgd_momentum=0.9,
+                **KINDS[kind],
             ),
             [self.ddp],
         )

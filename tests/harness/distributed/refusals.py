@@ -155,10 +155,8 @@ CHANGED: dict[str, Change] = {
     "op fuser": lambda trained: mock.patch.object(
         trained.network.moe[0].experts, "_with_fused_impl", True, create=True
     ),
-    "use_precision_aware_optimizer": in_optimizer("config", "use_precision_aware_optimizer", True),
     "use_megatron_fsdp": in_optimizer("ddp_config", "use_megatron_fsdp", True),
     "several instances": in_optimizer("ddp_config", "num_distributed_optimizer_instances", 2),
-    "optimizer_cpu_offload": in_optimizer("config", "optimizer_cpu_offload", True),
     "layer-wise optimizer": lambda trained: mock.patch.object(
         trained, "optimizer", unbuilt(LayerWiseDistributedOptimizer)
     ),
@@ -227,6 +225,17 @@ def refusals(cluster: Cluster) -> Result:
             Trained(two, expert_tensor_parallel_size=2), dataclasses.replace(config, cluster=two)
         )
     return {"messages": messages, "left_behind": left_behind, "unnoticed": unnoticed_removals()}
+
+
+def refused_with(cluster: Cluster, **options: Any) -> Result:
+    """Return the message of an attachment to a network that is trained with these options."""
+    config = AgentConfig(planner_address="none:0", job_id="test", model=MODEL, cluster=cluster)
+    trained = Trained(cluster, **options)
+    try:
+        attach(trained.ddp, trained.optimizer, config, plans=ScriptedPlans({}))
+    except Unsupported as error:
+        return {"message": str(error)}
+    return {"message": "not refused"}
 
 
 def replay(trained: Trained, config: AgentConfig, **options: Any) -> str:

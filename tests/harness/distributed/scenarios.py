@@ -18,6 +18,7 @@ from relibra.agent import AgentConfig, Phase, attach
 from relibra.agent.cells.gradient_return import GradientReturn
 from relibra.agent.config import Transport
 from relibra.agent.homes.optimizer_state import OptimizerState
+from relibra.agent.homes.state_readers import FusedAdamReader, HybridReader, StateReader
 from relibra.planning import Cluster, PlanId, RankPlan
 
 M = 3
@@ -131,6 +132,19 @@ def no_gradient_return() -> Iterator[None]:
 @contextmanager
 def no_moments_moved() -> Iterator[None]:
     with mock.patch.object(OptimizerState, "tensors_of", return_value=[]):
+        yield
+
+
+@contextmanager
+def no_scales_moved() -> Iterator[None]:
+    with mock.patch.object(FusedAdamReader, "scales", return_value=[]):
+        yield
+
+
+@contextmanager
+def no_inner_parameters_moved() -> Iterator[None]:
+    """Let main weights in host memory stay, as if they were found in the state that the first step makes."""
+    with mock.patch.object(HybridReader, "tensors", StateReader.tensors):
         yield
 
 

@@ -6,7 +6,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from torch import Tensor
+
+from harness.distributed.fused_adam import FusedAdam
 
 Part = tuple[str, str, int, int, Tensor]
 """(name, kind, first element, total number of elements, flat elements)."""
@@ -70,9 +73,18 @@ def optimizer_state(optimizer: Any, named: Iterable[tuple[str, Tensor]]) -> Iter
             if hasattr(part, "model_param_gbuf_map"):
                 group, position = part.model_param_group_index_map[parameter]
                 main = part.optimizer.param_groups[group]["params"][position]
-            state = part.optimizer.state.get(parameter if main is None else main, {})
+            key = parameter if main is None else main
+            state = part.optimizer.state.get(key, {})
             for kind, tensor in state.items():
                 if torch.is_tensor(tensor) and tensor.dim() > 0:
-                    yield name, kind, start, parameter.numel(), tensor.flatten()
+                    yield name, kind, start, parameter.numel(), values(part.optimizer, key, kind).flatten()
             if main is not None and state:
                 yield name, "main", start, parameter.numel(), main.detach().flatten()
+            if isinstance(part.optimizer, HybridDeviceOptimizer):
+                inner = part.optimizer.param_to_inner_param[key]
+                yield name, "inner", start, parameter.numel(), inner.detach().flatten()
+
+
+def values(optimizer: Any, key: Tensor, kind: str) -> Tensor:
+    """Return state as numbers: that of a FusedAdam may have a scale, or be the lower halves of numbers."""
+    return optimizer.get_unscaled_state(key, kind) if isinstance(optimizer, FusedAdam) else optimizer.state[key][kind]

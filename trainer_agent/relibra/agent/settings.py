@@ -195,18 +195,24 @@ SETTINGS = (
     ),
     _runs("mtp_num_layers", "any number; MoE layers for multi-token prediction stay as megatron built them", _LAYERS),
     _runs("optimizer", "'adam' and 'sgd'", _MATRIX, Part.OPTIMIZER),
-    _off(
-        "use_precision_aware_optimizer",
-        ", which exposes only copies of its state",
-        "fp32 moments and main weights, even where the option would keep them in fewer bits",
-        part=Part.OPTIMIZER,
+    _runs("use_precision_aware_optimizer", "on and off", _MATRIX, Part.OPTIMIZER),
+    _runs(
+        "store_param_remainders",
+        "on and off; while the agent is attached, on also loads from checkpoints with 'fully_reshardable'",
+        _MATRIX,
+        Part.OPTIMIZER,
     ),
-    _off(
-        "optimizer_cpu_offload",
-        ", which keeps state where a reorder cannot move it",
-        "12 bytes per parameter of the rank's share of the optimizer state stay on the GPU",
-        part=Part.OPTIMIZER,
+    *(
+        _runs(
+            name,
+            "any; fp16 and fp8, which have scales, only if no two expert-data-parallel ranks share an expert's state",
+            _NEUTRALITY,
+            Part.OPTIMIZER,
+        )
+        for name in ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
     ),
+    _runs("optimizer_cpu_offload", "on and off, with any optimizer_offload_fraction", _MATRIX, Part.OPTIMIZER),
+    _runs("overlap_cpu_optimizer_d2h_h2d", "on and off", _MATRIX, Part.OPTIMIZER),
     _runs("use_distributed_optimizer", "on and off", _MATRIX, Part.DDP),
     _runs("overlap_grad_reduce", "on and off", _NEUTRALITY, Part.DDP),
     _runs("overlap_param_gather", "on and off", _NEUTRALITY, Part.DDP),

@@ -8,10 +8,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from relibra.agent.experts import Experts
-from relibra.errors import Unsupported
+from relibra.errors import InvalidInput, Unsupported
 
 ORDER = "relibra_order"
 """The key under which a sharded state dict says which logical experts are in its slots. Megatron puts the value into
@@ -156,3 +157,29 @@ def refusing_places(method: str) -> Callable[..., Any]:
         )
 
     return refuse
+
+
+def loading_remainders(plain: Callable[[Any, dict[str, Any]], Any]) -> Callable[[Any, dict[str, Any]], Any]:
+    """Return a stand-in for a distributed optimizer's `_set_main_param_and_optimizer_states`.
+
+    With `store_param_remainders` the optimizer keeps the lower halves of fp32 main weights, beside bf16 weights that
+    are the upper halves. Megatron stores the int16 numbers as fp32 ones, and up to 0.19 does not convert them back.
+
+    Raises:
+        InvalidInput: the checkpoint has whole main weights.
+    """
+
+    def set_states(model_param: Tensor, tensors: dict[str, Any]) -> Any:
+        main = tensors["param"]
+        remainders = main.to(torch.int16)
+        if model_param.dtype != torch.bfloat16:
+            return plain(model_param, tensors)
+        if not torch.equal(remainders.to(main.dtype), main):
+            raise InvalidInput.of(
+                "store_param_remainders",
+                expected="False, because the checkpoint has whole main weights",
+                got="True, for which it would have to have their lower halves",
+            )
+        return plain(model_param, tensors | {"param": remainders})
+
+    return set_states

@@ -16,6 +16,7 @@ from relibra.agent.experts import Experts
 from relibra.agent.groups import Seat
 from relibra.agent.homes.optimizer_state import OptimizerState
 from relibra.agent.placement import Move
+from relibra.errors import RelibraError
 from relibra.kernels import ALIGNMENT_BYTES, packed_size_bytes
 
 Ranges = Mapping[tuple[int, int], NDArray[np.int64]]
@@ -58,7 +59,11 @@ class ExpertTensors:
         """The largest size of an expert of this rank in messages, with the state that exists now; 0 without experts."""
         num_groups = len({seat.ep_group for seat in self._seats})
         tensors_of_experts = (
-            [tensor for parameter in slot for tensor in (parameter, *self._state.tensors_of(parameter))]
+            [
+                tensor
+                for parameter in slot
+                for tensor in (parameter, *self._state.tensors_of(parameter), *self._state.scales_of(parameter))
+            ]
             for each in self._experts.values()
             for slot in each.parameters
         )
@@ -82,7 +87,13 @@ class ExpertTensors:
         ]
 
     def tensors(self, move: Move, sender: int, receiver: int, *, at_source: bool) -> list[Tensor]:
-        """Return the tensors that `move` carries from `sender` to `receiver`, on this rank, which is one of the two."""
+        """Return the tensors that `move` carries from `sender` to `receiver`, on this rank, which is one of the two.
+
+        They may be on the device or on the host.
+
+        Raises:
+            RelibraError: a part of some state would travel without its scale; see `OptimizerState.check_scales`.
+        """
         slot = move.source_slot if at_source else move.destination_slot
         same_group = self._seats[sender].ep_group == self._seats[receiver].ep_group
         overlap_K2 = self._overlap(move, sender, receiver)
@@ -90,11 +101,18 @@ class ExpertTensors:
         for parameter, (start, stop) in zip(self._experts[move.layer].parameters[slot], overlap_K2, strict=True):
             if same_group:
                 tensors.append(parameter)
+            scales = self._state.scales_of(parameter)
             if not self._state.is_sharded:
-                tensors += self._state.tensors_of(parameter) if same_group else []
+                tensors += self._state.tensors_of(parameter) + scales if same_group else []
             elif start < stop:
-                first, _ = self._state.range_of(parameter)
-                tensors += [each[start - first : stop - first] for each in self._state.tensors_of(parameter)]
+                first, last = self._state.range_of(parameter)
+                if scales and (start, stop) != (first, last):
+                    raise RelibraError(
+                        f"ranks {sender} and {receiver} of the stage share the state of expert {move.expert} of MoE "
+                        f"layer {move.layer} differently: expected elements {first} to {last - 1} of a parameter, got "
+                        f"{start} to {stop - 1}"
+                    )
+                tensors += [each[start - first : stop - first] for each in self._state.tensors_of(parameter)] + scales
         return tensors
 
     def _shares_state(self, move: Move, sender: int, receiver: int) -> bool:

@@ -1,10 +1,13 @@
 """The tensors that belong to a parameter and must travel with it: the fp32 main copy and the optimizer's moments."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from relibra.agent.homes.state_readers import reader_of
+from relibra.errors import Unsupported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,7 @@ class OptimizerState:
 
     A parameter's fp32 copy is its `main_param`, set by megatron; the optimizer's state is kept under that copy, or
     under the parameter itself where there is none. A distributed optimizer keeps both for a shard of the parameter.
+    What the optimizer keeps under such a key depends on its kind; see `state_readers`.
 
     Args:
         optimizers: the torch optimizers inside.
@@ -35,7 +39,7 @@ class OptimizerState:
     """
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], shard_of: ShardOf | None = None) -> None:
-        self._optimizers, self._shard_of = list(optimizers), shard_of
+        self._readers, self._shard_of = list(map(reader_of, optimizers)), shard_of
 
     @property
     def is_sharded(self) -> bool:
@@ -66,12 +70,39 @@ class OptimizerState:
             return [main, *self._state(main)]
         return self._state(parameter)
 
+    def scales_of(self, parameter: Tensor) -> list[Tensor]:
+        """Return the scales of these tensors. They travel with all elements on this rank, or not at all."""
+        key: Tensor | None = getattr(parameter, "main_param", None)
+        if self._shard_of is not None:
+            shard = self._shard_of(parameter)
+            key = None if shard is None else shard.main
+        elif key is None:
+            key = parameter
+        return [] if key is None else [scale for reader in self._readers for scale in reader.scales(key)]
+
+    def check_scales(self, slots: Sequence[Sequence[Tensor]]) -> None:
+        """Check that a scale never has to serve elements of two experts.
+
+        Args:
+            slots: the parameters of the expert in every home slot of one layer.
+
+        Raises:
+            Unsupported: ranks share the state of some parameters, and not in the same way for every expert.
+        """
+        if self._shard_of is None or not any(reader.has_scales for reader in self._readers):
+            return
+        for parameters in zip(*slots, strict=True):
+            ranges = {self.range_of(each) for each in parameters}
+            if len(ranges) > 1 and not ranges <= {(0, 0), *((0, each.numel()) for each in parameters)}:
+                raise Unsupported(
+                    "relibra's agent does not support fp16 and fp8 in exp_avg_dtype, exp_avg_sq_dtype and "
+                    "main_params_dtype with these expert-data-parallel ranks, which share the state of some experts, "
+                    "each rank with a scale for its part; use torch.bfloat16 or torch.float32, or one "
+                    "expert-data-parallel rank (as many expert-parallel ranks as data-parallel ones)"
+                )
+
     def _state(self, key: Tensor) -> list[Tensor]:
-        tensors: list[Tensor] = []
-        for optimizer in self._optimizers:
-            state = optimizer.state.get(key, {})
-            tensors += [state[name] for name in sorted(state) if isinstance(state[name], Tensor)]
-        return tensors
+        return [tensor for reader in self._readers for tensor in reader.tensors(key)]
 
 
 class WeightsAlone(OptimizerState):
@@ -81,5 +112,9 @@ class WeightsAlone(OptimizerState):
         super().__init__([])
 
     def tensors_of(self, parameter: Tensor) -> list[Tensor]:
+        """Return nothing."""
+        return []
+
+    def scales_of(self, parameter: Tensor) -> list[Tensor]:
         """Return nothing."""
         return []

@@ -9,7 +9,7 @@ from megatron.core.optimizer import ChainedOptimizer, Float16OptimizerWithFloat1
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
-from relibra.agent.homes.checkpoint import refusing_physical_order, refusing_places
+from relibra.agent.homes.checkpoint import loading_remainders, refusing_physical_order, refusing_places
 from relibra.agent.homes.optimizer_state import OptimizerState, Shard
 from relibra.agent.refusals import ddp_refusals, optimizer_refusals, unsupported
 
@@ -68,24 +68,24 @@ def _shard(optimizers: Sequence[DistributedOptimizer], parameter: Tensor) -> Sha
 
 
 def guard_checkpoints(optimizer: Any) -> Callable[[], None]:
-    """Make distributed optimizers refuse checkpoints by place, and return the function that undoes this."""
+    """Make distributed optimizers refuse checkpoints by place, and load the others. Return the undoing."""
     guarded = [part for part in _parts(optimizer) if isinstance(part, DistributedOptimizer)]
+    replaced = [(part, "sharded_state_dict", refusing_physical_order(part.sharded_state_dict)) for part in guarded]
     for part in guarded:
-        part.sharded_state_dict = refusing_physical_order(part.sharded_state_dict)
+        if getattr(part.optimizer, "store_param_remainders", False):
+            replaced.append((part, _SETTER, loading_remainders(getattr(part, _SETTER))))
     # A chained optimizer itself writes and reads one file for all of its parts.
     by_place = [optimizer, *(part for part in guarded if part is not optimizer)] if guarded else []
-    for part in by_place:
-        for name in _TORCH_FORMAT:
-            setattr(part, name, refusing_places(name))
+    replaced += [(part, name, refusing_places(name)) for part in by_place for name in _TORCH_FORMAT]
+    for part, name, method in replaced:
+        setattr(part, name, method)
 
     def restore() -> None:
-        for part in guarded:
-            del part.sharded_state_dict
-        for part in by_place:
-            for name in _TORCH_FORMAT:
-                delattr(part, name)
+        for part, name, _ in replaced:
+            delattr(part, name)
 
     return restore
 
 
+_SETTER = "_set_main_param_and_optimizer_states"
 _TORCH_FORMAT = ("save_parameter_state", "load_parameter_state")

@@ -1,0 +1,45 @@
+"""Kinds of Adam that keep their state in other dtypes or in host memory, and scenarios that train with them."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from harness.distributed import fused_adam, host_memory
+from relibra.planning import Cluster
+
+_PRECISION: dict[str, Any] = {"use_precision_aware_optimizer": True, "adam_eps": 1e-4}
+_OFFLOAD: dict[str, Any] = _PRECISION | {"optimizer_cpu_offload": True, "pin_cpu_grads": False}
+_HALF: dict[str, Any] = _OFFLOAD | {"optimizer_offload_fraction": 0.5, "overlap_cpu_optimizer_d2h_h2d": True}
+
+
+def _dtypes(moments: torch.dtype, **others: Any) -> dict[str, Any]:
+    return _PRECISION | {"exp_avg_dtype": moments, "exp_avg_sq_dtype": moments} | others
+
+
+KINDS: dict[str | None, dict[str, Any]] = {
+    None: {},
+    "remainders": _dtypes(torch.bfloat16),
+    "fp16": _dtypes(torch.float16, main_params_dtype=torch.float16),
+    "fp8": _dtypes(torch.uint8, store_param_remainders=False),
+    "half_offloaded": _HALF,
+    "half_offloaded_beside_fused": _HALF,
+    "offloaded": _OFFLOAD | {"optimizer_offload_fraction": 1.0, "use_torch_optimizer_for_cpu_offload": True},
+    "offloaded_alone": _OFFLOAD | {"optimizer_offload_fraction": 0.5, "use_precision_aware_optimizer": False},
+}
+"""Options of megatron's OptimizerConfig by name."""
+_FUSED = ("remainders", "fp16", "fp8", "half_offloaded_beside_fused")
+
+
+def trained_with(
+    cluster: Cluster, *, scenario: Callable[..., Any], kind: str | None = None, **options: Any
+) -> dict[str, Any]:
+    """Run a scenario with one kind of optimizer, on stand-ins for CUDA."""
+    with ExitStack() as stand_ins:
+        if kind is not None:
+            stand_ins.enter_context(host_memory.told_apart())
+        if kind in _FUSED:
+            stand_ins.enter_context(fused_adam.installed())
+        result: dict[str, Any] = scenario(cluster, kind=kind, **options)
+        return result
