@@ -68,6 +68,14 @@ def test_S5_what_runs_in_production_trains_as_plain_megatron(layout_run):
     assert_rounded(run.worst("grouped_fused-full-sharded-bf16"), run.worst("grouped_fused-rounding"))
 
 
+@pytest.mark.parametrize("kind", ["remainders", "half_offloaded_beside_fused", "offloaded"])
+def test_S5_with_state_of_few_bits_or_in_host_memory_it_trains_as_plain_megatron(layout_run, kind):
+    """Megatron's precision-aware optimizer, and its optimizer that offloads state, over stand-ins for CUDA."""
+    run = layout_run("gpt_experts")
+    assert_active(run.of(kind))
+    assert_rounded(run.worst(kind), run.worst("grouped_fused-rounding"))
+
+
 @pytest.mark.parametrize("way", ["none-plain", "full-sharded"])
 def test_S5_with_tensor_parallel_attention_experts_train_as_plain_megatron(layout_run, way):
     """A rank routes its part of the sequence, and experts are whole on every rank."""

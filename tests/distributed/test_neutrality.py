@@ -60,6 +60,38 @@ def test_S5_reordering_shards_of_the_distributed_optimizer_is_bitwise(two_groups
     assert set(two_groups.worst("sharded_bf16_reorder_only").values()) == {0.0}
 
 
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [
+        ("two_groups", "remainders"),
+        ("two_groups", "half_offloaded"),
+        ("two_nodes", "fp16"),
+        ("two_nodes", "fp8"),
+    ],
+)
+def test_S5_state_of_few_bits_or_in_host_memory_is_reordered_bitwise(layout_run, layout, kind):
+    """Half offloaded, the main weights of some experts are in host memory, and those of others on the device."""
+    run = layout_run(layout)
+    assert_active(run.of(kind), replicas=False)
+    assert set(run.worst(kind).values()) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("layout", "mutation", "kind"),
+    [("two_nodes", "no_scales_moved", "moments"), ("two_groups", "no_inner_parameters_moved", "weights")],
+)
+def test_S5_the_comparison_sees_scales_and_offloaded_weights_left_behind(layout_run, layout, mutation, kind):
+    run = layout_run(layout)
+    assert_active(run.of(mutation), replicas=False)
+    assert run.worst(mutation)[kind] > 0.01
+
+
+def test_S9_a_scale_for_parts_of_two_experts_is_refused(two_groups):
+    for result in two_groups.of("shared_scales"):
+        assert "fp16 and fp8 in exp_avg_dtype" in result["message"]
+        assert "use torch.bfloat16 or torch.float32" in result["message"]
+
+
 def test_S5_fifty_reorders_and_the_way_back_change_no_bit(layout_run):
     run = layout_run("two_groups_for_long")
     assert all(result["num_moved_experts"] > 500 for result in run.of("fifty_reorders"))

@@ -95,9 +95,7 @@ class FusedAdam(torch.optim.Optimizer):
         self.master_weights, self.use_decoupled_grad = master_weights, use_decoupled_grad
         self.name_to_dtype_map = dict(zip(NAMES, (exp_avg_dtype, exp_avg_sq_dtype, master_weight_dtype), strict=True))
         self._scales: dict[Tensor, dict[str, Tensor]] = {}
-        self.store_param_remainders = (
-            store_param_remainders and master_weights and master_weight_dtype == torch.float32
-        )
+        self.store_param_remainders = store_param_remainders and master_weights and master_weight_dtype == torch.float32
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for parameter in self._parameters():

@@ -6,9 +6,9 @@ from typing import Any
 
 from megatron.core import parallel_state
 
+from harness.distributed import optimizers
 from harness.distributed.gpt_job import GptJob
 from harness.distributed.gpt_model import RECOMPUTE
-from harness.distributed import optimizers
 from harness.distributed.plans import ScriptedPlans, random_plans
 from harness.distributed.scenarios import Differences
 from harness.distributed.ways import pairs, ways

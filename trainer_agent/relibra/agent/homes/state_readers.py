@@ -75,8 +75,11 @@ def _is_fp8(tensor: Tensor) -> bool:
 
 
 def _stored(tensor: Any) -> list[Tensor]:
-    """Return what has the bits of a tensor. An fp8 tensor of Transformer Engine looks like fp32, and may keep a second
-    copy in transposed order, which for a flat tensor is the same order."""
+    """Return the tensors that hold the bits of a tensor.
+
+    An fp8 tensor of Transformer Engine looks like fp32. It may keep a second copy in transposed order, which for a flat
+    tensor is the same order.
+    """
     if not _is_fp8(tensor):
         return [tensor]
     return [tensor._data] + ([] if tensor._transpose is None else [tensor._transpose])
