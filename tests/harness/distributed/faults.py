@@ -107,13 +107,15 @@ def staging(largest: list[int]) -> Iterator[None]:
         yield
 
 
-def undone(cluster: Cluster, *, buffer_bytes: int = 1 << 30, **options: Any) -> Result:
+def undone(
+    cluster: Cluster, *, buffer_bytes: int = 1 << 30, plan: dict[str, Any] | None = None, **options: Any
+) -> Result:
     """Fail once at every point, then apply a plan. Compare training throughout."""
     ep_rank = dist.get_rank() % cluster.num_ranks
     cases = [(point, 1 if point == "arriving damaged" else MODEL.num_layers) for point in POINTS]
     steps = range(len(cases) + 2)
     plain = Trained(cluster, "adam", **options)
-    plans = plan_by_step(cluster, ep_rank, steps)
+    plans = plan_by_step(cluster, ep_rank, steps, **(plan or {}))
     balanced, _ = attached(cluster, plans, reorder_buffer_bytes=buffer_bytes, **options)
     agent = balanced.agent
     assert agent is not None

@@ -161,19 +161,15 @@ LAYOUTS = {
             ),
             "sharded_no_moments_moved": functools.partial(mutated, mutation=no_moments_moved, ddp=SHARDED),
             "sharded_reorder_undone": functools.partial(faults.undone, ddp=OVERLAPPED, buffer_bytes=BUFFER_BYTES),
-            **{kind: functools.partial(reordered_with, kind=kind) for kind in ("remainders", "half_offloaded")},
+            **{kind: functools.partial(reordered_with, kind=kind) for kind in ("fp16", "remainders", "half_offloaded")},
+            "no_scales_moved": functools.partial(
+                reordered_with, kind="fp16", scenario=mutated, mutation=no_scales_moved
+            ),
             "no_inner_parameters_moved": functools.partial(
                 reordered_with, kind="half_offloaded", scenario=mutated, mutation=no_inner_parameters_moved
             ),
             "offloaded_reorder_undone": functools.partial(
-                optimizers.trained_with,
-                kind="offloaded_alone",
-                scenario=faults.undone,
-                ddp=OVERLAPPED,
-                buffer_bytes=BUFFER_BYTES,
-            ),
-            "shared_scales": functools.partial(
-                optimizers.trained_with, kind="fp16", scenario=refusals.refused_with, ddp=SHARDED, **BF16
+                reordered_with, kind="half_offloaded", scenario=faults.undone, buffer_bytes=BUFFER_BYTES
             ),
         },
     ),

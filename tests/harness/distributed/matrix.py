@@ -14,6 +14,7 @@ from harness.distributed.scenarios import Differences
 from harness.distributed.ways import pairs, ways
 from relibra.agent import AgentConfig, Phase, attach
 from relibra.agent.config import Transport
+from relibra.errors import Unsupported
 from relibra.planning import Cluster
 
 STEPS = 2
@@ -102,6 +103,15 @@ def compare_with(cluster: Cluster, *, kind: str, experts: dict[str, Any], **opti
     return compare(cluster, experts=experts | {"kind": kind}, **options)
 
 
+def shared_scales(cluster: Cluster, **options: Any) -> Result:
+    """Attach to a job in which two ranks share the state of an expert, each with a scale for its part."""
+    try:
+        balanced_job(cluster, sharded=True, bf16=True, **options)
+    except Unsupported as error:
+        return {"message": str(error)}
+    return {"message": "not refused"}
+
+
 def rounding(cluster: Cluster, *, sharded: bool = False, experts: dict[str, Any] | None = None) -> Result:
     """Return the difference between plain bf16 training and the same with every sample as its own micro-batch."""
     _cluster[:] = [cluster]
@@ -159,3 +169,4 @@ EXPERTS_SCENARIOS |= {
     for kind in ("remainders", "half_offloaded_beside_fused", "offloaded")
 }
 """Kinds of optimizers, with what runs in production."""
+EXPERTS_SCENARIOS["shared_scales"] = functools.partial(optimizers.trained_with, scenario=shared_scales, kind="fp16")

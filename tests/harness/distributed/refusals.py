@@ -227,17 +227,6 @@ def refusals(cluster: Cluster) -> Result:
     return {"messages": messages, "left_behind": left_behind, "unnoticed": unnoticed_removals()}
 
 
-def refused_with(cluster: Cluster, **options: Any) -> Result:
-    """Return the message of an attachment to a network that is trained with these options."""
-    config = AgentConfig(planner_address="none:0", job_id="test", model=MODEL, cluster=cluster)
-    trained = Trained(cluster, **options)
-    try:
-        attach(trained.ddp, trained.optimizer, config, plans=ScriptedPlans({}))
-    except Unsupported as error:
-        return {"message": str(error)}
-    return {"message": "not refused"}
-
-
 def replay(trained: Trained, config: AgentConfig, **options: Any) -> str:
     """Attach without routing replay, set routing that the routers would ignore, and return the message."""
     with configured(trained, {"moe_enable_routing_replay": False, **options}):

@@ -19,7 +19,10 @@ def assembled(held: Iterable[Part]) -> dict[str, Tensor]:
     """Collective over all ranks: return the flat fp32 tensors by `stage/name/kind`, of which ranks hold parts."""
     stage = parallel_state.get_pipeline_model_parallel_rank() if parallel_state.model_parallel_is_initialized() else 0
     # Pickling an array is ten times as fast as a tensor. fp32 represents every bf16 value exactly.
-    mine = [(f"{stage}/{name}/{kind}", start, total, flat.float().numpy()) for name, kind, start, total, flat in held]
+    mine = [
+        (f"{stage}/{name}/{kind}", start, total, flat.detach().float().numpy())
+        for name, kind, start, total, flat in held
+    ]
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, mine)
     whole: dict[str, Tensor] = {}
