@@ -23,7 +23,7 @@ from harness.distributed.gpt_model import (
     logical_by_place,
     model_of,
 )
-from harness.distributed.optimizers import KINDS
+from harness.distributed.optimizers import KINDS, NO_AMPLIFICATION
 from relibra.agent import Agent
 from relibra.planning import Cluster
 
@@ -71,14 +71,12 @@ class GptJob:
             OptimizerConfig(
                 optimizer="adam",
                 lr=1e-2,
-                # With a gradient close to 0, Adam would make a full step in the direction of its rounding error.
-                adam_eps=1e-4,
                 clip_grad=clip_grad,
                 bf16=self.config.bf16,
                 params_dtype=self.config.params_dtype,
                 use_distributed_optimizer=sharded,
                 overlap_param_gather=sharded,
-                **KINDS[kind],
+                **(NO_AMPLIFICATION | KINDS[kind]),
             ),
             self.chunks,
         )

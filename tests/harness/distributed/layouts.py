@@ -140,10 +140,8 @@ LAYOUTS = {
             "refusals": refusals.refusals,
             "reorder_undone": faults.undone,
             "cannot_be_undone": faults.cannot_be_undone,
-            **{kind: functools.partial(reordered_with, kind=kind) for kind in ("fp16", "fp8")},
-            "no_scales_moved": functools.partial(
-                reordered_with, kind="fp16", scenario=mutated, mutation=no_scales_moved
-            ),
+            "fp8": functools.partial(reordered_with, kind="fp8"),
+            "offloaded_alone": functools.partial(optimizers.trained_with, kind="offloaded_alone", scenario=neutrality),
         },
     ),
     "two_groups": Layout(

@@ -83,7 +83,7 @@ def optimizer_state(optimizer: Any, named: Iterable[tuple[str, Tensor]]) -> Iter
                     yield name, kind, start, parameter.numel(), values(part.optimizer, key, kind).flatten()
             if main is not None and state:
                 yield name, "main", start, parameter.numel(), main.detach().flatten()
-            if isinstance(part.optimizer, HybridDeviceOptimizer):
+            if isinstance(part.optimizer, HybridDeviceOptimizer) and key in part.optimizer.param_to_inner_param:
                 inner = part.optimizer.param_to_inner_param[key]
                 yield name, "inner", start, parameter.numel(), inner.detach().flatten()
 
