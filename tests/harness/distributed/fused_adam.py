@@ -181,7 +181,7 @@ class FusedAdam(torch.optim.Optimizer):
 
     def _update(self, group: dict[str, Any], parameter: Tensor, gradient: Tensor) -> None:
         has_main = self.master_weights and parameter.dtype != torch.float32
-        weight = self._main(parameter) if has_main else parameter.data.float()
+        weight = self.main_weight(parameter) if has_main else parameter.data.float()
         (beta1, beta2), step = group["betas"], group["step"] if group["bias_correction"] else torch.inf
         first, second = (self.get_unscaled_state(parameter, name).float() for name in ("exp_avg", "exp_avg_sq"))
         first = beta1 * first + (1 - beta1) * gradient
@@ -200,7 +200,8 @@ class FusedAdam(torch.optim.Optimizer):
         if has_main:
             self.set_scaled_state(parameter, "master_param", weight)
 
-    def _main(self, parameter: Tensor) -> Tensor:
+    def main_weight(self, parameter: Tensor) -> Tensor:
+        """Return main weights as fp32 numbers. The original has no such method."""
         kept = self.get_unscaled_state(parameter, "master_param")
         return joined(parameter.data, kept) if self._has_remainders(parameter) else kept
 

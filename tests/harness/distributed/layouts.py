@@ -141,7 +141,9 @@ LAYOUTS = {
             "reorder_undone": faults.undone,
             "cannot_be_undone": faults.cannot_be_undone,
             "fp8": functools.partial(reordered_with, kind="fp8"),
-            "offloaded_alone": functools.partial(optimizers.trained_with, kind="offloaded_alone", scenario=neutrality),
+            "offloaded_alone": functools.partial(
+                optimizers.trained_with, kind="offloaded_alone", scenario=neutrality, optimizer="sgd"
+            ),
         },
     ),
     "two_groups": Layout(

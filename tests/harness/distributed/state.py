@@ -90,4 +90,6 @@ def optimizer_state(optimizer: Any, named: Iterable[tuple[str, Tensor]]) -> Iter
 
 def values(optimizer: Any, key: Tensor, kind: str) -> Tensor:
     """Return state as numbers: that of a FusedAdam may have a scale, or be the lower halves of numbers."""
-    return optimizer.get_unscaled_state(key, kind) if isinstance(optimizer, FusedAdam) else optimizer.state[key][kind]
+    if not isinstance(optimizer, FusedAdam):
+        return optimizer.state[key][kind]
+    return optimizer.main_weight(key) if kind == "master_param" else optimizer.get_unscaled_state(key, kind)
