@@ -41,6 +41,8 @@ def trained_with(
     with ExitStack() as stand_ins:
         if kind is not None:
             stand_ins.enter_context(host_memory.told_apart())
+            # HybridDeviceOptimizer stores the classes of the optimizers inside, which torch does not load by default.
+            stand_ins.enter_context(torch.serialization.safe_globals([torch.optim.AdamW, fused_adam.FusedAdam]))
         if kind in _FUSED:
             stand_ins.enter_context(fused_adam.installed())
         result: dict[str, Any] = scenario(cluster, kind=kind, **options)
