@@ -165,6 +165,19 @@ NEEDS = (
         Use.REPLACED,
         ("model_sharded_state_dict", "is_loading", "sharding_type", "metadata"),
     ),
+    Need(
+        _SHARDED,
+        "DistributedOptimizer._set_main_param_and_optimizer_states",
+        "loads main weights that are stored as remainders",
+        Use.REPLACED,
+        ("model_param", "tensors"),
+    ),
+    *_held(
+        "megatron.core.optimizer.cpu_offloading.hybrid_optimizer",
+        "HybridDeviceOptimizer",
+        "param_to_inner_param",
+        "finds main weights in host memory",
+    ),
     Need(_SHARDED, "DistributedOptimizer.save_parameter_state", "refuses checkpoints by place"),
     Need(_SHARDED, "DistributedOptimizer.load_parameter_state", "refuses checkpoints by place"),
     *_held(

@@ -27,6 +27,9 @@ class StateReader:
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
 
+    knows_dtypes = False
+    """Whether the reader knows the meaning of state that is not fp32."""
+
     @property
     def has_scales(self) -> bool:
         """Whether `scales` will return anything once there is state."""
@@ -47,6 +50,8 @@ class FusedAdamReader(StateReader):
 
     Main weights of 16 bits are fp16, or the lower halves of fp32 numbers whose upper halves are the bf16 parameter.
     """
+
+    knows_dtypes = True
 
     @property
     def has_scales(self) -> bool:
@@ -92,6 +97,8 @@ class HybridReader(StateReader):
     itself. Copies exist before the first step, so they always travel. Step counts do not: those on the device may be
     counts by group, those on the host are not, and all are equal.
     """
+
+    knows_dtypes = True  # all are fp32
 
     def tensors(self, key: Tensor) -> list[Tensor]:
         """Return the inner parameter and the moments, in the same order whether they are on the host or the device."""

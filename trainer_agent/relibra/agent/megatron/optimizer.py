@@ -11,6 +11,7 @@ from torch import Tensor
 
 from relibra.agent.homes.checkpoint import loading_remainders, refusing_physical_order, refusing_places
 from relibra.agent.homes.optimizer_state import OptimizerState, Shard
+from relibra.agent.homes.state_readers import reader_of
 from relibra.agent.refusals import ddp_refusals, optimizer_refusals, unsupported
 
 _KNOWN = (FP32Optimizer, Float16OptimizerWithFloat16Params, DistributedOptimizer)
@@ -36,6 +37,12 @@ def optimizer_state(optimizer: Any) -> OptimizerState:
                 distributed.append(part)
             for refusal in refusals:
                 raise refusal.error
+            if part.config.use_precision_aware_optimizer and not reader_of(part.optimizer).knows_dtypes:
+                raise unsupported(
+                    f"use_precision_aware_optimizer=True with this {type(part.optimizer).__name__}, which does not "
+                    "say in name_to_dtype_map what it keeps",
+                    "Transformer Engine's FusedAdam (2.1 to 2.18 do), or use_precision_aware_optimizer=False",
+                )
             part = part.optimizer
         if not isinstance(part, torch.optim.Optimizer):
             raise unsupported(
@@ -47,9 +54,13 @@ def optimizer_state(optimizer: Any) -> OptimizerState:
 
 
 def optimizer_parts(optimizer: Any) -> list[Any]:
-    """Return the optimizers of megatron inside that have parameters, to be compared with the table of needs."""
+    """Return the optimizers of megatron inside that have parameters, to be compared with the table of needs.
+
+    After each of them comes the optimizer inside of it, which may be megatron's, too.
+    """
     known = (each for each in _parts(optimizer) if isinstance(each, _KNOWN))
-    return [each for each in known if getattr(each, "optimizer", each) is not None]
+    inner = ((each, getattr(each, "optimizer", each)) for each in known)
+    return [each for pair in inner if pair[1] is not None for each in pair]
 
 
 def _parts(optimizer: Any) -> list[Any]:
