@@ -83,8 +83,8 @@ def attach(
         state = megatron.optimizer_state(optimizer)
         held = [experts_of(layer.experts) for layer in layers]
         unplanned = [experts_of(layer.experts) for layer in megatron.layers_without_plans(chunks)]
-        for each in held:
-            state.check_scales(each.parameters)
+        for of_layer in held:
+            state.check_scales(of_layer.parameters)
         ep_ranks, edp_ranks = megatron.expert_groups(layers)
         member = Member(tuple(ep_ranks), tuple(edp_ranks), tuple(layer.layer_number for layer in layers))
     except Exception as error:  # any error: the other ranks must learn of it and not wait for this rank
