@@ -1,4 +1,4 @@
-"""Run unmodified megatron-core 0.16 to 0.19 on CPU and gloo: its MoE layers, DDP, optimizers and GPTModel.
+"""Run unmodified megatron-core, 0.16 to 0.20, on CPU and gloo: its MoE layers, DDP, optimizers and GPTModel.
 
 megatron-core is written for CUDA, yet little of it *needs* CUDA: mostly device names, streams and the CUDA random
 generator break. `install()` replaces them by their CPU counterparts. No shim changes a number: the same operators run
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from relibra.demo import without_triton
 from relibra.errors import RelibraError
 
 _FACTORIES = ("tensor", "as_tensor", "zeros", "ones", "empty", "full", "arange", "zeros_like", "empty_like")
@@ -54,6 +55,7 @@ def install() -> None:
             "start the process with CUDA_VISIBLE_DEVICES= (empty)"
         )
     _installed = True
+    without_triton.install()
     with warnings.catch_warnings():
         # Importing megatron-core without Transformer Engine and Apex warns five times that it falls back to torch.
         warnings.simplefilter("ignore")
@@ -205,14 +207,16 @@ def _dispatcher() -> None:
 
 
 def _missing_transformer_engine() -> None:
-    """Bind two names that megatron-core 0.16 reads although they exist only with Transformer Engine.
+    """Bind three names that megatron-core reads although they exist only with Transformer Engine.
 
     What breaks: the fp32 router reads `te_general_gemm`. `CheckpointWithoutOutput(fp8=False)` treats False as fp8
-    because it is not None, and then asks for Transformer Engine's fp8 state. Both raise `NameError`.
-    Why this is harmless: None and False are the values that both places intend.
+    because it is not None, and then asks for Transformer Engine's fp8 state. Both raise `NameError` in 0.16. Newer
+    versions compare linear layers for multi-token prediction with a class for inference, which is None: `TypeError`.
+    Why this is harmless: None and False are the values that these places intend.
     """
     import megatron.core.tensor_parallel.random as megatron_random
     import megatron.core.transformer.moe.moe_utils as moe_utils
+    import megatron.core.transformer.multi_token_prediction as multi_token_prediction
 
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
@@ -224,6 +228,8 @@ def _missing_transformer_engine() -> None:
         self.fp8 = bool(fp8)
 
     checkpoint.__init__ = initialise
+    if hasattr(multi_token_prediction, "is_inference_column_parallel_linear"):
+        multi_token_prediction.is_inference_column_parallel_linear = lambda _: False
 
 
 def _missing_apex() -> None:
