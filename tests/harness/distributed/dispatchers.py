@@ -12,11 +12,12 @@ from megatron.core.transformer.moe import fused_a2a
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
-from harness import te_permutation
+from harness import te_permutation, te_router
 from harness.deep_ep_on_gloo.normal import Buffer
 from harness.distributed.gpt_job import GptJob
 from harness.distributed.gpt_model import HIDDEN, RECOMPUTE
-from harness.distributed.matrix import compare
+from harness.distributed.matrix import EXPERTS, compare, rounding
+from relibra.agent import Agent
 from relibra.agent.megatron import dispatchers
 from relibra.planning import Cluster
 
@@ -27,6 +28,7 @@ DEEPEP: dict[str, Any] = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatc
 HYBRIDEP: dict[str, Any] = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}
 ALLGATHER: dict[str, Any] = {"moe_token_dispatcher_type": "allgather"}
 FUSED: dict[str, Any] = {"moe_permute_fusion": True}
+PRODUCTION: dict[str, Any] = DEEPEP | FUSED | EXPERTS["grouped_fused"]
 CAPACITY: dict[str, Any] = {"moe_expert_capacity_factor": 1.0}
 
 
@@ -68,9 +70,19 @@ def deepep_copy_lost(cluster: Cluster) -> Result:
         return deepep(cluster)
 
 
+def deepep_capacity(cluster: Cluster) -> Result:
+    with te_permutation.installed():
+        return compare(cluster, **WAY, experts=DEEPEP | FUSED | CAPACITY)
+
+
 def deepep_as_in_production(cluster: Cluster) -> Result:
     with te_permutation.installed():
-        return compare(cluster, **SHARDED, experts=DEEPEP | FUSED | CAPACITY | {"grouped": True})
+        return compare(cluster, sharded=True, bf16=True, experts=PRODUCTION, **RECOMPUTE["full"])
+
+
+def deepep_rounding(cluster: Cluster) -> Result:
+    with te_permutation.installed():
+        return rounding(cluster, sharded=True, experts=PRODUCTION)
 
 
 def hybridep(cluster: Cluster) -> Result:
@@ -83,6 +95,13 @@ def hybridep(cluster: Cluster) -> Result:
 def fused_permutation(cluster: Cluster) -> Result:
     with te_permutation.installed():
         return compare(cluster, **WAY, experts=FUSED)
+
+
+def fused_router(cluster: Cluster) -> Result:
+    """Let fused routers decide, as they ignore replay."""
+    with te_router.installed(), mock.patch.object(Agent, "set_routing"):
+        options = {"moe_router_fusion": True, "moe_enable_routing_replay": False}
+        return compare(cluster, **WAY, experts=options)
 
 
 def slots_of_copies(cluster: Cluster) -> Result:
@@ -154,9 +173,12 @@ SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
     "slots_of_copies": slots_of_copies,
     "deepep": deepep,
     "deepep_copy_lost": deepep_copy_lost,
+    "deepep_capacity": deepep_capacity,
     "deepep_as_in_production": deepep_as_in_production,
+    "deepep_rounding": deepep_rounding,
     "allgather": functools.partial(compare, **WAY, experts=ALLGATHER | {"moe_router_dtype": None}),
     "capacity": functools.partial(compare, **WAY, experts=CAPACITY | {"moe_token_drop_policy": "position"}),
     "fused_permutation": fused_permutation,
+    "fused_router": fused_router,
     "hybridep": hybridep,
 }

@@ -109,7 +109,8 @@ SETTINGS = (
     ),
     Setting(
         name="moe_router_fusion",
-        runs="on without routing replay; off",
+        runs="on without routing replay, tested on CPUs with a stand-in for Transformer Engine's kernels; off",
+        tested=_DISPATCHERS,
         is_refused=lambda config: bool(config.moe_router_fusion and config.moe_enable_routing_replay),
         what="moe_router_fusion=True, which ignores routing replay",
         instead="moe_router_fusion=False",
