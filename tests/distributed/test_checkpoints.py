@@ -48,3 +48,18 @@ def test_S5_a_checkpoint_in_torch_format_is_refused(layout_run):
         assert len(texts) == 2 * 3  # the chain, its part for experts, and its part for the rest
         assert all("parameter_state, which stores optimizer state by place" in text for text in texts)
         assert all("use dist_checkpointing with distrib_optim_sharding_type='fully_resh" in text for text in texts)
+
+
+def test_S5_a_checkpoint_after_a_reorder_is_right_though_megatron_keeps_the_plan_of_the_first_one(layout_run):
+    """With ckpt_assume_constant_structure, the kept plan fails on the ranks that lost an expert, and on no others."""
+    for result in layout_run("checkpoints").of("constant_structure"):
+        assert result["has_moved"]
+        assert result["differs"] == []
+        assert result["is_wanted"]
+        assert result["left_behind"] == []
+        assert result["keeps_plans_again"]
+
+
+def test_a_local_checkpoint_that_no_restart_could_load_is_refused(layout_run):
+    for result in layout_run("checkpoints").of("constant_structure"):
+        assert "save a global checkpoint" in result["local"]

@@ -9,6 +9,9 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from megatron.core.dist_checkpointing.tensor_aware_state_dict import MCoreTensorAwareStateDict
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch import Tensor
@@ -16,7 +19,6 @@ from torch import Tensor
 from harness.distributed.gpt_job import GptJob
 from harness.distributed.matrix import balanced_job, num_micro_batches
 from relibra.agent import Phase
-from relibra.agent.homes.checkpoint import ORDER
 from relibra.agent.megatron import hooks
 from relibra.errors import Unsupported
 from relibra.planning import Cluster
@@ -56,11 +58,22 @@ def named(job: GptJob) -> list[tuple[str, GPTModel]]:
     return [(f"model{index}" if several else "model", model) for index, model in enumerate(job.models)]
 
 
-def save(job: GptJob, folder: Path) -> None:
+def save(job: GptJob, folder: Path, strategy: Any = None) -> None:
     if dist.get_rank() == 0:
         folder.mkdir()
     dist.barrier()
-    dist_checkpointing.save(sharded(job, is_loading=False), str(folder))
+    dist_checkpointing.save(sharded(job, is_loading=False), str(folder), strategy)
+
+
+def shared_folder() -> Path:
+    """Return a new folder, the same on all ranks, and allow megatron to save there."""
+    # dist_checkpointing spawns a helper process, which would import the main module of this run and so megatron.
+    main = sys.modules["__main__"]
+    main.__spec__ = None
+    vars(main).pop("__file__", None)
+    shared: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(shared)
+    return Path(shared[0])
 
 
 def load(job: GptJob, folder: Path) -> None:
@@ -106,13 +119,7 @@ def round_trip(
 
     Without relibra, this megatron cannot load lower halves of main weights at all; then only the other load is tried.
     """
-    # dist_checkpointing spawns a helper process, which would import the main module of this run and so megatron.
-    main = sys.modules["__main__"]
-    main.__spec__ = None
-    vars(main).pop("__file__", None)
-    shared: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(shared)
-    folder = Path(shared[0], "checkpoint")
+    folder = shared_folder() / "checkpoint"
     arrange(saved_with, num_chunks)
     job = moved(saved_with, num_experts=num_experts, steps=1, **options)
     want = job.state()
@@ -146,16 +153,52 @@ def round_trip(
     }
 
 
+def constant_structure(cluster: Cluster) -> Result:
+    """Save before and after a reorder with the strategies of `ckpt_assume_constant_structure`, which keep their plans."""
+    folder = shared_folder()
+    job, _ = balanced_job(cluster, num_experts=4)
+    assert job.agent is not None
+    base = TorchDistSaveShardedStrategy("torch_dist", 1, cached_metadata=True)
+    strategy = FullyParallelSaveStrategyWrapper(base, do_cache_distribution=True)
+    save(job, folder / "before", strategy)
+    before = job.agent.home_rank_LE
+    job.agent.begin_step(0, Phase.UPDATE)
+    job.step(0, num_micro_batches())
+    job.agent.end_step()
+    want = job.state()
+    save(job, folder / "after", strategy)
+    plain = GptJob(cluster, num_experts=4)
+    load(plain, folder / "after")
+    has_moved = bool((job.agent.home_rank_LE != before).any())
+    try:
+        MCoreTensorAwareStateDict.from_state_dict(sharded(job, is_loading=False))
+        local = "not refused"
+    except Unsupported as error:
+        local = str(error)
+    job.agent.detach()
+    save(job, folder / "detached", strategy)
+    return {
+        "has_moved": has_moved,
+        "differs": same(plain.state(), want),
+        "local": local,
+        "is_wanted": base.use_cached_ckpt_structure,
+        "left_behind": [
+            name
+            for name in (
+                TorchDistSaveShardedStrategy.async_save.__module__,
+                FullyParallelSaveStrategyWrapper.apply_saving_parallelization.__module__,
+            )
+            if name.startswith("relibra")
+        ],
+        "keeps_plans_again": base.cached_local_plan is not None and strategy.cached_distribution is not None,
+    }
+
+
 def not_remapped(cluster: Cluster) -> Result:
     """Save experts by place. The comparison must notice."""
 
-    def by_place(module: Any, logical_experts: Any, _: int, not_stored: Any) -> Any:
-        plain = module.sharded_state_dict
-
-        def sharded_state_dict(prefix: str, *args: Any, **kwargs: Any) -> Any:
-            return plain(prefix, *args, **kwargs) | {prefix + ORDER: not_stored(tuple(logical_experts()))}
-
-        return sharded_state_dict
+    def by_place(module: Any, *_: Any) -> Any:
+        return module.sharded_state_dict
 
     with mock.patch.object(hooks, "logical_sharded_state_dict", by_place):
         return round_trip(cluster, saved_with=FOUR_RANKS, loaded_with=FOUR_RANKS, num_experts=4)

@@ -182,7 +182,12 @@ LAYOUTS = {
     "layers_ep2_vpp": Layout(cluster=EP2, scenarios=layers.STAGES, num_stages=2, num_chunks=2),
     "gpt_replicas": Layout(cluster=EP4, scenarios=replicas.SCENARIOS | timeline.SCENARIOS | mutations.SCENARIOS),
     "checkpoints": Layout(
-        cluster=EP4, scenarios={"refused": checkpoints.refused, "not_remapped": checkpoints.not_remapped}
+        cluster=EP4,
+        scenarios={
+            "refused": checkpoints.refused,
+            "constant_structure": checkpoints.constant_structure,
+            "not_remapped": checkpoints.not_remapped,
+        },
     ),
     # One layout each: process groups of past arrangements keep threads, which cost more time than a new start.
     **{

@@ -22,12 +22,12 @@ from relibra.agent.homes.by_place import (
     PlaceNames,
     check_named_parameters,
     check_optimizer_state_dicts,
-    check_state_dicts,
 )
 from relibra.agent.homes.guard import WeightGuard
 from relibra.agent.homes.homes import Homes
 from relibra.agent.homes.optimizer_state import OptimizerState
 from relibra.agent.homes.optimizer_steps import around_steps
+from relibra.agent.homes.order import check_state_dicts
 from relibra.agent.needed import advice_on_version, check_instances, check_needs
 from relibra.agent.placement import Placement
 from relibra.agent.plans.agreement import together
@@ -159,10 +159,21 @@ def attach(
         )
         for index, (layer, chunk) in by_index.items():
             hooks.callback(megatron.install(layer, chunk, agent.layers[index], config.cluster))
-            hooks.callback(check_state_dicts(layer.experts, index, places.check_reading, places.check_writing))
+        for chunk, each in zip(chunks, models, strict=True):
+            hooks.callback(
+                check_state_dicts(
+                    each,
+                    [layer.experts for layer, of_layer in found if of_layer is chunk],
+                    places.order,
+                    megatron.not_stored,
+                    places.check_reading,
+                    places.check_writing,
+                )
+            )
         levels = [level for chunk in chunks for level in megatron.levels(chunk)]
         hooks.callback(check_named_parameters(levels, places.check_names))
         hooks.callback(megatron.guard_checkpoints(optimizer))
+        hooks.callback(megatron.plan_every_save(places.check_local_checkpoint))
         if optimizer is not None:
             hooks.callback(
                 check_optimizer_state_dicts(
@@ -171,6 +182,7 @@ def attach(
                     places.check_writing_state,
                     homes.check_at_home,
                     places.expect_state,
+                    places.forget_sharded_names,
                 )
             )
             hooks.callback(around_steps(optimizer, agent.check_before_training, guard.note_trained))

@@ -3,6 +3,7 @@
 L layers, E experts, R EP ranks. A slot index counts the home slots of one rank, 0 to E/R - 1.
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -76,6 +77,11 @@ class Placement:
     def expert_of_place_LE(self) -> NDArray[np.int32]:
         """The logical expert at every place (rank * E/R + slot), int32 `[L, E]`; every layer is a permutation."""
         return np.lexsort((self.home_slot_LE, self.home_rank_LE)).astype(np.int32)
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that is equal where all experts of the job are at the same places, and else differs."""
+        return hashlib.sha256(self.expert_of_place_LE.tobytes()).hexdigest()[:32]
 
     def expert_of_slot(self, rank: int) -> NDArray[np.int32]:
         """Return the logical expert in every home slot of `rank`, int32 `[L, E/R]`."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from relibra.agent.homes.checkpoint import ORDER
 from relibra.agent.homes.guard import WeightGuard
 from relibra.agent.homes.homes import Homes
 from relibra.agent.homes.replaced_method import replace_method
@@ -89,22 +88,40 @@ class PlaceNames:
                 "dist_checkpointing"
             )
 
-    def check_writing(self, what: str, layer: int, order: Sequence[int] | None) -> None:
+    def check_local_checkpoint(self) -> None:
+        """Raise if a local checkpoint could not be loaded after a restart, which puts experts at their original places.
+
+        Raises:
+            Unsupported: experts are away from their original places. Equally on all ranks.
+        """
+        if not self.are_original:
+            raise Unsupported(
+                "a local checkpoint holds the experts that each rank has now, and after a restart each rank asks for "
+                "its original ones, so nobody could load it; save a global checkpoint "
+                "(--non-persistent-ckpt-type global), or no local one after the first reorder"
+            )
+
+    def check_writing(self, what: str, orders: Sequence[str | None]) -> None:
         """Raise if nobody knows the order of weights that are loaded; otherwise accept them as the ones to train on.
 
-        Before the first reorder there is only one order.
+        Before the first reorder there is only one order, unless the weights were named under an earlier attachment.
 
         Args:
             what: the method that loads.
-            layer: the index of the layer among the MoE layers.
-            order: the logical experts in the slots, which the weights bring along if megatron has loaded them under the
-                names of a sharded state dict.
+            orders: the orders that the parts of the state bring along, `order` at the time when the part was named;
+                None for a part by place.
 
         Raises:
-            Unsupported: there was a reorder since `attach`, and the order of the weights is another one or unknown.
+            Unsupported: the order of a part is another one; or it is unknown, and there was a reorder since `attach`.
+            RelibraError: the experts are lent to a reader.
         """
-        present = self._homes.logical_experts(layer)
-        self._accept(what, is_present=order is not None and list(order) == list(present))
+        self._homes.check_at_home()
+        present = self.order()
+        self._accept(
+            what,
+            is_present=all(each == present for each in orders),
+            is_other=any(each not in (None, present) for each in orders),
+        )
 
     def check_writing_state(self, what: str) -> None:
         """Raise if nobody knows the order of optimizer state that is loaded.
@@ -116,9 +133,16 @@ class PlaceNames:
         """
         self._accept(what, is_present=self._named_at is self._homes.placement)
 
-    def _accept(self, what: str, *, is_present: bool) -> None:
+    def _accept(self, what: str, *, is_present: bool, is_other: bool = False) -> None:
         if self._num_copies_under_way:
             return
+        if is_other:
+            raise Unsupported(
+                f"{what} got weights that were named before experts moved, or under an earlier attach, so the names "
+                "stand for other experts now. Nothing was written. Ask for sharded_state_dict() of the model and of "
+                "the optimizer (with is_loading=True) again, read the checkpoint under these names, and load the "
+                "result before any other step"
+            )
         if self._homes.has_moved and not is_present:
             raise Unsupported(
                 f"{what} names experts by place, and there was a reorder since attach; use `with "
@@ -132,6 +156,10 @@ class PlaceNames:
         """Return the logical experts of a layer for its sharded state dict."""
         self._guard.check_layer(layer)
         return self._homes.logical_experts(layer)
+
+    def order(self) -> str:
+        """Return a text for the present places of all experts of the job, equal on all ranks."""
+        return self._homes.placement.fingerprint
 
     def expect_state(self) -> None:
         """Expect that the optimizer loads state which megatron reads under the present names."""
@@ -162,46 +190,19 @@ def check_named_parameters(modules: Iterable[nn.Module], check_names: Check) -> 
     return undo.close
 
 
-def check_state_dicts(
-    experts: nn.Module,
-    layer: int,
-    check_reading: Check,
-    check_writing: Callable[[str, int, Sequence[int] | None], None],
-) -> Callable[[], None]:
-    """Check every `state_dict` and `load_state_dict` that reaches an experts module. Return the undoing.
-
-    `check_writing` also gets the layer, and the logical experts in the slots if the state says them.
-    """
-
-    def before_state_dict(*_: Any) -> None:
-        check_reading("state_dict()")
-
-    def before_load_state_dict(_: nn.Module, loaded: dict[str, Any], prefix: str, *__: Any) -> None:
-        order = loaded.pop(prefix + ORDER, None)
-        if any(key.startswith(prefix) for key in loaded):  # not a load of adapters or dense layers alone
-            check_writing("load_state_dict()", layer, order)
-
-    reading = experts.register_state_dict_pre_hook(before_state_dict)  # type: ignore[no-untyped-call]
-    writing = experts.register_load_state_dict_pre_hook(before_load_state_dict)  # type: ignore[no-untyped-call]
-
-    def restore() -> None:
-        reading.remove()
-        writing.remove()
-
-    return restore
-
-
 def check_optimizer_state_dicts(
     optimizer: Any,
     check_reading: Check,
     check_writing: Check,
     check_at_home: Callable[[], None],
     expect_state: Callable[[], None],
+    expect_none: Callable[[], None],
 ) -> Callable[[], None]:
     """Check the `state_dict` and `load_state_dict` of an optimizer, unless its `sharded_state_dict` calls them.
 
     `check_at_home` raises if the state of the optimizer belongs to other weights than the ones in the modules. It is
-    called in all three. `expect_state` is called when the optimizer names its state for a load.
+    called in all three. `expect_state` is called when the optimizer names its state for a load, and `expect_none` when
+    it names it for a save.
     """
     undo, depth = ExitStack(), 0
     plain_reading, plain_writing = optimizer.state_dict, optimizer.load_state_dict
@@ -225,8 +226,7 @@ def check_optimizer_state_dicts(
         nonlocal depth
         assert plain_sharded is not None
         check_at_home()
-        if is_for_load(*args, **kwargs):
-            expect_state()
+        (expect_state if is_for_load(*args, **kwargs) else expect_none)()
         depth += 1
         try:
             return plain_sharded(*args, **kwargs)

@@ -14,9 +14,6 @@ from torch import Tensor, nn
 from relibra.agent.experts import Experts
 from relibra.errors import InvalidInput, Unsupported
 
-ORDER = "relibra_order"
-"""The key under which a sharded state dict says which logical experts are in its slots. Megatron puts the value into
-the state that it loads under these names, and never stores it. So such state is known from state by place."""
 _KEY = "distrib_optim_sharding_type"
 LOGICAL_SHARDING = "fully_reshardable"
 """The only sharding of a distributed optimizer's state that is by parameter and not by place in a buffer."""
@@ -68,7 +65,6 @@ def logical_sharded_state_dict(
     module: Any,
     logical_experts: Callable[[], Sequence[int]],
     num_experts: int,
-    not_stored: Callable[[Any], Any],
 ) -> Callable[..., dict[str, Any]]:
     """Return a stand-in for `module.sharded_state_dict`.
 
@@ -76,15 +72,13 @@ def logical_sharded_state_dict(
         module: a megatron module of experts, sequential or grouped.
         logical_experts: returns the logical expert that is in every home slot now.
         num_experts: E.
-        not_stored: wraps an object that a checkpoint does not store and that a load puts beside the weights.
     """
 
     def sharded_state_dict(
         prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        experts = tuple(logical_experts())
-        result: dict[str, Any] = {prefix + ORDER: not_stored(experts)}
-        for slot, expert in enumerate(experts):
+        result: dict[str, Any] = {}
+        for slot, expert in enumerate(logical_experts()):
             alone = _alone(module, slot, _Rank(expert, num_experts))
             of_expert = type(module).sharded_state_dict(alone, prefix, sharded_offsets, metadata)
             result |= {prefix + _in_slot(key.removeprefix(prefix), slot): value for key, value in of_expert.items()}

@@ -9,6 +9,7 @@ objects and names, so that DDP, optimizer and converters see an ordinary model.
 
 from megatron.core import __version__ as version
 
+from relibra.agent.megatron.checkpoints import not_stored, plan_every_save
 from relibra.agent.megatron.hooks import install
 from relibra.agent.megatron.layers import (
     check_layer,
@@ -34,9 +35,11 @@ __all__ = [
     "install",
     "layers_without_plans",
     "levels",
+    "not_stored",
     "optimizer_parts",
     "optimizer_state",
     "parts",
+    "plan_every_save",
     "router_of",
     "unwrap",
     "version",

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from megatron.core import tensor_parallel
-from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject
 from torch import Tensor, nn
 
 from relibra.agent.cells.layer import LayerExecution
@@ -51,7 +50,7 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
     if has_replay:  # else the framework's own replay or the router decides; `replay_obstacle` says so
         router.router_replay = MicroBatchReplay(plain_replay, execution.routing)
     layer.experts.sharded_state_dict = logical_sharded_state_dict(
-        layer.experts, execution.logical_experts, layer.config.num_moe_experts, LocalNonpersistentObject
+        layer.experts, execution.logical_experts, layer.config.num_moe_experts
     )
     entrances = [
         module.register_forward_pre_hook(lambda *_: execution.enter())
