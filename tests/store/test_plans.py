@@ -9,6 +9,7 @@ from harness.step_samples import COUNTS_SLE, OTHER_PLAN, PLAN, SCHEDULE, lease_o
 from relibra.errors import Conflict, NotFound, StaleEpoch
 from relibra.planning import PlanId, check_plan
 from relibra.store import JobRecord, Store
+from relibra.store.keys import JobKeys
 
 
 def test_S3_versions_rise_and_the_same_digest_is_published_once(store: Store, run: Loop, job: JobRecord) -> None:
@@ -95,3 +96,18 @@ def test_quotas_are_read_without_the_shares(store: Store, run: Loop, job: JobRec
     whole, without = run(store.get_plan(job, 1)), run(store.get_plan(job, 1, with_shares=False))
     np.testing.assert_array_equal(without.quota_index_Q4, whole.quota_index_Q4)
     np.testing.assert_array_equal(without.quota_tokens_Q, whole.quota_tokens_Q)
+
+
+def test_S9_a_damaged_placement_costs_no_later_step_its_plan(
+    store: Store, run: Loop, job: JobRecord, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(store, run, job, 1)
+    publish(store, run, job, 2, OTHER_PLAN)
+    with Redis.from_url(redis_url) as client:
+        for step, field in ((2, "meta"), (2, "home_rank"), (1, "home_rank")):
+            home_LE = run(store.placement_before(job, 3))
+            expected_LE = run(store.get_placement(job, 1 if field == "home_rank" and step == 1 else 2))
+            np.testing.assert_array_equal(home_LE, expected_LE)
+            client.hset(JobKeys("job").attempt(job.epoch).step(step, "plan"), field, b"damaged")
+    assert "field 'home_rank' of the plan of step 2" in caplog.text
+    assert run(store.placement_before(job, 3)) is None, "the plain placement"

@@ -6,6 +6,7 @@ memory and the start-up time of the serving process.
 """
 
 import asyncio
+import logging
 import multiprocessing
 import os
 import resource
@@ -15,11 +16,15 @@ import threading
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from relibra.errors import Corrupt
 from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad, check_plan
 from relibra.planning.expected.loads import WINDOW, expected_step
 from relibra.planning.plan import Basis
-from relibra.store import EncodedPlan, Store
+from relibra.store import EncodedPlan, JobRecord, Store
+
+logger = logging.getLogger(__name__)
 
 _MAX_STACK_BYTES = 64 << 20
 _SELF = Path("/proc/self/status")
@@ -95,9 +100,7 @@ async def _solve_step(redis_url: str, job_id: str, step: int) -> EncodedPlan:
         job = await store.get_job(job_id)
         sequence_ids, schedule, basis = await store.get_schedule(job, step)
         if basis is Basis.PREVIOUS_STEPS:
-            earlier = [each.step for each in await store.list_steps(job, before=step) if each.num_sequences]
-            totals = [await store.get_total(job, each) for each in reversed(earlier[:WINDOW])]
-            load = expected_step(totals, schedule, job.model, job.cluster)
+            load = expected_step(await earlier_totals(store, job, step), schedule, job.model, job.cluster)
         else:
             load = StepLoad.of(await store.get_counts(job, step, sequence_ids), schedule, job.cluster)
         previous_home_LE = await store.placement_before(job, step)
@@ -113,3 +116,25 @@ async def _solve_step(redis_url: str, job_id: str, step: int) -> EncodedPlan:
     )
     check_plan(plan, load.load_MLE)
     return EncodedPlan.of(plan, load)
+
+
+async def earlier_totals(store: Store, job: JobRecord, step: int) -> list[NDArray[np.int64]]:
+    """Return the totals of up to `WINDOW` steps before `step` that have sequences, oldest first.
+
+    A damaged step is passed over, and the log says so: a forecast needs none of them in particular.
+
+    Raises:
+        Corrupt: all of them are damaged.
+    """
+    totals: list[NDArray[np.int64]] = []
+    damaged: Corrupt | None = None
+    for earlier in await store.list_steps(job, before=step):
+        if earlier.num_sequences and len(totals) < WINDOW:
+            try:
+                totals.append(await store.get_total(job, earlier.step))
+            except Corrupt as error:
+                logger.error("the forecast of step %d does without step %d: %s", step, earlier.step, error)
+                damaged = error
+    if damaged is not None and not totals:
+        raise damaged
+    return totals[::-1]

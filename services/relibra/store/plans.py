@@ -4,13 +4,14 @@ L layers, E experts.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.errors import Conflict, LostLease, NotFound, StaleEpoch
+from relibra.errors import Conflict, Corrupt, LostLease, NotFound, StaleEpoch
 from relibra.planning import Plan, PlanId
 from relibra.planning.summary import PlanTotals
 from relibra.store.array_codec import PackedArray
@@ -27,6 +28,8 @@ from relibra.store.plan_codec import (
     source_field,
 )
 from relibra.store.records import EncodedPlan, JobRecord, Lease, PackedPlan, PlanRecord
+
+logger = logging.getLogger(__name__)
 
 
 class Plans(Connected):
@@ -165,15 +168,22 @@ class Plans(Connected):
 
         They are those of the last planned step before `step`. In an attempt that began by going back to an earlier
         step, the ranks keep the placement that they had then until the first plan of that attempt.
+
+        A damaged placement is passed over for the one before it, and the log says so. Ranks move their experts from
+        where they are, whatever the planner believes: a wrong belief costs more moves in one step, but no plan at all
+        would cost every later step its plan.
         """
-        keys, before = AttemptKeys.of_attempt(attempt), await self.plan_before(attempt, step)
-        what = f"the placement with which job {attempt.job_id!r} went back"
-        if before is not None and before.id.epoch == attempt.epoch:
-            what = plan_of(attempt.job_id, before.step)
-            data = await self._redis.hget(keys.step(before.step, "plan"), "home_rank")
-        else:
-            data = await self._redis.get(keys.of("placement"))
-        return _placement(data, what) if data is not None else None
+        keys, own_epoch = AttemptKeys.of_attempt(attempt), f"{attempt.epoch:016x}".encode()
+        planned = map(int, await self._redis.zrange(keys.of("plans"), 0, -1))
+        for earlier in sorted((each for each in planned if each < step), reverse=True):
+            epoch, data = await self._redis.hmget(keys.step(earlier, "plan"), "epoch", "home_rank")
+            if epoch not in (None, own_epoch):
+                break
+            home_LE = _sound_placement(data, plan_of(attempt.job_id, earlier))
+            if home_LE is not None:
+                return home_LE
+        began = await self._redis.get(keys.of("placement"))
+        return _sound_placement(began, f"the placement with which job {attempt.job_id!r} went back")
 
     @raises_unavailable
     async def plans_after(self, attempt: AttemptId, version: int, *, limit: int = 64) -> list[PlanRecord]:
@@ -210,3 +220,11 @@ class Plans(Connected):
 
 def _placement(packed: bytes, what: str) -> NDArray[np.int32]:
     return PackedArray.from_bytes(packed, f"field 'home_rank' of {what}").unpack().astype(np.int32)
+
+
+def _sound_placement(packed: bytes | None, what: str) -> NDArray[np.int32] | None:
+    try:
+        return None if packed is None else _placement(packed, what)
+    except Corrupt as error:
+        logger.error("the next plan of the job starts from an older placement: %s", error)
+        return None
