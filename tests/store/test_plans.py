@@ -1,4 +1,6 @@
 import dataclasses
+import threading
+import zlib
 
 import numpy as np
 import pytest
@@ -111,3 +113,20 @@ def test_S9_a_damaged_placement_costs_no_later_step_its_plan(
             client.hset(JobKeys("job").attempt(job.epoch).step(step, "plan"), field, b"damaged")
     assert "field 'home_rank' of the plan of step 2" in caplog.text
     assert run(store.placement_before(job, 3)) is None, "the plain placement"
+
+
+def test_S6_a_plan_is_checked_off_the_event_loop(
+    store: Store, run: Loop, job: JobRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(store, run, job, 1)
+    threads = set[str]()
+    checksum = zlib.crc32
+
+    def watched(data: bytes) -> int:
+        threads.add(threading.current_thread().name)
+        return checksum(data)
+
+    monkeypatch.setattr("relibra.store.seal.zlib.crc32", watched)
+    assert run(store.get_packed_plan(job, 1))
+    assert threads
+    assert threading.main_thread().name not in threads

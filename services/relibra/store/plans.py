@@ -113,7 +113,10 @@ class Plans(Connected):
 
     @raises_unavailable
     async def get_packed_plan(self, job: JobRecord, step: int) -> PackedPlan | None:
-        """Return the part of a step's plan that ranks fetch, still packed; return None if there is no plan.
+        """Return the part of a step's plan that ranks fetch, checked in a worker thread and still packed.
+
+        Returns:
+            The part of the plan; None if there is no plan.
 
         Raises:
             Corrupt: a part of the plan is not the one that was stored, so no rank gets any of it.
@@ -121,23 +124,7 @@ class Plans(Connected):
         ranks = range(job.cluster.num_ranks)
         fields = [*RECORD_FIELDS, *COMMON_FIELDS, *map(share_field, ranks), *map(source_field, ranks)]
         values = await self._redis.hmget(AttemptKeys.of_attempt(job).step(step, "plan"), fields)
-        record = decode_plan_record(job.job_id, step, values[: len(RECORD_FIELDS)])
-        if record is None:
-            return None
-        # Only the fields at the end, the loads by source rank, may be missing.
-        what = plan_of(job.job_id, step)
-        arrays = [
-            PackedArray.from_bytes(value, f"field {name!r} of {what}")
-            for name, value in list(zip(fields, values, strict=True))[len(RECORD_FIELDS) :]
-            if value is not None
-        ]
-        first_source = len(COMMON_FIELDS) + len(ranks)
-        return PackedPlan(
-            record=record,
-            common=dict(zip(COMMON_FIELDS, arrays, strict=False)),
-            shares=arrays[len(COMMON_FIELDS) : first_source],
-            source_loads=arrays[first_source:],
-        )
+        return await asyncio.to_thread(_packed_plan, job, step, dict(zip(fields, values, strict=True)))
 
     @raises_unavailable
     async def get_totals(self, attempt: AttemptId, steps: Sequence[int]) -> list[PlanTotals | None]:
@@ -216,6 +203,28 @@ class Plans(Connected):
             pipe.hmget(AttemptKeys.of_attempt(attempt).step(step, "plan"), RECORD_FIELDS)
         found = await pipe.execute() if steps else []
         return [decode_plan_record(attempt.job_id, step, values) for step, values in zip(steps, found, strict=True)]
+
+
+def _packed_plan(job: JobRecord, step: int, fields: dict[str, bytes | None]) -> PackedPlan | None:
+    record = decode_plan_record(job.job_id, step, [fields[name] for name in RECORD_FIELDS])
+    if record is None:
+        return None
+    what = plan_of(job.job_id, step)
+
+    def packed(*names: str) -> list[PackedArray]:
+        return [
+            PackedArray.from_bytes(value, f"field {name!r} of {what}")
+            for name in names
+            if (value := fields[name]) is not None  # only the loads by source rank may be missing
+        ]
+
+    ranks = range(job.cluster.num_ranks)
+    return PackedPlan(
+        record=record,
+        common=dict(zip(COMMON_FIELDS, packed(*COMMON_FIELDS), strict=True)),
+        shares=packed(*map(share_field, ranks)),
+        source_loads=packed(*map(source_field, ranks)),
+    )
 
 
 def _placement(packed: bytes, what: str) -> NDArray[np.int32]:
