@@ -110,12 +110,12 @@ def test_a_section_that_is_switched_off_says_nothing():
 
 def test_the_arguments_are_judged_where_torch_is_not_installed(tmp_path):
     arguments = tmp_path / "arguments.txt"
-    arguments.write_text("--optimizer-cpu-offload")
+    arguments.write_text("--use-megatron-fsdp")
     script = (
         "import sys; sys.modules |= {'torch': None, 'megatron': None}\n"
         "from pathlib import Path\n"
         "from relibra.cli.checks.megatron import examine\n"
-        f"print([each.verdict for each in examine(Path({str(arguments)!r})) if 'offload' in each.reason])"
+        f"print([each.verdict for each in examine(Path({str(arguments)!r})) if 'fsdp' in each.reason])"
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "[<CheckResult.FAILED: 'failed'>]"

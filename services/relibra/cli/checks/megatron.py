@@ -11,7 +11,8 @@ from relibra.cli.checks.finding import Finding, ok, skipped, warning
 from relibra.cli.checks.judgement import findings, unknown_options
 from relibra.cli.recipes import judge as judging
 from relibra.cli.recipes.frameworks.passing import RENAMED
-from relibra.cli.recipes.shipped import known_options, neutral_options
+from relibra.cli.recipes.merged import check_size
+from relibra.cli.recipes.shipped import is_neutral, known_options
 from relibra.errors import InvalidInput
 
 _SUBJECT = "megatron: arguments"
@@ -38,7 +39,7 @@ def judge(arguments: Mapping[str, Any]) -> list[Finding]:
     """Return the findings about arguments named as in TransformerConfig; missing ones have their defaults."""
     told = {name: value for name, value in arguments.items() if not _is_variable(value)}
     found = findings(_SUBJECT, judging.judge(told))
-    untold = [f"{name}={value}" for name, value in arguments.items() if name not in told and not _is_neutral(name)]
+    untold = [f"{name}={value}" for name, value in arguments.items() if name not in told and not is_neutral(name)]
     if untold:
         reason = f"the values of variables are not known here: {', '.join(untold)}"
         found.append(warning(_SUBJECT, reason, "write the values, or pass the launcher with --recipe"))
@@ -50,12 +51,8 @@ def _is_variable(value: Any) -> bool:
     return isinstance(value, str) and "$" in value
 
 
-def _is_neutral(name: str) -> bool:
-    return neutral_options().fullmatch(name) is not None
-
-
 def _is_known(name: str) -> bool:
-    return name in known_options() or name in _OF_ADAPTERS or name in ("use_torch_fsdp2",) or _is_neutral(name)
+    return name in known_options() or name in _OF_ADAPTERS or name in ("use_torch_fsdp2",) or is_neutral(name)
 
 
 def read_arguments(text: str, *, is_yaml: bool) -> dict[str, Any]:
@@ -68,7 +65,9 @@ def read_arguments(text: str, *, is_yaml: bool) -> dict[str, Any]:
 
     try:
         if is_yaml:
-            found = _leaves(yaml.safe_load(text))
+            content = yaml.safe_load(text)
+            check_size(content)
+            found = _leaves(content)
         else:
             words = shlex.split(text.replace("\\\n", " "), comments=True)
             found = {name: yaml.safe_load(value) for name, value in _pairs(words)}

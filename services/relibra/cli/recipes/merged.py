@@ -12,6 +12,7 @@ from relibra.errors import InvalidInput
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _MAX_DEPTH = 20
 _MAX_BYTES = 4 << 20
+_MAX_VALUES = 200_000
 
 
 def read_yaml(path: Path, warnings: list[str], shipped: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -82,7 +83,26 @@ def load_yaml(path: Path) -> dict[str, Any]:
         raise InvalidInput.of(str(path), expected="YAML", got=error) from error
     if not isinstance(content, dict):
         raise InvalidInput.of(str(path), expected="a YAML mapping", got=type(content).__name__)
+    check_size(content)
     return content
+
+
+def check_size(content: Any) -> None:
+    """Refuse content whose aliases make a small text large.
+
+    Raises:
+        InvalidInput: it has too many values, or a value is inside itself.
+    """
+    waiting, num_values = [content], 0
+    while waiting:
+        each = waiting.pop()
+        num_values += 1
+        if num_values > _MAX_VALUES:
+            raise InvalidInput(f"expected YAML of at most {_MAX_VALUES} values, got more by its aliases")
+        if isinstance(each, dict):
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types

@@ -14,7 +14,7 @@ from relibra.cli.recipes.shell.unknown import without_unknown
 from relibra.cli.recipes.shipped import framework_data
 from relibra.errors import InvalidInput
 
-_MAX_BYTES = 4 << 20
+_MAX_BYTES = 1 << 20
 
 
 def read_recipe(path: Path, framework: Framework | None, given: dict[str, str]) -> Recipe:

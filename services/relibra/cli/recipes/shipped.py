@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from relibra.agent.settings import SETTINGS
+
 
 class Family(NamedTuple):
     """A model family, and the settings that Megatron-Bridge's provider gives it."""
@@ -32,8 +34,8 @@ def origin(data: dict[str, Any]) -> str:
 
 @functools.cache
 def known_options() -> frozenset[str]:
-    """Return the names that the configurations of megatron-core have."""
-    return frozenset(_load("megatron_options.yaml")["names"])
+    """Return the names that the configurations of megatron-core have, and those of the agent's table."""
+    return frozenset(_load("megatron_options.yaml")["names"]) | _of_table()
 
 
 @functools.cache
@@ -42,10 +44,19 @@ def known_flags() -> frozenset[str]:
     return frozenset(_load("megatron_options.yaml")["flags"])
 
 
+def is_neutral(name: str) -> bool:
+    """Return whether an option does not change how MoE layers or their optimizer run. The agent's table comes first."""
+    return name not in _of_table() and _neutral().fullmatch(name) is not None
+
+
 @functools.cache
-def neutral_options() -> re.Pattern[str]:
-    """Return a pattern of options that do not change how MoE layers or their optimizer run."""
+def _neutral() -> re.Pattern[str]:
     return re.compile("|".join(f"(?:{each})" for each in _load("neutral_options.yaml")["patterns"]))
+
+
+@functools.cache
+def _of_table() -> frozenset[str]:
+    return frozenset(each.name for each in SETTINGS)
 
 
 def find_family(model: str) -> Family | None:

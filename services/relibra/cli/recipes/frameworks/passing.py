@@ -6,7 +6,7 @@ from typing import Any
 from relibra.cli.recipes.launch import Launch
 from relibra.cli.recipes.recipe import Draft
 from relibra.cli.recipes.shell.unknown import is_known, shown
-from relibra.cli.recipes.shipped import Family, family_origin, find_family, known_options, neutral_options
+from relibra.cli.recipes.shipped import Family, family_origin, find_family, is_neutral, known_options
 
 RENAMED = {
     "fp8_format": "fp8",
@@ -35,12 +35,12 @@ def pass_on(values: Mapping[str, Any], draft: Draft, launch: Launch, section: st
             if value:
                 draft.put("moe_flex_dispatcher_backend", "deepep", where)
         elif isinstance(value, str) and not is_known(value):
-            if not neutral_options().fullmatch(name):
+            if not is_neutral(name):
                 draft.warnings.append(f"{where}: the value of {given} is {shown(value)}, which the file does not tell")
                 draft.settings.pop(name, None)
         elif name in known_options():
             draft.put(name, value, where)
-        elif not neutral_options().fullmatch(name):
+        elif not is_neutral(name):
             draft.unknown.append(f"{given} ({where})")
 
 

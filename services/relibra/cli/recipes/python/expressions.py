@@ -1,6 +1,7 @@
 """Values of expressions in a launcher."""
 
 import ast
+import re
 from typing import TYPE_CHECKING, Any
 
 from relibra.cli.recipes.python.operators import combine, compare
@@ -14,6 +15,9 @@ from relibra.cli.recipes.python.values import (
     is_true,
     text_of,
 )
+
+_FORMAT = re.compile(r"[<>^=]?[-+]?0?\d{0,2},?(\.\d{1,2})?[a-zA-Z%]?")
+"""Formats of values that stay short."""
 
 if TYPE_CHECKING:
     from relibra.cli.recipes.python.evaluate import Evaluation
@@ -33,7 +37,8 @@ def value_of(evaluation: "Evaluation", node: ast.expr, scope: Scope) -> Any:
             if spec is None or not isinstance(found, str | int | float):
                 return Unknown(ast.unparse(value)) if isinstance(found, Unknown) else found
             try:
-                return format(found, text_of(evaluation.value(spec, scope))[:20])
+                wanted = text_of(evaluation.value(spec, scope))
+                return format(found, wanted) if _FORMAT.fullmatch(wanted) else Unknown(ast.unparse(value))
             except (ValueError, TypeError):
                 return Unknown(ast.unparse(value))
         case ast.BinOp(left=left, op=operation, right=right):

@@ -2,10 +2,11 @@
 
 import ast
 import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
-from relibra.cli.recipes.python.values import MAX_SIZE, Unknown, is_known, text_of
+from relibra.cli.recipes.python.values import MAX_SIZE, Unknown, is_known, is_small, text_of
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -66,7 +67,10 @@ def combine(operation: ast.operator, left: Any, right: Any) -> Any:
     if isinstance(left, str) and isinstance(operation, ast.Div):
         return f"{left.rstrip('/')}/{text_of(right).lstrip('/')}"
     if isinstance(operation, ast.Add) and (isinstance(left, str) or isinstance(right, str)):
-        return text_of(left) + text_of(right)
+        one, other = text_of(left), text_of(right)
+        return one + other if len(one) + len(other) <= MAX_SIZE else Unknown("a long text")
+    if isinstance(left, str) and isinstance(operation, ast.Mod) and re.search(r"%[^sd%]", left):
+        return Unknown("a formatted text")
     if not is_known(left, right):
         return Unknown("a value that is not known")
     if isinstance(operation, ast.Mult):
@@ -82,7 +86,7 @@ def combine(operation: ast.operator, left: Any, right: Any) -> Any:
 
 def compare(operation: ast.cmpop, left: Any, right: Any) -> Any:
     """Return the result of a comparison, or Unknown."""
-    if not is_known(left, right):
+    if not is_known(left, right) or not (is_small(left) and is_small(right)):
         return Unknown("a comparison")
     return _called(_COMPARED[type(operation)], left, right)
 
@@ -95,7 +99,7 @@ def call_method(value: Any, name: str, arguments: list[Any], keywords: dict[str,
                 arguments = [each if is_known(each) else text_of(each) for each in arguments]
             if name == "join" and arguments and isinstance(arguments[0], list | tuple):
                 arguments = [[text_of(each) for each in arguments[0]]]
-            if name == "format" or (name == "replace" and len(value) > MAX_SIZE):
+            if name == "format" or not _fits(value, name, arguments):
                 return Unknown("a formatted text")
             return _called(getattr(value, name), *arguments, **keywords)
     return Unknown(f"{name}()")
@@ -112,6 +116,15 @@ def call_function(name: str, arguments: list[Any], keywords: dict[str, Any]) -> 
         return Unknown(f"{name}()")
     found = _called(FUNCTIONS[name], *arguments, **keywords)
     return list(found) if isinstance(found, zip | enumerate) else found
+
+
+def _fits(value: Any, name: str, arguments: list[Any]) -> bool:
+    """Return whether the result of a method stays small."""
+    if name == "replace" and len(arguments) > 1:
+        return (len(value) + 1) * (len(str(arguments[1])) + 1) <= MAX_SIZE
+    if name == "join" and arguments and isinstance(arguments[0], list):
+        return sum(len(each) + len(value) for each in arguments[0]) <= MAX_SIZE
+    return True
 
 
 def _is_small(left: Any, right: Any) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 from relibra.cli.recipes.shell.unknown import unknown
 
 PLAIN = (str, int, float, bool, type(None), list, dict, tuple, set)
-MAX_SIZE = 100_000
+_MAX_PARTS = 10_000
+MAX_SIZE = 1_000_000
 """The largest text or list that an operation may make."""
 
 
@@ -68,9 +69,22 @@ def text_of(value: Any) -> str:
     """Return a value as in an f-string; an unknown one becomes a mark."""
     if isinstance(value, Unknown):
         return unknown(value.source)
-    if isinstance(value, Instance | Class | Function):
+    if isinstance(value, Instance | Class | Function) or not is_small(value):
         return unknown(type(value).__name__)
     return str(value)
+
+
+def is_small(value: Any) -> bool:
+    """Return whether a value has few parts, also if a part is in it many times."""
+    waiting, num_parts = [value], 0
+    while waiting and num_parts <= _MAX_PARTS:
+        each = waiting.pop()
+        num_parts += 1
+        if isinstance(each, dict):
+            waiting += [*each.keys(), *each.values()]
+        elif isinstance(each, list | tuple | set):
+            waiting += each
+    return num_parts <= _MAX_PARTS
 
 
 def is_known(*values: Any) -> bool:

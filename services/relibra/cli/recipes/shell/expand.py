@@ -9,6 +9,7 @@ from relibra.cli.recipes.shell.variables import Capture, Variables
 from relibra.cli.recipes.shell.words import read_quoted
 
 _ALL = ("@", "*")
+_MAX_LETTERS = 1 << 20
 
 
 def expand_fields(word: Word, variables: Variables, capture: Capture) -> list[str]:
@@ -155,6 +156,8 @@ def _changed(value: str, operator: str, argument: str, variables: Variables) -> 
         return change(value) if len(operator) == 2 else change(value[:1]) + value[1:]
     if operator in ("/", "//"):
         pattern, _, replacement = argument.partition("/")
+        if len(value) * len(replacement) > _MAX_LETTERS:
+            return unknown("a long text")
         found = re.compile(fnmatch.translate(pattern).removesuffix(r"\Z").removesuffix(r"\z"))
         return found.sub(lambda _: replacement, value, count=1 if operator == "/" else 0)
     if operator in ("#", "##", "%", "%%"):

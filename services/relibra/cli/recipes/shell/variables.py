@@ -7,6 +7,10 @@ from pathlib import Path
 
 from relibra.cli.recipes.shell.arithmetic import NotANumber, evaluate
 from relibra.cli.recipes.shell.unknown import unknown
+from relibra.errors import InvalidInput
+
+_MAX_LETTERS = 1 << 20
+"""The longest text, and the most letters and elements of an array. Doubling a variable in a loop ends here."""
 
 Array = dict[str, str]
 """The elements by index, in order. Indices are numbers as text, or keys."""
@@ -59,6 +63,7 @@ class Variables:
 
     def assign(self, name: str, value: str, *, is_appended: bool = False, index: str | None = None) -> None:
         """Assign a text to a variable or to an element of an array."""
+        _check_size(name, len(value) + (len(self.text(name) or "") if is_appended else 0))
         if index is None and not isinstance(self.values.get(name), dict):
             self.values[name] = (self.text(name) or "") + value if is_appended else value
             return
@@ -70,6 +75,7 @@ class Variables:
     def assign_array(self, name: str, elements: list[str], *, is_appended: bool = False) -> None:
         """Assign elements to an array. `[key]=value` sets a key."""
         array = dict(self.array(name)) if is_appended else {}
+        _check_size(name, sum(len(each) + 1 for each in (*array.values(), *elements)))
         after = len(array)
         for element in elements:
             key, bracket, value = element[1:].partition("]=")
@@ -103,6 +109,11 @@ class Variables:
             yield
         finally:
             self.positional = plain
+
+
+def _check_size(name: str, num_letters: int) -> None:
+    if num_letters > _MAX_LETTERS:
+        raise InvalidInput(f"expected variables of at most {_MAX_LETTERS} letters, got {name} with {num_letters}")
 
 
 Capture = Callable[[str], str]
