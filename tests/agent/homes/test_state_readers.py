@@ -91,3 +91,17 @@ def test_main_weights_that_were_loaded_travel_beside_the_ones_that_will_be_used(
     key, inner, loaded = torch.zeros(2), torch.zeros(2), torch.zeros(2)
     optimizer = SimpleNamespace(param_to_inner_param={key: inner}, state={key: {"master_param": loaded}})
     assert same(reader_of(optimizer).tensors(key), [inner, loaded])
+
+
+def test_the_size_of_state_is_foreseen_before_the_first_step():
+    optimizer, _ = fused()
+    optimizer.store_param_remainders = True
+    reader = reader_of(optimizer)
+    assert reader.bytes_per_element(torch.bfloat16) == 1 + 2 + 2
+    assert reader.bytes_per_element(torch.float32) == 1 + 2 + 4
+    optimizer.store_param_remainders = False
+    assert reader.bytes_per_element(torch.bfloat16) == 1 + 2 + 4
+    optimizer.master_weights = False
+    assert reader.bytes_per_element(torch.bfloat16) == 1 + 2 + 4
+    assert reader.bytes_per_element(torch.float32) == 1 + 2
+    assert reader_of(SimpleNamespace(param_to_inner_param={})).bytes_per_element(torch.bfloat16) == 12

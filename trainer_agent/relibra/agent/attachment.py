@@ -92,7 +92,7 @@ def attach(
     members, trainers = _exchange(member, config, refusal)
     topology = Topology.of(members, config)
     groups = Groups.create(topology, config)
-    sizes = ExpertSizes.of((slot for each in held for slot in each.parameters), is_optimized=optimizer is not None)
+    sizes = ExpertSizes.of((slot for each in held for slot in each.parameters), state.bytes_per_element)
     model, advice = sizes.fill(config.model)
     if (groups.stage_index, groups.seat.ep_group, groups.seat.ep_rank) == (0, 0, 0):
         for each in filter(None, (advice, advice_on_version(megatron.version))):

@@ -1,13 +1,12 @@
 """The sizes of one expert, from its parameters, compared with what the job registered (S9)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
 from relibra.planning import Model
-
-_FP32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,23 +16,24 @@ class ExpertSizes:
     weight_bytes: int
     """Its weights, as they travel to a replica."""
     state_bytes: int
-    """Its weights, fp32 main weights and Adam moments, as a reorder moves them."""
+    """Its weights, main weights and moments, as a reorder moves them."""
 
     @classmethod
-    def of(cls, experts: Iterable[Sequence[nn.Parameter]], *, is_optimized: bool) -> "ExpertSizes":
+    def of(
+        cls, experts: Iterable[Sequence[nn.Parameter]], bytes_per_element: Callable[[torch.dtype], int]
+    ) -> "ExpertSizes":
         """Measure experts, each given as its parameters.
 
-        Optimizers make their state in the first step, so its size is derived: main weights in fp32 where the weights
-        are not, and two fp32 moments. Frozen parameters have no state.
+        Optimizers make their state in the first step, so its size is derived. Frozen parameters have no state.
+
+        Args:
+            experts: the experts of this rank.
+            bytes_per_element: returns the state that the optimizer will keep for an element of a parameter of a dtype.
         """
         weight_bytes = state_bytes = 0
         for parameters in experts:
             weights = [each.numel() * each.element_size() for each in parameters]
-            states = [
-                each.numel() * _FP32_BYTES * (2 if each.element_size() >= _FP32_BYTES else 3)
-                for each in parameters
-                if is_optimized and each.requires_grad
-            ]
+            states = [each.numel() * bytes_per_element(each.dtype) for each in parameters if each.requires_grad]
             weight_bytes = max(weight_bytes, sum(weights))
             state_bytes = max(state_bytes, sum(weights) + sum(states))
         return cls(weight_bytes=weight_bytes, state_bytes=state_bytes)

@@ -80,6 +80,10 @@ class OptimizerState:
             key = parameter
         return [] if key is None else [scale for reader in self._readers for scale in reader.scales(key)]
 
+    def bytes_per_element(self, dtype: torch.dtype) -> int:
+        """Return the state that an element of a parameter of this dtype will have after the first step."""
+        return max((reader.bytes_per_element(dtype) for reader in self._readers), default=0)
+
     def check_scales(self, slots: Sequence[Sequence[Tensor]]) -> None:
         """Check that a scale never has to serve elements of two experts.
 

@@ -21,6 +21,11 @@ def reader_of(optimizer: torch.optim.Optimizer) -> "StateReader":
     return StateReader(optimizer)
 
 
+def adam_bytes(dtype: torch.dtype) -> int:
+    """Return the bytes of two fp32 moments, and of an fp32 main weight unless the parameter is fp32 itself."""
+    return 8 if dtype.itemsize >= torch.float32.itemsize else 12
+
+
 class StateReader:
     """Reads `optimizer.state`, which is all that torch's own optimizers keep."""
 
@@ -34,6 +39,10 @@ class StateReader:
     def has_scales(self) -> bool:
         """Whether `scales` will return anything once there is state."""
         return False
+
+    def bytes_per_element(self, dtype: torch.dtype) -> int:
+        """Return the state that an element of a parameter of this dtype will have, as if this were Adam."""
+        return adam_bytes(dtype)
 
     def tensors(self, key: Tensor) -> list[Tensor]:
         """Return the state of `key`, a parameter of the optimizer, by element or as one number, in order of names."""
@@ -59,6 +68,15 @@ class FusedAdamReader(StateReader):
         dtypes: dict[str, torch.dtype] = self._optimizer.name_to_dtype_map
         kept = [dtype for name, dtype in dtypes.items() if name != "master_param" or self._optimizer.master_weights]
         return any(dtype in _SCALED for dtype in kept)
+
+    def bytes_per_element(self, dtype: torch.dtype) -> int:
+        """See `StateReader`. Main weights that the optimizer does not keep are megatron's, in fp32."""
+        dtypes: dict[str, torch.dtype] = self._optimizer.name_to_dtype_map
+        moments = dtypes["exp_avg"].itemsize + dtypes["exp_avg_sq"].itemsize
+        if not self._optimizer.master_weights:
+            return moments + (adam_bytes(dtype) - 8)
+        has_remainders = getattr(self._optimizer, "store_param_remainders", False) and dtype == torch.bfloat16
+        return moments + (torch.int16 if has_remainders else dtypes["master_param"]).itemsize
 
     def tensors(self, key: Tensor) -> list[Tensor]:
         """See `StateReader`; of fp8 tensors, return the bytes."""
@@ -99,6 +117,10 @@ class HybridReader(StateReader):
     """
 
     knows_dtypes = True  # all are fp32
+
+    def bytes_per_element(self, dtype: torch.dtype) -> int:
+        """See `StateReader`. The inner parameter travels in any case."""
+        return 12
 
     def tensors(self, key: Tensor) -> list[Tensor]:
         """Return the inner parameter and the moments, in the same order whether they are on the host or the device."""
