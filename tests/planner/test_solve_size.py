@@ -4,7 +4,7 @@ from relibra.planning.plan import Basis
 
 MODEL = Model(num_layers=3, num_experts=32, top_k=2)
 CLUSTER = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
-COUNTS_SIZE_BYTES = 3 * 32 * 4
+COUNTS_SIZE_BYTES = 3 * 32
 LOAD_SIZE_BYTES = 3 * 32 * 8
 
 

@@ -12,6 +12,7 @@ import pytest
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, eventually, is_alive
 from harness.step_samples import IDS, SCHEDULE, report_all
 from relibra.errors import LimitExceeded, UnknownJob
+from relibra.planner import solver, solving
 from relibra.planner.solver import SolverPool
 from relibra.planning import Model, PlanParams, Schedule
 from relibra.planning.plan import Basis
@@ -88,3 +89,46 @@ def test_S7_a_solve_that_needs_more_memory_than_it_may_take_fails_and_leaves_a_f
         await pool.close()
 
     run(scenario())
+
+
+@pytest.mark.parametrize("has_worked", [True, False])
+def test_S6_what_other_solves_left_in_a_worker_fails_no_step(has_worked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    class Worker:
+        """A worker whose first process has no memory left."""
+
+        num_started = 0
+
+        def __init__(self, _: int) -> None:
+            self.has_worked = has_worked and not Worker.num_started
+            self._number = Worker.num_started
+            Worker.num_started += 1
+
+        async def solve(self, *_: object) -> str:
+            tried.append(self._number)
+            if self._number == 0:
+                raise MemoryError
+            return "plan"
+
+        def kill(self) -> list[object]:
+            return []
+
+    monkeypatch.setattr(solver, "_Worker", Worker)
+    pool = SolverPool("unix:///unused", timeout_s=60, memory_bytes=MEMORY_BYTES)
+    if has_worked:
+        assert asyncio.run(pool.solve("job", 1)) == "plan"
+        assert tried == [0, 1]
+    else:
+        with pytest.raises(LimitExceeded, match="the solve ran out of memory"):
+            asyncio.run(pool.solve("job", 1))
+        assert tried == [0], "a fresh worker has the memory that another fresh worker would have"
+
+
+def test_S7_no_room_for_a_thread_is_no_memory_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def solve(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(solving, "_solve_step", solve)
+    with pytest.raises(MemoryError, match="can't start new thread"):
+        solving.solve_step("unix:///unused", "job", 1)

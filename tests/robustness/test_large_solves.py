@@ -33,10 +33,10 @@ def test_S7_a_small_schedule_that_asks_for_a_large_solve_takes_no_memory_from_ot
     ):
         client.register_job("attacker", LARGE, CLUSTER)
         ids, schedule = one_row_each(10_000)
-        with pytest.raises(LimitExceeded, match=r"at most 67108864 bytes \(solver_memory_bytes\), got 1966080000"):
+        with pytest.raises(LimitExceeded, match=r"at most 67108864 bytes \(solver_memory_bytes\), got 1474560000"):
             client.submit_schedule("attacker", 1, ids, schedule, Basis.PREVIOUS_STEPS)
         # The arrays of these rows alone fit. All that the solve makes of them does not.
-        ids, schedule = one_row_each(330)
+        ids, schedule = one_row_each(450)
         client.submit_schedule("attacker", 1, ids, schedule, Basis.PREVIOUS_STEPS)
         with pytest.raises(InvalidInput, match="cannot be planned: the solve ran out of memory"):
             client.fetch_plan("attacker", 1, LARGE, 0, wait_s=60)

@@ -40,7 +40,12 @@ def test_counts_take_the_bytes_of_their_dtype_one_and_a_checksum(
     assert run(store.put_counts([sequence("seq", counts_LE[:, ::-1])])) == [None]
     with Redis.from_url(redis_url) as client:
         assert client.hstrlen(JobKeys("job").attempt(job.epoch).step(1, "counts"), "seq") == 1 + 4 + counts_LE.nbytes
-    np.testing.assert_array_equal(run(store.get_counts(job, 1, ["seq"])), counts_LE[None])
+    counts_SLE = run(store.get_counts(job, 1, ["seq"]))
+    np.testing.assert_array_equal(counts_SLE, counts_LE[None])
+    assert counts_SLE.dtype == dtype, "a solve would hold more bytes than were reported"
+    assert run(store.put_counts([sequence("short"), sequence("large", counts_LE)])) == [None] * 2
+    mixed_SLE = run(store.get_counts(job, 1, ["short", "large"]))
+    np.testing.assert_array_equal(mixed_SLE, [sequence("short").counts_LE, counts_LE])
 
 
 def test_sequences_of_many_steps_and_jobs_get_their_own_answers(store: Store, run: Loop, job: JobRecord) -> None:

@@ -15,6 +15,7 @@ from relibra.planner.admission import Admission, max_part_size_bytes
 from relibra.planner.attempt_watch import AttemptWatch
 from relibra.planner.call_interceptor import CallInterceptor
 from relibra.planner.certificates import CertificateFiles
+from relibra.planner.container_memory import container_limit_bytes, fitted
 from relibra.planner.execution_service import ExecutionService
 from relibra.planner.health import Health
 from relibra.planner.job_service import JobService
@@ -77,7 +78,7 @@ class PlannerServer:
             Unsupported: Redis holds a schema that this relibra cannot read, or may evict keys.
             InvalidInput: a TLS file cannot be used.
         """
-        settings = self._settings
+        settings = self._settings = fitted(self._settings, container_limit_bytes())
         self._store = Store.open(settings.redis_url)
         self._metrics = Metrics()
         self._notifier = PlanNotifier()

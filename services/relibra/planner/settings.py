@@ -29,8 +29,11 @@ class PlannerSettings(ServiceSettings):
     """How many steps, each of another job, are solved at the same time."""
     solve_timeout_s: float = Field(120.0, gt=0)
     """A solve that takes longer is killed and counts as a crash."""
-    solver_memory_bytes: int = Field(4 << 30, ge=1 << 26)
-    """How much memory the arrays of one solve may take in its process, beside the code and its threads."""
+    solver_memory_bytes: int = Field(6 << 30, ge=1 << 26)
+    """How much memory the arrays of one solve may take in its process, beside the code and its threads.
+
+    In a container that has no room for it, the default is smaller: see `container_memory`.
+    """
     lease_s: float = Field(2.0, ge=0.2)
     """Lease time-to-live; another planner may take over a job afterwards."""
 
@@ -39,7 +42,7 @@ class PlannerSettings(ServiceSettings):
 
     retained_steps: int = Field(64, ge=2)
     """How many steps of an attempt keep their full data. Older steps leave a summary, as with the next two limits."""
-    retained_bytes: int = Field(2 << 30, ge=1)
+    retained_bytes: int = Field(4 << 30, ge=1)
     """How much the full data of all steps of a job may take, as Redis counts it."""
     retained_s: float = Field(7 * 86_400.0, ge=3600)
     """How old a step may get before its full data expires."""
@@ -52,7 +55,7 @@ class PlannerSettings(ServiceSettings):
     """The largest number of rows times layers of a step."""
     max_open_steps: int = Field(16, ge=1)
     """How many steps of a job may have sequences and no plan yet; as many may have a schedule and no plan."""
-    max_step_size_bytes: int = Field(1 << 30, ge=1)
+    max_step_size_bytes: int = Field(3 << 30, ge=1)
     """How much the sequences and reports of one step may take in Redis, with their names."""
     max_reports_size_bytes: int = Field(256 << 20, ge=1)
     """How much the reports of one step may take in Redis; readers of a step go through all of them."""

@@ -10,7 +10,8 @@ from relibra.planning import Cluster, Model
 from relibra.planning.plan import Basis
 from relibra.planning.source_load import NUM_BUCKETS
 
-_COUNT_SIZE_BYTES = 4
+_COUNT_SIZE_BYTES = 1
+"""In the narrowest dtype; the counts of longer sequences take two bytes or four."""
 _LOAD_SIZE_BYTES = 8
 
 

@@ -40,14 +40,22 @@ class SolverPool:
 
         Raises:
             RelibraError: the step cannot be planned, or Redis does not answer (`Unavailable`).
-            LimitExceeded: the solve needs more memory than it may take, and was killed.
+            LimitExceeded: the solve needs more memory than it may take, also in a fresh worker, and was killed.
             TimeoutError: the solve took too long and was killed.
             BrokenProcessPool: the worker died; the text says how.
         """
         worker = self._idle.pop() if self._idle else _Worker(self._memory_bytes)
         try:
             async with asyncio.timeout(self._timeout_s):
-                solved = await worker.solve(self._redis_url, job_id, step)
+                has_worked = worker.has_worked
+                try:
+                    solved = await worker.solve(self._redis_url, job_id, step)
+                except MemoryError:
+                    if not has_worked:
+                        raise
+                    # What earlier solves, perhaps of other jobs, left in the process counts against the limit.
+                    worker = self._replace(worker)
+                    solved = await worker.solve(self._redis_url, job_id, step)
         except TimeoutError:
             worker = self._replace(worker)
             raise TimeoutError(f"the solve took longer than {self._timeout_s:g} s and was killed") from None
@@ -88,10 +96,13 @@ class _Worker:
             max_workers=1, mp_context=multiprocessing.get_context("spawn"), initializer=prepare_worker
         )
         self._pool.submit(warm_up, memory_bytes)
+        self.has_worked = False
+        """Whether the process has worked on a step."""
         # A broken pool forgets its process.
         self._processes: list[BaseProcess] = list((self._pool._processes or {}).values())
 
     async def solve(self, redis_url: str, job_id: str, step: int) -> EncodedPlan:
+        self.has_worked = True
         return await asyncio.wrap_future(self._pool.submit(solve_step, redis_url, job_id, step))
 
     async def how_it_died(self) -> str:

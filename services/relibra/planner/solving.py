@@ -89,8 +89,15 @@ def solve_step(redis_url: str, job_id: str, step: int) -> EncodedPlan:
 
     Raises:
         RelibraError: the step cannot be planned, or Redis does not answer (`Unavailable`).
+        MemoryError: the solve needs more memory than the process may take.
     """
-    return asyncio.run(_solve_step(redis_url, job_id, step))
+    try:
+        return asyncio.run(_solve_step(redis_url, job_id, step))
+    except RuntimeError as error:
+        # Python reports memory that is missing for the stack of a thread in these words alone.
+        if "can't start new thread" in str(error):
+            raise MemoryError(str(error)) from error
+        raise
 
 
 async def _solve_step(redis_url: str, job_id: str, step: int) -> EncodedPlan:

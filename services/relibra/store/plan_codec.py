@@ -78,13 +78,27 @@ def encode_plan(plan: Plan, load: StepLoad | None = None) -> dict[str, bytes]:
         "total/before": totals.before_LR,
         "total/after": totals.after_LR,
     }
-    # Narrowed block by block, because the wide shares of all ranks would be the largest array by far.
-    narrow = [each.astype(np.min_scalar_type(int(each.max(initial=0)))) for each in plan.shares.blocks()]
-    share_RY = np.concatenate([np.zeros((0, plan.cluster.num_ranks), np.uint8), *narrow]).T
-    arrays |= {share_field(rank): share_Y for rank, share_Y in enumerate(share_RY)}
     if load is not None and plan.prediction.basis is Basis.REPLAY:  # a forecast promises no routing
         arrays |= {source_field(rank): load_MLB for rank, load_MLB in enumerate(source_load(load))}
-    return {"meta": seal(plan.meta)} | {name: PackedArray.of(array).to_bytes() for name, array in arrays.items()}
+    fields = {"meta": seal(plan.meta)} | {name: PackedArray.of(array).to_bytes() for name, array in arrays.items()}
+    return fields | _encode_shares(plan, len(replica_index_Y4))
+
+
+def _encode_shares(plan: Plan, num_replicas: int) -> dict[str, bytes]:
+    ranks = range(plan.cluster.num_ranks)
+    if plan.prediction.basis is not Basis.REPLAY:  # the fractions of a forecast are equal for all source ranks
+        packed = PackedArray.of(plan.shares.of_rank(0)).to_bytes()
+        return {share_field(rank): packed for rank in ranks}
+    # Narrowed block by block, because the wide shares of all ranks would be the largest array by far.
+    share_RY = np.zeros((len(ranks), num_replicas), dtype=np.uint8)
+    start = 0
+    for block_BR in plan.shares.blocks():
+        dtype = np.min_scalar_type(int(block_BR.max(initial=0)))
+        if dtype.itemsize > share_RY.itemsize:
+            share_RY = share_RY.astype(dtype)
+        share_RY[:, start : start + len(block_BR)] = block_BR.T
+        start += len(block_BR)
+    return {share_field(rank): PackedArray.of(share_RY[rank]).to_bytes() for rank in ranks}
 
 
 def decode_plan(fields: Mapping[str, bytes], what: str) -> Plan:

@@ -98,7 +98,7 @@ class SequenceCounts:
 class StoreLimits:
     """How much Redis keeps of one job (S7)."""
 
-    max_step_size_bytes: int = 1 << 30
+    max_step_size_bytes: int = 3 << 30
     """How much the sequences and reports of one step may take in Redis, with their names."""
     max_reports_size_bytes: int = 256 << 20
     """How much the reports of one step may take in Redis; readers of a step go through all of them."""

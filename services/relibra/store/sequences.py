@@ -97,22 +97,26 @@ class Sequences(Attempts):
         return missing
 
     @raises_unavailable
-    async def get_counts(self, job: JobRecord, step: int, sequence_ids: Sequence[str]) -> NDArray[np.uint32]:
-        """Return the counts of sequences in the order of `sequence_ids`, uint32 `[S, L, E]`.
+    async def get_counts(self, job: JobRecord, step: int, sequence_ids: Sequence[str]) -> NDArray[np.unsignedinteger]:
+        """Return the counts of sequences in the order of `sequence_ids`, `[S, L, E]`, in a dtype that holds them all.
 
         Raises:
             NotFound: a sequence was never reported; the text names the first one.
             Corrupt: the counts of a sequence are not those that were stored; the text names the first one.
         """
         shape = (job.model.num_layers, job.model.num_experts)
-        counts_SLE = np.empty((len(sequence_ids), *shape), dtype=np.uint32)
+        # Counts are most of what a solve holds, and few are too large for one byte or two.
+        counts_SLE: NDArray[np.unsignedinteger] = np.empty((len(sequence_ids), *shape), dtype=np.uint8)
         key = AttemptKeys.of_attempt(job).step(step, "counts")
         for start in range(0, len(sequence_ids), _SEQUENCES_PER_READ):
             wanted = sequence_ids[start : start + _SEQUENCES_PER_READ]
             for index, data in enumerate(await self._redis.hmget(key, wanted)):
                 if data is None:
                     raise NotFound(f"sequence {wanted[index]!r} of step {step} was never reported")
-                counts_SLE[start + index] = _from_bytes(data, shape, wanted[index], job, step)
+                counts_LE = _from_bytes(data, shape, wanted[index], job, step)
+                if counts_LE.itemsize > counts_SLE.itemsize:
+                    counts_SLE = counts_SLE.astype(counts_LE.dtype.newbyteorder("="))
+                counts_SLE[start + index] = counts_LE
         return counts_SLE
 
     @raises_unavailable

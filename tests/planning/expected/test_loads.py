@@ -73,6 +73,13 @@ def test_expected_copies_are_whole_complete_and_close_to_their_shares(
         assert np.abs(source_RLE[:, 0] - tokens_MR[row][:, None] * top_k * share_LE[0]).max() < 1
 
 
+@pytest.mark.parametrize(("tokens", "dtype"), [(100, np.uint8), (1000, np.uint16), (100_000, np.uint32)])
+def test_S7_expected_copies_take_no_more_bytes_than_they_need(tokens: int, dtype: type[np.unsignedinteger]) -> None:
+    load = expected_load(np.full((1, 4), 0.25), np.array([[tokens, 1]]), 4)
+    assert load.counts_SLE.dtype == dtype
+    assert load.counts_SLE[:, 0].tolist() == [[tokens] * 4, [1] * 4]
+
+
 def test_a_schedule_expects_as_many_tokens_as_earlier_steps_had() -> None:
     totals = [step(seed).load_MLE.sum(axis=0) for seed in (0, 1)]
     load = expected_step(totals, SCHEDULE, MODEL, CLUSTER)

@@ -149,7 +149,9 @@ def _load_of_pairs(
     top_k: int,
 ) -> StepLoad:
     """Return the load of pairs with these tokens, in a step of `shape` rows and ranks."""
-    counts_SLE = np.empty((len(tokens_S), *share_LE.shape), dtype=np.uint32)
+    # A whole number is at most one above the share that it rounds.
+    most = int(tokens_S.max(initial=0)) * top_k * float(share_LE.max(initial=0)) + 1
+    counts_SLE = np.empty((len(tokens_S), *share_LE.shape), dtype=np.min_scalar_type(int(most)))
     for pair, tokens in enumerate(tokens_S):
         counts_SLE[pair] = _whole(share_LE, int(tokens) * top_k)
     num_rows, num_ranks = shape
