@@ -62,7 +62,8 @@ def test_S9_a_step_that_ran_without_a_plan_says_why(step: StepRecord, obstacle: 
     [
         (REFUSAL, Obstacle.REFUSED_SCHEDULE),
         (replace(REFUSAL, what=Refused.SEQUENCES), Obstacle.REFUSED_SEQUENCES),
-        (replace(REFUSAL, what=Refused.REPORTS), Obstacle.UNKNOWN_STEP),
+        (replace(REFUSAL, what=Refused.REPORTS, error="NotFound"), Obstacle.UNKNOWN_STEP),
+        (replace(REFUSAL, what=Refused.REPORTS, error="LimitExceeded"), Obstacle.REFUSED_REPORTS),
     ],
 )
 def test_S9_refused_steps_are_not_balanced(refusal: Refusal, obstacle: Obstacle) -> None:

@@ -81,9 +81,11 @@ def test_a_port_that_is_taken_is_named(redis_url: str) -> None:
             StatusServer(StatusSettings(redis_url=redis_url, port=0, metrics_port=port))
 
 
-@pytest.mark.parametrize("name", ["plan", "reports"])
-def test_S9_what_was_damaged_in_redis_fails_its_job_and_no_other(
-    http: TestClient, job: WatchedJob, store: Store, run: Loop, redis_url: str, name: str
+@pytest.mark.parametrize(
+    ("name", "verdict"), [("plan", "failing"), ("reports", "attention"), ("executed", "attention")]
+)
+def test_S9_what_was_damaged_in_redis_concerns_its_job_and_no_other(
+    http: TestClient, job: WatchedJob, store: Store, run: Loop, redis_url: str, name: str, verdict: str
 ) -> None:
     other = WatchedJob(store, "other", model=job.model, cluster=job.cluster, num_micro_batches=2)
     run(other.register())
@@ -91,17 +93,24 @@ def test_S9_what_was_damaged_in_redis_fails_its_job_and_no_other(
     with Redis.from_url(redis_url) as client:
         # Without steps after it, the damaged one is the newest.
         client.zremrangebyscore(JobKeys("job").attempt(job.record.epoch).of("steps"), 3, "+inf")
-        for name in ("executed", "failure"):
-            client.delete(JobKeys("job").attempt(job.record.epoch).step(2, name))
+        for other_name in {"executed", "failure"} - {name}:
+            client.delete(JobKeys("job").attempt(job.record.epoch).step(2, other_name))
         for field in (b"meta", *client.hkeys(key))[: 1 if key.endswith("plan") else None]:
             if client.hexists(key, field):
                 client.hset(key, field, bytes(100))
     lines = http.get("/metrics").text.splitlines()
-    assert 'relibra_job_health{job_id="job",verdict="failing"} 1.0' in lines
+    assert f'relibra_job_health{{job_id="job",verdict="{verdict}"}} 1.0' in lines
+    is_report = verdict == "attention"
+    assert ('relibra_damaged_steps{job_id="job"} 1.0' in lines) == is_report
+    # The steps beside the damaged one are shown.
+    assert ('relibra_executed_step{job_id="job"} 1.0' in lines) == is_report
     assert 'relibra_job_health{job_id="other",verdict="waiting"} 1.0' in lines
     assert "was changed in Redis since it was stored" in http.get("/v1/jobs/job").json()["health"]["reason"]
     assert http.get("/v1/jobs/job/history").status_code == 200
     assert http.get("/", headers={"accept": "text/html"}).status_code == 200
-    if key.endswith("reports"):
+    if is_report:
+        first, second = http.get("/v1/jobs/job/history/ranks/0").json()
+        assert first["realised_tokens"].keys() == {"recompute", "update"}
+        assert second["realised_tokens"] == {}
         answer = http.get("/v1/jobs/job/steps/2/execution")
         assert (answer.status_code, answer.json()["title"]) == (500, "Corrupt")

@@ -214,3 +214,36 @@ def test_one_planner_in_a_while_looks_for_steps_to_expire(store: Store, run: Loo
     assert run(store.claim_sweep("job", 0.0))
     run(store.remove_job("job"))
     assert not run(store.claim_sweep("job", 60.0))
+
+
+def test_S7_many_steps_expire_in_as_many_reads_as_one(
+    store: Store, run: Loop, job: JobRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    get_executions = store.get_executions
+
+    async def watched(*args: Any) -> Any:
+        asked.append(args)
+        return await get_executions(*args)
+
+    monkeypatch.setattr(store, "get_executions", watched)
+    for step in (1, 2, 3):
+        report_all(store, run, step)
+    assert expire(store, run, job, [1, 2, 3]) == [1, 2, 3]
+    assert len(asked) == 1
+
+
+def test_S9_a_step_with_a_damaged_report_keeps_its_plan_in_its_summary(
+    store: Store, run: Loop, job: JobRecord, redis_url: str
+) -> None:
+    report_all(store, run)
+    publish(store, run, job, 1)
+    run(store.put_report(job, report(job, 1, 0)))
+    with Redis.from_url(redis_url) as client:
+        client.hset(JobKeys("job").attempt(job.epoch).step(1, "reports"), "update/0/0", b"damaged")
+    assert expire(store, run, job, [1]) == [1]
+    summary = run(store.get_summary(job, 1))
+    assert summary is not None
+    assert (summary.state, summary.num_sequences, summary.phases) == (StepState.PLANNED, len(IDS), ())
+    assert summary.failure is not None
+    assert "was changed in Redis" in summary.failure

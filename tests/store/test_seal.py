@@ -29,6 +29,13 @@ def test_what_was_sealed_comes_back_and_any_other_byte_is_refused(payload: bytes
             unseal(each, "it")
 
 
+async def read_sum(store: Store, job: JobRecord) -> None:
+    """Read the sums of step 1; raise the error that stands in their place if one is damaged."""
+    (found,) = await store.get_executions(job, [1])
+    if isinstance(found, Corrupt):
+        raise found
+
+
 Read = Callable[[Store, JobRecord], Any]
 READS: dict[str, tuple[str, str, str, Read]] = {
     "counts": ("counts", IDS[2], f"counts of sequence '{IDS[2]}'", lambda store, job: store.get_counts(job, 1, IDS)),
@@ -41,7 +48,7 @@ READS: dict[str, tuple[str, str, str, Read]] = {
     "placement": ("plan", "home_rank", "field 'home_rank' of", lambda store, job: store.get_placement(job, 1)),
     "report": ("reports", "update/0/1", "report update/0/1", lambda store, job: store.sum_reports(job, 1)),
     "load": ("realised", "update/0/1", "the load in report update/0/1", lambda store, job: store.get_reports(job, 1)),
-    "sum": ("executed", "update", "the sum of phase update", lambda store, job: store.get_executions(job, [1])),
+    "sum": ("executed", "update", "the sum of phase update", lambda store, job: read_sum(store, job)),
 }
 
 

@@ -5,6 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from redis import Redis
 from store.test_reports import report
 
 from harness.services import MODEL, PARAMS, Loop
@@ -44,13 +45,19 @@ def test_S7_a_sum_holds_few_reports_at_a_time(store: Store, run: Loop, large: Jo
     assert peak_bytes < 2 * READ_SIZE_BYTES + 8 * LOAD_SIZE_BYTES < NUM_RANKS * LOAD_SIZE_BYTES // 2
 
 
-def test_S7_a_list_of_reports_is_bounded_and_one_rank_can_be_read(store: Store, run: Loop, large: JobRecord) -> None:
+def test_S7_a_list_of_reports_is_bounded_and_one_rank_can_be_read(
+    store: Store, run: Loop, large: JobRecord, redis_url: str
+) -> None:
     assert NUM_RANKS * LOAD_SIZE_BYTES > MAX_LIST_SIZE_BYTES
     with pytest.raises(LimitExceeded, match=r"step 1 .* take more than 16777216 bytes; ask for one phase"):
         run(store.get_reports(large, 1))
     (one,) = run(store.get_reports(large, 1, phase=Phase.UPDATE, ep_rank=5))
     assert (one.ep_rank, one.realised_load_ML.nbytes) == (5, LOAD_SIZE_BYTES - LOAD_SIZE_BYTES % (8 * MODEL.num_layers))
     assert run(store.get_reports(large, 1, phase=Phase.RECOMPUTE)) == []
-    without = run(store.get_reports(large, 1, with_loads=False))
+    with Redis.from_url(redis_url) as client:
+        client.config_resetstat()
+        without = run(store.get_reports(large, 1, with_loads=False))
+        called = client.info("commandstats")
+    assert (called["cmdstat_hkeys"]["calls"], called["cmdstat_hmget"]["calls"]) == (1, 1)
     assert [each.ep_rank for each in without] == list(range(1, NUM_RANKS))
     assert not any(each.realised_load_ML.size for each in without)

@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from relibra.errors import Corrupt
 from relibra.planning import Phase
 from relibra.status.context import MAX_INDEX, V1_RESPONSES, App, Before, Job, Limit, Looker, Seen, Step
 from relibra.status.explain import Explanation, explain
@@ -81,7 +82,7 @@ async def explain_step(app: App, seen: Seen, request: Request, step: Step) -> Re
     """Why the step has this placement and these replicas, and why ranks fell back, in sentences."""
     job = seen.job
     record = await app.store.find_step(job, step)
-    (executed,) = await app.reader.executions(job, [step])
+    executed = await app.reader.executed(job, step)
     return await app.tagged.json(request, lambda: explain(record, job.cluster, executed, is_over=seen.is_over))
 
 
@@ -89,7 +90,7 @@ async def explain_step(app: App, seen: Seen, request: Request, step: Step) -> Re
 async def get_execution(app: App, job: Job, request: Request, step: Step) -> Response:
     """What the ranks did in a step, by phase: missing ranks, fallbacks with their causes, realised imbalance."""
     await app.store.find_step(job, step)
-    (executed,) = await app.reader.executions(job, [step])
+    executed = await app.reader.executed(job, step)
     return await app.tagged.json(request, lambda: [ExecutionView.of(each) for each in executed])
 
 
@@ -161,7 +162,8 @@ async def get_rank_history(
     return await app.tagged.json(
         request,
         lambda: [
-            RankPoint.of(plan.step, each, rank, did) for plan, each, did in zip(plans, totals, executed, strict=True)
+            RankPoint.of(plan.step, each, rank, [] if isinstance(did, Corrupt) else did)
+            for plan, each, did in zip(plans, totals, executed, strict=True)
         ],
     )
 

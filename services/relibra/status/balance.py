@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from relibra.errors import NotFound
 from relibra.planning.execution import Execution
 from relibra.store import Refusal, Refused, StepRecord, StepState
 
@@ -28,6 +29,8 @@ class Obstacle(StrEnum):
     """The planner refused the step's schedule."""
     UNKNOWN_STEP = "unknown_step"
     """Ranks trained a step of which the planner has neither sequences nor a schedule."""
+    REFUSED_REPORTS = "refused_reports"
+    """The planner refused the reports of a step, so nobody knows whether its ranks use their plans."""
     UNSCHEDULED = "unscheduled"
     """The step has sequences, but no schedule came."""
     UNPLANNABLE = "unplannable"
@@ -49,7 +52,7 @@ _BY_STATE = {
 _BY_REFUSAL = {
     Refused.SEQUENCES: Obstacle.REFUSED_SEQUENCES,
     Refused.SCHEDULE: Obstacle.REFUSED_SCHEDULE,
-    Refused.REPORTS: Obstacle.UNKNOWN_STEP,
+    Refused.REPORTS: Obstacle.REFUSED_REPORTS,
 }
 
 
@@ -92,7 +95,8 @@ def balance_of(
     without = [(step, did) for step, did in executed if _is_without_plan(did)]
     num_executed, num_without_plan = len(executed), len(without)
     if refusal := next((each for each in refusals if _counts(each, steps, executed)), None):
-        since_step, obstacle, reason = refusal.since_step, _BY_REFUSAL[refusal.what], _refused(refusal)
+        since_step, reason = refusal.since_step, _refused(refusal)
+        obstacle = Obstacle.UNKNOWN_STEP if _is_of_unknown_step(refusal) else _BY_REFUSAL[refusal.what]
     elif unreported := _unreported(steps, executed):
         since_step, obstacle = unreported[-1].step, Obstacle.UNREPORTED
         reason = (
@@ -154,8 +158,13 @@ def _counts(
     return True
 
 
+def _is_of_unknown_step(refusal: Refusal) -> bool:
+    """Return whether ranks reported a step that the planner does not know; others are refused for what they hold."""
+    return refusal.what is Refused.REPORTS and refusal.error == NotFound.__name__
+
+
 def _refused(refusal: Refusal) -> str:
-    if refusal.what is Refused.REPORTS:
+    if _is_of_unknown_step(refusal):
         return f"ranks trained step {refusal.step}, but {refusal.text}; check the rollout workers and the driver"
     return f"the planner refuses the {refusal.what} of step {refusal.step}: {refusal.text}"
 

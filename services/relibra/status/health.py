@@ -1,11 +1,13 @@
 """The state of a job and the reason for it, as a pure decision."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from statistics import median
+from types import MappingProxyType
 
+from relibra.errors import Corrupt
 from relibra.planning import Phase
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Basis
@@ -51,6 +53,7 @@ def job_health(
     balance: Balance,
     now: float,
     attempt: int = 1,
+    damaged: Mapping[int, Corrupt] = MappingProxyType({}),
 ) -> JobHealth:
     """Return the state of a job, from the steps of one attempt alone.
 
@@ -61,11 +64,13 @@ def job_health(
         balance: since when the job has not been balanced, if it is not.
         now: Unix time in seconds.
         attempt: the number of the attempt.
+        damaged: those of `steps` with a report that is not the one that was stored. Nothing is known about what their
+            ranks did.
     """
     if failing := _failing(steps, now):
         return JobHealth(verdict=JobState.FAILING, reason=_with_share(failing, balance))
     silence = _silence(steps, now)
-    if silence and not _is_done(steps[0], executed_step, executed):
+    if silence and steps[0].step not in damaged and not _is_done(steps[0], executed_step, executed):
         standstill = _standstill(steps[0], executed_step, executed)
         return JobHealth(verdict=JobState.STALLED, reason=f"{silence}: {standstill}")
     if balance.since_step is not None:
@@ -74,6 +79,10 @@ def job_health(
     if not steps:
         begun = "registered" if attempt == 1 else f"attempt {attempt} has begun"
         return JobHealth(verdict=JobState.WAITING, reason=f"{begun}, but no sequence has been reported yet")
+    if damaged:
+        newest_damaged = max(damaged)
+        reason = f"what ranks did in step {newest_damaged} cannot be read: {damaged[newest_damaged]}"
+        return JobHealth(verdict=JobState.ATTENTION, reason=_with_share(reason, balance))
     if executed_step is not None:
         for execution in executed:
             if trouble := absence(execution) or otherwise(execution) or excess(execution, executed_step):

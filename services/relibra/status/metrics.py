@@ -185,11 +185,13 @@ class _Collector:
         compared = _gauge("compared_cells", "Cells whose routing was compared with the plan.", *labels)
         wait = _gauge("plan_wait_seconds", "Longest wait of a rank for the plan.", *labels)
         sent = _gauge("sent_bytes", "Bytes sent by all ranks together.", *labels, "kind")
+        damaged = _gauge("damaged_steps", "Newest steps with a report that is not the one that was stored.", "job_id")
         lasted = _gauge(
             "transfer_seconds", "Longest reorder of a rank, or its longest wait for replicas.", *labels, "kind"
         )
         for each in self._figures:
             job_id = each.glance.job.job_id
+            damaged.add_metric([job_id], len(each.glance.damaged))
             if each.glance.executed_step is not None:
                 step.add_metric([job_id], each.glance.executed_step.step)
             for execution in each.glance.executed:
@@ -207,4 +209,4 @@ class _Collector:
                 sent.add_metric([*names, "replica"], execution.replica_sent_bytes)
                 lasted.add_metric([*names, "reorder"], execution.reorder_s)
                 lasted.add_metric([*names, "replica"], execution.replica_wait_s)
-        yield from (step, imbalance, missing, fallbacks, otherwise, compared, wait, sent, lasted)
+        yield from (step, imbalance, missing, fallbacks, otherwise, compared, wait, sent, lasted, damaged)

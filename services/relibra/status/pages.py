@@ -68,7 +68,7 @@ async def show_step(app: App, seen: Seen, request: Request, step: Step) -> Respo
         assert record.expired is not None, "only expired steps have summaries in the store"
         text = expiry_text(record.expired, await app.store.num_kept_steps(job))
         return _page(request, "expired.html", seen=seen, step=record, text=text)
-    (executed,) = await app.reader.executions(job, [step])
+    executed = await app.reader.executed(job, step)
     shown: dict[str, Any] = {"seen": seen, "step": record, "executed": executed}
     shown["explanation"] = explain(record, job.cluster, executed, is_over=seen.is_over)
     if record.plan is not None:

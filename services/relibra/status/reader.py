@@ -38,6 +38,8 @@ class JobGlance:
     executed_step: StepRecord | None
     """The newest step that has reports."""
     executed: list[Execution]
+    damaged: dict[int, Corrupt]
+    """Those of the newest steps one of whose reports is not the one that was stored."""
     refused_launch: Refusal | None
     """The newest refusal of another launch, since a schedule was last accepted; None once the attempt is over."""
 
@@ -53,7 +55,7 @@ class Reader:
     def __init__(self, store: Store, *, num_plans: int) -> None:
         self.store = store
         self._figures: SingleFlight[PlanFigures] = SingleFlight(num_plans)
-        self._executions: SingleFlight[list[Execution]] = SingleFlight(_NUM_EXECUTIONS)
+        self._executions: SingleFlight[list[Execution] | Corrupt] = SingleFlight(_NUM_EXECUTIONS)
         self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="status")
 
     @property
@@ -104,15 +106,13 @@ class Reader:
         return _merge(kept, await self.store.sample_summaries(job, num))
 
     async def _in_brief(self, job: JobRecord, steps: list[StepRecord]) -> list[StepSummary]:
-        found = []
-        for step in steps:
-            try:
-                (executed,) = await self.executions(job, [step.step])
-            except Corrupt as error:
-                found.append(StepSummary.of(replace(step, failure=str(error)), []))
-            else:
-                found.append(StepSummary.of(step, executed))
-        return found
+        executed = await self.executions(job, [step.step for step in steps])
+        return [
+            StepSummary.of(replace(step, failure=str(did)), [])
+            if isinstance(did, Corrupt)
+            else StepSummary.of(step, did)
+            for step, did in zip(steps, executed, strict=True)
+        ]
 
     async def figures(self, job: JobRecord, record: PlanRecord) -> PlanFigures:
         """Return a plan with its loads. Loads are computed on first access: access them off the event loop."""
@@ -130,24 +130,39 @@ class Reader:
         # Not through the cache: a request for many steps would push out the plans that pages show.
         return await self.off_loop(PlanTotals.of, await self.plan(job, record, with_shares=False))
 
-    async def executions(self, job: JobRecord, steps: Sequence[int]) -> list[list[Execution]]:
-        """Return what the ranks did in each of `steps`, by phase.
-
-        While reports are missing, a report that replaces an earlier one of the same rank may not be visible yet.
+    async def executed(self, job: JobRecord, step: int) -> list[Execution]:
+        """Return what the ranks did in a step, by phase.
 
         Raises:
             Corrupt: a report is not the one that was stored.
         """
+        (did,) = await self.executions(job, [step])
+        if isinstance(did, Corrupt):
+            raise did
+        return did
+
+    async def executions(self, job: JobRecord, steps: Sequence[int]) -> list[list[Execution] | Corrupt]:
+        """Return what the ranks did in each of `steps`, by phase; the error for a step with a damaged report.
+
+        While reports are missing, a report that replaces an earlier one of the same rank may not be visible yet.
+        """
         numbers = await self.store.num_reports(job, steps)
         complete = await self.store.get_executions(job, steps)
         return [
-            each if sum(phase.num_reports for phase in each) == number else await self._so_far(job, step, number)
+            each
+            if isinstance(each, Corrupt) or sum(phase.num_reports for phase in each) == number
+            else await self._so_far(job, step, number)
             for step, number, each in zip(steps, numbers, complete, strict=True)
         ]
 
-    async def _so_far(self, job: JobRecord, step: int, num_reports: int) -> list[Execution]:
-        key = (job.job_id, job.epoch, step, num_reports)
-        return await self._executions.get(key, lambda: self.store.sum_reports(job, step))
+    async def _so_far(self, job: JobRecord, step: int, num_reports: int) -> list[Execution] | Corrupt:
+        async def sum_up() -> list[Execution] | Corrupt:
+            try:
+                return await self.store.sum_reports(job, step)
+            except Corrupt as error:
+                return error  # kept like a sum, or each page would read all reports again
+
+        return await self._executions.get((job.job_id, job.epoch, step, num_reports), sum_up)
 
     async def glances(self, jobs: Iterable[JobRecord]) -> list[JobGlance]:
         """Return the state of the current attempt of some jobs; a job that is removed meanwhile is left out."""
@@ -160,19 +175,20 @@ class Reader:
         steps = await self.store.list_steps(job, limit=GLANCE_STEPS)
         numbers = await self.store.num_reports(job, [each.step for each in steps])
         reported = [step for step, number in zip(steps, numbers, strict=True) if number]
-        corrupt: Corrupt | None = None
-        try:
-            done = list(zip(reported, await self.executions(job, [each.step for each in reported]), strict=True))
-        except Corrupt as error:
-            # One report that cannot be read must not take the pages and metrics of all jobs with it.
-            corrupt, done = error, []
+        done: list[tuple[StepRecord, list[Execution]]] = []
+        damaged: dict[int, Corrupt] = {}
+        executions = await self.executions(job, [each.step for each in reported])
+        for step, did in zip(reported, executions, strict=True):
+            if isinstance(did, Corrupt):
+                damaged[step.step] = did
+            else:
+                done.append((step, did))
         refusals = await self.store.get_refusals(job)
-        balance = balance_of(steps, done, refusals)
+        # Nobody knows whether ranks used the plan of a step with a damaged report, so it says nothing about balance.
+        balance = balance_of([step for step in steps if step.step not in damaged], done, refusals)
         executed_step, executed = done[0] if done else (None, [])
         now = choice.chosen.ended_at or time.time()
-        health = job_health(steps, executed_step, executed, balance, now, choice.chosen.number)
-        if corrupt is not None:
-            health = JobHealth(verdict=JobState.FAILING, reason=str(corrupt))
+        health = job_health(steps, executed_step, executed, balance, now, choice.chosen.number, damaged)
         if not steps and await self.store.list_summaries(job, limit=1):
             expired = f"the full data of attempt {choice.chosen.number} has expired; summaries of its steps remain"
             health = JobHealth(verdict=JobState.WAITING, reason=expired)
@@ -183,6 +199,7 @@ class Reader:
             steps=steps,
             executed_step=executed_step,
             executed=executed,
+            damaged=damaged,
             refused_launch=None if choice.is_over else refused_launch(refusals),
         )
 

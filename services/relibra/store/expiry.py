@@ -6,7 +6,7 @@ summary, so no reader sees neither.
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from relibra.errors import Corrupt
 from relibra.store.array_codec import PackedArray
@@ -14,7 +14,7 @@ from relibra.store.connection import raises_unavailable
 from relibra.store.documents import plan_of
 from relibra.store.keys import MAX_SUMMARIES, STEP_KEYS, AttemptKeys, JobKeys
 from relibra.store.plans import Plans
-from relibra.store.records import JobRecord, StepRecord
+from relibra.store.records import JobRecord
 from relibra.store.reports import Reports
 from relibra.store.step_summary import Expired, ExpiryCause, StepSummary, encode_summary
 from relibra.store.steps import Steps
@@ -132,26 +132,24 @@ class Expiry(Plans, Steps, Reports):
         pipe = self._redis.pipeline(transaction=False)
         for each in steps:
             pipe.hget(AttemptKeys.of_attempt(job).step(each.step, "plan"), "total/load")
+        loads = await pipe.execute()
+        numbers = [each.step for each in steps]
+        records, executed = await self.get_steps(job, numbers), await self.get_executions(job, numbers)
         summaries = []
-        for each, load in zip(steps, await pipe.execute(), strict=True):
+        for each, load, record, phases in zip(steps, loads, records, executed, strict=True):
             expired = Expired(at=now, cause=causes[each], age_s=each.age_s)
             try:
-                (record,), (phases,) = (
-                    await self.get_steps(job, [each.step]),
-                    await self.get_executions(job, [each.step]),
-                )
+                if isinstance(phases, Corrupt):
+                    raise phases
                 if sum(phase.num_reports for phase in phases) != each.num_reports:
                     phases = await self.sum_reports(job, each.step)
                 num_tokens = _num_tokens(job, each.step, load)
             except Corrupt as error:
-                # A step that cannot be read must not stay for good. Its summary says why it holds nothing.
+                # A step that cannot be read must not stay for good. Its summary says what is missing.
                 logger.error("job %s: step %d expires unread: %s", job.job_id, each.step, error)
-                failed = StepRecord(
-                    step=each.step, num_sequences=0, policies={}, submitted_at=None, plan=None, failure=str(error)
-                )
-                summaries.append(StepSummary.of(failed, [], expired=expired))
-                continue
-            summaries.append(StepSummary.of(record, phases, num_tokens=num_tokens, expired=expired))
+                summaries.append(StepSummary.of(replace(record, failure=str(error)), [], expired=expired))
+            else:
+                summaries.append(StepSummary.of(record, phases, num_tokens=num_tokens, expired=expired))
         return summaries
 
 

@@ -220,7 +220,7 @@ class Refused(StrEnum):
     SEQUENCES = "sequences"
     SCHEDULE = "schedule"
     REPORTS = "reports"
-    """Execution reports, of ranks that ran a step that the planner does not know."""
+    """Execution reports: of a step that the planner does not know (error `NotFound`), or refused for what they hold."""
     LAUNCH = "launch"
     """Another launch under the same job id, while this attempt was alive; its step is 0."""
 

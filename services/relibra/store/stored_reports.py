@@ -163,28 +163,28 @@ class StoredReports(Attempts):
         return [int(number) for number in await pipe.execute()] if len(pipe) else []
 
     @raises_unavailable
-    async def get_executions(self, attempt: AttemptId, steps: Iterable[int]) -> list[list[Execution]]:
+    async def get_executions(self, attempt: AttemptId, steps: Iterable[int]) -> list[list[Execution] | Corrupt]:
         """Return, for each of some steps, the phases that all ranks have reported, in the order of execution.
 
-        Raises:
-            Corrupt: a sum is not the one that was stored.
+        This is one round trip. A step one of whose sums is not the one that was stored has the error in its place.
         """
         pipe, numbers = self._redis.pipeline(transaction=False), list(steps)
         for step in numbers:
             pipe.hgetall(AttemptKeys.of_attempt(attempt).step(step, "executed"))
         found = await pipe.execute() if numbers else []
-        return [
-            sorted(
-                (
-                    decode_execution_sum(
-                        unseal(sealed, f"the sum of phase {phase.decode()} of step {step} of job {attempt.job_id!r}")
-                    )
-                    for phase, sealed in sums.items()
-                ),
-                key=lambda each: each.phase,
-            )
-            for step, sums in zip(numbers, found, strict=True)
+        return [_sums(attempt, step, sums) for step, sums in zip(numbers, found, strict=True)]
+
+
+def _sums(attempt: AttemptId, step: int, sums: dict[bytes, bytes]) -> list[Execution] | Corrupt:
+    what = f"of step {step} of job {attempt.job_id!r}"
+    try:
+        found = [
+            decode_execution_sum(unseal(sealed, f"the sum of phase {phase.decode()} {what}"))
+            for phase, sealed in sums.items()
         ]
+    except Corrupt as error:
+        return error
+    return sorted(found, key=lambda each: each.phase)
 
 
 def _is_wanted(field: bytes, phase: Phase | None, ep_rank: int | None) -> bool:

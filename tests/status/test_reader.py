@@ -1,0 +1,49 @@
+"""How often the endpoints ask the store."""
+
+from typing import Any
+
+import pytest
+
+from harness.services import Loop
+from harness.watched_job import WatchedJob
+from relibra.errors import Corrupt
+from relibra.status.reader import Reader
+from relibra.store import Store
+
+
+def test_S7_many_steps_in_brief_take_one_read(
+    store: Store, run: Loop, job: WatchedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    get_executions = store.get_executions
+
+    async def watched(*args: Any) -> Any:
+        asked.append(args)
+        return await get_executions(*args)
+
+    monkeypatch.setattr(store, "get_executions", watched)
+    found = run(Reader(store, num_plans=1).summaries(job.record, limit=9))
+    assert [each.step for each in found] == [5, 4, 3, 2, 1]
+    assert [len(each.phases) for each in found] == [0, 0, 0, 1, 2]
+    assert len(asked) == 1
+
+
+def test_S7_a_damaged_step_is_read_once(
+    store: Store, run: Loop, job: WatchedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    async def damaged(*args: Any) -> Any:
+        asked.append(args)
+        raise Corrupt("the report was changed in Redis")
+
+    async def none(_: Any, steps: list[int]) -> Any:
+        return [[] for _ in steps]
+
+    monkeypatch.setattr(store, "get_executions", none)
+    monkeypatch.setattr(store, "sum_reports", damaged)
+    reader = Reader(store, num_plans=1)
+    for _ in range(2):
+        with pytest.raises(Corrupt, match="was changed"):
+            run(reader.executed(job.record, 2))
+    assert len(asked) == 1
