@@ -82,14 +82,20 @@ reordered_with = functools.partial(
 """Reorders alone, which change no bit, with a kind of optimizer."""
 COPIES = exports.SCENARIOS | copies.SCENARIOS | {"offloaded": sleep.offloaded}
 ROUND_TRIPS: dict[str, dict[str, Any]] = {
-    "pipeline": {"saved_with": checkpoints.TWO_STAGES, "loaded_with": checkpoints.TWO_STAGES, "num_experts": 6},
+    # Megatron 0.16 and 0.17 by themselves do not restore the sharded state of the embedding that multi-token prediction
+    # has on the last stage, so the layouts with several stages train it without sharding.
+    "pipeline": {
+        "saved_with": checkpoints.TWO_STAGES,
+        "loaded_with": checkpoints.TWO_STAGES,
+        "num_experts": 6,
+        "mtp_num_layers": 2,
+    },
     "pipeline_of_chunks_sharded": {
         "saved_with": checkpoints.TWO_STAGES,
         "loaded_with": checkpoints.TWO_STAGES,
         "num_experts": 6,
         "num_chunks": 2,
         "sharded": True,
-        "mtp_num_layers": 2,
     },
     "ep4_to_ep2": {"saved_with": checkpoints.FOUR_RANKS, "loaded_with": checkpoints.TWO_GROUPS},
     "ep4_to_ep2_sharded_bf16": {
@@ -97,6 +103,7 @@ ROUND_TRIPS: dict[str, dict[str, Any]] = {
         "loaded_with": checkpoints.TWO_GROUPS,
         "sharded": True,
         "bf16": True,
+        "mtp_num_layers": 2,
     },
     "grouped": {
         "saved_with": checkpoints.FOUR_RANKS,
