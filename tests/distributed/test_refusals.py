@@ -9,6 +9,7 @@ pytestmark = pytest.mark.distributed
     ("case", "message", "alternative"),
     [
         ("ncclep", "moe_flex_dispatcher_backend='ncclep'", "'deepep' or 'hybridep'"),
+        ("moe_permute_fusion_into_hybridep", "not tested", "moe_permute_fusion_into_hybridep=False"),
         ("another dispatcher", "a dispatcher of type MoETokenDispatcher", "'alltoall', 'allgather' or 'flex'"),
         ("another manager", "a flex dispatcher with a manager of type NoneType", "'deepep' or 'hybridep'"),
         ("legacy grouped gemm", "experts of type", "SequentialMLP or TEGroupedMLP"),

@@ -35,6 +35,9 @@ class HybridEPBuffer:
         use_fp8: bool = False,
         num_sms_dispatch_api: int | None = None,
         num_sms_combine_api: int | None = None,
+        num_sms_preprocessing_api: int | None = None,
+        num_blocks_permute: int | None = None,
+        num_blocks_unpermute: int | None = None,
     ) -> None:
         assert not use_fp8, "the stand-in does not dispatch fp8"
         self.group, self.rank, self.group_size = group, group.rank(), group.size()

@@ -52,6 +52,7 @@ SET: dict[str, dict[str, Any]] = {
     "cpu_offloading": {"cpu_offloading": True, "cpu_offloading_num_layers": 1},
     "fine_grained_activation_offloading": {"fine_grained_activation_offloading": True},
     "moe_paged_stash": {"moe_paged_stash": True},
+    "moe_permute_fusion_into_hybridep": {"moe_permute_fusion_into_hybridep": True},
     "ncclep": {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "ncclep"},
     "moe_expert_rank_capacity_factor": {"moe_expert_rank_capacity_factor": 1.5},
     "expert_gtp_weight_remat_size": {"expert_gtp_weight_remat_size": 2},

@@ -118,6 +118,11 @@ SETTINGS = (
     ),
     _runs("moe_enable_routing_replay", "on and off; off plans from forecasts, which balance less well", _MATRIX),
     _runs("moe_router_load_balancing_type", "any; 'sinkhorn' only without routing given to the agent", _MATRIX),
+    _off(
+        "moe_permute_fusion_into_hybridep",
+        ", which was not tested",
+        "HybridEP permutes tokens in kernels of their own, before and after it sends them",
+    ),
     _runs("moe_router_dtype", "any", _DISPATCHERS),
     _runs(
         "moe_permute_fusion",
