@@ -14,7 +14,7 @@ def native(scores: torch.Tensor, topk: int, *_: object) -> tuple[torch.Tensor, t
     return torch.topk(scores, topk, dim=1)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int16, torch.int32, torch.int64])
 def test_any_integers_are_taken(dtype: torch.dtype) -> None:
     routed_LTK = torch.tensor([[[0, 4]], [[3, 1]]], dtype=dtype)
     checked = check_routing(routed_LTK, MODEL)
@@ -41,6 +41,33 @@ def test_more_experts_than_16_bits_hold_keep_their_numbers() -> None:
 def test_what_the_router_would_lose_silently_is_refused(routing: list[object], field: str) -> None:
     with pytest.raises(InvalidInput, match=field):
         check_routing(torch.tensor(routing), MODEL)
+
+
+@pytest.mark.parametrize(
+    ("expert", "dtypes"),
+    [
+        pytest.param(65_535, [torch.uint16, torch.int32, torch.int64], id="-1 of 16 bits"),
+        pytest.param(65_536 + 3, [torch.int32, torch.uint32, torch.int64], id="another layer in the upper half"),
+        pytest.param(2**31 - 1, [torch.int32, torch.uint32, torch.int64], id="the largest of 32 bits"),
+        pytest.param(2**32 - 1, [torch.uint32, torch.int64], id="-1 of 32 bits"),
+        pytest.param(-(2**31), [torch.int32, torch.int64], id="the smallest of 32 bits"),
+        pytest.param(2**63 - 1, [torch.int64, torch.uint64], id="the largest of 64 bits"),
+        pytest.param(255, [torch.uint8], id="-1 of 8 bits"),
+    ],
+)
+def test_numbers_beyond_those_of_experts_do_not_become_experts(expert: int, dtypes: list[torch.dtype]) -> None:
+    model = Model(num_layers=1, num_experts=5, top_k=1)
+    for dtype in dtypes:
+        with pytest.raises(InvalidInput, match=rf"routing\[0, 1\].* got \[{expert}\]"):
+            check_routing(torch.tensor([[[0], [expert]]], dtype=dtype), model)
+
+
+def test_routing_is_copied_because_callers_use_their_buffers_again() -> None:
+    batch = torch.tensor([[[0, 4], [2, 3]], [[3, 1], [0, 1]]], dtype=torch.int16)
+    checked = check_routing(batch[:, 1:], MODEL)
+    batch.fill_(2)
+    assert checked.tolist() == [[[2, 3]], [[0, 1]]]
+    assert checked.untyped_storage().nbytes() == checked.nbytes
 
 
 def test_scores_are_those_of_the_given_experts_and_differentiable() -> None:

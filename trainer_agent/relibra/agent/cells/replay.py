@@ -17,7 +17,9 @@ NATIVE = -1
 
 
 def check_routing(routed_LTK: Tensor, model: Model) -> Tensor:
-    """Check the routing, and return it in the smallest dtype that holds it, because it is kept until its phase ends.
+    """Check the routing, and return a copy in the smallest dtype that holds it, which is kept until its phase ends.
+
+    The caller may write other routing into its tensor, and a slice does not keep the whole batch in memory.
 
     Args:
         routed_LTK: any integer dtype; rows of K distinct experts, or of K times `NATIVE`.
@@ -33,12 +35,16 @@ def check_routing(routed_LTK: Tensor, model: Model) -> Tensor:
         raise InvalidInput.of("routing", expected=expected, got=f"shape {shape}")
     if routed_LTK.is_floating_point() or routed_LTK.is_complex() or routed_LTK.dtype == torch.bool:
         raise InvalidInput.of("routing", expected=expected, got=str(routed_LTK.dtype))
-    routed_LTK = routed_LTK.to(torch.int16 if model.num_experts <= torch.iinfo(torch.int16).max else torch.int32)
-    sorted_LTK = routed_LTK.sort(dim=-1).values
-    native_LT = (routed_LTK == NATIVE).all(dim=-1)
-    exists_LT = ((routed_LTK >= 0) & (routed_LTK < model.num_experts)).all(dim=-1)
+    smallest = torch.int16 if model.num_experts <= torch.iinfo(torch.int16).max else torch.int32
+    checked_LTK = routed_LTK.to(smallest, copy=True, memory_format=torch.contiguous_format)
+    # A number that does not fit wraps around to another one, perhaps to that of an expert.
+    fits_LTK = checked_LTK == routed_LTK if routed_LTK.dtype.is_signed else checked_LTK == routed_LTK.long()
+    fits_LT = (fits_LTK & ((checked_LTK >= 0) | routed_LTK.dtype.is_signed)).all(dim=-1)
+    sorted_LTK = checked_LTK.sort(dim=-1).values
+    native_LT = (checked_LTK == NATIVE).all(dim=-1)
+    exists_LT = ((checked_LTK >= 0) & (checked_LTK < model.num_experts)).all(dim=-1)
     distinct_LT = (sorted_LTK[..., 1:] != sorted_LTK[..., :-1]).all(dim=-1)
-    wrong = torch.nonzero(~(native_LT | (exists_LT & distinct_LT)))
+    wrong = torch.nonzero(~(fits_LT & (native_LT | (exists_LT & distinct_LT))))
     if len(wrong):
         layer, token = wrong[0].tolist()
         raise InvalidInput.of(
@@ -46,7 +52,7 @@ def check_routing(routed_LTK: Tensor, model: Model) -> Tensor:
             expected=f"{model.top_k} distinct experts below {model.num_experts}, or {NATIVE} everywhere",
             got=routed_LTK[layer, token].tolist(),
         )
-    return routed_LTK
+    return checked_LTK
 
 
 class MicroBatchReplay:
