@@ -65,6 +65,16 @@ def test_S9_weights_under_logical_names_arrive_at_their_places(layout_run, layou
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_S9_if_one_rank_cannot_read_weights_under_logical_names_all_ranks_say_so(layout_run, layout):
+    """Also while they are written, when the guard takes none of the mixture for the trained weights."""
+    for result in layout_run(layout).of("state_dicts"):
+        assert "checking weights under logical names before they are loaded failed on rank 0" in result["unreadable"]
+        assert "writing weights under logical names failed on rank 0" in result["half_written"]
+        assert "load all of them again" in result["half_written"]
+        assert "were written behind the agent's back" in result["mixed"] or "failed on rank" in result["mixed"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_S9_an_offload_that_walks_over_names_needs_no_order(layout_run, layout):
     for result in layout_run(layout).of("offloaded"):
         assert result["moved"] > 0

@@ -18,6 +18,7 @@ def test_names_of_other_ranks_are_left_out() -> None:
     [
         pytest.param({"a": torch.ones(2)}, "none for b", id="missing"),
         pytest.param({"a": torch.ones(2), "b": torch.ones(3)}, r"b: expected shape \(2,\), got \(3,\)", id="shape"),
+        pytest.param({"a": torch.ones(2), "b": [1.0, 1.0]}, "b: expected a tensor, got list", id="no tensor"),
     ],
 )
 def test_S9_incomplete_or_misshapen_weights_are_refused_before_anything_is_written(

@@ -1,12 +1,13 @@
 """Scenarios in which weights leave, or come in, under names by place and under logical names."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from harness.distributed import state
 from harness.distributed.backups import by_place, equal, named_by_place, outputs, raised_by, ready, refusal, train
@@ -17,6 +18,29 @@ from relibra.agent.homes.homes import Homes
 from relibra.planning import Cluster
 
 Result = dict[str, Any]
+
+
+class Lazy(Mapping[str, Tensor]):
+    """Tensors that are read when they are asked for, as from files, until the files are gone."""
+
+    def __init__(self, tensors: dict[str, Tensor], *, num_reads: int | None = None) -> None:
+        self._tensors, self._num_left = tensors, num_reads
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self._num_left is not None:
+            self._num_left -= 1
+            if self._num_left < 0:
+                raise OSError("stale file handle")
+        return self._tensors[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 def state_dicts(cluster: Cluster, **options: Any) -> Result:
@@ -49,8 +73,12 @@ def state_dicts(cluster: Cluster, **options: Any) -> Result:
     whole = {name: each + 1 for of_rank in gathered for name, each in of_rank.items()}
     before = balanced.weights()
     incomplete = refusal(lambda: agent.load_logical({} if dist.get_rank() == 0 else whole))
+    unreadable = refusal(lambda: agent.load_logical(Lazy(whole, num_reads=3 if dist.get_rank() == 0 else None)))
     unwritten = equal(balanced.weights(), before)
-    agent.load_logical(whole)
+    own = sum(1 for _ in agent.logical_named_parameters())
+    half_written = refusal(lambda: agent.load_logical(Lazy(whole, num_reads=own + 3 if dist.get_rank() == 0 else None)))
+    mixed = refusal(agent.check_weights)
+    agent.load_logical(Lazy(whole))
     loaded = balanced.weights()
     as_given = all(torch.equal(loaded[f"0/{name}/weight"], each.float().flatten()) for name, each in whole.items())
     accepted = refusal(lambda: agent.begin_step(2, Phase.RECOMPUTE))
@@ -60,6 +88,9 @@ def state_dicts(cluster: Cluster, **options: Any) -> Result:
     return {
         "messages": messages,
         "incomplete": incomplete,
+        "unreadable": unreadable,
+        "half_written": half_written,
+        "mixed": mixed,
         "accepted": accepted,
         "left_behind": left_behind,
         "right": {

@@ -45,6 +45,7 @@ _LAYER, _DISPATCHER = f"{_MOE}.moe_layer", f"{_MOE}.token_dispatcher"
 _EXPERTS = f"{_MOE}.experts"
 _CONFIG = "megatron.core.transformer.transformer_config"
 _DDP = "megatron.core.distributed.distributed_data_parallel"
+_SAVING = "megatron.core.dist_checkpointing.strategies."
 _OPTIMIZER, _SHARDED = "megatron.core.optimizer.optimizer", "megatron.core.optimizer.distrib_optimizer"
 
 
@@ -115,6 +116,29 @@ NEEDS = (
         "says the order of experts in a checkpoint",
         Use.CALLED,
         ("obj",),
+    ),
+    Need(_SAVING + "torch", "TorchDistSaveShardedStrategy.async_save", "plans every save of a checkpoint anew"),
+    *_held(
+        _SAVING + "torch",
+        "TorchDistSaveShardedStrategy",
+        "use_cached_ckpt_structure cached_central_plan cached_local_plan validated_cache_reuse",
+        "plans every save of a checkpoint anew",
+    ),
+    Need(
+        _SAVING + "fully_parallel",
+        "FullyParallelSaveStrategyWrapper.apply_saving_parallelization",
+        "plans every save of a checkpoint anew",
+    ),
+    *_held(
+        _SAVING + "fully_parallel",
+        "FullyParallelSaveStrategyWrapper",
+        "cached_distribution",
+        "plans every save of a checkpoint anew",
+    ),
+    Need(
+        "megatron.core.dist_checkpointing.tensor_aware_state_dict",
+        "MCoreTensorAwareStateDict.from_state_dict",
+        "refuses local checkpoints that no restart could load",
     ),
     Need(
         "megatron.core.parallel_state",

@@ -21,14 +21,15 @@ from relibra.agent.homes.homes import Homes
 from relibra.agent.homes.named_weights import check_named, write_named
 from relibra.agent.homes.snapshot import Snapshot, follow
 from relibra.agent.placement import Placement
-from relibra.agent.plans.consent import Concern, raise_on_all
+from relibra.agent.plans.agreement import together
+from relibra.agent.plans.consent import Concern, found_by, raise_on_all
 from relibra.errors import InvalidInput, RelibraError, Unsupported
 
 WEIGHTS = Concern(what="checking weights", error=RelibraError, advice=WEIGHTS_ADVICE)
 NAMED_WEIGHTS = Concern(
     what="checking weights under logical names",
     error=InvalidInput,
-    advice="the weights lack a name of that rank, or have another shape; no rank has written any",
+    advice="the weights lack a name of that rank, have another shape or cannot be read; no rank has written any",
 )
 ROUTING = Concern(what="checking the use of the routing given", error=Unsupported, advice=ROUTING_ADVICE)
 
@@ -210,22 +211,27 @@ class WeightAccess:
         Args:
             weights: named as by `logical_named_parameters`; at least those of this rank. Others, such as experts of
                 other ranks, are left out. An optimizer with fp32 main copies must reload them afterwards:
-                `optimizer.reload_model_params()`.
+                `optimizer.reload_model_params()`. The mapping may read tensors when it is asked for them.
 
         Raises:
             InvalidInput: on all ranks, if a name of one is missing or a shape differs. Nothing was written anywhere.
+            RelibraError: on all ranks, if one could not read the weights, with nothing written; or if one could not
+                write them, when some ranks may have. Once a plan was applied, steps refuse such a mixture.
         """
         self._homes.check_at_home()
         self._groups.rebuild_if_destroyed()
-        self._forget_replicas()
-        own = dict(logical_named_parameters(self._models, self._logical()))
-        refusal: InvalidInput | None = None
-        try:
+        own = dict[str, Tensor]()
+
+        def check() -> None:
+            self._forget_replicas()
+            own.update(logical_named_parameters(self._models, self._logical()))
             check_named(own, weights)
-        except InvalidInput as error:
-            refusal = error
-        raise_on_all({NAMED_WEIGHTS: refusal}, "before they are loaded", self._groups.everyone, self._device)
-        write_named(own, weights)
+
+        everyone, device = self._groups.everyone, self._device
+        raise_on_all({NAMED_WEIGHTS: found_by(check)}, "before they are loaded", everyone, device)
+        failure = together(lambda: write_named(own, weights), "writing weights under logical names", everyone, device)
+        if failure is not None:
+            raise RelibraError(f"{failure}. Some weights are new and others old: load all of them again before any use")
         self._guard.note_trained()
 
     def _logical(self) -> Iterator[tuple[Experts, Sequence[int]]]:
@@ -239,11 +245,4 @@ class WeightAccess:
     def _check_weights(self, check: Callable[[], None], when: str, refusal: Unsupported | None = None) -> None:
         """Collective over all ranks: raise on all ranks if one finds other weights, or refuses routing."""
         self._groups.rebuild_if_destroyed()
-        error: RelibraError | None = None
-        try:
-            check()
-        except RelibraError as found:
-            error = found
-        except Exception as found:  # any error: the other ranks must learn of it and not wait for this rank
-            error = RelibraError(f"{type(found).__name__}: {found}")
-        raise_on_all({WEIGHTS: error, ROUTING: refusal}, when, self._groups.everyone, self._device)
+        raise_on_all({WEIGHTS: found_by(check), ROUTING: refusal}, when, self._groups.everyone, self._device)

@@ -12,7 +12,7 @@ def check_named(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
     """Check that `write_named` can write all parameters of `own`.
 
     Raises:
-        InvalidInput: a name is missing, or a shape differs.
+        InvalidInput: a name is missing, a value is no tensor, or a shape differs.
     """
     missing = [name for name in own if name not in given]
     if missing:
@@ -20,8 +20,11 @@ def check_named(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
             "the named weights", expected=f"all {len(own)} of this rank", got=f"none for {', '.join(missing[:4])}"
         )
     for name, parameter in own.items():
-        if given[name].shape != parameter.shape:
-            raise InvalidInput.of(name, expected=f"shape {tuple(parameter.shape)}", got=tuple(given[name].shape))
+        each = given[name]  # a mapping may read it from a file now
+        if not isinstance(each, Tensor):
+            raise InvalidInput.of(name, expected="a tensor", got=type(each).__name__)
+        if each.shape != parameter.shape:
+            raise InvalidInput.of(name, expected=f"shape {tuple(parameter.shape)}", got=tuple(each.shape))
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ A rank that raises alone leaves the others waiting for it in their next collecti
 R ranks, C concerns.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,17 @@ class Concern:
     """The error of the ranks that found nothing wrong themselves."""
     advice: str
     """The usual cause and the way out, for these ranks."""
+
+
+def found_by(check: Callable[[], None]) -> RelibraError | None:
+    """Return what `check` finds wrong, None for nothing. Any error counts: the other ranks must learn of it."""
+    try:
+        check()
+    except RelibraError as error:
+        return error
+    except Exception as error:
+        return RelibraError(f"{type(error).__name__}: {error}")
+    return None
 
 
 def raise_on_all(
