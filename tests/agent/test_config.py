@@ -34,6 +34,20 @@ def test_L1_a_step_may_not_wait_longer_for_its_plan_than_ranks_wait_for_each_oth
         )
 
 
+@pytest.mark.parametrize(("collective_timeout_s", "is_warned"), [(31.0, True), (59.0, True), (60.0, False)])
+def test_L1_ranks_that_come_late_and_wait_for_their_plan_need_time_too(
+    collective_timeout_s: float, is_warned: bool
+) -> None:
+    config = AgentConfig(
+        planner_address="127.0.0.1:1",
+        job_id="job",
+        model=Model(num_layers=1, num_experts=3, top_k=1),
+        cluster=CLUSTER,
+        collective_timeout_s=collective_timeout_s,
+    )
+    assert ("raise collective_timeout_s" in (config.advice or "")) == is_warned
+
+
 def test_an_unknown_transport_is_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match="transport: expected process_group or peer, got pigeons"):
         AgentConfig(

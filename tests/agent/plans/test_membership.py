@@ -1,6 +1,7 @@
 """A rank's membership in an attempt, with a gRPC server on a real socket whose answers the test scripts."""
 
 import logging
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -190,6 +191,48 @@ def test_L5_ranks_whose_attempt_was_taken_over_join_again_once_their_driver_has(
         second.renew(client)
     assert (second.has_other_launch, second.is_hopeless, second.epoch) == (False, False, 9)
     assert caplog.records[-1].getMessage() == "this launch trains job job now"
+
+
+def test_L1_a_lost_attempt_stays_lost_while_yet_another_launch_is_in_it(
+    jobs: Jobs, client: PlannerClient, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Steps do not begin to wait again, and the log does not name the loss a second time."""
+    member = membership(clock)
+    member.renew(client)
+    for jobs.error in (OVER, RUNNING, OVER):
+        clock.now_s += 60.0
+        member.renew(client)
+        assert (member.is_hopeless, member.due_in_s) == (True, 60.0)
+    assert [each.getMessage() for each in caplog.records] == [f"training goes on without plans: {OVER}"]
+
+
+def test_after_a_rollback_a_rank_asks_at_once_whether_its_attempt_is_over(
+    jobs: Jobs, client: PlannerClient, clock: Clock
+) -> None:
+    member = membership(clock)
+    member.renew(client)
+    jobs.error = OVER
+    clock.now_s += 5.0
+    member.renew(client)
+    jobs.error = None
+    member.rejoin()
+    assert member.call(client, lambda: "the plan") == "the plan"
+
+
+def test_S7_an_error_that_is_kept_does_not_grow(jobs: Jobs, client: PlannerClient, clock: Clock) -> None:
+    """Its frames would hold the reports of all calls of a long outage."""
+    member = membership(clock)
+    member.renew(client)
+    jobs.error = OVER
+    clock.now_s += 5.0
+    member.renew(client)
+
+    def num_frames() -> int:
+        with pytest.raises(StaleEpoch) as caught:
+            member.call(client, lambda: None)
+        return len(list(traceback.walk_tb(caught.value.__traceback__)))
+
+    assert len({num_frames() for _ in range(3)}) == 1
 
 
 def test_L1_steps_wait_for_another_launch_to_die_but_not_for_ever(

@@ -59,8 +59,8 @@ def attach(
         plans: where plans come from; by default the planner that `config` names.
 
     Raises:
-        InvalidInput: `config` does not describe this model, or ranks differ in its job, model, cluster, transport or
-            `host_copy`, or were given different tokens of their launch.
+        InvalidInput: `config` does not describe this model, or ranks differ in its job, model, cluster, transport,
+            `host_copy` or times, or were given different tokens of their launch.
         Unsupported: the agent cannot execute the model or optimizer as configured; the message names an alternative.
         RelibraError: attaching failed for another reason on some rank.
 
@@ -95,7 +95,7 @@ def attach(
     sizes = ExpertSizes.of((slot for each in held for slot in each.parameters), state.bytes_per_element)
     model, advice = sizes.fill(config.model)
     if (groups.stage_index, groups.seat.ep_group, groups.seat.ep_rank) == (0, 0, 0):
-        for each in filter(None, (advice, advice_on_version(megatron.version))):
+        for each in filter(None, (advice, advice_on_version(megatron.version), config.advice)):
             log.warning(each)
     config = replace(config, model=model)
     indices = topology.stage_layers[groups.stage_index]
@@ -215,7 +215,15 @@ def _exchange(member: Member, config: AgentConfig, refusal: Exception | None) ->
             raise type(of_other)(f"{of_other} (on rank {rank})")
     first = told[0][1]
     for rank, (_, other, _, _) in enumerate(told):
-        for field in ("job_id", "model", "cluster", "transport", "host_copy"):
+        for field in (
+            "job_id",
+            "model",
+            "cluster",
+            "transport",
+            "host_copy",
+            "plan_timeout_s",
+            "collective_timeout_s",
+        ):
             expected, got = getattr(first, field), getattr(other, field)
             if expected != got:
                 raise InvalidInput.of(

@@ -61,3 +61,14 @@ class AgentConfig:
         if self.transport not in get_args(Transport):
             raise InvalidInput.of("transport", expected=" or ".join(get_args(Transport)), got=self.transport)
         self.cluster.experts_per_rank(self.model)
+
+    @property
+    def advice(self) -> str | None:
+        """What to change so that slow ranks are not taken for dead ones, if anything."""
+        if self.collective_timeout_s >= 2 * self.plan_timeout_s:
+            return None
+        return (
+            f"collective_timeout_s ({self.collective_timeout_s:g} s) is less than twice plan_timeout_s "
+            f"({self.plan_timeout_s:g} s): ranks reach begin_step at different times, and a rank that comes late and "
+            "then waits for its plan may be taken for dead; raise collective_timeout_s"
+        )

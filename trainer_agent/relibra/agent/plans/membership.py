@@ -45,6 +45,8 @@ class Membership:
         self._launch = ""
         self._asked_at: float | None = None
         self._trouble: RelibraError | None = None
+        self._is_over = False
+        """Whether this launch had an attempt, and another one began."""
         self._refused_since: float | None = None
         self._is_joinable = True
 
@@ -63,11 +65,6 @@ class Membership:
         """Whether steps should not wait for this rank to join: its attempt is over, or another launch stays alive."""
         waited_s = 0.0 if self._refused_since is None else self._clock() - self._refused_since
         return self._is_over or waited_s > _TAKEOVER_S
-
-    @property
-    def _is_over(self) -> bool:
-        """Whether this launch had an attempt, and another one began."""
-        return bool(self._launch) and isinstance(self._trouble, StaleEpoch)
 
     @property
     def due_in_s(self) -> float | None:
@@ -119,13 +116,13 @@ class Membership:
 
     def rejoin(self) -> None:
         """Ask for the attempt anew before the next call: the launch may have gone back to an earlier step."""
-        self._joined = None
+        self._joined = self._asked_at = None
         self._epoch = 0
 
     def _join_if_due(self, client: PlannerClient) -> None:
         # The session repeats a call after trouble that is retryable, and otherwise not before the next step.
         if self._trouble is not None and self._trouble.retryable and self._elapsed_s() < _ASK_S:
-            raise self._trouble
+            raise self._trouble.with_traceback(None)  # or it would grow with every call, and hold what these hold
         self._join(client)
 
     def _elapsed_s(self) -> float:
@@ -133,7 +130,7 @@ class Membership:
 
     def _join(self, client: PlannerClient) -> None:
         if self._is_over and self._trouble is not None and self._elapsed_s() < _OVER_S:
-            raise self._trouble
+            raise self._trouble.with_traceback(None)
         self._asked_at = self._clock()
         group = self._group
         try:
@@ -156,14 +153,16 @@ class Membership:
         if self.has_other_launch:
             log.warning("this launch trains job %s now", self._job_id)
         self._trouble = self._refused_since = None
+        self._is_over = False
 
     def _note(self, error: RelibraError) -> None:
         if self._is_over and not isinstance(error, AlreadyRunning | StaleEpoch):
             return  # a planner that does not answer says nothing about the other launch
         if isinstance(error, AlreadyRunning | StaleEpoch):
             self._joined = None
-            if type(error) is not type(self._trouble):
+            if not self._is_over and type(error) is not type(self._trouble):
                 log.error("training goes on without plans: %s", error)
         if isinstance(error, AlreadyRunning) and self._refused_since is None:
             self._refused_since = self._clock()
+        self._is_over |= bool(self._launch) and isinstance(error, StaleEpoch)
         self._trouble = error
