@@ -111,7 +111,15 @@ def test_S1_a_surprise_on_one_rank_ends_attaching_on_all(two_nodes):
     assert all(result["left_behind"] == [] for result in results)
 
 
-@pytest.mark.parametrize(("case", "field"), [("another job", "job_id"), ("another cluster", "cluster")])
+@pytest.mark.parametrize(
+    ("case", "field"),
+    [
+        ("another job", "job_id"),
+        ("another cluster", "cluster"),
+        ("another wait for plans", "plan_timeout_s"),
+        ("another wait for ranks", "collective_timeout_s"),
+    ],
+)
 def test_S1_ranks_with_different_configs_are_refused(two_nodes, case, field):
     for result in two_nodes.of("refusals"):
         text = result["messages"][case]

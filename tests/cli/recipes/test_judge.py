@@ -8,6 +8,8 @@ GOOD = {"moe_token_dispatcher_type": "alltoall", "moe_enable_routing_replay": Tr
 def test_verdicts():
     assert judge(GOOD).verdict is Verdict.TAKEN
     assert judge(GOOD | {"moe_enable_routing_replay": False}).verdict is Verdict.WARNED
+    assert judge(GOOD | {"ckpt_assume_constant_structure": True}).verdict is Verdict.TAKEN
+    assert judge(GOOD | {"non_persistent_ckpt_type": "local"}).verdict is Verdict.WARNED
     assert judge(GOOD | {"fp8": "e4m3"}).verdict is Verdict.REFUSED
 
 

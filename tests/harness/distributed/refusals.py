@@ -214,6 +214,8 @@ def refusals(cluster: Cluster) -> Result:
     for case, changes in {
         "another job": {"job_id": "other"},
         "another cluster": {"cluster": dataclasses.replace(cluster, redundant_slots=3)},
+        "another wait for plans": {"plan_timeout_s": 300.0},
+        "another wait for ranks": {"collective_timeout_s": 200.0},
     }.items():
         messages[case] = refused(trained, dataclasses.replace(config, **changes) if rank == 2 else config)
     with mock.patch.object(megatron, "version", "0.99.0"):  # a number alone refuses nothing

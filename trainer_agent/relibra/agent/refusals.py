@@ -68,6 +68,11 @@ def ddp_refusals(config: Any) -> list[Refusal]:
     return refusals(Part.DDP, config)
 
 
+def saving_refusals(config: Any) -> list[Refusal]:
+    """Return the refusals for arguments of checkpoints, which come with a save after a reorder and not in `attach`."""
+    return refusals(Part.SAVING, config)
+
+
 def shared_adapter(what: str) -> Refusal:
     """Return the refusal of LoRA adapters that several experts share, so that a moved expert would lose its adapter."""
     return Refusal(

@@ -40,6 +40,8 @@ class Part(StrEnum):
     MODEL = "TransformerConfig"
     OPTIMIZER = "OptimizerConfig"
     DDP = "DistributedDataParallelConfig"
+    SAVING = "arguments of checkpoints"
+    """`attach` does not see these. What does not run is refused in the save."""
 
 
 class State(StrEnum):

@@ -241,5 +241,21 @@ SETTINGS = (
         instead="num_distributed_optimizer_instances=1",
         cost="gradients are reduced over all data-parallel ranks at once",
     ),
+    _runs(
+        "ckpt_assume_constant_structure",
+        "on and off; while the agent is attached, on has no effect: every save is planned anew",
+        "distributed/test_checkpoints.py",
+        Part.SAVING,
+    ),
+    Setting(
+        name="non_persistent_ckpt_type",
+        part=Part.SAVING,
+        runs="'global', 'in_memory'; 'local' until the first reorder",
+        is_refused=lambda config: getattr(config, "non_persistent_ckpt_type", None) == "local",
+        what="non_persistent_ckpt_type='local', whose checkpoints hold the experts that each rank has when it saves: "
+        "after a restart each rank asks for its original ones",
+        instead="non_persistent_ckpt_type='global'",
+        cost="checkpoints go to the shared file system",
+    ),
 )
 """Every setting that matters to the agent, in the order of the refusals."""

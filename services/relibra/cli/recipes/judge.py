@@ -12,6 +12,7 @@ from relibra.agent.refusals import (
     ddp_refusals,
     optimizer_refusals,
     replay_obstacle,
+    saving_refusals,
     sharding,
 )
 from relibra.agent.setting import Refusal
@@ -62,7 +63,7 @@ def judge(settings: Mapping[str, Any], *, megatron_core: str = "") -> Judgement:
     ]
     if config.use_torch_fsdp2:
         refusals.append(sharding("use_torch_fsdp2=True"))
-    warnings = []
+    warnings = saving_refusals(config)
     if not config.moe_enable_routing_replay:
         warnings.append(
             Refusal(
