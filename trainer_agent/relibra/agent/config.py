@@ -30,8 +30,8 @@ class AgentConfig:
     """The longest time that a training step waits for its plan (L1)."""
     collective_timeout_s: float = 600.0
     """How long a rank waits in the agent's collectives for a rank that died or hangs, before it raises an error. It
-    exceeds `plan_timeout_s`, because ranks that have their plan wait in a collective for those that do not; at least twice of it is
-    better, because ranks arrive at different times. Both times must be equal on all ranks."""
+    exceeds `plan_timeout_s`, because ranks that have their plan wait in a collective for those that do not. Twice as
+    much is better, because ranks arrive at different times. Both times must be equal on all ranks."""
     transport: Transport = "process_group"
     """How replicas travel inside a node. `process_group`: as messages of a process group (NCCL or gloo). `peer`:
     through memory that the ranks of the node share."""
