@@ -73,6 +73,7 @@ def test_S5_with_state_of_few_bits_or_in_host_memory_it_trains_as_plain_megatron
     """Megatron's precision-aware optimizer, and its optimizer that offloads state, over stand-ins for CUDA."""
     run = layout_run("gpt_experts")
     assert_active(run.of(kind))
+    assert any(result["is_shared_within_a_parameter"] for result in run.of(kind))
     assert_rounded(run.worst(kind), run.worst("grouped_fused-rounding"))
 
 
