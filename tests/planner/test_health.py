@@ -41,9 +41,9 @@ def test_L2_a_user_of_redis_who_may_not_read_for_a_while_makes_it_not_ready_for_
             assert not following.done()
 
         await until(SERVING)
-        redis.execute_command("ACL", "SETUSER", "default", "-exists")
+        redis.execute_command("ACL", "SETUSER", "default", "-get")
         await until(NOT_SERVING)
-        redis.execute_command("ACL", "SETUSER", "default", "+exists")
+        redis.execute_command("ACL", "SETUSER", "default", "+get")
         await until(SERVING)
         following.cancel()
 
@@ -103,6 +103,7 @@ def test_L3_a_redis_that_evicts_is_not_ready_and_says_so_once_everywhere(
     with Redis.from_url(redis_url) as redis:
         redis.config_set("maxmemory-policy", "allkeys-lru")
         try:
+            run(health.look_at_policy())
             for _ in range(3):
                 run(health.look())
             assert run(status(health)) == NOT_SERVING
@@ -110,6 +111,7 @@ def test_L3_a_redis_that_evicts_is_not_ready_and_says_so_once_everywhere(
             assert "relibra_planner_redis_unfit 1.0" in shown("metrics")
         finally:
             redis.config_set("maxmemory-policy", "noeviction")
+        run(health.look_at_policy())
         run(health.look())
         assert run(status(health)) == SERVING
         assert shown("readyz") == "ready\n"
@@ -123,3 +125,24 @@ def test_L3_a_redis_that_evicts_is_not_ready_and_says_so_once_everywhere(
         "not ready, and nothing is acknowledged",
         "Redis lost everything",
     ]
+
+
+def test_L2_a_server_that_does_not_tell_its_configuration_keeps_no_planner_from_being_ready(
+    store: Store, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        health = Health(store, Metrics(), [])
+        await store.check()
+
+        async def never(*_: object, **__: object) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(store._redis, "config_get", never)
+        following = asyncio.create_task(health.follow_redis())
+        async with asyncio.timeout(60):
+            while health._is_ready is None:
+                await store._redis.echo("the loop runs meanwhile")
+        assert health._is_ready
+        following.cancel()
+
+    run(scenario())

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from redis.asyncio.cluster import ClusterNode
 
 from harness.redis_deployments import Node
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, eventually
-from relibra.errors import Unavailable
+from relibra.errors import Unavailable, Unsupported
 from relibra.store import Store
 from relibra.store.keys import JobKeys
 
@@ -61,7 +62,35 @@ def test_L3_a_server_of_a_cluster_that_comes_back_and_evicts_is_not_written_to(n
             with node.client() as client:
                 assert not client.exists(JobKeys("other").of("job"))
                 client.config_set("maxmemory-policy", "noeviction")
+            await store.check_policy()
             assert not await store.check_again()
             assert await store.register_job("other", MODEL, CLUSTER, PARAMS)
+
+    run(scenario())
+
+
+def test_L2_a_server_of_a_cluster_that_does_not_answer_is_passed_over(
+    node: Node, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with Store.open(f"redis+cluster://127.0.0.1:{node.port}") as store:
+            await store.check()
+            primaries = store._redis.get_primaries()
+            away = ClusterNode("127.0.0.1", 1, server_type="primary", socket_connect_timeout=1)
+            monkeypatch.setattr(store._redis, "get_primaries", lambda: [away, *primaries])
+            await store.check_policy()
+            with node.client() as client:
+                client.config_set("maxmemory-policy", "allkeys-lfu")
+            # The client asks anew which servers there are, over connections that are checked.
+            with pytest.raises((Unsupported, Unavailable), match="allkeys-lfu"):
+                await store.check_policy()
+            assert "allkeys-lfu" in store.fault
+            with node.client() as client:
+                client.config_set("maxmemory-policy", "noeviction")
+            await store.check_policy()
+            assert not store.fault
+            monkeypatch.setattr(store._redis, "get_primaries", lambda: [away])
+            with pytest.raises(Unavailable, match="no server of the Cluster answers"):
+                await store.check_policy()
 
     run(scenario())

@@ -1,5 +1,6 @@
 """A Redis that is exchanged, reconfigured or emptied under a live store."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def test_L3_nothing_is_written_to_a_redis_that_was_started_again_and_evicts(
     with Redis.from_url(server.url) as client:
         assert not client.exists("relibra:{other}:job")
         client.config_set("maxmemory-policy", "noeviction")
+        run(checked.check_policy())
         assert not run(checked.check_again())
         run(checked.register_job("other", MODEL, CLUSTER, PARAMS))
         assert client.exists("relibra:{other}:job")
@@ -70,13 +72,18 @@ def test_L3_a_redis_that_turns_unfit_without_a_break_is_noticed_and_refused(
             else:
                 client.set(SCHEMA, SCHEMA_VERSION if is_fit else SCHEMA_VERSION - 1)
 
+        async def look() -> bool:
+            with contextlib.suppress(Unsupported):
+                await checked.check_policy()
+            return await checked.check_again()
+
         turn(is_fit=False)
         with pytest.raises(Unsupported, match="volatile-ttl" if fault == "policy" else "start on an empty Redis"):
-            run(checked.check_again())
+            run(look())
         with pytest.raises(Unavailable, match="nothing is acknowledged: this Redis"):
             run(checked.register_job("job", MODEL, CLUSTER, PARAMS))
         turn(is_fit=True)
-        assert not run(checked.check_again())
+        assert not run(look())
         run(checked.register_job("job", MODEL, CLUSTER, PARAMS))
 
 
@@ -108,5 +115,25 @@ def test_a_user_that_loses_the_right_to_ask_for_the_configuration_may_go_on(
 ) -> None:
     with Redis.from_url(server.url) as client:
         client.execute_command("ACL", "SETUSER", "default", "-config")
+        run(checked.check_policy())
         assert not run(checked.check_again())
         assert not checked.fault
+
+
+def test_L2_a_replica_that_evicts_is_no_fault_of_the_servers_that_are_written_to(
+    server: EmbeddedRedis, run: Loop
+) -> None:
+    with Redis.from_url(server.url) as client:
+        store = Store.open(server.url)
+        run(store.check())
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        run(store._redis.connection_pool.disconnect())
+        run(store.ping())
+        assert not store.fault
+        client.execute_command("REPLICAOF", "NO", "ONE")
+        run(store._redis.connection_pool.disconnect())
+        with pytest.raises(Unavailable, match="evicts keys"):
+            run(store.ping())
+        assert store.fault
+        run(store.close())

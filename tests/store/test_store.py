@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from redis import Redis
+from redis import Redis, ResponseError
 
 from harness.services import Loop
 from relibra.errors import Unavailable, Unsupported
 from relibra.store import EmbeddedRedis, Store
-from relibra.store.keys import SCHEMA, SCHEMA_VERSION
+from relibra.store.keys import JOBS, SCHEMA, SCHEMA_VERSION
 
 
 def test_an_empty_redis_is_marked_and_accepted_again(store: Store, run: Loop, redis_url: str) -> None:
@@ -33,6 +33,30 @@ def test_another_schema_is_refused(store: Store, run: Loop, redis_url: str, vers
         run(store.check())
     with pytest.raises(Unsupported, match=advice):
         run(store.check_schema())
+
+
+def test_L3_jobs_without_a_schema_version_are_of_older_planners_and_refused(
+    store: Store, run: Loop, redis_url: str
+) -> None:
+    with Redis.from_url(redis_url) as client:
+        client.sadd(JOBS, "job")
+        for check in (store.check, store.check_schema):
+            with pytest.raises(Unsupported, match=r"has jobs but no schema version: .* Stop those planners"):
+                run(check())
+        assert client.get(SCHEMA) is None
+
+
+def test_S3_what_else_redis_hides_does_not_hide_that_it_evicts(
+    store: Store, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def config_get(name: str) -> dict[str, str]:
+        if name != "maxmemory-policy":
+            raise ResponseError("unknown parameter")
+        return {name: "allkeys-lru"}
+
+    monkeypatch.setattr(store._redis, "config_get", config_get)
+    with pytest.raises(Unsupported, match="evicts keys"):
+        run(store.check())
 
 
 def test_a_reader_does_not_mark_an_empty_redis(store: Store, run: Loop, redis_url: str) -> None:

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 _LOOK_INTERVAL_S = 0.5
 _ANSWER_TIMEOUT_S = 1.0
+_POLICY_INTERVAL_S = 10.0
+"""How often Redis is asked whether it evicts keys, while it is fit; new connections are checked too."""
 _Status = health_pb2.HealthCheckResponse
 
 
@@ -46,16 +48,32 @@ class Health:
 
     async def follow_redis(self) -> None:
         """Keep the status up to date, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_policy())
+            while True:
+                await self.look()
+                await asyncio.sleep(_LOOK_INTERVAL_S)
+
+    async def _follow_policy(self) -> None:
+        # Beside the looks: a server of a Cluster that does not answer must keep no planner from being ready.
         while True:
-            await self.look()
-            await asyncio.sleep(_LOOK_INTERVAL_S)
+            await self.look_at_policy()
+            await asyncio.sleep(_LOOK_INTERVAL_S if self._store.fault else _POLICY_INTERVAL_S)
+
+    async def look_at_policy(self) -> None:
+        """Ask once whether Redis may evict keys; the next look tells of it."""
+        try:
+            await self._store.check_policy()
+        except (Unavailable, Unsupported):
+            pass
+        except Exception:
+            logger.exception("asking Redis whether it evicts keys failed")
 
     async def look(self) -> None:
         """Ask Redis once and set the status."""
         reason = ""
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-                await self._store.ping()
                 if await self._store.check_again():
                     self._tell_of_loss()
         except TimeoutError:

@@ -26,10 +26,15 @@ class ConnectionGuard:
     def __init__(self) -> None:
         self.checks_schema = False
         self.checks_policy = False
-        self.fault = ""
+        self.schema_fault = ""
+        """Why this relibra may not use the schema that Redis holds; empty while it may, as far as is known."""
+        self.policy_fault = ""
+        """Why a server of this Redis may lose what was written to it; empty while none may, as far as is known."""
+
+    @property
+    def fault(self) -> str:
         """Why this Redis may not keep the state of jobs; empty while it may, as far as is known."""
-        self.hides_configuration = False
-        """Whether Redis does not tell how it is configured, as some managed ones do not."""
+        return self.policy_fault or self.schema_fault
 
     async def on_connect(self, connection: Any) -> None:
         """Greet Redis over a new connection, and check it.
@@ -38,20 +43,12 @@ class ConnectionGuard:
             UnfitRedis: it holds another schema version, or may evict keys.
         """
         await connection.on_connect()
-        fault = ""
-        if self.checks_policy:
-            fault = evicts(await self._policy(connection))
-        if self.checks_schema and not fault:
-            fault = other_schema(await _ask(connection, "GET", SCHEMA))
-        if fault:
-            self.fault = fault
+        if self.checks_policy and (fault := evicts(await _policy(connection))) and not await _is_replica(connection):
+            self.policy_fault = fault
             raise UnfitRedis(fault)
-
-    async def _policy(self, connection: Any) -> bytes | None:
-        answer = await _ask(connection, "CONFIG", "GET", POLICY)
-        self.hides_configuration = answer is None
-        values = list(answer.values() if isinstance(answer, dict) else (answer or [])[1::2])
-        return values[0] if values else None
+        if self.checks_schema and (fault := other_schema(await _ask(connection, "GET", SCHEMA))):
+            self.schema_fault = fault
+            raise UnfitRedis(fault)
 
 
 def evicts(policy: bytes | str | None) -> str:
@@ -62,6 +59,14 @@ def evicts(policy: bytes | str | None) -> str:
     return f"this Redis evicts keys, plans among them, when it is full ({POLICY} {name}); set {POLICY} to {NO_EVICTION}"
 
 
+def without_schema() -> str:
+    """Return why this relibra may not use a Redis that has jobs and no schema version."""
+    return (
+        "this Redis has jobs but no schema version: it was emptied while planners of an older version went on, and "
+        "they registered these jobs. Stop those planners, and empty Redis again"
+    )
+
+
 def other_schema(found: bytes | None) -> str:
     """Return why this relibra may not use a Redis with this schema version, or nothing if it may; None if empty."""
     version = SCHEMA_VERSION if found is None else int(found)
@@ -69,6 +74,18 @@ def other_schema(found: bytes | None) -> str:
         return ""
     advice = "upgrade relibra" if version > SCHEMA_VERSION else "start on an empty Redis"
     return f"this Redis holds schema version {version}, this relibra reads and writes {SCHEMA_VERSION}; {advice}"
+
+
+async def _policy(connection: Any) -> bytes | None:
+    answer = await _ask(connection, "CONFIG", "GET", POLICY)
+    values = list(answer.values() if isinstance(answer, dict) else (answer or [])[1::2])
+    return values[0] if values else None
+
+
+async def _is_replica(connection: Any) -> bool:
+    """Return whether the server is a replica: it is asked which servers a Cluster has, and nothing is written to it."""
+    role = await _ask(connection, "ROLE")
+    return bool(role) and role[0] in (b"slave", "slave")
 
 
 async def _ask(connection: Any, *command: str) -> Any:

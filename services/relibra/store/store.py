@@ -1,18 +1,27 @@
 """`Store`: everything that the services ask of Redis, one base class per concept."""
 
+import asyncio
 import logging
 from typing import Any, Self
 
 from redis.asyncio import RedisCluster
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from relibra.errors import Unavailable, Unsupported
 from relibra.store.address import open_redis
 from relibra.store.connection import raises_unavailable
-from relibra.store.connection_guard import NO_EVICTION, POLICY, ConnectionGuard, evicts, other_schema
+from relibra.store.connection_guard import (
+    NO_EVICTION,
+    POLICY,
+    ConnectionGuard,
+    UnfitRedis,
+    evicts,
+    other_schema,
+    without_schema,
+)
 from relibra.store.expiry import Expiry
 from relibra.store.joining import Joining
-from relibra.store.keys import SCHEMA, SCHEMA_VERSION
+from relibra.store.keys import JOBS, SCHEMA, SCHEMA_VERSION
 from relibra.store.leases import Leases
 from relibra.store.refusals import Refusals
 from relibra.store.rollbacks import Rollbacks
@@ -22,6 +31,9 @@ from relibra.store.summaries import Summaries
 from relibra.store.tokens import Tokens
 
 logger = logging.getLogger(__name__)
+
+_CONFIGURATION_TIMEOUT_S = 5.0
+"""How long one server of a Cluster has to tell how it is configured."""
 
 
 class Store(Joining, Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Refusals, Tokens):
@@ -58,12 +70,13 @@ class Store(Joining, Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries,
         From then on each new connection is checked too, and calls over one that does not pass raise `Unavailable`.
 
         Raises:
-            Unsupported: Redis holds another schema version, or may evict keys.
+            Unsupported: Redis holds another schema version, or jobs without one, or may evict keys.
         """
+        await self.check_schema()
         await self._redis.set(SCHEMA, SCHEMA_VERSION, nx=True)
         await self.check_schema()
+        await self.check_policy()
         try:
-            evicting = await self._configured_but(POLICY, NO_EVICTION)
             for name, wanted in (("appendonly", "yes"), ("appendfsync", "always")):
                 if other := await self._configured_but(name, wanted):
                     logger.warning(
@@ -72,15 +85,16 @@ class Store(Joining, Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries,
                         other,
                         wanted,
                     )
-        except ResponseError:
-            self._guard.hides_configuration, evicting = True, ""
-        if evicting:
-            raise Unsupported(evicts(evicting))
+        except ResponseError:  # it does not tell, as some managed ones do not
+            pass
         self._guard.checks_policy = True
 
     @raises_unavailable
     async def check_again(self) -> bool:
-        """Return if a Redis that `check` accepted may still keep the state of jobs; scripts are refused while not.
+        """Return if a Redis that `check` accepted answers, and may still keep the state of jobs as far as is known.
+
+        One read of a key, because a Cluster that has lost slots still answers PING. While Redis is unfit, scripts are
+        refused.
 
         Returns:
             Whether Redis had lost everything. It is marked again as a Redis of this schema version.
@@ -88,19 +102,30 @@ class Store(Joining, Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries,
         Raises:
             Unsupported: as in `check`.
         """
-        is_emptied = await self._redis.get(SCHEMA) is None
-        if is_emptied:
-            # Of several planners, one tells of it.
-            is_emptied = bool(await self._redis.set(SCHEMA, SCHEMA_VERSION, nx=True))
-        try:
-            await self.check_schema()
-            if evicting := await self._evicting_policy():
-                raise Unsupported(evicts(evicting))
-        except Unsupported as error:
-            self._guard.fault = str(error)
-            raise
-        self._guard.fault = ""
+        found = await self._redis.get(SCHEMA)
+        # Of several planners, one tells of it.
+        is_emptied = found is None and bool(await self._redis.set(SCHEMA, SCHEMA_VERSION, nx=True))
+        self._guard.schema_fault = other_schema(found)
+        if self._guard.fault:
+            raise Unsupported(self._guard.fault)
         return is_emptied
+
+    @raises_unavailable
+    async def check_policy(self) -> None:
+        """Return if no server that is written to evicts keys.
+
+        Servers that do not answer, or do not tell, are passed over. Connections to a server that comes back are checked
+        before they are used.
+
+        Raises:
+            Unsupported: a server may evict keys; scripts are refused until a later call finds that none may.
+        """
+        try:
+            self._guard.policy_fault = evicts(await self._configured_but(POLICY, NO_EVICTION) or NO_EVICTION)
+        except ResponseError:
+            self._guard.policy_fault = ""
+        if self._guard.policy_fault:
+            raise Unsupported(self._guard.policy_fault)
 
     @property
     def fault(self) -> str:
@@ -112,30 +137,37 @@ class Store(Joining, Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries,
         """Return if this relibra can read what Redis holds. This writes nothing; an empty Redis will do.
 
         Raises:
-            Unsupported: Redis holds another schema version.
+            Unsupported: Redis holds another schema version, or jobs without one.
         """
-        if fault := other_schema(await self._redis.get(SCHEMA)):
+        found = await self._redis.get(SCHEMA)
+        fault = without_schema() if found is None and await self._redis.exists(JOBS) else other_schema(found)
+        if fault:
             raise Unsupported(fault)
         self._guard.checks_schema = True
 
-    async def _evicting_policy(self) -> str:
-        """Return the policy by which this Redis evicts; empty if it does not, or does not tell."""
-        if self._guard.hides_configuration:
-            return ""
-        try:
-            return await self._configured_but(POLICY, NO_EVICTION)
-        except ResponseError:
-            self._guard.hides_configuration = True  # until the next connection asks
-            return ""
-
     async def _configured_but(self, name: str, wanted: str) -> str:
-        """Return the values other than `wanted` that the server, or any primary of a Cluster, has for `name`."""
-        where: list[dict[str, Any]] = [{}]
-        if isinstance(self._redis, RedisCluster):
-            await self._redis.initialize()
-            where = [{"target_nodes": node} for node in self._redis.get_primaries()]
-        found = [(await self._redis.config_get(name, **each)).get(name, wanted) for each in where]
-        return ", ".join(sorted(set(found) - {wanted}))
+        """Return the values other than `wanted` that the server, or any primary of a Cluster, has for `name`.
+
+        Primaries of a Cluster that do not answer are passed over, but not all of them.
+        """
+        if not isinstance(self._redis, RedisCluster):
+            return ", ".join({str((await self._redis.config_get(name)).get(name, wanted))} - {wanted})
+        await self._redis.initialize()
+        values: set[str] = set()
+        silent: list[Exception] = []
+        primaries = self._redis.get_primaries()
+        for node in primaries:
+            try:
+                async with asyncio.timeout(_CONFIGURATION_TIMEOUT_S):
+                    configured: dict[str, Any] = await self._redis.config_get(name, target_nodes=node)
+                    values.add(configured.get(name, wanted))
+            except (RedisError, OSError, TimeoutError) as error:
+                if isinstance(error, ResponseError | UnfitRedis):
+                    raise
+                silent.append(error)
+        if len(silent) == len(primaries):
+            raise Unavailable(f"no server of the Cluster answers: {silent[-1] if silent else 'it has none'}")
+        return ", ".join(sorted(values - {wanted}))
 
     async def is_reachable(self) -> bool:
         """Return whether Redis answers."""

@@ -4,7 +4,8 @@
 --       8... the keys of every step, equally many for each
 -- ARGV  1 position of the plan among the keys of a step   2 position of the reports   3... steps
 -- Returns {how long ago the current attempt of the job was heard in ms,
---   whether Redis refuses to say what keys take, as some managed ones do: bytes are then those of the counts,
+--   whether Redis refuses to say what keys take, as some managed ones do: bytes are then those of counts,
+--   schedules and reports by `field_bytes`,
 --   then for every step:
 --   {bytes, age in ms, whether it is open, whether it is pending, whether it has a plan, number of reports}}
 

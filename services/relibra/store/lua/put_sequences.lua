@@ -38,20 +38,21 @@ local outcomes, added = {}, 0
 for index = 7, #ARGV, 3 do
   local kept = redis.call('HGET', KEYS[2], ARGV[index])
   local outcome
+  local taken = field_bytes(ARGV[index], #ARGV[index + 1])
   if refusal == 'stale_epoch' then
     outcome = refusal
   elseif kept then
     outcome = kept == ARGV[index + 1] and 'same' or 'other'
   elseif refusal then
     outcome = refusal
-  elseif size + added + field_bytes(ARGV[index], #ARGV[index + 1]) > tonumber(ARGV[3]) then
+  elseif size + added + taken > tonumber(ARGV[3]) then
     outcome = 'large'
   elseif left <= 0 then
     outcome = 'many'
   else
     outcome = 'kept'
     left = left - 1
-    added = added + field_bytes(ARGV[index], #ARGV[index + 1])
+    added = added + taken
     redis.call('HSET', KEYS[2], ARGV[index], ARGV[index + 1])
     local policy = ARGV[index + 2]
     if policy ~= '' and redis.call('HINCRBY', KEYS[8], policy, 1) == 1 then
