@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from typing import Any, Self
+from typing import Self
 
 from redis.asyncio import RedisCluster
 from redis.exceptions import RedisError, ResponseError
@@ -159,8 +159,8 @@ class Store(Joining, Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries,
         for node in primaries:
             try:
                 async with asyncio.timeout(_CONFIGURATION_TIMEOUT_S):
-                    configured: dict[str, Any] = await self._redis.config_get(name, target_nodes=node)
-                    values.add(configured.get(name, wanted))
+                    configured = await self._redis.config_get(name, target_nodes=node)
+                    values.add(str(configured.get(name, wanted)))
             except (RedisError, OSError, TimeoutError) as error:
                 if isinstance(error, ResponseError | UnfitRedis):
                     raise
