@@ -78,8 +78,8 @@ class StepExpiry:
         if not self._has_told_of_estimates and any(each.is_estimated for steps in kept for each in steps):
             self._has_told_of_estimates = True
             logger.warning(
-                "Redis refuses MEMORY USAGE, so retained_bytes counts only sequences, schedules and reports of steps, not "
-                "their plans; allow the planner's user the command MEMORY"
+                "Redis refuses MEMORY USAGE, so retained_bytes counts the sequences, schedules and reports of steps, "
+                "and not their plans; allow the planner's user the command MEMORY"
             )
         summaries_bytes = await self._trim_summaries(attempts)
         expiries = steps_to_expire(kept, measured[0][1], self._limits, summaries_bytes)
