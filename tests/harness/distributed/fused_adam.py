@@ -79,7 +79,9 @@ class FusedAdam(torch.optim.Optimizer):
         exp_avg_sq_dtype: torch.dtype = torch.float32,
         use_decoupled_grad: bool = False,
         store_param_remainders: bool = False,
+        capturable: bool = False,
     ) -> None:
+        assert not capturable
         assert not master_weights or master_weight_dtype in (torch.float32, torch.float16)
         super().__init__(
             params,

@@ -272,7 +272,7 @@ TRANSFORMER_ENGINE_NEEDS = tuple(
 )
 """What grouped experts need of Transformer Engine, whose sources `relibra doctor` does not read."""
 
-RAN = ("0.16", "0.17", "0.18", "0.19")
+RAN = ("0.16", "0.17", "0.18", "0.19", "0.20")
 """The versions that the test layouts ran on; docs/integration/versions.md says which layouts."""
 
 
