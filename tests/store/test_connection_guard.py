@@ -97,6 +97,17 @@ def test_L3_a_redis_that_was_emptied_is_told_of_once_and_marked_again(
         assert client.get(SCHEMA) == str(SCHEMA_VERSION).encode()
 
 
+def test_L3_a_redis_that_was_emptied_is_told_of_though_a_job_came_first(
+    checked: Store, server: EmbeddedRedis, run: Loop
+) -> None:
+    with Redis.from_url(server.url) as client:
+        client.flushall()
+        run(checked.register_job("job", MODEL, CLUSTER, PARAMS))
+        run(checked.check_schema())
+        assert run(checked.check_again())
+        assert not run(checked.check_again())
+
+
 def test_a_redis_that_hides_its_configuration_is_not_asked_again_and_again(server: EmbeddedRedis, run: Loop) -> None:
     with Redis.from_url(server.url) as client:
         client.execute_command("ACL", "SETUSER", "default", "-config")

@@ -11,6 +11,7 @@ from redis import exceptions
 from relibra.errors import Unavailable
 from relibra.store.address import RedisClient
 from relibra.store.connection_guard import ConnectionGuard
+from relibra.store.keys import SCHEMA, SCHEMA_VERSION
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -37,6 +38,11 @@ class Connected:
         # redis-py types every answer as a union over all client configurations; this client always answers in bytes.
         self._redis: Any = redis
         self._guard = guard or ConnectionGuard()
+
+    async def _mark_schema(self) -> None:
+        """Write the schema version into a Redis that has none; one that had been marked has lost everything."""
+        if await self._redis.set(SCHEMA, SCHEMA_VERSION, nx=True) and self._guard.checks_schema:
+            self._guard.is_emptied = True
 
     async def _script(self, name: str, keys: list[str], args: list[Any]) -> Any:
         """Run `<name>.lua`, a write that must look before it writes.

@@ -26,6 +26,8 @@ class ConnectionGuard:
     def __init__(self) -> None:
         self.checks_schema = False
         self.checks_policy = False
+        self.is_emptied = False
+        """Whether this store marked a Redis again that it had found fit; true until somebody is told."""
         self.schema_fault = ""
         """Why this relibra may not use the schema that Redis holds; empty while it may, as far as is known."""
         self.policy_fault = ""

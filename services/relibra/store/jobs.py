@@ -68,6 +68,7 @@ class Jobs(Attempts):
         )
         # Listed last, and again by every caller that confirms the job: an unlisted job would never be planned, and
         # `remove_job` of the incarnation before takes the name off the list until it sees this incarnation.
+        await self._mark_schema()
         await self._redis.sadd(JOBS, job_id)
         record = await self.get_job(job_id)
         if word == b"running":

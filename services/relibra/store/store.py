@@ -21,7 +21,7 @@ from relibra.store.connection_guard import (
 )
 from relibra.store.expiry import Expiry
 from relibra.store.joining import Joining
-from relibra.store.keys import JOBS, SCHEMA, SCHEMA_VERSION
+from relibra.store.keys import JOBS, SCHEMA
 from relibra.store.leases import Leases
 from relibra.store.refusals import Refusals
 from relibra.store.rollbacks import Rollbacks
@@ -73,8 +73,9 @@ class Store(Joining, Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries,
             Unsupported: Redis holds another schema version, or jobs without one, or may evict keys.
         """
         await self.check_schema()
-        await self._redis.set(SCHEMA, SCHEMA_VERSION, nx=True)
+        await self._mark_schema()
         await self.check_schema()
+        self._guard.is_emptied = False
         await self.check_policy()
         try:
             for name, wanted in (("appendonly", "yes"), ("appendfsync", "always")):
@@ -103,8 +104,10 @@ class Store(Joining, Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries,
             Unsupported: as in `check`.
         """
         found = await self._redis.get(SCHEMA)
-        # Of several planners, one tells of it.
-        is_emptied = found is None and bool(await self._redis.set(SCHEMA, SCHEMA_VERSION, nx=True))
+        if found is None:
+            await self._mark_schema()
+        # Of several planners, the one that marked it tells of it.
+        is_emptied, self._guard.is_emptied = self._guard.is_emptied, False
         self._guard.schema_fault = other_schema(found)
         if self._guard.fault:
             raise Unsupported(self._guard.fault)
