@@ -56,6 +56,7 @@ def test_S5_a_checkpoint_after_a_reorder_is_right_though_megatron_keeps_the_plan
         assert result["has_moved"]
         assert result["differs"] == []
         assert result["is_wanted"]
+        assert result["seen"] == [False, False, True], "before and after the reorder, and after detach"
         assert result["left_behind"] == []
         assert result["keeps_plans_again"]
 
@@ -63,3 +64,9 @@ def test_S5_a_checkpoint_after_a_reorder_is_right_though_megatron_keeps_the_plan
 def test_a_local_checkpoint_that_no_restart_could_load_is_refused(layout_run):
     for result in layout_run("checkpoints").of("constant_structure"):
         assert "save a global checkpoint" in result["local"]
+
+
+def test_S9_a_checkpoint_that_was_read_before_a_reorder_is_refused_by_all_ranks_before_a_weight_is_written(layout_run):
+    for result in layout_run("checkpoints").of("constant_structure"):
+        assert "named before experts moved" in result["late"]
+        assert result["untouched"] == []

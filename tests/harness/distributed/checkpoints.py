@@ -153,20 +153,40 @@ def round_trip(
     }
 
 
+class Watched(TorchDistSaveShardedStrategy):
+    """Notes whether each save lets the writer take what it kept of an earlier one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen: list[bool] = []
+
+    def _get_save_and_finalize_callbacks(self, *args: Any, **kwargs: Any) -> Any:
+        self.seen.append(self.use_cached_ckpt_structure)
+        return super()._get_save_and_finalize_callbacks(*args, **kwargs)
+
+
 def constant_structure(cluster: Cluster) -> Result:
     """Save before and after a reorder with strategies of `ckpt_assume_constant_structure`, which keep their plans."""
     folder = shared_folder()
     job, _ = balanced_job(cluster, num_experts=4)
     assert job.agent is not None
-    base = TorchDistSaveShardedStrategy("torch_dist", 1, cached_metadata=True)
+    base = Watched("torch_dist", 1, cached_metadata=True)
     strategy = FullyParallelSaveStrategyWrapper(base, do_cache_distribution=True)
     save(job, folder / "before", strategy)
     before = job.agent.home_rank_LE
+    names = {"model": job.models[0].sharded_state_dict(metadata=dict(METADATA))}
+    old = dist_checkpointing.load(names, str(folder / "before"))
     job.agent.begin_step(0, Phase.UPDATE)
     job.step(0, num_micro_batches())
     job.agent.end_step()
     want = job.state()
     save(job, folder / "after", strategy)
+    try:
+        job.models[0].load_state_dict(old["model"])
+        late = "not refused"
+    except Unsupported as error:
+        late = str(error)
+    untouched = same(job.state(), want)
     plain = GptJob(cluster, num_experts=4)
     load(plain, folder / "after")
     has_moved = bool((job.agent.home_rank_LE != before).any())
@@ -181,6 +201,9 @@ def constant_structure(cluster: Cluster) -> Result:
         "has_moved": has_moved,
         "differs": same(plain.state(), want),
         "local": local,
+        "late": late,
+        "untouched": untouched,
+        "seen": base.seen,
         "is_wanted": base.use_cached_ckpt_structure,
         "left_behind": [
             method.__name__
