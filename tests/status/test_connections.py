@@ -118,7 +118,18 @@ def test_S6_clients_without_a_request_make_room_for_others(crowded: Service) -> 
         served.setblocking(False)
         with suppress(BlockingIOError):
             assert served.recv(65536), "an open event stream stays"
-    assert "hung up on one that waited for its next request" in crowded.log()
+    assert "hung up on one whose request was not whole" in crowded.log()
+
+
+@pytest.mark.parametrize("has_asked", [True, False])
+def test_S6_making_room_for_others_refuses_nobody_who_asks_nothing_more(crowded: Service, has_asked: bool) -> None:
+    with ExitStack() as held:
+        for _ in range(20):
+            idle = held.enter_context(closing(connect(crowded)))
+            assert not has_asked or b"200 OK" in answer(idle)
+        fresh = held.enter_context(closing(connect(crowded)))
+        text = answer(fresh, WHOLE.replace(b"/healthz", b"/metrics"))
+    assert b'relibra_status_refused_total{setting="max_connections"} 0.0' in text
 
 
 def test_S7_connections_beyond_the_limit_are_told_so_and_room_is_used_again(bounded: Service) -> None:

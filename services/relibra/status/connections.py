@@ -57,19 +57,26 @@ def bounded_protocol(limits: ConnectionLimits, refusals: Refusals) -> type[async
             super().connection_lost(exc)
 
         def _make_room(self) -> bool:
-            """Hang up on the client that has sent no whole request for the longest time; return whether there is one.
+            """Hang up on a client that waits for nothing; return whether there is one.
 
-            Clients that send beginnings of requests would otherwise shut out everybody else.
+            First goes the one that has sent no whole request for the longest time, because clients that send beginnings
+            of requests would otherwise shut out everybody else; then the one whose answer is the oldest.
             """
-            ours = (each for each in self.connections if isinstance(each, BoundedProtocol))
+            ours = [each for each in self.connections if isinstance(each, BoundedProtocol)]
+            answered = [
+                (each.timeout_keep_alive_task.when(), id(each), each)
+                for each in ours
+                if each.timeout_keep_alive_task is not None and each._head_timer is None
+            ]
             waiting = [(each._head_timer.when(), id(each), each) for each in ours if each._head_timer is not None]
-            if not waiting:
+            if not (waiting or answered):
                 return False
-            _, _, longest = min(waiting)
-            refusals.count(
-                Bound.CONNECTIONS,
-                f"{limits.max_connections} connections are open; hung up on one that waited for its next request",
-            )
+            _, _, longest = min(waiting or answered)
+            if longest._has_begun:  # nobody asked anything over the others, so nobody is refused
+                refusals.count(
+                    Bound.CONNECTIONS,
+                    f"{limits.max_connections} connections are open; hung up on one whose request was not whole",
+                )
             longest.transport.close()
             longest._stop_timer()
             return True
