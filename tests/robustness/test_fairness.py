@@ -47,7 +47,6 @@ ON_PLANNERS = [
         stopped_by="calls: each connection has its share of 8192; 10 to 20 s for a message",
         counted=("calls", "message_timeout"),
         has_token=False,
-        is_bounded=False,
     ),
     Row(
         name="calls_without_a_message",
@@ -104,7 +103,6 @@ ON_PLANNERS = [
         attack="job ids of 50 MiB, no auth",
         stopped_by="a part of a message has at most 1 MiB",
         has_token=False,
-        is_bounded=False,
     ),
 ]
 ON_STATUS = [
