@@ -147,3 +147,19 @@ def test_S7_connections_beyond_the_limit_are_told_so_and_room_is_used_again(boun
             assert b"max_connections" in reply
     assert eventually(is_served, within_s=30)
     assert "20 connections are open; refused another one (max_connections; 1 times so far)" in bounded.log()
+
+
+def test_S7_viewers_that_come_at_once_do_not_exceed_the_limit(redis_url: str, tmp_path: Path) -> None:
+    service = Service("status", redis_url, tmp_path, RELIBRA_MAX_VIEWERS="5")
+    try:
+        with ExitStack() as held:
+            viewers = [held.enter_context(closing(connect(service))) for _ in range(40)]
+            for each in viewers:
+                each.sendall(WHOLE.replace(b"/healthz", b"/v1/events"))
+            status = [each.recv(65536).split()[1] for each in viewers]
+            assert (status.count(b"200"), status.count(b"429")) == (5, 35)
+            with closing(connect(service)) as asking:
+                text = answer(asking, WHOLE.replace(b"/healthz", b"/metrics"))
+        assert b'relibra_status_refused_total{setting="max_viewers"} 35.0' in text
+    finally:
+        service.stop()

@@ -1,5 +1,7 @@
 """The JSON endpoints of jobs, steps, execution, history and live updates."""
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -185,9 +187,17 @@ async def watch(
     """
     if job_id is not None:
         viewer.check(job_id)
-    app.live.check_room(viewer)
     events = app.live.watch(viewer, job_id)
+    # The first event takes a place, or raises while the answer can still be a refusal.
+    events = _resumed(await anext(events), events)
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+async def _resumed(first: str, events: AsyncGenerator[str]) -> AsyncGenerator[str]:
+    async with aclosing(events):
+        yield first
+        async for event in events:
+            yield event
 
 
 async def _plans(app: App, job: Job, limit: int, before: int | None) -> list[PlanRecord]:

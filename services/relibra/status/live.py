@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import NoReturn
 
@@ -67,7 +67,7 @@ class Live:
         return self._viewers.total()
 
     def check_room(self, viewer: Viewer) -> None:
-        """Return if this viewer may call `watch` once more.
+        """Return if this viewer may watch once more.
 
         Raises:
             LimitExceeded: `max_viewers` viewers are watching already, or `max_viewers_per_token` with this token.
@@ -88,8 +88,15 @@ class Live:
         self._is_closed = True
         self._tell()
 
-    async def watch(self, viewer: Viewer, job_id: str | None) -> AsyncIterator[str]:
-        """Yield events about one job, or all that `viewer` may see, until the stream is closed or expires."""
+    async def watch(self, viewer: Viewer, job_id: str | None) -> AsyncGenerator[str]:
+        """Yield events about one job, or all that `viewer` may see, until the stream is closed or expires.
+
+        The viewer has its place from the first event on. No other viewer can come between the check and the count.
+
+        Raises:
+            LimitExceeded: instead of the first event: there is no room, see `check_room`.
+        """
+        self.check_room(viewer)
         self._viewers[viewer.name] += 1
         if self._polling is None:
             self._polling = asyncio.create_task(self._poll())
