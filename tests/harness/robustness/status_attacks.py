@@ -20,7 +20,7 @@ def streams_of_events(target: Target, num_streams: int = 700) -> Iterator[str]:
     yield from _held(target, num_streams, b"GET /v1/events HTTP/1.1\r\nhost: localhost\r\n%s\r\n")
 
 
-def unfinished_heads(target: Target, num_heads: int = 700) -> Iterator[str]:
+def unfinished_heads(target: Target, num_heads: int = 900) -> Iterator[str]:
     """Send beginnings of requests."""
     yield from _held(target, num_heads, b"GET /v1/jobs HTTP/1.1\r\nhost: localhost\r\n%s")
 
