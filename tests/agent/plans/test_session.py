@@ -10,11 +10,12 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from harness.agent.reports import report
 from harness.agent.scripted_planner import PATIENT_S, ScriptedPlanner
 from relibra.agent import AgentConfig, Session
 from relibra.agent.plans import session as session_module
 from relibra.errors import InvalidInput
-from relibra.planning import Cause, Cluster, ExecutionReport, Model, Phase, RankPlan
+from relibra.planning import Cause, Cluster, Model, RankPlan
 from relibra.wire.client import PlannerClient
 
 MODEL = Model(num_layers=2, num_experts=4, top_k=1)
@@ -41,21 +42,6 @@ def session(planner: ScriptedPlanner) -> Iterator[Session]:
 @pytest.fixture
 def plan(some: SimpleNamespace) -> RankPlan:
     return some.plan(np.random.default_rng(1), MODEL, CLUSTER, 2)[0]
-
-
-def report(step: int) -> ExecutionReport:
-    return ExecutionReport(
-        step=step,
-        phase=Phase.UPDATE,
-        ep_group=0,
-        ep_rank=1,
-        applied=None,
-        reason="test",
-        realised_load_ML=np.ones((2, 2), dtype=np.int64),
-        reorder_sent_bytes=1,
-        replica_sent_bytes=2,
-        plan_wait_s=0.5,
-    )
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -2,11 +2,10 @@
 
 import logging
 
-import numpy as np
 import pytest
 
+from harness.agent.reports import report
 from relibra.agent.plans.waiting_reports import QueuedReport, WaitingReports
-from relibra.planning import ExecutionReport, Phase
 
 
 def waiting(*steps: int) -> WaitingReports:
@@ -14,21 +13,6 @@ def waiting(*steps: int) -> WaitingReports:
     for step in steps:
         reports.add(report(step), epoch=7)
     return reports
-
-
-def report(step: int) -> ExecutionReport:
-    return ExecutionReport(
-        step=step,
-        phase=Phase.UPDATE,
-        ep_group=0,
-        ep_rank=1,
-        applied=None,
-        reason="test",
-        realised_load_ML=np.ones((2, 2), dtype=np.int64),
-        reorder_sent_bytes=1,
-        replica_sent_bytes=2,
-        plan_wait_s=0.5,
-    )
 
 
 def first(reports: WaitingReports) -> QueuedReport:
