@@ -1,5 +1,7 @@
 """A GPT trains under random plans as under plain megatron-core, in every common way of training (S5)."""
 
+import itertools
+
 import pytest
 
 from harness.distributed.activity import TOLERANCE, assert_active
@@ -43,12 +45,11 @@ def test_S5_recomputation_changes_no_bit_and_its_weights_serve_the_backward(layo
             assert sent[1] == sent[0]
 
 
-def test_every_layout_recomputes_in_every_way_and_every_optimizer_meets_every_dtype():
-    tried = {tuple(way.split("-")) for layout in LAYOUTS for dtype in ("fp32", "bf16") for way in ways(layout, dtype)}
-    assert len(tried) == len(RECOMPUTATION) * 2 * 2
+def test_every_way_is_taken_on_one_layout():
+    tried = [tuple(way.split("-")) for layout in LAYOUTS for dtype in ("fp32", "bf16") for way in ways(layout, dtype)]
+    assert set(tried) == set(itertools.product(RECOMPUTATION, ("plain", "sharded"), ("fp32", "bf16")))
     for layout in LAYOUTS:
-        assert {optimizer for optimizer, _ in pairs(layout)} == {"plain", "sharded"}
-        assert {dtype for _, dtype in pairs(layout)} == {"fp32", "bf16"}
+        assert {way.split("-")[0] for dtype in ("fp32", "bf16") for way in ways(layout, dtype)} == set(RECOMPUTATION)
 
 
 @pytest.mark.parametrize("way", ["none-plain", "full-sharded"])
@@ -87,7 +88,7 @@ def test_S5_with_tensor_parallel_attention_experts_train_as_plain_megatron(layou
 
 
 def test_shards_are_cut_within_a_parameter_of_an_expert(layout_run):
-    results = layout_run("gpt_ep2_edp2").of("none-sharded-fp32")
+    results = layout_run("gpt_ep2_edp2").of("none-sharded-bf16")
     assert any(result["is_shared_within_a_parameter"] for result in results)
 
 

@@ -1,6 +1,6 @@
 """Checkpoints written under one placement and number of expert-parallel ranks, loaded under another."""
 
-import sys
+import multiprocessing as mp
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from megatron.core.dist_checkpointing.tensor_aware_state_dict import MCoreTensorAwareStateDict
@@ -67,10 +68,8 @@ def save(job: GptJob, folder: Path, strategy: Any = None) -> None:
 
 def shared_folder() -> Path:
     """Return a new folder, the same on all ranks, and allow megatron to save there."""
-    # dist_checkpointing spawns a helper process, which would import the main module of this run and so megatron.
-    main = sys.modules["__main__"]
-    main.__spec__ = None
-    vars(main).pop("__file__", None)
+    # Megatron would spawn a process for its queue, which imports torch once more. A fork has it already.
+    filesystem_async._results_queue = mp.get_context("fork").Manager().Queue()
     shared: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(shared)
     return Path(shared[0])

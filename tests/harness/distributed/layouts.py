@@ -167,7 +167,13 @@ LAYOUTS = {
                 mutated, mutation=no_wait_for_gathering, ddp=OVERLAPPED, plan={"move": False}, in_flight=False
             ),
             "sharded_no_moments_moved": functools.partial(mutated, mutation=no_moments_moved, ddp=SHARDED),
-            "sharded_reorder_undone": functools.partial(faults.undone, ddp=OVERLAPPED, buffer_bytes=BUFFER_BYTES),
+            "sharded_reorder_undone": functools.partial(
+                faults.undone,
+                ddp=OVERLAPPED,
+                plan={"replicate": False},
+                clip_grad=0.0,
+                buffer_bytes=BUFFER_BYTES,
+            ),
             **{kind: functools.partial(reordered_with, kind=kind) for kind in ("fp16", "remainders", "half_offloaded")},
             "no_scales_moved": functools.partial(
                 reordered_with, kind="fp16", scenario=mutated, mutation=no_scales_moved

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from harness.distributed.networks import BATCH, HIDDEN, MODEL, SEQUENCE, Trained, routing
 from harness.distributed.plans import random_plans
-from harness.distributed.scenarios import M, attached
+from harness.distributed.scenarios import attached
 from relibra.agent import Phase
 from relibra.agent.cells.micro_batch import RealisedLoad
 from relibra.agent.plans.outcome import PhaseRecord, StepOutcome
@@ -27,6 +27,8 @@ from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.planning.source_load import folded
 
 Result = dict[str, Any]
+M = 3
+"""Two micro-batches can be exchanged, and one stays right."""
 CASES = ("right", "no replay", "trained", "fillers", "order", "more", "wrapped")
 
 

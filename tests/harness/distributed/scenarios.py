@@ -21,8 +21,8 @@ from relibra.agent.homes.optimizer_state import OptimizerState
 from relibra.agent.homes.state_readers import FusedAdamReader, HybridReader, StateReader
 from relibra.planning import Cluster, PlanId, RankPlan
 
-M = 3
-STEPS = 3
+M = 2
+STEPS = 2
 Result = dict[str, Any]
 
 
