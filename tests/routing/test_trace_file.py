@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relibra.errors import InvalidTrace
+from relibra.errors import InvalidTrace, LimitExceeded
 from relibra.routing import RoutingTrace, read_trace, write_trace
 
 _FIELDS = ("routed_experts", "offsets", "domain", "micro_batch", "source_rank", "ep_group")
@@ -113,7 +113,7 @@ def test_S7_damaged_and_truncated_files_are_refused_or_harmless(tmp_path_factory
     (folder / "damaged.npz").write_bytes(content)
     try:
         back = read_trace(folder / "damaged.npz")
-    except InvalidTrace:
+    except (InvalidTrace, LimitExceeded):  # a damaged size may be one that is not unpacked
         return
     np.testing.assert_array_equal(back.routed_experts, trace.routed_experts)
     np.testing.assert_array_equal(back.offsets, trace.offsets)

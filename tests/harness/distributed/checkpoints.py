@@ -1,6 +1,6 @@
 """Checkpoints written under one placement and number of expert-parallel ranks, loaded under another."""
 
-import multiprocessing as mp
+import queue
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -68,8 +68,8 @@ def save(job: GptJob, folder: Path, strategy: Any = None) -> None:
 
 def shared_folder() -> Path:
     """Return a new folder, the same on all ranks, and allow megatron to save there."""
-    # Megatron would spawn a process for its queue, which imports torch once more. A fork has it already.
-    filesystem_async._results_queue = mp.get_context("fork").Manager().Queue()
+    # By default megatron spawns a helper process for this queue, which imports torch anew.
+    filesystem_async._results_queue = queue.Queue()
     shared: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(shared)
     return Path(shared[0])
