@@ -47,6 +47,7 @@ _NO_SETTINGS = (
     *("framework", "path", "model", "kind", "megatron_core", "note", "lora_on", "replay"),
     "virtual_pipeline_model_parallel_size",  # empty in all rows
 )
+_BRIDGE_WITH_BF16_WEIGHTS = ("deepseek_v4_flash_pretrain", "gpt_oss_20b_sft")
 _VARIANTS = {"GB200": {"hardware": "GB200"}, "30B-A3B": {"model_name": "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"}}
 """The options that a name after `#` stands for."""
 _NODES = ("2", "4", "8", "16", "32", "64")
@@ -56,10 +57,23 @@ _NODES = ("2", "4", "8", "16", "32", "64")
 def settings_of(row: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings of a row of recipes.csv."""
     found = {name: _value(text) for name, text in row.items() if name not in _NO_SETTINGS}
+    if found["fp8"]:
+        found |= fp8_of(row)
     if row["lora_on"] != "no":
         found["lora_rank"] = 32
         found["target_modules"] = ["linear_fc1"] if row["lora_on"] == "experts" else ["linear_qkv"]
     return found
+
+
+def fp8_of(row: Mapping[str, str]) -> dict[str, Any]:
+    """Return how a recipe with fp8 scales, which recipes.csv does not say. Read in the recipes, at its commits."""
+    if row["framework"] != "Megatron-Bridge":
+        return {"fp8_recipe": "blockwise"}
+    has_bf16_weights = any(name in row["path"] for name in _BRIDGE_WITH_BF16_WEIGHTS)
+    return {
+        "fp8_recipe": "mxfp8" if "fp8mx" in row["path"] else "tensorwise",
+        "fp8_param_gather": not has_bf16_weights,
+    }
 
 
 def judge_row(row: Mapping[str, str], *, with_core: bool = False) -> Judgement:

@@ -37,4 +37,4 @@ def test_S6_a_status_service_without_a_token_fails_with_a_fix(relibra, watched, 
     printed = relibra("doctor", "--megatron-args", arguments, status=1, RELIBRA_TOKEN="")
     assert "failed  status: access" in printed
     assert "set RELIBRA_TOKEN to a token with role viewer" in printed
-    assert "fix: use bf16 or fp32 experts" in printed
+    assert "fix: use fp8_recipe='blockwise', 'tensorwise' or 'mxfp8'" in printed

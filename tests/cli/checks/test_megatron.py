@@ -18,7 +18,8 @@ def found(text: str, *, is_yaml: bool = False) -> list[tuple[CheckResult, str]]:
     ("more", "fix"),
     [
         ("--moe-router-fusion", "use moe_router_fusion=False"),
-        ("--fp8-format hybrid", "use bf16 or fp32 experts"),
+        ("--fp8-format hybrid", "use fp8_recipe='blockwise', 'tensorwise' or 'mxfp8'"),
+        ("--fp8-format hybrid --fp8-recipe blockwise --fp8-param-gather", "use fp8_param_gather=False"),
         ("--cuda-graph-impl=local --cuda-graph-scope moe", "use cuda_graph_scope='attn'"),
         ("--expert-tensor-parallel-size 2", "use expert_tensor_parallel_size=1"),
         ("--tensor-model-parallel-size 2", "use expert_tensor_parallel_size=1"),
@@ -70,6 +71,8 @@ def test_accepted_arguments_pass_as_words_and_as_yaml():
     assert found(f"{GOOD} {optimizer}") == [(CheckResult.OK, "")]
     sizes = "--tensor-model-parallel-size 2 --tensor-parallel-num-weight-shards 2 --expert-tensor-parallel-size 1"
     assert found(f"{GOOD} {sizes}") == [(CheckResult.OK, "")]
+    fp8 = "--fp8-format e4m3 --fp8-recipe blockwise --moe-router-padding-for-fp8 --moe-grouped-gemm"
+    assert found(f"{GOOD} {fp8}") == [(CheckResult.OK, "")]
     assert found(f"{GOOD} --moe-token-dispatcher-type flex --moe-enable-deepep") == [(CheckResult.OK, "")]
     inner = "  moe-token-dispatcher-type: alltoall\n  moe_enable_routing_replay: true\n"
     assert found(f"model:\n{inner}", is_yaml=True) == [(CheckResult.OK, "")]
@@ -78,7 +81,7 @@ def test_accepted_arguments_pass_as_words_and_as_yaml():
 def test_all_refusals_are_reported_at_once_and_missing_replay_is_a_warning():
     assert [verdict for verdict, _ in found("--moe-router-fusion --delay-wgrad-compute --fp8-format e4m3")] == [
         CheckResult.FAILED,  # delayed gradients of weights
-        CheckResult.FAILED,  # fp8; router fusion alone only prevents replay
+        CheckResult.FAILED,  # delayed scaling of fp8; router fusion alone only prevents replay
         CheckResult.WARNING,
     ]
 

@@ -10,7 +10,8 @@ def test_verdicts():
     assert judge(GOOD | {"moe_enable_routing_replay": False}).verdict is Verdict.WARNED
     assert judge(GOOD | {"ckpt_assume_constant_structure": True}).verdict is Verdict.TAKEN
     assert judge(GOOD | {"non_persistent_ckpt_type": "local"}).verdict is Verdict.WARNED
-    assert judge(GOOD | {"fp8": "e4m3"}).verdict is Verdict.REFUSED
+    assert judge(GOOD | {"fp8": "e4m3"}).verdict is Verdict.REFUSED  # with delayed scaling, the default
+    assert judge(GOOD | {"fp8": "e4m3", "fp8_recipe": "blockwise"}).verdict is Verdict.TAKEN
 
 
 @pytest.mark.parametrize(("version", "is_taken"), [("", True), ("0.19.0", True), ("0.15.1", False)])

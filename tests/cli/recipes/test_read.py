@@ -70,6 +70,9 @@ EXPECTED = {
         "expert_tensor_parallel_size": 1,
         "use_precision_aware_optimizer": True,
         "moe_permute_fusion": False,
+        "fp8": "hybrid",
+        "fp8_recipe": "blockwise",
+        "fp8_param": False,
     },
     "roll.yaml": {
         "tensor_model_parallel_size": 2,

@@ -15,6 +15,7 @@ from harness.distributed import (
     dispatchers,
     exports,
     faults,
+    fp8,
     integration_page,
     layers,
     matrix,
@@ -238,6 +239,7 @@ LAYOUTS = {
     "one_rank": Layout(cluster=EP1, scenarios={"integration_page": integration_page.integration_page}, num_ranks=1),
     "gpt_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios=matrix.scenarios("gpt_ep2_edp2")),
     "gpt_experts": Layout(cluster=EP2_EDP2, scenarios=matrix.EXPERTS_SCENARIOS | mutations.EXPERTS_SCENARIOS),
+    "gpt_fp8": Layout(cluster=EP2_EDP2, scenarios=fp8.SCENARIOS),
     "gpt_dispatchers": Layout(cluster=EP4, scenarios=dispatchers.SCENARIOS),
     "gpt_tp2_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios=matrix.TENSOR_SCENARIOS, tensor_parallel_size=2),
     "cp2_ep2_edp2": Layout(

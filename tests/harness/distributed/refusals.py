@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import FullyShardedDataParallel, TorchFullyShardedDataParallel
+from megatron.core.enums import Fp8Recipe
 from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
 from megatron.core.transformer.moe import experts
 from megatron.core.transformer.moe.moe_layer import MoELayer
@@ -44,6 +45,7 @@ BUILT: dict[str, dict[str, Any]] = {
 }
 """Options with which megatron can build a model here."""
 
+FP8: dict[str, Any] = {"fp8": "hybrid", "fp8_recipe": "blockwise", "moe_grouped_gemm": True}
 SET: dict[str, dict[str, Any]] = {
     "moe_router_fusion": {"moe_router_fusion": True},
     "overlap_moe_expert_parallel_comm": {"overlap_moe_expert_parallel_comm": True},
@@ -59,9 +61,12 @@ SET: dict[str, dict[str, Any]] = {
     "expert_tensor_parallel_num_weight_shards": {"expert_tensor_parallel_num_weight_shards": 2},
     "gtp_weight_remat_size": {"gtp_weight_remat_size": 2},
     "tensor_parallel_num_weight_shards": {"tensor_parallel_num_weight_shards": 2},
-    "fp8": {"fp8": "hybrid"},
+    "fp8": FP8 | {"fp8_recipe": Fp8Recipe.delayed},
+    "fp8 of a recipe of one's own": FP8 | {"fp8_recipe": "custom"},
+    "fp8 weights": FP8 | {"fp8_param": True},
+    "fp8 without grouped products": FP8 | {"moe_grouped_gemm": False},
+    "fp8 with sequential experts": FP8,
     "fp4": {"fp4": "e2m1"},
-    "moe_router_padding_for_quantization": {"moe_router_padding_for_quantization": True},
     "graph of a layer": {"cuda_graph_impl": "local", "cuda_graph_scope": []},
     "graph of moe": {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn", "moe"]},
     "graph of moe_router": {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["moe_router"]},

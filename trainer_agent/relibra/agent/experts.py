@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from relibra.agent import quantized
 from relibra.agent.refusals import shared_adapter, unsupported
 
 ExpertsForward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
@@ -53,6 +54,9 @@ class Experts(Protocol):
             replicas: the weights in the filled redundant slots, from the first on. The other slots have no tokens.
         """
 
+    def forget_quantized(self) -> None:
+        """Forget what products made of the weights in home slots, because other experts are there now."""
+
 
 class SequentialExperts:
     """Experts as submodules in `local_experts`, as in `SequentialMLP`. Replicas run through the first submodule."""
@@ -81,11 +85,15 @@ class SequentialExperts:
             parts.append(functional_call(self._local[0], named, tuple(inputs))[0])
         return torch.cat(parts)
 
+    def forget_quantized(self) -> None:
+        """See `Experts`. Sequential experts are refused with fp8, so there is nothing to forget."""
+
 
 class GroupedExperts:
     """Experts in two grouped products with parameters `weight{i}` and `bias{i}`, as in `TEGroupedMLP`.
 
     A grouped product looks up its tensors and their number in every forward, so replicas are added as further tensors.
+    With fp8, the modules that pad the tokens of each expert also know the number.
     """
 
     def __init__(self, module: Any) -> None:
@@ -98,6 +106,7 @@ class GroupedExperts:
             if f"{kind}0" in linear._parameters
         ]
         self._kinds = kinds
+        self._counting: list[Any] = [each for each in module.modules() if hasattr(each, "num_gemms")]
         self.num_home_slots = int(module.num_local_experts)
         if any(f"weight{slot}" not in linear._parameters for _, linear in self._linears for slot in self._slots):
             raise unsupported(
@@ -120,9 +129,15 @@ class GroupedExperts:
         with self._extended(replicas):
             return forward(tokens, tokens_per_slot[: self.num_home_slots + len(replicas)], probs)[0]
 
+    def forget_quantized(self) -> None:
+        """See `Experts`."""
+        for _, linear in self._linears:
+            quantized.forget(linear)
+
     @contextmanager
     def _extended(self, replicas: Sequence[Sequence[Tensor]]) -> Iterator[None]:
         first = self.num_home_slots
+        homes = frozenset(f"weight{slot}" for slot in self._slots)
         added: list[tuple[Any, str]] = []
 
         def add(linear: Any, name: str, tensor: Tensor) -> None:
@@ -136,12 +151,17 @@ class GroupedExperts:
                 for _, linear in self._linears:
                     if "bias0" in vars(linear):  # Transformer Engine's empty stand-in for missing biases
                         add(linear, f"bias{slot}", linear.bias0)
+            for each in self._counting:
+                each.num_gemms = first + len(replicas)
             for _, linear in self._linears:
-                linear.num_gemms = first + len(replicas)
+                quantized.make_room(linear, first + len(replicas))
+                quantized.forget(linear, but=homes)
             yield
         finally:
+            for each in self._counting:
+                each.num_gemms = first
             for _, linear in self._linears:
-                linear.num_gemms = first
+                quantized.forget(linear, but=homes)  # their memory, too
             for linear, name in added:
                 del vars(linear)[name]
 

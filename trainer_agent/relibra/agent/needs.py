@@ -272,6 +272,16 @@ TRANSFORMER_ENGINE_NEEDS = tuple(
 )
 """What grouped experts need of Transformer Engine, whose sources `relibra doctor` does not read."""
 
+QUANTIZED_NEEDS = tuple(
+    _held(
+        "transformer_engine.pytorch",
+        "GroupedLinear",
+        "quantizers fp8_initialized fp8_meta_tensors_initialized _fp8_workspaces",
+        "quantises replicas",
+    )
+)
+"""What grouped experts with fp8 also need of it."""
+
 RAN = ("0.16", "0.17", "0.18", "0.19", "0.20")
 """The versions that the test layouts ran on; docs/integration/versions.md says which layouts."""
 

@@ -38,6 +38,11 @@ def _scopes(config: Any) -> set[str]:
     return {str(getattr(scope, "name", scope)) for scope in graphed}
 
 
+def _text(value: Any) -> str:
+    """Return the text of a value, which may be one of megatron's enumerations."""
+    return str(getattr(value, "value", value))
+
+
 def _is_sharded(config: Any, size: str, num_shards: str, num_tensor_ranks: int) -> bool:
     """Return whether weights are in more parts than tensor parallelism makes (from 0.19 on).
 
@@ -49,6 +54,7 @@ def _is_sharded(config: Any, size: str, num_shards: str, num_tensor_ranks: int) 
 _MATRIX, _NEUTRALITY = "distributed/test_matrix.py", "distributed/test_neutrality.py"
 _DISPATCHERS = "distributed/test_dispatchers.py"
 _LAYERS = "distributed/test_layers.py"
+_FP8 = "distributed/test_fp8.py"
 
 SETTINGS = (
     _runs("expert_model_parallel_size", "any size that divides the experts", _MATRIX),
@@ -129,7 +135,15 @@ SETTINGS = (
         "on and off; on is tested on CPUs, with a stand-in for Transformer Engine's permutations",
         _DISPATCHERS,
     ),
-    _runs("moe_grouped_gemm", "on and off", _MATRIX),
+    Setting(
+        name="moe_grouped_gemm",
+        runs="on and off; with fp8 on",
+        tested=_MATRIX,
+        is_refused=lambda config: bool(config.fp8) and config.moe_grouped_gemm is False,
+        what="fp8 experts whose products run one after the other (moe_grouped_gemm=False)",
+        instead="moe_grouped_gemm=True",
+        cost="none is known: grouped products are faster",
+    ),
     _runs("gradient_accumulation_fusion", "on and off", _MATRIX),
     _runs("recompute_granularity", "none, 'selective', 'full'", _MATRIX),
     Setting(
@@ -185,20 +199,43 @@ SETTINGS = (
         instead="moe_expert_rank_capacity_factor=None",
         cost="no token is dropped, so the fullest rank is not bounded; balancing it is what relibra is for",
     ),
+    _runs("fp8", "None, 'e4m3', 'hybrid', with the recipes below; tested on CPUs, with a stand-in for products", _FP8),
     Setting(
-        name="fp8",
-        runs="None: bf16 or fp32",
-        tested=_MATRIX,
-        is_refused=lambda config: bool(config.fp8 or config.fp4),
-        what="fp8 and fp4 experts",
-        instead="bf16 or fp32 experts",
-        cost="products of experts take up to twice as long, and activations twice the memory",
+        name="fp8_recipe",
+        runs="'blockwise', 'tensorwise', 'mxfp8'",
+        tested=_FP8,
+        # Megatron's default is delayed scaling.
+        is_refused=lambda config: (
+            bool(config.fp8) and getattr(config, "fp8_recipe", None) not in ("blockwise", "tensorwise", "mxfp8")
+        ),
+        what="fp8_recipe='delayed' (the default) and 'custom': the history that delayed scaling keeps for each place "
+        "would not move with an expert, and a recipe of your own may keep one",
+        got=lambda config: (
+            f"fp8_recipe={_text(getattr(config, 'fp8_recipe', None) or 'delayed')!r}, because what such a recipe "
+            "remembers of the tensors at a place would not move with an expert"
+        ),
+        instead="fp8_recipe='blockwise', 'tensorwise' or 'mxfp8'",
+        cost="a product looks for the largest elements of its inputs before it quantises them",
     ),
-    _off(
-        "moe_router_padding_for_quantization",
-        ", which megatron allows only with fp8 and fp4 experts",
-        "none without fp8 and fp4: experts need no padding",
+    Setting(
+        name="fp8_param",
+        runs="",
+        is_refused=lambda config: bool(
+            config.fp8 and (getattr(config, "fp8_param", None) or getattr(config, "fp8_param_gather", None))
+        ),
+        what="fp8_param=True (fp8_param_gather), whose weights have scales that would have to move with them",
+        instead="fp8_param_gather=False",
+        cost="weights of experts take two bytes instead of one, and twice the time to gather",
     ),
+    Setting(
+        name="fp4",
+        runs="",
+        is_refused=lambda config: bool(config.fp4),
+        what="fp4 experts, which were not tested",
+        instead="fp8 or bf16 experts",
+        cost="products of experts take up to twice as long as with fp4",
+    ),
+    _runs("moe_router_padding_for_quantization", "on and off; on pads the tokens of each slot", _FP8),
     _runs("mtp_num_layers", "any number; MoE layers for multi-token prediction stay as megatron built them", _LAYERS),
     _runs("optimizer", "'adam' and 'sgd'", _MATRIX, Part.OPTIMIZER),
     _runs("use_precision_aware_optimizer", "on and off", _MATRIX, Part.OPTIMIZER),

@@ -100,12 +100,22 @@ class LayerExecution:
         return physical
 
     def compute(
-        self, forward: ExpertsForward, tokens: Tensor, tokens_per_slot: Tensor, probs: Tensor
+        self,
+        forward: ExpertsForward,
+        tokens: Tensor,
+        tokens_per_slot: Tensor,
+        probs: Tensor,
+        *,
+        is_padded: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the experts, in place of the forward of the experts module."""
+        """Run the experts, in place of the forward of the experts module.
+
+        With `is_padded`, some tokens only fill up their slots. They have probability 0 and do not count as load.
+        """
         _, micro_batch = self._active()
         if micro_batch is not None and micro_batch.realised is not None:
-            micro_batch.realised.record(micro_batch.index, self.index, int(tokens_per_slot.sum()))
+            num_tokens = probs.count_nonzero() if is_padded else tokens_per_slot.sum()
+            micro_batch.realised.record(micro_batch.index, self.index, int(num_tokens))
         visit, self._visit = self._visit, None
         if visit is None:
             return forward(tokens, tokens_per_slot[: self.experts.num_home_slots], probs)

@@ -184,10 +184,14 @@ class Homes:
         own_limit = experts_within(self._buffer_bytes, tensors.expert_bytes)
         limit = least(own_limit, "agreeing on the size of a wave", self._groups.everyone, self._device)
         self._placement = None
-        return reorder(
-            waves_of(moves, self._groups.topology.stage_layers, self._groups.stage_index, limit),
-            tensors,
-            transport=self._transport,
-            everyone=self._groups.everyone,
-            device=self._device,
-        )
+        try:
+            return reorder(
+                waves_of(moves, self._groups.topology.stage_layers, self._groups.stage_index, limit),
+                tensors,
+                transport=self._transport,
+                everyone=self._groups.everyone,
+                device=self._device,
+            )
+        finally:
+            for each in self._experts.values():
+                each.forget_quantized()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,8 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
     def preprocess(hidden_states: Tensor, probs: Tensor, routing_map: Tensor) -> Any:
         drops_tokens = layer.config.moe_expert_capacity_factor is not None
         probs, routing_map = execution.remap(probs, routing_map, training=layer.training, drops_tokens=drops_tokens)
+        if layer.config.moe_router_padding_for_quantization:
+            routing_map = routing_map.clone()  # the dispatcher writes into it, and the backward of `remap` reads it
         without_replicas = routing_map.shape[1] == layer.config.num_moe_experts
         if not without_replicas:
             use_groups_of(plain_dispatcher, physical_dispatcher)
@@ -44,7 +47,7 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
 
     @functools.wraps(plain_forward)
     def forward(tokens: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> tuple[Tensor, Tensor | None]:
-        return execution.compute(plain_forward, tokens, tokens_per_expert, probs)
+        return execution.compute(plain_forward, tokens, tokens_per_expert, probs, is_padded=_is_padded(layer.config))
 
     layer.preprocess, layer.experts.forward = preprocess, forward
     if has_replay:  # else the framework's own replay or the router decides; `replay_obstacle` says so
@@ -71,28 +74,53 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
     return restore
 
 
+def _is_padded(config: Any) -> bool:
+    """Return whether the dispatcher pads the tokens of each slot for quantised products."""
+    is_hybridep = (config.moe_token_dispatcher_type, config.moe_flex_dispatcher_backend) == ("flex", "hybridep")
+    return bool(config.fp8) and (config.moe_router_padding_for_quantization or is_hybridep)
+
+
 _plain_checkpoint: Callable[..., Any] = tensor_parallel.checkpoint
+_plain_te_checkpoint: Callable[..., Any] | None = None
 _num_hooked_layers = 0
 
 
 def _remember_micro_batch_in_checkpoints(change: int) -> None:
-    """Let a recomputation in backward find the micro-batch of its forward, as long as any layer is hooked."""
-    global _num_hooked_layers, _plain_checkpoint
+    """Let a recomputation in backward find the micro-batch of its forward, as long as any layer is hooked.
+
+    With fp8, megatron recomputes with Transformer Engine's function, which it looks up in every call.
+    """
+    global _num_hooked_layers, _plain_checkpoint, _plain_te_checkpoint
+    of_te = sys.modules.get("transformer_engine.pytorch.distributed")
     if _num_hooked_layers == 0:
         _plain_checkpoint = tensor_parallel.checkpoint
         tensor_parallel.checkpoint = _checkpoint
+        if of_te is not None:
+            _plain_te_checkpoint, of_te.checkpoint = of_te.checkpoint, _te_checkpoint  # type: ignore[attr-defined]
     _num_hooked_layers += change
     if _num_hooked_layers == 0:
         tensor_parallel.checkpoint = _plain_checkpoint
+        if of_te is not None and _plain_te_checkpoint is not None:
+            of_te.checkpoint, _plain_te_checkpoint = _plain_te_checkpoint, None  # type: ignore[attr-defined]
 
 
 def _checkpoint(function: Callable[..., Any], distribute_saved_activations: bool, *args: Any) -> Any:
+    return _plain_checkpoint(_remembering(function), distribute_saved_activations, *args)
+
+
+def _te_checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    assert _plain_te_checkpoint is not None
+    return _plain_te_checkpoint(_remembering(function), *args, **kwargs)
+
+
+def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of a checkpointed region, which always runs as part of the present micro-batch."""
     micro_batch = current_of_any()
     if micro_batch is not None:
         micro_batch = dataclasses.replace(micro_batch, is_checkpointed=True)
 
-    def run(*run_args: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         with running(micro_batch):
-            return function(*run_args)
+            return function(*args, **kwargs)
 
-    return _plain_checkpoint(run, distribute_saved_activations, *args)
+    return run

@@ -14,6 +14,8 @@ from torch import nn
 
 from relibra.agent.experts import check_parameters
 from relibra.agent.megatron.dispatchers import check_dispatcher
+from relibra.agent.needed import check_instances
+from relibra.agent.needs import QUANTIZED_NEEDS
 from relibra.agent.refusals import check_config, sharding, unsupported
 from relibra.errors import InvalidInput
 from relibra.planning import Cluster, Model
@@ -103,6 +105,10 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
             "use_transformer_engine_op_fuser=True, which treats all experts of a rank as one tensor",
             "use_transformer_engine_op_fuser=False",
         )
+    if config.fp8:
+        if isinstance(layer.experts, SequentialMLP):
+            raise unsupported("fp8 with SequentialMLP", "moe_grouped_gemm=True")
+        check_instances([layer.experts.linear_fc1, layer.experts.linear_fc2], QUANTIZED_NEEDS)
     check_parameters(layer.experts)
     router_of(layer)
     if not isinstance(layer.layer_number, int):

@@ -58,9 +58,10 @@ def read_areal(launch: Launch) -> Draft:
     if optimizer == "adam_bf16":
         draft.put("use_precision_aware_optimizer", True, f"adam_bf16, {launch.line_of('type')}")
     if megatron.get("fp8_config"):
-        draft.put(
-            "fp8", section(megatron, ("fp8_config",)).get("mode", "e4m3"), launch.line_of("actor.megatron.fp8_config")
-        )
+        fp8, where = section(megatron, ("fp8_config",)), launch.line_of("actor.megatron.fp8_config")
+        draft.put("fp8", fp8.get("mode", "e4m3"), where)
+        draft.put("fp8_recipe", fp8.get("recipe", "delayed"), where)
+        draft.put("fp8_param", fp8.get("param", False), where)
     if actor.get("use_lora"):
         lora(
             draft,

@@ -74,7 +74,8 @@ def _derived(megatron: dict[str, Any], policy: dict[str, Any], draft: Draft, lau
     granularity = megatron.get("recompute_granularity", "full") if is_recomputed else None
     draft.put("recompute_granularity", granularity, launch.line_of("policy.megatron_cfg.activation_checkpointing"))
     if at_path(megatron, "fp8_cfg.enabled"):
-        draft.put("fp8", at_path(megatron, "fp8_cfg.fp8"), launch.line_of("policy.megatron_cfg.fp8_cfg"))
+        for name in ("fp8", "fp8_recipe", "fp8_param"):
+            draft.put(name, at_path(megatron, f"fp8_cfg.{name}"), launch.line_of("policy.megatron_cfg.fp8_cfg"))
     if at_path(policy, "router_replay.enabled"):
         where = launch.line_of("policy.router_replay")
         draft.put("moe_enable_routing_replay", True, where)

@@ -1,0 +1,260 @@
+"""Quantised (fp8) training without Transformer Engine: megatron's own code for it over products that look like TE's.
+
+Tensors are rounded to fp8 with the scales of a recipe, and multiplied in fp32. Written after Transformer Engine 2.9,
+transformer_engine/pytorch: module/base.py and module/grouped_linear.py (what a product keeps between forwards, and
+`is_first_microbatch`), module/fp8_padding.py, tensor/float8_blockwise_tensor.py and tensor/mxfp8_tensor.py (which
+elements share a scale), distributed.py (`checkpoint`). Only experts are quantised here.
+"""
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.utils.checkpoint
+from megatron.core import utils
+from megatron.core.extensions import transformer_engine as extension
+from megatron.core.transformer import transformer_block
+from megatron.core.transformer.moe import experts
+from packaging.version import Version
+from torch import Tensor, nn
+
+from harness.distributed import grouped
+
+_config: ContextVar[Any] = ContextVar("config", default=None)
+"""The configuration of the layer that runs quantised now."""
+_E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def rounded(tensor: Tensor, dtype: torch.dtype, block: tuple[int, int] | None, *, powers_of_2: bool) -> Tensor:
+    """Round to fp8 with one scale per block of (rows, columns), or with one scale if `block` is None. Return fp32."""
+    rows, columns = tensor.shape
+    height, width = block or (rows, columns)
+    if not tensor.numel():
+        return tensor.float()
+    padded = nn.functional.pad(tensor.float(), (0, -columns % width, 0, -rows % height))
+    blocks = padded.unflatten(1, (-1, width)).unflatten(0, (-1, height))
+    scale = torch.finfo(dtype).max / blocks.abs().amax(dim=(1, 3), keepdim=True).clamp(min=1e-12)
+    if powers_of_2:
+        scale = torch.exp2(torch.floor(torch.log2(scale)))
+    fp8 = (blocks * scale).to(dtype).float() / scale
+    return fp8.flatten(2, 3).flatten(0, 1)[:rows, :columns]
+
+
+class Quantizer:
+    """Rounds as its recipe does: `rowwise` for a product over the columns, `columnwise` for one over the rows."""
+
+    def __init__(self, recipe: str, dtype: torch.dtype, *, is_weight: bool) -> None:
+        wide = {"blockwise": 128, "mxfp8": 32, "tensorwise": None}[recipe]
+        tall = wide if is_weight and recipe == "blockwise" else 1
+        self._rowwise = None if wide is None else (tall, wide)
+        self._columnwise = None if wide is None else (wide, tall)
+        self._dtype, self._powers_of_2 = dtype, recipe != "tensorwise"
+
+    def rowwise(self, tensor: Tensor) -> Tensor:
+        return rounded(tensor, self._dtype, self._rowwise, powers_of_2=self._powers_of_2)
+
+    def columnwise(self, tensor: Tensor) -> Tensor:
+        return rounded(tensor, self._dtype, self._columnwise, powers_of_2=self._powers_of_2)
+
+
+class Workspace:
+    """A quantised weight."""
+
+    def __init__(self, weight: Tensor, quantizer: Quantizer) -> None:
+        self.update(weight, quantizer)
+
+    def update(self, weight: Tensor, quantizer: Quantizer) -> None:
+        weight = weight.detach()
+        self.rowwise, self.columnwise = quantizer.rowwise(weight), quantizer.columnwise(weight)
+
+
+class GroupedLinear(grouped.GroupedLinear):
+    """A grouped product that is quantised within `context`. It keeps quantisers and quantised weights."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.is_first_microbatch = True
+        self.fp8_initialized = self.fp8_meta_tensors_initialized = False
+        self.quantizers: dict[str, Any] = {"scaling_fwd": {}, "scaling_bwd": {}}
+        self._fp8_workspaces: dict[str, Workspace] = {}
+
+    def forward(self, tokens: Tensor, splits: Sequence[int]) -> tuple[Tensor, list[Tensor] | None]:
+        config = _config.get()
+        assert config is not None, "experts ran outside of the context that quantises"
+        assert len(splits) == self.num_gemms, "Number of splits should match number of GEMMs."
+        assert all(size % alignment(config) == 0 for size in splits), splits
+        if not (self.fp8_initialized and self.fp8_meta_tensors_initialized):
+            self._make_quantizers(config)
+        of_inputs, of_weights = (
+            [self.quantizers["scaling_fwd"][3 * i + offset] for i in range(self.num_gemms)] for offset in (0, 1)
+        )
+        of_gradients = [self.quantizers["scaling_bwd"][2 * i] for i in range(self.num_gemms)]
+        names = [f"weight{i}" for i in range(self.num_gemms)]
+        weights = [getattr(self, name) for name in names]
+        biases = [getattr(self, f"bias{i}") for i in range(self.num_gemms)]
+        workspaces = [self._workspace(*each) for each in zip(names, weights, of_weights, strict=True)]
+        outputs = _QuantisedProduct.apply(
+            tokens,
+            [int(size) for size in splits],
+            self.config.gradient_accumulation_fusion,
+            self.is_first_microbatch,
+            (of_inputs, of_gradients),
+            workspaces,
+            *weights,
+        )
+        self.is_first_microbatch = False
+        if self.use_bias and not self.returns_bias:
+            parts = torch.split(outputs, list(splits))
+            outputs = torch.cat([part + bias for part, bias in zip(parts, biases, strict=True)])
+        return outputs, biases if self.use_bias and self.returns_bias else None
+
+    def _make_quantizers(self, config: Any) -> None:
+        forward, backward = _E4M3, _E5M2 if config.fp8 == "hybrid" else _E4M3
+        kinds = [(forward, False), (forward, True), (forward, False)], [(backward, False)] * 2
+        for key, of_product in zip(("scaling_fwd", "scaling_bwd"), kinds, strict=True):
+            self.quantizers[key] = [
+                Quantizer(config.fp8_recipe, dtype, is_weight=is_weight)
+                for _ in range(self.num_gemms)
+                for dtype, is_weight in of_product
+            ]
+        self.fp8_initialized = self.fp8_meta_tensors_initialized = True
+
+    def _workspace(self, name: str, weight: Tensor, quantizer: Quantizer) -> Workspace:
+        found = self._fp8_workspaces.get(name)
+        if found is None:
+            found = self._fp8_workspaces[name] = Workspace(weight, quantizer)
+        elif self.is_first_microbatch:
+            found.update(weight, quantizer)
+        return found
+
+
+class _QuantisedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tokens: Tensor,
+        splits: list[int],
+        fused: bool,
+        is_first: bool,
+        quantizers: tuple[list[Quantizer], list[Quantizer]],
+        workspaces: list[Workspace],
+        *weights: Tensor,
+    ) -> Tensor:
+        of_inputs, ctx.of_gradients = quantizers
+        parts = torch.split(tokens, splits)
+        ctx.splits, ctx.fused, ctx.accumulates, ctx.workspaces = splits, fused, not is_first, workspaces
+        ctx.main_grads = [weight.main_grad for weight in weights] if fused else None
+        ctx.weights = [weakref.ref(weight) for weight in weights]
+        ctx.inputs = [quantizer.columnwise(part) for quantizer, part in zip(of_inputs, parts, strict=True)]
+        products = (
+            quantizer.rowwise(part) @ workspace.rowwise.t()
+            for quantizer, part, workspace in zip(of_inputs, parts, workspaces, strict=True)
+        )
+        return torch.cat(list(products)).to(tokens.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        gradients = torch.split(gradient, ctx.splits)
+        to_tokens = torch.cat(
+            [
+                quantizer.rowwise(each) @ workspace.columnwise
+                for quantizer, each, workspace in zip(ctx.of_gradients, gradients, ctx.workspaces, strict=True)
+            ]
+        ).to(gradient.dtype)
+        to_weights: list[Tensor | None] = []
+        for i, (quantizer, each, part) in enumerate(zip(ctx.of_gradients, gradients, ctx.inputs, strict=True)):
+            product = quantizer.columnwise(each).t() @ part
+            original = ctx.weights[i]()
+            if original is None:
+                raise RuntimeError("weight was removed while fuse_wgrad_accumulation=True")
+            if not ctx.fused:
+                to_weights.append(product.to(original.dtype))
+                continue
+            if ctx.accumulates:
+                ctx.main_grads[i].add_(product)
+            else:
+                ctx.main_grads[i].copy_(product)
+            if hasattr(original, "grad_added_to_main_grad"):
+                original.grad_added_to_main_grad = True
+                to_weights.append(torch.full_like(original, torch.nan))  # a dummy; using it as a gradient would show
+            else:
+                to_weights.append(None)
+        return to_tokens, None, None, None, None, None, *to_weights
+
+
+def alignment(config: Any) -> int:
+    """The number that divides the tokens of every product."""
+    return 32 if config.fp8_recipe == "mxfp8" else 16
+
+
+class Fp8Padding(nn.Module):
+    def __init__(self, num_gemms: int) -> None:
+        super().__init__()
+        self.num_gemms = num_gemms
+
+    def forward(self, tokens: Tensor, splits: list[int]) -> tuple[Tensor, list[int]]:
+        assert len(splits) == self.num_gemms, "Number of splits should match number of GEMMs."
+        padded = [-(-size // alignment(_config.get())) * alignment(_config.get()) for size in splits]
+        parts = zip(torch.split(tokens, splits), splits, padded, strict=True)
+        return torch.cat([nn.functional.pad(part, (0, 0, 0, more - size)) for part, size, more in parts]), padded
+
+
+class Fp8Unpadding(nn.Module):
+    def __init__(self, num_gemms: int) -> None:
+        super().__init__()
+        self.num_gemms = num_gemms
+
+    def forward(self, tokens: Tensor, splits: list[int]) -> Tensor:
+        assert len(splits) == self.num_gemms, "Number of splits should match number of GEMMs."
+        padded = [-(-size // alignment(_config.get())) * alignment(_config.get()) for size in splits]
+        parts = zip(torch.split(tokens, padded), splits, strict=True)
+        return torch.cat([part[:size] for part, size in parts])
+
+
+@contextlib.contextmanager
+def context(config: Any, layer_no: int = -1, is_init: bool = False) -> Iterator[None]:
+    """Run the body quantised, as `megatron.core.fp8_utils.get_fp8_context` does."""
+    token = _config.set(config)
+    try:
+        yield
+    finally:
+        _config.reset(token)
+
+
+def checkpoint(
+    function: Callable[..., Any],
+    *args: Any,
+    distribute_saved_activations: bool,
+    get_rng_state_tracker: Any,
+    tp_group: Any,
+    **kwargs: Any,
+) -> Any:
+    assert not distribute_saved_activations
+    return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=True, **kwargs)
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """Let megatron use the stand-in in models that are built and run within the body."""
+    modules = {name: ModuleType(name) for name in ("", ".pytorch", ".pytorch.distributed")}
+    modules[".pytorch.distributed"].checkpoint = checkpoint
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            mock.patch.dict(sys.modules, {f"transformer_engine{name}": each for name, each in modules.items()})
+        )
+        for module, names in (
+            (utils, {"_te_version": Version("2.4.0")}),
+            (extension, {"HAVE_TE": True}),
+            (transformer_block, {"get_fp8_context": context, "te_checkpoint": extension.te_checkpoint}),
+            (experts, {"HAVE_TE": True, "Fp8Padding": Fp8Padding, "Fp8Unpadding": Fp8Unpadding}),
+            (grouped, {"GroupedLinear": GroupedLinear}),
+        ):
+            for name, value in names.items():
+                stack.enter_context(mock.patch.object(module, name, value, create=True))
+        yield
