@@ -8,7 +8,7 @@ from relibra.cli.recipes.merged import read_yaml
 from relibra.cli.recipes.python.launcher import read_launcher
 from relibra.cli.recipes.python.models import model_arguments
 from relibra.cli.recipes.recipe import Recipe
-from relibra.cli.recipes.shell.evaluate import Started, expand_script
+from relibra.cli.recipes.shell.evaluate import expand_script
 from relibra.cli.recipes.shell.sources import find_source
 from relibra.cli.recipes.shell.unknown import without_unknown
 from relibra.cli.recipes.shipped import framework_data
@@ -68,27 +68,26 @@ def _launch(path: Path, text: str, framework: Framework, reader: Reader, given: 
         words, stops = read_launcher(path, text, given)
         return Launch(path, text, words, {}, (*warnings, *stops))
     expansion = expand_script(path, text, given, lambda argv: model_arguments(argv, path))
-    warnings += [f"{each}: settings in this file are not known" for each in expansion.missing]
+    warnings += expansion.doubts
     started = _training(expansion.commands, reader)
-    if started is None:
+    if not started:
         raise InvalidInput.of(
             "--recipe",
             expected=f"a script that starts a training of {framework}",
             got=f"{path.name}, which starts none",
         )
-    words = started.argv
     config = {}
-    name = Launch(path, text, words).options().get("config")
+    name = Launch(path, text, started).options().get("config")
     if isinstance(name, str) and (found := find_source(without_unknown(name), path.absolute().parent, path.absolute())):
         config = read_yaml(found, warnings, shipped)
-    return Launch(path, text, words, config, tuple(warnings))
+    return Launch(path, text, started, config, tuple(warnings))
 
 
-def _training(commands: tuple[Started, ...], reader: Reader) -> Started | None:
-    """Return the command that starts the training, or None if there is none."""
-    scores = [sum(reader.command.match(word) is not None for word in each.argv) for each in commands]
+def _training(commands: tuple[tuple[str, ...], ...], reader: Reader) -> tuple[str, ...]:
+    """Return the command that starts the training, or no words if there is none."""
+    scores = [sum(reader.command.match(word) is not None for word in each) for each in commands]
     if not any(scores):
-        return None
+        return ()
     best = max(range(len(scores)), key=lambda number: (scores[number], number))
     return commands[best]
 

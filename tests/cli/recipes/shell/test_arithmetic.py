@@ -9,14 +9,29 @@ from hypothesis import strategies as st
 from relibra.cli.recipes.shell.arithmetic import NotANumber, evaluate
 
 EXPRESSIONS = [
-    "1 + 2 * 3 - 4 / 3", "-7 / 2", "-7 % 3", "2 ** 3 ** 1", "(1 + 2) * 3", "!0 + ~5", "1 << 4 | 3", "6 & 3 ^ 1",
-    "5 > 3 && 2 >= 2 || 0", "0 ? 1 : 2", "a = 4, a * 2", "a++ + a", "--a", "a += 5", "0x10 + 1", "b", "1 < 2 == 1",
+    "1 + 2 * 3 - 4 / 3", "-7 / 2", "-7 % 3", "(1 + 2) * 3", "5 > 3 && 2 >= 2 || 0", "0 || 0", "a = 4", "a++",
+    "a--", "a += 5", "a *= 2 + 1", "0x10 + 1", "b", "a == 3", "\n 1\n + 2", "-a - -2", "7 / -2", "7 % -2",
 ]  # fmt: skip
+OTHERS = [
+    "1 < 2 == 1",
+    "2 ** 3",
+    "1 << 4",
+    "6 & 3",
+    "0 ? 1 : 2",
+    "a = 4, a * 2",
+    "--a",
+    "~5",
+    "!(a == 3)",
+    "!a == 0",
+    "!0 + 5",
+    "a--1",
+]
+"""bash knows these. Python binds some of their operators otherwise, so their values are unknown."""
 
 
 def value(expression: str) -> int:
     variables = {"a": "3"}
-    return evaluate(expression, lambda name: variables.get(name, ""), variables.__setitem__)
+    return evaluate(expression, variables.get, variables.__setitem__)
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
@@ -26,7 +41,7 @@ def test_values_are_those_of_bash():
     assert [value(each) for each in EXPRESSIONS] == [int(each) for each in said]
 
 
-@pytest.mark.parametrize("expression", ["1 +", "1 / 0", "(1", "1 2", "9 ** 9 ** 9", "1 << 10000", "1.5", "$x"])
+@pytest.mark.parametrize("expression", [*OTHERS, "1 +", "1 / 0", "(1", "1 2", "9999999999 * 9999999999", "1.5", "$x"])
 def test_what_has_no_value_is_refused(expression):
     with pytest.raises(NotANumber):
         value(expression)

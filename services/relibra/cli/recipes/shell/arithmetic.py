@@ -1,177 +1,85 @@
-"""Evaluates bash arithmetic: integers, variables, assignments and the operators of C."""
+"""Evaluates bash arithmetic: sums, products, comparisons, and assignments of one variable.
 
+Python's own parser reads the expressions, because these operators bind in the same order in both languages. An
+operator that binds otherwise, such as `&` or `? :`, makes the value unknown.
+"""
+
+import ast
+import operator
 import re
 from collections.abc import Callable
+from typing import Any
 
+from relibra.cli.recipes.shell.unknown import shown
 from relibra.errors import InvalidInput
 
-_TOKEN = re.compile(
-    r"\s*(0[xX][0-9a-fA-F]+|\d+|[A-Za-z_]\w*|\*\*|<<|>>|<=|>=|==|!=|&&|\|\||\+\+|--|[-+*/%]=|[-+*/%<>=!~&|^?:(),])"
-)
-_BINARY = tuple(
-    tuple(level.split()) for level in ("||", "&&", "|", "^", "&", "== !=", "< <= > >=", "<< >>", "+ -", "* / %", "**")
-)
-"""Operators from the loosest to the tightest."""
+_ASSIGNED = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:(\+\+|--)\s*|([-+*/%]?)=(?!=)(.+))", re.S)
+_OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda left, right: (abs(left) // abs(right)) * (1 if (left < 0) == (right < 0) else -1),
+    ast.Mod: lambda left, right: abs(left) % abs(right) * (1 if left >= 0 else -1),
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
 
 
 class NotANumber(InvalidInput):
     """An expression whose value cannot be told."""
 
 
-def evaluate(expression: str, get: Callable[[str], str], put: Callable[[str, str], None]) -> int:
+def evaluate(expression: str, get: Callable[[str], str | None], put: Callable[[str, str], None]) -> int:
     """Return the value of an expression; an empty one is 0.
 
     Args:
         expression: the text between the brackets, with `$name` already expanded.
-        get: returns the value of a variable, or an empty string.
+        get: returns the value of a variable, or None.
         put: assigns a variable.
 
     Raises:
-        NotANumber: the expression is no arithmetic, or divides by zero.
+        NotANumber: the expression is no arithmetic that is read here, or divides by zero.
     """
-    return _Evaluation(expression, get, put).value()
+    try:
+        if (assigned := _ASSIGNED.fullmatch(expression)) is None:
+            return _parsed(expression, get)
+        name, step, sign, right = assigned.groups()
+        before = 0 if step is None and not sign else _parsed(name, get)
+        after = _parsed(f"{name} {step[0]} 1" if step else f"{name} {sign} ({right})" if sign else right, get)
+        put(name, str(after))
+        return before if step else after
+    except (SyntaxError, ValueError, ArithmeticError, KeyError, MemoryError) as error:
+        raise NotANumber(f"expected arithmetic, got {shown(expression)!r}") from error
 
 
-class _Evaluation:
-    def __init__(self, expression: str, get: Callable[[str], str], put: Callable[[str, str], None]) -> None:
-        self._expression, self._get, self._put = expression, get, put
-        self._tokens: list[str] = []
-        at = 0
-        while expression[at:].strip():
-            match = _TOKEN.match(expression, at)
-            if match is None:
-                raise self._error()
-            self._tokens.append(match[1])
-            at = match.end()
-        self._at = 0
+def _parsed(expression: str, get: Callable[[str], str | None]) -> int:
+    if "--" in expression:
+        raise ValueError("-- is a sign in Python")
+    text = re.sub(r"!(?!=)", " not ", expression.replace("&&", " and ").replace("||", " or ")).strip()
+    return int(_value(ast.parse(f"({text or 0})", mode="eval").body, get))
 
-    def value(self) -> int:
-        if not self._tokens:
-            return 0
-        found = self._comma()
-        if self._at < len(self._tokens):
-            raise self._error()
-        return found
 
-    def _error(self) -> NotANumber:
-        return NotANumber(f"expected arithmetic, got {self._expression!r}")
-
-    def _peek(self, offset: int = 0) -> str:
-        at = self._at + offset
-        return self._tokens[at] if at < len(self._tokens) else ""
-
-    def _take(self, *tokens: str) -> str:
-        if self._peek() in tokens and self._peek():
-            self._at += 1
-            return self._tokens[self._at - 1]
-        return ""
-
-    def _comma(self) -> int:
-        found = self._assignment()
-        while self._take(","):
-            found = self._assignment()
-        return found
-
-    def _assignment(self) -> int:
-        name, operator = self._peek(), self._peek(1)
-        if name.isidentifier() and operator in ("=", "+=", "-=", "*=", "/=", "%="):
-            self._at += 2
-            right = self._assignment()
-            found = right if operator == "=" else self._apply(operator[0], self._number(name), right)
-            self._put(name, str(found))
+def _value(node: ast.expr, get: Callable[[str], str | None]) -> int:
+    match node:
+        case ast.Constant(value=int(found)):
             return found
-        condition = self._binary(0)
-        if not self._take("?"):
-            return condition
-        yes = self._assignment()
-        if not self._take(":"):
-            raise self._error()
-        no = self._assignment()
-        return yes if condition else no
-
-    def _binary(self, level: int) -> int:
-        if level == len(_BINARY):
-            return self._unary()
-        found = self._binary(level + 1)
-        while operator := self._take(*_BINARY[level]):
-            found = self._apply(operator, found, self._binary(level + 1))
-        return found
-
-    def _unary(self) -> int:
-        if sign := self._take("++", "--"):
-            return self._step(self._name(), 1 if sign == "++" else -1)
-        if sign := self._take("-", "+", "!", "~"):
-            inner = self._unary()
-            return {"-": -inner, "+": inner, "!": int(not inner), "~": ~inner}[sign]
-        if self._take("("):
-            found = self._comma()
-            if not self._take(")"):
-                raise self._error()
-            return found
-        token = self._peek()
-        if token.isidentifier():
-            name = self._name()
-            if sign := self._take("++", "--"):
-                step = 1 if sign == "++" else -1
-                return self._step(name, step) - step
-            return self._number(name)
-        try:
-            found = int(token, 0) if token[:2].lower() == "0x" else int(token)
-        except ValueError:
-            raise self._error() from None
-        self._at += 1
-        return found
-
-    def _name(self) -> str:
-        name = self._peek()
-        if not name.isidentifier():
-            raise self._error()
-        self._at += 1
-        return name
-
-    def _step(self, name: str, step: int) -> int:
-        found = self._number(name) + step
-        self._put(name, str(found))
-        return found
-
-    def _number(self, name: str) -> int:
-        text = self._get(name).strip()
-        if not text:
-            return 0
-        try:
-            return int(text, 0) if text[:2].lower() == "0x" else int(text)
-        except ValueError:
-            raise NotANumber(f"expected {name} to be a number, got {text!r}") from None
-
-    def _apply(self, operator: str, left: int, right: int) -> int:
-        if operator in ("/", "%") and right == 0:
-            raise NotANumber(f"division by zero in {self._expression!r}")
-        if operator in ("**", "<<", ">>") and not 0 <= right <= 256:
-            raise NotANumber(f"a number too large in {self._expression!r}")
-        quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1) if operator in ("/", "%") else 0
-        remainder = left - quotient * right
-        apply: dict[str, Callable[[], int]] = {
-            "||": lambda: int(bool(left) or bool(right)),
-            "&&": lambda: int(bool(left) and bool(right)),
-            "|": lambda: left | right,
-            "^": lambda: left ^ right,
-            "&": lambda: left & right,
-            "==": lambda: int(left == right),
-            "!=": lambda: int(left != right),
-            "<": lambda: int(left < right),
-            "<=": lambda: int(left <= right),
-            ">": lambda: int(left > right),
-            ">=": lambda: int(left >= right),
-            "<<": lambda: left << right,
-            ">>": lambda: left >> right,
-            "+": lambda: left + right,
-            "-": lambda: left - right,
-            "*": lambda: left * right,
-            "/": lambda: quotient,
-            "%": lambda: remainder,
-            "**": lambda: int(left**right),
-        }
-        found = apply[operator]()
-        if abs(found) >> 256:
-            raise NotANumber(f"a number too large in {self._expression!r}")
-        return found
+        case ast.Name(id=name):
+            text = (get(name) or "0").strip()
+            return int(text, 0 if text[:2].lower() == "0x" else 10)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand, get)
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Name() | ast.Constant() as operand):
+            return not _value(operand, get)
+        case ast.BoolOp(op=ast.And(), values=values):
+            return all(_value(each, get) for each in values)
+        case ast.BoolOp(values=values):
+            return any(_value(each, get) for each in values)
+        case ast.BinOp(left=left, op=sign, right=right) | ast.Compare(left=left, ops=[sign], comparators=[right]):
+            found = _OPERATORS[type(sign)](_value(left, get), _value(right, get))
+            if abs(found) >> 64 == 0:
+                return int(found)
+    raise ValueError(ast.unparse(node)[:80])

@@ -1,44 +1,36 @@
 """The commands of bash, and a few programs without effects, that a script's settings depend on."""
 
+import itertools
 import os.path
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from relibra.cli.recipes.shell.parse import ShellSyntaxError, parse
 from relibra.cli.recipes.shell.unknown import unknown, without_unknown
 
 if TYPE_CHECKING:
-    from relibra.cli.recipes.shell.evaluate import Builtin, Evaluation
+    from relibra.cli.recipes.shell.evaluate import Evaluation
+
+Builtin = Callable[["Evaluation", list[str]], int]
+
+STARTING = ("command", "exec", "builtin", "nohup", "time")
+"""Words before the program that they start."""
+_FORMAT = re.compile(r"%(%|[-+0 #]*\d*(?:\.\d+)?[sdqbif])")
 
 
-def _nothing(_: "Evaluation", _arguments: list[str], _line: int) -> int:
+def _echo(evaluation: "Evaluation", arguments: list[str]) -> int:
+    flags = [each for each in arguments if re.fullmatch("-[neE]+", each)]
+    evaluation.write(" ".join(arguments[len(flags) :]) + ("" if "n" in "".join(flags) else "\n"))
     return 0
 
 
-def _false(_: "Evaluation", _arguments: list[str], _line: int) -> int:
-    return 1
-
-
-def _echo(evaluation: "Evaluation", arguments: list[str], _line: int) -> int:
-    ends = "\n"
-    while arguments and re.fullmatch(r"-[neE]+", arguments[0]):
-        ends = "" if "n" in arguments[0] else ends
-        arguments = arguments[1:]
-    evaluation.write(" ".join(arguments) + ends)
-    return 0
-
-
-def _printf(evaluation: "Evaluation", arguments: list[str], _line: int) -> int:
-    name = None
-    if arguments[:1] == ["-v"]:
-        name, arguments = arguments[1], arguments[2:]
-    arguments = arguments[1:] if arguments[:1] == ["--"] else arguments
-    if not arguments:
-        return 1
-    pattern, values = arguments[0].replace("\\n", "\n").replace("\\t", "\t"), iter(arguments[1:])
-    text = re.sub(
-        r"%(%|[-+0 #]*\d*(?:\.\d+)?[sdqbif])", lambda found: "%" if found[1] == "%" else next(values, ""), pattern
-    )
+def _printf(evaluation: "Evaluation", arguments: list[str]) -> int:
+    name = arguments[1] if arguments[:1] == ["-v"] else None
+    pattern, *values = [each for each in arguments[2 if name else 0 :] if each != "--"] or [""]
+    left = iter(values)
+    text = _FORMAT.sub(lambda found: "%" if found[1] == "%" else next(left, ""), pattern.replace("\\n", "\n"))
     if name is None:
         evaluation.write(text)
     else:
@@ -46,196 +38,112 @@ def _printf(evaluation: "Evaluation", arguments: list[str], _line: int) -> int:
     return 0
 
 
-def _cat(evaluation: "Evaluation", arguments: list[str], line: int) -> int:
-    if not arguments and evaluation.here_document is not None:
-        evaluation.write(evaluation.here_document)
-    else:
-        evaluation.write(unknown(f"$(cat {' '.join(arguments)})"))
+def _cat(evaluation: "Evaluation", arguments: list[str]) -> int:
+    text = None if arguments else evaluation.here_document
+    evaluation.write(unknown(f"$(cat {' '.join(arguments)})") if text is None else text)
     return 0
 
 
-def _declare(evaluation: "Evaluation", arguments: list[str], _line: int) -> int:
-    is_keyed = any(each.startswith("-") and "A" in each for each in arguments)
+def declare(evaluation: "Evaluation", arguments: list[str]) -> int:
+    """Assign the variables that `declare`, `export` and their kin name."""
     for each in arguments:
-        if each.startswith("-"):
-            continue
         name, equals, value = each.partition("=")
-        is_appended = name.endswith("+")
-        name = name.removesuffix("+")
-        if is_keyed:
-            evaluation.variables.keyed.add(name)
         if equals and name.isidentifier():
-            evaluation.variables.assign(name, value, is_appended=is_appended)
+            evaluation.variables.assign(name, value)
     return 0
 
 
-def _unset(evaluation: "Evaluation", arguments: list[str], _line: int) -> int:
-    for name in arguments:
-        evaluation.variables.values.pop(name, None)
-        if "-f" in arguments:
-            evaluation.functions.pop(name, None)
-    return 0
-
-
-def _set(evaluation: "Evaluation", arguments: list[str], _line: int) -> int:
+def _set(evaluation: "Evaluation", arguments: list[str]) -> int:
     if "--" in arguments:
         evaluation.variables.positional = arguments[arguments.index("--") + 1 :]
     return 0
 
 
-def _shift(evaluation: "Evaluation", arguments: list[str], _line: int) -> int:
+def _shift(evaluation: "Evaluation", arguments: list[str]) -> int:
     count = int(arguments[0]) if arguments and arguments[0].isdigit() else 1
     had = len(evaluation.variables.positional)
     evaluation.variables.positional = evaluation.variables.positional[count:]
     return int(count > had)
 
 
-def _cd(evaluation: "Evaluation", arguments: list[str], _line: int) -> int:
-    words = [each for each in arguments if each not in ("--", "-P", "-L")]
+def _cd(evaluation: "Evaluation", arguments: list[str]) -> int:
+    words = [each for each in arguments if each != "--"]
     if words and (target := without_unknown(words[0])):
         evaluation.variables.folder = Path(os.path.normpath(evaluation.variables.folder / target))
     return 0
 
 
-def _pwd(evaluation: "Evaluation", _arguments: list[str], _line: int) -> int:
+def _path(change: Callable[["Evaluation", list[str]], str]) -> Builtin:
+    def write(evaluation: "Evaluation", arguments: list[str]) -> int:
+        words = [each for each in arguments if not each.startswith("-")]
+        evaluation.write(change(evaluation, words) + "\n" if words else "")
+        return 0
+
+    return write
+
+
+def _pwd(evaluation: "Evaluation", _arguments: list[str]) -> int:
     evaluation.write(f"{evaluation.variables.folder}\n")
     return 0
 
 
-def _dirname(evaluation: "Evaluation", arguments: list[str], _line: int) -> int:
-    words = [each for each in arguments if each != "--"]
-    evaluation.write(f"{os.path.dirname(words[0]) or '.'}\n" if words else "")  # noqa: PTH120  # an empty result is "."
-    return 0
-
-
-def _basename(evaluation: "Evaluation", arguments: list[str], _line: int) -> int:
-    words = [each for each in arguments if each != "--"]
-    name = Path(words[0]).name if words else ""
-    evaluation.write(name.removesuffix(words[1]) if len(words) > 1 else name)
-    return 0
-
-
-def _realpath(evaluation: "Evaluation", arguments: list[str], _line: int) -> int:
-    words = [each for each in arguments if not each.startswith("-")]
-    evaluation.write(os.path.normpath(evaluation.variables.folder / words[0]) if words else "")
-    return 0
-
-
-def _test(evaluation: "Evaluation", arguments: list[str], _line: int) -> int:
-    parts = [without_unknown(each) for each in arguments]
-    return int(not evaluation.decide(parts[:-1] if parts[-1:] == ["]"] else parts))
-
-
-def _let(evaluation: "Evaluation", arguments: list[str], _line: int) -> int:
-    for each in arguments:
-        evaluation.variables.number_text(each)
-    return 0
-
-
-def _read(evaluation: "Evaluation", arguments: list[str], _line: int) -> int:
+def _read(evaluation: "Evaluation", arguments: list[str]) -> int:
+    """`read` gets its text from a here document. Without one, `while read` ends."""
     text = evaluation.here_document
-    is_array = False
-    names = []
-    skips = False
-    for each in arguments:
-        if skips:
-            skips = False
-        elif each.startswith("-"):
-            is_array |= "a" in each
-            skips = each[-1] in "dnptu"
-        else:
-            names.append(each)
-    if is_array and names:
-        evaluation.variables.assign_array(names[0], text.split() if text is not None else [])
+    flags = "".join(each for each in arguments if each.startswith("-"))
+    names = [each for each in arguments if each and not each.startswith("-")]
+    if names and "a" in flags:
+        words = enumerate((text or "").split())
+        evaluation.variables.assign_array(names[0], {str(number): each for number, each in words})
     elif names:
-        evaluation.variables.assign(names[0], text.strip() if text is not None else unknown("$(read)"))
-    # Without input, `while read` ends.
-    return 0 if text is not None else 1
+        evaluation.variables.assign(names[-1], unknown("$(read)") if text is None else text.strip())
+    return int(text is None)
 
 
-def _source(evaluation: "Evaluation", arguments: list[str], line: int) -> int:
-    return evaluation.source(arguments[0], arguments[1:], line) if arguments else 1
-
-
-def _leave(word: str) -> "Builtin":
-    def leave(_evaluation: "Evaluation", _arguments: list[str], _line: int) -> int:
-        from relibra.cli.recipes.shell.evaluate import Leaving
-
-        raise Leaving(word)
-
-    return leave
-
-
-def _command(evaluation: "Evaluation", arguments: list[str], line: int) -> int:
-    """`command`, `exec` and their kin start the program that follows. `command -v` asks for one: there is none."""
-    if arguments[:1] in (["-v"], ["-V"]):
-        return 1
-    words = arguments[1:] if arguments[:1] == ["--"] else arguments
-    return evaluation.call(words, line) if words and not words[0].startswith("-") else 0
-
-
-def _eval(evaluation: "Evaluation", arguments: list[str], _line: int) -> int:
-    from relibra.cli.recipes.shell.parser import parse
-    from relibra.cli.recipes.shell.syntax import ShellSyntaxError
-
+def _eval(evaluation: "Evaluation", arguments: list[str]) -> int:
     try:
         return evaluation.run(parse(" ".join(arguments)))
-    except ShellSyntaxError:
+    except ShellSyntaxError as error:
+        evaluation.doubts.append(f"eval {arguments}: {error}")
         return 1
 
 
-def _shell(evaluation: "Evaluation", arguments: list[str], line: int) -> int:
+def _test(evaluation: "Evaluation", arguments: list[str]) -> int:
+    return evaluation.tested([without_unknown(each) for each in arguments])
+
+
+def _shell(evaluation: "Evaluation", arguments: list[str]) -> int:
     """`bash -c script`, or `bash file`, in a subshell."""
     inner = evaluation.subshell()
-    for at, each in enumerate(arguments):
-        if each.startswith("-"):
-            if "c" in each and not each.startswith("--") and at + 1 < len(arguments):
-                with inner.variables.called_with(arguments[at + 3 :]):
-                    return _eval(inner, [arguments[at + 1]], line)
-            continue
-        return inner.source(each, arguments[at + 1 :], line)
-    return 0
+    flags = list(itertools.takewhile(lambda each: each.startswith("-"), arguments))
+    first, *others = [*arguments[len(flags) :], ""]
+    if any("c" in each for each in flags if not each.startswith("--")):
+        with inner.variables.called_with(others[1:-1]):
+            return _eval(inner, [first])
+    return inner.source(first, others[:-1]) if first else 0
 
 
-_WITHOUT_EFFECT = [
-    ":",
-    "true",
-    "trap",
-    "ulimit",
-    "umask",
-    "wait",
-    "sleep",
-    "shopt",
-    "hash",
-    "alias",
-    "exit",
-    "enable",
-    "kill",
-    "pushd",
-    "popd",
-]
+_WITHOUT_EFFECT = (
+    *(":", "true", "trap", "ulimit", "umask", "wait", "sleep", "shopt"),
+    *("hash", "alias", "exit", "enable", "kill", "pushd", "popd"),
+)
 
-BUILTINS: "dict[str, Builtin]" = {
-    **dict.fromkeys(_WITHOUT_EFFECT, _nothing),
-    **dict.fromkeys(("false", "type", "which"), _false),
-    **dict.fromkeys(("declare", "typeset", "local", "export", "readonly"), _declare),
-    **dict.fromkeys(("[", "test"), _test),
-    **dict.fromkeys(("source", "."), _source),
-    **dict.fromkeys(("command", "exec", "builtin", "nohup", "time", "stdbuf"), _command),
-    **dict.fromkeys(("bash", "sh"), _shell),
-    **dict.fromkeys(("realpath", "readlink"), _realpath),
-    **{word: _leave(word) for word in ("return", "break", "continue")},
+BUILTINS: dict[str, Builtin] = {
+    **dict.fromkeys(_WITHOUT_EFFECT, lambda _, __: 0),
+    **dict.fromkeys(("false", "type", "which", *STARTING), lambda _, __: 1),
     "echo": _echo,
     "printf": _printf,
     "cat": _cat,
-    "unset": _unset,
     "set": _set,
     "shift": _shift,
     "cd": _cd,
     "pwd": _pwd,
-    "dirname": _dirname,
-    "basename": _basename,
-    "let": _let,
+    "dirname": _path(lambda _, words: os.path.dirname(words[0]) or "."),  # noqa: PTH120  # an empty result is "."
+    "basename": _path(lambda _, words: Path(words[0]).name.removesuffix(words[1] if len(words) > 1 else "")),
+    "realpath": _path(lambda evaluation, words: os.path.normpath(evaluation.variables.folder / words[0])),
     "read": _read,
     "eval": _eval,
+    "test": _test,
+    "bash": _shell,
+    "sh": _shell,
 }

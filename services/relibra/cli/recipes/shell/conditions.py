@@ -1,118 +1,122 @@
 """Decides the conditions of a script: `[ ... ]` and `[[ ... ]]`. An unknown part of a text counts as empty."""
 
 import fnmatch
+import operator
 import re
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from relibra.cli.recipes.shell.arithmetic import NotANumber
+from relibra.cli.recipes.shell.parse import Node, ShellSyntaxError, text_of
+from relibra.cli.recipes.shell.unknown import without_unknown
 
-_UNARY = ("-z", "-n", "-f", "-d", "-e", "-r", "-x", "-s", "-v", "-w", "-L", "-h", "-o", "-t")
-_BINARY = ("=", "==", "!=", "=~", "-eq", "-ne", "-lt", "-le", "-gt", "-ge", "<", ">", "-nt", "-ot", "-ef")
+if TYPE_CHECKING:
+    from relibra.cli.recipes.shell.words import Words
+
+_NUMBERS: dict[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-lt": operator.lt,
+    "-le": operator.le,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+}
+_COMPARED = ("=", "==", "!=", "=~", "<", ">", *_NUMBERS)
+_FILES = ("-f", "-d", "-e", "-r", "-x", "-s", "-w", "-L", "-h")
+_UNARY = ("-z", "-n", "-v", *_FILES)
+_INNER = ("test_command", "binary_expression", "unary_expression", "parenthesized_expression")
 
 
-def decide(parts: list[str], number: Callable[[str], int], is_set: Callable[[str], bool], folder: Path) -> bool:
+def parts_of(node: Node, words: "Words") -> list[str]:
+    """Return the operands and operators of a condition in their order. The grammar does not know what binds tighter."""
+    parts: list[str] = []
+    end = -1
+    for each in _leaves(node):
+        if parts and parts[-1] in ("=", "==", "!="):
+            text = words.pattern([each])
+        else:
+            text = text_of(each) if each.type in ("regex", "test_operator") or not each.is_named else words.text(each)
+        if each.start_byte == end and text not in (")", "]") and parts[-1] not in ("(", "["):
+            parts[-1] += words.pattern([each])
+        else:
+            parts.append(text)
+        end = each.end_byte
+    return [without_unknown(each) for each in parts[1:-1]]
+
+
+def _leaves(node: Node) -> Iterator[Node]:
+    if node.type not in _INNER:
+        yield node
+        return
+    for each in node.children:
+        yield from _leaves(each)
+
+
+def holds(parts: list[str], words: "Words") -> bool:
     """Return whether a condition holds.
 
-    Args:
-        parts: operands and operators; right sides of `==` and `!=` are patterns, right sides of `=~` expressions.
-        number: returns the value of an arithmetic expression, or raises NotANumber.
-        is_set: returns whether a variable is set.
-        folder: where relative paths start.
+    Raises:
+        ShellSyntaxError: the condition uses something that is not read here.
     """
-    return _Decision(parts, number, is_set, folder).value()
+    left = list(reversed(parts))
+    found = bool(left) and _or(left, words)
+    if left:
+        raise ShellSyntaxError(f"the condition {' '.join(parts)} is not understood")
+    return found
 
 
-class _Decision:
-    def __init__(
-        self, parts: list[str], number: Callable[[str], int], is_set: Callable[[str], bool], folder: Path
-    ) -> None:
-        self._parts, self._number, self._is_set, self._folder = parts, number, is_set, folder
-        self._at = 0
+def _or(left: list[str], words: "Words") -> bool:
+    found = _and(left, words)
+    while left and left[-1] in ("||", "-o"):
+        left.pop()
+        found = _and(left, words) or found
+    return found
 
-    def value(self) -> bool:
-        return bool(self._parts) and self._or()
 
-    def _peek(self, offset: int = 0) -> str | None:
-        at = self._at + offset
-        return self._parts[at] if at < len(self._parts) else None
+def _and(left: list[str], words: "Words") -> bool:
+    found = _primary(left, words)
+    while left and left[-1] in ("&&", "-a"):
+        left.pop()
+        found = _primary(left, words) and found
+    return found
 
-    def _or(self) -> bool:
-        found = self._and()
-        while self._peek() in ("||", "-o"):
-            self._at += 1
-            found = self._and() or found
+
+def _primary(left: list[str], words: "Words") -> bool:
+    first = left.pop() if left else ""
+    if len(left) > 1 and left[-1] in _COMPARED:
+        return _compared(first, left.pop(), left.pop(), words)
+    if first == "!" and left:
+        return not _primary(left, words)
+    if first == "(":
+        found = _or(left, words)
+        if left:
+            left.pop()
         return found
+    if first not in _UNARY or not left:
+        return bool(first)
+    text = left.pop()
+    if first in ("-z", "-n"):
+        return bool(text) == (first == "-n")
+    if first == "-v":
+        return words.variables.text(text) is not None
+    path = words.variables.folder / text
+    try:
+        return bool(text) and {"-f": path.is_file, "-d": path.is_dir}.get(first, path.exists)()
+    except OSError:
+        return False
 
-    def _and(self) -> bool:
-        found = self._not()
-        while self._peek() in ("&&", "-a"):
-            self._at += 1
-            found = self._not() and found
-        return found
 
-    def _not(self) -> bool:
-        if self._peek() == "!" and self._peek(1) is not None:
-            self._at += 1
-            return not self._not()
-        if self._peek() == "(" and self._peek(1) not in _BINARY:
-            self._at += 1
-            found = self._or()
-            self._at += 1
-            return found
-        return self._primary()
-
-    def _primary(self) -> bool:
-        left = self._peek() or ""
-        operator = self._peek(1)
-        if operator in _BINARY and self._peek(2) is not None:
-            right = self._peek(2) or ""
-            self._at += 3
-            return self._compared(left, operator or "", right)
-        if left in _UNARY and operator is not None and operator not in ("&&", "||", "-a", ")"):
-            self._at += 2
-            return self._unary(left, operator)
-        self._at += 1
-        return bool(left)
-
-    def _unary(self, operator: str, operand: str) -> bool:
-        if operator == "-z":
-            return not operand
-        if operator == "-n":
-            return bool(operand)
-        if operator == "-v":
-            return self._is_set(operand)
-        if operator in ("-o", "-t") or not operand:
-            return False
-        path = self._folder / operand
+def _compared(left: str, sign: str, right: str, words: "Words") -> bool:
+    if sign in ("=", "==", "!="):
+        return fnmatch.fnmatchcase(left, right) == (sign != "!=")
+    if sign == "=~":
         try:
-            return {"-f": path.is_file, "-d": path.is_dir, "-L": path.is_symlink, "-h": path.is_symlink}.get(
-                operator, path.exists
-            )()
-        except OSError:
-            return False
-
-    def _compared(self, left: str, operator: str, right: str) -> bool:
-        if operator in ("=", "=="):
-            return fnmatch.fnmatchcase(left, right)
-        if operator == "!=":
-            return not fnmatch.fnmatchcase(left, right)
-        if operator == "=~":
-            try:
-                return re.search(right, left) is not None
-            except re.error:
-                return False
-        if operator in ("<", ">"):
-            return left < right if operator == "<" else left > right
-        try:
-            one, other = self._number(left), self._number(right)
-        except NotANumber:
-            return False
-        return {
-            "-eq": one == other,
-            "-ne": one != other,
-            "-lt": one < other,
-            "-le": one <= other,
-            "-gt": one > other,
-            "-ge": one >= other,
-        }.get(operator, False)
+            return re.search(right, left) is not None
+        except re.error as error:
+            raise ShellSyntaxError(f"the condition {left} =~ {right} is not understood") from error
+    if sign in ("<", ">"):
+        return left < right if sign == "<" else left > right
+    try:
+        return _NUMBERS[sign](words.number(left), words.number(right))
+    except NotANumber:
+        return False

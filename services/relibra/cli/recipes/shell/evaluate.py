@@ -1,37 +1,19 @@
 """Evaluates a parsed script: assignments and control flow take effect, and commands are recorded instead of run."""
 
+import fnmatch
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from relibra.cli.recipes.shell import builtins
 from relibra.cli.recipes.shell.arithmetic import NotANumber
-from relibra.cli.recipes.shell.conditions import decide
-from relibra.cli.recipes.shell.expand import expand_fields, expand_pattern, expand_text
-from relibra.cli.recipes.shell.parser import parse
+from relibra.cli.recipes.shell.conditions import holds, parts_of
+from relibra.cli.recipes.shell.parse import Node, ShellSyntaxError, line_of, named, parse, text_of
 from relibra.cli.recipes.shell.sources import find_source
-from relibra.cli.recipes.shell.syntax import (
-    Assignment,
-    Calculation,
-    Case,
-    Chain,
-    Command,
-    For,
-    ForCount,
-    Function,
-    Group,
-    If,
-    Pipeline,
-    Sequence,
-    ShellSyntaxError,
-    Simple,
-    Test,
-    While,
-    Word,
-)
 from relibra.cli.recipes.shell.unknown import shown, unknown, without_unknown
 from relibra.cli.recipes.shell.variables import Variables
+from relibra.cli.recipes.shell.words import Words
 from relibra.errors import InvalidInput
 
 _MAX_STEPS = 200_000
@@ -39,26 +21,18 @@ _MAX_DEPTH = 60
 _MAX_ROUNDS = 1000
 """The rounds of a `while` after which the script goes on. Real ones wait for something that never happens here."""
 
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A command that the script would start."""
-
-    line: int
-    argv: tuple[str, ...]
+Answer = Callable[[tuple[str, ...]], str | None]
+"""Returns the output of a program that is known without running it, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
     """What a script would do."""
 
-    commands: tuple[Started, ...]
-    missing: tuple[str, ...]
-    """Files that the script reads commands from, and that are not there."""
-
-
-Answer = Callable[[tuple[str, ...]], str | None]
-"""Returns the output of a program that is known without running it, or None."""
+    commands: tuple[tuple[str, ...], ...]
+    """The words of the commands that it would start."""
+    doubts: tuple[str, ...]
+    """Parts that were not read: files that are not there, and what is not understood."""
 
 
 def expand_script(path: Path, text: str, given: dict[str, str], answer: Answer = lambda _: None) -> Expansion:
@@ -76,11 +50,11 @@ def expand_script(path: Path, text: str, given: dict[str, str], answer: Answer =
     variables = Variables(path.absolute(), dict(given), folder=path.absolute().parent)
     evaluation = Evaluation(variables, answer=answer)
     try:
-        evaluation.run(parse(text))
-    except (Leaving, RecursionError) as error:
-        if isinstance(error, RecursionError):
-            raise InvalidInput(f"expected a script, got {path.name}, which is nested too deeply") from error
-    return Expansion(tuple(evaluation.commands), tuple(dict.fromkeys(evaluation.missing)))
+        with suppress(Leaving):
+            evaluation.run_all(parse(text).children)
+    except RecursionError as error:
+        raise InvalidInput(f"expected a script, got {path.name}, which is nested too deeply") from error
+    return Expansion(tuple(evaluation.commands), tuple(dict.fromkeys(evaluation.doubts)))
 
 
 class Leaving(Exception):
@@ -92,89 +66,102 @@ class Leaving(Exception):
 
 
 @dataclass(slots=True)
-class Evaluation:
+class Evaluation(Words):
     """The evaluation of a script, or of a part of it in a subshell."""
 
     variables: Variables
-    commands: list[Started] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    functions: dict[str, Command] = field(default_factory=dict)
+    commands: list[tuple[str, ...]] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    functions: dict[str, Node] = field(default_factory=dict)
     output: list[str] | None = None
     """The text that a substitution captures; None if nobody does."""
     is_condition: bool = False
     """Whether the status decides what happens next. A command that is not run counts as failed there."""
     steps: list[int] = field(default_factory=lambda: [0])
+    line: int = 0
+    """The line of the command that is being evaluated."""
     depth: int = 0
     here_document: str | None = None
     answer: Answer = lambda _: None
 
-    def run(self, command: Command) -> int:
+    def run_all(self, nodes: list[Node]) -> int:
+        """Evaluate commands one after the other, and return the status of the last."""
+        status = 0
+        for each in named(nodes):
+            status = self.run(each)
+        return status
+
+    def run(self, node: Node) -> int:
         """Evaluate a command and return its status."""
         self.steps[0] += 1
         if self.steps[0] > _MAX_STEPS:
             raise InvalidInput(f"expected a script that comes to an end, got more than {_MAX_STEPS} steps")
-        match command:
-            case Sequence(commands=commands):
-                status = 0
-                for each in commands:
-                    status = self.run(each)
-                return status
-            case Simple():
-                return self._simple(command)
-            case Chain(first=first, rest=rest):
-                return self._chain(first, rest)
-            case Pipeline(commands=commands, is_negated=is_negated):
-                status = self._pipeline(commands, is_negated)
-                return int(status == 0) if is_negated else status
-            case If(branches=branches):
-                for condition, body in branches:
-                    if condition is None or self._decide(condition):
-                        return self.run(body)
-                return 0
-            case For(name=name, words=words, body=body):
-                for value in [value for word in words for value in self.fields(word)]:
-                    self.variables.assign(name, value)
-                    if self._loops_no_more(body):
+        match node.type:
+            case "command":
+                return self._command(node)
+            case "variable_assignment":
+                self._assign(node)
+            case "program" | "variable_assignments" | "do_group" | "else_clause":
+                return self.run_all(node.children)
+            case "declaration_command":
+                for each in named(node.children):
+                    if each.type == "variable_assignment":
+                        self._assign(each)
+                    else:
+                        builtins.declare(self, self.fields(each))
+            case "unset_command":
+                for each in named(node.children):
+                    self.variables.values.pop(text_of(each), None)
+            case "redirected_statement":
+                return self._redirected(node)
+            case "compound_statement" if text_of(node.children[0]) == "((":
+                return int(not self._calculate(node))
+            case "compound_statement":
+                return self.run_all(node.children)
+            case "subshell":
+                return self.subshell().run_all(node.children)
+            case "list":
+                return self._list(node)
+            case "pipeline":
+                *before, last = named(node.children)
+                for each in before:
+                    inner = self.subshell()
+                    inner.output = []
+                    inner.run(each)
+                return self.run(last)
+            case "negated_command":
+                with self._as_condition(True):
+                    return int(self.run_all(node.children) == 0)
+            case "test_command":
+                self.line = line_of(node)
+                return self.tested(parts_of(node, self))
+            case "if_statement" | "elif_clause":
+                return self._if(node)
+            case "for_statement":
+                for value in [text for each in node.children_by_field_name("value") for text in self.fields(each)]:
+                    self.variables.assign(text_of(node.child_by_field_name("variable")), value)
+                    if self._ends_loop(node):
                         break
-                return 0
-            case ForCount(start=start, condition=condition, step=step, body=body):
-                self._calculate(start)
-                while self._calculate(condition) and not self._loops_no_more(body):
-                    self._calculate(step)
-                return 0
-            case While():
-                self._loop(command)
-                return 0
-            case Case(subject=subject, branches=branches):
-                return self._case(without_unknown(self.text(subject)), branches)
-            case Test(parts=parts):
-                return int(not self._test(parts))
-            case Calculation(expression=expression):
-                return int(not self._calculate(expression))
-            case Function(name=name, body=body):
-                self.functions[name] = body
-                return 0
-            case Group(body=body, is_subshell=is_subshell):
-                return (self.subshell() if is_subshell else self).run(body)
+            case "c_style_for_statement":
+                self._calculate(node.child_by_field_name("initializer"))
+                while self._calculate(node.child_by_field_name("condition"), default=1) and not self._ends_loop(node):
+                    self._calculate(node.child_by_field_name("update"))
+            case "while_statement":
+                self._while(node)
+            case "case_statement":
+                return self._case(node)
+            case "function_definition":
+                self.functions[text_of(node.child_by_field_name("name"))] = node.child_by_field_name("body")
+            case _:
+                self.doubts.append(f"line {line_of(node)}: {text_of(node)[:60]!r} is not understood")
+        return 0
 
-    def fields(self, word: Word) -> list[str]:
-        """Return the fields of a word."""
-        return expand_fields(word, self.variables, self.capture)
-
-    def text(self, word: Word) -> str:
-        """Return a word as one text."""
-        return expand_text(word, self.variables, self.capture)
-
-    def capture(self, script: str) -> str:
-        """Return the output of a script in a subshell."""
+    def capture(self, node: Node) -> str:
+        """Return the output of a substitution, whose assignments end with it."""
         inner = self.subshell()
         inner.output, inner.is_condition = [], False
-        try:
-            inner.run(parse(script))
-        except Leaving:
-            pass
-        except ShellSyntaxError:
-            return unknown(f"$({script})")
+        with suppress(Leaving):
+            inner.run_all(node.children)
         return "".join(inner.output or ()).rstrip("\n")
 
     def subshell(self) -> "Evaluation":
@@ -184,26 +171,33 @@ class Evaluation:
         return Evaluation(
             self.variables.copied(),
             self.commands,
-            self.missing,
+            self.doubts,
             dict(self.functions),
             self.output,
             self.is_condition,
             self.steps,
+            self.line,
             self.depth + 1,
             answer=self.answer,
         )
 
-    def call(self, argv: list[str], line: int) -> int:
+    def call(self, argv: list[str]) -> int:
         """Evaluate a command with its arguments: a function, a builtin, or a program, which is recorded."""
         name, *arguments = argv
         if (body := self.functions.get(name)) is not None:
-            return self._function(body, arguments)
+            return self._inside(arguments, lambda: self.run(body))
+        if name in ("source", "."):
+            return self.source(arguments[0], arguments[1:]) if arguments else 1
+        if name in ("return", "break", "continue"):
+            raise Leaving(name)
+        if name in builtins.STARTING and arguments:
+            return self.call(arguments)
         if (builtin := builtins.BUILTINS.get(name)) is not None:
-            return builtin(self, arguments, line)
+            return builtin(self, arguments)
         if (known := self.answer(tuple(argv))) is not None:
             self.write(known)
             return 0
-        self.commands.append(Started(line, tuple(argv)))
+        self.commands.append(tuple(argv))
         if self.is_condition:
             return 1
         self.write(unknown(f"$({' '.join(argv)})"))
@@ -214,64 +208,31 @@ class Evaluation:
         if self.output is not None:
             self.output.append(text)
 
-    def source(self, name: str, arguments: list[str], line: int) -> int:
+    def source(self, name: str, arguments: list[str]) -> int:
         """Evaluate a file beside the script."""
         path = find_source(without_unknown(name), self.variables.folder, self.variables.script)
-        if path is None:
-            self.missing.append(f"line {line}: source {shown(name)} (no such file)")
-            return 1
-        if self.depth >= _MAX_DEPTH:
-            raise InvalidInput(f"expected a script, got files more than {_MAX_DEPTH} deep that source each other")
+        script, why = None, "no such file"
         try:
-            script = parse(path.read_text(encoding="utf-8"))
+            script = None if path is None else parse(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, ShellSyntaxError) as error:
-            self.missing.append(f"line {line}: source {shown(name)} ({error})")
+            why = str(error)
+        if path is None or script is None:
+            self.doubts.append(f"line {self.line}: source {shown(name)} ({why}): settings in this file are not known")
             return 1
         plain, self.variables.script = self.variables.script, path
-        self.depth += 1
         try:
-            with self.variables.called_with(arguments or self.variables.positional):
-                return self.run(script)
-        except Leaving:
-            return 0
+            return self._inside(arguments or self.variables.positional, lambda: self.run(script))
         finally:
-            self.depth -= 1
             self.variables.script = plain
 
-    def _simple(self, command: Simple) -> int:
-        plain = dict(self.variables.values) if command.words and command.assignments else None
-        for assignment in (*command.assignments, *command.arrays):
-            self._assign(assignment)
-        argv = [field for word in command.words for field in self.fields(word)]
-        if command.here_document is not None:
-            self.here_document = self.text(command.here_document)
-        try:
-            return self.call(argv, command.line) if argv else 0
-        finally:
-            self.here_document = None
-            if plain is not None and argv:
-                self.variables.values = plain
-
-    def _assign(self, assignment: Assignment) -> None:
-        if assignment.is_array:
-            elements = [field for word in assignment.value if isinstance(word, tuple) for field in self.fields(word)]
-            self.variables.assign_array(assignment.name, elements, is_appended=assignment.is_appended)
-            return
-        value = self.text(assignment.value)  # type: ignore[arg-type]  # no array
-        index = assignment.index
-        if index is not None and ("$" in index or index[:1] in ("'", '"')):
-            from relibra.cli.recipes.shell.words import read_unquoted
-
-            index = self.text(read_unquoted(index))
-        self.variables.assign(assignment.name, value, is_appended=assignment.is_appended, index=index)
-
-    def _function(self, body: Command, arguments: list[str]) -> int:
+    def _inside(self, arguments: list[str], run: Callable[[], int]) -> int:
+        """Evaluate a function or a file with its arguments."""
         if self.depth >= _MAX_DEPTH:
             raise InvalidInput(f"expected a script, got calls more than {_MAX_DEPTH} deep")
         self.depth += 1
         try:
             with self.variables.called_with(arguments):
-                return self.run(body)
+                return run()
         except Leaving as leaving:
             if leaving.word != "return":
                 raise
@@ -279,77 +240,131 @@ class Evaluation:
         finally:
             self.depth -= 1
 
-    def _chain(self, first: Command, rest: tuple[tuple[str, Command], ...]) -> int:
-        """Evaluate `a && b || c`. All but the last command decide what happens next."""
-        parts = [("", first), *rest]
+    def _command(self, node: Node) -> int:
+        parts = named(node.children)
+        assignments = [each for each in parts if each.type == "variable_assignment"]
+        plain, self.line = dict(self.variables.values), line_of(node)
+        for each in assignments:
+            self._assign(each)
+        argv = []
+        for each in parts:
+            if each.type == "herestring_redirect":
+                self.here_document = self.text(each.named_children[0])
+            elif each.type == "command_name":
+                argv += self.fields(each.named_children[0])
+            elif each not in assignments and not each.type.endswith("_redirect"):
+                argv += self.fields(each)
+        try:
+            return self.call(argv) if argv else 0
+        finally:
+            self.here_document = None
+            if assignments and argv:
+                self.variables.values = plain
+
+    def _redirected(self, node: Node) -> int:
+        """Evaluate a command with its here document; other redirections have no effect."""
         status = 0
-        for number, (operator, part) in enumerate(parts):
-            if (operator == "&&" and status != 0) or (operator == "||" and status == 0):
-                continue
-            is_last = number + 1 == len(parts)
-            is_tried = not is_last and (parts[number + 1][0] == "||" or self.output is not None)
-            with self._as_condition(is_tried):
-                status = self.run(part)
+        for each in node.children_by_field_name("redirect"):
+            if each.type == "herestring_redirect":
+                self.here_document = self.text(each.named_children[0])
+            elif each.type == "heredoc_redirect":
+                found = {inner.type: text_of(inner) for inner in each.named_children}
+                body, is_literal = found.get("heredoc_body", ""), not found["heredoc_start"].isalnum()
+                self.here_document = body if is_literal else self.quoted(body.replace('"', '\\"')).replace('\\"', '"')
+        body_node = node.child_by_field_name("body")
+        if body_node is not None:
+            status = self.run(body_node)
+        self.here_document = None
         return status
 
-    def _pipeline(self, commands: tuple[Command, ...], is_negated: bool) -> int:
-        *before, last = commands
-        for each in before:
-            inner = self.subshell()
-            inner.output = []
-            inner.run(each)
-        with self._as_condition(is_negated):
-            return self.run(last)
+    def _assign(self, node: Node) -> None:
+        name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+        is_appended = any(each.type == "+=" for each in node.children)
+        if value is not None and value.type == "array":
+            array = dict(self.variables.array(text_of(name))) if is_appended else {}
+            for each in named(value.children):
+                for element in self.fields(each):
+                    key_text, bracket, keyed = element[1:].partition("]=")
+                    if element.startswith("[") and bracket:
+                        array[key_text] = keyed
+                    else:
+                        array[str(len(array))] = element
+            self.variables.assign_array(text_of(name), array)
+            return
+        text = "" if value is None else self.text(value)
+        key: str | None = None
+        if name.type == "subscript":
+            key = self.key(text_of(name.child_by_field_name("index")))
+            name = name.child_by_field_name("name")
+        self.variables.assign(text_of(name), text, is_appended=is_appended, key=key)
 
-    def _case(self, subject: str, branches: tuple[tuple[tuple[Word, ...], Sequence], ...]) -> int:
-        import fnmatch
+    def _list(self, node: Node) -> int:
+        """Evaluate `a && b || c`. All but the last command decide what happens next."""
+        parts: list[tuple[str, Node]] = []
+        while node.type == "list":
+            node, operator, right = node.children
+            parts.insert(0, (operator.type, right))
+        status = self._part(node, parts[0][0])
+        for number, (operator, part) in enumerate(parts):
+            if (operator == "&&") == (status == 0):
+                status = self._part(part, parts[number + 1][0] if number + 1 < len(parts) else "")
+        return status
 
-        for patterns, body in branches:
-            for each in patterns:
-                if fnmatch.fnmatchcase(subject, expand_pattern(each, self.variables, self.capture)):
-                    return self.run(body)
-        return 0
+    def _part(self, node: Node, operator: str) -> int:
+        with self._as_condition(operator == "||" or (operator == "&&" and self.output is not None)):
+            return self.run(node)
 
-    def _test(self, parts: tuple[Word | str, ...]) -> bool:
-        texts: list[str] = []
-        for each in parts:
-            if isinstance(each, str):
-                texts.append(each)
-            elif texts and texts[-1] in ("==", "=", "!="):
-                texts.append(without_unknown(expand_pattern(each, self.variables, self.capture)))
-            else:
-                texts.append(without_unknown(self.text(each)))
-        return self.decide(texts)
-
-    def decide(self, parts: list[str]) -> bool:
-        """Return whether a condition with expanded parts holds."""
-        variables = self.variables
-        return decide(parts, variables.number, lambda name: variables.text(name) is not None, variables.folder)
-
-    def _calculate(self, expression: str) -> int:
-        from relibra.cli.recipes.shell.words import read_quoted
-
+    def tested(self, parts: list[str]) -> int:
+        """Return the status of a condition."""
         try:
-            return self.variables.number(without_unknown(self.text(read_quoted(expression))))
+            return int(not holds(parts, self))
+        except ShellSyntaxError as error:
+            self.doubts.append(f"line {self.line}: {error}")
+            return 1
+
+    def _calculate(self, node: Node | None, default: int = 0) -> int:
+        try:
+            return default if node is None else self.number(text_of(node).removeprefix("((").removesuffix("))"))
         except NotANumber:
             return 0
 
-    def _decide(self, condition: Command) -> bool:
-        with self._as_condition(True):
-            return self.run(condition) == 0
+    def _if(self, node: Node) -> int:
+        then = next(number for number, each in enumerate(node.children) if each.type == "then")
+        body = node.children[then + 1 :]
+        others = [each for each in body if each.type in ("elif_clause", "else_clause")]
+        if self._decide(node.children[:then]):
+            return self.run_all([each for each in body if each not in others])
+        for each in others:
+            if each.type == "else_clause" or self._decide(each.children[: _then(each)]):
+                return self.run_all(each.children[_then(each) :])
+        return 0
 
-    def _loop(self, command: While) -> None:
+    def _decide(self, condition: list[Node]) -> bool:
+        with self._as_condition(True):
+            return self.run_all(condition) == 0
+
+    def _case(self, node: Node) -> int:
+        subject = without_unknown(self.text(node.child_by_field_name("value")))
+        for each in node.children:
+            if each.type == "case_item":
+                patterns = each.children_by_field_name("value")
+                if any(fnmatch.fnmatchcase(subject, self.pattern([pattern])) for pattern in patterns):
+                    return self.run_all([inner for inner in each.children if inner not in patterns])
+        return 0
+
+    def _while(self, node: Node) -> None:
         """Evaluate `while` or `until`. A loop that waits for a program, which never succeeds here, runs once."""
         for _ in range(_MAX_ROUNDS):
             num_commands = len(self.commands)
-            is_met = self._decide(command.condition)
+            is_met = self._decide(node.children_by_field_name("condition"))
             waits = len(self.commands) > num_commands
-            if is_met == command.is_until or self._loops_no_more(command.body) or waits:
+            if is_met == (node.children[0].type == "until") or self._ends_loop(node) or waits:
                 return
 
-    def _loops_no_more(self, body: Command) -> bool:
+    def _ends_loop(self, node: Node) -> bool:
+        """Evaluate the body of a loop, and return whether it says `break`."""
         try:
-            self.run(body)
+            self.run(node.child_by_field_name("body"))
         except Leaving as leaving:
             if leaving.word == "return":
                 raise
@@ -365,4 +380,6 @@ class Evaluation:
             self.is_condition = plain
 
 
-Builtin = Callable[[Evaluation, list[str], int], int]
+def _then(node: Node) -> int:
+    """Return the position after `then`, or 0 if there is none."""
+    return next((number + 1 for number, each in enumerate(node.children) if each.type == "then"), 0)
