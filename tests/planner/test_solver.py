@@ -126,9 +126,9 @@ def test_S6_what_other_solves_left_in_a_worker_fails_no_step(has_worked: bool, m
 
 
 def test_S7_no_room_for_a_thread_is_no_memory_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def solve(*_: object) -> None:
+    async def read(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(solving, "_solve_step", solve)
+    monkeypatch.setattr(solving, "_read", read)
     with pytest.raises(MemoryError, match="can't start new thread"):
         solving.solve_step("unix:///unused", "job", 1)

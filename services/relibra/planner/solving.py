@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +93,8 @@ def solve_step(redis_url: str, job_id: str, step: int) -> EncodedPlan:
         MemoryError: the solve needs more memory than the process may take.
     """
     try:
-        return asyncio.run(_solve_step(redis_url, job_id, step))
+        # An event loop that ends may start one more thread. Solving after its end leaves it the memory for that.
+        return _solve(asyncio.run(_read(redis_url, job_id, step)))
     except RuntimeError as error:
         # Python reports memory that is missing for the stack of a thread in these words alone.
         if "can't start new thread" in str(error):
@@ -100,9 +102,18 @@ def solve_step(redis_url: str, job_id: str, step: int) -> EncodedPlan:
         raise
 
 
-async def _solve_step(redis_url: str, job_id: str, step: int) -> EncodedPlan:
-    from relibra.planning.solve import solve
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """What a step is planned from."""
 
+    job: JobRecord
+    schedule: Schedule
+    basis: Basis
+    load: StepLoad
+    previous_home_LE: NDArray[np.int32] | None
+
+
+async def _read(redis_url: str, job_id: str, step: int) -> _Step:
     async with Store.open(redis_url) as store:
         job = await store.get_job(job_id)
         sequence_ids, schedule, basis = await store.get_schedule(job, step)
@@ -111,18 +122,24 @@ async def _solve_step(redis_url: str, job_id: str, step: int) -> EncodedPlan:
         else:
             load = StepLoad.of(await store.get_counts(job, step, sequence_ids), schedule, job.cluster)
         previous_home_LE = await store.placement_before(job, step)
+    return _Step(job=job, schedule=schedule, basis=basis, load=load, previous_home_LE=previous_home_LE)
+
+
+def _solve(step: _Step) -> EncodedPlan:
+    from relibra.planning.solve import solve
+
     plan = solve(
-        load,
-        schedule,
-        job.model,
-        job.cluster,
-        job.params,
-        previous_home_LE,
+        step.load,
+        step.schedule,
+        step.job.model,
+        step.job.cluster,
+        step.job.params,
+        step.previous_home_LE,
         num_threads=_num_cores(),
-        basis=basis,
+        basis=step.basis,
     )
-    check_plan(plan, load.load_MLE)
-    return EncodedPlan.of(plan, load)
+    check_plan(plan, step.load.load_MLE)
+    return EncodedPlan.of(plan, step.load)
 
 
 async def earlier_totals(store: Store, job: JobRecord, step: int) -> list[NDArray[np.int64]]:

@@ -6,9 +6,9 @@ layers on several cores. Compiled functions that call each other live in one fil
 changed callee only then. `next_random` is the one exception: it is a published function and never changes.
 """
 
+import _thread
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import numpy as np
 from numba import njit
@@ -24,11 +24,72 @@ def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Res
 
 
 def for_each_layer(function: Callable[[int], Result], num_layers: int, num_threads: int) -> list[Result]:
-    """Call `function` with the index of every layer, on `num_threads` threads; return the results in layer order."""
-    if num_threads == 1:
-        return [function(layer) for layer in range(num_layers)]
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="plan-layer") as pool:
-        return list(pool.map(function, range(num_layers)))
+    """Call `function` with the index of every layer, on `num_threads` threads; return the results in layer order.
+
+    The calling thread works too, and the others only help: one that cannot start, or that dies before it takes a layer,
+    leaves the layers to the rest. After the first error no further layer is begun, and the error is raised here.
+    """
+    work = _Work(function, num_layers)
+    helpers = [_Helper() for _ in range(min(num_threads, num_layers) - 1)]
+    for helper in helpers:
+        # `threading.Thread.start` waits until the thread runs. A thread without memory for its first Python frame never
+        # does, and the wait never ends: https://github.com/python/cpython/issues/140746
+        try:
+            _thread.start_new_thread(helper.run, (work,))
+        except RuntimeError:  # no room for its stack
+            break
+    work.run()
+    for helper in helpers:
+        helper.wait()
+    if work.error is not None:
+        try:
+            raise work.error
+        finally:
+            # The frame of this function is part of the error, which would otherwise keep itself and its arrays alive.
+            del work
+    return work.results
+
+
+class _Work(Generic[Result]):
+    """The layers that threads share. Threads keep results and the error without allocating memory."""
+
+    def __init__(self, function: Callable[[int], Result], num_layers: int) -> None:
+        self._function = function
+        # Taking the next number of a range is one operation of the interpreter, so each layer is taken once.
+        self._layers = iter(range(num_layers))
+        self.results: list[Result] = [cast(Result, None)] * num_layers
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Take layers until none is left or one has failed."""
+        try:
+            for layer in self._layers:
+                if self.error is not None:
+                    break
+                self.results[layer] = self._function(layer)
+        except BaseException as error:
+            self.error = error
+
+
+class _Helper:
+    """A thread that may help. All that it needs in order to end exists before it starts."""
+
+    def __init__(self) -> None:
+        self._has_begun = False
+        self._ended = _thread.allocate_lock()
+        self._ended.acquire()
+
+    def run(self, work: _Work[Any]) -> None:
+        self._has_begun = True
+        try:
+            work.run()
+        finally:
+            self._ended.release()
+
+    def wait(self) -> None:
+        """Wait for the end of a thread that has begun. One that begins later finds no layer left."""
+        if self._has_begun:
+            self._ended.acquire()
 
 
 @compiled
