@@ -70,7 +70,7 @@ def wrapped_groups(monkeypatch: pytest.MonkeyPatch) -> Groups:
 
     monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: plain_ranks(getattr(group, "group", group)))
-    topology = Topology(stages=((0,),), stage_layers=((0,),), seats=(Seat(0, 0),))
+    topology = Topology(stages=((0,),), stage_layers=((0,),), stage_etp_ranks=(0,), seats=(Seat(0, 0),))
     return Groups.create(topology, CONFIG)
 
 

@@ -57,7 +57,7 @@ def gpt_config(cluster: Cluster, model: Model, **options: Any) -> TransformerCon
         "moe_token_dispatcher_type": "alltoall",
         "moe_enable_routing_replay": True,
         "expert_model_parallel_size": cluster.num_ranks,
-        "expert_tensor_parallel_size": 1,
+        "expert_tensor_parallel_size": parallel_state.get_expert_tensor_parallel_world_size(),
         "tensor_model_parallel_size": tensor,
         "sequence_parallel": tensor > 1,
         "pipeline_model_parallel_size": parallel_state.get_pipeline_model_parallel_world_size(),
@@ -167,11 +167,18 @@ def logical_by_place(model: nn.Module, config: TransformerConfig) -> Iterator[tu
 
 
 def by_tensor_rank(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Add the tensor-parallel rank to the names of tensors that are split over these ranks. Experts are whole."""
+    """Add the tensor-parallel rank to the names of tensors that are split over these ranks."""
     rank, size = (
         parallel_state.get_tensor_model_parallel_rank(),
         parallel_state.get_tensor_model_parallel_world_size(),
     )
+    part, num_parts = (
+        parallel_state.get_expert_tensor_parallel_rank(),
+        parallel_state.get_expert_tensor_parallel_world_size(),
+    )
     for name, parameter in named:
-        is_cut = size > 1 and getattr(parameter, "tensor_model_parallel", False) and not EXPERT.search(name)
-        yield f"{name}@{rank}" if is_cut else name, parameter
+        if EXPERT.search(name):
+            yield f"{name}@{part}" if num_parts > 1 else name, parameter
+        else:
+            is_cut = size > 1 and getattr(parameter, "tensor_model_parallel", False)
+            yield f"{name}@{rank}" if is_cut else name, parameter

@@ -44,6 +44,10 @@ class GroupedLinear(torch.nn.Module):
         self.num_gemms, self.config, self._pg_collection = num_gemms, config, pg_collection
         self.use_bias, self.returns_bias = bias, skip_bias_add
         self.is_column = tp_comm_buffer_name == "fc1"
+        num_parts = pg_collection.expt_tp.size()
+        output_size, input_size = (
+            (output_size // num_parts, input_size) if self.is_column else (output_size, input_size // num_parts)
+        )
         for i in range(num_gemms):
             weight = torch.nn.Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
             init_method(weight)

@@ -11,6 +11,7 @@ from harness.distributed import (
     attachments,
     checkpoints,
     copies,
+    cut_experts,
     deaths,
     dispatchers,
     exports,
@@ -55,6 +56,7 @@ class Layout:
     scenarios: dict[str, Callable[[Cluster], Result]]
     num_ranks: int = 4
     tensor_parallel_size: int = 1
+    expert_tensor_parallel_size: int = 1
     context_parallel_size: int = 1
     num_stages: int = 1
     num_chunks: int | None = None
@@ -242,6 +244,9 @@ LAYOUTS = {
     "gpt_fp8": Layout(cluster=EP2_EDP2, scenarios=fp8.SCENARIOS),
     "gpt_dispatchers": Layout(cluster=EP4, scenarios=dispatchers.SCENARIOS),
     "gpt_tp2_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios=matrix.TENSOR_SCENARIOS, tensor_parallel_size=2),
+    "gpt_tp2_etp2_ep2": Layout(
+        cluster=EP2, scenarios=cut_experts.SCENARIOS, tensor_parallel_size=2, expert_tensor_parallel_size=2
+    ),
     "cp2_ep2_edp2": Layout(
         cluster=EP2_EDP2,
         scenarios={"sgd": functools.partial(neutrality, optimizer="sgd", context_parallel_size=2)},

@@ -55,7 +55,7 @@ def run_rank(rank: int, layout: str, folder: str) -> None:
         pipeline_model_parallel_size=arrangement.num_stages,
         virtual_pipeline_model_parallel_size=arrangement.num_chunks,
         expert_model_parallel_size=arrangement.cluster.num_ranks,
-        expert_tensor_parallel_size=1,
+        expert_tensor_parallel_size=arrangement.expert_tensor_parallel_size,
         distributed_timeout_minutes=1,
     )
     model_parallel_cuda_manual_seed(1)

@@ -85,8 +85,8 @@ def attach(
         unplanned = [experts_of(layer.experts) for layer in megatron.layers_without_plans(chunks)]
         for of_layer in held:
             state.check_scales(of_layer.parameters)
-        ep_ranks, edp_ranks = megatron.expert_groups(layers)
-        member = Member(tuple(ep_ranks), tuple(edp_ranks), tuple(layer.layer_number for layer in layers))
+        ep_ranks, edp_ranks, etp_rank = megatron.expert_groups(layers)
+        member = Member(tuple(ep_ranks), tuple(edp_ranks), tuple(layer.layer_number for layer in layers), etp_rank)
     except Exception as error:  # any error: the other ranks must learn of it and not wait for this rank
         refusal = error
     members, trainers = _exchange(member, config, refusal)

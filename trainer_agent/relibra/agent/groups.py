@@ -1,4 +1,8 @@
-"""The process groups of a rank: the whole job, its pipeline stage, its node, and its seat in all stages."""
+"""The process groups of a rank: the whole job, its pipeline stage, its node, and its seat in all stages.
+
+Expert tensor parallelism cuts the weights of every expert into parts. The ranks with one part are a stage of their own
+here: they move and replicate their part among themselves, by the same plan as the ranks with the other parts.
+"""
 
 import logging
 import weakref
@@ -33,6 +37,8 @@ class Member(NamedTuple):
     """The global ranks of its expert-data-parallel group, in order."""
     layer_numbers: tuple[int, ...]
     """Megatron's numbers of its MoE layers, ascending."""
+    etp_rank: int = 0
+    """Its rank in its expert-tensor-parallel group, which says what part of every weight it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +49,8 @@ class Topology:
     """The global ranks of every stage, by EP group and then EP rank."""
     stage_layers: tuple[tuple[int, ...], ...]
     """The layers of every stage, as ascending indices among the MoE layers of the whole model."""
+    stage_etp_ranks: tuple[int, ...]
+    """The expert-tensor-parallel rank of every stage, which says what part of every weight its ranks hold."""
     seats: tuple[Seat, ...]
     """The seat of every global rank."""
 
@@ -52,7 +60,8 @@ class Topology:
 
         Raises:
             InvalidInput: the groups, or the number of layers over all stages, differ from `config`.
-            Unsupported: ranks of one stage hold different layers, or two stages hold the same layer.
+            Unsupported: ranks of one stage hold different layers or parts of weights, or two stages hold the same part of
+                the same layer.
         """
         seats = tuple(Seat(each.ep_ranks.index(r), each.edp_ranks.index(r)) for r, each in enumerate(members))
         num_groups, num_ranks = config.cluster.num_ep_groups, config.cluster.num_ranks
@@ -72,8 +81,21 @@ class Topology:
                     "cluster", expected=f"{got} ranks, as the model was built", got=f"{num_groups} of {num_ranks}"
                 )
         held = [{members[rank].layer_numbers for rank in ranks} for ranks in stages]
-        numbers = [number for layers in held for number in min(layers)]
-        if any(len(layers) > 1 for layers in held) or len(set(numbers)) != len(numbers):
+        parts = [{members[rank].etp_rank for rank in ranks} for ranks in stages]
+        if any(len(of_stage) > 1 for of_stage in parts):
+            raise unsupported(
+                f"EP groups whose ranks hold the parts {parts} of experts that are cut",
+                "megatron's own groups, in which one EP group has one part",
+            )
+        numbers_of: dict[int, list[int]] = {}
+        for (part,), layers in zip(parts, held, strict=True):
+            numbers_of.setdefault(part, []).extend(min(layers))
+        numbers = numbers_of[min(numbers_of)]
+        if (
+            any(len(layers) > 1 for layers in held)
+            or len(set(numbers)) != len(numbers)
+            or any(sorted(other) != sorted(numbers) for other in numbers_of.values())
+        ):
             raise unsupported(
                 f"MoE layers that are numbered {held} by the pipeline stages",
                 "layers whose layer_number is unique over the model and equal on all ranks of a stage",
@@ -86,8 +108,21 @@ class Topology:
         return cls(
             stages=tuple(stages),
             stage_layers=tuple(tuple(index[number] for number in min(layers)) for layers in held),
+            stage_etp_ranks=tuple(part for (part,) in parts),
             seats=seats,
         )
+
+    @property
+    def num_etp_ranks(self) -> int:
+        """The number of parts into which expert tensor parallelism cuts every weight."""
+        return len(set(self.stage_etp_ranks))
+
+    def pipelines(self) -> list[tuple[int, ...]]:
+        """Return the global ranks that have the same seat and part in all pipeline stages, for each seat and part."""
+        by_part: dict[int, list[tuple[int, ...]]] = {}
+        for ranks, part in zip(self.stages, self.stage_etp_ranks, strict=True):
+            by_part.setdefault(part, []).append(ranks)
+        return [seat for stages in by_part.values() for seat in zip(*stages, strict=True)]
 
     def stage_of(self, rank: int) -> int:
         """Return the index of a global rank's stage."""
@@ -108,7 +143,7 @@ class Groups:
     node: dist.ProcessGroup
     """The ranks of this EP group on this node, in order of EP rank; they exchange replicas."""
     pipeline: dist.ProcessGroup
-    """The ranks of all stages that have this rank's seat."""
+    """The ranks of all pipeline stages that have this rank's seat, and its part of the experts."""
     topology: Topology
     node_size: int
     timeout: timedelta
@@ -147,7 +182,7 @@ class Groups:
             # Ranks of a stage are sorted by EP group and EP rank, and nodes divide EP groups.
             node=own([ranks[i : i + size] for ranks in topology.stages for i in range(0, len(ranks), size)]),
             # Global ranks rise with the stage, and a new group sorts its ranks.
-            pipeline=own(list(zip(*topology.stages, strict=True))),
+            pipeline=own(topology.pipelines()),
             topology=topology,
             node_size=node_size,
             timeout=timeout,
@@ -158,7 +193,12 @@ class Groups:
     @property
     def num_stages(self) -> int:
         """The number of pipeline stages of the job."""
-        return len(self.topology.stages)
+        return len(self.topology.stages) // self.topology.num_etp_ranks
+
+    @property
+    def etp_rank(self) -> int:
+        """This rank's part of the experts, if expert tensor parallelism cuts them."""
+        return self.topology.stage_etp_ranks[self.stage_index]
 
     @property
     def stage_seats(self) -> tuple[Seat, ...]:

@@ -65,12 +65,14 @@ SETTINGS = (
     _runs("virtual_pipeline_model_parallel_size", "any size", _MATRIX),
     Setting(
         name="expert_tensor_parallel_size",
-        runs="1",
-        tested=_NEUTRALITY,
-        is_refused=lambda config: config.expert_tensor_parallel_size > 1,
-        what="expert tensor parallelism",
-        instead="expert_tensor_parallel_size=1",
-        cost="each rank holds whole experts: more expert-parallel ranks keep the memory the same",
+        runs="any size, with moe_token_dispatcher_type='alltoall'",
+        tested=_MATRIX,
+        is_refused=lambda config: (
+            config.expert_tensor_parallel_size > 1 and config.moe_token_dispatcher_type != "alltoall"
+        ),
+        what="expert tensor parallelism with another dispatcher than 'alltoall', which was not tested",
+        instead="expert_tensor_parallel_size=1, or moe_token_dispatcher_type='alltoall'",
+        cost="with whole experts, more expert-parallel ranks keep the memory the same",
     ),
     Setting(
         name="expert_tensor_parallel_num_weight_shards",

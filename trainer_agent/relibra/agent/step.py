@@ -145,6 +145,8 @@ class StepOpener:
             self._config.cluster,
             ep_group=self._groups.seat.ep_group,
             ep_rank=self._groups.seat.ep_rank,
+            etp_rank=self._groups.etp_rank,
+            num_etp_ranks=self._groups.topology.num_etp_ranks,
             plan=plan,
             device=self._device,
         )

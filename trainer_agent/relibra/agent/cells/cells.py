@@ -60,6 +60,9 @@ class StepCells:
         cluster: the shape of the EP groups.
         ep_group: index of this rank's EP group.
         ep_rank: index of this rank within its EP group.
+        etp_rank: index of this rank among those that hold the other parts of the same experts.
+        num_etp_ranks: the number of parts. A plan counts the tokens of all of these ranks as those of one, so each of
+            them takes its part of a share.
         plan: the agreed plan, whose placement is `placement`; None for no replicas.
         device: where the tables live.
     """
@@ -71,6 +74,8 @@ class StepCells:
         *,
         ep_group: int,
         ep_rank: int,
+        etp_rank: int = 0,
+        num_etp_ranks: int = 1,
         plan: RankPlan | None,
         device: torch.device,
     ) -> None:
@@ -88,7 +93,9 @@ class StepCells:
             own_Q = (row_Q >= first_row) & (row_Q < first_row + plan.num_micro_batches)
             index_Q4 = plan.replica_index_Q4[own_Q] - np.array([first_row, 0, 0, 0], np.int32)
             share_Q = plan.replica_share_Q[own_Q]
-            if plan.source_load_MLB is not None and plan.basis is Basis.REPLAY:
+            if plan.basis is Basis.REPLAY:
+                share_Q = (share_Q + num_etp_ranks - 1 - etp_rank) // num_etp_ranks
+            if plan.source_load_MLB is not None and plan.basis is Basis.REPLAY and num_etp_ranks == 1:
                 self.planned_MLB = plan.source_load_MLB[first_row : first_row + plan.num_micro_batches]
         self.has_replicas = bool(len(index_Q4))
         self._is_forecast = plan is not None and plan.basis is not Basis.REPLAY

@@ -123,17 +123,19 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
             raise InvalidInput.of(field, expected=f"{expected}, as the model was built", got=got)
 
 
-def expert_groups(layers: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """Return the global ranks of this rank's EP group and expert-data-parallel group.
+def expert_groups(layers: Sequence[Any]) -> tuple[list[int], list[int], int]:
+    """Return the global ranks of this rank's EP group and expert-data-parallel group, and its rank in its ETP group.
 
     For a stage without MoE layers, they are the groups that megatron would give to a MoE layer.
     """
     if layers:
         ep, edp = layers[0].ep_group, _expert_data_group(layers[0])
+        etp_rank = layers[0].token_dispatcher.tp_rank
     else:
         ep = parallel_state.get_expert_model_parallel_group()
         edp = parallel_state.get_expert_data_parallel_group()
-    return dist.get_process_group_ranks(ep), dist.get_process_group_ranks(edp)
+        etp_rank = parallel_state.get_expert_tensor_parallel_rank()
+    return dist.get_process_group_ranks(ep), dist.get_process_group_ranks(edp), etp_rank
 
 
 def _expert_data_group(layer: Any) -> dist.ProcessGroup:
