@@ -1,5 +1,6 @@
 """The stages and seats of all ranks, derived from their members."""
 
+import dataclasses
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,28 @@ def test_ranks_that_share_a_group_are_a_stage_and_layers_count_over_all_stages()
     assert topology.stage_layers == ((0, 1), (2,))
     assert topology.seats == (Seat(0, 0), Seat(1, 0), Seat(0, 1), Seat(1, 1)) * 2
     assert [topology.stage_of(rank) for rank in (3, 4)] == [0, 1]
+
+
+def cut(layers: tuple[int, ...], first: int) -> list[Member]:
+    """Return the members of a stage with one EP group of two ranks for each half of the experts: (0, 2) and (1, 3)."""
+    return [
+        Member((first + part, first + 2 + part), (first + 2 * rank + part,), layers, part)
+        for rank in range(2)
+        for part in range(2)
+    ]
+
+
+def test_S5_ranks_with_other_parts_of_the_same_experts_are_a_stage_of_their_own() -> None:
+    config = dataclasses.replace(CONFIG, cluster=dataclasses.replace(CONFIG.cluster, num_ep_groups=1))
+    topology = Topology.of(cut(FIRST, 0) + cut(SECOND, 4), config)
+    assert topology.stages == ((0, 2), (1, 3), (4, 6), (5, 7))
+    assert topology.stage_etp_ranks == (0, 1, 0, 1)
+    assert topology.stage_layers == ((0, 1), (0, 1), (2,), (2,))
+    assert sorted(topology.pipelines()) == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    for parts in ((0, 0, 0, 0), (0, 1, 1, 1)):
+        confused = [each._replace(etp_rank=part) for each, part in zip(cut(FIRST + SECOND, 0), parts, strict=True)]
+        with pytest.raises(Unsupported, match=r"layer_number is unique|one EP group has one part"):
+            Topology.of(confused, config)
 
 
 @pytest.mark.parametrize(

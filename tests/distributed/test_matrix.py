@@ -87,6 +87,26 @@ def test_S5_with_tensor_parallel_attention_experts_train_as_plain_megatron(layou
     assert max(worst.values()) <= TOLERANCE, worst
 
 
+@pytest.mark.parametrize("experts", ["sequential", "grouped"])
+def test_S5_experts_that_are_cut_over_ranks_train_as_plain_megatron(layout_run, experts):
+    """Expert tensor parallelism. Two ranks hold halves of the same experts, and only the first of them reports."""
+    run = layout_run("gpt_tp2_etp2_ep2")
+    assert_active(run.of(experts))
+    assert [bool(result["realised_load"]) for result in run.of(experts)] == [True, False, True, False]
+    worst = run.worst(experts)
+    assert max(worst.values()) <= TOLERANCE, worst
+
+
+def test_S5_a_checkpoint_of_experts_that_are_cut_loads_without_relibra(layout_run):
+    for result in layout_run("gpt_tp2_etp2_ep2").of("checkpoint"):
+        assert result["different_when_fresh"] > 0
+        assert result["different"] == []
+
+
+def test_S5_the_comparison_sees_replicas_of_half_an_expert(layout_run):
+    assert layout_run("gpt_tp2_etp2_ep2").worst("replicas_of_one_part")["grad"] > 0.1
+
+
 def test_shards_are_cut_within_a_parameter_of_an_expert(layout_run):
     results = layout_run("gpt_ep2_edp2").of("none-sharded-bf16")
     assert any(result["is_shared_within_a_parameter"] for result in results)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.distributed
         ),
         ("an adapter around a product", "linear_fc1.adapter.weight of the experts", "share_expert_adapters=False"),
         ("op fuser", "use_transformer_engine_op_fuser=True", "use_transformer_engine_op_fuser=False"),
-        ("expert_tensor_parallel_size", "expert tensor parallelism", "expert_tensor_parallel_size=1"),
+        ("expert_tensor_parallel_size", "expert tensor parallelism", "moe_token_dispatcher_type='alltoall'"),
         ("expert_gtp_weight_remat_size", "(expert_gtp_weight_remat_size)", "num_weight_shards=None"),
         ("expert_tensor_parallel_num_weight_shards", "shards weights of experts", "num_weight_shards=None"),
         ("gtp_weight_remat_size", "(gtp_weight_remat_size)", "tensor_parallel_num_weight_shards=None"),

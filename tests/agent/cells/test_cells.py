@@ -24,6 +24,37 @@ def cells_of(placement: Placement, cluster: Cluster, ep_group: int, ep_rank: int
     return StepCells(placement, cluster, ep_group=ep_group, ep_rank=ep_rank, plan=plan, device=CPU)
 
 
+def test_ranks_with_other_parts_of_the_same_experts_divide_the_shares_of_a_replay_plan() -> None:
+    """A plan counts their tokens as those of one rank. Fractions of a forecast hold for each of them."""
+    cluster = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1)
+    model = Model(num_layers=1, num_experts=4, top_k=1)
+    placement = Placement.identity(model, cluster)
+    plan = RankPlan(
+        id=PlanId(epoch=1, version=1),
+        step=0,
+        digest=bytes(32),
+        home_rank_LE=placement.home_rank_LE,
+        replica_index_Q4=np.array([[0, 0, 3, 0]], np.int32),
+        replica_share_Q=np.array([7], np.int32),
+        num_micro_batches=1,
+        reason="",
+    )
+
+    def shares(plan: RankPlan) -> list[int]:
+        found = []
+        for part in range(3):
+            cells = StepCells(
+                placement, cluster, ep_group=0, ep_rank=1, etp_rank=part, num_etp_ranks=3, plan=plan, device=CPU
+            )
+            table = cells.table(0, 0)
+            assert table is not None
+            found.append(int(table.share_P[2]))
+        return found
+
+    assert shares(plan) == [3, 2, 2]
+    assert shares(dataclasses.replace(plan, basis=Basis.ROLLOUT)) == [7, 7, 7]
+
+
 @settings(max_examples=40)
 @given(st.data(), SEEDS, st.integers(1, 3))
 def test_S5_slot_tables_say_what_the_plan_says(

@@ -8,6 +8,7 @@ from relibra.cli.checks.megatron import judge, read_arguments
 from relibra.errors import InvalidInput
 
 GOOD = "--moe-token-dispatcher-type alltoall --moe-enable-routing-replay"
+_ALLTOALL = "use expert_tensor_parallel_size=1, or moe_token_dispatcher_type='alltoall'"
 
 
 def found(text: str, *, is_yaml: bool = False) -> list[tuple[CheckResult, str]]:
@@ -21,8 +22,8 @@ def found(text: str, *, is_yaml: bool = False) -> list[tuple[CheckResult, str]]:
         ("--fp8-format hybrid", "use fp8_recipe='blockwise', 'tensorwise' or 'mxfp8'"),
         ("--fp8-format hybrid --fp8-recipe blockwise --fp8-param-gather", "use fp8_param_gather=False"),
         ("--cuda-graph-impl=local --cuda-graph-scope moe", "use cuda_graph_scope='attn'"),
-        ("--expert-tensor-parallel-size 2", "use expert_tensor_parallel_size=1"),
-        ("--tensor-model-parallel-size 2", "use expert_tensor_parallel_size=1"),
+        ("--expert-tensor-parallel-size 2 --moe-token-dispatcher-type allgather", _ALLTOALL),
+        ("--tensor-model-parallel-size 2 --moe-token-dispatcher-type flex", _ALLTOALL),
         (
             "--expert-tensor-parallel-num-weight-shards 2",
             "use expert_tensor_parallel_num_weight_shards=None",
@@ -69,6 +70,7 @@ def test_accepted_arguments_pass_as_words_and_as_yaml():
     assert found(f"{GOOD} --cuda-graph-impl local --cuda-graph-scope attn") == [(CheckResult.OK, "")]
     optimizer = "--use-precision-aware-optimizer --exp-avg-dtype bf16 --optimizer-cpu-offload"
     assert found(f"{GOOD} {optimizer}") == [(CheckResult.OK, "")]
+    assert found(f"{GOOD} --tensor-model-parallel-size 4 --expert-tensor-parallel-size 2") == [(CheckResult.OK, "")]
     sizes = "--tensor-model-parallel-size 2 --tensor-parallel-num-weight-shards 2 --expert-tensor-parallel-size 1"
     assert found(f"{GOOD} {sizes}") == [(CheckResult.OK, "")]
     fp8 = "--fp8-format e4m3 --fp8-recipe blockwise --moe-router-padding-for-fp8 --moe-grouped-gemm"

@@ -20,10 +20,10 @@ def test_the_version_counts_if_it_is_known(version, is_taken):
 
 
 def test_experts_are_sharded_as_the_model_unless_the_recipe_says_otherwise():
-    assert [each.setting for each in judge(GOOD | {"tensor_model_parallel_size": 2}).refusals] == [
-        "expert_tensor_parallel_size"
-    ]
-    assert not judge(GOOD | {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1}).refusals
+    flex = GOOD | {"moe_token_dispatcher_type": "flex", "tensor_model_parallel_size": 2}
+    assert [each.setting for each in judge(flex).refusals] == ["expert_tensor_parallel_size"]
+    assert not judge(flex | {"expert_tensor_parallel_size": 1}).refusals
+    assert not judge(flex | {"moe_token_dispatcher_type": "alltoall"}).refusals
 
 
 def test_what_would_keep_routers_from_replaying_is_refused():

@@ -16,6 +16,8 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import mappings
 from torch import Tensor
 
+from harness.distributed import checkpoints
+from harness.distributed.gpt_job import GptJob
 from harness.distributed.gpt_model import RECOMPUTE
 from harness.distributed.matrix import FUSED, GROUPED, compare
 from relibra.agent.cells.visit import Visit
@@ -71,8 +73,24 @@ def replicas_of_one_part(cluster: Cluster) -> Result:
         return trained(cluster, sharded=False)
 
 
+def checkpoint(cluster: Cluster) -> Result:
+    """Save after a reorder, and load without relibra."""
+    folder = checkpoints.shared_folder() / "checkpoint"
+    with uneven_parts():
+        job = checkpoints.moved(cluster, num_experts=6, steps=1)
+        want = job.state()
+        checkpoints.save(job, folder)
+        assert job.agent is not None
+        job.agent.detach()
+        plain = GptJob(cluster, num_experts=6)
+        fresh = checkpoints.same(plain.state(), want)
+        checkpoints.load(plain, folder)
+    return {"different_when_fresh": len(fresh), "different": checkpoints.same(plain.state(), want)}
+
+
 SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
     "sequential": functools.partial(trained, sharded=False),
     "grouped": functools.partial(trained, sharded=True, experts=GROUPED | FUSED, **RECOMPUTE["full"]),
+    "checkpoint": checkpoint,
     "replicas_of_one_part": replicas_of_one_part,
 }

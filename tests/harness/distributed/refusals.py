@@ -230,7 +230,8 @@ def refusals(cluster: Cluster) -> Result:
     with arranged(expert_tensor_parallel_size=2, expert_model_parallel_size=2):
         two = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
         messages["expert_tensor_parallel_size"] = refused(
-            Trained(two, expert_tensor_parallel_size=2), dataclasses.replace(config, cluster=two)
+            Trained(two, expert_tensor_parallel_size=2, moe_token_dispatcher_type="allgather"),
+            dataclasses.replace(config, cluster=two),
         )
     return {"messages": messages, "left_behind": left_behind, "unnoticed": unnoticed_removals()}
 

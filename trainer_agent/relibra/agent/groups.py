@@ -60,8 +60,8 @@ class Topology:
 
         Raises:
             InvalidInput: the groups, or the number of layers over all stages, differ from `config`.
-            Unsupported: ranks of one stage hold different layers or parts of weights, or two stages hold the same part of
-                the same layer.
+            Unsupported: ranks of one stage hold different layers or parts of weights, or two stages hold the same part
+                of a layer.
         """
         seats = tuple(Seat(each.ep_ranks.index(r), each.edp_ranks.index(r)) for r, each in enumerate(members))
         num_groups, num_ranks = config.cluster.num_ep_groups, config.cluster.num_ranks

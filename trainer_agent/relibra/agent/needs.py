@@ -89,7 +89,7 @@ NEEDS = (
         ("shared_experts",),
     ),
     *_held(_DISPATCHER, "MoEAlltoAllTokenDispatcher", "ep_group tp_group tp_ep_group tp_size", "shares its groups"),
-    *_held(_DISPATCHER, "MoETokenDispatcher", "tp_rank", "finds the part of the experts that a rank holds"),
+    *_held(_DISPATCHER, "MoEAlltoAllTokenDispatcher", "tp_rank", "finds the part of the experts that a rank holds"),
     *_held(_DISPATCHER, "MoEAlltoAllTokenDispatcher", "shared_experts", "shares its shared experts"),
     Need(_EXPERTS, "SequentialMLP.forward", "runs experts with replicas", Use.REPLACED, _TOKENS),
     Need(

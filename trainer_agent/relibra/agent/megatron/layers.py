@@ -130,7 +130,8 @@ def expert_groups(layers: Sequence[Any]) -> tuple[list[int], list[int], int]:
     """
     if layers:
         ep, edp = layers[0].ep_group, _expert_data_group(layers[0])
-        etp_rank = layers[0].token_dispatcher.tp_rank
+        # Another dispatcher than alltoall is refused with parts of experts.
+        etp_rank = getattr(layers[0].token_dispatcher, "tp_rank", 0)
     else:
         ep = parallel_state.get_expert_model_parallel_group()
         edp = parallel_state.get_expert_data_parallel_group()
