@@ -76,3 +76,22 @@ def test_S9_the_log_names_the_cause_of_each_limit_though_the_caller_tries_again(
         asyncio.run(refuse(MessageTimeout("it did not arrive")))
         asyncio.run(refuse(Unavailable("Redis is away")))
     assert [each.getMessage() for each in caplog.records] == ["FetchPlan refused: MessageTimeout: it did not arrive"]
+
+
+def test_S6_a_call_that_waits_for_its_refusal_counts_for_the_job_of_its_caller() -> None:
+    admission = Admission(PlannerSettings.load(redis_url="unix:///unused"))
+    interceptor = CallInterceptor(None, admission, Metrics())  # type: ignore[arg-type]  # nobody is identified here
+
+    async def serve(_: Any, call: Any) -> None:
+        call.job_id = "greedy"
+        raise TooManyCalls("too many calls", limit="max_calls_per_job")
+
+    async def scenario() -> None:
+        refused = asyncio.create_task(interceptor._answering("FetchPlan", serve)(None, None))
+        await asyncio.sleep(0)
+        assert admission.calls._num_refused == {"greedy": 1}
+        refused.cancel()  # the caller does not wait that long
+        await asyncio.gather(refused, return_exceptions=True)
+        assert not admission.calls._num_refused
+
+    asyncio.run(scenario())

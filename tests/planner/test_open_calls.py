@@ -4,7 +4,14 @@ from contextlib import ExitStack
 import pytest
 
 from relibra.errors import TooManyCalls
-from relibra.planner.open_calls import NUM_RECEIVING, MessageTimeout, OpenCalls
+from relibra.planner.open_calls import (
+    MAX_REFUSAL_DELAY_S,
+    NUM_RECEIVING,
+    REFUSAL_DELAY_S,
+    REFUSALS_PER_S,
+    MessageTimeout,
+    OpenCalls,
+)
 
 
 def test_S6_a_full_planner_still_serves_each_account_its_share() -> None:
@@ -68,3 +75,19 @@ def test_S7_connections_that_come_and_go_leave_nothing_behind() -> None:
         assert not calls._receiving
 
     asyncio.run(scenario())
+
+
+def test_S6_thousands_of_refused_calls_of_one_job_are_answered_later_than_a_few_of_another() -> None:
+    calls = OpenCalls()
+    with ExitStack() as stack:
+        delays_s = [stack.enter_context(calls.refusing("greedy")) for _ in range(4352)]
+        assert REFUSAL_DELAY_S <= delays_s[0] <= 2 * REFUSAL_DELAY_S
+        assert all(MAX_REFUSAL_DELAY_S <= each <= 2 * MAX_REFUSAL_DELAY_S for each in delays_s[1000:])
+        # Renewed calls are refused as often as this, and not the 1200 times per second that kept a planner busy.
+        assert sum(1 / each for each in delays_s) < 4 * REFUSALS_PER_S
+        with calls.refusing("modest") as delay_s:
+            assert REFUSAL_DELAY_S <= delay_s <= 2 * REFUSAL_DELAY_S
+        for _ in range(4 * 4096):  # which take memory as long as they wait
+            delay_s = stack.enter_context(calls.refusing("greedy"))
+        assert delay_s <= 2 * REFUSAL_DELAY_S
+    assert not calls._num_refused

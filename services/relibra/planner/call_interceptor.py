@@ -24,7 +24,7 @@ from relibra.planner.access import Access, Caller
 from relibra.planner.admission import Admission, account_of_connection
 from relibra.planner.large_messages import LARGE_SIZE_BYTES, check_repeated
 from relibra.planner.metrics import Metrics
-from relibra.planner.open_calls import LIMITS_OF_CALLS, NUM_RECEIVING, NUM_RECEIVING_PARTS, REFUSAL_DELAY_S
+from relibra.planner.open_calls import LIMITS_OF_CALLS, NUM_RECEIVING, NUM_RECEIVING_PARTS
 from relibra.planner.open_streams import OpenStream
 from relibra.planner.refusal_log import RefusalLog
 from relibra.store import ALL_JOBS
@@ -227,7 +227,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._refusals.note(f"{method} {name}", who, f"{method} refused: {name}: {shown(details)}", level)
         if limit in LIMITS_OF_CALLS:
             # A client that calls again as soon as it is refused would otherwise keep the planner busy with refusals.
-            await asyncio.sleep(self._admission.calls.spread_s(REFUSAL_DELAY_S))
+            with self._admission.calls.refusing(call.job_id) as delay_s:
+                await asyncio.sleep(delay_s)
         try:
             await context.abort(code, details, trailing_metadata=metadata)
         except grpc.aio.AbortError as aborted:

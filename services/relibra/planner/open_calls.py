@@ -28,6 +28,15 @@ LIMITS_OF_CALLS = frozenset({"calls", "max_calls_per_job", "max_streams_per_job"
 """The limits on calls that are open at the same time."""
 REFUSAL_DELAY_S = 2.5
 """How long a planner takes at least to answer a call beyond such a limit; each call waits another time, up to twice."""
+MAX_REFUSAL_DELAY_S = 10.0
+"""The same for callers with so many refused calls that answering all of them sooner would keep the planner busy."""
+REFUSALS_PER_S = 100
+"""How many calls of one job are refused per second, as long as none of them then waits for `MAX_REFUSAL_DELAY_S`.
+
+A refusal and the call that replaces it take about half a millisecond of the event loop.
+"""
+_MAX_REFUSED = 2 * MAX_CALLS
+"""How many calls may wait for a late refusal, because each of them takes memory; further ones are refused sooner."""
 _GOLDEN_RATIO = 0.618033988749895
 
 
@@ -53,6 +62,7 @@ class OpenCalls:
         self._max_calls = max_calls
         self._num_calls: Counter[str] = Counter()
         self._num_all = 0
+        self._num_refused: Counter[str] = Counter()
         self._receiving: dict[str, _Turns] = {}
         self._num_spread = 0
 
@@ -100,6 +110,24 @@ class OpenCalls:
         # Multiples of the golden ratio, without their whole part, are spread evenly (Weyl).
         self._num_spread += 1
         return least_s * (1 + self._num_spread * _GOLDEN_RATIO % 1)
+
+    @contextmanager
+    def refusing(self, job_id: str) -> Iterator[float]:
+        """Count a call of a job that waits for its refusal; yields how long it must wait.
+
+        Args:
+            job_id: the job that the caller belongs to, empty or `ALL_JOBS` if it belongs to none.
+        """
+        self._num_refused[job_id] += 1
+        least_s = min(self._num_refused[job_id] / REFUSALS_PER_S, MAX_REFUSAL_DELAY_S)
+        if self._num_refused.total() > _MAX_REFUSED:
+            least_s = REFUSAL_DELAY_S
+        try:
+            yield self.spread_s(max(least_s, REFUSAL_DELAY_S))
+        finally:
+            self._num_refused[job_id] -= 1
+            if not self._num_refused[job_id]:
+                del self._num_refused[job_id]
 
     @asynccontextmanager
     async def receiving(
