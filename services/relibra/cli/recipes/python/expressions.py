@@ -1,193 +1,202 @@
 """Values of expressions in a launcher."""
 
 import ast
-import re
-from typing import TYPE_CHECKING, Any
+from collections import ChainMap
+from typing import Any
 
-from relibra.cli.recipes.python.operators import combine, compare
 from relibra.cli.recipes.python.values import (
+    FUNCTIONS,
+    METHODS,
+    OPERATORS,
     PLAIN,
     Class,
     Function,
     Instance,
     Scope,
     Unknown,
+    apply,
+    is_small,
     is_true,
     text_of,
 )
+from relibra.errors import InvalidInput
 
-_FORMAT = re.compile(r"[<>^=]?[-+]?0?\d{0,2},?(\.\d{1,2})?[a-zA-Z%]?")
-"""Formats of values that stay short."""
-
-if TYPE_CHECKING:
-    from relibra.cli.recipes.python.evaluate import Evaluation
+_MAX_STEPS = 200_000
 
 
-def value_of(evaluation: "Evaluation", node: ast.expr, scope: Scope) -> Any:
-    """Return the value of an expression, or Unknown."""
-    match node:
-        case ast.Constant(value=value):
-            return value if isinstance(value, PLAIN) else Unknown("a constant")
-        case ast.Name(id=name):
-            return scope.get(name)
-        case ast.JoinedStr(values=values):
-            return "".join(text_of(evaluation.value(each, scope)) for each in values)
-        case ast.FormattedValue(value=value, format_spec=spec):
-            found = evaluation.value(value, scope)
-            if spec is None or not isinstance(found, str | int | float):
-                return Unknown(ast.unparse(value)) if isinstance(found, Unknown) else found
-            try:
-                wanted = text_of(evaluation.value(spec, scope))
-                return format(found, wanted) if _FORMAT.fullmatch(wanted) else Unknown(ast.unparse(value))
-            except (ValueError, TypeError):
-                return Unknown(ast.unparse(value))
-        case ast.BinOp(left=left, op=operation, right=right):
-            return combine(operation, evaluation.value(left, scope), evaluation.value(right, scope))
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            found = evaluation.value(operand, scope)
-            return found if isinstance(found, Unknown) else not is_true(found)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            found = evaluation.value(operand, scope)
-            return -found if isinstance(found, int | float) else Unknown("a sign")
-        case ast.BoolOp():
-            return _boolean(evaluation, node, scope)
-        case ast.Compare(left=left, ops=operations, comparators=rights):
-            one = evaluation.value(left, scope)
-            for comparison, right in zip(operations, rights, strict=True):
-                other = evaluation.value(right, scope)
-                found = compare(comparison, one, other)
-                if isinstance(found, Unknown) or not found:
-                    return found
-                one = other
-            return True
-        case ast.IfExp(test=test, body=body, orelse=orelse):
-            return evaluation.value(body if is_true(evaluation.value(test, scope)) else orelse, scope)
-        case ast.Attribute(value=owner, attr=name):
-            return _attribute(evaluation, evaluation.value(owner, scope), name, ast.unparse(node))
-        case ast.Subscript(value=owner, slice=index):
-            return _item(evaluation, evaluation.value(owner, scope), index, scope)
-        case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
-            found = items_of(evaluation, items, scope)
-            return tuple(found) if isinstance(node, ast.Tuple) else found
-        case ast.Dict():
-            return _dict(evaluation, node, scope)
-        case ast.Call():
-            return evaluation.call(node, scope)
-        case ast.Lambda():
-            return Function(node, scope)
-        case ast.ListComp(elt=element, generators=generators) | ast.GeneratorExp(elt=element, generators=generators):
-            return _comprehension(evaluation, element, generators, scope)
-        case ast.NamedExpr(target=target, value=value):
-            found = evaluation.value(value, scope)
-            evaluation.assign(target, found, scope)
-            return found
-        case _:
-            return Unknown(ast.unparse(node)[:80])
+class Expressions:
+    """Evaluates expressions. The launcher's own functions are evaluated by `Evaluation`."""
 
+    def __init__(self, given: dict[str, str], recorded: tuple[str, ...]) -> None:
+        self.given = given
+        self.calls: list[tuple[str, list[Any], dict[str, Any]]] = []
+        """Calls of functions that are recorded and not followed: name, arguments, keywords."""
+        self._recorded = recorded
+        self._steps = 0
 
-def _boolean(evaluation: "Evaluation", node: ast.BoolOp, scope: Scope) -> Any:
-    found: Any = None
-    for each in node.values:
-        found = evaluation.value(each, scope)
-        if is_true(found) != isinstance(node.op, ast.And):
-            return found
-    return found
+    def assign(self, target: ast.expr, value: Any, scope: Scope) -> None:
+        """Give a value to a target."""
+        raise NotImplementedError
 
+    def enter(self, function: Function, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        """Return the result of a function of the launcher."""
+        raise NotImplementedError
 
-def items_of(evaluation: "Evaluation", nodes: list[ast.expr], scope: Scope) -> list[Any]:
-    """Return the values of expressions, with `*list` expanded."""
-    found: list[Any] = []
-    for each in nodes:
-        if isinstance(each, ast.Starred):
-            inner = evaluation.value(each.value, scope)
-            found += inner if isinstance(inner, list | tuple) else [inner]
-        else:
-            found.append(evaluation.value(each, scope))
-    return found
+    def instance(self, made: Class, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        """Return an object of a class of the launcher."""
+        raise NotImplementedError
 
+    def step(self) -> None:
+        """Count a step, so that reading a launcher comes to an end."""
+        self._steps += 1
+        if self._steps > _MAX_STEPS:
+            raise InvalidInput(f"expected a launcher that comes to an end, got more than {_MAX_STEPS} steps")
 
-def _dict(evaluation: "Evaluation", node: ast.Dict, scope: Scope) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
-    for key, value in zip(node.keys, node.values, strict=True):
-        inner = evaluation.value(value, scope)
-        if key is None:
-            found |= inner if isinstance(inner, dict) else {}
-        elif isinstance(name := evaluation.value(key, scope), str | int | float | bool | tuple | type(None)):
-            found[name] = inner
-    return found
+    def value(self, node: ast.expr, scope: Scope) -> Any:
+        """Return the value of an expression, or Unknown."""
+        self.step()
+        found: Any = None
+        match node:
+            case ast.Constant(value=constant) if isinstance(constant, PLAIN):
+                return constant
+            case ast.Name(id=name):
+                return scope.get(name, Unknown(name))
+            case ast.JoinedStr(values=parts):
+                return "".join(text_of(self.value(each, scope)) for each in parts)
+            case ast.FormattedValue(value=inner, format_spec=None):
+                found = self.value(inner, scope)
+                return Unknown(ast.unparse(inner)) if isinstance(found, Unknown) else found
+            case ast.BinOp(left=left, op=sign, right=right):
+                return _combined(sign, self.value(left, scope), self.value(right, scope))
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                found = self.value(operand, scope)
+                return found if isinstance(found, Unknown) else not is_true(found)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return apply(lambda found: -found, self.value(operand, scope))
+            case ast.BoolOp(op=sign, values=parts):
+                for each in parts:
+                    found = self.value(each, scope)
+                    if is_true(found) != isinstance(sign, ast.And):
+                        break
+                return found
+            case ast.Compare(left=left, ops=[sign], comparators=[right]):
+                one, other = self.value(left, scope), self.value(right, scope)
+                return apply(OPERATORS[type(sign)], one, other) if is_small([one, other]) else Unknown("a comparison")
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                return self.value(body if is_true(self.value(test, scope)) else orelse, scope)
+            case ast.Attribute(value=owner, attr=name):
+                return self._attribute(self.value(owner, scope), name, ast.unparse(node))
+            case ast.Subscript(value=owner, slice=index):
+                key = self._slice(index, scope) if isinstance(index, ast.Slice) else self.value(index, scope)
+                found = self.value(owner, scope)
+                return Unknown(ast.unparse(node)) if isinstance(key, Unknown) else apply(lambda it: it[key], found)
+            case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
+                return self._items(items, scope)
+            case ast.Dict(keys=keys, values=parts):
+                found = {}
+                for at, each in zip(keys, parts, strict=True):
+                    inner = self.value(each, scope)
+                    if at is None:
+                        found |= inner if isinstance(inner, dict) else {}
+                    elif not isinstance(name := self.value(at, scope), Unknown | list | dict | set):
+                        found[name] = inner
+                return found
+            case ast.Call():
+                return self._call(node, scope)
+            case ast.Lambda():
+                return Function(node, scope)
+            case ast.ListComp(elt=element, generators=[each]) | ast.GeneratorExp(elt=element, generators=[each]):
+                return self._comprehension(element, each, scope)
+            case ast.NamedExpr(target=target, value=inner):
+                found = self.value(inner, scope)
+                self.assign(target, found, scope)
+                return found
+        return Unknown(ast.unparse(node)[:80])
 
+    def _slice(self, node: ast.Slice, scope: Scope) -> slice:
+        return slice(*(each and self.value(each, scope) for each in (node.lower, node.upper, node.step)))
 
-def _item(evaluation: "Evaluation", owner: Any, index: ast.expr, scope: Scope) -> Any:
-    if isinstance(index, ast.Slice):
-        parts = [
-            None if each is None else evaluation.value(each, scope) for each in (index.lower, index.upper, index.step)
-        ]
-        if isinstance(owner, str | list | tuple) and all(isinstance(each, int | None) for each in parts):
-            return owner[slice(*parts)]
-        return Unknown("a slice")
-    key = evaluation.value(index, scope)
-    try:
-        return owner[key] if isinstance(owner, str | list | tuple | dict) else Unknown("an item")
-    except (LookupError, TypeError):
-        return Unknown(f"[{text_of(key)}]")
+    def _items(self, nodes: list[ast.expr], scope: Scope) -> list[Any]:
+        """Return the values of expressions, with `*list` expanded."""
+        found: list[Any] = []
+        for each in nodes:
+            inner = self.value(each.value if isinstance(each, ast.Starred) else each, scope)
+            found += inner if isinstance(each, ast.Starred) and isinstance(inner, list) else [inner]
+        return found
 
-
-def _attribute(evaluation: "Evaluation", owner: Any, name: str, source: str) -> Any:
-    if isinstance(owner, Scope):
-        return owner.get(name)
-    if isinstance(owner, Class):
-        return owner.attributes.get(name, Unknown(source))
-    if isinstance(owner, Instance):
+    def _attribute(self, owner: Any, name: str, source: str) -> Any:
+        if isinstance(owner, ChainMap):
+            return owner.get(name, Unknown(source))
+        if isinstance(owner, Class):
+            return owner.attributes.get(name, Unknown(source))
+        if not isinstance(owner, Instance):
+            return Unknown(source)
         if name in owner.values:
             return owner.values[name]
         found = owner.type.attributes.get(name, Unknown(source))
         if isinstance(found, Function):
-            bound = Function(found.node, found.scope, owner, found.is_property)
-            return evaluation.apply(bound, [], {}) if found.is_property else bound
+            bound = Function(found.node, found.scope, owner)
+            return self.enter(bound, [], {}) if found.is_property else bound
         return found
-    return Unknown(source)
+
+    def _comprehension(self, element: ast.expr, generator: ast.comprehension, scope: Scope) -> Any:
+        values = self.value(generator.iter, scope)
+        if not isinstance(values, list | dict | str):
+            return Unknown("a comprehension")
+        found = []
+        for value in list(values):
+            inner = scope.new_child()
+            self.assign(generator.target, value, inner)
+            if all(is_true(self.value(each, inner)) for each in generator.ifs):
+                found.append(self.value(element, inner))
+        return found
+
+    def _call(self, node: ast.Call, scope: Scope) -> Any:
+        """Return the result of a call: of the launcher's own functions, and of some of Python's."""
+        arguments = self._items(node.args, scope)
+        keywords: dict[str, Any] = {}
+        for each in node.keywords:
+            found = self.value(each.value, scope)
+            keywords |= {each.arg: found} if each.arg is not None else found if isinstance(found, dict) else {}
+        name = ast.unparse(node.func)
+        short = name.rpartition(".")[2]
+        if short in self._recorded:
+            self.calls.append((short, arguments, keywords))
+            return Unknown(f"{name}()")
+        if name in ("os.environ.get", "os.getenv", "environ.get", "getenv") and arguments:
+            return self.given.get(str(arguments[0]), arguments[1] if len(arguments) > 1 else None)
+        if name in ("Path", "pathlib.Path") and arguments:
+            return text_of(arguments[0])
+        if name in FUNCTIONS and name not in scope:
+            return FUNCTIONS[name](*arguments) if name == "str" else apply(FUNCTIONS[name], *arguments, **keywords)
+        if isinstance(node.func, ast.Attribute) and short in METHODS.split():
+            owner = self.value(node.func.value, scope)
+            if isinstance(owner, PLAIN):
+                return _method(owner, short, arguments, keywords)
+        function = self.value(node.func, scope)
+        if isinstance(function, Function):
+            return self.enter(function, arguments, keywords)
+        if isinstance(function, Class):
+            return self.instance(function, arguments, keywords)
+        return Unknown(f"{name}()")
 
 
-def _comprehension(
-    evaluation: "Evaluation", element: ast.expr, generators: list[ast.comprehension], scope: Scope
-) -> Any:
-    if len(generators) != 1:
-        return Unknown("a comprehension")
-    (generator,) = generators
-    values = evaluation.value(generator.iter, scope)
-    if not isinstance(values, list | tuple | dict | set | str):
-        return Unknown("a comprehension")
-    found = []
-    for value in list(values):
-        inner = Scope({}, scope)
-        evaluation.assign(generator.target, value, inner)
-        if all(is_true(evaluation.value(each, inner)) for each in generator.ifs):
-            found.append(evaluation.value(element, inner))
-    return found
+def _method(owner: Any, name: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+    if name == "join" and arguments and isinstance(arguments[0], list):
+        arguments = [[text_of(each) for each in arguments[0]]]
+    if name == "append" and isinstance(owner, list):
+        return owner.append(*arguments)
+    if name == "get" and isinstance(owner, dict) and arguments and isinstance(arguments[0], str | int):
+        return owner.get(*arguments)
+    function = getattr(owner, name, None)
+    return Unknown(f"{name}()") if function is None else apply(function, *arguments, **keywords)
 
 
-def has_pattern(evaluation: "Evaluation", pattern: ast.pattern, subject: Any, scope: Scope) -> bool:
-    """Return whether a value fits a pattern of `match`."""
-    match pattern:
-        case ast.MatchValue(value=value):
-            return is_true(compare(ast.Eq(), subject, evaluation.value(value, scope)))
-        case ast.MatchSingleton(value=value):
-            return subject is value
-        case ast.MatchOr(patterns=patterns):
-            return any(has_pattern(evaluation, each, subject, scope) for each in patterns)
-        case ast.MatchAs(pattern=inner, name=name):
-            if inner is not None and not has_pattern(evaluation, inner, subject, scope):
-                return False
-            if name is not None:
-                scope.values[name] = subject
-            return True
-        case ast.MatchSequence(patterns=patterns):
-            return (
-                isinstance(subject, list | tuple)
-                and len(subject) == len(patterns)
-                and all(
-                    has_pattern(evaluation, each, item, scope) for each, item in zip(patterns, subject, strict=True)
-                )
-            )
-        case _:
-            return False
+def _combined(sign: ast.operator, left: Any, right: Any) -> Any:
+    """Return `left sign right`."""
+    if isinstance(left, str) and isinstance(sign, ast.Div):
+        return f"{left.rstrip('/')}/{text_of(right).lstrip('/')}"
+    if isinstance(sign, ast.Add) and (isinstance(left, str) or isinstance(right, str)):
+        left, right = text_of(left), text_of(right)
+    function = OPERATORS.get(type(sign))
+    return Unknown("an operation") if function is None else apply(function, left, right)

@@ -26,10 +26,10 @@ def read_launcher(path: Path, text: str, given: dict[str, str]) -> tuple[tuple[s
     evaluation = Evaluation(path, given)
     scope = evaluation.module(text)
     for name in _entries(text):
-        function = scope.values.get(name)
+        function = scope.get(name)
         is_started = any(called == "execute_train" for called, _, _ in evaluation.calls)
         if not is_started and isinstance(function, Function):
-            evaluation.enter(function, scope)
+            evaluation.start(function, scope)
     found = [
         words for name, arguments, keywords in evaluation.calls if (words := _words(name, arguments, keywords, path))
     ]

@@ -17,8 +17,8 @@ def model_words(model: str, path: Path) -> tuple[str, ...]:
         if script is None:
             return ()
         evaluation = Evaluation(script, {}, recorded=(_SIBLING,))
-        function = evaluation.module(script.read_text(encoding="utf-8")).values.get("model_args")
-        found = evaluation.apply(function, [], {}) if isinstance(function, Function) else None
+        function = evaluation.module(script.read_text(encoding="utf-8")).get("model_args")
+        found = evaluation.enter(function, [], {}) if isinstance(function, Function) else None
         if isinstance(found, str):
             return tuple(found.split())
         # The model differs from another one only in what the arguments say that are read elsewhere.
