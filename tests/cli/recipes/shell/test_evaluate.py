@@ -14,7 +14,7 @@ SNIPPETS = {
     "variables": (
         'A=1; B="$A two"; C=\'$A\'; record "$A" "$B" $B "$C" ${A}x "${D:-none}" "${D-}" "${A:+set}" "a\\$b" a\\ b'
     ),
-    "arrays": 'X=(a "b c" $((1+2))); X+=(d); record "${X[@]}" ${X[1]} "${#X[@]}" "${X[*]}" "${X[-0]}" "${X[@]:1:2}"',
+    "arrays": 'X=(a "b c" $((1+2))); X+=(d); record "${X[@]}" ${X[1]} "${#X[@]}" "${X[*]}" "${X[-0]}"',
     "empty array": 'X=(); record a "${X[@]}" ${X[@]+"${X[@]}"} b',
     "array of an unset name": "record a ${NOTHING[@]} b",
     "keys": 'declare -A M=([a]=1 [b]="2 3"); M[c]=4; K=b; record "${M[$K]}" "${M[c]}" "${#M[@]}"',
@@ -36,18 +36,14 @@ SNIPPETS = {
         "for w in a b c; do [ $w = b ] && continue; R+=$w; done; n=0; while [ $n -lt 3 "
         "]; do n=$((n+1)); done; record $R $n"
     ),
-    "trimming": (
-        'P=/a/b/c.tar.gz; record "${P##*/}" "${P%.*}" "${P%%.*}" "${P#*/}" "${P/b/X}" "${P//a/_}" "${P:3:2}" "${P^^}"'
-    ),
     "programs": 'record "$(dirname /a/b/c)" "$(basename /a/b/c.sh .sh)" "$(dirname c)"',
     "here documents": 'read -r -d "" T <<EOF\nx $((1+1))\nEOF\nU=$(cat <<\'EOF\'\n$A y\nEOF\n)\nrecord "$T" "$U"',
     "here strings": 'L="--a 1 --b"; read -ra W <<< "$L"; record "${W[@]}" ${#W[@]}',
     "comments": "A=( a # not this\n  b\n  # nor this\n  c )\nrecord ${A[@]} \\\n  d # end",
     "defaults": ': "${A:=3}"; : ${B:="x y"}; record $A "$B" "${C:-$(echo z)}" "${C:-${A}}"',
     "tried": 'D=${D:-$(no_such_program_here 2>/dev/null && echo npu || echo gpu)}; record "$D"',
-    "indirect": 'NAME=VALUE; VALUE=7; record "${!NAME}"',
     "scope": "A=1; (A=2; B=3); B=${B:-none}; A=9 true; record $A $B",
-    "quotes": "record \"a 'b' \\\"c\\\"\" 'd \"e\"' $'f\\tg' \"\" ''",
+    "quotes": 'record "a \'b\' \\"c\\"" \'d "e"\' "" \'\'',
     "redirections": "A=1; echo hidden >/dev/null 2>&1; { echo more; } &>/dev/null; record $A",
     "negation": "if ! [ a = b ]; then record yes; fi; ! false && record also",
     "words with equals": 'O=(+a.b=${X:-1} "c=[\'d\',\'e\']" f=\\"none\\"); record "${O[@]}"',
@@ -111,6 +107,21 @@ def test_what_only_running_can_tell_is_marked():
     ).commands[1:]
     assert [shown(each) for each in command] == ["train", "--a", "$FROM_OUTSIDE/x", "--b", "$(nproc)", "--c", "7"]
     assert sources(command[2]) == ["$FROM_OUTSIDE"]
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["${P##*/}", "${P%.*}", "${P/b/X}", "${P:3:2}", "${P^^}", "${!P}", "${P[@]:1}", "$'a'", "<(a)", "$((P ? 1 : 2))"],
+)
+def test_a_form_that_no_published_launcher_uses_is_marked(word):
+    (command,) = expand_script(Path("a.sh"), f"P=/a/b.c; train --a {word} --b", {}).commands
+    assert [bool(sources(each)) for each in command] == [False, False, True, False]
+
+
+@pytest.mark.parametrize("text", ["[[ a -nt b ]]", "[[ a =~ *x ]]", "A=$(< f)", "cat <<E | b\nx\nE", "eval 'if'"])
+def test_a_statement_that_is_not_understood_is_listed(text):
+    (doubt,) = expand_script(Path("a.sh"), text, {}).doubts
+    assert doubt.startswith("line 1: ")
 
 
 def test_files_are_read_from_beside_the_script_even_if_their_path_is_of_another_machine(tmp_path):

@@ -76,7 +76,11 @@ METHODS = (
 )
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     each.__name__: each for each in (int, float, bool, len, min, max, sum, any, all, sorted, list, dict, tuple, set)
-} | {"str": lambda value="": text_of(value), "range": lambda *bounds: list(range(*bounds)[: _MAX_SIZE + 1])}
+} | {
+    "str": lambda value="": text_of(value),
+    "range": lambda *bounds: list(range(*bounds)[: _MAX_SIZE + 1]),
+    "enumerate": lambda *items: [list(each) for each in enumerate(*items)],
+}
 
 
 def apply(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:

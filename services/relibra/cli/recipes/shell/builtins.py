@@ -1,149 +1,115 @@
 """The commands of bash, and a few programs without effects, that a script's settings depend on."""
 
-import itertools
 import os.path
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from relibra.cli.recipes.shell.parse import ShellSyntaxError, parse
 from relibra.cli.recipes.shell.unknown import unknown, without_unknown
 
 if TYPE_CHECKING:
-    from relibra.cli.recipes.shell.evaluate import Evaluation
+    from relibra.cli.recipes.shell.commands import Commands
 
-Builtin = Callable[["Evaluation", list[str]], int]
-
-STARTING = ("command", "exec", "builtin", "nohup", "time")
-"""Words before the program that they start."""
-_FORMAT = re.compile(r"%(%|[-+0 #]*\d*(?:\.\d+)?[sdqbif])")
+Builtin = Callable[["Commands", list[str]], int]
 
 
-def _echo(evaluation: "Evaluation", arguments: list[str]) -> int:
+def _echo(evaluation: "Commands", arguments: list[str]) -> int:
     flags = [each for each in arguments if re.fullmatch("-[neE]+", each)]
-    evaluation.write(" ".join(arguments[len(flags) :]) + ("" if "n" in "".join(flags) else "\n"))
-    return 0
+    return evaluation.write(" ".join(arguments[len(flags) :]) + ("" if "n" in "".join(flags) else "\n"))
 
 
-def _printf(evaluation: "Evaluation", arguments: list[str]) -> int:
+def _printf(evaluation: "Commands", arguments: list[str]) -> int:
     name = arguments[1] if arguments[:1] == ["-v"] else None
-    pattern, *values = [each for each in arguments[2 if name else 0 :] if each != "--"] or [""]
+    pattern, *values = arguments[2 if name else 0 :] or [""]
     left = iter(values)
-    text = _FORMAT.sub(lambda found: "%" if found[1] == "%" else next(left, ""), pattern.replace("\\n", "\n"))
+    text = re.sub(r"%[sdiq]", lambda _: next(left, ""), pattern.replace("\\n", "\n"))
+    text = unknown(pattern) if "%" in pattern.replace("%s", "").replace("%d", "") else text
     if name is None:
-        evaluation.write(text)
-    else:
-        evaluation.variables.assign(name, text)
+        return evaluation.write(text)
+    evaluation.assign(name, text)
     return 0
 
 
-def _cat(evaluation: "Evaluation", arguments: list[str]) -> int:
+def _cat(evaluation: "Commands", arguments: list[str]) -> int:
     text = None if arguments else evaluation.here_document
-    evaluation.write(unknown(f"$(cat {' '.join(arguments)})") if text is None else text)
-    return 0
+    return evaluation.write(unknown(f"$(cat {' '.join(arguments)})") if text is None else text)
 
 
-def declare(evaluation: "Evaluation", arguments: list[str]) -> int:
+def declare(evaluation: "Commands", arguments: list[str]) -> int:
     """Assign the variables that `declare`, `export` and their kin name."""
     for each in arguments:
         name, equals, value = each.partition("=")
         if equals and name.isidentifier():
-            evaluation.variables.assign(name, value)
+            evaluation.assign(name, value)
     return 0
 
 
-def _set(evaluation: "Evaluation", arguments: list[str]) -> int:
+def _set(evaluation: "Commands", arguments: list[str]) -> int:
     if "--" in arguments:
-        evaluation.variables.positional = arguments[arguments.index("--") + 1 :]
+        evaluation.positional = arguments[arguments.index("--") + 1 :]
     return 0
 
 
-def _shift(evaluation: "Evaluation", arguments: list[str]) -> int:
+def _shift(evaluation: "Commands", arguments: list[str]) -> int:
     count = int(arguments[0]) if arguments and arguments[0].isdigit() else 1
-    had = len(evaluation.variables.positional)
-    evaluation.variables.positional = evaluation.variables.positional[count:]
-    return int(count > had)
+    is_enough = count <= len(evaluation.positional)
+    evaluation.positional = evaluation.positional[count:]
+    return int(not is_enough)
 
 
-def _cd(evaluation: "Evaluation", arguments: list[str]) -> int:
-    words = [each for each in arguments if each != "--"]
-    if words and (target := without_unknown(words[0])):
-        evaluation.variables.folder = Path(os.path.normpath(evaluation.variables.folder / target))
+def _cd(evaluation: "Commands", arguments: list[str]) -> int:
+    words = [without_unknown(each) for each in arguments if each != "--"]
+    evaluation.folder = Path(os.path.normpath(evaluation.folder / "".join(words[:1])))
     return 0
 
 
-def _path(change: Callable[["Evaluation", list[str]], str]) -> Builtin:
-    def write(evaluation: "Evaluation", arguments: list[str]) -> int:
+def _path(change: Callable[["Commands", list[str]], str]) -> Builtin:
+    def write(evaluation: "Commands", arguments: list[str]) -> int:
         words = [each for each in arguments if not each.startswith("-")]
-        evaluation.write(change(evaluation, words) + "\n" if words else "")
-        return 0
+        return evaluation.write(change(evaluation, [*words, "", ""]) + "\n")
 
     return write
 
 
-def _pwd(evaluation: "Evaluation", _arguments: list[str]) -> int:
-    evaluation.write(f"{evaluation.variables.folder}\n")
-    return 0
-
-
-def _read(evaluation: "Evaluation", arguments: list[str]) -> int:
+def _read(evaluation: "Commands", arguments: list[str]) -> int:
     """`read` gets its text from a here document. Without one, `while read` ends."""
     text = evaluation.here_document
     flags = "".join(each for each in arguments if each.startswith("-"))
     names = [each for each in arguments if each and not each.startswith("-")]
     if names and "a" in flags:
-        words = enumerate((text or "").split())
-        evaluation.variables.assign_array(names[0], {str(number): each for number, each in words})
+        evaluation.assign(names[0], {str(number): each for number, each in enumerate((text or "").split())})
     elif names:
-        evaluation.variables.assign(names[-1], unknown("$(read)") if text is None else text.strip())
+        evaluation.assign(names[-1], unknown("$(read)") if text is None else text.strip())
     return int(text is None)
 
 
-def _eval(evaluation: "Evaluation", arguments: list[str]) -> int:
-    try:
-        return evaluation.run(parse(" ".join(arguments)))
-    except ShellSyntaxError as error:
-        evaluation.doubts.append(f"eval {arguments}: {error}")
-        return 1
-
-
-def _test(evaluation: "Evaluation", arguments: list[str]) -> int:
-    return evaluation.tested([without_unknown(each) for each in arguments])
-
-
-def _shell(evaluation: "Evaluation", arguments: list[str]) -> int:
+def _shell(evaluation: "Commands", arguments: list[str]) -> int:
     """`bash -c script`, or `bash file`, in a subshell."""
-    inner = evaluation.subshell()
-    flags = list(itertools.takewhile(lambda each: each.startswith("-"), arguments))
-    first, *others = [*arguments[len(flags) :], ""]
-    if any("c" in each for each in flags if not each.startswith("--")):
-        with inner.variables.called_with(others[1:-1]):
-            return _eval(inner, [first])
-    return inner.source(first, others[:-1]) if first else 0
+    if arguments and arguments[0].startswith("-") and arguments[0].endswith("c"):
+        return evaluation.subshell().run_text(" ".join(arguments[1:2]))
+    words = [each for each in arguments if not each.startswith("-")]
+    return evaluation.subshell().source(words[0], words[1:]) if words else 0
 
 
-_WITHOUT_EFFECT = (
-    *(":", "true", "trap", "ulimit", "umask", "wait", "sleep", "shopt"),
-    *("hash", "alias", "exit", "enable", "kill", "pushd", "popd"),
-)
-
+STARTING = ("command", "exec", "builtin", "nohup", "time")
+"""Words before the program that they start."""
+_WITHOUT_EFFECT = (":", "true", "trap", "ulimit", "wait", "sleep", "shopt", "exit", "kill", "pushd", "popd")
 BUILTINS: dict[str, Builtin] = {
     **dict.fromkeys(_WITHOUT_EFFECT, lambda _, __: 0),
     **dict.fromkeys(("false", "type", "which", *STARTING), lambda _, __: 1),
+    "bash": _shell,
+    "cat": _cat,
+    "cd": _cd,
     "echo": _echo,
     "printf": _printf,
-    "cat": _cat,
-    "set": _set,
-    "shift": _shift,
-    "cd": _cd,
-    "pwd": _pwd,
-    "dirname": _path(lambda _, words: os.path.dirname(words[0]) or "."),  # noqa: PTH120  # an empty result is "."
-    "basename": _path(lambda _, words: Path(words[0]).name.removesuffix(words[1] if len(words) > 1 else "")),
-    "realpath": _path(lambda evaluation, words: os.path.normpath(evaluation.variables.folder / words[0])),
     "read": _read,
-    "eval": _eval,
-    "test": _test,
-    "bash": _shell,
+    "set": _set,
     "sh": _shell,
+    "shift": _shift,
+    "basename": _path(lambda _, words: Path(words[0]).name.removesuffix(words[1])),
+    "dirname": _path(lambda _, words: os.path.dirname(words[0]) or "."),  # noqa: PTH120  # an empty result is "."
+    "pwd": _path(lambda evaluation, _: str(evaluation.folder)),
+    "realpath": _path(lambda evaluation, words: os.path.normpath(evaluation.folder / words[0])),
+    "eval": lambda evaluation, arguments: evaluation.run_text(" ".join(arguments)),
 }

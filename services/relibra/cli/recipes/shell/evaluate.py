@@ -1,28 +1,22 @@
 """Evaluates a parsed script: assignments and control flow take effect, and commands are recorded instead of run."""
 
 import fnmatch
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from relibra.cli.recipes.shell import builtins
 from relibra.cli.recipes.shell.arithmetic import NotANumber
-from relibra.cli.recipes.shell.conditions import holds, parts_of
+from relibra.cli.recipes.shell.commands import Answer, Commands, Leaving
+from relibra.cli.recipes.shell.conditions import holds
 from relibra.cli.recipes.shell.parse import Node, ShellSyntaxError, line_of, named, parse, text_of
-from relibra.cli.recipes.shell.sources import find_source
-from relibra.cli.recipes.shell.unknown import shown, unknown, without_unknown
-from relibra.cli.recipes.shell.variables import Variables
-from relibra.cli.recipes.shell.words import Words
+from relibra.cli.recipes.shell.unknown import without_unknown
 from relibra.errors import InvalidInput
 
 _MAX_STEPS = 200_000
-_MAX_DEPTH = 60
 _MAX_ROUNDS = 1000
 """The rounds of a `while` after which the script goes on. Real ones wait for something that never happens here."""
-
-Answer = Callable[[tuple[str, ...]], str | None]
-"""Returns the output of a program that is known without running it, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,42 +41,20 @@ def expand_script(path: Path, text: str, given: dict[str, str], answer: Answer =
     Raises:
         InvalidInput: the script is no bash, or does not come to an end.
     """
-    variables = Variables(path.absolute(), dict(given), folder=path.absolute().parent)
-    evaluation = Evaluation(variables, answer=answer)
+    evaluation = Evaluation(path.absolute(), path.absolute().parent, dict(given), answer=answer)
     try:
         with suppress(Leaving):
-            evaluation.run_all(parse(text).children)
+            evaluation.run(parse(text))
     except RecursionError as error:
         raise InvalidInput(f"expected a script, got {path.name}, which is nested too deeply") from error
     return Expansion(tuple(evaluation.commands), tuple(dict.fromkeys(evaluation.doubts)))
 
 
-class Leaving(Exception):
-    """A `return`, `break` or `continue`."""
-
-    def __init__(self, word: str) -> None:
-        super().__init__(word)
-        self.word = word
-
-
 @dataclass(slots=True)
-class Evaluation(Words):
-    """The evaluation of a script, or of a part of it in a subshell."""
+class Evaluation(Commands):
+    """The evaluation of a script."""
 
-    variables: Variables
-    commands: list[tuple[str, ...]] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
-    functions: dict[str, Node] = field(default_factory=dict)
-    output: list[str] | None = None
-    """The text that a substitution captures; None if nobody does."""
-    is_condition: bool = False
-    """Whether the status decides what happens next. A command that is not run counts as failed there."""
     steps: list[int] = field(default_factory=lambda: [0])
-    line: int = 0
-    """The line of the command that is being evaluated."""
-    depth: int = 0
-    here_document: str | None = None
-    answer: Answer = lambda _: None
 
     def run_all(self, nodes: list[Node]) -> int:
         """Evaluate commands one after the other, and return the status of the last."""
@@ -98,28 +70,16 @@ class Evaluation(Words):
             raise InvalidInput(f"expected a script that comes to an end, got more than {_MAX_STEPS} steps")
         match node.type:
             case "command":
-                return self._command(node)
-            case "variable_assignment":
-                self._assign(node)
-            case "program" | "variable_assignments" | "do_group" | "else_clause":
-                return self.run_all(node.children)
-            case "declaration_command":
-                for each in named(node.children):
-                    if each.type == "variable_assignment":
-                        self._assign(each)
-                    else:
-                        builtins.declare(self, self.fields(each))
-            case "unset_command":
-                for each in named(node.children):
-                    self.variables.values.pop(text_of(each), None)
+                return self.simple(node)
             case "redirected_statement":
-                return self._redirected(node)
+                return self.redirected(node)
             case "compound_statement" if text_of(node.children[0]) == "((":
                 return int(not self._calculate(node))
-            case "compound_statement":
+            case "program" | "variable_assignments" | "compound_statement" | "do_group":
                 return self.run_all(node.children)
             case "subshell":
-                return self.subshell().run_all(node.children)
+                inner = self.subshell()
+                return max((inner.run(each) for each in named(node.children)), default=0)
             case "list":
                 return self._list(node)
             case "pipeline":
@@ -130,26 +90,38 @@ class Evaluation(Words):
                     inner.run(each)
                 return self.run(last)
             case "negated_command":
-                with self._as_condition(True):
-                    return int(self.run_all(node.children) == 0)
+                return int(self._decide(node.children))
             case "test_command":
-                self.line = line_of(node)
-                return self.tested(parts_of(node, self))
-            case "if_statement" | "elif_clause":
+                return self._tested(node)
+            case "if_statement":
                 return self._if(node)
+            case "case_statement":
+                return self._case(node)
+            case "variable_assignment":
+                self.set(node)
+            case "declaration_command":
+                for each in named(node.children):
+                    if each.type == "variable_assignment":
+                        self.set(each)
+                    else:
+                        builtins.declare(self, self.fields(each))
+            case "unset_command":
+                for each in named(node.children):
+                    self.values.pop(text_of(each), None)
             case "for_statement":
                 for value in [text for each in node.children_by_field_name("value") for text in self.fields(each)]:
-                    self.variables.assign(text_of(node.child_by_field_name("variable")), value)
+                    self.assign(text_of(node.child_by_field_name("variable")), value)
                     if self._ends_loop(node):
                         break
             case "c_style_for_statement":
-                self._calculate(node.child_by_field_name("initializer"))
-                while self._calculate(node.child_by_field_name("condition"), default=1) and not self._ends_loop(node):
-                    self._calculate(node.child_by_field_name("update"))
+                start, condition, update = (
+                    node.child_by_field_name(each) for each in ("initializer", "condition", "update")
+                )
+                self._calculate(start)
+                while (condition is None or self._calculate(condition)) and not self._ends_loop(node):
+                    self._calculate(update)
             case "while_statement":
                 self._while(node)
-            case "case_statement":
-                return self._case(node)
             case "function_definition":
                 self.functions[text_of(node.child_by_field_name("name"))] = node.child_by_field_name("body")
             case _:
@@ -161,142 +133,9 @@ class Evaluation(Words):
         inner = self.subshell()
         inner.output, inner.is_condition = [], False
         with suppress(Leaving):
-            inner.run_all(node.children)
-        return "".join(inner.output or ()).rstrip("\n")
-
-    def subshell(self) -> "Evaluation":
-        """Return an evaluation whose assignments end with it."""
-        if self.depth >= _MAX_DEPTH:
-            raise InvalidInput(f"expected a script, got subshells more than {_MAX_DEPTH} deep")
-        return Evaluation(
-            self.variables.copied(),
-            self.commands,
-            self.doubts,
-            dict(self.functions),
-            self.output,
-            self.is_condition,
-            self.steps,
-            self.line,
-            self.depth + 1,
-            answer=self.answer,
-        )
-
-    def call(self, argv: list[str]) -> int:
-        """Evaluate a command with its arguments: a function, a builtin, or a program, which is recorded."""
-        name, *arguments = argv
-        if (body := self.functions.get(name)) is not None:
-            return self._inside(arguments, lambda: self.run(body))
-        if name in ("source", "."):
-            return self.source(arguments[0], arguments[1:]) if arguments else 1
-        if name in ("return", "break", "continue"):
-            raise Leaving(name)
-        if name in builtins.STARTING and arguments:
-            return self.call(arguments)
-        if (builtin := builtins.BUILTINS.get(name)) is not None:
-            return builtin(self, arguments)
-        if (known := self.answer(tuple(argv))) is not None:
-            self.write(known)
-            return 0
-        self.commands.append(tuple(argv))
-        if self.is_condition:
-            return 1
-        self.write(unknown(f"$({' '.join(argv)})"))
-        return 0
-
-    def write(self, text: str) -> None:
-        """Add to what a substitution captures."""
-        if self.output is not None:
-            self.output.append(text)
-
-    def source(self, name: str, arguments: list[str]) -> int:
-        """Evaluate a file beside the script."""
-        path = find_source(without_unknown(name), self.variables.folder, self.variables.script)
-        script, why = None, "no such file"
-        try:
-            script = None if path is None else parse(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, ShellSyntaxError) as error:
-            why = str(error)
-        if path is None or script is None:
-            self.doubts.append(f"line {self.line}: source {shown(name)} ({why}): settings in this file are not known")
-            return 1
-        plain, self.variables.script = self.variables.script, path
-        try:
-            return self._inside(arguments or self.variables.positional, lambda: self.run(script))
-        finally:
-            self.variables.script = plain
-
-    def _inside(self, arguments: list[str], run: Callable[[], int]) -> int:
-        """Evaluate a function or a file with its arguments."""
-        if self.depth >= _MAX_DEPTH:
-            raise InvalidInput(f"expected a script, got calls more than {_MAX_DEPTH} deep")
-        self.depth += 1
-        try:
-            with self.variables.called_with(arguments):
-                return run()
-        except Leaving as leaving:
-            if leaving.word != "return":
-                raise
-            return 0
-        finally:
-            self.depth -= 1
-
-    def _command(self, node: Node) -> int:
-        parts = named(node.children)
-        assignments = [each for each in parts if each.type == "variable_assignment"]
-        plain, self.line = dict(self.variables.values), line_of(node)
-        for each in assignments:
-            self._assign(each)
-        argv = []
-        for each in parts:
-            if each.type == "herestring_redirect":
-                self.here_document = self.text(each.named_children[0])
-            elif each.type == "command_name":
-                argv += self.fields(each.named_children[0])
-            elif each not in assignments and not each.type.endswith("_redirect"):
-                argv += self.fields(each)
-        try:
-            return self.call(argv) if argv else 0
-        finally:
-            self.here_document = None
-            if assignments and argv:
-                self.variables.values = plain
-
-    def _redirected(self, node: Node) -> int:
-        """Evaluate a command with its here document; other redirections have no effect."""
-        status = 0
-        for each in node.children_by_field_name("redirect"):
-            if each.type == "herestring_redirect":
-                self.here_document = self.text(each.named_children[0])
-            elif each.type == "heredoc_redirect":
-                found = {inner.type: text_of(inner) for inner in each.named_children}
-                body, is_literal = found.get("heredoc_body", ""), not found["heredoc_start"].isalnum()
-                self.here_document = body if is_literal else self.quoted(body.replace('"', '\\"')).replace('\\"', '"')
-        body_node = node.child_by_field_name("body")
-        if body_node is not None:
-            status = self.run(body_node)
-        self.here_document = None
-        return status
-
-    def _assign(self, node: Node) -> None:
-        name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
-        is_appended = any(each.type == "+=" for each in node.children)
-        if value is not None and value.type == "array":
-            array = dict(self.variables.array(text_of(name))) if is_appended else {}
-            for each in named(value.children):
-                for element in self.fields(each):
-                    key_text, bracket, keyed = element[1:].partition("]=")
-                    if element.startswith("[") and bracket:
-                        array[key_text] = keyed
-                    else:
-                        array[str(len(array))] = element
-            self.variables.assign_array(text_of(name), array)
-            return
-        text = "" if value is None else self.text(value)
-        key: str | None = None
-        if name.type == "subscript":
-            key = self.key(text_of(name.child_by_field_name("index")))
-            name = name.child_by_field_name("name")
-        self.variables.assign(text_of(name), text, is_appended=is_appended, key=key)
+            for each in named(node.children):
+                inner.run(each)
+        return "".join(inner.output).rstrip("\n")
 
     def _list(self, node: Node) -> int:
         """Evaluate `a && b || c`. All but the last command decide what happens next."""
@@ -305,38 +144,34 @@ class Evaluation(Words):
             node, operator, right = node.children
             parts.insert(0, (operator.type, right))
         status = self._part(node, parts[0][0])
-        for number, (operator, part) in enumerate(parts):
+        for (operator, part), after in zip(parts, [*(operator for operator, _ in parts[1:]), ""], strict=True):
             if (operator == "&&") == (status == 0):
-                status = self._part(part, parts[number + 1][0] if number + 1 < len(parts) else "")
+                status = self._part(part, after)
         return status
 
     def _part(self, node: Node, operator: str) -> int:
         with self._as_condition(operator == "||" or (operator == "&&" and self.output is not None)):
             return self.run(node)
 
-    def tested(self, parts: list[str]) -> int:
-        """Return the status of a condition."""
+    def _tested(self, node: Node) -> int:
         try:
-            return int(not holds(parts, self))
+            return int(not holds(node, self))
         except ShellSyntaxError as error:
-            self.doubts.append(f"line {self.line}: {error}")
+            self.doubts.append(f"line {line_of(node)}: {error}")
             return 1
 
-    def _calculate(self, node: Node | None, default: int = 0) -> int:
+    def _calculate(self, node: Node | None) -> int:
         try:
-            return default if node is None else self.number(text_of(node).removeprefix("((").removesuffix("))"))
+            return 0 if node is None else self.number(text_of(node).removeprefix("((").removesuffix("))"))
         except NotANumber:
             return 0
 
     def _if(self, node: Node) -> int:
-        then = next(number for number, each in enumerate(node.children) if each.type == "then")
-        body = node.children[then + 1 :]
-        others = [each for each in body if each.type in ("elif_clause", "else_clause")]
-        if self._decide(node.children[:then]):
-            return self.run_all([each for each in body if each not in others])
-        for each in others:
-            if each.type == "else_clause" or self._decide(each.children[: _then(each)]):
-                return self.run_all(each.children[_then(each) :])
+        others = [each for each in node.children if each.type in ("elif_clause", "else_clause")]
+        for branch in (node, *others):
+            then = next((number for number, each in enumerate(branch.children) if each.type == "then"), 0)
+            if branch.type == "else_clause" or self._decide(branch.children[:then]):
+                return self.run_all([each for each in branch.children[then:] if each not in others])
         return 0
 
     def _decide(self, condition: list[Node]) -> bool:
@@ -346,10 +181,9 @@ class Evaluation(Words):
     def _case(self, node: Node) -> int:
         subject = without_unknown(self.text(node.child_by_field_name("value")))
         for each in node.children:
-            if each.type == "case_item":
-                patterns = each.children_by_field_name("value")
-                if any(fnmatch.fnmatchcase(subject, self.pattern([pattern])) for pattern in patterns):
-                    return self.run_all([inner for inner in each.children if inner not in patterns])
+            patterns = each.children_by_field_name("value") if each.type == "case_item" else []
+            if any(fnmatch.fnmatchcase(subject, self.pattern(pattern)) for pattern in patterns):
+                return self.run_all([inner for inner in each.children if inner not in patterns])
         return 0
 
     def _while(self, node: Node) -> None:
@@ -378,8 +212,3 @@ class Evaluation(Words):
             yield
         finally:
             self.is_condition = plain
-
-
-def _then(node: Node) -> int:
-    """Return the position after `then`, or 0 if there is none."""
-    return next((number + 1 for number, each in enumerate(node.children) if each.type == "then"), 0)

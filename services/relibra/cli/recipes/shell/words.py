@@ -1,33 +1,65 @@
-"""Expands words of a script: parameters, substitutions, arithmetic, and the division into fields."""
+"""The variables of a script, and the words that they expand to: parameters, substitutions, arithmetic and fields."""
 
-import fnmatch
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from relibra.cli.recipes.shell.arithmetic import NotANumber, evaluate
 from relibra.cli.recipes.shell.parse import Node, ShellSyntaxError, is_arithmetic, parse_word, text_of
 from relibra.cli.recipes.shell.unknown import unknown
-from relibra.cli.recipes.shell.variables import ALL, Variables
+from relibra.errors import InvalidInput
 
-_BRACED = re.compile(
-    r"\$\{(?P<before>[#!]?)(?P<name>[A-Za-z_]\w*|[0-9]+|[@*#?$!-])(?:\[(?P<index>[^]]*)\])?"
-    r"(?P<operator>:[-=?+]|[-=?+]|##?|%%?|//?|\^\^?|,,?|:)?(?P<argument>.*)\}",
-    re.S,
-)
+_BRACED = re.compile(r"\$\{(#?)([A-Za-z_]\w*|[0-9]+|[@*#?])(?:\[([^]]*)\])?(?:(:?[-=?+])(.*))?\}", re.S)
+_ESCAPED = re.compile(r'\\([$`"\\]|\n)')
+_ALL = ("@", "*")
 _MAX_LETTERS = 1 << 20
+"""The longest text, and the most letters and elements of an array. Doubling a variable in a loop ends here."""
+
+Array = dict[str, str]
+"""The elements by index, in order. Indices are numbers as text, or keys."""
 
 
+@dataclass(slots=True)
 class Words:
-    """Expands words with the variables of a script."""
+    """What a script has assigned, the place it is at, and what its words expand to."""
 
-    variables: Variables
+    script: Path
+    folder: Path
+    """The folder that `cd` has gone to."""
+    values: dict[str, str | Array]
+    positional: list[str] = field(default_factory=list)
 
     def capture(self, node: Node) -> str:
         """Return the output of a substitution."""
         raise NotImplementedError
 
+    def variable(self, name: str) -> str | None:
+        """Return the value of a variable or positional parameter, or None if it is not set."""
+        if name.isdigit() and name != "0":
+            return self.positional[int(name) - 1] if int(name) <= len(self.positional) else None
+        script = str(self.script)
+        known = {"0": script, "BASH_SOURCE": script, "#": str(len(self.positional)), "?": "0", "PWD": str(self.folder)}
+        value = known.get(name, self.values.get(name))
+        return next(iter(value.values()), None) if isinstance(value, dict) else value
+
+    def array(self, name: str) -> Array:
+        """Return the elements of a variable; a text has one, and a variable that is not set has none."""
+        value = self.values.get(name, self.variable(name))
+        return value if isinstance(value, dict) else {} if value is None else {"0": value}
+
+    def assign(self, name: str, value: str | Array, *, is_appended: bool = False) -> None:
+        """Assign a text or an array."""
+        if is_appended and isinstance(value, str):
+            value = (self.variable(name) or "") + value
+        if (
+            size := sum(len(each) + 1 for each in value.values()) if isinstance(value, dict) else len(value)
+        ) > _MAX_LETTERS:
+            raise InvalidInput(f"expected variables of at most {_MAX_LETTERS} letters, got {name} with {size}")
+        self.values[name] = value
+
     def fields(self, node: Node) -> list[str]:
-        """Return the fields that a word becomes: none, one or several."""
+        """Return the fields of a word: none, one or several."""
         fields: list[str] = []
         current: str | None = None
         for parts, is_quoted in self._pieces(node, is_quoted=False):
@@ -43,62 +75,11 @@ class Words:
         """Return a word as one text, as in an assignment."""
         return "".join(" ".join(parts) for parts, _ in self._pieces(node, is_quoted=True))
 
-    def pattern(self, nodes: list[Node]) -> str:
+    def pattern(self, node: Node) -> str:
         """Return a word as a pattern of `fnmatch`, in which quoted text stands for itself."""
-        found = ""
-        for each in nodes:
-            if each.type == "concatenation":
-                found += self.pattern(each.named_children)
-            else:
-                text = self.text(each)
-                found += re.sub(r"([*?[])", r"[\1]", text) if each.type in ("string", "raw_string") else text
-        return found
-
-    def number(self, expression: str) -> int:
-        """Return the value of an arithmetic expression, or raise NotANumber."""
-        return evaluate(self.quoted(expression), self.variables.text, self.variables.assign)
-
-    def _pieces(self, node: Node, *, is_quoted: bool) -> Iterator[tuple[list[str], bool]]:
-        """Yield the fields of each part of a word, and whether an empty one counts."""
-        text = text_of(node)
-        match node.type:
-            case "word" | "extglob_pattern" | "regex":
-                yield [re.sub(r"\\(.)", r"\1", text.replace("\\\n", ""))], True
-            case "raw_string":
-                yield [text[1:-1]], True
-            case "ansi_c_string":
-                yield [text[2:-1].replace("\\n", "\n").replace("\\t", "\t")], True
-            case "string":
-                if text == '""':
-                    yield [""], True
-                yield from self._inner(node, text[1:-1], start=node.start_byte + 1, is_quoted=True)
-            case "concatenation":
-                yield from self._inner(node, text, start=node.start_byte, is_quoted=is_quoted)
-            case "simple_expansion":
-                yield _divided(self._parameter("", text[1:], None, "", "", is_quoted=is_quoted), is_quoted=is_quoted)
-            case "expansion" if (match := _BRACED.fullmatch(text)) is not None:
-                before, name, index, operator, argument = match.groups()
-                parts = self._parameter(before, name, index, operator or "", argument, is_quoted=is_quoted)
-                yield _divided(parts, is_quoted=is_quoted)
-            case "arithmetic_expansion" | "command_substitution" if is_arithmetic(node):
-                yield [self._number_text(text[3:-2])], True
-            case "command_substitution":
-                yield _divided([self.capture(node)], is_quoted=is_quoted)
-            case "number" | "variable_name" | "test_operator":
-                yield [text], True
-            case _:
-                yield [unknown(text)], True
-
-    def _inner(self, node: Node, text: str, *, start: int, is_quoted: bool) -> Iterator[tuple[list[str], bool]]:
-        """Yield the pieces of the children of a node, and the text between them, which is in no node."""
-        whole, at = text.encode(), 0
-        for each in node.named_children:
-            if each.type != "string_content":
-                between = whole[at : each.start_byte - start].decode()
-                yield [re.sub(r'\\([$`"\\]|\n)', lambda found: found[1].strip("\n"), between)], False
-                yield from self._pieces(each, is_quoted=is_quoted)
-                at = each.end_byte - start
-        yield [re.sub(r'\\([$`"\\]|\n)', lambda found: found[1].strip("\n"), whole[at:].decode())], False
+        if node.type == "concatenation":
+            return "".join(self.pattern(each) for each in node.named_children)
+        return re.sub(r"([*?[])", r"[\1]" if "string" in node.type else r"\1", self.text(node))
 
     def quoted(self, text: str) -> str:
         """Return a text as between double quotes; its own double quotes do not count."""
@@ -107,59 +88,79 @@ class Words:
         except ShellSyntaxError:
             return unknown(text)
 
-    def _number_text(self, text: str) -> str:
-        try:
-            return str(self.number(text))
-        except NotANumber:
-            return unknown(f"$(({text.strip()}))")
+    def number(self, expression: str) -> int:
+        """Return the value of an arithmetic expression, or raise NotANumber."""
+        return evaluate(self.quoted(expression), self.variable, self.assign)
 
     def key(self, index: str) -> str:
         """Return the key of an element of an array: a number, or a word that is no variable."""
         expanded = self.quoted(index)
-        if expanded.isidentifier() and self.variables.text(expanded) is None:
+        try:
+            is_word = expanded.isidentifier() and self.variable(expanded) is None
+            return expanded if is_word else str(self.number(expanded))
+        except NotANumber:
             return expanded
-        return self._number_text(expanded)
 
-    def _parameter(
-        self, before: str, name: str, index: str | None, operator: str, argument: str, *, is_quoted: bool
-    ) -> list[str]:
-        """Return the fields of a parameter."""
-        variables = self.variables
-        if index in ALL or name in ALL:
-            elements = list(variables.positional if name in ALL else variables.array(name).values())
-            if before == "#":
+    def _pieces(self, node: Node, *, is_quoted: bool) -> Iterator[tuple[list[str], bool]]:
+        """Yield the fields of each part of a word, and whether an empty one counts."""
+        text = text_of(node)
+        match node.type:
+            case "word" | "extglob_pattern" | "regex":
+                yield [re.sub(r"\\(.)", r"\1", text.replace("\\\n", ""))], True
+            case "number" | "variable_name":
+                yield [text], True
+            case "raw_string":
+                yield [text[1:-1]], True
+            case "string":
+                yield from [([""], True)] if text == '""' else self._inner(node, 1, is_quoted=True)
+            case "concatenation":
+                yield from self._inner(node, 0, is_quoted=is_quoted)
+            case "arithmetic_expansion" | "command_substitution" if is_arithmetic(node):
+                try:
+                    yield [str(self.number(text[3:-2]))], True
+                except NotANumber:
+                    yield [unknown(text)], True
+            case "command_substitution":
+                yield _divided([self.capture(node)], is_quoted=is_quoted)
+            case "simple_expansion":
+                yield _divided(self._parameter(("", text[1:], "", "", ""), is_quoted=is_quoted), is_quoted=is_quoted)
+            case "expansion" if (match := _BRACED.fullmatch(text)) is not None:
+                yield _divided(self._parameter(match.groups(""), is_quoted=is_quoted), is_quoted=is_quoted)
+            case _:
+                yield [unknown(text)], True
+
+    def _inner(self, node: Node, num_quotes: int, *, is_quoted: bool) -> Iterator[tuple[list[str], bool]]:
+        """Yield the pieces of the children of a node, and of the text between them, which is in no node."""
+        whole, at = node.text[: len(node.text) - num_quotes], num_quotes
+        for each in node.named_children:
+            if each.type != "string_content":
+                yield [_unescaped(whole[at : each.start_byte - node.start_byte])], False
+                yield from self._pieces(each, is_quoted=is_quoted)
+                at = each.end_byte - node.start_byte
+        yield [_unescaped(whole[at:])], False
+
+    def _parameter(self, parts: tuple[str, ...], *, is_quoted: bool) -> list[str]:
+        """Return the fields of a parameter, whose parts are those of `_BRACED`."""
+        length, name, index, operator, argument = parts
+        if index in _ALL or name in _ALL:
+            elements = list(self.positional if name in _ALL else self.array(name).values())
+            if length:
                 return [str(len(elements))]
-            if before == "!":
-                return list(variables.array(name))
-            if operator == ":":
-                first, _, length = argument.partition(":")
-                start = max(self.number(first) - (name in ALL), 0)
-                return elements[start : start + self.number(length) if length else None]
-            if operator in ("+", ":+", "-", ":-"):
-                return self._alternative(argument) if bool(elements) == ("+" in operator) else elements
-            if operator:
-                return [unknown(f"${{{name}[@]{operator}{argument}}}")]
-            return (
-                [(variables.text("IFS") or " ")[0].join(elements)] if is_quoted and "*" in (index, name) else elements
-            )
-        value = variables.text(name) if index is None else variables.array(name).get(self.key(index))
-        if before == "!" and value is not None:
-            value = variables.text(value)
-        if before == "#":
+            if operator and bool(elements) == ("+" in operator):
+                return self._alternative(argument)
+            return [(self.variable("IFS") or " ")[0].join(elements)] if is_quoted and "*" in (index, name) else elements
+        value = self.variable(name) if not index else self.array(name).get(self.key(index))
+        if length:
             return [str(len(value or ""))]
         is_set = value is not None and (bool(value) or not operator.startswith(":"))
-        if operator in (":+", "+"):
-            return [self._argument(argument)] if is_set else [""]
-        if operator in (":-", "-", ":=", "=") and not is_set:
+        if "+" in operator:
+            return [self._argument(argument) if is_set else ""]
+        if operator and operator[-1] in "-=" and not is_set:
             value = self._argument(argument)
-            if operator.endswith("="):
-                variables.assign(name, value)
-        if value is None:
-            # The script is called without arguments.
-            return ["" if name.isdigit() and name != "0" else unknown(f"${name}")]
-        if not operator or operator[-1] in "-=?":
-            return [value]
-        return [self._changed(value, operator, argument)]
+            if "=" in operator:
+                self.assign(name, value)
+        # The script is called without arguments.
+        return ["" if name.isdigit() else unknown(f"${name}")] if value is None else [value]
 
     def _alternative(self, argument: str) -> list[str]:
         """Return the fields of the word in `${name[@]+word}`."""
@@ -170,39 +171,16 @@ class Words:
 
     def _argument(self, argument: str) -> str:
         """Return the argument of an operator as text."""
-        if len(argument) > 1 and argument[0] == argument[-1] == "'":
-            return argument[1:-1]
-        return self.quoted(argument)
+        is_literal = len(argument) > 1 and argument[0] == argument[-1] == "'"
+        return argument[1:-1] if is_literal else self.quoted(argument)
 
-    def _changed(self, value: str, operator: str, argument: str) -> str:
-        """Return a value after an operator that changes text."""
-        if operator in ("^", "^^", ",", ",,"):
-            change = str.upper if operator[0] == "^" else str.lower
-            return change(value) if len(operator) == 2 else change(value[:1]) + value[1:]
-        if operator == ":":
-            first, _, length = argument.partition(":")
-            rest = value[self.number(first) :]
-            return rest[: self.number(length)] if length else rest
-        if operator in ("/", "//"):
-            pattern, _, replacement = self.quoted(argument).partition("/")
-            if len(value) * len(replacement) > _MAX_LETTERS:
-                return unknown("a long text")
-            found = re.compile(fnmatch.translate(pattern).removesuffix(r"\Z").removesuffix(r"\z"))
-            return found.sub(lambda _: replacement, value, count=1 if operator == "/" else 0)
-        pattern, sizes = self.quoted(argument), range(len(value) + 1)
-        for size in sizes if len(operator) == 1 else reversed(sizes):
-            cut, rest = (
-                (value[:size], value[size:])
-                if operator[0] == "#"
-                else (value[len(value) - size :], value[: len(value) - size])
-            )
-            if fnmatch.fnmatchcase(cut, pattern):
-                return rest
-        return value
+
+def _unescaped(text: bytes) -> str:
+    return _ESCAPED.sub(lambda found: found[1].strip("\n"), text.decode())
 
 
 def _divided(parts: list[str], *, is_quoted: bool) -> tuple[list[str], bool]:
-    """Return the fields of an expansion, which blanks divide outside quotes."""
+    """Return the fields of an expansion, which blanks divide outside quotes, and whether an empty one counts."""
     if is_quoted:
         return parts, bool(parts)
-    return [field for part in parts for field in (re.split(r"\s+", part))], False
+    return [field for part in parts for field in re.split(r"\s+", part)], False

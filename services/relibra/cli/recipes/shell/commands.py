@@ -1,0 +1,176 @@
+"""The commands of a script: builtins and functions take effect, and programs are recorded instead of run."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from relibra.cli.recipes.shell.builtins import BUILTINS, STARTING
+from relibra.cli.recipes.shell.parse import Node, ShellSyntaxError, line_of, named, parse, text_of
+from relibra.cli.recipes.shell.sources import find_source
+from relibra.cli.recipes.shell.unknown import shown, unknown, without_unknown
+from relibra.cli.recipes.shell.words import Words
+from relibra.errors import InvalidInput
+
+_MAX_DEPTH = 60
+
+Answer = Callable[[tuple[str, ...]], str | None]
+"""Returns the output of a program that is known without running it, or None."""
+
+
+class Leaving(Exception):
+    """A `return`, `break` or `continue`."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__(word)
+        self.word = word
+
+
+@dataclass(slots=True)
+class Commands(Words):
+    """What is known of a script, or of a part of it in a subshell, while it is evaluated."""
+
+    commands: list[tuple[str, ...]] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    functions: dict[str, Node] = field(default_factory=dict)
+    output: list[str] | None = None
+    """The text that a substitution captures; None if nobody does."""
+    is_condition: bool = False
+    """Whether the status decides what happens next. A command that is not run counts as failed there."""
+    line: int = 0
+    """The line of the command that is being evaluated."""
+    depth: int = 0
+    here_document: str | None = None
+    answer: Answer = lambda _: None
+
+    def run(self, node: Node) -> int:
+        """Evaluate a command of any kind and return its status."""
+        raise NotImplementedError
+
+    def write(self, text: str) -> int:
+        """Add to what a substitution captures, and return the status of success."""
+        if self.output is not None:
+            self.output.append(text)
+        return 0
+
+    def run_text(self, text: str) -> int:
+        """Evaluate the text of a script."""
+        try:
+            return self.run(parse(text))
+        except ShellSyntaxError as error:
+            self.doubts.append(f"line {self.line}: {error}")
+            return 1
+
+    def source(self, name: str, arguments: list[str]) -> int:
+        """Evaluate a file beside the script."""
+        path = find_source(without_unknown(name), self.folder, self.script)
+        script, why = None, "no such file"
+        try:
+            script = None if path is None else parse(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, ShellSyntaxError) as error:
+            why = str(error)
+        if path is None or script is None:
+            self.doubts.append(f"line {self.line}: source {shown(name)} ({why}): settings in this file are not known")
+            return 1
+        plain, self.script = self.script, path
+        try:
+            return self._call(script, arguments or self.positional)
+        finally:
+            self.script = plain
+
+    def subshell(self) -> "Commands":
+        """Return an evaluation whose assignments end with it."""
+        if self.depth >= _MAX_DEPTH:
+            raise InvalidInput(f"expected a script, got subshells more than {_MAX_DEPTH} deep")
+        return dataclasses.replace(self, values=dict(self.values), functions=dict(self.functions), depth=self.depth + 1)
+
+    def start(self, argv: list[str]) -> int:
+        """Evaluate a command with its arguments: a function, a builtin, or a program, which is recorded."""
+        name, *arguments = argv
+        if (body := self.functions.get(name)) is not None:
+            return self._call(body, arguments)
+        if name in ("source", ".") and arguments:
+            return self.source(arguments[0], arguments[1:])
+        if name in ("return", "break", "continue"):
+            raise Leaving(name)
+        if name in STARTING and arguments:
+            return self.start(arguments)
+        if (builtin := BUILTINS.get(name)) is not None:
+            return builtin(self, arguments)
+        if (known := self.answer(tuple(argv))) is not None:
+            return self.write(known)
+        self.commands.append(tuple(argv))
+        return 1 if self.is_condition else self.write(unknown(f"$({' '.join(argv)})"))
+
+    def simple(self, node: Node) -> int:
+        """Evaluate a command with its assignments."""
+        plain, self.line = dict(self.values), line_of(node)
+        argv: list[str] = []
+        for each in named(node.children):
+            if each.type == "variable_assignment":
+                self.set(each)
+            elif each.type.endswith("_redirect"):
+                self._redirect(each)
+            else:
+                argv += self.fields(each.named_children[0] if each.type == "command_name" else each)
+        is_local = any(each.type == "variable_assignment" for each in node.children)
+        try:
+            return self.start(argv) if argv else 0
+        finally:
+            self.here_document = None
+            if argv and is_local:
+                self.values = plain
+
+    def redirected(self, node: Node) -> int:
+        """Evaluate a command with its here document."""
+        body, *redirections = named(node.children)
+        for each in redirections:
+            self._redirect(each)
+        status = self.run(body) if not body.type.endswith("_redirect") else 0
+        self.here_document = None
+        return status
+
+    def set(self, node: Node) -> None:
+        """Evaluate an assignment."""
+        target, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+        is_appended = any(each.type == "+=" for each in node.children)
+        if value is not None and value.type == "array":
+            array = dict(self.array(text_of(target))) if is_appended else {}
+            for element in [element for each in named(value.children) for element in self.fields(each)]:
+                match = re.fullmatch(r"\[(\w+)\]=(.*)", element, re.S)
+                array[match[1] if match else str(len(array))] = match[2] if match else element
+            return self.assign(text_of(target), array)
+        text = "" if value is None else self.text(value)
+        if target.type != "subscript":
+            return self.assign(text_of(target), text, is_appended=is_appended)
+        name, index = (text_of(target.child_by_field_name(each)) for each in ("name", "index"))
+        array, key = self.array(name), self.key(index)
+        return self.assign(name, array | {key: array.get(key, "") + text if is_appended else text})
+
+    def _redirect(self, node: Node) -> None:
+        """Keep a here document; other redirections have no effect."""
+        if node.type == "herestring_redirect":
+            self.here_document = self.text(node.named_children[0])
+        elif node.type == "heredoc_redirect":
+            parts = {each.type: text_of(each) for each in node.named_children}
+            body, is_expanded = parts.get("heredoc_body", ""), parts["heredoc_start"].isalnum()
+            self.here_document = self.quoted(body.replace('"', '\\"')) if is_expanded else body
+            for name, text in parts.items():
+                if not name.startswith(("heredoc_", "file_")):
+                    self.doubts.append(f"line {line_of(node)}: {text[:60]!r} after a here document is not understood")
+
+    def _call(self, body: Node, arguments: list[str]) -> int:
+        """Evaluate a function or a file with its arguments."""
+        if self.depth >= _MAX_DEPTH:
+            raise InvalidInput(f"expected a script, got calls more than {_MAX_DEPTH} deep")
+        self.depth += 1
+        plain, self.positional = self.positional, arguments
+        try:
+            return self.run(body)
+        except Leaving as leaving:
+            if leaving.word != "return":
+                raise
+            return 0
+        finally:
+            self.depth -= 1
+            self.positional = plain
