@@ -40,3 +40,21 @@ def test_S5_the_comparison_sees_shared_experts_that_a_dispatcher_leaves_out(layo
 def test_S5_the_comparison_sees_what_has_the_name_of_another_expert(layout_run, layout, mutation, name):
     for result in layout_run(layout).of(mutation):
         assert name in result["noticed"]
+
+
+def test_S5_layers_with_graphs_of_attention_and_dense_mlps_train_as_plain_megatron(layout_run):
+    run = layout_run("graphs_ep4")
+    assert_active(run.of("graphed"))
+    assert all(result["hooks_in_graphs"] == [] for result in run.of("graphed"))
+    worst = run.worst("graphed")
+    assert max(worst.values()) <= TOLERANCE, worst
+
+
+def test_S5_graphs_that_are_refused_would_capture_hooks_of_the_agent(layout_run):
+    for result in layout_run("graphs_ep4").of("hooks_in_captures"):
+        assert result["found"] == {
+            "attn": [],
+            "attn,moe_router": ["routing"],
+            "attn,moe_router,moe_preprocess": ["remap", "routing"],
+            "the whole layer": ["compute", "remap", "routing"],
+        }

@@ -150,10 +150,15 @@ SETTINGS = (
     _runs("recompute_granularity", "none, 'selective', 'full'", _MATRIX),
     Setting(
         name="cuda_graph_impl",
-        runs="graphs over attention, dense MLPs and mamba",
+        runs="graphs over attention, dense MLPs and mamba; the first two are tested on CPUs, with a stand-in for graphs",
+        tested=_LAYERS,
         is_refused=lambda config: config.cuda_graph_impl != "none" and not _scopes(config) <= {"attn", "mlp", "mamba"},
-        what="a CUDA graph over MoE layers",
-        got=lambda config: f"a CUDA graph over MoE layers (cuda_graph_scope {', '.join(sorted(_scopes(config)))})",
+        what="a CUDA graph over MoE layers, their routers or their preprocessing, which would run the agent's hooks only "
+        "when it is captured",
+        got=lambda config: (
+            f"a CUDA graph over MoE layers (cuda_graph_scope {', '.join(sorted(_scopes(config)))}), which would run the "
+            "agent's hooks only when it is captured"
+        ),
         instead="cuda_graph_scope='attn'",
         cost="the host launches the kernels of MoE layers one by one",
     ),
