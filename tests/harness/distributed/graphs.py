@@ -1,8 +1,8 @@
 """Scenarios with CUDA graphs over parts of transformer layers, over a stand-in for the graphs of Transformer Engine.
 
-Megatron's own code (core 0.16.1, transformer/transformer_layer.py) calls the graphs of a layer instead of its forward. A
-`Graph` here computes what megatron captures, eagerly, and notes the hooks of the agent that run inside: in a real graph
-such a hook runs once, in the capture, and what it found then holds for ever.
+Megatron's own code (core 0.16.1, transformer/transformer_layer.py) calls the graphs of a layer instead of its forward.
+A `Graph` here computes what megatron captures, eagerly, and notes the hooks of the agent that run inside: in a real
+graph such a hook runs once, in the capture, and what it found then holds for ever.
 """
 
 import contextlib

@@ -150,20 +150,28 @@ SETTINGS = (
     _runs("recompute_granularity", "none, 'selective', 'full'", _MATRIX),
     Setting(
         name="cuda_graph_impl",
-        runs="graphs over attention, dense MLPs and mamba; the first two are tested on CPUs, with a stand-in for graphs",
+        runs="graphs over attention, dense MLPs (both tested on CPUs, with a stand-in for graphs) and mamba",
         tested=_LAYERS,
         is_refused=lambda config: config.cuda_graph_impl != "none" and not _scopes(config) <= {"attn", "mlp", "mamba"},
-        what="a CUDA graph over MoE layers, their routers or their preprocessing, which would run the agent's hooks only "
-        "when it is captured",
+        what="a CUDA graph over MoE layers, their routers or their preprocessing, which would run the agent's hooks "
+        "only when it is captured",
         got=lambda config: (
-            f"a CUDA graph over MoE layers (cuda_graph_scope {', '.join(sorted(_scopes(config)))}), which would run the "
-            "agent's hooks only when it is captured"
+            f"a CUDA graph over MoE layers (cuda_graph_scope {', '.join(sorted(_scopes(config)))}), which would run "
+            "the agent's hooks only when it is captured"
         ),
         instead="cuda_graph_scope='attn'",
         cost="the host launches the kernels of MoE layers one by one",
     ),
-    _off("overlap_moe_expert_parallel_comm", "", "dispatch is not hidden behind another micro-batch"),
-    _off("delay_wgrad_compute", "", "gradients of weights are computed within the backward of their layer"),
+    _off(
+        "overlap_moe_expert_parallel_comm",
+        ", which runs layers in pieces and outside of the forward of their micro-batch",
+        "dispatch is not hidden behind another micro-batch",
+    ),
+    _off(
+        "delay_wgrad_compute",
+        ", whose gradients come too late for replicas",
+        "gradients of weights are computed within the backward of their layer",
+    ),
     _off(
         "overlap_dispatch_backward_with_experts_wgrad",
         ", whose gradients come too late for replicas",
