@@ -42,3 +42,12 @@ def test_S5_a_replica_quantises_as_its_home_with_every_recipe(layout_run):
 
 def test_S5_the_comparison_sees_a_replica_with_the_quantised_weights_of_another(layout_run):
     assert layout_run("gpt_fp8").worst("quantised_for_another")["grad"] > 0.5
+
+
+def test_the_stand_in_keeps_what_transformer_engine_keeps(layout_run):
+    """Quantised weights until a step begins, and quantisers for as many products as at first."""
+    for result in layout_run("gpt_fp8").of("contract"):
+        assert 0 < result["relative_error"] < 0.06
+        assert result["keeps_weights"]
+        assert result["largest_renewed"] == 0.0
+        assert result["lack"] == "quantisers"

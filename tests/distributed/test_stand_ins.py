@@ -1,8 +1,9 @@
-"""The stand-ins for Transformer Engine's FusedAdam: the contract that megatron and the agent rely on."""
+"""The stand-ins for Transformer Engine's FusedAdam and fp8: the contract that megatron and the agent rely on."""
 
 import pytest
 import torch
 
+from harness.distributed.fp8_rounding import E4M3, E5M2, Quantizer
 from harness.distributed.fused_adam import FusedAdam, joined, split
 
 N = 64
@@ -70,3 +71,26 @@ def test_a_state_dict_brings_the_state_back(dtype):
     for name in adam.state[parameter]:
         want = adam.get_unscaled_state(parameter, name).float()
         assert torch.allclose(other.get_unscaled_state(target, name).float(), want, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("recipe", "width"), [("blockwise", 128), ("mxfp8", 32), ("tensorwise", None)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(E4M3, 2**-4), (E5M2, 2**-3)])
+def test_fp8_rounds_the_elements_that_share_a_scale_together(recipe, width, dtype, tolerance):
+    generator = torch.Generator().manual_seed(0)
+    tensor = (1 + torch.rand(40, 200, generator=generator)) * torch.tensor([1.0, -1.0]).repeat(100)
+    quantizer = Quantizer(recipe, dtype, is_weight=False)
+    for rounded, of in ((quantizer.rowwise(tensor), tensor), (quantizer.columnwise(tensor.T).T, tensor)):
+        assert ((rounded - of).abs() <= tolerance * of.abs()).all()
+        assert not torch.equal(rounded, of)
+    with_outlier = tensor.clone()
+    with_outlier[0, 0] = 1e20
+    differs = (quantizer.rowwise(with_outlier) != quantizer.rowwise(tensor)).nonzero()
+    assert len(differs) == tensor.numel() if width is None else bool((differs[:, 0] == 0).all())
+    if width is not None:
+        assert differs[:, 1].max() == min(width, 200) - 1
+
+
+def test_weights_of_blockwise_scaling_round_alike_for_both_products():
+    weight = torch.randn(150, 140, generator=torch.Generator().manual_seed(0))
+    quantizer = Quantizer("blockwise", E4M3, is_weight=True)
+    assert torch.equal(quantizer.rowwise(weight), quantizer.columnwise(weight))

@@ -60,6 +60,34 @@ def same_bits(cluster: Cluster) -> Result:
     return {"differing": differing, "smallest_norm": min(norms)}
 
 
+def contract(cluster: Cluster) -> Result:
+    """Run a product of the stand-in with too many weights for its quantisers, and with other weights than before."""
+    with te.installed():
+        layer = next(iter(GptJob(cluster, bf16=True, **(BLOCKWISE | {"add_bias_linear": False})).moe_layers.values()))
+    product = layer.experts.linear_fc1
+    tokens = torch.randn(16, HIDDEN, generator=torch.Generator().manual_seed(0)).bfloat16()
+    splits = [16, *[0] * (product.num_gemms - 1)]
+    with te.context(layer.config), torch.no_grad():
+        before, _ = product(tokens, splits)
+        exact = tokens.float() @ product.weight0.float().t()
+        product.weight0.zero_()
+        kept, _ = product(tokens, splits)
+        product.is_first_microbatch = True
+        renewed, _ = product(tokens, splits)
+        product.num_gemms += 1
+        try:
+            product(tokens, [*splits, 0])
+            lack = "none"
+        except IndexError:
+            lack = "quantisers"
+    return {
+        "relative_error": float((before.float() - exact).norm() / exact.norm()),
+        "keeps_weights": torch.equal(kept, before),
+        "largest_renewed": float(renewed.abs().max()),
+        "lack": lack,
+    }
+
+
 def _copy_of(parameter: Tensor) -> Tensor:
     copied = parameter.detach().clone().requires_grad_()
     copied.main_grad = torch.zeros_like(parameter, dtype=torch.float32)
@@ -91,6 +119,7 @@ SCENARIOS: Scenarios = {
     "tensorwise_reorders": functools.partial(
         trained, experts=TENSORWISE, plan={"replicate": False}, **RECOMPUTE["full"]
     ),
+    "contract": contract,
     "same_bits": same_bits,
     "quantised_for_another": quantised_for_another,
 }
