@@ -82,9 +82,9 @@ def test_S6_thousands_of_refused_calls_of_one_job_are_answered_later_than_a_few_
     with ExitStack() as stack:
         delays_s = [stack.enter_context(calls.refusing("greedy")) for _ in range(4352)]
         assert REFUSAL_DELAY_S <= delays_s[0] <= 2 * REFUSAL_DELAY_S
-        assert all(MAX_REFUSAL_DELAY_S <= each <= 2 * MAX_REFUSAL_DELAY_S for each in delays_s[1000:])
+        assert all(MAX_REFUSAL_DELAY_S <= each <= 2 * MAX_REFUSAL_DELAY_S for each in delays_s[2000:])
         # Renewed calls are refused as often as this, and not the 1200 times per second that kept a planner busy.
-        assert sum(1 / each for each in delays_s) < 4 * REFUSALS_PER_S
+        assert sum(1 / each for each in delays_s) < 3 * REFUSALS_PER_S
         with calls.refusing("modest") as delay_s:
             assert REFUSAL_DELAY_S <= delay_s <= 2 * REFUSAL_DELAY_S
         for _ in range(4 * 4096):  # which take memory as long as they wait

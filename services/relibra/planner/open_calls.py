@@ -28,7 +28,7 @@ LIMITS_OF_CALLS = frozenset({"calls", "max_calls_per_job", "max_streams_per_job"
 """The limits on calls that are open at the same time."""
 REFUSAL_DELAY_S = 2.5
 """How long a planner takes at least to answer a call beyond such a limit; each call waits another time, up to twice."""
-MAX_REFUSAL_DELAY_S = 10.0
+MAX_REFUSAL_DELAY_S = 20.0
 """The same for callers with so many refused calls that answering all of them sooner would keep the planner busy."""
 REFUSALS_PER_S = 100
 """How many calls of one job are refused per second, as long as none of them then waits for `MAX_REFUSAL_DELAY_S`.
