@@ -58,7 +58,7 @@ def uneven_parts() -> Iterator[None]:
 
 def trained(cluster: Cluster, **options: Any) -> Result:
     with uneven_parts():
-        return compare(cluster, bf16=False, **options)
+        return compare(cluster, sharded=True, bf16=False, experts=GROUPED | FUSED, **options)
 
 
 def replicas_of_one_part(cluster: Cluster) -> Result:
@@ -70,7 +70,7 @@ def replicas_of_one_part(cluster: Cluster) -> Result:
         return [weight if part == 0 else torch.zeros_like(weight) for weight in plain(self)]
 
     with mock.patch.object(Visit, "fetch", fetch):
-        return trained(cluster, sharded=False)
+        return trained(cluster)
 
 
 def checkpoint(cluster: Cluster) -> Result:
@@ -89,8 +89,7 @@ def checkpoint(cluster: Cluster) -> Result:
 
 
 SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
-    "sequential": functools.partial(trained, sharded=False),
-    "grouped": functools.partial(trained, sharded=True, experts=GROUPED | FUSED, **RECOMPUTE["full"]),
+    "trained": functools.partial(trained, **RECOMPUTE["full"]),
     "checkpoint": checkpoint,
     "replicas_of_one_part": replicas_of_one_part,
 }

@@ -76,7 +76,8 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
 
 def _is_padded(config: Any) -> bool:
     """Return whether the dispatcher pads the tokens of each slot for quantised products."""
-    is_hybridep = (config.moe_token_dispatcher_type, config.moe_flex_dispatcher_backend) == ("flex", "hybridep")
+    backend = getattr(config, "moe_flex_dispatcher_backend", None)
+    is_hybridep = (config.moe_token_dispatcher_type, backend) == ("flex", "hybridep")
     return bool(config.fp8) and (config.moe_router_padding_for_quantization or is_hybridep)
 
 
