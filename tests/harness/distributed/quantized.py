@@ -6,6 +6,7 @@ module/fp8_padding.py, distributed.py (`checkpoint`). Only experts are quantised
 """
 
 import contextlib
+import importlib
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -161,7 +162,7 @@ def alignment(config: Any) -> int:
 
 
 class Fp8Padding(nn.Module):
-    def __init__(self, num_gemms: int) -> None:
+    def __init__(self, num_gemms: int, align_size: int | None = None) -> None:
         super().__init__()
         self.num_gemms = num_gemms
 
@@ -173,7 +174,7 @@ class Fp8Padding(nn.Module):
 
 
 class Fp8Unpadding(nn.Module):
-    def __init__(self, num_gemms: int) -> None:
+    def __init__(self, num_gemms: int, align_size: int | None = None) -> None:
         super().__init__()
         self.num_gemms = num_gemms
 
@@ -206,6 +207,14 @@ def checkpoint(
     return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=True, **kwargs)
 
 
+def _recomputing() -> list[ModuleType]:
+    """Return the modules of megatron that run and recompute layers; from 0.18 on, these are two."""
+    found = [transformer_block]
+    with contextlib.suppress(ImportError):
+        found.append(importlib.import_module("megatron.core.recompute"))
+    return found
+
+
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
     """Let megatron use the stand-in in models that are built and run within the body."""
@@ -218,7 +227,10 @@ def installed() -> Iterator[None]:
         for module, names in (
             (utils, {"_te_version": Version("2.4.0")}),
             (extension, {"HAVE_TE": True}),
-            (transformer_block, {"get_fp8_context": context, "te_checkpoint": extension.te_checkpoint}),
+            *(
+                (module, {"get_fp8_context": context, "te_checkpoint": extension.te_checkpoint})
+                for module in _recomputing()
+            ),
             (experts, {"HAVE_TE": True, "Fp8Padding": Fp8Padding, "Fp8Unpadding": Fp8Unpadding}),
             (grouped, {"GroupedLinear": GroupedLinear}),
         ):
