@@ -1,5 +1,7 @@
 """Channels to servers that start and stop."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -13,6 +15,17 @@ from relibra.wire.channel import OPTIONS, open_channel
 
 pytestmark = pytest.mark.timeout(60)
 
+CALL_AFTER_CLOSE = """
+from relibra.v1 import job_pb2, job_pb2_grpc
+from relibra.wire.channel import open_channel
+channel = open_channel("127.0.0.1:1")
+jobs = job_pb2_grpc.JobServiceStub(channel)
+channel.close()
+try:
+    jobs.RegisterJob(job_pb2.RegisterJobRequest())
+except ValueError as error:
+    print(error)
+"""
 NUM_CLIENTS = 24
 """With this many clients, all of them draw the same planner once in 2**23 runs."""
 
@@ -70,3 +83,9 @@ def test_L2_the_only_planner_of_a_name_is_found_again(host: str) -> None:
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         with planner(2, port):
             assert ask(channel) == 2
+
+
+def test_L1_a_call_on_a_closed_channel_raises_instead_of_ending_the_process():
+    """A session closes its channel beside the thread that calls. gRPC's own stubs end in a segmentation fault."""
+    done = subprocess.run([sys.executable, "-c", CALL_AFTER_CLOSE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "Cannot invoke RPC on closed channel!\n"), done.stderr

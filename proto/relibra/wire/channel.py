@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import grpc
 
@@ -69,7 +69,45 @@ def open_channel(address: str, credentials: Credentials | None = None) -> grpc.C
         if tls is None
         else grpc.secure_channel(address, tls, options=OPTIONS)
     )
-    return grpc.intercept_channel(channel, _CallMetadata(credentials))
+    return _ByName(grpc.intercept_channel(channel, _CallMetadata(credentials)))
+
+
+class _ByName(grpc.Channel):
+    """A channel whose calls name their method, so that a call on a closed channel raises `ValueError`.
+
+    Generated stubs ask for the handle that gRPC has registered for a method, and an intercepted channel asks for it in
+    every call. Once the channel is closed, perhaps by another thread, that is a segmentation fault (grpcio 1.85).
+    """
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._channel = channel
+
+    def unary_unary(self, method: str, *serializers: Any, _registered_method: bool = False, **named: Any) -> Any:
+        return self._channel.unary_unary(method, *serializers, **named)
+
+    def unary_stream(self, method: str, *serializers: Any, _registered_method: bool = False, **named: Any) -> Any:
+        return self._channel.unary_stream(method, *serializers, **named)
+
+    def stream_unary(self, method: str, *serializers: Any, _registered_method: bool = False, **named: Any) -> Any:
+        return self._channel.stream_unary(method, *serializers, **named)
+
+    def stream_stream(self, method: str, *serializers: Any, _registered_method: bool = False, **named: Any) -> Any:
+        return self._channel.stream_stream(method, *serializers, **named)
+
+    def subscribe(self, callback: Callable[[Any], None], try_to_connect: bool = False) -> None:
+        self._channel.subscribe(callback, try_to_connect)
+
+    def unsubscribe(self, callback: Callable[[Any], None]) -> None:
+        self._channel.unsubscribe(callback)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class _CallDetails(NamedTuple):
