@@ -44,6 +44,13 @@ def test_S5_the_comparison_sees_a_replica_with_the_quantised_weights_of_another(
     assert layout_run("gpt_fp8").worst("quantised_for_another")["grad"] > 0.5
 
 
+def test_S5_a_checkpoint_of_fp8_training_loads_without_relibra(layout_run):
+    """Beside products, experts have modules that pad tokens. These know the number of products, and hold nothing."""
+    for result in layout_run("gpt_fp8").of("checkpoint"):
+        assert result["different_when_fresh"] > 0
+        assert result["different"] == []
+
+
 def test_the_stand_in_keeps_what_transformer_engine_keeps(layout_run):
     """Quantised weights until a step begins, and quantisers for as many products as at first."""
     for result in layout_run("gpt_fp8").of("contract"):

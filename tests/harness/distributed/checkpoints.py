@@ -104,6 +104,20 @@ def same(got: dict[str, dict[str, Tensor]], want: dict[str, dict[str, Tensor]]) 
     ]
 
 
+def saved_after_reorder(cluster: Cluster, *, num_experts: int = 6, **options: Any) -> Result:
+    """Save after a reorder, and load without relibra in the same arrangement of ranks."""
+    folder = shared_folder() / "checkpoint"
+    job = moved(cluster, num_experts=num_experts, steps=1, **options)
+    want = job.state()
+    save(job, folder)
+    assert job.agent is not None
+    job.agent.detach()
+    plain = GptJob(cluster, num_experts=num_experts, **options)
+    num_different = len(same(plain.state(), want))
+    load(plain, folder)
+    return {"different_when_fresh": num_different, "different": same(plain.state(), want)}
+
+
 def round_trip(
     _: Cluster,
     *,

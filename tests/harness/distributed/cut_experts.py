@@ -17,7 +17,6 @@ from megatron.core.tensor_parallel import mappings
 from torch import Tensor
 
 from harness.distributed import checkpoints
-from harness.distributed.gpt_job import GptJob
 from harness.distributed.gpt_model import RECOMPUTE
 from harness.distributed.matrix import FUSED, GROUPED, compare
 from relibra.agent.cells.visit import Visit
@@ -74,18 +73,8 @@ def replicas_of_one_part(cluster: Cluster) -> Result:
 
 
 def checkpoint(cluster: Cluster) -> Result:
-    """Save after a reorder, and load without relibra."""
-    folder = checkpoints.shared_folder() / "checkpoint"
     with uneven_parts():
-        job = checkpoints.moved(cluster, num_experts=6, steps=1)
-        want = job.state()
-        checkpoints.save(job, folder)
-        assert job.agent is not None
-        job.agent.detach()
-        plain = GptJob(cluster, num_experts=6)
-        fresh = checkpoints.same(plain.state(), want)
-        checkpoints.load(plain, folder)
-    return {"different_when_fresh": len(fresh), "different": checkpoints.same(plain.state(), want)}
+        return checkpoints.saved_after_reorder(cluster)
 
 
 SCENARIOS: dict[str, Callable[[Cluster], Result]] = {

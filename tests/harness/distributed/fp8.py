@@ -8,6 +8,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from harness.distributed import checkpoints
 from harness.distributed import quantized as te
 from harness.distributed.gpt_job import GptJob
 from harness.distributed.gpt_model import HIDDEN, RECOMPUTE
@@ -41,6 +42,11 @@ def quantised_for_another(cluster: Cluster) -> Result:
     """Mutation: let a replica meet the quantised weights of the replica that was in its slot before."""
     with mock.patch.object(quantized, "forget"):
         return trained(cluster, experts=BLOCKWISE)
+
+
+def checkpoint(cluster: Cluster) -> Result:
+    with te.installed():
+        return checkpoints.saved_after_reorder(cluster, bf16=True, **BLOCKWISE)
 
 
 def same_bits(cluster: Cluster) -> Result:
@@ -119,6 +125,7 @@ SCENARIOS: Scenarios = {
     "tensorwise_reorders": functools.partial(
         trained, experts=TENSORWISE, plan={"replicate": False}, **RECOMPUTE["full"]
     ),
+    "checkpoint": checkpoint,
     "contract": contract,
     "same_bits": same_bits,
     "quantised_for_another": quantised_for_another,

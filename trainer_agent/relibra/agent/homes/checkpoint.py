@@ -97,8 +97,8 @@ def _alone(module: Any, slot: int, rank: _Rank) -> Any:
 
 
 def _alone_in(linear: Any, slot: int, rank: _Rank) -> Any:
-    """Return a grouped product with the expert of `slot` only; return any other module unchanged."""
-    if not hasattr(linear, "num_gemms"):
+    """Return a grouped product with the expert of `slot` only; return any other module, as for padding, unchanged."""
+    if not hasattr(linear, "_pg_collection"):
         return linear
     groups = copy.copy(linear._pg_collection)
     groups.ep = rank
