@@ -50,9 +50,9 @@ def timeline(cluster: Cluster) -> Result:
         compute_until(has_arrived)
         return run(self, *args)
 
-    def named_compute(self: LayerExecution, *args: Any) -> Any:
+    def named_compute(self: LayerExecution, *args: Any, **kwargs: Any) -> Any:
         with record_function(f"forward layer {self.index}"):
-            return compute(self, *args)
+            return compute(self, *args, **kwargs)
 
     def busy_backward(*_: Any) -> None:
         with record_function("attention backward"):
