@@ -3,10 +3,10 @@
 import re
 from typing import Any
 
-from relibra.cli.recipes.frameworks.passing import family_of, lora, pass_on
+from relibra.cli.recipes.frameworks.passing import draft_of, lora, pass_sections
 from relibra.cli.recipes.launch import Launch, section
 from relibra.cli.recipes.recipe import Draft
-from relibra.cli.recipes.shipped import family_origin, framework_data, origin
+from relibra.cli.recipes.shipped import framework_data
 
 _SIZES = {
     "t": "tensor_model_parallel_size",
@@ -14,32 +14,13 @@ _SIZES = {
     "c": "context_parallel_size",
     "e": "expert_model_parallel_size",
 }
-_OWN = frozenset(
-    [
-        "wrap_with_ddp",
-        "use_torch_fsdp2",
-        "ddp",
-        "async_save",
-        "use_checkpoint_opt_param_scheduler",
-        "moe_enable_deepep",
-        "use_deterministic_algorithms",
-        "bridge_type",
-        "use_mbridge_save",
-        "fp8_config",
-    ]
-)
 
 
 def read_areal(launch: Launch) -> Draft:
     """Return the settings of a recipe of AReaL."""
     config = launch.merged_config()
-    data = framework_data("areal")
-    draft = Draft()
-    draft.put_all(data["settings"], origin(data))
     actor = section(config, ("actor",))
-    family = family_of(actor.get("path", ""), draft, launch)
-    if family is not None:
-        draft.put("has_shared_experts", family.has_shared_experts, family_origin(family))
+    draft = draft_of("areal", actor.get("path"), launch, has_provider=False)
     backend = str(actor.get("backend") or config.get("allocation_mode") or "")
     sizes = parallel_sizes(backend)
     if sizes is None:
@@ -47,8 +28,7 @@ def read_areal(launch: Launch) -> Draft:
     else:
         draft.put_all(sizes, launch.line_of("actor.backend", "allocation_mode"))
     megatron = section(actor, ("megatron",))
-    pass_on({each: value for each, value in megatron.items() if each not in _OWN}, draft, launch, "actor.megatron")
-    pass_on(section(megatron, ("ddp",)), draft, launch, "actor.megatron.ddp")
+    pass_sections(config, draft, launch, "actor.megatron", "actor.megatron.ddp", own=framework_data("areal")["own"])
     if megatron.get("use_torch_fsdp2"):
         draft.put("use_torch_fsdp2", True, launch.line_of("actor.megatron.use_torch_fsdp2"))
     if megatron.get("bridge_type") == "megatron-bridge":

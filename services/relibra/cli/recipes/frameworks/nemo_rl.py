@@ -3,62 +3,24 @@
 from typing import Any
 
 from relibra.cli.recipes.arguments import at_path
-from relibra.cli.recipes.frameworks.passing import family_of, lora, pass_on, put_family
+from relibra.cli.recipes.frameworks.passing import draft_of, lora, pass_sections
 from relibra.cli.recipes.launch import Launch, section
 from relibra.cli.recipes.recipe import Draft
-from relibra.cli.recipes.shipped import family_origin, framework_data, origin
+from relibra.cli.recipes.shipped import framework_data
 
-_OWN = frozenset(
-    [
-        "enabled",
-        "model_overrides",
-        "checkpoint",
-        "activation_checkpointing",
-        "recompute_granularity",
-        "recompute_modules",
-        "peft",
-        "optimizer",
-        "scheduler",
-        "distributed_data_parallel_config",
-        "fp8_cfg",
-        "env_vars",
-        "converter_type",
-        "empty_unused_memory_level",
-        "force_reconvert_from_hf",
-        "freeze_moe_router",
-        "freeze_config",
-        "defer_fp32_logits",
-        "train_iters",
-        "use_gloo_process_groups",
-        "use_fused_linear_logprobs",
-        "fused_linear_logprobs_chunk_size",
-        "quant_cfg",
-        "track_moe_metrics",
-        "moe_per_layer_logging",
-        "clear_memory_caches_before_refit",
-    ]
-)
-"""Keys that are read below, or do not reach the model's configuration."""
+_SECTION = "policy.megatron_cfg"
 
 
 def read_nemo_rl(launch: Launch) -> Draft:
     """Return the settings of a recipe of NeMo-RL."""
     config = launch.merged_config()
-    data = framework_data("nemo-rl")
-    draft = Draft()
     policy = section(config, ("policy",))
     megatron = section(policy, ("megatron_cfg",))
-    family = family_of(policy.get("model_name", ""), draft, launch)
-    if family is not None:
-        put_family(family, draft)
-        draft.put("has_shared_experts", family.has_shared_experts, family_origin(family))
-    draft.put_all(data["settings"], origin(data))
-    pass_on({each: value for each, value in megatron.items() if each not in _OWN}, draft, launch, "policy.megatron_cfg")
-    pass_on(section(megatron, ("optimizer",)), draft, launch, "policy.megatron_cfg.optimizer")
-    ddp = "distributed_data_parallel_config"
-    pass_on(section(megatron, (ddp,)), draft, launch, f"policy.megatron_cfg.{ddp}")
+    draft = draft_of("nemo-rl", policy.get("model_name"), launch, has_provider=True)
+    pass_sections(config, draft, launch, _SECTION, own=framework_data("nemo-rl")["own"])
+    pass_sections(config, draft, launch, f"{_SECTION}.optimizer", f"{_SECTION}.distributed_data_parallel_config")
     _derived(megatron, policy, draft, launch)
-    pass_on(section(megatron, ("model_overrides",)), draft, launch, "policy.megatron_cfg.model_overrides")
+    pass_sections(config, draft, launch, f"{_SECTION}.model_overrides")
     if at_path(megatron, "peft.enabled"):
         peft = section(megatron, ("peft",))
         targets = peft.get("target_modules") or ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]

@@ -1,12 +1,20 @@
 """Passes settings on: names and values of a framework's section, as Megatron names them."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
-from relibra.cli.recipes.launch import Launch
+from relibra.cli.recipes.launch import Launch, section
 from relibra.cli.recipes.recipe import Draft
 from relibra.cli.recipes.shell.unknown import is_known, shown
-from relibra.cli.recipes.shipped import Family, family_origin, find_family, is_neutral, known_options
+from relibra.cli.recipes.shipped import (
+    Family,
+    family_origin,
+    find_family,
+    framework_data,
+    is_neutral,
+    known_options,
+    origin,
+)
 
 RENAMED = {
     "fp8_format": "fp8",
@@ -53,30 +61,47 @@ def _line(launch: Launch, name: str, section: str) -> str:
     return where if where.startswith("line") else launch.line_of(name)
 
 
+def pass_sections(config: dict[str, Any], draft: Draft, launch: Launch, *paths: str, own: Container[str] = ()) -> None:
+    """Take the values of sections of a configuration, but not those of the framework's own keys."""
+    for path in paths:
+        values = section(config, (path,))
+        pass_on({name: value for name, value in values.items() if name not in own}, draft, launch, path)
+
+
+def draft_of(framework: str, model: Any, launch: Launch, *, has_provider: bool) -> Draft:
+    """Return a draft with the defaults of a model's family and of a framework.
+
+    Args:
+        framework: the framework.
+        model: the name or path of the model.
+        launch: the recipe, whose name may tell the family.
+        has_provider: whether the provider of Megatron-Bridge builds the model.
+    """
+    draft, data = Draft(), framework_data(framework)
+    if (family := family_of(model, draft, launch)) is not None:
+        if has_provider:
+            draft.put_all(family.settings, family_origin(family))
+        draft.put("has_shared_experts", family.has_shared_experts, family_origin(family))
+    draft.put_all(data["settings"], origin(data))
+    return draft
+
+
 def family_of(model: Any, draft: Draft, launch: Launch) -> Family | None:
     """Return the family of a model, by its name, else by the name of the recipe; say so if neither tells.
 
     The draft gets the names of both.
     """
-    draft.model = shown(str(model or "")).rstrip("/").rpartition("/")[2]
-    draft.family = _family(shown(str(model or "")), draft, launch)
+    path = shown(str(model or ""))
+    draft.model, draft.family = path.rstrip("/").rpartition("/")[2], find_family(path)
+    if draft.family is None:
+        draft.family = find_family("/".join(launch.path.absolute().parts[-4:]))
+        said = (
+            "is of no family known here, so defaults of its provider are not known"
+            if draft.family is None
+            else f"is taken for a {draft.family.name}, from the name of the recipe"
+        )
+        draft.warnings.append(f"the model {path or '(not named)'} {said}")
     return draft.family
-
-
-def _family(model: str, draft: Draft, launch: Launch) -> Family | None:
-    if (family := find_family(model)) is not None:
-        return family
-    named = model or "(not named)"
-    if (family := find_family("/".join(launch.path.absolute().parts[-4:]))) is not None:
-        draft.warnings.append(f"the model {named} is taken for a {family.name}, from the name of the recipe")
-        return family
-    draft.warnings.append(f"the model {named} is of no family known here, so defaults of its provider are not known")
-    return None
-
-
-def put_family(family: Family, draft: Draft) -> None:
-    """Set what the provider of a model's family sets."""
-    draft.put_all(family.settings, family_origin(family))
 
 
 def lora(draft: Draft, *, rank: Any, targets: Any, where: str, share: bool = True) -> None:

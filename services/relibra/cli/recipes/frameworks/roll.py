@@ -1,29 +1,21 @@
 """ROLL: YAML with `actor_train.strategy_args.strategy_config`."""
 
 from relibra.cli.recipes.arguments import at_path
-from relibra.cli.recipes.frameworks.passing import family_of, lora, pass_on
+from relibra.cli.recipes.frameworks.passing import draft_of, lora, pass_sections
 from relibra.cli.recipes.launch import Launch, section
 from relibra.cli.recipes.recipe import Draft
-from relibra.cli.recipes.shipped import family_origin, framework_data, origin
+from relibra.cli.recipes.shipped import framework_data
 
 _SECTION = "actor_train.strategy_args.strategy_config"
-_OWN = ("additional_configs", "moe_layer_recompute")
 
 
 def read_roll(launch: Launch) -> Draft:
     """Return the settings of a recipe of ROLL."""
     config = launch.merged_config()
-    data = framework_data("roll")
-    draft = Draft()
-    draft.put_all(data["settings"], origin(data))
     trained = section(config, ("actor_train",))
-    model = at_path(trained, "model_args.model_name_or_path") or config.get("pretrain") or ""
-    family = family_of(model, draft, launch)
-    if family is not None:
-        draft.put("has_shared_experts", family.has_shared_experts, family_origin(family))
-    strategy = section(config, (_SECTION,))
-    pass_on({each: value for each, value in strategy.items() if each not in _OWN}, draft, launch, _SECTION)
-    pass_on(section(strategy, ("additional_configs",)), draft, launch, f"{_SECTION}.additional_configs")
+    model = at_path(trained, "model_args.model_name_or_path") or config.get("pretrain")
+    draft = draft_of("roll", model, launch, has_provider=False)
+    pass_sections(config, draft, launch, _SECTION, f"{_SECTION}.additional_configs", own=framework_data("roll")["own"])
     lora(
         draft,
         rank=at_path(trained, "model_args.lora_rank"),

@@ -3,10 +3,9 @@
 from typing import Any
 
 from relibra.cli.recipes.arguments import at_path
-from relibra.cli.recipes.frameworks.passing import family_of, lora, pass_on, put_family
+from relibra.cli.recipes.frameworks.passing import draft_of, lora, pass_on, pass_sections
 from relibra.cli.recipes.launch import Launch, section
 from relibra.cli.recipes.recipe import Draft
-from relibra.cli.recipes.shipped import family_origin, framework_data, origin
 
 _OWN = (
     "tensor_model_parallel_size",
@@ -19,39 +18,27 @@ _OWN = (
     "use_distributed_optimizer",
     "use_megatron_fsdp",
 )
+_OPTIMIZER = ("optimizer", "use_precision_aware_optimizer")
 _REPLAYING = ("R2", "R3", "record", "replay")
 
 
 def read_verl(launch: Launch) -> Draft:
     """Return the settings of a recipe of verl."""
     config = launch.merged_config()
-    data = framework_data("verl")
-    draft = Draft()
-    engine = section(config, ("actor_rollout_ref.actor.megatron", "engine"))
-    optimizer = section(config, ("actor_rollout_ref.actor.optim", "optim"))
-    model = section(config, ("actor_rollout_ref.model", "model"))
-    family = family_of(model.get("path", ""), draft, launch)
-    if family is not None:
-        put_family(family, draft)
-        draft.put("has_shared_experts", family.has_shared_experts, family_origin(family))
-    draft.put_all(data["settings"], origin(data))
-    if family is not None and at_path(model, "mtp.enable"):
-        draft.put("mtp_num_layers", family.mtp_num_layers, launch.line_of("mtp.enable", "enable"))
     is_rl = "actor_rollout_ref" in config
-    where = "actor_rollout_ref.actor.megatron" if is_rl else "engine"
-    pass_on({each: engine[each] for each in _OWN if each in engine}, draft, launch, where)
-    for each in ("override_transformer_config", "override_ddp_config"):
-        pass_on(_mapping(engine.get(each)), draft, launch, f"{where}.{each}")
-    where = "actor_rollout_ref.actor.optim" if is_rl else "optim"
-    pass_on(
-        {each: optimizer[each] for each in ("optimizer", "use_precision_aware_optimizer") if each in optimizer},
-        draft,
-        launch,
-        where,
-    )
+    megatron = "actor_rollout_ref.actor.megatron" if is_rl else "engine"
+    optim = "actor_rollout_ref.actor.optim" if is_rl else "optim"
+    engine, optimizer = section(config, (megatron,)), section(config, (optim,))
+    model = section(config, ("actor_rollout_ref.model", "model"))
+    draft = draft_of("verl", model.get("path"), launch, has_provider=True)
+    if draft.family is not None and at_path(model, "mtp.enable"):
+        draft.put("mtp_num_layers", draft.family.mtp_num_layers, launch.line_of("mtp.enable", "enable"))
+    pass_on({each: engine[each] for each in _OWN if each in engine}, draft, launch, megatron)
+    pass_sections(config, draft, launch, *(f"{megatron}.override_{each}_config" for each in ("transformer", "ddp")))
+    pass_on({each: optimizer[each] for each in _OPTIMIZER if each in optimizer}, draft, launch, optim)
     if engine.get("dtype") in ("float16", "fp16"):
         draft.put("use_precision_aware_optimizer", True, f"verl sets it with dtype=float16, {launch.line_of('dtype')}")
-    pass_on(_mapping(optimizer.get("override_optimizer_config")), draft, launch, f"{where}.override_optimizer_config")
+    pass_sections(config, draft, launch, f"{optim}.override_optimizer_config")
     if at_path(engine, "router_replay.mode") in _REPLAYING:
         where = launch.line_of("router_replay.mode", "mode")
         draft.put("moe_enable_routing_replay", True, where)
@@ -82,7 +69,3 @@ def _is_megatron(config: dict[str, Any], launch: Launch) -> bool:
         or any("megatron" in word for word in launch.words if "config-name" in word or "engine" in word)
         or ("config_name" in launch.options() and "megatron" in str(launch.options()["config_name"]))
     )
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
