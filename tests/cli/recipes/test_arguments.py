@@ -42,7 +42,7 @@ def test_overrides_are_read_as_hydra_does():
         "a.c": True,
         "a.d": None,
         "a.e": None,
-        "a.f": ["x", "1e-6"],
+        "a.f": ["x", 1e-6],
         "url": "http://x",
         "a.g": "none",
     }

@@ -1,5 +1,6 @@
 """Reads the words of a command line: options as of argparse, and overrides as of Hydra."""
 
+import re
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
@@ -66,20 +67,19 @@ def parsed(text: Any) -> Any:
     if not isinstance(text, str) or not is_known(text):
         return text
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, Loader=Loader)
     except yaml.YAMLError:
         return text
-    if isinstance(value, str):
-        return _number(value)
     return text if value is None and text.strip() not in ("null", "~", "") else value
 
 
-def _number(text: str) -> Any:
-    """Return text such as 1e-6, which YAML 1.1 takes for text, as a number."""
-    try:
-        return float(text) if text[:1].isdigit() and "_" not in text else text
-    except ValueError:
-        return text
+class Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
+    """Reads 1e-6 as a number, as OmegaConf does."""
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
 
 
 def _parts(path: str) -> list[str]:

@@ -1,6 +1,7 @@
 """What a recipe file starts: the words of a command line, or a configuration."""
 
 import functools
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -67,13 +68,7 @@ def yaml_lines(text: str) -> dict[str, int]:
 
 
 def _sets(line: str, name: str) -> bool:
-    at = line.find(name)
-    while at >= 0:
-        before, after = line[at - 1 : at], line[at + len(name) : at + len(name) + 1]
-        if not (before.isalnum() or before == "_") and (after in ("", " ", "=", ":", "\\", '"', "'", "\t", "\n")):
-            return True
-        at = line.find(name, at + 1)
-    return False
+    return re.search(rf"(?<![^\W]){re.escape(name)}(?=$|[\s=:\\\"'])", line) is not None
 
 
 def section(config: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:

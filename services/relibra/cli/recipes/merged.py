@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from relibra.cli.recipes.arguments import at_path, merged
+from relibra.cli.recipes.arguments import Loader, at_path, merged
 from relibra.errors import InvalidInput
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -54,18 +54,13 @@ def _read(path: Path, warnings: list[str], shipped: dict[str, dict[str, Any]], d
 
 def _names(defaults: Any) -> list[str]:
     """Return the files that `defaults` names. Groups of Hydra (`group: option`) are not files of the same folder."""
-    if isinstance(defaults, str):
-        return [defaults]
-    if not isinstance(defaults, list):
-        return []
-    names = []
-    for each in defaults:
+    names: list[str] = []
+    for each in [defaults] if isinstance(defaults, str) else defaults if isinstance(defaults, list) else []:
         if isinstance(each, str):
             names.append(each)
         elif isinstance(each, dict):
-            names += [
-                f"{str(group).split('@')[0]}/{option}" for group, option in each.items() if isinstance(option, str)
-            ]
+            options = ((str(group).split("@")[0], option) for group, option in each.items())
+            names += [f"{group}/{option}" for group, option in options if isinstance(option, str)]
     return names
 
 
@@ -78,7 +73,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise InvalidInput.of(str(path), expected=f"at most {_MAX_BYTES} bytes", got=path.stat().st_size)
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=Loader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise InvalidInput.of(str(path), expected="YAML", got=error) from error
     if not isinstance(content, dict):
@@ -103,24 +98,6 @@ def check_size(content: Any) -> None:
             waiting += each.values()
         elif isinstance(each, list):
             waiting += each
-
-
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """Reads 1e-6 as a number, as OmegaConf does, and takes unknown tags for plain values."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
-_Loader.add_multi_constructor("!", lambda loader, _, node: _plain(loader, node))
-
-
-def _plain(loader: Any, node: Any) -> Any:
-    if isinstance(node, yaml.MappingNode):
-        return loader.construct_mapping(node, deep=True)
-    if isinstance(node, yaml.SequenceNode):
-        return loader.construct_sequence(node, deep=True)
-    return loader.construct_scalar(node)
 
 
 def resolved(config: dict[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from pathlib import Path
 from relibra.cli.recipes.frameworks.registry import READERS, Framework, Reader, guess_framework
 from relibra.cli.recipes.launch import Launch
 from relibra.cli.recipes.merged import read_yaml
-from relibra.cli.recipes.python.launcher import read_launcher
-from relibra.cli.recipes.python.models import model_arguments
+from relibra.cli.recipes.python.launcher import model_arguments, read_launcher
 from relibra.cli.recipes.recipe import Recipe
 from relibra.cli.recipes.shell.evaluate import expand_script
 from relibra.cli.recipes.shell.sources import find_source

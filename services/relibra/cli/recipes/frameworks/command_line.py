@@ -22,8 +22,8 @@ def read_command_line(launch: Launch, framework: str) -> Draft:
     draft.model, draft.family = shown(model).rstrip("/").rpartition("/")[2], find_family(shown(model))
     values = {name: _value(name, value) for name, value in options.items() if not name.startswith("no_")}
     values |= {name: True for name in options if name.startswith("no_") and name in known_options()}
-    if framework == "swift":
-        values |= _from_swift(options)
+    if framework == "swift" and options.get("recompute_granularity") == "none":
+        values["recompute_granularity"] = None
     _translate(values)
     if framework == "slime" and values.get("moe_token_dispatcher_type") == "allgather":
         values["moe_token_dispatcher_type"] = "alltoall"
@@ -32,17 +32,12 @@ def read_command_line(launch: Launch, framework: str) -> Draft:
         draft.put("has_shared_experts", True, launch.line_of("--moe-shared-expert-intermediate-size"))
     if values.get("megatron_to_hf_mode") == "bridge" or framework == "swift":
         _from_provider(model, values, draft, launch)
-    where = launch.line_of("--lora-rank", "--tuner_type")
+    where, targets = launch.line_of("--lora-rank", "--tuner_type"), options.get("target_modules", "all-linear")
     if framework == "swift":
         if options.get("tuner_type", options.get("train_type")) == "lora":
-            lora(
-                draft,
-                rank=options.get("lora_rank", 8),
-                targets=options.get("target_modules", "all-linear"),
-                where=where,
-            )
+            lora(draft, rank=options.get("lora_rank", 8), targets=targets, where=where)
     elif "lora_rank" in options:
-        lora(draft, rank=options["lora_rank"], targets=options.get("target_modules", "all-linear"), where=where)
+        lora(draft, rank=options["lora_rank"], targets=targets, where=where)
         # miles builds LoRA models with this dispatcher, whatever the recipe says.
         draft.put("moe_token_dispatcher_type", "alltoall", origin(data))
     _replay(options, draft, launch)
@@ -81,14 +76,6 @@ def _from_provider(model: str, values: dict[str, Any], draft: Draft, launch: Lau
     if family.mtp_num_layers and "mtp_num_layers" not in values:
         draft.put("mtp_num_layers", family.mtp_num_layers, family_origin(family))
     draft.put("has_shared_experts", family.has_shared_experts, family_origin(family))
-
-
-def _from_swift(options: dict[str, Any]) -> dict[str, Any]:
-    """Return settings that ms-swift spells in its own way."""
-    values: dict[str, Any] = {}
-    if options.get("recompute_granularity") == "none":
-        values["recompute_granularity"] = None
-    return values
 
 
 def _replay(options: dict[str, Any], draft: Draft, launch: Launch) -> None:

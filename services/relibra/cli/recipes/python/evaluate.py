@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from relibra.cli.recipes.python.calls import Returning
 from relibra.cli.recipes.python.expressions import Expressions
 from relibra.cli.recipes.python.values import (
     OPERATORS,
@@ -16,26 +17,16 @@ from relibra.cli.recipes.python.values import (
     Unknown,
     apply,
     is_true,
-    literal,
 )
 from relibra.cli.recipes.shell.sources import find_source
 from relibra.errors import InvalidInput
 
-_MAX_DEPTH = 40
 _MAX_MODULES = 20
 RECORDED = (
     *("execute_train", "exec_command", "exec_command_cpu", "exec_command_gpu", "exec_command_all_ray_node"),
     *("system", "Popen", "check_call", "check_output"),
 )
 """Functions that start something. A launcher of a training calls one of them."""
-
-
-class Returning(Exception):
-    """A `return` with its value."""
-
-    def __init__(self, value: Any) -> None:
-        super().__init__()
-        self.value = value
 
 
 class Leaving(Exception):
@@ -56,7 +47,6 @@ class Evaluation(Expressions):
         self.path = path.absolute()
         self.stops: list[str] = []
         """Lines at which the launcher would raise an error, or that are not understood."""
-        self._depth = 0
         self._modules: dict[str, Scope] = {}
 
     def module(self, text: str) -> Scope:
@@ -71,10 +61,11 @@ class Evaluation(Expressions):
             raise InvalidInput.of("--recipe", expected="Python", got=error) from error
         scope: Scope = ChainMap({"__name__": "__recipe__", "__file__": str(self.path)})
         with suppress(Returning):
-            self._run(tree.body, scope)
+            self.run(tree.body, scope)
         return scope
 
-    def _run(self, body: list[ast.stmt], scope: Scope) -> None:
+    def run(self, body: list[ast.stmt], scope: Scope) -> None:
+        """Evaluate statements."""
         for statement in body:
             self._statement(statement, scope)
 
@@ -97,17 +88,17 @@ class Evaluation(Expressions):
                 # The value of `x += y` is that of `x + y`, whatever the context of the target says.
                 self.assign(target, self.value(ast.BinOp(target, sign, value), scope), scope)
             case ast.If(test=test, body=body, orelse=orelse):
-                self._run(body if is_true(self.value(test, scope)) else orelse, scope)
+                self.run(body if is_true(self.value(test, scope)) else orelse, scope)
             case ast.Match():
                 subject = self.value(node.subject, scope)
                 for case in node.cases:
                     fits = self._fits(case.pattern, subject, scope)
                     if fits and (case.guard is None or is_true(self.value(case.guard, scope))):
-                        return self._run(case.body, scope)
+                        return self.run(case.body, scope)
             case ast.For(target=target, iter=iterable, body=body):
                 self._for(target, self.value(iterable, scope), body, scope)
             case ast.With(body=body) | ast.Try(body=body):
-                self._run(body, scope)
+                self.run(body, scope)
             case ast.Return(value=value):
                 raise Returning(None if value is None else self.value(value, scope))
             case ast.Expr(value=value):
@@ -146,7 +137,7 @@ class Evaluation(Expressions):
         num_calls, num_stops = len(self.calls), len(self.stops)
         try:
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            self._run([each for each in tree.body if not isinstance(each, ast.Expr)], scope)
+            self.run([each for each in tree.body if not isinstance(each, ast.Expr)], scope)
         except (OSError, SyntaxError, ValueError):
             return Unknown(name)
         except Returning:
@@ -190,7 +181,7 @@ class Evaluation(Expressions):
         for value in list(values):
             self.assign(target, value, scope)
             try:
-                self._run(body, scope)
+                self.run(body, scope)
             except Leaving as leaving:
                 if leaving.args[0] == "Break":
                     return
@@ -211,70 +202,3 @@ class Evaluation(Expressions):
                 fits = isinstance(value, list | tuple) and len(value) == len(targets)
                 for number, each in enumerate(targets):
                     self.assign(each, value[number] if fits else Unknown("a part"), scope)
-
-    def instance(self, made: Class, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-        """Return an object of a class, as a dataclass makes it."""
-        found = Instance(made, dict(zip(made.fields, arguments, strict=False)) | keywords)
-        for name, (default, scope) in made.fields.items():
-            if name not in found.values:
-                found.values[name] = Unknown(name) if default is None else self._default(default, scope)
-        if isinstance(after := made.attributes.get("__post_init__"), Function):
-            self.enter(Function(after.node, after.scope, found), [], {})
-        return found
-
-    def _default(self, default: ast.expr, scope: Scope) -> Any:
-        """Return the default of a field or an argument: a value, or what `field`, `Field` or `Option` say."""
-        if not (isinstance(default, ast.Call) and ast.unparse(default.func).lower().endswith(("field", "option"))):
-            return self.value(default, scope)
-        for each in default.keywords:
-            if each.arg == "default":
-                return self.value(each.value, scope)
-            if each.arg == "default_factory":
-                return self.value(ast.Call(each.value, [], []), scope)
-        return self.value(default.args[0], scope) if default.args else Unknown("field()")
-
-    def enter(self, function: Function, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-        """Return the result of a function of the launcher."""
-        if self._depth >= _MAX_DEPTH:
-            return Unknown("a deep call")
-        self._depth += 1
-        try:
-            inner = function.scope.new_child(self._arguments(function, arguments, keywords))
-            if isinstance(function.node, ast.Lambda):
-                return self.value(function.node.body, inner)
-            self._run(function.node.body, inner)
-        except Returning as returning:
-            return returning.value
-        finally:
-            self._depth -= 1
-        return None
-
-    def _arguments(self, function: Function, given: list[Any], keywords: dict[str, Any]) -> dict[str, Any]:
-        declared = function.node.args
-        positional = [each.arg for each in (*declared.posonlyargs, *declared.args)]
-        names = [*positional, *(each.arg for each in declared.kwonlyargs)]
-        defaults = [*([None] * (len(positional) - len(declared.defaults))), *declared.defaults, *declared.kw_defaults]
-        values = given if function.bound is None else [function.bound, *given]
-        found = {
-            name: Unknown(name) if default is None else self._default(default, function.scope)
-            for name, default in zip(names, defaults, strict=True)
-        }
-        found |= zip(positional, values, strict=False)
-        found |= {name: value for name, value in keywords.items() if name in names}
-        if declared.vararg is not None:
-            found[declared.vararg.arg] = values[len(positional) :]
-        if declared.kwarg is not None:
-            found[declared.kwarg.arg] = {name: value for name, value in keywords.items() if name not in names}
-        return found
-
-    def start(self, function: Function, scope: Scope) -> None:
-        """Call a function as its command line does: each argument has its default, or what was given for it."""
-        keywords: dict[str, Any] = {}
-        for each in (*function.node.args.args, *function.node.args.kwonlyargs):
-            made = None if each.annotation is None else self.value(each.annotation, scope)
-            if isinstance(made, Class):
-                options = {name: literal(self.given[name]) for name in made.fields if name in self.given}
-                keywords[each.arg] = self.instance(made, [], options)
-            elif each.arg in self.given:
-                keywords[each.arg] = literal(self.given[each.arg])
-        self.enter(function, [], keywords)

@@ -4,6 +4,7 @@ import ast
 from collections import ChainMap
 from typing import Any
 
+from relibra.cli.recipes.python.calls import Calls
 from relibra.cli.recipes.python.values import (
     FUNCTIONS,
     METHODS,
@@ -24,11 +25,11 @@ from relibra.errors import InvalidInput
 _MAX_STEPS = 200_000
 
 
-class Expressions:
-    """Evaluates expressions. The launcher's own functions are evaluated by `Evaluation`."""
+class Expressions(Calls):
+    """Evaluates expressions."""
 
     def __init__(self, given: dict[str, str], recorded: tuple[str, ...]) -> None:
-        self.given = given
+        super().__init__(given)
         self.calls: list[tuple[str, list[Any], dict[str, Any]]] = []
         """Calls of functions that are recorded and not followed: name, arguments, keywords."""
         self._recorded = recorded
@@ -36,14 +37,6 @@ class Expressions:
 
     def assign(self, target: ast.expr, value: Any, scope: Scope) -> None:
         """Give a value to a target."""
-        raise NotImplementedError
-
-    def enter(self, function: Function, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-        """Return the result of a function of the launcher."""
-        raise NotImplementedError
-
-    def instance(self, made: Class, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-        """Return an object of a class of the launcher."""
         raise NotImplementedError
 
     def step(self) -> None:
