@@ -26,7 +26,7 @@ NUM_WARM_UP = 5
 ATTACKED_S = 20.0
 """How long the waits beside an attack are measured at least; calls without a message are renewed every 10 to 20 s."""
 REFUSED_S = 45.0
-"""The same where thousands of calls are refused: they are renewed every 20 to 40 s."""
+"""The same where thousands of calls of one job are ended: they are renewed every 20 to 40 s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ ON_PLANNERS = [
     Row(
         name="calls_without_a_message",
         attack="8448 calls of headers only, with a token",
-        stopped_by="max_calls_per_job 4096; 10 to 20 s for a message",
+        stopped_by="max_calls_per_job 4096; at most 400 calls of a job are ended per second",
         counted=("max_calls_per_job", "message_timeout"),
         is_bounded=False,
         attacked_s=REFUSED_S,

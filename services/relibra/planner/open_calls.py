@@ -28,13 +28,13 @@ LIMITS_OF_CALLS = frozenset({"calls", "max_calls_per_job", "max_streams_per_job"
 """The limits on calls that are open at the same time."""
 REFUSAL_DELAY_S = 2.5
 """How long a planner takes at least to answer a call beyond such a limit; each call waits another time, up to twice."""
-MAX_REFUSAL_DELAY_S = 20.0
-"""The same for callers with so many refused calls that answering all of them sooner would keep the planner busy."""
-REFUSALS_PER_S = 100
-"""How many calls of one job are refused per second, as long as none of them then waits for `MAX_REFUSAL_DELAY_S`.
+ENDED_PER_S = 100
+"""How many calls of one job a planner refuses per second, and of how many it ends the wait for their message.
 
-A refusal and the call that replaces it take about half a millisecond of the event loop.
+Ending a call, and beginning the one that replaces it, takes about half a millisecond of the event loop. Where thousands
+of calls wait, each waits longer, and yet no longer than `MAX_DELAY_S` and up to twice as long.
 """
+MAX_DELAY_S = 20.0
 _MAX_REFUSED = 2 * MAX_CALLS
 """How many calls may wait for a late refusal, because each of them takes memory; further ones are refused sooner."""
 _GOLDEN_RATIO = 0.618033988749895
@@ -105,8 +105,9 @@ class OpenCalls:
             if not self._num_calls[account]:
                 del self._num_calls[account]
 
-    def spread_s(self, least_s: float) -> float:
-        """Return a time between `least_s` and twice as long, another one for each call."""
+    def _paced_s(self, least_s: float, num_waiting: int) -> float:
+        """Return how long one of so many calls waits: from `least_s`, or longer, to twice that; each another time."""
+        least_s = max(least_s, min(num_waiting / ENDED_PER_S, MAX_DELAY_S))
         # Multiples of the golden ratio, without their whole part, are spread evenly (Weyl).
         self._num_spread += 1
         return least_s * (1 + self._num_spread * _GOLDEN_RATIO % 1)
@@ -119,11 +120,9 @@ class OpenCalls:
             job_id: the job that the caller belongs to, empty or `ALL_JOBS` if it belongs to none.
         """
         self._num_refused[job_id] += 1
-        least_s = min(self._num_refused[job_id] / REFUSALS_PER_S, MAX_REFUSAL_DELAY_S)
-        if self._num_refused.total() > _MAX_REFUSED:
-            least_s = REFUSAL_DELAY_S
+        is_paced = self._num_refused.total() <= _MAX_REFUSED
         try:
-            yield self.spread_s(max(least_s, REFUSAL_DELAY_S))
+            yield self._paced_s(REFUSAL_DELAY_S, self._num_refused[job_id] if is_paced else 0)
         finally:
             self._num_refused[job_id] -= 1
             if not self._num_refused[job_id]:
@@ -142,10 +141,10 @@ class OpenCalls:
         Raises:
             MessageTimeout: the time is up.
         """
-        if timeout_s is None:
-            timeout_s = self.spread_s(MESSAGE_TIMEOUT_S)
         turns = self._receiving.setdefault(account, _Turns(asyncio.Semaphore(num_turns)))
         turns.num_calls += 1
+        if timeout_s is None:
+            timeout_s = self._paced_s(MESSAGE_TIMEOUT_S, turns.num_calls)
         try:
             async with asyncio.timeout(timeout_s) as deadline, turns.free:
                 yield deadline
