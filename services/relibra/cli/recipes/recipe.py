@@ -56,8 +56,3 @@ class Draft:
         """Set values that have one origin."""
         for name, value in values.items():
             self.put(name, value, origin)
-
-    def value(self, name: str, default: Any = None) -> Any:
-        """Return the value of a setting."""
-        given = self.settings.get(name)
-        return default if given is None else given.value

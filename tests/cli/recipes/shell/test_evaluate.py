@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from relibra.cli.recipes.shell.evaluate import expand_script
-from relibra.cli.recipes.shell.unknown import shown, sources
+from relibra.cli.recipes.shell.unknown import is_known, shown
 from relibra.errors import InvalidInput
 
 SNIPPETS = {
@@ -106,7 +106,7 @@ def test_what_only_running_can_tell_is_marked():
         Path("a.sh"), 'train --a "$FROM_OUTSIDE/x" --b $(nproc) --c ${GIVEN}', {"GIVEN": "7"}
     ).commands[1:]
     assert [shown(each) for each in command] == ["train", "--a", "$FROM_OUTSIDE/x", "--b", "$(nproc)", "--c", "7"]
-    assert sources(command[2]) == ["$FROM_OUTSIDE"]
+    assert [is_known(each) for each in command] == [True, True, False, True, False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_what_only_running_can_tell_is_marked():
 )
 def test_a_form_that_no_published_launcher_uses_is_marked(word):
     (command,) = expand_script(Path("a.sh"), f"P=/a/b.c; train --a {word} --b", {}).commands
-    assert [bool(sources(each)) for each in command] == [False, False, True, False]
+    assert [is_known(each) for each in command] == [True, True, False, True]
 
 
 @pytest.mark.parametrize("text", ["[[ a -nt b ]]", "[[ a =~ *x ]]", "A=$(< f)", "cat <<E | b\nx\nE", "eval 'if'"])

@@ -18,7 +18,8 @@ def read_skyrl(launch: Launch) -> Draft:
     pass_sections(config, draft, launch, _SECTION, *nested, own=framework_data("skyrl")["own"])
     if at_path(config, "trainer.gradient_checkpointing") is False:
         draft.put("recompute_granularity", None, launch.line_of("gradient_checkpointing"))
-    if draft.value("moe_enable_routing_replay"):
+    replay = draft.settings.get("moe_enable_routing_replay")
+    if replay is not None and replay.value:
         draft.put("replay", "R3", launch.line_of("moe_enable_routing_replay"))
     targets = at_path(policy, "model.lora.target_modules", "all-linear")
     lora(

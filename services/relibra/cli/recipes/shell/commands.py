@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Self
 
 from relibra.cli.recipes.shell.builtins import BUILTINS, STARTING
 from relibra.cli.recipes.shell.parse import Node, ShellSyntaxError, line_of, named, parse, text_of
@@ -78,7 +79,7 @@ class Commands(Words):
         finally:
             self.script = plain
 
-    def subshell(self) -> "Commands":
+    def subshell(self) -> Self:
         """Return an evaluation whose assignments end with it."""
         if self.depth >= _MAX_DEPTH:
             raise InvalidInput(f"expected a script, got subshells more than {_MAX_DEPTH} deep")

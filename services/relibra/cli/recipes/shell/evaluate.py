@@ -78,8 +78,7 @@ class Evaluation(Commands):
             case "program" | "variable_assignments" | "compound_statement" | "do_group":
                 return self.run_all(node.children)
             case "subshell":
-                inner = self.subshell()
-                return max((inner.run(each) for each in named(node.children)), default=0)
+                return self.subshell().run_all(node.children)
             case "list":
                 return self._list(node)
             case "pipeline":
@@ -133,9 +132,8 @@ class Evaluation(Commands):
         inner = self.subshell()
         inner.output, inner.is_condition = [], False
         with suppress(Leaving):
-            for each in named(node.children):
-                inner.run(each)
-        return "".join(inner.output).rstrip("\n")
+            inner.run_all(node.children)
+        return "".join(inner.output or ()).rstrip("\n")
 
     def _list(self, node: Node) -> int:
         """Evaluate `a && b || c`. All but the last command decide what happens next."""

@@ -15,11 +15,6 @@ def unknown(source: str) -> str:
     return _OPEN + re.sub(r"\s+", _BLANK, kept) + _CLOSE
 
 
-def sources(text: str) -> list[str]:
-    """Return the sources of the unknown parts of a text."""
-    return [each.replace(_BLANK, " ") for each in _MARK.findall(text)]
-
-
 def is_known(text: str) -> bool:
     """Return whether no part of a text is unknown."""
     return _OPEN not in text
