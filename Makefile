@@ -3,15 +3,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+FRAMEWORKS_PYTHON ?= $(PYTHON)
+FRAMEWORKS_READY := .venv-frameworks/ready
 DEMO_READY := .venv/ready-for-demo
 
-.PHONY: demo test test-robustness test-long docs audit lint proto proto-check gpu-check bench evaluation clean
+.PHONY: demo test test-frameworks test-robustness test-long docs audit lint proto proto-check gpu-check bench evaluation clean
 
 demo: $(DEMO_READY)  ## run a real MoE RL job, plain and balanced, on this machine; ARGS=--keep leaves its pages up
 	$(BIN)/relibra demo $(ARGS)
 
 test: $(READY)  ## run every test that needs no GPU, on two cores
 	$(BIN)/pytest --numprocesses 2
+
+test-frameworks: $(READY) $(FRAMEWORKS_READY)  ## run the plug-ins inside the frameworks themselves, on the CPU; fetches 0.5 GB, once
+	$(BIN)/pytest --numprocesses 0 tests/frameworks
 
 test-robustness: $(READY)  ## inject every fault five times, and once each on a Cluster and behind Sentinels; measure waits beside attacks
 	RELIBRA_ROBUSTNESS_ROUNDS=5 RELIBRA_ROBUSTNESS_REDIS=server,cluster,sentinel $(BIN)/pytest -m robustness tests/robustness
@@ -54,7 +59,7 @@ evaluation: $(READY)  ## compute and draw docs/evaluation.md; ten to fifteen min
 	for each in evaluation evaluation.tables evaluation.figures; do $(BIN)/python -m benchmarks.$$each || exit 1; done
 
 clean:
-	rm -rf .venv .venv-audit .venv-proto
+	rm -rf .venv .venv-audit .venv-frameworks .venv-proto
 
 $(DEMO_READY): pyproject.toml constraints.txt
 	@echo "installing the packages of the demo into .venv, once: 1.4 GB, and more with the CUDA build of torch"
@@ -67,3 +72,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,dev]'
 	touch $@ $(DEMO_READY)
+
+$(FRAMEWORKS_READY): tests/frameworks/environment.sh tests/frameworks/constraints.txt
+	@echo "installing verl and what it needs on the CPU into .venv-frameworks, once: 2 GB on disk"
+	tests/frameworks/environment.sh $(FRAMEWORKS_PYTHON) .venv-frameworks

@@ -15,10 +15,10 @@ _SETTINGS = """
 """
 """Settings of planner and status service."""
 _OTHERS = """
-    ATTEMPT COMPLETE CONFIG_FILE DATA_DIR JOB LOG_FORMAT MAX_EXPANSION PLANNER REDIS_PASSWORD_FILE
-    STATUS_URL TLS_CA_FILE TOKEN TOKEN_FILE TRACEBACK TRACES
+    ATTEMPT COMPLETE CONFIG_FILE DATA_DIR JOB LOG_FORMAT MAX_EXPANSION PLANNER PLAN_TIMEOUT_S
+    REDIS_PASSWORD_FILE SLOTS STATUS_URL TLS_CA_FILE TOKEN TOKEN_FILE TRACEBACK TRACES
 """
-"""Variables of the command line, of clients, of the Compose file and of the benchmarks."""
+"""Variables of the command line, of clients, of plug-ins, of the Compose file and of the benchmarks."""
 VARIABLES = frozenset(PREFIX + name for name in (*_SETTINGS.split(), *_OTHERS.split()))
 
 _NEAR = 0.75

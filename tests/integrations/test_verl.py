@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 
 from harness.engine_payloads import routes
 from harness.framework_batches import (
@@ -44,10 +45,23 @@ def test_tokens_behind_the_last_generation_go_to_expert_zero() -> None:
     data = verl_data(0)
     data["routed_experts"].values()[8:12] = 0  # the sequence has 12 rows for 13 tokens
     routing = rank_batch(data, [None], [[0, 1, 2, 3]], LAYERS).routings[0]
-    assert routing.num_missing == 5
+    assert routing.num_missing == 1
     rows = as_trained(routing, trainer_layout(RANKS).filler_rule)
     np.testing.assert_array_equal(rows.position_T, np.arange(12))
     assert not rows.routed_TLK[8:].any()
+
+
+def test_a_sample_without_response_tokens_replays_nothing() -> None:
+    data = verl_data(0)
+    data["response_mask"] = torch.ones((4, 3), dtype=torch.int64)
+    data["response_mask"][2] = 0
+    routings = rank_batch(data, [None], [[0, 1, 2, 3]], LAYERS).routings
+    assert [routing.num_missing for routing in routings] == [1, 1, routings[2].num_tokens, 1]
+    rows = as_trained(routings[2], trainer_layout(RANKS).filler_rule)
+    assert rows.num_rows == 0
+    data["response_mask"] = data["response_mask"][:3]
+    with pytest.raises(InvalidInput, match="response_mask: expected 4 samples, got 3"):
+        rank_batch(data, [None], [[0, 1, 2, 3]], LAYERS)
 
 
 def test_nothing_is_planned_where_nothing_is_replayed() -> None:

@@ -23,7 +23,13 @@ class RankSchedule:
 
 
 def report_rank(
-    reporter: RolloutReporter, step: int, batch: RankBatch, data_rank: int, trainer: TrainerLayout
+    reporter: RolloutReporter,
+    step: int,
+    batch: RankBatch,
+    data_rank: int,
+    trainer: TrainerLayout,
+    *,
+    timeout_s: float = 60.0,
 ) -> RankSchedule:
     """Report the batch of a data-parallel rank; return its schedule once the planner has stored everything.
 
@@ -33,6 +39,7 @@ def report_rank(
         batch: the batch that the rank trains on.
         data_rank: the data-parallel rank.
         trainer: how the trainer assigns tokens to ranks.
+        timeout_s: how long to wait until the planner has stored everything.
 
     Raises:
         InvalidInput: see `rank_parts`; nothing is reported.
@@ -45,7 +52,7 @@ def report_rank(
     sequence_ids = tuple(f"rank-{data_rank}/part-{index}" for index in range(len(parts)))
     for sequence_id, part in zip(sequence_ids, parts, strict=True):
         reporter.report_counts(step, sequence_id, part.counts.counts_LE, part.counts.num_rows)
-    reporter.flush()
+    reporter.flush(timeout_s)
     place_P3 = np.array([(each.micro_batch, each.source_rank, each.ep_group) for each in parts], dtype=np.int32)
     micro_batch_P, source_rank_P, ep_group_P = place_P3.reshape(-1, 3).T
     schedule = Schedule(micro_batch_S=micro_batch_P, source_rank_S=source_rank_P, ep_group_S=ep_group_P)

@@ -2,11 +2,15 @@
 
 Written against verl-project/verl 1dda039 (`verl/workers/engine/megatron/transformer_impl.py`,
 `verl/workers/engine/utils.py`). The adapter reads `input_ids` and `routed_experts` of `data`, jagged tensors with one
-sequence per sample.
+sequence per sample, and `response_mask` if it is there.
+
+Inside verl, which imports this module as its `external_lib`, the import turns on the plug-in `relibra.plugins.verl`.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -14,16 +18,18 @@ import numpy as np
 
 from relibra.errors import InvalidInput
 from relibra.integrations.rank_batch import RankBatch, TrainerLayout
-from relibra.routing.filler import FILLER_RULES, Filler
+from relibra.routing.filler import FILLER_RULES, Filler, as_trained
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import SequenceRouting, as_integers, sequence_routing
 from relibra.routing.token_layout import ParallelLayout, TokenPacking
 
 _RULES = {
-    # Tokens after the last generation have rows of zeros, and verl replays them.
-    "R3": replace(FILLER_RULES["verl"], missing=Filler.EXPERT_ZERO),
+    # A sample without response tokens replays nothing: all its tokens are left to the router.
+    "R3": replace(FILLER_RULES["verl"], missing=Filler.NATIVE),
     "R2": FILLER_RULES["verl-r2"],
 }
+# Tokens after the last generation of a sample have rows of zeros, and verl replays them.
+_OF_A_REPLAYED_SAMPLE = replace(FILLER_RULES["verl"], missing=Filler.EXPERT_ZERO)
 
 
 def trainer_layout(ranks: ParallelLayout, mode: str = "R3") -> TrainerLayout:
@@ -62,8 +68,11 @@ def rank_batch(
     if len(offsets) != len(lengths) + 1:
         raise InvalidInput.of("routed_experts", expected=f"{len(lengths)} sequences", got=len(offsets) - 1)
     decode = _recorded if is_recorded else _rolled_out
+    is_replayed = [True] * len(lengths) if is_recorded else _have_response(data, len(lengths))
     routings = [
         decode(rows_TXK[first:end], layers, num_tokens, f"routed_experts[{index}]")
+        if is_replayed[index]
+        else _native(layers, num_tokens)
         for index, ((first, end), num_tokens) in enumerate(zip(pairwise(offsets), lengths, strict=True))
     ]
     places = np.split(np.arange(len(lengths)), len(micro_batches)) if indices is None else indices
@@ -77,7 +86,28 @@ def _check(mode: str) -> str:
 
 
 def _rolled_out(rows_TXK: Any, layers: ModelLayers, num_tokens: int, field: str) -> SequenceRouting:
-    return sequence_routing(rows_TXK, layers, num_tokens=num_tokens, field=field)
+    routing = sequence_routing(rows_TXK, layers, num_tokens=num_tokens, field=field)
+    return as_trained(routing, _OF_A_REPLAYED_SAMPLE) if routing.num_missing > 1 else routing
+
+
+def _native(layers: ModelLayers, num_tokens: int) -> SequenceRouting:
+    return SequenceRouting(
+        layers=layers,
+        routed_TLK=np.zeros((0, layers.num_moe_layers, layers.top_k), dtype=layers.id_dtype),
+        position_T=np.zeros(0, dtype=np.int64),
+        num_tokens=num_tokens,
+    )
+
+
+def _have_response(data: Mapping[str, Any], num_samples: int) -> list[bool]:
+    """Return which samples verl's `build_r3_replay_mask` replays: those whose `response_mask` is not all zero."""
+    mask = data["response_mask"] if "response_mask" in data.keys() else None  # noqa: SIM118 (a TensorDict refuses `in`)
+    if mask is None:
+        return [True] * num_samples
+    sums = [int(each.sum()) for each in mask.unbind()] if hasattr(mask, "unbind") else np.sum(mask, axis=-1).tolist()
+    if len(sums) != num_samples:
+        raise InvalidInput.of("response_mask", expected=f"{num_samples} samples", got=len(sums))
+    return [each > 0 for each in sums]
 
 
 def _recorded(rows_TXK: Any, layers: ModelLayers, num_tokens: int, field: str) -> SequenceRouting:
@@ -89,3 +119,8 @@ def _recorded(rows_TXK: Any, layers: ModelLayers, num_tokens: int, field: str) -
         position_T=np.arange(num_tokens, dtype=np.int64),
         num_tokens=num_tokens,
     )
+
+
+if "verl.workers" in sys.modules:  # verl itself imports this module; everybody else only wants the adapter
+    # By name, because nothing else here may need torch, which the plug-in imports.
+    import_module("relibra.plugins.verl").install()

@@ -1,0 +1,62 @@
+"""The environment with the frameworks themselves, and what their engines computed there."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import child_process
+from harness.services import Service, redis_server, redis_url, shared_planner  # noqa: F401
+
+REPOSITORY = Path(__file__).parents[2]
+PYTHON = REPOSITORY / ".venv-frameworks" / "bin" / "python"
+READY = REPOSITORY / ".venv-frameworks" / "ready"
+DEADLINE_S = 300.0
+
+
+class EngineRun:
+    """The results of both ranks, by scenario."""
+
+    def __init__(self, by_rank: list[dict[str, Any]], log: str) -> None:
+        self._by_rank, self.log = by_rank, log
+
+    def of(self, scenario: str) -> list[dict[str, Any]]:
+        """Return one result per rank. The test fails if a rank raised or did not reach the scenario."""
+        for results in self._by_rank:
+            if "error" in results.get(scenario, {}):
+                pytest.fail(f"{scenario} raised:\n{results[scenario]['error']}")
+        if not self._by_rank or any(scenario not in results for results in self._by_rank):
+            pytest.fail(f"{scenario} did not finish; end of the log:\n{self.log[-3000:]}")
+        return [results[scenario] for results in self._by_rank]
+
+
+@pytest.fixture(scope="session")
+def verl_engines(shared_planner: Service, tmp_path_factory: pytest.TempPathFactory) -> EngineRun:  # noqa: F811
+    """Run verl's engine on two gloo ranks, plain and with the plug-in."""
+    if not READY.exists():
+        pytest.skip("no environment with verl: make test-frameworks builds it in .venv-frameworks")
+    folder = tmp_path_factory.mktemp("verl")
+    environment = child_process.environment(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1", CUDA_VISIBLE_DEVICES="")
+    log = folder / "log"
+    # Into a file: children of a rank may outlive it and would keep a pipe open.
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [str(PYTHON), "-m", "harness.verl.ranks", str(folder), shared_planner.address],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return EngineRun([json.loads(file.read_text()) for file in sorted(folder.glob("rank*.json"))], log.read_text())

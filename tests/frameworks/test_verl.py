@@ -1,0 +1,75 @@
+"""verl's own Megatron engine with the plug-in, beside the engine alone."""
+
+from typing import Any
+
+NUMBERS = 1e-5
+"""Replicas and reorders change the order of additions and nothing else."""
+
+
+def check_equal(difference: dict[str, Any]) -> None:
+    assert difference["numbers"] < NUMBERS
+    assert difference["log_probs"] < NUMBERS
+    assert difference["exports"] == [[]] * len(difference["exports"])
+    assert difference["exports"]
+
+
+def test_verl_alone_trains_in_this_environment(verl_engines: Any) -> None:
+    for result in verl_engines.of("plain"):
+        losses = [loss for loss, _ in result["numbers"]]
+        assert len(set(losses)) == 3
+        assert all(norm > 0.1 for _, norm in result["numbers"])
+        assert result["num_exported"] == 69
+
+
+def test_losses_weights_and_exports_are_those_of_verl_alone_when_experts_move_before_every_pass(
+    verl_engines: Any,
+) -> None:
+    for result in verl_engines.of("scripted"):
+        assert result["engine"] == "BalancedEngine"
+        assert len(result["outcomes"]) == 6
+        assert all(each["is_applied"] and each["num_moved"] for each in result["outcomes"])
+        assert all(each["num_replicas"] for each in result["outcomes"])
+        check_equal(result["difference"])
+
+
+def test_the_comparison_sees_permuted_and_stale_weights(verl_engines: Any) -> None:
+    for result in verl_engines.of("mutants"):
+        assert any(".experts." in name for name in result["permuted"])
+        assert all(".experts." in name for name in result["permuted"])
+        assert len(result["stale"]) > 60
+
+
+def test_verl_alone_loads_the_weights_of_a_checkpoint_after_reorders(verl_engines: Any) -> None:
+    for result in verl_engines.of("checkpoint"):
+        assert result["loaded"] == []
+        balanced, alone = result["numbers"]
+        assert max(abs(a - b) / abs(b) for a, b in zip(balanced, alone, strict=True)) < NUMBERS
+
+
+def test_a_planner_plans_every_pass_of_batches_of_dynamic_size(verl_engines: Any) -> None:
+    for result in verl_engines.of("planned"):
+        assert len(result["outcomes"]) == 4
+        assert all(each["is_applied"] for each in result["outcomes"]), result["outcomes"]
+        assert any(each["num_moved"] or each["num_replicas"] for each in result["outcomes"])
+        check_equal(result["difference"])
+    # In so small a batch, the tokens that verl leaves to the router are many. All others must be those of the plan.
+    assert "routing is not replayed" not in verl_engines.log
+
+
+def test_recorded_routing_is_planned_for_the_update(verl_engines: Any) -> None:
+    for result in verl_engines.of("recorded"):
+        assert all(each["is_applied"] for each in result["outcomes"]), result["outcomes"]
+        check_equal(result["difference"])
+
+
+def test_a_job_whose_planner_is_away_trains_on_and_says_so_once(verl_engines: Any) -> None:
+    for result in verl_engines.of("away"):
+        assert result["outcomes"] == []
+        check_equal(result["difference"])
+    assert verl_engines.log.count("job away trains without plans") == 1
+
+
+def test_an_engine_without_optimizer_gets_no_agent(verl_engines: Any) -> None:
+    for result in verl_engines.of("reference"):
+        assert not result["has_agent"]
+        assert result["num_exported"] == 69

@@ -1,0 +1,180 @@
+"""Engines of verl for a tiny Qwen3-MoE, and batches as its workers hand them over.
+
+B samples, P prompt and R response places, L layers, K top-k.
+"""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+NUM_LAYERS, NUM_EXPERTS, TOP_K = 2, 8, 2
+NUM_SAMPLES, PROMPT, RESPONSE = 4, 6, 8
+RANKS = 2
+
+
+def save_tiny_model(folder: Path) -> None:
+    """Write a random Qwen3-MoE as Hugging Face does."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=128,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        moe_intermediate_size=16,
+        num_experts=NUM_EXPERTS,
+        num_experts_per_tok=TOP_K,
+        decoder_sparse_step=1,
+        norm_topk_prob=True,
+        tie_word_embeddings=False,
+        max_position_embeddings=128,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+
+
+def build(
+    engine: type[Any], model: Path, *, mode: str = "R3", offload: bool = False, forward_only: bool = False
+) -> Any:
+    """Build and initialize an engine as verl's `TrainingWorker` does."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import HFModelConfig, McoreEngineConfig, McoreOptimizerConfig
+    from verl.workers.config.engine import EngineRouterReplayConfig
+
+    def spec(config: Any, **_: Any) -> Any:
+        return get_gpt_layer_local_spec(
+            num_experts=config.num_moe_experts, moe_grouped_gemm=False, qk_layernorm=True, normalization="RMSNorm"
+        )
+
+    model_config = HFModelConfig(
+        path=str(model),
+        load_tokenizer=False,
+        override_config={"attn_implementation": "eager"},
+        external_lib="relibra.integrations.verl",
+    )
+    model_config.tokenizer = SimpleNamespace(pad_token_id=0, save_pretrained=lambda *_, **__: None)
+    off = (
+        "moe_grouped_gemm",
+        "moe_permute_fusion",
+        "bias_activation_fusion",
+        "masked_softmax_fusion",
+        "persist_layer_norm",
+        "apply_rope_fusion",
+        "gradient_accumulation_fusion",
+        "cross_entropy_loss_fusion",
+        "bias_dropout_fusion",
+    )
+    engine_config = McoreEngineConfig(
+        expert_model_parallel_size=RANKS,
+        expert_tensor_parallel_size=1,
+        router_replay=EngineRouterReplayConfig(mode=mode),
+        override_transformer_config=dict.fromkeys(off, False)
+        | {"use_cpu_initialization": True, "transformer_layer_spec": spec},
+        use_distributed_optimizer=True,
+        forward_only=forward_only,
+    )
+    # In bfloat16, the order in which gradients are added up would hide an expert that is wrong by a little.
+    object.__setattr__(engine_config, "dtype", "float32")
+    optimizer_config = McoreOptimizerConfig(lr=1e-3, clip_grad=1.0, total_training_steps=10, lr_decay_steps=10)
+    built = engine(
+        model_config=model_config,
+        engine_config=engine_config,
+        optimizer_config=optimizer_config,
+        checkpoint_config=CheckpointConfig(),
+    )
+    seed()
+    built.initialize()
+    return built
+
+
+def seed() -> None:
+    """Set all generators of this process to the same state."""
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+    torch.manual_seed(7)
+    model_parallel_cuda_manual_seed(7)
+
+
+def batch(rank: int, step: int, *, has_routes: bool = True, dynamic: bool = False) -> Any:
+    """Return the data of `forward_backward_batch`; the response of the last sample is masked out entirely."""
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils
+    from verl.workers.utils.padding import left_right_2_no_padding
+
+    rng = np.random.default_rng(100 * step + rank)
+    skew = np.array([8, 4, 2, 1, 1, 1, 1, 1.0])
+    rows = []
+    for sample in range(NUM_SAMPLES):
+        prompt, response = int(rng.integers(2, PROMPT + 1)), int(rng.integers(3, RESPONSE + 1))
+        first, end = PROMPT - prompt, PROMPT + response
+        tokens = np.zeros(PROMPT + RESPONSE, np.int64)
+        tokens[first:end] = rng.integers(1, 99, end - first)
+        attention = np.zeros_like(tokens)
+        attention[first:end] = 1
+        mask = np.zeros(RESPONSE, np.int64)
+        if sample < NUM_SAMPLES - 1:
+            mask[:response] = 1
+        routes = np.zeros((PROMPT + RESPONSE, NUM_LAYERS, TOP_K), np.int16)
+        for token in range(first, end - 1):
+            for layer in range(NUM_LAYERS):
+                routes[token, layer] = rng.choice(NUM_EXPERTS, TOP_K, replace=False, p=skew / skew.sum())
+        rows.append(
+            {
+                "input_ids": tokens,
+                "attention_mask": attention,
+                "response_mask": mask,
+                "position_ids": np.maximum(np.cumsum(attention) - 1, 0),
+                "prompts": tokens[:PROMPT],
+                "responses": tokens[PROMPT:],
+            }
+            | ({"routed_experts": routes} if has_routes else {})
+        )
+    stacked = {key: torch.from_numpy(np.stack([row[key] for row in rows])) for key in rows[0]}
+    data = left_right_2_no_padding(TensorDict(stacked, batch_size=[NUM_SAMPLES]))
+    tensordict_utils.assign_non_tensor(
+        data, use_dynamic_bsz=dynamic, enable_routing_replay=True, temperature=1.0, use_fused_kernels=False
+    )
+    if dynamic:
+        tensordict_utils.assign_non_tensor(data, max_token_len_per_gpu=24)
+    else:
+        tensordict_utils.assign_non_tensor(data, micro_batch_size_per_gpu=2)
+    data["temperature"] = torch.ones(NUM_SAMPLES)
+    return data
+
+
+def loss(model_output: Any, data: Any, dp_group: object = None) -> tuple[torch.Tensor, dict[str, float]]:
+    """Return minus the mean of the log-probabilities."""
+    values = model_output["log_probs"]
+    return -(values.values() if values.is_nested else values).float().sum() / 100, {}
+
+
+def log_probs(engine: Any, data: Any) -> Any:
+    """Run the pass over old log-probabilities as `TrainingWorker.infer_batch` does; return its output."""
+    with engine.eval_mode():
+        return engine.infer_batch(data)["model_output"]
+
+
+def update(engine: Any, data: Any) -> tuple[float, float]:
+    """Run one update as `TrainingWorker.train_batch` does; return the loss and the norm of its gradients."""
+    with engine.train_mode():
+        output = engine.train_batch(data, loss_function=loss)
+    return float(sum(torch.as_tensor(each) for each in output["loss"])), float(output["metrics"]["grad_norm"])
+
+
+def exported(engine: Any) -> dict[str, torch.Tensor]:
+    """Return what verl would send to the rollout."""
+    weights, _ = engine.get_per_tensor_param()
+    return {name: each.detach().clone() for name, each in weights}
+
+
+def environment(planner: str, job: str) -> None:
+    """Set what a user may set instead of `+relibra.planner`."""
+    os.environ.update(RELIBRA_PLANNER=planner, RELIBRA_JOB=job)

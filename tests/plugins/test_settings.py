@@ -1,0 +1,37 @@
+import pytest
+
+from relibra.environment import VARIABLES as KNOWN
+from relibra.errors import InvalidInput
+from relibra.plugins.settings import PluginSettings
+
+
+def test_only_the_planner_has_no_default() -> None:
+    settings = PluginSettings.read({"planner": "planner:7420"}, {}, default_job="project-run")
+    assert settings == PluginSettings(planner="planner:7420", job="project-run")
+    with pytest.raises(InvalidInput, match=r"relibra\.planner: expected the planner as host:port"):
+        PluginSettings.read({}, {}, default_job="verl")
+
+
+def test_the_configuration_counts_more_than_the_environment() -> None:
+    environment = {
+        "RELIBRA_PLANNER": "old:1",
+        "RELIBRA_JOB": "mine",
+        "RELIBRA_SLOTS": "2",
+        "RELIBRA_PLAN_TIMEOUT_S": "5",
+    }
+    assert set(environment) <= KNOWN
+    settings = PluginSettings.read({"planner": "new:2", "slots": 3}, environment, default_job="verl")
+    assert settings == PluginSettings(planner="new:2", job="mine", slots=3, plan_timeout_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("configured", "message"),
+    [
+        ({"planer": "a:1"}, r"relibra\.planer: expected one of planner, job, slots, plan_timeout_s"),
+        ({"planner": "a:1", "slots": "many"}, r"relibra\.slots: expected a number, got many"),
+        ({"planner": "a:1", "slots": 1.5}, r"relibra\.slots: expected a number of at least 0"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(configured: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        PluginSettings.read(configured, {}, default_job="verl")

@@ -1,0 +1,41 @@
+from types import SimpleNamespace
+from typing import Any
+
+from relibra.plugins.verl.configuration import default_job, find_configuration, relibra_section
+
+
+class Part:
+    """A part of verl's configuration, as OmegaConf keeps it: it knows the whole."""
+
+    def __init__(self, whole: dict[str, Any]) -> None:
+        self._whole = whole
+
+    def _get_root(self) -> dict[str, Any]:
+        return self._whole
+
+
+class Worker:
+    def __init__(self, whole: dict[str, Any]) -> None:
+        self.config = Part(whole)
+
+    def init_model(self) -> Any:
+        return Engine().initialize()
+
+
+class Engine:
+    config = SimpleNamespace()
+
+    def initialize(self) -> Any:
+        return find_configuration()
+
+
+def test_the_configuration_is_that_of_the_worker_that_builds_the_engine() -> None:
+    whole = {"relibra": {"planner": "planner:7420"}, "trainer": {"project_name": "My Project", "experiment_name": "r1"}}
+    found = Worker(whole).init_model()
+    assert relibra_section(found) == {"planner": "planner:7420"}
+    assert default_job(found) == "my-project-r1"
+
+
+def test_without_a_configuration_there_are_no_settings() -> None:
+    assert relibra_section(Engine().initialize()) == {}
+    assert default_job({}) == "verl"

@@ -1,0 +1,11 @@
+"""Plug-ins: relibra inside the engine of an RL framework, turned on by settings and without edits in the framework.
+
+In:   a framework's own engine class, and the address of a planner.
+Out:  the engine with an agent inside: it registers the job, has its passes planned, and exports right names.
+
+    settings          the few settings of a plug-in; everything else is found out
+    nodes             which machines the ranks of an EP group run on
+    model_sizes       the sizes of experts, measured in the built model
+    planned_passes    the passes of one engine on their way to the planner
+    verl              verl's Megatron engine
+"""

@@ -1,0 +1,72 @@
+"""The settings of a plug-in, from the framework's own configuration or from `RELIBRA_*` in the environment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from relibra.errors import InvalidInput
+
+VARIABLES = {
+    "planner": "RELIBRA_PLANNER",
+    "job": "RELIBRA_JOB",
+    "slots": "RELIBRA_SLOTS",
+    "plan_timeout_s": "RELIBRA_PLAN_TIMEOUT_S",
+}
+"""The environment variable of each setting."""
+DEFAULT_SLOTS = 1
+DEFAULT_PLAN_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSettings:
+    """What a user may say to a plug-in. Only the planner has no default."""
+
+    planner: str
+    """The planner as `host:port`."""
+    job: str
+    """The name of the job at the planner; two jobs that train at the same time need two names."""
+    slots: int = DEFAULT_SLOTS
+    """The redundant slots of each rank: memory for so many replicas of one layer."""
+    plan_timeout_s: float = DEFAULT_PLAN_TIMEOUT_S
+    """The longest time that a pass waits for its plan."""
+
+    @classmethod
+    def read(cls, configured: Mapping[str, Any], environment: Mapping[str, str], *, default_job: str) -> Self:
+        """Return the settings; what the framework's configuration says counts more than the environment.
+
+        Args:
+            configured: the section `relibra` of the framework's configuration, empty if there is none.
+            environment: the environment variables.
+            default_job: the name of the job if nobody gives one.
+
+        Raises:
+            InvalidInput: there is no planner, a name is unknown, or a value is not of its kind.
+        """
+        for name in configured:
+            if name not in VARIABLES:
+                raise InvalidInput.of(f"relibra.{name}", expected="one of " + ", ".join(VARIABLES), got=name)
+        given = {name: environment[variable] for name, variable in VARIABLES.items() if environment.get(variable)}
+        given |= {name: str(value) for name, value in configured.items()}
+        if not given.get("planner"):
+            raise InvalidInput.of(
+                "relibra.planner",
+                expected="the planner as host:port, in the configuration (+relibra.planner=planner:7420) or in "
+                "RELIBRA_PLANNER in the environment of every worker",
+                got="nothing",
+            )
+        return cls(
+            planner=given["planner"],
+            job=given.get("job") or default_job,
+            slots=int(_number("slots", given.get("slots", DEFAULT_SLOTS))),
+            plan_timeout_s=_number("plan_timeout_s", given.get("plan_timeout_s", DEFAULT_PLAN_TIMEOUT_S)),
+        )
+
+
+def _number(name: str, value: str | float) -> float:
+    try:
+        number = float(value)
+    except ValueError as error:
+        raise InvalidInput.of(f"relibra.{name}", expected="a number", got=value) from error
+    if number < 0 or (name == "slots" and number != int(number)):
+        raise InvalidInput.of(f"relibra.{name}", expected="a number of at least 0", got=value)
+    return number

@@ -1,0 +1,39 @@
+"""The section `relibra` of verl's configuration, which verl hands to no engine."""
+
+import re
+import sys
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+_NOT_OF_A_JOB = re.compile(r"[^a-z0-9._-]+")
+
+
+def find_configuration() -> Mapping[str, Any]:
+    """Return the whole configuration of the verl worker that is building its engine; empty if there is none.
+
+    verl's workers keep their part of the configuration in `config`, and a part knows the whole it was cut from. The
+    worker is found on the call stack, because an engine is built inside its `init_model` or `__init__`.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        config: Any = getattr(frame.f_locals.get("self"), "config", None)
+        if hasattr(config, "_get_root"):
+            root: Mapping[str, Any] = config._get_root()
+            return root
+        frame = frame.f_back
+    return {}
+
+
+def relibra_section(configuration: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the section `relibra`, empty if there is none."""
+    section = configuration.get("relibra")
+    return {} if section is None else {str(name): section[name] for name in section}
+
+
+def default_job(configuration: Mapping[str, Any]) -> str:
+    """Return the name of the job that verl's own names of project and experiment give."""
+    trainer = configuration.get("trainer") or {}
+    names = [str(trainer.get(key) or "") for key in ("project_name", "experiment_name")]
+    name = _NOT_OF_A_JOB.sub("-", "-".join(filter(None, names)).lower()).strip("-._")
+    return name[:64] or "verl"

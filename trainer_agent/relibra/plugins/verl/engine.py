@@ -1,0 +1,267 @@
+"""verl's Megatron engine with an agent inside: every pass that replays routing is planned and runs under its plan."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+
+from relibra.agent import Agent, AgentConfig, Phase, attach, shared_attempt
+from relibra.agent.plans.plan_source import PlanSource
+from relibra.errors import InvalidInput, Unsupported
+from relibra.integrations.verl import rank_batch, trainer_layout
+from relibra.planning import Model
+from relibra.plugins.model_sizes import sized
+from relibra.plugins.nodes import cluster_of, gather_hosts
+from relibra.plugins.planned_passes import PlannedPasses
+from relibra.plugins.settings import PluginSettings
+from relibra.plugins.verl.configuration import default_job, find_configuration, relibra_section
+from relibra.routing import ModelLayers, read_model_config
+from relibra.routing.token_layout import ParallelLayout
+
+log = logging.getLogger(__name__)
+
+
+def balanced(engine: type[Any]) -> type[Any]:
+    """Return a subclass of verl's `MegatronEngineWithLMHead` that balances the actor.
+
+    Each call of `forward_backward_batch` that replays routing, or that records it, is a step at the planner. Engines
+    without an optimizer, as that of the reference, are left as they are.
+    """
+    from megatron.core import parallel_state
+    from verl.workers.engine.megatron import transformer_impl
+
+    class BalancedEngine(engine):  # type: ignore[misc]
+        """verl's engine; its own methods run unchanged, between the calls that drive the agent."""
+
+        agent: Agent | None = None
+        """The agent, in an engine that trains."""
+        plan_source: PlanSource | None = None
+        """Where plans come from, if not from the planner."""
+
+        def initialize(self) -> None:
+            """Build the model as verl does, and attach an agent to it.
+
+            Raises:
+                InvalidInput: a setting is missing or wrong.
+                Unsupported: the agent cannot execute the model, the optimizer or a setting of verl.
+            """
+            if self.agent is not None:  # verl builds the model anew, so the old one is given up as it is
+                self.agent.detach()
+                self.agent = None
+            super().initialize()
+            if self.optimizer is None:
+                return
+            self._mode = _checked_mode(self.engine_config)
+            configuration = find_configuration()
+            settings = PluginSettings.read(
+                relibra_section(configuration), os.environ, default_job=default_job(configuration)
+            )
+            self._layers = read_model_config(self.model_config.local_path)
+            ranks = _ranks(parallel_state)
+            trainer = trainer_layout(ranks, mode=self._mode)
+            ep_ranks = dist.get_process_group_ranks(parallel_state.get_expert_model_parallel_group())
+            cluster = cluster_of(gather_hosts(ep_ranks), slots=settings.slots)
+            model = sized(_model_of(self._layers), self.module, self.optimizer)
+            attempt = shared_attempt()
+            self._pass_index = -1
+            self._passes = PlannedPasses(
+                settings,
+                model,
+                cluster,
+                trainer,
+                data_rank=parallel_state.get_data_parallel_rank(),
+                is_reporting=_is_first_of_data_rank(parallel_state),
+                attempt=attempt,
+            )
+            with self._on_device():
+                config = AgentConfig(
+                    planner_address=settings.planner,
+                    job_id=settings.job,
+                    model=model,
+                    cluster=cluster,
+                    plan_timeout_s=settings.plan_timeout_s,
+                    attempt=attempt,
+                )
+                self._passes.register()
+                self.agent = attach(self.module, self.optimizer, config, plans=self.plan_source)
+            self._checkpoint_by_expert()
+            log.warning(
+                "relibra balances job %s: %d MoE layers of %d experts, EP groups: %d of %d nodes with %d ranks, %d "
+                "redundant slots per rank; its planner is %s",
+                settings.job,
+                model.num_layers,
+                model.num_experts,
+                cluster.num_ep_groups,
+                cluster.num_nodes,
+                cluster.gpus_per_node,
+                cluster.redundant_slots,
+                settings.planner,
+            )
+
+        def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
+            """Run a pass as verl does, under a plan if it replays routing or records it."""
+            if self.agent is None:
+                return super().forward_backward_batch(data, loss_function, forward_only)
+            self._is_planned = False
+            with self._seeing_micro_batches(lambda *of_pass: self._begin(*of_pass, forward_only=forward_only)):
+                return super().forward_backward_batch(data, loss_function, forward_only)
+
+        def forward_step(self, batch_iter: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+            """Run one micro-batch as verl does, and tell the agent which one it is."""
+            run = super().forward_step
+            if self.agent is not None and self._is_planned:
+                run = self.agent.forward_step(run)
+            return run(batch_iter, model, *args, **kwargs)
+
+        def optimizer_step(self) -> Any:
+            """Step as verl does, and end the agent's step."""
+            grad_norm = super().optimizer_step()
+            if self.agent is not None:
+                self.agent.end_step()
+            return grad_norm
+
+        def to(self, *args: Any, **kwargs: Any) -> None:
+            """Move parameters as verl does; it walks over their names without a use for them."""
+            with self._ignoring_names():
+                super().to(*args, **kwargs)
+
+        def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+            """Save as verl does: sharded state under logical names, weights of Hugging Face from original places."""
+            with self._ignoring_names():
+                super().save_checkpoint(*args, **kwargs)
+
+        def load_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+            """Load as verl does."""
+            with self._ignoring_names():
+                super().load_checkpoint(*args, **kwargs)
+
+        def get_per_tensor_param(self, *args: Any, **kwargs: Any) -> Any:
+            """Return verl's export, which has every expert at its original place while it is read.
+
+            The first read and the end of the export are collective over all ranks.
+            """
+            with self._ignoring_names():
+                weights, adapter = super().get_per_tensor_param(*args, **kwargs)
+            return self._exported(weights), adapter
+
+        def get_per_tensor_param_shard(self, *args: Any, **kwargs: Any) -> Any:
+            """Return verl's export of shards, likewise."""
+            with self._ignoring_names():
+                weights, adapter = super().get_per_tensor_param_shard(*args, **kwargs)
+            return self._exported(weights), adapter
+
+        def _checkpoint_by_expert(self) -> None:
+            assert self.agent is not None
+            manager = self.checkpoint_mananager  # verl spells it so
+            # Its default, dp_reshardable, stores optimizer state by place.
+            manager.config.megatron.dist_ckpt_optim_fully_reshardable = True
+            manager._save_model_as_hf_via_bridge = self.agent.at_original_places()(manager._save_model_as_hf_via_bridge)
+
+        def _exported(self, weights: Any) -> Iterator[Any]:
+            if self.agent is None:
+                yield from weights
+                return
+            with self.agent.at_original_places():
+                yield from weights
+
+        @contextmanager
+        def _ignoring_names(self) -> Iterator[None]:
+            if self.agent is None:
+                yield
+                return
+            with self.agent.ignoring_names():
+                yield
+
+        @contextmanager
+        def _on_device(self) -> Iterator[None]:
+            """Have parameters and optimizer state on the device, which `initialize` ends by offloading."""
+            away = {"model": self._is_offload_param, "optimizer": self._is_offload_optimizer}
+            if not any(away.values()):
+                yield
+                return
+            super().to(transformer_impl.get_device_name(), **away, grad=self._is_offload_param)
+            yield
+            super().to("cpu", **away, grad=self._is_offload_param)
+
+        def _begin(self, data: Any, micro_batches: Any, indices: Any, *, forward_only: bool) -> None:
+            """Collective over all ranks: have a pass planned, and begin it, once its micro-batches are known."""
+            assert self.agent is not None
+            if not transformer_impl.tu.get_non_tensor_data(data, key="enable_routing_replay", default=False):
+                is_submitted = False
+            elif "routed_experts" in data.keys():  # noqa: SIM118 (a TensorDict refuses `in`)
+                self._pass_index += 1
+                is_submitted = self._passes.plan(
+                    self._pass_index, lambda: rank_batch(data, micro_batches, indices, self._layers, mode=self._mode)
+                )
+            else:
+                self._pass_index += 1
+                is_submitted = self._passes.forecast(self._pass_index, len(micro_batches))
+            self._is_planned = is_submitted or self.plan_source is not None
+            if self._is_planned:
+                phase = Phase.RECOMPUTE if forward_only else Phase.UPDATE
+                self.outcome = self.agent.begin_step(self._pass_index, phase)
+            else:
+                self.agent.end_step()
+
+        @contextmanager
+        def _seeing_micro_batches(self, note: Callable[[Any, Any, Any], None]) -> Iterator[None]:
+            """Call `note` with the micro-batches that verl forms in the body, before it runs any of them."""
+            prepare = transformer_impl.prepare_micro_batches
+
+            def prepare_micro_batches(data: Any, *args: Any, **kwargs: Any) -> Any:
+                micro_batches, indices = prepare(data, *args, **kwargs)
+                note(data, micro_batches, indices)
+                return micro_batches, indices
+
+            transformer_impl.prepare_micro_batches = prepare_micro_batches
+            try:
+                yield
+            finally:
+                transformer_impl.prepare_micro_batches = prepare
+
+    return BalancedEngine
+
+
+def _checked_mode(engine_config: Any) -> str:
+    """Return the mode of routing replay.
+
+    Raises:
+        Unsupported: relibra cannot plan passes with these settings.
+    """
+    for field, needed in (("use_remove_padding", True), ("dynamic_context_parallel", False), ("pad_to_length", False)):
+        if getattr(engine_config, field) is not needed:
+            raise Unsupported(f"expected verl's {field}={needed}, because relibra plans no other layout of tokens")
+    mode = engine_config.router_replay.mode
+    if mode not in ("R3", "R2"):
+        raise InvalidInput.of(
+            "actor_rollout_ref.actor.megatron.router_replay.mode",
+            expected="R3 or R2, because relibra plans for routing that is replayed (or remove relibra from "
+            "external_lib)",
+            got=mode,
+        )
+    return str(mode)
+
+
+def _model_of(layers: ModelLayers) -> Model:
+    return Model(num_layers=layers.num_moe_layers, num_experts=layers.num_experts, top_k=layers.top_k)
+
+
+def _ranks(parallel_state: Any) -> ParallelLayout:
+    return ParallelLayout(
+        data=parallel_state.get_data_parallel_world_size(),
+        context=parallel_state.get_context_parallel_world_size(),
+        tensor=parallel_state.get_tensor_model_parallel_world_size(),
+        expert=parallel_state.get_expert_model_parallel_world_size(),
+        expert_tensor=parallel_state.get_expert_tensor_parallel_world_size(),
+    )
+
+
+def _is_first_of_data_rank(parallel_state: Any) -> bool:
+    return not (
+        parallel_state.get_tensor_model_parallel_rank()
+        or parallel_state.get_context_parallel_rank()
+        or parallel_state.get_pipeline_model_parallel_rank()
+    )

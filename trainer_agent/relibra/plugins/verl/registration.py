@@ -1,0 +1,77 @@
+"""`install`: have verl's registry of engines hand out the engine with an agent inside."""
+
+import functools
+import logging
+import sys
+from typing import Any
+
+from relibra.errors import Unsupported
+from relibra.plugins.verl import points
+
+log = logging.getLogger(__name__)
+
+_is_installed = False
+
+
+def install() -> None:
+    """Register the engine of this plug-in for verl's language models on Megatron. A second call does nothing.
+
+    verl imports `external_lib` in processes of rollout servers and of the driver too, which load no engines. There this
+    call loads none either: the engine is registered when verl first builds a worker with an engine.
+
+    Raises:
+        Unsupported: this version of verl lacks something that the plug-in relies on; the message names it.
+    """
+    global _is_installed
+    if _is_installed:
+        return
+    _is_installed = True
+    workers = sys.modules.get("verl.workers.engine_workers")
+    if "verl.workers.engine" in sys.modules or workers is None:
+        if "verl.workers.engine" in sys.modules:
+            register()
+        return
+    points.check(workers, points.WORKERS)
+    build = workers.TrainingWorker.__init__
+
+    @functools.wraps(build)
+    def registered_first(self: Any, *args: Any, **kwargs: Any) -> None:
+        register()
+        build(self, *args, **kwargs)
+
+    workers.TrainingWorker.__init__ = registered_first
+
+
+@functools.cache
+def register() -> None:
+    """Register the engine under the vendor of this machine's devices, which verl looks up before its own engine.
+
+    Raises:
+        Unsupported: this version of verl lacks something that the plug-in relies on, or another plug-in has registered
+            an engine for the same devices.
+    """
+    from verl.utils.device import get_device_name, get_vendor
+    from verl.workers import engine
+
+    if getattr(engine, "MegatronEngineWithLMHead", None) is None:
+        log.warning(
+            "relibra: verl could not import its Megatron engine in this process (its own warning says why), so no job "
+            "is balanced here; relibra balances no other engine"
+        )
+        return
+    from verl.workers.engine.megatron import transformer_impl
+
+    points.check(transformer_impl, points.ENGINE)
+    from relibra.plugins.verl.engine import balanced
+
+    registry = engine.EngineRegistry
+    device, vendor = get_device_name(), get_vendor()
+    taken = registry._engines.get("language_model", {}).get("megatron", {}).get((device, vendor))
+    if taken is not None:
+        raise Unsupported(
+            f"{taken.__module__}.{taken.__qualname__} is registered already as verl's Megatron engine for {device} of "
+            f"{vendor}; remove that plug-in or relibra's from external_lib"
+        )
+    registry.register(model_type="language_model", backend="megatron", device=device, vendor=vendor)(
+        balanced(transformer_impl.MegatronEngineWithLMHead)
+    )
