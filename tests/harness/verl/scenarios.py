@@ -83,6 +83,8 @@ def plain(rank: int, folder: Path, planner: str) -> Result:
     trained = _trained["plain"] = Trained()
     for step in range(NUM_UPDATES):
         trained.step(engine, engines.batch(rank, step), engines.batch(rank, step))
+    engine.checkpoint_mananager.config.megatron.dist_ckpt_optim_fully_reshardable = True
+    engine.save_checkpoint(str(folder / "checkpoint of plain"))
     return {"numbers": trained.numbers, "num_exported": len(trained.exports[0])}
 
 
@@ -134,13 +136,25 @@ def checkpoint(rank: int, folder: Path, planner: str) -> Result:
     engines.seed()
     numbers = [engines.update(engine, engines.batch(rank, 50))]
     # Built only now: beside a second engine, verl's first one computes other numbers, also without relibra.
-    loaded = engines.build(MegatronEngineWithLMHead, folder / "model")
-    engines.update(loaded, engines.batch(rank, 40))  # before its first step, torch's Adam has no state to load into
-    loaded.load_checkpoint(str(folder / "checkpoint"), del_local_after_load=False)
-    same = differing(engines.exported(loaded), saved)
+    loaded, of_loaded, trained_on = _continued(rank, folder, "checkpoint")
+    numbers.append(of_loaded)
+    _, _, trained_on_alone = _continued(rank, folder, "checkpoint of plain")
+    return {
+        "loaded": differing(loaded, saved),
+        "numbers": numbers,
+        "trained_on": differing(trained_on, trained_on_alone),
+    }
+
+
+def _continued(rank: int, folder: Path, name: str) -> tuple[dict[str, torch.Tensor], tuple[float, float], Any]:
+    """Load a checkpoint in verl alone; return its weights, the numbers of one update, and the weights after it."""
+    engine = engines.build(MegatronEngineWithLMHead, folder / "model")
+    engines.update(engine, engines.batch(rank, 40))  # before its first step, torch's Adam has no state to load into
+    engine.load_checkpoint(str(folder / name), del_local_after_load=False)
+    loaded = engines.exported(engine)
     engines.seed()
-    numbers.append(engines.update(loaded, engines.batch(rank, 50)))
-    return {"loaded": same, "numbers": numbers}
+    numbers = engines.update(engine, engines.batch(rank, 50))
+    return loaded, numbers, engines.exported(engine)
 
 
 def planned(rank: int, folder: Path, planner: str) -> Result:
