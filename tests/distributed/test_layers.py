@@ -58,3 +58,7 @@ def test_S5_graphs_that_are_refused_would_capture_hooks_of_the_agent(layout_run)
             "attn,moe_router,moe_preprocess": ["remap", "routing"],
             "the whole layer": ["compute", "remap", "routing"],
         }
+
+
+def test_layers_have_no_entrance_hooks_which_would_forbid_their_capture(layout_run):
+    assert [result["num_entrances"] for result in layout_run("graphs_ep4").of("hooks_in_captures")] == [0] * 4

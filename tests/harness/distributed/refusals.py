@@ -67,12 +67,17 @@ SET: dict[str, dict[str, Any]] = {
     "fp8 without grouped products": FP8 | {"moe_grouped_gemm": False},
     "fp8 with sequential experts": FP8,
     "fp4": {"fp4": "e2m1"},
-    "graph of a layer": {"cuda_graph_impl": "local", "cuda_graph_scope": []},
+    "graph of a layer": {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": []},
+    "local graph of attention": {"cuda_graph_impl": "local", "cuda_graph_scope": ["attn"]},
     "graph of moe": {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn", "moe"]},
     "graph of moe_router": {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["moe_router"]},
     "graph of moe_preprocess": {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["moe_preprocess"]},
-    "graph of full_iteration": {"cuda_graph_impl": "local", "cuda_graph_scope": ["full_iteration"]},
-    "graph by the newer name": {"cuda_graph_impl": "local", "cuda_graph_scope": None, "cuda_graph_modules": ["moe"]},
+    "graph of full_iteration": {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["full_iteration"]},
+    "graph by the newer name": {
+        "cuda_graph_impl": "transformer_engine",
+        "cuda_graph_scope": None,
+        "cuda_graph_modules": ["moe"],
+    },
 }
 """Options that megatron itself refuses without CUDA, or does not know. The test sets them on built layers."""
 

@@ -35,7 +35,19 @@ def _off(name: str, why: str, cost: str, *, part: Part = Part.MODEL, instead: st
 def _scopes(config: Any) -> set[str]:
     # From 0.18 on, the scopes are called modules, and the old name is None.
     graphed = getattr(config, "cuda_graph_modules", None) or config.cuda_graph_scope or ("full layer",)
+    if isinstance(graphed, str):
+        graphed = graphed.split(",")
     return {str(getattr(scope, "name", scope)) for scope in graphed}
+
+
+def _graphs(config: Any) -> str:
+    """Return what is wrong with the CUDA graphs of a config, empty if nothing is."""
+    if config.cuda_graph_impl == "none":
+        return ""
+    if config.cuda_graph_impl != "transformer_engine":  # which captures whole layers for any scope
+        return f"cuda_graph_impl {config.cuda_graph_impl}"
+    scopes = _scopes(config)
+    return "" if scopes <= {"attn", "mlp", "mamba"} else f"cuda_graph_scope {', '.join(sorted(scopes))}"
 
 
 def _text(value: Any) -> str:
@@ -150,16 +162,17 @@ SETTINGS = (
     _runs("recompute_granularity", "none, 'selective', 'full'", _MATRIX),
     Setting(
         name="cuda_graph_impl",
-        runs="graphs over attention, dense MLPs (both tested on CPUs, with a stand-in for graphs) and mamba",
+        runs="'transformer_engine' over attention, dense MLPs (both tested on CPUs, with a stand-in for graphs) and "
+        "mamba; replicas are then fetched after attention, and not beside it",
         tested=_LAYERS,
-        is_refused=lambda config: config.cuda_graph_impl != "none" and not _scopes(config) <= {"attn", "mlp", "mamba"},
+        is_refused=lambda config: bool(_graphs(config)),
         what="a CUDA graph over MoE layers, their routers or their preprocessing, which would run the agent's hooks "
         "only when it is captured",
         got=lambda config: (
-            f"a CUDA graph over MoE layers (cuda_graph_scope {', '.join(sorted(_scopes(config)))}), which would run "
-            "the agent's hooks only when it is captured"
+            f"a CUDA graph over MoE layers ({_graphs(config)}), which would run the agent's hooks only when it is "
+            "captured"
         ),
-        instead="cuda_graph_scope='attn'",
+        instead="cuda_graph_impl='transformer_engine' with cuda_graph_scope='attn'",
         cost="the host launches the kernels of MoE layers one by one",
     ),
     _off(
@@ -192,6 +205,7 @@ SETTINGS = (
         "recomputation takes up to a third more compute",
         instead="fine_grained_activation_offloading=False and recompute_granularity",
     ),
+    _off("use_kitchen", ", whose products were not tested", "products run in Transformer Engine's precisions"),
     _off("moe_paged_stash", "", "activations of experts need memory for the fullest rank"),
     _runs("moe_shared_expert_overlap", "on and off", _LAYERS),
     _runs("moe_latent_size", "any size", _LAYERS),

@@ -55,10 +55,11 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
     layer.experts.sharded_state_dict = logical_sharded_state_dict(
         layer.experts, execution.logical_experts, layer.config.num_moe_experts
     )
+    # Transformer Engine refuses to capture a module that has hooks. Without an entrance, `remap` begins the cell.
     entrances = [
         module.register_forward_pre_hook(lambda *_: execution.enter())
         for module in chunk.modules()
-        if any(child is layer for child in module.children())
+        if layer.config.cuda_graph_impl == "none" and any(child is layer for child in module.children())
     ]
     _remember_micro_batch_in_checkpoints(+1)
 

@@ -109,6 +109,12 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
         if isinstance(layer.experts, SequentialMLP):
             raise unsupported("fp8 with SequentialMLP", "moe_grouped_gemm=True")
         check_instances([layer.experts.linear_fc1, layer.experts.linear_fc2], QUANTIZED_NEEDS)
+    for product in ("linear_fc1", "linear_fc2"):
+        if getattr(getattr(layer.experts, product, None), "te_quant_params", None) is not None:
+            raise unsupported(
+                f"a quant_recipe with a rule for {product} of experts, which overrides fp8_recipe",
+                "no rule for experts in quant_recipe",
+            )
     check_parameters(layer.experts)
     router_of(layer)
     if not isinstance(layer.layer_number, int):

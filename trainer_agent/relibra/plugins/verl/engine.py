@@ -63,7 +63,11 @@ def balanced(engine: type[Any]) -> type[Any]:
             ranks = _ranks(parallel_state)
             trainer = trainer_layout(ranks, mode=self._mode)
             ep_ranks = dist.get_process_group_ranks(parallel_state.get_expert_model_parallel_group())
-            cluster = cluster_of(gather_hosts(ep_ranks), slots=settings.slots)
+            cluster = cluster_of(
+                gather_hosts(ep_ranks),
+                slots=settings.slots,
+                num_ep_groups=parallel_state.get_expert_data_parallel_world_size(),
+            )
             model = sized(_model_of(self._layers), self.module, self.optimizer)
             attempt = shared_attempt()
             self._pass_index = -1
