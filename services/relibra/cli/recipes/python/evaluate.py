@@ -16,12 +16,15 @@ from relibra.cli.recipes.python.values import (
     Scope,
     Unknown,
     apply,
+    extend,
     is_true,
 )
 from relibra.cli.recipes.shell.sources import find_source
 from relibra.errors import InvalidInput
 
 _MAX_MODULES = 20
+_GLOBAL = "global "
+"""Before a name, marks in a function's scope that the name is one of the module."""
 RECORDED = (
     *("execute_train", "exec_command", "exec_command_cpu", "exec_command_gpu", "exec_command_all_ray_node"),
     *("system", "Popen", "check_call", "check_output"),
@@ -45,8 +48,6 @@ class Evaluation(Expressions):
     def __init__(self, path: Path, given: dict[str, str], recorded: tuple[str, ...] = ()) -> None:
         super().__init__(given, (*RECORDED, *recorded))
         self.path = path.absolute()
-        self.stops: list[str] = []
-        """Lines at which the launcher would raise an error, or that are not understood."""
         self._modules: dict[str, Scope] = {}
 
     def module(self, text: str) -> Scope:
@@ -85,15 +86,22 @@ class Evaluation(Expressions):
                 if value is not None:
                     self.assign(target, self.value(value, scope), scope)
             case ast.AugAssign(target=target, op=sign, value=value):
-                # The value of `x += y` is that of `x + y`, whatever the context of the target says.
-                self.assign(target, self.value(ast.BinOp(target, sign, value), scope), scope)
+                # A list is changed in place, and so for its caller too. The value of any other `x += y` is that of
+                # `x + y`, whatever the context of the target says.
+                if isinstance(sign, ast.Add) and isinstance(before := self.value(target, scope), list):
+                    extend(before, self.value(value, scope))
+                else:
+                    self.assign(target, self.value(ast.BinOp(target, sign, value), scope), scope)
             case ast.If(test=test, body=body, orelse=orelse):
-                self.run(body if is_true(self.value(test, scope)) else orelse, scope)
+                self.run(body if self.holds(test, scope) else orelse, scope)
             case ast.Match():
                 subject = self.value(node.subject, scope)
+                if isinstance(subject, Unknown):
+                    what = ast.unparse(node.subject)[:60]
+                    self.stops.append(f"line {node.lineno}: {what!r} is not known; read as no pattern with a value")
                 for case in node.cases:
                     fits = self._fits(case.pattern, subject, scope)
-                    if fits and (case.guard is None or is_true(self.value(case.guard, scope))):
+                    if fits and (case.guard is None or self.holds(case.guard, scope)):
                         return self.run(case.body, scope)
             case ast.For(target=target, iter=iterable, body=body):
                 self._for(target, self.value(iterable, scope), body, scope)
@@ -119,7 +127,9 @@ class Evaluation(Expressions):
                 raise Returning(Unknown(f"line {node.lineno}"))
             case ast.Break() | ast.Continue():
                 raise Leaving(type(node).__name__)
-            case ast.Assert() | ast.Pass() | ast.Global():
+            case ast.Global(names=globals_):
+                scope.update({_GLOBAL + name: True for name in globals_})
+            case ast.Assert() | ast.Pass():
                 pass
             case _:
                 self.stops.append(f"line {node.lineno}: {ast.unparse(node)[:60]!r} is not understood")
@@ -190,7 +200,7 @@ class Evaluation(Expressions):
         """Give a value to a target. What is no object of the launcher stays as it is."""
         match target:
             case ast.Name(id=name):
-                scope[name] = value
+                (scope.maps[-1] if _GLOBAL + name in scope.maps[0] else scope)[name] = value
             case ast.Attribute(value=owner, attr=name):
                 if isinstance(found := self.value(owner, scope), Instance):
                     found.values[name] = value

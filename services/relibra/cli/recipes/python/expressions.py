@@ -16,6 +16,7 @@ from relibra.cli.recipes.python.values import (
     Scope,
     Unknown,
     apply,
+    extend,
     is_small,
     is_true,
     text_of,
@@ -32,6 +33,8 @@ class Expressions(Calls):
         super().__init__(given)
         self.calls: list[tuple[str, list[Any], dict[str, Any]]] = []
         """Calls of functions that are recorded and not followed: name, arguments, keywords."""
+        self.stops: list[str] = []
+        """Lines at which the launcher would raise an error, or that are not understood or not known."""
         self._recorded = recorded
         self._steps = 0
 
@@ -44,6 +47,13 @@ class Expressions(Calls):
         self._steps += 1
         if self._steps > _MAX_STEPS:
             raise InvalidInput(f"expected a launcher that comes to an end, got more than {_MAX_STEPS} steps")
+
+    def holds(self, node: ast.expr, scope: Scope) -> bool:
+        """Return whether a condition holds. One that is not known does not, and is listed."""
+        found = self.value(node, scope)
+        if isinstance(found, Unknown):
+            self.stops.append(f"line {node.lineno}: {ast.unparse(node)[:60]!r} is not known; read as false")
+        return is_true(found)
 
     def value(self, node: ast.expr, scope: Scope) -> Any:
         """Return the value of an expression, or Unknown."""
@@ -67,16 +77,18 @@ class Expressions(Calls):
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return apply(lambda found: -found, self.value(operand, scope))
             case ast.BoolOp(op=sign, values=parts):
-                for each in parts:
+                for each in parts[:-1]:
                     found = self.value(each, scope)
+                    if isinstance(found, Unknown) and isinstance(sign, ast.Or):
+                        self.stops.append(f"line {each.lineno}: {ast.unparse(each)[:60]!r} is not known; read as false")
                     if is_true(found) != isinstance(sign, ast.And):
-                        break
-                return found
+                        return found
+                return self.value(parts[-1], scope)
             case ast.Compare(left=left, ops=[sign], comparators=[right]):
                 one, other = self.value(left, scope), self.value(right, scope)
                 return apply(OPERATORS[type(sign)], one, other) if is_small([one, other]) else Unknown("a comparison")
             case ast.IfExp(test=test, body=body, orelse=orelse):
-                return self.value(body if is_true(self.value(test, scope)) else orelse, scope)
+                return self.value(body if self.holds(test, scope) else orelse, scope)
             case ast.Attribute(value=owner, attr=name):
                 return self._attribute(self.value(owner, scope), name, ast.unparse(node))
             case ast.Subscript(value=owner, slice=index):
@@ -140,7 +152,7 @@ class Expressions(Calls):
         for value in list(values):
             inner = scope.new_child()
             self.assign(generator.target, value, inner)
-            if all(is_true(self.value(each, inner)) for each in generator.ifs):
+            if all(self.holds(each, inner) for each in generator.ifs):
                 found.append(self.value(element, inner))
         return found
 
@@ -165,6 +177,8 @@ class Expressions(Calls):
         if isinstance(node.func, ast.Attribute) and short in METHODS.split():
             owner = self.value(node.func.value, scope)
             if isinstance(owner, PLAIN):
+                if short == "update" and any(isinstance(each, Unknown) for each in arguments):
+                    self.stops.append(f"line {node.lineno}: what {name} adds is not known")
                 return _method(owner, short, arguments, keywords)
         function = self.value(node.func, scope)
         if isinstance(function, Function):
@@ -179,6 +193,11 @@ def _method(owner: Any, name: str, arguments: list[Any], keywords: dict[str, Any
         arguments = [[text_of(each) for each in arguments[0]]]
     if name == "append" and isinstance(owner, list):
         return owner.append(*arguments)
+    if name == "extend" and isinstance(owner, list):
+        return extend(owner, *arguments)
+    if name == "insert" and isinstance(owner, list) and len(arguments) == 2:
+        at, value = arguments
+        return owner.insert(at, value) if isinstance(at, int) else owner.append(Unknown("insert()"))
     if name == "get" and isinstance(owner, dict) and arguments and isinstance(arguments[0], str | int):
         return owner.get(*arguments)
     function = getattr(owner, name, None)

@@ -72,7 +72,7 @@ OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 }
 METHODS = (
     "endswith join lower lstrip removeprefix removesuffix replace rstrip split startswith strip upper append extend "
-    "get items keys values update copy"
+    "insert get items keys values update copy"
 )
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     each.__name__: each for each in (int, float, bool, len, min, max, sum, any, all, sorted, list, dict, tuple, set)
@@ -99,6 +99,12 @@ def apply(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any
     if isinstance(found, type({}.items()) | type({}.keys()) | type({}.values())):
         return list(found)
     return Unknown("a large value") if isinstance(found, str | list) and len(found) > _MAX_SIZE else found
+
+
+def extend(owner: list[Any], added: Any) -> None:
+    """Add the parts of a value to a list: one unknown part if they are not known, or if the list would be large."""
+    parts = list(added) if isinstance(added, list | dict | tuple | set | str) else [added]
+    owner.extend(parts if len(owner) + len(parts) <= _MAX_SIZE else [Unknown("a large value")])
 
 
 def _product(function: Callable[..., Any], arguments: tuple[Any, ...]) -> int:

@@ -10,10 +10,15 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from relibra.cli.recipes.shell.unknown import shown
+from relibra.cli.recipes.shell.unknown import shown, unknown, without_unknown
 from relibra.errors import InvalidInput
 
 _ASSIGNED = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:(\+\+|--)\s*|([-+*/%]?)=(?!=)(.+))", re.S)
+_STEPPED = re.compile(r"\A\s*([-+])\1\s*([A-Za-z_]\w*)\s*\Z")
+_CHANGED = re.compile(
+    r"\b([A-Za-z_]\w*)\s*(?:\+\+|--|(?:<<|>>|[-+*/%&|^])?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
+)
+"""The variables that an expression changes, or might change."""
 _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -38,21 +43,27 @@ def evaluate(expression: str, get: Callable[[str], str | None], put: Callable[[s
 
     Args:
         expression: the text between the brackets, with `$name` already expanded.
-        get: returns the value of a variable, or None.
+        get: returns the value of a variable, or None if it is not known. One that is only counted up then starts at 0.
         put: assigns a variable.
 
     Raises:
-        NotANumber: the expression is no arithmetic that is read here, or divides by zero.
+        NotANumber: the expression is no arithmetic that is read here, has a variable that is not known, or divides by
+            zero. The variables that it assigns are then unknown.
     """
     try:
-        if (assigned := _ASSIGNED.fullmatch(expression)) is None:
+        if (assigned := _ASSIGNED.fullmatch(_STEPPED.sub(r"\2 \1= 1", expression))) is None:
             return _parsed(expression, get)
         name, step, sign, right = assigned.groups()
-        before = 0 if step is None and not sign else _parsed(name, get)
-        after = _parsed(f"{name} {step[0]} 1" if step else f"{name} {sign} ({right})" if sign else right, get)
+        if not step and not sign:
+            before, after = 0, _parsed(right, get)
+        else:
+            before = _number(get(name) or "0")
+            after = _parsed(f"{before} {step[0]} 1" if step else f"{before} {sign} ({right})", get)
         put(name, str(after))
         return before if step else after
     except (SyntaxError, ValueError, ArithmeticError, KeyError, MemoryError) as error:
+        for found in _CHANGED.finditer(without_unknown(expression)):
+            put(found[1] or found[2], unknown(shown(expression)))
         raise NotANumber(f"expected arithmetic, got {shown(expression)!r}") from error
 
 
@@ -63,13 +74,19 @@ def _parsed(expression: str, get: Callable[[str], str | None]) -> int:
     return int(_value(ast.parse(f"({text or 0})", mode="eval").body, get))
 
 
+def _number(text: str) -> int:
+    text = text.strip()
+    return int(text, 0 if text[:2].lower() == "0x" else 10)
+
+
 def _value(node: ast.expr, get: Callable[[str], str | None]) -> int:
     match node:
         case ast.Constant(value=int(found)):
             return found
         case ast.Name(id=name):
-            text = (get(name) or "0").strip()
-            return int(text, 0 if text[:2].lower() == "0x" else 10)
+            if (text := get(name)) is None:
+                raise ValueError(f"{name} is not known")
+            return _number(text or "0")
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand, get)
         case ast.UnaryOp(op=ast.Not(), operand=ast.Name() | ast.Constant() as operand):

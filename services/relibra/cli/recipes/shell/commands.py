@@ -4,17 +4,21 @@ import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from typing import Self
 
+from relibra.cli.recipes.shell.arithmetic import NotANumber
 from relibra.cli.recipes.shell.builtins import BUILTINS, STARTING
 from relibra.cli.recipes.shell.parse import Node, ShellSyntaxError, line_of, named, parse, text_of
 from relibra.cli.recipes.shell.sources import find_source
 from relibra.cli.recipes.shell.unknown import shown, unknown, without_unknown
-from relibra.cli.recipes.shell.words import Words
+from relibra.cli.recipes.shell.words import Array, Words
 from relibra.errors import InvalidInput
 
 _MAX_DEPTH = 60
 
+Saved = dict[str, str | Array | None]
+"""Variables as they were, so that they can be restored; None for one that was not set."""
 Answer = Callable[[tuple[str, ...]], str | None]
 """Returns the output of a program that is known without running it, or None."""
 
@@ -22,9 +26,10 @@ Answer = Callable[[tuple[str, ...]], str | None]
 class Leaving(Exception):
     """A `return`, `break` or `continue`."""
 
-    def __init__(self, word: str) -> None:
+    def __init__(self, word: str, status: int = 0) -> None:
         super().__init__(word)
         self.word = word
+        self.status = status
 
 
 @dataclass(slots=True)
@@ -42,11 +47,25 @@ class Commands(Words):
     """The line of the command that is being evaluated."""
     depth: int = 0
     here_document: str | None = None
+    locals: Saved | None = None
+    """What the local variables of the function hid; None outside functions."""
     answer: Answer = lambda _: None
 
     def run(self, node: Node) -> int:
         """Evaluate a command of any kind and return its status."""
         raise NotImplementedError
+
+    def doubt(self, text: str) -> None:
+        """List something that is not understood or not known, with the line of the command."""
+        self.doubts.append(f"line {self.line}: {text}")
+
+    def calculate(self, expression: str) -> int:
+        """Return the value of an arithmetic expression. One that cannot be told counts as 0, and is listed."""
+        try:
+            return self.number(expression)
+        except NotANumber:
+            self.doubt(f"the value of {shown(expression)[:60]!r} is not known; read as 0")
+            return 0
 
     def write(self, text: str) -> int:
         """Add to what a substitution captures, and return the status of success."""
@@ -59,7 +78,7 @@ class Commands(Words):
         try:
             return self.run(parse(text))
         except ShellSyntaxError as error:
-            self.doubts.append(f"line {self.line}: {error}")
+            self.doubt(str(error))
             return 1
 
     def source(self, name: str, arguments: list[str]) -> int:
@@ -71,7 +90,7 @@ class Commands(Words):
         except (OSError, ValueError, ShellSyntaxError) as error:
             why = str(error)
         if path is None or script is None:
-            self.doubts.append(f"line {self.line}: source {shown(name)} ({why}): settings in this file are not known")
+            self.doubt(f"source {shown(name)} ({why}): settings in this file are not known")
             return 1
         plain, self.script = self.script, path
         try:
@@ -83,19 +102,33 @@ class Commands(Words):
         """Return an evaluation whose assignments end with it."""
         if self.depth >= _MAX_DEPTH:
             raise InvalidInput(f"expected a script, got subshells more than {_MAX_DEPTH} deep")
-        return dataclasses.replace(self, values=dict(self.values), functions=dict(self.functions), depth=self.depth + 1)
+        return dataclasses.replace(
+            self,
+            values=dict(self.values),
+            associative=set(self.associative),
+            functions=dict(self.functions),
+            locals=None if self.locals is None else dict(self.locals),
+            depth=self.depth + 1,
+        )
 
     def start(self, argv: list[str]) -> int:
         """Evaluate a command with its arguments: a function, a builtin, or a program, which is recorded."""
         name, *arguments = argv
         if (body := self.functions.get(name)) is not None:
-            return self._call(body, arguments)
+            hidden, self.locals = self.locals, {}
+            try:
+                return self._call(body, arguments)
+            finally:
+                self._restore(self.locals or {})
+                self.locals = hidden
         if name in ("source", ".") and arguments:
             return self.source(arguments[0], arguments[1:])
         if name in ("return", "break", "continue"):
-            raise Leaving(name)
-        if name in STARTING and arguments:
-            return self.start(arguments)
+            raise Leaving(name, int(arguments[0]) % 256 if arguments and arguments[0].isdecimal() else 0)
+        if name == "command" and arguments and arguments[0] in ("-v", "-V"):
+            return BUILTINS["which"](self, arguments[1:])
+        if name in STARTING and (started := list(dropwhile(lambda each: each.startswith("-"), arguments))):
+            return self.start(started)
         if (builtin := BUILTINS.get(name)) is not None:
             return builtin(self, arguments)
         if (known := self.answer(tuple(argv))) is not None:
@@ -105,22 +138,24 @@ class Commands(Words):
 
     def simple(self, node: Node) -> int:
         """Evaluate a command with its assignments."""
-        plain, self.line = dict(self.values), line_of(node)
+        self.line = line_of(node)
+        before: Saved = {}
         argv: list[str] = []
         for each in named(node.children):
             if each.type == "variable_assignment":
+                name = assigned_name(each)
+                before.setdefault(name, self.values.get(name))
                 self.set(each)
             elif each.type.endswith("_redirect"):
                 self._redirect(each)
             else:
                 argv += self.fields(each.named_children[0] if each.type == "command_name" else each)
-        is_local = any(each.type == "variable_assignment" for each in node.children)
         try:
             return self.start(argv) if argv else 0
         finally:
             self.here_document = None
-            if argv and is_local:
-                self.values = plain
+            if argv:
+                self._restore(before)
 
     def redirected(self, node: Node) -> int:
         """Evaluate a command with its here document."""
@@ -137,15 +172,16 @@ class Commands(Words):
         is_appended = any(each.type == "+=" for each in node.children)
         if value is not None and value.type == "array":
             array = dict(self.array(text_of(target))) if is_appended else {}
+            with_key = r"\[([^]]+)\]=(.*)" if text_of(target) in self.associative else r"\[(\w+)\]=(.*)"
             for element in [element for each in named(value.children) for element in self.fields(each)]:
-                match = re.fullmatch(r"\[(\w+)\]=(.*)", element, re.S)
+                match = re.fullmatch(with_key, element, re.S)
                 array[match[1] if match else str(len(array))] = match[2] if match else element
             return self.assign(text_of(target), array)
         text = "" if value is None else self.text(value)
         if target.type != "subscript":
             return self.assign(text_of(target), text, is_appended=is_appended)
         name, index = (text_of(target.child_by_field_name(each)) for each in ("name", "index"))
-        array, key = self.array(name), self.key(index)
+        array, key = self.array(name), self.key(name, index)
         return self.assign(name, array | {key: array.get(key, "") + text if is_appended else text})
 
     def _redirect(self, node: Node) -> None:
@@ -154,7 +190,7 @@ class Commands(Words):
             self.here_document = self.text(node.named_children[0])
         elif node.type == "heredoc_redirect":
             parts = {each.type: text_of(each) for each in node.named_children}
-            body, is_expanded = parts.get("heredoc_body", ""), parts["heredoc_start"].isalnum()
+            body, is_expanded = parts.get("heredoc_body", ""), not re.search(r"['\"\\]", parts["heredoc_start"])
             self.here_document = self.quoted(body.replace('"', '\\"')) if is_expanded else body
             for name, text in parts.items():
                 if not name.startswith(("heredoc_", "file_")):
@@ -171,7 +207,20 @@ class Commands(Words):
         except Leaving as leaving:
             if leaving.word != "return":
                 raise
-            return 0
+            return leaving.status
         finally:
             self.depth -= 1
             self.positional = plain
+
+    def _restore(self, saved: Saved) -> None:
+        for name, value in saved.items():
+            if value is None:
+                self.values.pop(name, None)
+            else:
+                self.values[name] = value
+
+
+def assigned_name(node: Node) -> str:
+    """Return the name of the variable that an assignment changes, also if it changes one element."""
+    target = node.child_by_field_name("name")
+    return text_of(target.child_by_field_name("name") if target.type == "subscript" else target)

@@ -1,4 +1,4 @@
-"""Decides the conditions of a script: `[ ... ]` and `[[ ... ]]`. An unknown part of a text counts as empty."""
+"""Decides the conditions of a script: `[ ... ]` and `[[ ... ]]`. An unknown part counts as empty, and is listed."""
 
 import fnmatch
 import operator
@@ -8,49 +8,62 @@ from typing import TYPE_CHECKING
 
 from relibra.cli.recipes.shell.arithmetic import NotANumber
 from relibra.cli.recipes.shell.parse import Node, ShellSyntaxError, text_of
-from relibra.cli.recipes.shell.unknown import without_unknown
+from relibra.cli.recipes.shell.unknown import is_known, shown, without_unknown
 
 if TYPE_CHECKING:
-    from relibra.cli.recipes.shell.words import Words
+    from relibra.cli.recipes.shell.commands import Commands
 
 _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     f"-{each.__name__}": each for each in (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 }
-_PATTERNS = ("=", "==", "!=")
+PATTERNS = ("=", "==", "!=")
 _FILES = ("-f", "-d", "-e", "-r", "-x", "-s", "-w")
 _INNER = ("test_command", "binary_expression", "unary_expression", "parenthesized_expression")
 
 
-def holds(node: Node, words: "Words") -> bool:
+def holds(node: Node, words: "Commands") -> bool:
     """Return whether a condition holds.
 
     Raises:
         ShellSyntaxError: the condition uses something that is not read here.
     """
-    left = _parts(node, words)[::-1]
+    return decided(_parts(node, words), text_of(node), words)
+
+
+def decided(parts: list[str], text: str, words: "Commands") -> bool:
+    """Return whether the operands and operators of a condition hold.
+
+    Raises:
+        ShellSyntaxError: the condition, whose text is given for people, uses something that is not read here.
+    """
+    left = [without_unknown(each) for each in reversed(parts)]
     found = bool(left) and _any(left, words)
     if left:
-        raise ShellSyntaxError(f"the condition {text_of(node)} is not understood")
+        raise ShellSyntaxError(f"the condition {text} is not understood")
+    if sources := ", ".join(shown(each) for each in parts if not is_known(each)):
+        words.doubt(f"{text[:60]} depends on {sources[:60]}, which is not known; read as {str(found).lower()}")
     return found
 
 
-def _parts(node: Node, words: "Words") -> list[str]:
+def _parts(node: Node, words: "Commands") -> list[str]:
     """Return the operands and operators in their order, because the grammar does not know what binds tighter."""
     parts: list[str] = []
     end = -1
     for each in list(_leaves(node))[1:-1]:
         is_operator = not each.is_named or each.type in ("regex", "test_operator")
-        is_pattern = each.start_byte == end or parts[-1:] in [[sign] for sign in _PATTERNS]
+        is_pattern = each.start_byte == end or parts[-1:] in [[sign] for sign in PATTERNS]
         text = text_of(each) if is_operator else words.pattern(each) if is_pattern else words.text(each)
         if each.start_byte == end and not is_operator and parts[-1] not in ("(", "!"):
-            parts[-1] += without_unknown(text)
+            parts[-1] += text
         else:
-            parts.append(without_unknown(text))
+            parts.append(text)
         end = each.end_byte
     return parts
 
 
 def _leaves(node: Node) -> Iterator[Node]:
+    if node.type == "comment":
+        return
     if node.type not in _INNER:
         yield node
         return
@@ -58,7 +71,7 @@ def _leaves(node: Node) -> Iterator[Node]:
         yield from _leaves(each)
 
 
-def _any(left: list[str], words: "Words") -> bool:
+def _any(left: list[str], words: "Commands") -> bool:
     found = _all(left, words)
     while left and left[-1] in ("||", "-o"):
         left.pop()
@@ -66,7 +79,7 @@ def _any(left: list[str], words: "Words") -> bool:
     return found
 
 
-def _all(left: list[str], words: "Words") -> bool:
+def _all(left: list[str], words: "Commands") -> bool:
     found = _one(left, words)
     while left and left[-1] in ("&&", "-a"):
         left.pop()
@@ -74,9 +87,9 @@ def _all(left: list[str], words: "Words") -> bool:
     return found
 
 
-def _one(left: list[str], words: "Words") -> bool:
+def _one(left: list[str], words: "Commands") -> bool:
     first = left.pop() if left else ""
-    if len(left) > 1 and (left[-1] in (*_PATTERNS, "=~", "<", ">") or left[-1] in _NUMBERS):
+    if len(left) > 1 and (left[-1] in (*PATTERNS, "=~", "<", ">") or left[-1] in _NUMBERS):
         return _compared(first, left.pop(), left.pop(), words)
     if first == "!" and left:
         return not _one(left, words)
@@ -91,8 +104,8 @@ def _one(left: list[str], words: "Words") -> bool:
     return bool(first)
 
 
-def _compared(left: str, sign: str, right: str, words: "Words") -> bool:
-    if sign in _PATTERNS:
+def _compared(left: str, sign: str, right: str, words: "Commands") -> bool:
+    if sign in PATTERNS:
         return fnmatch.fnmatchcase(left, right) == (sign != "!=")
     if sign in ("<", ">"):
         return left < right if sign == "<" else left > right
@@ -103,4 +116,5 @@ def _compared(left: str, sign: str, right: str, words: "Words") -> bool:
     except re.error as error:
         raise ShellSyntaxError(f"the condition {left} =~ {right} is not understood") from error
     except NotANumber:
+        words.doubt(f"{left} {sign} {right} is not known; read as false"[:120])
         return False

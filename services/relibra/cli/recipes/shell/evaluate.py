@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from relibra.cli.recipes.shell import builtins
-from relibra.cli.recipes.shell.arithmetic import NotANumber
-from relibra.cli.recipes.shell.commands import Answer, Commands, Leaving
+from relibra.cli.recipes.shell.commands import Answer, Commands, Leaving, assigned_name
 from relibra.cli.recipes.shell.conditions import holds
 from relibra.cli.recipes.shell.parse import Node, ShellSyntaxError, line_of, named, parse, text_of
-from relibra.cli.recipes.shell.unknown import without_unknown
+from relibra.cli.recipes.shell.unknown import is_known, shown, without_unknown
 from relibra.errors import InvalidInput
 
 _MAX_STEPS = 200_000
@@ -99,11 +98,7 @@ class Evaluation(Commands):
             case "variable_assignment":
                 self.set(node)
             case "declaration_command":
-                for each in named(node.children):
-                    if each.type == "variable_assignment":
-                        self.set(each)
-                    else:
-                        builtins.declare(self, self.fields(each))
+                self._declare(node)
             case "unset_command":
                 for each in named(node.children):
                     self.values.pop(text_of(each), None)
@@ -139,7 +134,7 @@ class Evaluation(Commands):
         """Evaluate `a && b || c`. All but the last command decide what happens next."""
         parts: list[tuple[str, Node]] = []
         while node.type == "list":
-            node, operator, right = node.children
+            node, operator, right = (each for each in node.children if each.type != "comment")
             parts.insert(0, (operator.type, right))
         status = self._part(node, parts[0][0])
         for (operator, part), after in zip(parts, [*(operator for operator, _ in parts[1:]), ""], strict=True):
@@ -152,17 +147,38 @@ class Evaluation(Commands):
             return self.run(node)
 
     def _tested(self, node: Node) -> int:
+        self.line = line_of(node)
         try:
             return int(not holds(node, self))
         except ShellSyntaxError as error:
-            self.doubts.append(f"line {line_of(node)}: {error}")
+            self.doubt(str(error))
             return 1
 
     def _calculate(self, node: Node | None) -> int:
-        try:
-            return 0 if node is None else self.number(text_of(node).removeprefix("((").removesuffix("))"))
-        except NotANumber:
+        if node is None:
             return 0
+        self.line = line_of(node)
+        return self.calculate(text_of(node).removeprefix("((").removesuffix("))"))
+
+    def _declare(self, node: Node) -> None:
+        """Evaluate `declare` and its kin. What a function declares ends with it, except by `export` and `-g`."""
+        parts = named(node.children)
+        flags = "".join(text_of(each) for each in parts if text_of(each).startswith("-"))
+        is_local = text_of(node.children[0]) in ("local", "declare", "typeset") and "g" not in flags
+        for each in parts:
+            is_assignment = each.type == "variable_assignment"
+            for word in [assigned_name(each)] if is_assignment else self.fields(each):
+                name = word.partition("=")[0]
+                if name.isidentifier():
+                    if self.locals is not None and is_local and name not in self.locals:
+                        self.locals[name] = self.values.get(name)
+                        self.assign(name, {} if "a" in flags.lower() else "")
+                    if "A" in flags:
+                        self.associative.add(name)
+                if is_assignment:
+                    self.set(each)
+                else:
+                    builtins.declare(self, [word])
 
     def _if(self, node: Node) -> int:
         others = [each for each in node.children if each.type in ("elif_clause", "else_clause")]
@@ -177,7 +193,11 @@ class Evaluation(Commands):
             return self.run_all(condition) == 0
 
     def _case(self, node: Node) -> int:
-        subject = without_unknown(self.text(node.child_by_field_name("value")))
+        text = self.text(node.child_by_field_name("value"))
+        subject = without_unknown(text)
+        if not is_known(text):
+            self.line = line_of(node)
+            self.doubt(f"the case depends on {shown(text)[:60]}, which is not known; read as {subject[:60]!r}")
         for each in node.children:
             patterns = each.children_by_field_name("value") if each.type == "case_item" else []
             if any(fnmatch.fnmatchcase(subject, self.pattern(pattern)) for pattern in patterns):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from relibra.cli.recipes.shell.arithmetic import NotANumber, evaluate
 from relibra.cli.recipes.shell.parse import Node, ShellSyntaxError, is_arithmetic, parse_word, text_of
-from relibra.cli.recipes.shell.unknown import unknown
+from relibra.cli.recipes.shell.unknown import is_known, unknown
 from relibra.errors import InvalidInput
 
 _BRACED = re.compile(r"\$\{(#?)([A-Za-z_]\w*|[0-9]+|[@*#?])(?:\[([^]]*)\])?(?:(:?[-=?+])(.*))?\}", re.S)
@@ -29,6 +29,8 @@ class Words:
     """The folder that `cd` has gone to."""
     values: dict[str, str | Array]
     positional: list[str] = field(default_factory=list)
+    associative: set[str] = field(default_factory=set)
+    """The arrays that `declare -A` named: their keys are texts, and not numbers."""
 
     def capture(self, node: Node) -> str:
         """Return the output of a substitution."""
@@ -39,7 +41,8 @@ class Words:
         if name.isdigit() and name != "0":
             return self.positional[int(name) - 1] if int(name) <= len(self.positional) else None
         script = str(self.script)
-        known = {"0": script, "BASH_SOURCE": script, "#": str(len(self.positional)), "?": "0", "PWD": str(self.folder)}
+        num_given = _counted("$#", self.positional, len(self.positional))
+        known = {"0": script, "BASH_SOURCE": script, "#": num_given, "?": "0", "PWD": str(self.folder)}
         value = known.get(name, self.values.get(name))
         return next(iter(value.values()), None) if isinstance(value, dict) else value
 
@@ -92,9 +95,11 @@ class Words:
         """Return the value of an arithmetic expression, or raise NotANumber."""
         return evaluate(self.quoted(expression), self.variable, self.assign)
 
-    def key(self, index: str) -> str:
+    def key(self, name: str, index: str) -> str:
         """Return the key of an element of an array: a number, or a word that is no variable."""
-        expanded = self.quoted(index)
+        expanded = self._argument(index)
+        if name in self.associative:
+            return expanded
         try:
             is_word = expanded.isidentifier() and self.variable(expanded) is None
             return expanded if is_word else str(self.number(expanded))
@@ -143,15 +148,17 @@ class Words:
         """Return the fields of a parameter, whose parts are those of `_BRACED`."""
         length, name, index, operator, argument = parts
         if index in _ALL or name in _ALL:
-            elements = list(self.positional if name in _ALL else self.array(name).values())
+            array = self.array(name)
+            elements = list(self.positional if name in _ALL else array.values())
             if length:
-                return [str(len(elements))]
+                return [_counted(f"${{#{name}[@]}}", [*elements, *array], len(elements))]
             if operator and bool(elements) == ("+" in operator):
                 return self._alternative(argument)
             return [(self.variable("IFS") or " ")[0].join(elements)] if is_quoted and "*" in (index, name) else elements
-        value = self.variable(name) if not index else self.array(name).get(self.key(index))
+        value = self.variable(name) if not index else self.array(name).get(self.key(name, index))
         if length:
-            return [str(len(value or ""))]
+            text = unknown(f"${name}") if value is None and not name.isdigit() else value or ""
+            return [_counted(f"${{#{name}}}", [text], len(text))]
         is_set = value is not None and (bool(value) or not operator.startswith(":"))
         if "+" in operator:
             return [self._argument(argument) if is_set else ""]
@@ -173,6 +180,11 @@ class Words:
         """Return the argument of an operator as text."""
         is_literal = len(argument) > 1 and argument[0] == argument[-1] == "'"
         return argument[1:-1] if is_literal else self.quoted(argument)
+
+
+def _counted(source: str, counted: list[str], number: int) -> str:
+    """Return a number of elements or letters, which is unknown if any of them is."""
+    return str(number) if all(is_known(each) for each in counted) else unknown(source)
 
 
 def _unescaped(text: bytes) -> str:
