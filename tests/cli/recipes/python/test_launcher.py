@@ -51,6 +51,46 @@ execute_train(train_args=args)
     assert train(body) == ["--a", "1", "--c", "3", "--large", "3", "--tried"]
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if unheard_of():\n    a = 2",
+        "a = 2 if unheard_of() else 1",
+        "a = unheard_of() or 2",
+        "a = [n for n in (1, 2) if unheard_of()]",
+        "match unheard_of():\n    case 1:\n        a = 2",
+    ],
+)
+def test_a_branch_that_depends_on_the_outside_is_listed(body):
+    text = f"{body}\nexecute_train(train_args='--a 1')"
+    (stop,) = read_launcher(Path("launcher.py"), text, {})[1]
+    assert stop.startswith("line 1: 'unheard_of()' is not known; read as ")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("args.extend(unheard_of())", "--a unheard_of()"),
+        ("args.insert(0, '--b')", "--b --a"),
+        ("args.insert(0, unheard_of())", "unheard_of() --a"),
+        ("add(args)", "--a --c 1"),
+        ("share()", "--a --d"),
+    ],
+)
+def test_what_is_added_to_a_list_is_kept(body, words):
+    text = f"""
+args = ["--a"]
+def add(args):
+    args += ["--c", "1"]
+def share():
+    global args
+    args = ["--a", "--d"]
+{body}
+execute_train(train_args=" ".join(args))
+"""
+    assert " ".join(shown(each) for each in read_launcher(Path("launcher.py"), text, {})[0]) == words
+
+
 def test_the_environment_is_what_was_given(monkeypatch):
     monkeypatch.setenv("NODES", "64")
     body = "execute_train(train_args=f\"--nodes {os.environ.get('NODES', '1')}\")"

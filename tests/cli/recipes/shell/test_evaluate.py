@@ -1,5 +1,6 @@
 """Scripts are evaluated as bash evaluates them, and nothing of them is run."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -45,6 +46,19 @@ SNIPPETS = {
     "scope": "A=1; (A=2; B=3); B=${B:-none}; A=9 true; record $A $B",
     "quotes": 'record "a \'b\' \\"c\\"" \'d "e"\' "" \'\'',
     "redirections": "A=1; echo hidden >/dev/null 2>&1; { echo more; } &>/dev/null; record $A",
+    "assignments before a command": (
+        "f() { A+=(\"$X\"); B=$X; }; X=1; X=2 f; X=3 eval 'A+=($X)'; record \"${A[@]}\" $B $X"
+    ),
+    "read": (
+        "IFS=',' read -ra A <<< '1,2 3,,4,'; read B C <<< ' x y  z '; IFS=: read -r D E F <<< '5::6:7'; "
+        'record "${A[@]}" "$B" "$C" "$D" "$E" "$F"'
+    ),
+    "test and let": "let A=2+3 B=A*2; if test $A -gt 3; then R=y; fi; if ! let 0; then R+=z; fi; record $A $B $R",
+    "return": "f() { return 1; }; if f; then R=y; else R=n; fi; f || R+=o; record $R",
+    "local": "A=1; f() { local A=$((A+1)) B=3 C; C=4; D=$A; declare E=5; export F=6; }; f; record $A ${B-} ${C-} $D ${E-} $F",
+    "comments in lists": "true && # first\n  false || # then\n  record yes",
+    "keys with a hyphen": 'declare -A M=([a-b]=1 ["c d"]=2); M[e-f]=3; record "${M[a-b]}" "${M[c d]}" "${M[e-f]}"',
+    "end of a here document": "A=1; T=$(cat <<END_A\n$A\nEND_A\n); U=$(cat <<\\END_A\n$A\nEND_A\n); record $T $U",
     "negation": "if ! [ a = b ]; then record yes; fi; ! false && record also",
     "words with equals": 'O=(+a.b=${X:-1} "c=[\'d\',\'e\']" f=\\"none\\"); record "${O[@]}"',
 }
@@ -116,6 +130,44 @@ def test_what_only_running_can_tell_is_marked():
 def test_a_form_that_no_published_launcher_uses_is_marked(word):
     (command,) = expand_script(Path("a.sh"), f"P=/a/b.c; train --a {word} --b", {}).commands
     assert [is_known(each) for each in command] == [True, True, False, True]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NODES=($(scontrol show)); R=${#NODES[@]}; R=$((R * 8))",
+        "R=${#OUTSIDE}",
+        "f() { R=$#; }; f $OUTSIDE",
+        "R=$((OUTSIDE * 8))",
+        "R=1; (( R = OUTSIDE > 1 ? 8 : 1 ))",
+        "IFS=, read A R <<< $OUTSIDE",
+        "IFS=, read -a A <<< $OUTSIDE; R=${A[0]}",
+        "mapfile -t R < hosts",
+        "R=$(command -v python3)",
+    ],
+)
+def test_what_depends_on_the_outside_is_not_taken_for_known(text):
+    command = expand_script(Path("a.sh"), text + "; train $R", {}).commands[-1]
+    assert command[0] == "train"
+    assert not is_known("".join(command[1:]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[ "$X" -gt 1 ]',
+        "[[ $X == a ]]",
+        "test -n $X",
+        "(( X > 1 ))",
+        "[[ X -gt 1 ]]",
+        'let "A = X * 2"',
+        "case $X in a) A=1 ;; esac",
+    ],
+)
+def test_a_branch_that_depends_on_the_outside_is_listed(text):
+    (doubt,) = expand_script(Path("a.sh"), text, {}).doubts
+    assert re.search(r"line 1: .*X.* not known; read as", doubt)
+    assert expand_script(Path("a.sh"), text, {"X": "2"}).doubts == ()
 
 
 @pytest.mark.parametrize("text", ["[[ a -nt b ]]", "[[ a =~ *x ]]", "A=$(< f)", "cat <<E | b\nx\nE", "eval 'if'"])

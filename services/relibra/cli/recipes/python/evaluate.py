@@ -127,8 +127,8 @@ class Evaluation(Expressions):
                 raise Returning(Unknown(f"line {node.lineno}"))
             case ast.Break() | ast.Continue():
                 raise Leaving(type(node).__name__)
-            case ast.Global(names=globals_):
-                scope.update({_GLOBAL + name: True for name in globals_})
+            case ast.Global(names=shared):
+                scope.update({_GLOBAL + name: True for name in shared})
             case ast.Assert() | ast.Pass():
                 pass
             case _:

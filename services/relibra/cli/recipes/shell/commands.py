@@ -124,7 +124,7 @@ class Commands(Words):
         if name in ("source", ".") and arguments:
             return self.source(arguments[0], arguments[1:])
         if name in ("return", "break", "continue"):
-            raise Leaving(name, int(arguments[0]) % 256 if arguments and arguments[0].isdecimal() else 0)
+            raise Leaving(name, int(arguments[0][:9]) % 256 if arguments and arguments[0].isdecimal() else 0)
         if name == "command" and arguments and arguments[0] in ("-v", "-V"):
             return BUILTINS["which"](self, arguments[1:])
         if name in STARTING and (started := list(dropwhile(lambda each: each.startswith("-"), arguments))):

@@ -172,7 +172,8 @@ class Evaluation(Commands):
                 if name.isidentifier():
                     if self.locals is not None and is_local and name not in self.locals:
                         self.locals[name] = self.values.get(name)
-                        self.assign(name, {} if "a" in flags.lower() else "")
+                        if not is_assignment and "=" not in word:
+                            self.assign(name, {} if "a" in flags.lower() else "")
                     if "A" in flags:
                         self.associative.add(name)
                 if is_assignment:
