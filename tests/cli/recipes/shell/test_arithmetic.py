@@ -11,7 +11,8 @@ from relibra.cli.recipes.shell.unknown import is_known
 
 EXPRESSIONS = [
     "1 + 2 * 3 - 4 / 3", "-7 / 2", "-7 % 3", "(1 + 2) * 3", "5 > 3 && 2 >= 2 || 0", "0 || 0", "a = 4", "a++",
-    "a--", "a += 5", "a *= 2 + 1", "0x10 + 1", "b++", "--a", "++b", "a == 3", "\n 1\n + 2", "-a - -2", "7 / -2", "7 % -2",
+    "a--", "a += 5", "a *= 2 + 1", "0x10 + 1", "b++", "--a", "++c", "a == 3",
+    "\n 1\n + 2", "-a - -2", "7 / -2", "7 % -2",
 ]  # fmt: skip
 OTHERS = [
     "1 < 2 == 1",
@@ -42,7 +43,9 @@ def test_values_are_those_of_bash():
     assert [value(each) for each in EXPRESSIONS] == [int(each) for each in said]
 
 
-@pytest.mark.parametrize("expression", [*OTHERS, "1 +", "1 / 0", "(1", "1 2", "b", "b * 8", "9999999999 * 9999999999", "1.5", "$x"])
+@pytest.mark.parametrize(
+    "expression", [*OTHERS, "1 +", "1 / 0", "(1", "1 2", "b", "b * 8", "9999999999 * 9999999999", "1.5", "$x"]
+)
 def test_what_has_no_value_is_refused(expression):
     with pytest.raises(NotANumber):
         value(expression)

@@ -47,7 +47,7 @@ SNIPPETS = {
     "quotes": 'record "a \'b\' \\"c\\"" \'d "e"\' "" \'\'',
     "redirections": "A=1; echo hidden >/dev/null 2>&1; { echo more; } &>/dev/null; record $A",
     "assignments before a command": (
-        "f() { A+=(\"$X\"); B=$X; }; X=1; X=2 f; X=3 eval 'A+=($X)'; record \"${A[@]}\" $B $X"
+        'f() { A+=("$X"); B=$X; }; X=1; X=2 f; X=3 eval \'A+=($X)\'; record "${A[@]}" $B $X'
     ),
     "read": (
         "IFS=',' read -ra A <<< '1,2 3,,4,'; read B C <<< ' x y  z '; IFS=: read -r D E F <<< '5::6:7'; "
@@ -55,7 +55,9 @@ SNIPPETS = {
     ),
     "test and let": "let A=2+3 B=A*2; if test $A -gt 3; then R=y; fi; if ! let 0; then R+=z; fi; record $A $B $R",
     "return": "f() { return 1; }; if f; then R=y; else R=n; fi; f || R+=o; record $R",
-    "local": "A=1; f() { local A=$((A+1)) B=3 C; C=4; D=$A; declare E=5; export F=6; }; f; record $A ${B-} ${C-} $D ${E-} $F",
+    "local": (
+        "A=1; f() { local A=$((A+1)) B=3 C; C=4; D=$A; declare E=5; export F=6; }; f; record $A ${B-} ${C-} $D ${E-} $F"
+    ),
     "comments in lists": "true && # first\n  false || # then\n  record yes",
     "keys with a hyphen": 'declare -A M=([a-b]=1 ["c d"]=2); M[e-f]=3; record "${M[a-b]}" "${M[c d]}" "${M[e-f]}"',
     "end of a here document": "A=1; T=$(cat <<END_A\n$A\nEND_A\n); U=$(cat <<\\END_A\n$A\nEND_A\n); record $T $U",
@@ -140,10 +142,10 @@ def test_a_form_that_no_published_launcher_uses_is_marked(word):
         "f() { R=$#; }; f $OUTSIDE",
         "R=$((OUTSIDE * 8))",
         "R=1; (( R = OUTSIDE > 1 ? 8 : 1 ))",
-        "IFS=, read A R <<< $OUTSIDE",
-        "IFS=, read -a A <<< $OUTSIDE; R=${A[0]}",
-        "mapfile -t R < hosts",
-        "R=$(command -v python3)",
+        "R=1; IFS=, read R A <<< $OUTSIDE",
+        "R=1; read -a R",
+        "R=1; mapfile -t R < hosts",
+        "R=$(which python3)",
     ],
 )
 def test_what_depends_on_the_outside_is_not_taken_for_known(text):

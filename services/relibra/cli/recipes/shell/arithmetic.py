@@ -15,9 +15,7 @@ from relibra.errors import InvalidInput
 
 _ASSIGNED = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:(\+\+|--)\s*|([-+*/%]?)=(?!=)(.+))", re.S)
 _STEPPED = re.compile(r"\A\s*([-+])\1\s*([A-Za-z_]\w*)\s*\Z")
-_CHANGED = re.compile(
-    r"\b([A-Za-z_]\w*)\s*(?:\+\+|--|(?:<<|>>|[-+*/%&|^])?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
-)
+_CHANGED = re.compile(r"\b([A-Za-z_]\w*)\s*(?:\+\+|--|(?:<<|>>|[-+*/%&|^])?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)")
 """The variables that an expression changes, or might change."""
 _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
