@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest import mock
 
 import grpc.aio
 import pytest
@@ -82,16 +83,33 @@ def test_S6_a_call_that_waits_for_its_refusal_counts_for_the_job_of_its_caller()
     admission = Admission(PlannerSettings.load(redis_url="unix:///unused"))
     interceptor = CallInterceptor(None, admission, Metrics())  # type: ignore[arg-type]  # nobody is identified here
 
+    class Context:
+        remaining_s: float | None = None
+
+        def time_remaining(self) -> float | None:
+            return self.remaining_s
+
+        async def abort(self, *_: Any, **__: Any) -> None:
+            raise grpc.aio.AbortError
+
     async def serve(_: Any, call: Any) -> None:
         call.job_id = "greedy"
         raise TooManyCalls("too many calls", limit="max_calls_per_job")
 
+    async def make_room(_: Any, call: Any) -> None:
+        call.is_open_stream = True
+        raise admission.streams.made_room()
+
     async def scenario() -> None:
-        refused = asyncio.create_task(interceptor._answering("FetchPlan", serve)(None, None))
+        refused = asyncio.create_task(interceptor._answering("FetchPlan", serve)(None, Context()))
         await asyncio.sleep(0)
         assert admission.calls._num_refused == {"greedy": 1}
         refused.cancel()  # the caller does not wait that long
         await asyncio.gather(refused, return_exceptions=True)
         assert not admission.calls._num_refused
+        Context.remaining_s = 0.01
+        await interceptor._answering("FetchPlan", serve)(None, Context())
+        with mock.patch.object(admission.calls, "refusing", side_effect=AssertionError("it was admitted")):
+            await interceptor._answering("ReportRouting", make_room)(None, Context())
 
     asyncio.run(scenario())

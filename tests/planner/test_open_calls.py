@@ -3,13 +3,15 @@ from contextlib import AsyncExitStack, ExitStack
 
 import pytest
 
-from relibra.errors import TooManyCalls
+from relibra.errors import TooManyCalls, Unavailable
 from relibra.planner.open_calls import (
+    DRAIN_MESSAGE_S,
     ENDED_PER_S,
     MAX_DELAY_S,
     MESSAGE_TIMEOUT_S,
     NUM_RECEIVING,
     REFUSAL_DELAY_S,
+    REFUSED_WITHIN,
     MessageTimeout,
     OpenCalls,
 )
@@ -92,6 +94,46 @@ def test_S6_thousands_of_refused_calls_of_one_job_are_answered_later_than_a_few_
             delay_s = stack.enter_context(calls.refusing("greedy"))
         assert delay_s <= 2 * REFUSAL_DELAY_S
     assert not calls._num_refused
+
+
+def test_S6_a_caller_with_a_deadline_learns_why_it_is_refused_before_it_hangs_up() -> None:
+    calls = OpenCalls()
+    with ExitStack() as stack:
+        for _ in range(2000):
+            stack.enter_context(calls.refusing("greedy"))
+        delays_s = [stack.enter_context(calls.refusing("greedy", 5.0)) for _ in range(100)]
+        assert max(delays_s) <= REFUSED_WITHIN * 5.0
+        assert len({round(each, 1) for each in delays_s}) > 10, "they would all be refused at once"
+        assert stack.enter_context(calls.refusing("greedy", -0.1)) == 0.0
+        assert stack.enter_context(calls.refusing("greedy", 3600.0)) >= MAX_DELAY_S
+
+
+def test_L4_calls_that_wait_for_their_message_or_their_refusal_end_with_the_drain() -> None:
+    async def scenario() -> None:
+        calls = OpenCalls()
+        is_answered = asyncio.Event()
+
+        async def receive(has_message: bool) -> None:
+            async with calls.receiving("job") as deadline:
+                if has_message:
+                    deadline.reschedule(None)
+                await is_answered.wait()
+
+        refused = asyncio.create_task(calls.wait_to_refuse("greedy", None))
+        silent, answered = asyncio.create_task(receive(False)), asyncio.create_task(receive(True))
+        await asyncio.sleep(0)  # let the three tasks begin to wait
+        calls.drain(message_timeout_s=0.0)
+        with pytest.raises(Unavailable, match="shutting down") as caught:
+            await silent
+        assert not isinstance(caught.value, MessageTimeout), "the metrics would count a limit"
+        await refused
+        assert not calls._num_refused
+        is_answered.set()
+        await answered
+        async with calls.receiving("job") as deadline:
+            assert (deadline.when() or 0.0) - asyncio.get_running_loop().time() <= DRAIN_MESSAGE_S
+
+    asyncio.run(asyncio.wait_for(scenario(), REFUSAL_DELAY_S))
 
 
 def test_S6_thousands_of_calls_without_a_message_end_later_than_a_few() -> None:

@@ -96,7 +96,10 @@ class PlannerClient:
         self.close()
 
     def close(self) -> None:
-        """Close the channel; open calls fail with `Unavailable`, and this client no longer keeps its attempts alive."""
+        """Close the channel; open calls fail with `Unavailable`, and this client no longer keeps its attempts alive.
+
+        Later calls raise `ValueError`, which gRPC raises for a channel that is closed.
+        """
         for heartbeat in self._heartbeats.values():
             heartbeat.stop()
         self._channel.close()

@@ -45,6 +45,8 @@ class _Call:
     """One call, as far as it is known."""
 
     job_id: str = ""
+    is_open_stream: bool = False
+    """Whether the call is a stream that was admitted. If it makes room for another one later, it is told at once."""
 
 
 _Serve = Callable[[Any, _Call], Awaitable[None]]
@@ -117,6 +119,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     if named := idle_job_id(context.invocation_metadata()):
                         caller.check(method, check_job_id(named))
                     stream = stack.enter_context(self._admission.streams.open(account))
+                    call.is_open_stream = True
                     requests = self._requests(context, method, handler, stream)
                     await self._stream(handler.stream_stream(requests, context), context, stream)
                     return
@@ -225,10 +228,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         # without number.
         who = details[:60] if isinstance(error, Forbidden) else "" if isinstance(error, UnknownJob) else call.job_id
         self._refusals.note(f"{method} {name}", who, f"{method} refused: {name}: {shown(details)}", level)
-        if limit in LIMITS_OF_CALLS:
+        if limit in LIMITS_OF_CALLS and not call.is_open_stream:
             # A client that calls again as soon as it is refused would otherwise keep the planner busy with refusals.
-            with self._admission.calls.refusing(call.job_id) as delay_s:
-                await asyncio.sleep(delay_s)
+            await self._admission.calls.wait_to_refuse(call.job_id, context.time_remaining())
         try:
             await context.abort(code, details, trailing_metadata=metadata)
         except grpc.aio.AbortError as aborted:

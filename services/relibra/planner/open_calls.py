@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from relibra.errors import TooManyCalls, Unavailable
+from relibra.planner.plan_notifier import wait_until_set
 
 MAX_CALLS = 8192
 """Open calls of all accounts together; an agent that waits for its plan is an open call."""
@@ -35,6 +36,10 @@ Ending a call, and beginning the one that replaces it, takes about half a millis
 of calls wait, each waits longer, and yet no longer than `MAX_DELAY_S` and up to twice as long.
 """
 MAX_DELAY_S = 20.0
+REFUSED_WITHIN = 0.8
+"""A caller that has set a deadline is refused within this part of the time that remains, or it would not learn why."""
+DRAIN_MESSAGE_S = 1.0
+"""How long the messages of open calls may still take once the planner drains."""
 _MAX_REFUSED = 2 * MAX_CALLS
 """How many calls may wait for a late refusal, because each of them takes memory; further ones are refused sooner."""
 _GOLDEN_RATIO = 0.618033988749895
@@ -65,6 +70,9 @@ class OpenCalls:
         self._num_refused: Counter[str] = Counter()
         self._receiving: dict[str, _Turns] = {}
         self._num_spread = 0
+        self._draining = asyncio.Event()
+        self._unread: set[asyncio.Timeout] = set()
+        """The deadlines of calls that receive their message or wait for their turn."""
 
     def __len__(self) -> int:
         return self._num_all
@@ -105,24 +113,45 @@ class OpenCalls:
             if not self._num_calls[account]:
                 del self._num_calls[account]
 
-    def _paced_s(self, least_s: float, num_waiting: int) -> float:
-        """Return how long one of so many calls waits: from `least_s`, or longer, to twice that; each another time."""
+    def drain(self, message_timeout_s: float = DRAIN_MESSAGE_S) -> None:
+        """Refuse at once the calls that wait for their refusal, and soon those whose message does not arrive."""
+        self._draining.set()
+        until = asyncio.get_running_loop().time() + message_timeout_s
+        for deadline in self._unread:
+            end = deadline.when()
+            # A deadline that is None belongs to a message that has arrived, and is answered.
+            if end is not None and end > until and not deadline.expired():
+                deadline.reschedule(until)
+
+    def _paced_s(self, least_s: float, num_waiting: int, remaining_s: float | None = None) -> float:
+        """Return how long one of so many calls waits: from `least_s`, or longer, to twice that; each another time.
+
+        A call whose caller waits for `remaining_s` at most waits for up to `REFUSED_WITHIN` of that.
+        """
         least_s = max(least_s, min(num_waiting / ENDED_PER_S, MAX_DELAY_S))
+        if remaining_s is not None:
+            least_s = min(least_s, max(remaining_s, 0.0) * REFUSED_WITHIN / 2)
         # Multiples of the golden ratio, without their whole part, are spread evenly (Weyl).
         self._num_spread += 1
         return least_s * (1 + self._num_spread * _GOLDEN_RATIO % 1)
 
+    async def wait_to_refuse(self, job_id: str, remaining_s: float | None) -> None:
+        """Wait before a call is refused, see `refusing`; a planner that drains does not wait."""
+        with self.refusing(job_id, remaining_s) as delay_s:
+            await wait_until_set(self._draining, delay_s)
+
     @contextmanager
-    def refusing(self, job_id: str) -> Iterator[float]:
+    def refusing(self, job_id: str, remaining_s: float | None = None) -> Iterator[float]:
         """Count a call of a job that waits for its refusal; yields how long it must wait.
 
         Args:
             job_id: the job that the caller belongs to, empty or `ALL_JOBS` if it belongs to none.
+            remaining_s: how long the caller still waits for an answer; None without a deadline.
         """
         self._num_refused[job_id] += 1
         is_paced = self._num_refused.total() <= _MAX_REFUSED
         try:
-            yield self._paced_s(REFUSAL_DELAY_S, self._num_refused[job_id] if is_paced else 0)
+            yield self._paced_s(REFUSAL_DELAY_S, self._num_refused[job_id] if is_paced else 0, remaining_s)
         finally:
             self._num_refused[job_id] -= 1
             if not self._num_refused[job_id]:
@@ -140,19 +169,27 @@ class OpenCalls:
 
         Raises:
             MessageTimeout: the time is up.
+            Unavailable: the planner drains, and the message did not arrive soon.
         """
         turns = self._receiving.setdefault(account, _Turns(asyncio.Semaphore(num_turns)))
         turns.num_calls += 1
         if timeout_s is None:
             timeout_s = self._paced_s(MESSAGE_TIMEOUT_S, turns.num_calls)
+        if self._draining.is_set():
+            timeout_s = min(timeout_s, DRAIN_MESSAGE_S)
+        deadline = asyncio.timeout(timeout_s)
+        self._unread.add(deadline)
         try:
-            async with asyncio.timeout(timeout_s) as deadline, turns.free:
+            async with deadline, turns.free:
                 yield deadline
         except TimeoutError:
+            if self._draining.is_set():
+                raise Unavailable("the planner is shutting down, and the message did not arrive; ask again") from None
             raise MessageTimeout(
                 f"the message of the call did not arrive within {timeout_s:.3g} s; send it with the call, and try again"
             ) from None
         finally:
+            self._unread.discard(deadline)
             # Calls for the health of the planner are received without being counted in `open`.
             turns.num_calls -= 1
             if not turns.num_calls:

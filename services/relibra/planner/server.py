@@ -162,6 +162,7 @@ class PlannerServer:
         await self._health.drain()
         self._routing.drain()
         self._notifier.drain()
+        self._admission.calls.drain()
         self._loop.stop()
         await self._server.stop(DRAIN_TIMEOUT_S)
         try:

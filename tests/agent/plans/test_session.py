@@ -14,7 +14,7 @@ from harness.agent.reports import report
 from harness.agent.scripted_planner import PATIENT_S, ScriptedPlanner
 from relibra.agent import AgentConfig, Session
 from relibra.agent.plans import session as session_module
-from relibra.errors import InvalidInput
+from relibra.errors import InvalidInput, TooManyCalls
 from relibra.planning import Cause, Cluster, Model, RankPlan
 from relibra.wire.client import PlannerClient
 
@@ -235,6 +235,33 @@ def test_L1_a_short_wait_becomes_a_whole_one_when_the_planner_answers(
     monkeypatch.setattr(session_module, "_AWAY_WAIT_S", 1.5)
     session._is_away = True
     assert session.wait(0, 2.0).reason == "no plan of step 0 within 2 s: the schedule is not there yet"
+
+
+def test_S6_an_agent_beyond_the_limit_on_calls_knows_why_and_does_not_ask_again_at_once(
+    planner: ScriptedPlanner, session: Session, plan: RankPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "_CROWDED_S", 3600.0)
+    planner.errors[0] = TooManyCalls("the job has too many calls open")
+    until(lambda: "too many calls" in session.wait(0, 0.1).reason)
+    num_asked = len(planner.asked)
+    reason = session.wait(0, 0.5).reason
+    assert len(planner.asked) == num_asked
+    assert reason == "no plan of step 0 within 0.5 s: the planner has not answered yet"
+    assert not session._is_away
+    session.close()
+    assert session._thread is not None
+    assert not session._thread.is_alive(), "it waits on"
+
+
+def test_S6_an_agent_asks_again_after_a_while(
+    planner: ScriptedPlanner, session: Session, plan: RankPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "_CROWDED_S", 0.1)
+    planner.errors[0] = TooManyCalls("the job has too many calls open")
+    until(lambda: "too many calls" in session.wait(0, 0.1).reason)
+    planner.errors.clear()
+    planner.plans[0] = plan
+    assert session.wait(0, PATIENT_S).plan is not None
 
 
 def test_L2_an_error_that_nobody_expects_costs_one_plan_or_report_and_not_all_later_ones(

@@ -1,6 +1,7 @@
 """The planner as the source of a rank's plans: a thread asks it and reports to it, off the training path."""
 
 import logging
+import random
 import threading
 import time
 
@@ -10,7 +11,7 @@ from relibra.agent.plans.plan_source import PlanAnswer
 from relibra.agent.plans.trainer_group import TrainerGroup
 from relibra.agent.plans.trouble import Trouble
 from relibra.agent.plans.waiting_reports import QueuedReport, WaitingReports
-from relibra.errors import RelibraError, RolledBack, Unavailable
+from relibra.errors import RelibraError, RolledBack, TooManyCalls, Unavailable
 from relibra.planning import Cause, ExecutionReport
 from relibra.wire.client import PlannerClient
 
@@ -21,6 +22,9 @@ _POLL_S = 0.5
 _LOOK_S = 5.0
 """The interval between fetches of a plan that training does not wait for yet. All ranks do this during rollouts."""
 _RETRY_S = 0.1
+_CROWDED_S = 2.0
+"""How long a session waits at least after the planner refused a call because too many are open; each time another time,
+up to twice as long, so that the agents beyond the limit do not all ask again at once."""
 _AWAY_WAIT_S = 3.0
 """How long a step waits if the planner has not answered since the wait of an earlier step ran out. A planner that is
 back hands out plans within this time (promise L2)."""
@@ -57,8 +61,11 @@ class Session:
         self._client: PlannerClient | None = None
         self._is_unreachable = False
         """Whether the last call to the planner ended with `Unavailable`."""
+        self._is_crowded = False
+        """Whether the planner refused a call of the last round with `TooManyCalls`."""
         self._is_away = False
         """Whether the wait of a step ran out while the planner was unreachable, and it has not answered since."""
+        self._random = random.SystemRandom()  # leaves the state of the training's generator alone, also after a fork
         self._unexpected = Trouble("planning works again, after %d unexpected errors")
         self._refused_plans = Trouble("the planner hands out plans again, after %d refusals")
         self._refused_reports = Trouble("the planner takes reports again, after refusing %d")
@@ -174,6 +181,7 @@ class Session:
             if self._is_rolled_back:
                 self._is_rolled_back = False
                 self._membership.rejoin()
+        self._is_crowded = False
         try:
             self._renew_if_due(client)
             answered = self._fetch(client, step, num_rollbacks) if step is not None else True
@@ -186,16 +194,21 @@ class Session:
                 raise
             self._give_up(step, queued, error)
             answered = False
-        if not answered:
-            with self._changed:
-                if self._is_urgent():
-                    self._changed.wait(timeout=_RETRY_S)
-                else:
-                    due_in_s = self._membership.due_in_s
-                    self._changed.wait_for(
-                        self._is_urgent, timeout=_LOOK_S if due_in_s is None else min(due_in_s, _LOOK_S)
-                    )
+        if self._is_crowded or not answered:
+            self._pause()
         return True
+
+    def _pause(self) -> None:
+        """Wait before the next round of calls, because the last one did not bring what it should."""
+        with self._changed:
+            if self._is_crowded and self._closing_until is None:
+                delay_s = _CROWDED_S * (1 + self._random.random())
+                self._changed.wait_for(lambda: self._closing_until is not None, timeout=delay_s)
+            elif self._is_urgent():
+                self._changed.wait(timeout=_RETRY_S)
+            else:
+                due_in_s = self._membership.due_in_s
+                self._changed.wait_for(self._is_urgent, timeout=_LOOK_S if due_in_s is None else min(due_in_s, _LOOK_S))
 
     def _renew_if_due(self, client: PlannerClient) -> None:
         if self._membership.due_in_s == 0.0:
@@ -220,6 +233,7 @@ class Session:
         with self._changed:
             self._is_unreachable = isinstance(error, Unavailable)
             self._is_away &= self._is_unreachable
+            self._is_crowded |= isinstance(error, TooManyCalls)
             self._changed.notify_all()
 
     def _is_urgent(self) -> bool:
