@@ -54,7 +54,7 @@ ON_PLANNERS = [
     Row(
         name="calls_without_a_message",
         attack="8448 calls of headers only, with a token",
-        stopped_by="max_calls_per_job 4096; at most 400 calls of a job are ended per second",
+        stopped_by="max_calls_per_job 4096; at most 400 calls of a job without a deadline are ended per second",
         counted=("max_calls_per_job", "message_timeout"),
         is_bounded=False,
         attacked_s=REFUSED_S,

@@ -80,7 +80,8 @@ class Session:
         with self._changed:
             if step not in self._fetched and step != self._wanted:
                 self._wanted = step
-                self._last_error = "the planner has not answered yet"
+                if not self._is_crowded:  # or the step would not know why nobody asks for its plan
+                    self._last_error = "the planner has not answered yet"
             self._wake()
 
     def wait(self, step: int, timeout_s: float) -> PlanAnswer:
