@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -10,10 +11,11 @@ import grpc.aio
 import pytest
 
 from relibra.errors import TooManyCalls, Unavailable
-from relibra.planner.admission import Admission
+from relibra.planner.access import ANYBODY
+from relibra.planner.admission import Admission, account_of_connection
 from relibra.planner.call_interceptor import CallInterceptor
 from relibra.planner.metrics import Metrics
-from relibra.planner.open_calls import MessageTimeout
+from relibra.planner.open_calls import REFUSAL_DELAY_S, MessageTimeout
 from relibra.planner.open_streams import OpenStreams
 from relibra.planner.settings import PlannerSettings
 
@@ -46,6 +48,35 @@ def test_S6_a_stream_that_makes_room_ends_with_an_error_after_which_its_reporter
         assert caught.value.retryable
         assert caught.value.limit == "max_streams_per_job"
         assert events == ["credit", "closed"]
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_S6_a_stream_that_makes_room_is_told_at_once_and_is_no_refusal_that_waits() -> None:
+    admission = Admission(PlannerSettings.load(redis_url="unix:///unused", max_streams_per_job=1))
+    admission.streams = OpenStreams(1, idle_s=0.0)
+    access = SimpleNamespace(identify=mock.AsyncMock(return_value=ANYBODY))
+    interceptor = CallInterceptor(access, admission, Metrics())  # type: ignore[arg-type]
+    has_begun = asyncio.Event()
+
+    async def responses(*_: Any) -> AsyncIterator[Any]:
+        has_begun.set()
+        await asyncio.Event().wait()
+        yield "never"
+
+    context = mock.Mock()
+    context.peer.return_value = peer = "ipv4:10.0.0.1:2"
+    context.invocation_metadata.return_value = ()
+    context.abort = mock.AsyncMock(side_effect=grpc.aio.AbortError)
+
+    async def scenario() -> None:
+        serve = interceptor._ours(SimpleNamespace(stream_stream=responses), "ReportRouting")
+        serving = asyncio.create_task(interceptor._answering("ReportRouting", serve)(None, context))
+        await has_begun.wait()
+        refusing = mock.patch.object(admission.calls, "refusing", side_effect=AssertionError("it waits"))
+        with refusing, admission.streams.open(account_of_connection(peer)):
+            await serving
+        assert "made room for another" in context.abort.call_args.args[1]
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
@@ -96,10 +127,6 @@ def test_S6_a_call_that_waits_for_its_refusal_counts_for_the_job_of_its_caller()
         call.job_id = "greedy"
         raise TooManyCalls("too many calls", limit="max_calls_per_job")
 
-    async def make_room(_: Any, call: Any) -> None:
-        call.is_open_stream = True
-        raise admission.streams.made_room()
-
     async def scenario() -> None:
         refused = asyncio.create_task(interceptor._answering("FetchPlan", serve)(None, Context()))
         await asyncio.sleep(0)
@@ -108,8 +135,6 @@ def test_S6_a_call_that_waits_for_its_refusal_counts_for_the_job_of_its_caller()
         await asyncio.gather(refused, return_exceptions=True)
         assert not admission.calls._num_refused
         Context.remaining_s = 0.01
-        await interceptor._answering("FetchPlan", serve)(None, Context())
-        with mock.patch.object(admission.calls, "refusing", side_effect=AssertionError("it was admitted")):
-            await interceptor._answering("ReportRouting", make_room)(None, Context())
+        await asyncio.wait_for(interceptor._answering("FetchPlan", serve)(None, Context()), REFUSAL_DELAY_S)
 
     asyncio.run(scenario())
