@@ -15,7 +15,7 @@ demo: $(DEMO_READY)  ## run a real MoE RL job, plain and balanced, on this machi
 test: $(READY)  ## run every test that needs no GPU, on two cores
 	$(BIN)/pytest --numprocesses 2
 
-test-frameworks: $(READY) $(FRAMEWORKS_READY)  ## run the plug-ins inside the frameworks themselves, on the CPU; fetches 0.5 GB, once
+test-frameworks: $(READY) $(FRAMEWORKS_READY)  ## run the plug-ins inside the frameworks themselves, on the CPU; fetches 0.5 GB or more, once
 	$(BIN)/pytest --numprocesses 0 tests/frameworks
 
 test-robustness: $(READY)  ## inject every fault five times, and once each on a Cluster and behind Sentinels; measure waits beside attacks
@@ -74,5 +74,5 @@ $(READY): pyproject.toml constraints.txt
 	touch $@ $(DEMO_READY)
 
 $(FRAMEWORKS_READY): tests/frameworks/environment.sh tests/frameworks/constraints.txt
-	@echo "installing verl and what it needs on the CPU into .venv-frameworks, once: 2 GB on disk"
+	@echo "installing verl and what it needs on the CPU into .venv-frameworks, once: 2 GB on disk, and more with the CUDA build of torch"
 	tests/frameworks/environment.sh $(FRAMEWORKS_PYTHON) .venv-frameworks
