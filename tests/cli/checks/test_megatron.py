@@ -21,7 +21,10 @@ def found(text: str, *, is_yaml: bool = False) -> list[tuple[CheckResult, str]]:
         ("--moe-router-fusion", "use moe_router_fusion=False"),
         ("--fp8-format hybrid", "use fp8_recipe='blockwise', 'tensorwise' or 'mxfp8'"),
         ("--fp8-format hybrid --fp8-recipe blockwise --fp8-param-gather", "use fp8_param_gather=False"),
-        ("--cuda-graph-impl=local --cuda-graph-scope moe", "use cuda_graph_scope='attn'"),
+        (
+            "--cuda-graph-impl=local --cuda-graph-scope moe",
+            "use cuda_graph_impl='transformer_engine' with cuda_graph_scope='attn'",
+        ),
         ("--expert-tensor-parallel-size 2 --moe-token-dispatcher-type allgather", _ALLTOALL),
         ("--tensor-model-parallel-size 2 --moe-token-dispatcher-type flex", _ALLTOALL),
         (
@@ -67,7 +70,7 @@ def test_S9_adapters_that_experts_share_are_refused(more, is_refused):
 
 
 def test_accepted_arguments_pass_as_words_and_as_yaml():
-    assert found(f"{GOOD} --cuda-graph-impl local --cuda-graph-scope attn") == [(CheckResult.OK, "")]
+    assert found(f"{GOOD} --cuda-graph-impl transformer_engine --cuda-graph-scope attn") == [(CheckResult.OK, "")]
     optimizer = "--use-precision-aware-optimizer --exp-avg-dtype bf16 --optimizer-cpu-offload"
     assert found(f"{GOOD} {optimizer}") == [(CheckResult.OK, "")]
     assert found(f"{GOOD} --tensor-model-parallel-size 4 --expert-tensor-parallel-size 2") == [(CheckResult.OK, "")]
