@@ -40,3 +40,11 @@ def test_a_refusal_names_the_setting_the_alternative_and_its_cost():
     assert refusal.setting == "num_distributed_optimizer_instances"
     assert refusal.alternative == "num_distributed_optimizer_instances=1"
     assert refusal.cost == "gradients are reduced over all data-parallel ranks at once"
+
+
+@pytest.mark.parametrize("name", ["cuda_graph_scope", "cuda_graph_modules"])
+@pytest.mark.parametrize(("scopes", "is_taken"), [("attn,mlp", True), (["attn"], True), ("attn,moe", False)])
+def test_scopes_of_graphs_may_be_a_text_or_a_list(name, scopes, is_taken):
+    config = SimpleNamespace(**{"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": None, name: scopes})
+    setting = next(each for each in SETTINGS if each.name == "cuda_graph_impl")
+    assert setting.is_refused(config) is not is_taken

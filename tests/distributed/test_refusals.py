@@ -42,6 +42,8 @@ pytestmark = pytest.mark.distributed
         ("fp8 with sequential experts", "fp8 with SequentialMLP", "moe_grouped_gemm=True"),
         ("fp4", "fp4 experts", "fp8 or bf16 experts"),
         ("graph of a layer", "CUDA graph over MoE layers (cuda_graph_scope full layer)", "cuda_graph_scope='attn'"),
+        ("use_kitchen", "use_kitchen=True", "use_kitchen=False"),
+        ("a rule for a product", "a quant_recipe with a rule for linear_fc1", "no rule for experts in quant_recipe"),
         ("local graph of attention", "(cuda_graph_impl local)", "cuda_graph_impl='transformer_engine'"),
         ("graph of moe", "CUDA graph over MoE layers (cuda_graph_scope attn, moe)", "cuda_graph_scope='attn'"),
         ("graph of moe_router", "(cuda_graph_scope moe_router)", "cuda_graph_scope='attn'"),

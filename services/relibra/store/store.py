@@ -106,7 +106,7 @@ class Store(Joining, Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries,
         found = await self._redis.get(SCHEMA)
         if found is None:
             await self._mark_schema()
-        # Of several planners, the one that marked it tells of it.
+        # Only the planner that marked the store says that it was empty.
         is_emptied, self._guard.is_emptied = self._guard.is_emptied, False
         self._guard.schema_fault = other_schema(found)
         if self._guard.fault:

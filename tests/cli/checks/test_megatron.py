@@ -71,6 +71,7 @@ def test_S9_adapters_that_experts_share_are_refused(more, is_refused):
 
 def test_accepted_arguments_pass_as_words_and_as_yaml():
     assert found(f"{GOOD} --cuda-graph-impl transformer_engine --cuda-graph-scope attn") == [(CheckResult.OK, "")]
+    assert found(f"{GOOD} --cuda-graph-impl transformer_engine --cuda-graph-scope attn,mlp") == [(CheckResult.OK, "")]
     optimizer = "--use-precision-aware-optimizer --exp-avg-dtype bf16 --optimizer-cpu-offload"
     assert found(f"{GOOD} {optimizer}") == [(CheckResult.OK, "")]
     assert found(f"{GOOD} --tensor-model-parallel-size 4 --expert-tensor-parallel-size 2") == [(CheckResult.OK, "")]

@@ -68,6 +68,7 @@ SET: dict[str, dict[str, Any]] = {
     "fp8 with sequential experts": FP8,
     "fp4": {"fp4": "e2m1"},
     "graph of a layer": {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": []},
+    "use_kitchen": {"use_kitchen": True},
     "local graph of attention": {"cuda_graph_impl": "local", "cuda_graph_scope": ["attn"]},
     "graph of moe": {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn", "moe"]},
     "graph of moe_router": {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["moe_router"]},
@@ -163,6 +164,9 @@ CHANGED: dict[str, Change] = {
     ),
     "one adapter of all experts": with_shared_adapter,
     "an adapter around a product": with_adapter_around_product,
+    "a rule for a product": lambda trained: mock.patch.object(
+        trained.network.moe[1].experts, "linear_fc1", SimpleNamespace(te_quant_params=object()), create=True
+    ),
     "op fuser": lambda trained: mock.patch.object(
         trained.network.moe[0].experts, "_with_fused_impl", True, create=True
     ),

@@ -1,4 +1,4 @@
-"""What is shipped about frameworks and models: their defaults, as data with its source."""
+"""The defaults of frameworks and models that relibra ships, as data with its source."""
 
 import functools
 import re

@@ -110,7 +110,8 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
             raise unsupported("fp8 with SequentialMLP", "moe_grouped_gemm=True")
         check_instances([layer.experts.linear_fc1, layer.experts.linear_fc2], QUANTIZED_NEEDS)
     for product in ("linear_fc1", "linear_fc2"):
-        if getattr(getattr(layer.experts, product, None), "te_quant_params", None) is not None:
+        linear = getattr(layer.experts, product, None)
+        if getattr(getattr(linear, "to_wrap", linear), "te_quant_params", None) is not None:
             raise unsupported(
                 f"a quant_recipe with a rule for {product} of experts, which overrides fp8_recipe",
                 "no rule for experts in quant_recipe",

@@ -9,7 +9,7 @@ from relibra.errors import Unsupported
 WRITTEN_AGAINST = "0.9.1"
 
 WORKERS: Mapping[str, Sequence[str]] = {"TrainingWorker.__init__": ()}
-"""Of `verl.workers.engine_workers`: each attribute with the parameters that it must have."""
+"""Attributes of `verl.workers.engine_workers`, each with the parameters that it must have."""
 
 ENGINE: Mapping[str, Sequence[str]] = {
     "prepare_micro_batches": ("data",),
@@ -27,7 +27,7 @@ ENGINE: Mapping[str, Sequence[str]] = {
     "MegatronEngineWithLMHead.load_checkpoint": (),
     "MegatronCheckpointManager._save_model_as_hf_via_bridge": (),
 }
-"""Of `verl.workers.engine.megatron.transformer_impl`."""
+"""Likewise, attributes of `verl.workers.engine.megatron.transformer_impl`."""
 
 
 def check(module: Any, wanted: Mapping[str, Sequence[str]]) -> None:

@@ -34,7 +34,7 @@ class Leaving(Exception):
 
 @dataclass(slots=True)
 class Commands(Words):
-    """What is known of a script, or of a part of it in a subshell, while it is evaluated."""
+    """The state of a script, or of a part of it in a subshell, while it is evaluated."""
 
     commands: list[tuple[str, ...]] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
