@@ -12,8 +12,9 @@ DEMO_READY := .venv/ready-for-demo
 demo: $(DEMO_READY)  ## run a real MoE RL job, plain and balanced, on this machine; ARGS=--keep leaves its pages up
 	$(BIN)/relibra demo $(ARGS)
 
+# Tests wait for a third of their time, so three processes keep two cores busy.
 test: $(READY)  ## run every test that needs no GPU, on two cores
-	$(BIN)/pytest --numprocesses 2
+	$(BIN)/pytest --numprocesses 3
 
 test-frameworks: $(READY) $(FRAMEWORKS_READY)  ## run the plug-ins inside the frameworks themselves, on the CPU; fetches 0.5 GB or more, once
 	$(BIN)/pytest --numprocesses 0 tests/frameworks
