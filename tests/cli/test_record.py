@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from harness.engine_payloads import DENSE_FIRST, HYBRID, all_layers, count, nemo_rl, routes, sglang, vllm
@@ -13,11 +14,17 @@ from relibra.routing import count_sequences, read_trace
 CONFIG = {"num_hidden_layers": 4, "n_routed_experts": 64, "num_experts_per_tok": 4, "first_k_dense_replace": 1}
 
 
-def relibra(*args: object) -> str:
-    """Run the command and return its output; raise its error."""
+def run(*args: object) -> Result:
+    """Run the command; raise its error."""
     result = CliRunner().invoke(app, [str(arg) for arg in args])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
+    return result
+
+
+def relibra(*args: object) -> str:
+    """Run the command and return its output; raise its error."""
+    result = run(*args)
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -90,6 +97,56 @@ def test_turns_are_joined(config, tmp_path):
     assert read_trace(tmp_path / "trace.npz").offsets.tolist() == [0, 30]
 
 
+def test_S9_what_is_left_out_is_counted_by_cause_with_a_line_and_the_exit_status_says_so(config, tmp_path):
+    rows = write_responses(tmp_path / "responses.jsonl", 5)
+    aborted = json.dumps({"text": "", "meta_info": {"routed_experts": None}}) + "\n"
+    with (tmp_path / "responses.jsonl").open("a") as file:
+        file.write(aborted + "{cut off\n" + aborted)
+    args = ("record", tmp_path / "responses.jsonl", "--model-config", config, "-o", tmp_path / "trace.npz")
+    result = run(*args)
+    assert result.exit_code == 1
+    assert f"Left out: 3 of 8 in {tmp_path / 'responses.jsonl'}" in result.stderr
+    assert "  2 x line 6: meta_info.routed_experts: expected routed experts, got null" in result.stderr
+    assert "  1 x line 7: expected JSON" in result.stderr
+    np.testing.assert_array_equal(
+        count_sequences(read_trace(tmp_path / "trace.npz")), [count(each, DENSE_FIRST) for each in rows]
+    )
+    (said,) = json.loads(run(*args, "--json").stdout)["left_out"]
+    assert (said["taken"], said["left_out"], [cause["count"] for cause in said["causes"]]) == (5, 3, [2, 1])
+    (tmp_path / "trace.npz").unlink()
+    with pytest.raises(InvalidInput, match=r"responses\.jsonl, line 6: meta_info\.routed_experts: "):
+        run(*args, "--strict")
+    assert not (tmp_path / "trace.npz").exists()
+
+
+def test_S9_a_file_of_which_most_or_all_is_left_out_is_loud(config, tmp_path):
+    source, args = tmp_path / "responses.jsonl", ("--model-config", config, "-o", tmp_path / "trace.npz")
+    write_responses(source, 1)
+    source.write_text(source.read_text() + "x\n" * 9)
+    result = run("record", source, *args)
+    assert (result.exit_code, "MOST OF THIS FILE IS LEFT OUT: 9 of 10" in result.stderr) == (1, True)
+    (tmp_path / "trace.npz").unlink()
+    source.write_text("x\n" * 9)
+    with pytest.raises(InvalidInput, match=r"line 1: expected JSON.*, and 8 that cannot be read either"):
+        run("record", source, *args)
+    assert not (tmp_path / "trace.npz").exists()
+
+
+def test_S9_a_sequence_that_the_trainer_refuses_is_left_out(config, tmp_path):
+    rows = routes(0, 9, DENSE_FIRST)
+    write_responses(tmp_path / "samples.jsonl", 2)
+    lost = {"rollout_routed_experts": sglang(rows, DENSE_FIRST), "tokens": [0] * 10}
+    gap = all_layers(rows, DENSE_FIRST, "int32")
+    gap[4] = 0
+    lost["rollout_routed_experts"] = gap.tolist()
+    with (tmp_path / "samples.jsonl").open("a") as file:
+        file.write(json.dumps(lost) + "\n")
+    args = ("--model-config", config, "--trainer", "slime", "-o", tmp_path / "trace.npz")
+    result = run("record", tmp_path / "samples.jsonl", *args)
+    assert (result.exit_code, "1 x sequence 2: " in result.stderr) == (1, True)
+    assert read_trace(tmp_path / "trace.npz").num_sequences == 2
+
+
 def test_router_traces_of_all_ranks_keep_their_schedule(config, tmp_path):
     for rank in range(8):
         with (tmp_path / f"router_trace_rank{rank}.jsonl").open("w") as file:
@@ -117,7 +174,7 @@ def test_S7_faults_say_where_and_what_to_do_and_nothing_is_written(config, tmp_p
         (good, ("--layers", 4, "--experts", 64, "--top-k", 4, "--dense-layers", "3-9"), "--dense-layers: expected"),
         (good, ("--layers", 4, "--experts", 64, "--top-k", 4, "--dense-layers", "x"), "--dense-layers: expected"),
         (good, (*with_config, "--trainer", "x"), "--trainer: expected verl or"),
-        (good, (*with_config, "--format", "x"), "line 1: format: expected vllm or"),
+        (good, (*with_config, "--format", "x"), "--format: expected vllm or"),
         (good, (*with_config, "--turns-by", "x"), "line 1: x: expected to name the sequence"),
         (good, ("--model-config", tmp_path / "none", "-o", output), "model config: expected a Hugging Face config"),
         (good, ("--model-config", config, "-o", tmp_path / "no" / "x"), "--output: expected a file in a folder"),

@@ -36,17 +36,27 @@ class EngineRun:
 
 
 @pytest.fixture(scope="session")
-def verl_engines(shared_planner: Service, tmp_path_factory: pytest.TempPathFactory) -> EngineRun:  # noqa: F811
-    """Run verl's engine on two gloo ranks, plain and with the plug-in."""
+def frameworks_python() -> str:
+    """Return the interpreter of the environment with the frameworks."""
     if not READY.exists():
-        pytest.skip("no environment with verl: make test-frameworks builds it in .venv-frameworks")
+        pytest.skip("no environment with the frameworks: make test-frameworks builds it in .venv-frameworks")
+    return str(PYTHON)
+
+
+@pytest.fixture(scope="session")
+def verl_engines(
+    frameworks_python: str,
+    shared_planner: Service,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> EngineRun:
+    """Run verl's engine on two gloo ranks, plain and with the plug-in."""
     folder = tmp_path_factory.mktemp("verl")
     environment = child_process.environment(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1", CUDA_VISIBLE_DEVICES="")
     log = folder / "log"
     # Into a file: children of a rank may outlive it and would keep a pipe open.
     with log.open("w") as output:
         process = subprocess.Popen(
-            [str(PYTHON), "-m", "harness.verl.ranks", str(folder), shared_planner.address],
+            [frameworks_python, "-m", "harness.verl.ranks", str(folder), shared_planner.address],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from harness.engine_payloads import ALL_MOE, DENSE_FIRST, HYBRID, all_layers, count, routes, sglang, vllm
 from relibra.errors import InvalidInput, LimitExceeded, RelibraError
 from relibra.routing import count_sequences, recording
+from relibra.routing.left_out import LeftOut
 from relibra.routing.recording import read_batch, read_responses, trace_of_router_records, trace_of_sequences
 
 
@@ -50,6 +51,25 @@ def test_S7_faults_name_the_line(monkeypatch):
     monkeypatch.setattr(recording, "_MAX_LINE_SIZE_BYTES", 1000)
     with pytest.raises(LimitExceeded, match="line 2: more than 1000 bytes"):
         read_responses(_lines(good, "x" * 1001), DENSE_FIRST)
+
+
+def test_S9_what_cannot_be_read_is_left_out_and_counted_and_the_rest_is_read():
+    rows = [routes(seed, 5 + seed, DENSE_FIRST) for seed in range(4)]
+    aborted = {"meta_info": {"routed_experts": None}}
+    choices = [{"routed_experts": vllm(rows[1], DENSE_FIRST)}, {}, {"routed_experts": vllm(rows[2], DENSE_FIRST)}]
+    file = _lines(_sglang(rows[0]), aborted, "{", {"choices": choices}, aborted, _sglang(rows[3][:0]), _sglang(rows[3]))
+    left_out = LeftOut()
+    found = read_responses(file, DENSE_FIRST, left_out=left_out)
+    np.testing.assert_array_equal(
+        [each.counts() for each in found if each.num_rows], [count(each, DENSE_FIRST) for each in rows]
+    )
+    assert [cause.count for cause in left_out.causes] == [2, 1, 1]
+    for cause, example in zip(
+        left_out.causes,
+        ("line 2: meta_info.routed_experts: ", "line 3: expected JSON", "line 4: choices[1].routed_experts: "),
+        strict=True,
+    ):
+        assert cause.example.startswith(example)
 
 
 def test_batches_are_read_padded_jagged_and_single(tmp_path):

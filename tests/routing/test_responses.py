@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from harness.engine_payloads import ALL_MOE, count, nemo_rl, routes, sglang, skyrl, vllm
 from relibra.errors import InvalidInput, RelibraError
-from relibra.routing.responses import completions_of, decode_response
+from relibra.routing.responses import decode_response
+from relibra.routing.routed_completions import completions_of
 
 _USAGE = {"prompt_tokens": 4, "completion_tokens": 7, "total_tokens": 11}
 _TOKENS = {"prompt_token_ids": [1] * 4, "token_ids": [1] * 7}
@@ -27,6 +28,13 @@ def _responses(rows):
             "choices": [{"text": "x"}],
             "usage": _USAGE,
             "sglext": {"routed_experts": sglang(rows, ALL_MOE)},
+        },
+        "SGLang OpenAI with token ids": {
+            "choices": [{"text": "x"}],
+            "sglext": {"routed_experts": sglang(rows, ALL_MOE), "input_ids": [1] * 4, "output_ids": [[1] * 7]},
+        },
+        "SGLang chat with meta_info": {
+            "choices": [{"message": {}, "meta_info": {"routed_experts": sglang(rows, ALL_MOE)} | _USAGE}],
         },
         "NeMo-RL": {"choices": [{"message": {"routed_experts": nemo_rl(rows, ALL_MOE)}}], "usage": _USAGE},
         "SkyRL": {"choices": [_TOKENS | {"routed_experts": skyrl(rows, ALL_MOE)}]},
@@ -55,6 +63,21 @@ def test_several_choices_have_tokens_of_their_own_or_unknown_ones():
         choice |= {"token_ids": [0] * (len(each) - 1)}
     response["prompt_token_ids"] = [0] * 2
     assert [each.num_tokens for each in completions_of(response)] == [6, 7]
+
+
+def test_S9_every_choice_without_routing_is_there_to_be_counted():
+    payload = sglang(routes(0, 10, ALL_MOE), ALL_MOE)
+    first_only = {"choices": [{"text": "x"}, {"text": "y"}, {"text": "z"}], "sglext": {"routed_experts": payload}}
+    aborted = {"choices": [{"routed_experts": vllm(routes(0, 3, ALL_MOE), ALL_MOE)}, {"finish_reason": "abort"}]}
+    batch = [{"meta_info": {"routed_experts": payload}}, {"meta_info": {"finish_reason": {"type": "abort"}}}]
+    for response, absent, message in [
+        (first_only, [1, 2], r"choices\[1\].routed_experts: .* SGLang's OpenAI API sends those of one choice only"),
+        (aborted, [1], r"choices\[1\].routed_experts: .* got none, though another choice has some"),
+        (batch, [1], "response: .*, got the keys meta_info, finished by abort"),
+    ]:
+        assert [at for at, each in enumerate(completions_of(response)) if each.payload is None] == absent
+        with pytest.raises(InvalidInput, match=message):
+            decode_response(response, ALL_MOE)
 
 
 @pytest.mark.parametrize(

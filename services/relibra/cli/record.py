@@ -1,7 +1,7 @@
 """`relibra record`: convert recorded rollouts of any supported format to a routing trace.
 
 In:   responses of vLLM, SGLang and similar engines as JSON lines; training batches as `.npz`; Megatron's router traces.
-Out:  a routing trace file, and a summary of its contents.
+Out:  a routing trace file, a summary of its contents, and what it leaves out.
 """
 
 import zipfile
@@ -14,11 +14,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from relibra.cli.left_out_report import describe_left_out, print_left_out
 from relibra.cli.output import AsJson, print_json, writing
 from relibra.cli.trace_report import describe_trace, print_trace
 from relibra.errors import InvalidInput, RelibraError
 from relibra.routing import FILLER_RULES, ModelLayers, SequenceRouting, as_trained, read_model_config
 from relibra.routing.formats import FORMATS
+from relibra.routing.left_out import LeftOut
 from relibra.routing.recording import (
     is_router_trace,
     read_batch,
@@ -67,14 +69,24 @@ def record(
         int | None,
         typer.Option(help="For router traces: ranks of an EP group. Default: all ranks of a pipeline stage."),
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse the files if any response cannot be read, and write nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Convert recorded rollouts to a routing trace, which `relibra trace`, `advise`, `simulate` and `plan` read."""
+    """Convert recorded rollouts to a routing trace, which `relibra trace`, `advise`, `simulate` and `plan` read.
+
+    Responses that cannot be read, such as those of aborted requests, are left out and counted. The exit status is
+    then 1.
+    """
     if not output.parent.is_dir():
         raise InvalidInput.of("--output", expected="a file in a folder that exists", got=output)
     if trainer is not None and trainer not in FILLER_RULES:
         raise InvalidInput.of("--trainer", expected=" or ".join(FILLER_RULES), got=trainer)
+    if format_name is not None and format_name not in FORMATS:
+        raise InvalidInput.of("--format", expected=" or ".join(FORMATS), got=format_name)
     model = _model(model_config, layers, experts, top_k, dense_layers)
+    left_out: dict[str, tuple[int, LeftOut]] = {}
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -88,8 +100,16 @@ def record(
         else:
             routings, domains = [], []
             for source in sources:
-                read = _sequences(source, model, progress, format_name, turns_by)
-                routings += read if trainer is None else [as_trained(each, FILLER_RULES[trainer]) for each in read]
+                left = None if strict else LeftOut()
+                read = _sequences(source, model, progress, format_name, turns_by, left)
+                if trainer is not None:
+                    read = _filled(read, trainer, source, left)
+                if left is not None and left.count:
+                    left_out[str(source)] = len(read), left
+                    if not read:
+                        more = f", and {left.count - 1} that cannot be read either" if left.count > 1 else ""
+                        raise InvalidInput(f"{source}, {left.causes[0].example}{more}")
+                routings += read
                 domains += [source.stem] * len(read)
             trace = trace_of_sequences(routings, model, domains if len(sources) > 1 else None)
             num_unknown = sum(each.num_missing for each in routings)
@@ -97,14 +117,19 @@ def record(
             write_trace(output, trace)
     said = describe_trace(trace)
     if as_json:
-        print_json({"trace": str(output), "num_unknown_tokens": num_unknown} | said)
-        return
-    console = Console()
-    print_trace(console, said, str(output))
-    if num_unknown:
-        console.print(
-            f"{num_unknown} tokens without a recorded route are left out, such as the last token of every sequence."
+        print_json(
+            {"trace": str(output), "num_unknown_tokens": num_unknown, "left_out": describe_left_out(left_out)} | said
         )
+    else:
+        console = Console()
+        print_trace(console, said, str(output))
+        if num_unknown:
+            console.print(
+                f"{num_unknown} tokens without a recorded route are left out, such as the last token of every sequence."
+            )
+    if left_out:
+        print_left_out(left_out)
+        raise typer.Exit(1)
 
 
 def _model(
@@ -137,13 +162,35 @@ def _layer_numbers(text: str, num_layers: int) -> set[int]:
 
 
 def _sequences(
-    source: Path, model: ModelLayers, progress: Progress, format_name: str | None, turns_by: str | None
+    source: Path,
+    model: ModelLayers,
+    progress: Progress,
+    format_name: str | None,
+    turns_by: str | None,
+    left_out: LeftOut | None,
 ) -> list[SequenceRouting]:
     with _reading(source):
         if zipfile.is_zipfile(source):
             return read_batch(source, model)
         with progress.open(source, "rb", description=source.name) as file:
-            return read_responses(file, model, format_name=format_name, turns_by=turns_by)
+            return read_responses(file, model, format_name=format_name, turns_by=turns_by, left_out=left_out)
+
+
+def _filled(
+    routings: list[SequenceRouting], trainer: str, source: Path, left_out: LeftOut | None
+) -> list[SequenceRouting]:
+    """Add the trainer's fillers; leave out the sequences that the trainer refuses."""
+    filled = []
+    with _reading(source):
+        for number, routing in enumerate(routings):
+            try:
+                filled.append(as_trained(routing, FILLER_RULES[trainer]))
+            except RelibraError as error:
+                refusal = type(error)(f"sequence {number}: {error}")
+                if left_out is None:
+                    raise refusal from error
+                left_out.add(refusal)
+    return filled
 
 
 def _records(source: Path, progress: Progress) -> list[Mapping[str, Any]]:
@@ -161,7 +208,7 @@ def _is_router_trace(source: Path) -> bool:
         if zipfile.is_zipfile(source):
             return False
         with source.open("rb") as file:
-            return is_router_trace(next(read_lines(file), (0, None))[1])
+            return is_router_trace(next(read_lines(file, LeftOut()), (0, None))[1])
 
 
 @contextmanager

@@ -6,13 +6,8 @@ from typing import Any
 
 from relibra.errors import InvalidInput
 from relibra.planning.job import Model
-from relibra.routing.model_config import (
-    BF16_BYTES,
-    EXPERT_WIDTHS,
-    STATE_BYTES_PER_PARAMETER,
-    layers_of_config,
-    number,
-)
+from relibra.routing.config_numbers import number
+from relibra.routing.model_config import BF16_BYTES, EXPERT_WIDTHS, STATE_BYTES_PER_PARAMETER, layers_of_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

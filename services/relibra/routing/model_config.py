@@ -1,12 +1,14 @@
 """The routers of a model and the sizes of its experts, read from its Hugging Face `config.json`."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from relibra.errors import InvalidInput
 from relibra.planning import Model
+from relibra.routing.config_layers import moe_layers
+from relibra.routing.config_numbers import number
 from relibra.routing.model_layers import ModelLayers
 
 _NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
@@ -19,11 +21,15 @@ _TOP_K = (
     "moe_top_k",
     "moe_k",
 )
+_EXPERT_INPUTS = ("moe_latent_size", "moe_hidden_size", "hidden_size")
 EXPERT_WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
 BF16_BYTES = 2
 STATE_BYTES_PER_PARAMETER = 14
 """bf16 weight, fp32 main weight and two fp32 moments."""
-_NUM_LAYERS = ("num_hidden_layers", "n_layers", "num_layers")
+_TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
+"""Where the configuration of a composite model keeps the part that writes text; it may be composite itself."""
+_HAS_EXPERTS = ("enable_moe_block", "is_moe")
+"""Flags without which a model has no experts, whatever else its configuration says of them."""
 
 
 def read_model_config(path: str | Path) -> ModelLayers:
@@ -61,7 +67,7 @@ def expert_parameters(config: Mapping[str, Any]) -> int:
 
     Experts with a plain activation (`relu2`, as in Nemotron-H) have no gate.
     """
-    hidden_size = number(config, ["hidden_size"], default=0)
+    hidden_size = number(config, _EXPERT_INPUTS, default=0)
     ffn_size = number(config, EXPERT_WIDTHS, default=0)
     activation = config.get("mlp_hidden_act") or config.get("hidden_act")
     return (2 if activation == "relu2" else 3) * hidden_size * ffn_size
@@ -76,87 +82,47 @@ def read_config(path: str | Path) -> Mapping[str, Any]:
     path = Path(path)
     path = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(path.read_bytes())
+        config: Any = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidInput.of("model config", expected="a Hugging Face config.json", got=error) from error
     if not isinstance(config, Mapping):
         raise InvalidInput.of("model config", expected="a JSON object", got=f"a {type(config).__name__}")
-    text = config.get("text_config")
-    return text if isinstance(text, Mapping) else config
+    text: Mapping[str, Any] = config
+    while parts := [key for key in _TEXT_PARTS if isinstance(text.get(key), Mapping)]:
+        if len(parts) > 1:
+            raise InvalidInput.of("model config", expected="one text model", got=" and ".join(parts))
+        text = text[parts[0]]
+    return text
 
 
 def layers_of_config(config: Mapping[str, Any]) -> ModelLayers:
-    """Return the routers that a model configuration describes.
-
-    This function understands dense first layers (`first_k_dense_replace`), a frequency or a mask (`moe_layer_freq`),
-    Qwen's `decoder_sparse_step` and `mlp_only_layers`, Llama's `interleave_moe_layer_step`, hybrid patterns
-    (`hybrid_override_pattern`, E for MoE) and lists of layer types (`mlp_layer_types`, `layers_block_type`).
+    """Return the routers that a model configuration describes; `moe_layers` has the keys that choose MoE layers.
 
     Raises:
-        InvalidInput: a key is missing or has a wrong value; the message names the key.
+        InvalidInput: a key is missing or has a wrong value, or the model is of a kind whose routing relibra cannot
+            plan; the message names the key.
     """
-    num_layers = number(config, _NUM_LAYERS)
-    if not 1 <= num_layers <= 4096:
-        raise InvalidInput.of("num_hidden_layers", expected="1 to 4096", got=num_layers)
+    if isinstance(config.get("ffn_config"), Mapping):
+        config = {**config["ffn_config"], **config}
+    _refuse_other_kinds(config)
     return ModelLayers(
         num_experts=number(config, _NUM_EXPERTS),
         top_k=number(config, _TOP_K),
-        is_moe=_moe_layers(config, num_layers),
+        is_moe=moe_layers(config),
         num_mtp_layers=number(config, ["num_nextn_predict_layers"], default=0),
     )
 
 
-def number(config: Mapping[str, Any], keys: Sequence[str], default: int | None = None) -> int:
-    """Return the whole number under the first of `keys` that has one, or `default` if none of the keys is set.
-
-    Raises:
-        InvalidInput: the keys have other values than whole numbers, or none is set and there is no default.
-    """
-    for key in keys:
-        value = config.get(key)
-        if _is_int(value):
-            return value
-    given = {key: config[key] for key in keys if config.get(key) is not None}
-    if default is None or given:
-        expected = f"a whole number named {' or '.join(keys)}"
-        raise InvalidInput.of("model config", expected=expected, got=given or "none of them")
-    return default
-
-
-def _moe_layers(config: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
-    pattern = config.get("hybrid_override_pattern")
-    if isinstance(pattern, str):
-        return _checked("hybrid_override_pattern", [letter == "E" for letter in pattern], num_layers)
-    for key, moe in (("mlp_layer_types", "sparse"), ("layers_block_type", "moe")):
-        kinds = config.get(key)
-        if isinstance(kinds, Sequence) and moe in kinds:
-            return _checked(key, [kind == moe for kind in kinds], num_layers)
-    frequency = config.get("moe_layer_freq", 1)
-    if isinstance(frequency, Sequence) and not isinstance(frequency, str):
-        return _checked("moe_layer_freq", [bool(each) for each in frequency], num_layers)
-    if not _is_int(frequency) or frequency < 1:
-        raise InvalidInput.of("moe_layer_freq", expected="a whole number of at least 1, or a list", got=frequency)
-    step_key = "decoder_sparse_step" if "decoder_sparse_step" in config else "interleave_moe_layer_step"
-    step = config.get(step_key, 1)
-    if not _is_int(step) or step < 1:
-        raise InvalidInput.of(step_key, expected="a whole number of at least 1", got=step)
-    first = config.get("first_k_dense_replace") or 0
-    if not _is_int(first):
-        raise InvalidInput.of("first_k_dense_replace", expected="a whole number", got=first)
-    dense = config.get("mlp_only_layers") or ()
-    if not isinstance(dense, Sequence):
-        raise InvalidInput.of("mlp_only_layers", expected="a list of layers", got=dense)
-    return tuple(
-        layer >= first and layer % frequency == 0 and (layer + 1) % step == 0 and layer not in dense
-        for layer in range(num_layers)
-    )
-
-
-def _checked(key: str, is_moe: list[bool], num_layers: int) -> tuple[bool, ...]:
-    if len(is_moe) != num_layers:
-        raise InvalidInput.of(key, expected=f"one entry for each of {num_layers} layers", got=len(is_moe))
-    return tuple(is_moe)
-
-
-def _is_int(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _refuse_other_kinds(config: Mapping[str, Any]) -> None:
+    for flag in _HAS_EXPERTS:
+        if config.get(flag) is False:
+            raise InvalidInput.of(flag, expected="true, as in a mixture of experts", got=False)
+    if config.get("is_encoder_decoder"):
+        raise InvalidInput.of("is_encoder_decoder", expected="false: relibra knows decoders only", got=True)
+    if config.get("zero_expert_num"):
+        raise InvalidInput.of(
+            "zero_expert_num",
+            expected="0: engines send an id of a routed expert for a zero expert (vLLM), or ids beyond them (SGLang), "
+            "so the counts of tokens would be wrong",
+            got=config["zero_expert_num"],
+        )

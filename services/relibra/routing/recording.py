@@ -17,10 +17,12 @@ from relibra.errors import InvalidInput, LimitExceeded, RelibraError
 from relibra.routing.encoded_array import MAX_PAYLOAD_SIZE_BYTES
 from relibra.routing.formats.batch import decode_jagged, decode_padded
 from relibra.routing.formats.megatron import decode_trace
+from relibra.routing.left_out import LeftOut
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.npz_file import read_npz
 from relibra.routing.partial_rollout import Keep, join
-from relibra.routing.responses import decode_response
+from relibra.routing.responses import decode_completion
+from relibra.routing.routed_completions import completions_of
 from relibra.routing.sequence_routing import SequenceRouting, sequence_routing
 from relibra.routing.trace import RoutingTrace
 
@@ -28,8 +30,12 @@ _MAX_LINE_SIZE_BYTES = 2 * MAX_PAYLOAD_SIZE_BYTES
 _OFFSETS = ("offsets", "cu_seqlens")
 
 
-def read_lines(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
+def read_lines(file: IO[bytes], left_out: LeftOut | None = None) -> Iterator[tuple[int, Any]]:
     """Yield the number and the JSON of every line that is not blank.
+
+    Args:
+        file: JSON lines.
+        left_out: takes the lines that are not JSON; by default the first one is refused.
 
     Raises:
         InvalidInput: a line is not JSON; the message names the line.
@@ -42,9 +48,14 @@ def read_lines(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
             raise LimitExceeded(f"line {number}: more than {_MAX_LINE_SIZE_BYTES} bytes")
         if not line.isspace():
             try:
-                yield number, json.loads(line)
+                value = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise InvalidInput.of(f"line {number}", expected="JSON", got=error) from error
+                refusal = InvalidInput.of(f"line {number}", expected="JSON", got=error)
+                if left_out is None:
+                    raise refusal from error
+                left_out.add(refusal)
+            else:
+                yield number, value
 
 
 def is_router_trace(value: object) -> bool:
@@ -53,7 +64,12 @@ def is_router_trace(value: object) -> bool:
 
 
 def read_responses(
-    file: IO[bytes], layers: ModelLayers, *, format_name: str | None = None, turns_by: str | None = None
+    file: IO[bytes],
+    layers: ModelLayers,
+    *,
+    format_name: str | None = None,
+    turns_by: str | None = None,
+    left_out: LeftOut | None = None,
 ) -> list[SequenceRouting]:
     """Read the sequences of a file of responses.
 
@@ -62,21 +78,37 @@ def read_responses(
         layers: the layers of the model.
         format_name: the format of the payloads; by default the responses tell it.
         turns_by: a key; responses with equal values under this key are turns of one sequence, in order.
+        left_out: takes what cannot be read: lines, responses, and choices of responses. By default the first one is
+            refused.
 
     Raises:
         InvalidInput: a response is malformed; the message names the line, the field and what was expected.
         LimitExceeded: a line or a sequence is larger than the limit.
     """
     sequences: dict[Hashable, SequenceRouting] = {}
-    for number, response in read_lines(file):
+
+    def leave_out(number: int, error: RelibraError) -> None:
+        refusal = type(error)(f"line {number}: {error}")
+        if left_out is None:
+            raise refusal from error
+        left_out.add(refusal)
+
+    for number, response in read_lines(file, left_out):
         try:
-            decoded = decode_response(response, layers, format_name=format_name)
-            for index, each in enumerate(decoded):
-                routing = replace(each, routed_TLK=each.narrow())  # frees the payload, which may hold four bytes per id
-                name: Hashable = (number, index) if turns_by is None else (_turn(response, turns_by), index)
-                sequences[name] = join(sequences[name], routing, Keep.LATER) if name in sequences else routing
+            turn: Hashable = number if turns_by is None else _turn(response, turns_by)
+            completions = completions_of(response)
         except RelibraError as error:
-            raise type(error)(f"line {number}: {error}") from error
+            leave_out(number, error)
+            continue
+        for index, completion in enumerate(completions):
+            try:
+                decoded = decode_completion(completion, layers, format_name=format_name)
+                # The narrow copy frees the payload, which may hold four bytes per id.
+                routing = replace(decoded, routed_TLK=decoded.narrow())
+                name = turn, index
+                sequences[name] = join(sequences[name], routing, Keep.LATER) if name in sequences else routing
+            except RelibraError as error:
+                leave_out(number, error)
     return list(sequences.values())
 
 
