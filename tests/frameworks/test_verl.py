@@ -39,6 +39,13 @@ def test_the_comparison_sees_permuted_and_stale_weights(verl_engines: Any) -> No
         assert len(result["stale"]) > 60
 
 
+def test_weights_that_leave_by_place_get_the_names_of_their_experts(verl_engines: Any) -> None:
+    """Megatron-Bridge exports while experts stay where they are."""
+    for result in verl_engines.of("mutants"):
+        assert result["permuted"]
+        assert result["renamed"] == []
+
+
 def test_verl_alone_continues_from_a_checkpoint_after_reorders_as_from_its_own(verl_engines: Any) -> None:
     for result in verl_engines.of("checkpoint"):
         assert result["loaded"] == []

@@ -10,7 +10,9 @@ from verl.workers.engine import EngineRegistry, MegatronEngineWithLMHead
 
 from harness.distributed.plans import ScriptedPlans, random_plans
 from harness.verl import engines
+from relibra.integrations.export import logical
 from relibra.planning import Cluster, Model
+from relibra.routing import ModelLayers
 
 Result = dict[str, Any]
 
@@ -113,17 +115,25 @@ def scripted(rank: int, folder: Path, planner: str) -> Result:
 
 
 def mutants(rank: int, folder: Path, planner: str) -> Result:
-    """Show that the comparison sees an export by place, and weights of another update."""
+    """Show that the comparison sees an export by place, which `logical` puts right, and weights of another update."""
     engine, before = _engines["scripted"], _trained["plain"].exports
+    layers = ModelLayers.uniform(num_layers=MODEL.num_layers, num_experts=MODEL.num_experts, top_k=MODEL.top_k)
 
     def by_place(self: Any, weights: Any) -> Any:
         with self.agent.copying():
             yield from weights
 
+    def renamed(self: Any, weights: Any) -> Any:
+        with self.agent.copying() as order:
+            yield from logical(weights, order.expert_of_place_LE, layers)
+
     with mock.patch.object(type(engine), "_exported", by_place):
         permuted = engines.exported(engine)
+    with mock.patch.object(type(engine), "_exported", renamed):
+        put_right = engines.exported(engine)
     return {
         "permuted": differing(permuted, before[-1]),
+        "renamed": differing(put_right, before[-1]),
         "stale": differing(engines.exported(engine), before[-2]),
     }
 
