@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-CHECKOUTS = {"slime": ("https://github.com/THUDM/slime", "624b824a898ab0ec1fcb4d373004c7f3852bf515")}
+CHECKOUTS = {
+    "slime": ("https://github.com/THUDM/slime", "624b824a898ab0ec1fcb4d373004c7f3852bf515"),
+    "miles": ("https://github.com/radixark/miles", "31f1ca961a94cb860cec3b2dea34ec332bfa8f76"),
+}
 """The repository and the commit of each framework."""
 VARIABLE = "RELIBRA_FRAMEWORKS"
 

@@ -37,6 +37,23 @@ def test_what_is_planned_is_what_slime_replays(training_step: int, micro_batches
     np.testing.assert_array_equal(planned_MRLE, replayed.counts_MRLE)
 
 
+def test_with_allgather_cp_the_ranks_share_the_rows_of_a_micro_batch_in_order() -> None:
+    trainer = trainer_layout(RANKS, data_pad_size_multiplier=4, allgather_cp=True)
+    replayed, planned_MRLE = Replayed(), 0
+    for data_rank in range(2):
+        rows = [with_last(each, consecutive_ids(1)) for each in sequence_rows(data_rank)]
+        for index, samples in enumerate([[0, 2], [1]]):
+            # prepare_routed_experts_for_routing_replay pads the whole micro-batch, and then cuts it.
+            stream = np.concatenate([rows[each] for each in samples])
+            stream = np.concatenate([stream, consecutive_ids(-len(stream) % (RANKS.context * RANKS.tensor * 4))])
+            for context, of_context in enumerate(np.split(stream, RANKS.context)):
+                for tensor, part in enumerate(np.split(of_context, RANKS.tensor)):
+                    replayed.add(data_rank, index, context, tensor, part)
+        batch = rank_batch(slime_rollout_data(data_rank), LAYERS)
+        planned_MRLE = planned_MRLE + trained_counts(batch, data_rank, trainer)
+    np.testing.assert_array_equal(planned_MRLE, replayed.counts_MRLE)
+
+
 def test_a_training_step_has_its_own_samples_only() -> None:
     batch = rank_batch(slime_rollout_data(0), LAYERS, training_step=1)
     assert [each.num_tokens for each in batch.routings] == [LENGTHS[0][3]]

@@ -3,14 +3,15 @@
 In:   the routed experts and the lists of micro-batches that a framework has on a data-parallel rank before it trains.
 Out:  the routing, reported as parts that start from one EP rank each, and the schedule of the step, submitted.
 
-    slime, verl, nemo_rl, skyrl    a framework's objects -> RankBatch and TrainerLayout
-    prime_rl                       the same, to show what balancing would give
-    areal                          a response -> its routing, which AReaL does not replay
-    rank_batch                     RankBatch and TrainerLayout, into which all frameworks are translated
-    rank_parts, step               a RankBatch -> parts with fillers -> reports and schedule
-    routing_counter                sequences counted when they are finished, before anybody knows their micro-batch
-    background                     reports and submits while the training loop goes on, and loses no error
-    forecast                       a step whose routing is not known in advance
+    slime, miles, verl, nemo_rl, skyrl    a framework's objects -> RankBatch and TrainerLayout
+    prime_rl                              the same, to show what balancing would give
+    areal                                 a response -> its routing, which AReaL does not replay
+    rank_batch                            RankBatch and TrainerLayout, into which all frameworks are translated
+    rank_parts, step                      a RankBatch -> parts with fillers -> reports and schedule
+    routing_counter                       sequences counted when they are finished, before their micro-batch is known
+    background                            reports and submits while the training loop goes on, and loses no error
+    forecast                              a step whose routing is not known in advance
+    export                                weights that leave under the names of logical experts
 
 Every adapter of a framework that replays routing offers the same two functions:
 

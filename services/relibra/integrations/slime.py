@@ -3,26 +3,52 @@
 Written against THUDM/slime 624b824 (`slime/ray/rollout.py`, `slime/backends/megatron_utils/cp_utils.py`). The adapter
 reads from `rollout_data`: `tokens` and `rollout_routed_experts` with one entry per sample, `micro_batch_indices` with a
 list of samples per micro-batch, and `num_microbatches` with one number per training step.
+
+`--custom-megatron-init-path relibra.integrations.slime.init` turns on the plug-in `relibra.plugins.slime`.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from itertools import chain
 from typing import Any
 
 from relibra.errors import InvalidInput
 from relibra.integrations.rank_batch import RankBatch, TrainerLayout
 from relibra.integrations.routing_counter import RoutingCounter
-from relibra.routing.filler import FILLER_RULES
+from relibra.routing.filler import FILLER_RULES, FillerRule
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import sequence_routing
 from relibra.routing.token_layout import ParallelLayout, TokenPacking
 
 
-def trainer_layout(ranks: ParallelLayout, data_pad_size_multiplier: int = 128) -> TrainerLayout:
-    """Return how slime assigns tokens to ranks; `data_pad_size_multiplier` is slime's argument of this name."""
+def init(args: Any) -> None:
+    """Balance the training of this process. slime calls this on every rank, before it builds the model.
+
+    Args:
+        args: slime's arguments.
+
+    Raises:
+        InvalidInput, Unsupported: see `relibra.plugins.slime`.
+    """
+    # By name, because nothing else here may need torch, which the plug-in imports.
+    import_module("relibra.plugins.slime").install(args, "slime")
+
+
+def trainer_layout(
+    ranks: ParallelLayout,
+    data_pad_size_multiplier: int = 128,
+    *,
+    allgather_cp: bool = False,
+    filler_rule: FillerRule = FILLER_RULES["slime"],
+) -> TrainerLayout:
+    """Return how slime assigns tokens to ranks; the arguments are slime's own, except for the rule of a fork."""
+    if allgather_cp:
+        # Sequences follow one another without padding, and all ranks of a data-parallel rank share the rows in order.
+        ranks = replace(ranks, context=1, tensor=ranks.context * ranks.tensor)
     return TrainerLayout(
-        ranks=ranks, packing=TokenPacking.slime(ranks, data_pad_size_multiplier), filler_rule=FILLER_RULES["slime"]
+        ranks=ranks, packing=TokenPacking.slime(ranks, data_pad_size_multiplier), filler_rule=filler_rule
     )
 
 

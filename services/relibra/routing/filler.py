@@ -49,6 +49,8 @@ FILLER_RULES: dict[str, FillerRule] = {
     # The trainer records the routes itself: it knows all tokens, and padding is zeros (verl #7524).
     "verl-r2": FillerRule(last_token=Filler.NATIVE, missing=None, padding=Filler.EXPERT_ZERO),
     "slime": FillerRule(last_token=Filler.ROUND_ROBIN, missing=None, padding=Filler.ROUND_ROBIN),
+    # fill_replay_data writes -1, and the replay sends such rows to the first experts.
+    "miles": FillerRule(last_token=Filler.FIRST_EXPERTS, missing=None, padding=Filler.FIRST_EXPERTS),
     "nemo-rl": FillerRule(last_token=Filler.FIRST_EXPERTS, missing=Filler.NATIVE, padding=Filler.FIRST_EXPERTS),
     "skyrl": FillerRule(last_token=Filler.FIRST_EXPERTS, missing=None, padding=Filler.FIRST_EXPERTS),
 }

@@ -38,6 +38,7 @@ class GptJob:
         cluster: Cluster,
         *,
         sharded: bool = False,
+        overlapped: bool | None = None,
         clip_grad: float = 1.0,
         num_experts: int | None = None,
         grouped: bool = False,
@@ -54,11 +55,12 @@ class GptJob:
             build(self.config, chunk, grouped=grouped, adapted=adapted, with_vision=with_vision)
             for chunk in range(num_chunks)
         ]
+        overlapped = sharded if overlapped is None else overlapped
         ddp_config = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             use_distributed_optimizer=sharded,
-            overlap_grad_reduce=sharded,
-            overlap_param_gather=sharded,
+            overlap_grad_reduce=overlapped,
+            overlap_param_gather=overlapped,
         )
         wrapped = [Float16Module(self.config, model) if self.config.bf16 else model for model in self.models]
         self.chunks = [
@@ -75,7 +77,7 @@ class GptJob:
                 bf16=self.config.bf16,
                 params_dtype=self.config.params_dtype,
                 use_distributed_optimizer=sharded,
-                overlap_param_gather=sharded,
+                overlap_param_gather=overlapped,
                 **(NO_AMPLIFICATION | KINDS[kind]),
             ),
             self.chunks,

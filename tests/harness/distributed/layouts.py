@@ -30,6 +30,7 @@ from harness.distributed import (
     restored_replicas,
     sleep,
     slime,
+    slime_plugin,
     timeline,
 )
 from harness.distributed.scenarios import (
@@ -237,6 +238,23 @@ LAYOUTS = {
     "slime_ep2_edp2": Layout(
         cluster=EP2_EDP2,
         scenarios={name: functools.partial(each, sharded=True) for name, each in slime.SCENARIOS.items()},
+    ),
+    # A layout each, because slime replaces functions of torch.distributed for the rest of the process.
+    "slime_plugin_forced": Layout(
+        cluster=EP2_EDP2,
+        scenarios={
+            "forced": functools.partial(slime_plugin.forced, num_steps=2, sharded=True, options=slime_plugin.SEPARATE),
+            "refused": slime_plugin.refused,
+        },
+    ),
+    "slime_plugin_colocated": Layout(
+        cluster=EP4,
+        scenarios={
+            "forced": functools.partial(slime_plugin.forced, num_steps=1, sharded=False, options=slime_plugin.COLOCATED)
+        },
+    ),
+    "slime_plugin_planned": Layout(
+        cluster=EP2_EDP2, scenarios={"planned": functools.partial(slime_plugin.planned, num_steps=2, sharded=False)}
     ),
     "services": Layout(cluster=EP4, scenarios={"planner_outage": planner_outage.planner_outage}),
     "routed_otherwise": Layout(cluster=EP2, scenarios=otherwise.SCENARIOS, num_ranks=2),

@@ -89,6 +89,13 @@ def imported() -> SimpleNamespace:
         "from_disk": f"{at}.update_weight.update_weight_from_disk",
         "iterator": f"{at}.update_weight.hf_weight_iterator_direct",
         "common": f"{at}.update_weight.common",
+        "model": f"{at}.model",
+        "initialize": f"{at}.initialize",
+        "train_metrics": "slime.observability.train_metric_utils",
+        "reload": "slime.utils.reloadable_process_group",
+        "replay": "slime.utils.routing_replay",
+        "schedule": "slime.utils.dp_schedule",
+        "slime_data": "slime.utils.data",
     }
     code = SimpleNamespace(**{name: importlib.import_module(module) for name, module in modules.items()})
     code.accelerator.synchronize = lambda *_: None

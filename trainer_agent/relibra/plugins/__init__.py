@@ -6,6 +6,9 @@ Out:  the engine with an agent inside: it registers the job, has its passes plan
     settings          the few settings of a plug-in; everything else is found out
     nodes             which machines the ranks of an EP group run on
     model_sizes       the sizes of experts, measured in the built model
+    points            the attributes of a framework that a plug-in relies on, checked at start
     planned_passes    the passes of one engine on their way to the planner
+    attached_job      all of this together: a registered job with an agent in its model
     verl              verl's Megatron engine
+    slime             the training processes of slime and miles
 """

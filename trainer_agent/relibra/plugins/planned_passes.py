@@ -56,7 +56,7 @@ class PlannedPasses:
         attempt: str,
     ) -> None:
         self._settings, self._model, self._cluster, self._trainer = settings, model, cluster, trainer
-        self._data_rank, self._is_reporting = data_rank, is_reporting
+        self._data_rank, self.is_reporting = data_rank, is_reporting
         self._is_first = dist.get_rank() == 0
         self._planner = PlannerClient(settings.planner, timeout_s=_CALL_TIMEOUT_S, attempt=attempt)
         self._reporter = RolloutReporter(settings.planner, settings.job, num_experts=model.num_experts, attempt=attempt)
@@ -79,7 +79,7 @@ class PlannedPasses:
         if not self._is_registered:
             self._ask_again()
             return False
-        told = self._reported(pass_index, batch) if self._is_reporting else _Told()
+        told = self._reported(pass_index, batch) if self.is_reporting else _Told()
         everyone = [told] * dist.get_world_size()
         dist.all_gather_object(everyone, told)
         schedules = [each.schedule for each in everyone if each.schedule is not None]

@@ -1,5 +1,6 @@
 """The settings of a plug-in, from the framework's own configuration or from `RELIBRA_*` in the environment."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -13,6 +14,7 @@ VARIABLES = {
     "plan_timeout_s": "RELIBRA_PLAN_TIMEOUT_S",
 }
 """The environment variable of each setting."""
+_NOT_OF_A_JOB = re.compile(r"[^a-z0-9._-]+")
 DEFAULT_SLOTS = 1
 DEFAULT_PLAN_TIMEOUT_S = 30.0
 
@@ -50,8 +52,8 @@ class PluginSettings:
         if not given.get("planner"):
             raise InvalidInput.of(
                 "relibra.planner",
-                expected="the planner as host:port, in the configuration (+relibra.planner=planner:7420) or in "
-                "RELIBRA_PLANNER in the environment of every worker",
+                expected="the planner as host:port, in the section relibra of the configuration or in RELIBRA_PLANNER "
+                "in the environment of every worker",
                 got="nothing",
             )
         return cls(
@@ -60,6 +62,12 @@ class PluginSettings:
             slots=int(_number("slots", given.get("slots", DEFAULT_SLOTS))),
             plan_timeout_s=_number("plan_timeout_s", given.get("plan_timeout_s", DEFAULT_PLAN_TIMEOUT_S)),
         )
+
+
+def job_name(*names: str | None, default: str) -> str:
+    """Return the name of a job that a framework's own names give, or `default` if there are none."""
+    name = _NOT_OF_A_JOB.sub("-", "-".join(filter(None, names)).lower()).strip("-._")
+    return name[:64] or default
 
 
 def _number(name: str, value: str | float) -> float:

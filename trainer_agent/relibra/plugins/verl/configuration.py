@@ -1,12 +1,11 @@
 """The section `relibra` of verl's configuration, which verl hands to no engine."""
 
-import re
 import sys
 from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-_NOT_OF_A_JOB = re.compile(r"[^a-z0-9._-]+")
+from relibra.plugins.settings import job_name
 
 
 def find_configuration() -> Mapping[str, Any]:
@@ -34,6 +33,4 @@ def relibra_section(configuration: Mapping[str, Any]) -> Mapping[str, Any]:
 def default_job(configuration: Mapping[str, Any]) -> str:
     """Return the name of the job that verl's own names of project and experiment give."""
     trainer = configuration.get("trainer") or {}
-    names = [str(trainer.get(key) or "") for key in ("project_name", "experiment_name")]
-    name = _NOT_OF_A_JOB.sub("-", "-".join(filter(None, names)).lower()).strip("-._")
-    return name[:64] or "verl"
+    return job_name(*(str(trainer.get(key) or "") for key in ("project_name", "experiment_name")), default="verl")

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from relibra.errors import Unsupported
+from relibra.plugins.points import Points, check_points
 from relibra.plugins.verl import points
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ def install() -> None:
         if "verl.workers.engine" in sys.modules:
             register()
         return
-    points.check(workers, points.WORKERS)
+    _check(workers, points.WORKERS)
     build = workers.TrainingWorker.__init__
 
     @functools.wraps(build)
@@ -61,7 +62,7 @@ def register() -> None:
         return
     from verl.workers.engine.megatron import transformer_impl
 
-    points.check(transformer_impl, points.ENGINE)
+    _check(transformer_impl, points.ENGINE)
     from relibra.plugins.verl.engine import balanced
 
     registry = engine.EngineRegistry
@@ -75,3 +76,7 @@ def register() -> None:
     registry.register(model_type="language_model", backend="megatron", device=device, vendor=vendor)(
         balanced(transformer_impl.MegatronEngineWithLMHead)
     )
+
+
+def _check(module: Any, wanted: Points) -> None:
+    check_points(module, wanted, version=points.VERSION, without="relibra from external_lib")

@@ -1,0 +1,62 @@
+"""slime's own training processes, from `init` to `update_weights`, with the plug-in beside slime alone."""
+
+from typing import Any
+
+import pytest
+
+from harness import frameworks
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(frameworks.checkout("slime") is None, reason=frameworks.reason("slime")),
+]
+
+ROLLOUTS = 2
+ROUNDING = 1e-4
+"""Replicas and reorders change the order of additions and nothing else."""
+
+
+def check_equal(difference: dict[str, Any]) -> None:
+    assert "log_probs" in difference
+    assert max(difference.values()) < ROUNDING, difference
+
+
+def test_S5_log_probs_losses_and_sent_weights_are_those_of_slime_alone(layout_run: Any) -> None:
+    results = layout_run("slime_plugin_forced").of("forced")
+    assert results[0]["num_sent"] > 0
+    for result in results:
+        # Two rollouts of two training steps, each with a pass over old log-probabilities before.
+        assert [each["step"] for each in result["outcomes"]] == list(range(8))
+        assert all(each["is_applied"] and each["num_moved"] for each in result["outcomes"])
+        assert any(each["num_replicas"] for each in result["outcomes"])
+        check_equal(result["difference"])
+    assert any("losses" in result["difference"] for result in results)
+    assert results[0]["permuted"]["sent"] > 0.1
+
+
+def test_S5_a_job_that_sleeps_and_sends_its_backups_is_that_of_slime_alone(layout_run: Any) -> None:
+    run = layout_run("slime_plugin_colocated")
+    assert [result["num_sent"] > 0 for result in run.of("forced")] == [True, False] * 2  # the first rank of an engine
+    for result in run.of("forced"):
+        # One training step for each rollout: both of its passes are phases of one step.
+        assert [each["step"] for each in result["outcomes"]] == [0, 0, 1, 1]
+        assert all(each["is_applied"] for each in result["outcomes"])
+        check_equal(result["difference"])
+        assert result["num_reconnected"] >= ROLLOUTS  # slime has put new groups into the agent's
+    assert run.log.count("job away trains without plans") == 1
+
+
+def test_a_planner_plans_every_pass_from_the_routing_that_slime_replays(layout_run: Any) -> None:
+    run = layout_run("slime_plugin_planned")
+    for result in run.of("planned"):
+        assert len(result["outcomes"]) == 4
+        assert all(each["is_applied"] for each in result["outcomes"]), result["outcomes"]
+        assert any(each["num_moved"] or each["num_replicas"] for each in result["outcomes"])
+        check_equal(result["difference"])
+    assert "routing differs from what was planned" not in run.log
+
+
+def test_S9_a_job_that_cannot_be_balanced_is_refused_before_its_model_is_built(layout_run: Any) -> None:
+    for result in layout_run("slime_plugin_forced").of("refused"):
+        assert "RELIBRA_PLANNER" in result["messages"]["no planner"]
+        assert "--use-rollout-routing-replay" in result["messages"]["no replay"]

@@ -1,0 +1,170 @@
+"""Scenarios in which slime's own training processes run with the plug-in, beside slime alone."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.distributed.backups import refusal
+from harness.distributed.plans import ScriptedPlans, random_plans
+from harness.distributed.scenarios import Differences
+from harness.distributed.slime import shared_folder
+from harness.distributed.slime_actor import SlimeActor, rollout_data
+from harness.services import Service
+from relibra.agent import Agent, StepOutcome
+from relibra.agent.groups import Groups
+from relibra.planning import Cluster, RankPlan
+from relibra.plugins.slime import installation
+from relibra.plugins.slime.training import BalancedTraining
+from relibra.store import EmbeddedRedis
+
+ROLLOUTS = 2
+AWAY = "127.0.0.1:1"
+INIT = "relibra.integrations.slime.init"
+SEPARATE: dict[str, Any] = {"colocate": False, "offload_train": False}
+COLOCATED: dict[str, Any] = {"colocate": True, "offload_train": True, "kl_coef": 0.1}
+"""With a penalty in the rewards, slime computes old log-probabilities although a rollout has one training step."""
+Result = dict[str, Any]
+
+
+class Trained:
+    """What a job computed: losses and log-probabilities, and the experts that it sent after each rollout."""
+
+    def __init__(self, cluster: Cluster, *, num_steps: int, sharded: bool, **options: Any) -> None:
+        self._num_steps = num_steps
+        self.actor = SlimeActor(cluster, shared_folder(), sharded=sharded, **options)
+        self.log_probs: list[dict[str, Tensor]] = []
+        self.sent: list[dict[str, Tensor]] = []
+
+    def train(self, rollouts: int = ROLLOUTS) -> "Trained":
+        for rollout in range(rollouts):
+            self.log_probs.append(self.actor.train(rollout, self._num_steps))
+            self.sent.append(self.actor.sent())
+        return self
+
+    def differences(self, other: "Trained") -> dict[str, float]:
+        found = Differences()
+        for mine, others in ((self.log_probs, other.log_probs), (self.sent, other.sent)):
+            for got, want in zip(mine, others, strict=True):
+                found.note("sent" if mine is self.sent else "log_probs", got, want)
+        keys = ("train/loss", "train/kl_loss", "train/grad_norm")
+        for got, want in zip(self.actor.losses, other.actor.losses, strict=True):
+            found.note("losses", *({key: each[key] for key in keys if key in each} for each in (got, want)))
+        return found.of
+
+
+def with_plugin(cluster: Cluster, **options: Any) -> Trained:
+    """Return a job whose only word of relibra is one argument, beside RELIBRA_PLANNER in its environment."""
+    return Trained(cluster, custom_megatron_init_path=INIT, **options)
+
+
+@contextmanager
+def noted_outcomes() -> Iterator[list[StepOutcome]]:
+    """Note every plan that is begun in the body."""
+    outcomes: list[StepOutcome] = []
+    plain = Agent.begin_step
+
+    def begin_step(self: Agent, *args: Any) -> StepOutcome:
+        outcomes.append(plain(self, *args))
+        return outcomes[-1]
+
+    with mock.patch.object(Agent, "begin_step", begin_step):
+        yield outcomes
+
+
+def described(outcomes: list[StepOutcome]) -> list[Result]:
+    return [
+        {
+            "step": each.step,
+            "is_applied": each.applied is not None,
+            "num_moved": each.num_moved_experts,
+            "num_replicas": each.num_replicas,
+            "reason": each.reason,
+        }
+        for each in outcomes
+    ]
+
+
+def forced(cluster: Cluster, *, num_steps: int, sharded: bool, options: dict[str, Any]) -> Result:
+    """Before every step, experts move and get replicas. The planner is away, and the job must not care."""
+    plain = Trained(cluster, num_steps=num_steps, sharded=sharded, **options).train()
+    os.environ.update(RELIBRA_PLANNER=AWAY, RELIBRA_JOB="away", RELIBRA_SLOTS=str(cluster.redundant_slots))
+    rank = dist.get_rank() % cluster.num_ranks
+    plans: dict[int, RankPlan | None] = {}
+    for step in range(2 * num_steps * ROLLOUTS):
+        count = len(rollout_data(plain.actor.job.model, 0, num_steps)["micro_batch_indices"])
+        plans[step] = random_plans(step + 1, step, plain.actor.job.model, cluster, count)[rank]
+    with (
+        mock.patch.object(BalancedTraining, "plan_source", ScriptedPlans(plans)),
+        mock.patch.object(Groups, "_tell_listeners", autospec=True, side_effect=Groups._tell_listeners) as reconnected,
+        noted_outcomes() as outcomes,
+    ):
+        balanced = with_plugin(cluster, num_steps=num_steps, sharded=sharded, **options).train()
+    result = {
+        "difference": balanced.differences(plain),
+        "outcomes": described(outcomes),
+        "num_sent": len(plain.sent[0]),
+        "num_reconnected": reconnected.call_count,
+    }
+    if not options["colocate"]:
+        result["permuted"] = permuted(balanced)
+    return result
+
+
+def permuted(balanced: Trained) -> dict[str, float]:
+    """Show that the comparison sees weights that leave by place."""
+    agent = installation.training().agent
+    assert agent is not None
+    del balanced.actor.plain.weight_updater.update_weights
+    with mock.patch.object(BalancedTraining, "send_right_names"), agent.copying():
+        sent = balanced.actor.sent()
+    found = Differences()
+    found.note("sent", sent, balanced.sent[-1])
+    return found.of
+
+
+@contextmanager
+def running_planner() -> Iterator[str]:
+    """Yield the address of a planner, which runs beside rank 0."""
+    address = [""]
+    if dist.get_rank() != 0:
+        dist.broadcast_object_list(address)
+        yield address[0]
+        return
+    with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder)) as redis:
+        planner = Service("planner", redis.url, Path(folder))
+        try:
+            dist.broadcast_object_list([planner.address])
+            yield planner.address
+        finally:
+            planner.stop()
+
+
+def planned(cluster: Cluster, *, num_steps: int, sharded: bool) -> Result:
+    """A real planner plans every pass from the routing that slime replays; then it is gone, and training goes on."""
+    plain = Trained(cluster, num_steps=num_steps, sharded=sharded, **SEPARATE).train(1)
+    with running_planner() as address, noted_outcomes() as outcomes:
+        # A busy machine may take long over the first solve of a planner.
+        os.environ.update(RELIBRA_PLANNER=address, RELIBRA_JOB="slime", RELIBRA_PLAN_TIMEOUT_S="200")
+        balanced = with_plugin(cluster, num_steps=num_steps, sharded=sharded, **SEPARATE).train(1)
+        dist.barrier()
+    return {"difference": balanced.differences(plain), "outcomes": described(outcomes)}
+
+
+def refused(cluster: Cluster) -> Result:
+    """Options that relibra cannot balance are refused before the model is built."""
+    os.environ.pop("RELIBRA_PLANNER", None)
+    folder = shared_folder()
+    found = {
+        "no planner": refusal(lambda: SlimeActor(cluster, folder, custom_megatron_init_path=INIT)),
+        "no replay": refusal(
+            lambda: SlimeActor(cluster, folder, custom_megatron_init_path=INIT, use_rollout_routing_replay=False)
+        ),
+    }
+    return {"messages": found}

@@ -1,0 +1,112 @@
+"""A job with an agent inside, put together from what megatron itself knows: layout, machines, sizes of experts."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from relibra.agent import Agent, AgentConfig, attach, shared_attempt
+from relibra.agent.plans.plan_source import PlanSource
+from relibra.integrations import TrainerLayout
+from relibra.planning import Model
+from relibra.plugins.model_sizes import sized
+from relibra.plugins.nodes import cluster_of, gather_hosts
+from relibra.plugins.planned_passes import PlannedPasses
+from relibra.plugins.settings import PluginSettings
+from relibra.routing import ModelLayers
+from relibra.routing.token_layout import ParallelLayout
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedJob:
+    """The agent of this rank, and the way of the job's passes to the planner."""
+
+    agent: Agent
+    passes: PlannedPasses
+
+
+def attach_job(
+    settings: PluginSettings,
+    layers: ModelLayers,
+    trainer_layout: Callable[[ParallelLayout], TrainerLayout],
+    chunks: nn.Module | Sequence[nn.Module],
+    optimizer: Any,
+    *,
+    plans: PlanSource | None = None,
+) -> AttachedJob:
+    """Collective over all ranks: register the job, and attach an agent to its model.
+
+    A planner that is away is no error: the job trains without plans until the planner is back.
+
+    Args:
+        settings: the settings of the plug-in.
+        layers: the layers of the model.
+        trainer_layout: returns how the framework assigns tokens to the ranks of a pipeline stage.
+        chunks: the built model.
+        optimizer: its optimizer.
+        plans: where plans come from, if not from the planner.
+
+    Raises:
+        InvalidInput: the layers do not describe this model.
+        Unsupported: the agent cannot execute the model, the optimizer or the layout of the ranks.
+        RelibraError: attaching failed for another reason on some rank.
+    """
+    from megatron.core import parallel_state
+
+    ranks = ParallelLayout(
+        data=parallel_state.get_data_parallel_world_size(),
+        context=parallel_state.get_context_parallel_world_size(),
+        tensor=parallel_state.get_tensor_model_parallel_world_size(),
+        expert=parallel_state.get_expert_model_parallel_world_size(),
+        expert_tensor=parallel_state.get_expert_tensor_parallel_world_size(),
+    )
+    cluster = cluster_of(
+        gather_hosts(dist.get_process_group_ranks(parallel_state.get_expert_model_parallel_group())),
+        slots=settings.slots,
+        num_ep_groups=parallel_state.get_expert_data_parallel_world_size(),
+    )
+    described = Model(num_layers=layers.num_moe_layers, num_experts=layers.num_experts, top_k=layers.top_k)
+    model = sized(described, [chunks] if isinstance(chunks, nn.Module) else chunks, optimizer)
+    attempt = shared_attempt()
+    passes = PlannedPasses(
+        settings,
+        model,
+        cluster,
+        trainer_layout(ranks),
+        data_rank=parallel_state.get_data_parallel_rank(),
+        is_reporting=not (
+            parallel_state.get_tensor_model_parallel_rank()
+            or parallel_state.get_context_parallel_rank()
+            or parallel_state.get_pipeline_model_parallel_rank()
+        ),
+        attempt=attempt,
+    )
+    passes.register()
+    config = AgentConfig(
+        planner_address=settings.planner,
+        job_id=settings.job,
+        model=model,
+        cluster=cluster,
+        plan_timeout_s=settings.plan_timeout_s,
+        attempt=attempt,
+    )
+    agent = attach(chunks, optimizer, config, plans=plans)
+    if dist.get_rank() == 0:
+        log.warning(
+            "relibra balances job %s: %d MoE layers of %d experts, EP groups: %d of %d nodes with %d ranks, %d "
+            "redundant slots per rank; its planner is %s",
+            settings.job,
+            model.num_layers,
+            model.num_experts,
+            cluster.num_ep_groups,
+            cluster.num_nodes,
+            cluster.gpus_per_node,
+            cluster.redundant_slots,
+            settings.planner,
+        )
+    return AttachedJob(agent, passes)

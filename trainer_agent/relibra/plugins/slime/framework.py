@@ -1,0 +1,132 @@
+"""slime and miles as the plug-in sees them: the attributes that it relies on, and the options that it refuses."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from relibra.errors import InvalidInput, Unsupported
+from relibra.integrations import RankBatch, TrainerLayout, miles, slime
+from relibra.plugins.points import Points
+from relibra.routing import ModelLayers
+from relibra.routing.token_layout import ParallelLayout
+
+Batches = Callable[[int], RankBatch]
+"""Returns the batch of a training step of the rollout, by its index."""
+
+_ACTOR: dict[str, Sequence[str]] = {
+    "initialize_model_and_optimizer": ("args", "role"),
+    "forward_only": ("store_prefix",),
+    "train": ("rollout_id", "num_microbatches"),
+    "TensorBackuper.create": ("source_getter",),
+    "TensorBackuper.backup": ("tag",),
+    "TensorBackuper.restore": ("tag",),
+    "MegatronTrainRayActor.update_weights": (),
+}
+_MODEL: Points = {"get_forward_backward_func": ()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """One of the two frameworks."""
+
+    name: str
+    version: str
+    """What the plug-in was written against."""
+    package: str
+    """The package of the Megatron backend."""
+    points: Mapping[str, Points]
+    """The attributes that the plug-in relies on, by module of the package."""
+    filling: str
+    """The function of the module `actor` that gets the routing of a rollout, before the first pass."""
+    saving: tuple[str, str]
+    """The module and the function that write a checkpoint of Hugging Face from the modules."""
+    refusals: Callable[[Any], Iterable[str]]
+    """Returns options in `args` with which relibra cannot plan passes or export weights, each with its alternative."""
+    trainer_layout: Callable[[Any, ParallelLayout], TrainerLayout]
+    batches: Callable[[ModelLayers, Mapping[str, Any], Sequence[Any], Sequence[int]], Batches]
+    """Takes the layers, `rollout_data`, the data iterators and `num_microbatches`."""
+
+    def check(self, args: Any) -> None:
+        """Check the options of a job.
+
+        Raises:
+            InvalidInput: routing is not replayed from the rollout.
+            Unsupported: relibra cannot plan or export with an option; the message names all such options.
+        """
+        if not args.use_rollout_routing_replay:
+            raise InvalidInput.of(
+                "--use-rollout-routing-replay",
+                expected="this flag, because relibra plans passes that replay the routing of the rollout (or remove "
+                "--custom-megatron-init-path)",
+                got="a job without it",
+            )
+        refused = list(self.refusals(args))
+        if refused:
+            raise Unsupported(f"relibra does not balance {self.name} with " + "; nor with ".join(refused))
+
+
+def _refused_in_miles(args: Any) -> Iterable[str]:
+    if args.qkv_format != "thd":
+        yield f"--qkv-format {args.qkv_format} (use thd)"
+    if getattr(args, "indep_dp", False):
+        yield "--indep-dp, whose replicas train apart (leave it out)"
+    if getattr(args, "rematerialize_param_from_master_weight", False):
+        yield "--rematerialize-param-from-master-weight, which restores weights without their names (leave it out)"
+    if getattr(args, "lora_rank", 0):
+        yield "--lora-rank, whose adapters are exported by place (train all weights)"
+    if not args.colocate and args.update_weight_transfer_mode == "p2p":
+        yield "--update-weight-transfer-mode p2p (use broadcast or disk-delta)"
+
+
+def _batches_of_slime(
+    layers: ModelLayers, rollout_data: Mapping[str, Any], iterators: Sequence[Any], num_microbatches: Sequence[int]
+) -> Batches:
+    kept = {each: rollout_data[each] for each in ("tokens", "rollout_routed_experts", "micro_batch_indices")}
+    return partial(slime.rank_batch, kept | {"num_microbatches": num_microbatches}, layers)
+
+
+def _batches_of_miles(
+    layers: ModelLayers, rollout_data: Mapping[str, Any], iterators: Sequence[Any], num_microbatches: Sequence[int]
+) -> Batches:
+    kept = {each: rollout_data[each] for each in ("tokens", "rollout_routed_experts")}
+    return partial(miles.rank_batch, kept, iterators[0], num_microbatches, layers)
+
+
+SLIME = Framework(
+    name="slime",
+    version="slime 624b824",
+    package="slime.backends.megatron_utils",
+    points={
+        "actor": _ACTOR
+        | {
+            "MegatronTrainRayActor.fill_routing_replay": ("data_iterator", "num_microbatches", "rollout_data"),
+            "save_hf_model_to_path": ("args", "model"),
+        },
+        "model": _MODEL,
+    },
+    filling="MegatronTrainRayActor.fill_routing_replay",
+    saving=("actor", "save_hf_model_to_path"),
+    refusals=lambda _: (),
+    trainer_layout=lambda args, ranks: slime.trainer_layout(
+        ranks, args.data_pad_size_multiplier, allgather_cp=args.allgather_cp
+    ),
+    batches=_batches_of_slime,
+)
+MILES = Framework(
+    name="miles",
+    version="miles 31f1ca9",
+    package="miles.backends.megatron_utils",
+    points={
+        "actor": _ACTOR | {"fill_replay_data": ("data_iterator", "num_microbatches", "rollout_data", "data_key")},
+        "model": _MODEL,
+        "hf_export": {"save_hf_model": ("args", "model")},
+    },
+    filling="fill_replay_data",
+    saving=("hf_export", "save_hf_model"),
+    refusals=_refused_in_miles,
+    trainer_layout=lambda args, ranks: miles.trainer_layout(
+        ranks, args.data_pad_size_multiplier, allgather_cp=args.allgather_cp
+    ),
+    batches=_batches_of_miles,
+)

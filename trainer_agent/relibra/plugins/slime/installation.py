@@ -1,0 +1,115 @@
+"""`install`: wrap the functions of slime or miles at which the agent must act and that have no hook."""
+
+import functools
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from relibra.plugins.points import check_points
+from relibra.plugins.slime.framework import MILES, SLIME, Framework
+from relibra.plugins.slime.training import BalancedTraining
+
+FRAMEWORKS = {each.name: each for each in (SLIME, MILES)}
+
+_training: BalancedTraining | None = None
+
+
+def install(args: Any, name: str) -> None:
+    """Balance the training of this process. The framework calls this before it builds the model, on every rank.
+
+    Args:
+        args: the arguments of the job.
+        name: slime or miles.
+
+    Raises:
+        InvalidInput: a setting is missing or wrong.
+        Unsupported: this version of the framework lacks something that the plug-in relies on, or the job has an option
+            with which relibra cannot balance it; the message names it.
+    """
+    global _training
+    framework = FRAMEWORKS[name]
+    modules = {each: import_module(f"{framework.package}.{each}") for each in framework.points}
+    for each, points in framework.points.items():
+        check_points(modules[each], points, version=framework.version, without="--custom-megatron-init-path")
+    is_first = _training is None
+    _training = BalancedTraining(framework, args)
+    if is_first:
+        _wrap_all(framework, modules)
+
+
+def training() -> BalancedTraining:
+    """Return the training of this process, after `install`."""
+    assert _training is not None
+    return _training
+
+
+def _wrap_all(framework: Framework, modules: dict[str, Any]) -> None:
+    actor = modules["actor"]
+    _wrap(actor, "initialize_model_and_optimizer", _initialize)
+    _wrap(actor, framework.filling, _fill)
+    _wrap(actor, "forward_only", _forward_only)
+    _wrap(actor, "train", _train)
+    _wrap(actor, "TensorBackuper.create", _create_backuper)
+    _wrap(actor, "MegatronTrainRayActor.update_weights", _update_weights)
+    _wrap(modules["model"], "get_forward_backward_func", _get_forward_backward_func)
+    module, function = framework.saving
+    _wrap(modules[module], function, _save_hf)
+
+
+def _wrap(module: Any, path: str, around: Callable[..., Any]) -> None:
+    """Replace a function by one that calls `around` with the function and its arguments."""
+    *parents, name = path.split(".")
+    owner = functools.reduce(getattr, parents, module)
+    plain = getattr(owner, name)
+
+    @functools.wraps(plain)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return around(plain, *args, **kwargs)
+
+    is_static = isinstance(vars(owner).get(name), staticmethod)
+    setattr(owner, name, staticmethod(wrapped) if is_static else wrapped)
+
+
+def _initialize(plain: Callable[..., Any], args: Any, role: str = "actor", *more: Any, **named: Any) -> Any:
+    built = plain(args, role, *more, **named)
+    chunks, optimizer = built[:2]
+    if role == "actor" and optimizer is not None:
+        training().attach(chunks, optimizer)
+    return built
+
+
+def _fill(plain: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    given = dict(zip(("self", "data_iterator", "num_microbatches", "rollout_data"), args, strict=False)) | named
+    if given.get("data_key", "rollout_routed_experts") == "rollout_routed_experts":
+        training().note_rollout(given["rollout_data"], given["data_iterator"], given["num_microbatches"])
+    return plain(*args, **named)
+
+
+def _forward_only(plain: Callable[..., Any], *args: Any, store_prefix: str = "", **named: Any) -> Any:
+    with training().log_probs(store_prefix):
+        return plain(*args, store_prefix=store_prefix, **named)
+
+
+def _train(plain: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    with training().updates():
+        return plain(*args, **named)
+
+
+def _get_forward_backward_func(plain: Callable[..., Any], *args: Any, **named: Any) -> Callable[..., Any]:
+    return functools.partial(training().run, plain(*args, **named))
+
+
+def _create_backuper(plain: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    backuper = plain(*args, **named)
+    training().follow(backuper)
+    return backuper
+
+
+def _update_weights(plain: Callable[..., Any], actor: Any, *args: Any, **named: Any) -> Any:
+    training().send_right_names(actor.weight_updater)
+    return plain(actor, *args, **named)
+
+
+def _save_hf(plain: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    with training().at_original_places():
+        return plain(*args, **named)

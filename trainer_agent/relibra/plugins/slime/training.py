@@ -1,0 +1,164 @@
+"""A training process of slime or miles with an agent inside: its passes are planned, and its weights leave by name."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from relibra.agent import Agent, Phase, StepOutcome
+from relibra.agent.plans.plan_source import PlanSource
+from relibra.integrations import RankBatch
+from relibra.plugins.attached_job import AttachedJob, attach_job
+from relibra.plugins.settings import PluginSettings, job_name
+from relibra.plugins.slime.framework import Batches, Framework
+from relibra.routing import read_model_config
+
+
+class BalancedTraining:
+    """Drives the agent of one training process. A critic's process never attaches an agent, and trains as it is.
+
+    Every training step of a rollout is a step at the planner, and so is the pass over old log-probabilities for it. If
+    a rollout has one training step, both passes have the same micro-batches, and are two phases of one step.
+
+    Args:
+        framework: slime or miles.
+        args: the arguments of the job.
+
+    Raises:
+        InvalidInput: a setting is missing or wrong, or the checkpoint has no MoE layers.
+        Unsupported: relibra cannot balance the job with one of its options.
+    """
+
+    plan_source: PlanSource | None = None
+    """Where plans come from, if not from the planner."""
+
+    def __init__(self, framework: Framework, args: Any) -> None:
+        framework.check(args)
+        self._framework, self._args = framework, args
+        self._settings = PluginSettings.read(
+            getattr(args, "relibra", None) or {},
+            os.environ,
+            default_job=job_name(
+                getattr(args, "wandb_project", None), getattr(args, "wandb_group", None), default=framework.name
+            ),
+        )
+        self._layers = read_model_config(_config_file(args.hf_checkpoint))
+        self._job: AttachedJob | None = None
+        self._has_routing = False
+        self._batches: Batches | None = None
+        """The batches of the rollout, on ranks that report them."""
+        self._phase: Phase | None = None
+        self._training_step = 0
+        self._planned_step: int | None = None
+        """The training step whose plan is open."""
+        self._pass_index = -1
+        self.outcome: StepOutcome | None = None
+        """The outcome of the last pass that began under a plan."""
+
+    @property
+    def agent(self) -> Agent | None:
+        """The agent, once the model is built, in a process that trains the actor."""
+        return self._job.agent if self._job is not None else None
+
+    def attach(self, chunks: Sequence[Any], optimizer: Any) -> None:
+        """Collective over all ranks: register the job, and attach an agent to the model that was built and loaded."""
+        self._job = attach_job(
+            self._settings,
+            self._layers,
+            lambda ranks: self._framework.trainer_layout(self._args, ranks),
+            chunks,
+            optimizer,
+            plans=self.plan_source,
+        )
+
+    def note_rollout(
+        self, rollout_data: Mapping[str, Any], iterators: Sequence[Any], num_microbatches: Sequence[int]
+    ) -> None:
+        """Keep the routing of a rollout until its passes have begun."""
+        self._planned_step, self._has_routing = None, True
+        if self._job is not None and self._job.passes.is_reporting:
+            self._batches = self._framework.batches(self._layers, rollout_data, iterators, num_microbatches)
+
+    @contextmanager
+    def log_probs(self, store_prefix: str) -> Iterator[None]:
+        """Plan the passes over log-probabilities that run in the body, if they replay routing on the trained weights.
+
+        Args:
+            store_prefix: empty for old log-probabilities; the reference and the teacher have prefixes, and route anew.
+        """
+        is_planned = not store_prefix and not self._args.keep_old_actor
+        with self._passes(Phase.RECOMPUTE if is_planned else None):
+            yield
+
+    @contextmanager
+    def updates(self) -> Iterator[None]:
+        """Plan the updates that run in the body, and end the step of the last one."""
+        with self._passes(Phase.UPDATE):
+            yield
+        self._batches, self._planned_step, self._has_routing = None, None, False
+        if self.agent is not None:
+            self.agent.end_step()
+
+    def run(self, schedule: Callable[..., Any], *, forward_step_func: Any, **more: Any) -> Any:
+        """Run the micro-batches of a training step with megatron's schedule, under a plan if there is one."""
+        if self._job is not None and self._phase is not None:
+            if self._begin(self._job, self._phase):
+                forward_step_func = self._job.agent.forward_step(forward_step_func)
+            self._training_step += 1
+        return schedule(forward_step_func=forward_step_func, **more)
+
+    def follow(self, backuper: Any) -> None:
+        """Keep the order of experts in backups of weights, whatever reorders happen."""
+        if self.agent is not None:
+            self.agent.follow(backuper)
+
+    def at_original_places(self) -> AbstractContextManager[None]:
+        """Collective over all ranks: have every expert at its original place in the body, to be exported."""
+        return self.agent.at_original_places() if self.agent is not None else nullcontext()
+
+    def send_right_names(self, updater: Any) -> None:
+        """Make the updates of rollout engines send every expert under its own name; a second call does nothing."""
+        if self.agent is None or "update_weights" in vars(updater):
+            return
+        reads_backup = any(each.__name__ == "UpdateWeightFromTensor" for each in type(updater).__mro__)
+        # Backups have the original order, so their names are right. The modules may have no memory then.
+        around = self.agent.ignoring_names() if reads_backup else self.agent.at_original_places()
+        updater.update_weights = around(updater.update_weights)
+
+    @contextmanager
+    def _passes(self, phase: Phase | None) -> Iterator[None]:
+        self._phase, self._training_step = phase, 0
+        try:
+            yield
+        finally:
+            self._phase = None
+
+    def _begin(self, job: AttachedJob, phase: Phase) -> bool:
+        """Collective over all ranks: begin the next pass, and return whether it has a plan."""
+        step = self._training_step
+        if step != self._planned_step:
+            self._pass_index += 1
+            self._planned_step = step if self._plan(job, step) else None
+        if self._planned_step is None:
+            job.agent.end_step()
+            return False
+        self.outcome = job.agent.begin_step(self._pass_index, phase)
+        return True
+
+    def _plan(self, job: AttachedJob, step: int) -> bool:
+        def batch() -> RankBatch:
+            assert self._batches is not None
+            return self._batches(step)
+
+        is_submitted = self._has_routing and job.passes.plan(self._pass_index, batch)
+        return is_submitted or self.plan_source is not None
+
+
+def _config_file(checkpoint: str) -> str:
+    """Return the folder of a checkpoint of Hugging Face, or the `config.json` of one that only has a name."""
+    if Path(checkpoint).exists():
+        return checkpoint
+    from transformers.utils import cached_file
+
+    return str(cached_file(checkpoint, "config.json"))
