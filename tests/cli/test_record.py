@@ -147,6 +147,24 @@ def test_S9_a_sequence_that_the_trainer_refuses_is_left_out(config, tmp_path):
     assert read_trace(tmp_path / "trace.npz").num_sequences == 2
 
 
+def test_S9_physical_experts_of_the_server_are_translated_or_refused(config, tmp_path):
+    rows = write_responses(tmp_path / "responses.jsonl", 3)
+    info = {"version": "0.5.9", "ep_dispatch_algorithm": "static", "enable_eplb": False, "init_expert_location": "x"}
+    (tmp_path / "info.json").write_text(json.dumps(info))
+    (tmp_path / "map.json").write_text(json.dumps({"physical_to_logical_map": list(range(63, -1, -1))}))
+    args = ("record", tmp_path / "responses.jsonl", "--model-config", config, "-o", tmp_path / "trace.npz")
+    relibra(*args, "--server-info", tmp_path / "info.json", "--expert-map", tmp_path / "map.json")
+    np.testing.assert_array_equal(
+        count_sequences(read_trace(tmp_path / "trace.npz")), [count(each, DENSE_FIRST)[:, ::-1] for each in rows]
+    )
+    with pytest.raises(InvalidInput, match="physical_to_logical_map: expected the map in the server's"):
+        run(*args, "--server-info", tmp_path / "info.json")
+    with pytest.raises(InvalidInput, match="--expert-map: expected JSON with a physical_to_logical_map"):
+        run(*args, "--server-info", tmp_path / "info.json", "--expert-map", tmp_path / "info.json")
+    with pytest.raises(InvalidInput, match="absent: expected a JSON file"):
+        run(*args, "--server-info", tmp_path / "absent")
+
+
 def test_router_traces_of_all_ranks_keep_their_schedule(config, tmp_path):
     for rank in range(8):
         with (tmp_path / f"router_trace_rank{rank}.jsonl").open("w") as file:

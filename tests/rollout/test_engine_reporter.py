@@ -15,6 +15,7 @@ from relibra.rollout import EngineReporter, RolloutReporter
 from relibra.routing import FILLER_RULES, ModelLayers
 from relibra.routing.filler import Filler, filler_rows
 from relibra.routing.partial_rollout import Keep, join
+from relibra.routing.physical_experts import PhysicalExperts
 from relibra.routing.responses import decode_response
 from relibra.wire.client import PlannerClient
 
@@ -46,8 +47,11 @@ def test_the_same_routing_from_every_engine_is_the_same_sequence(shared_planner:
         sglang_body = {"meta_info": {"routed_experts": sglang(rows, LAYERS)} | usage}
         assert engine_reporter.report_response(1, "seq", sglang_body) == ["seq"]
         assert engine_reporter.report_response(1, "seq", [sglang_body], format_name="sglang", start=0) == ["seq"]
+        slots = {"meta_info": {"routed_experts": sglang(MODEL.num_experts - 1 - rows.astype(int), LAYERS)} | usage}
+        physical = PhysicalExperts.of(LAYERS, np.arange(MODEL.num_experts)[::-1])
+        assert EngineReporter(reporter, LAYERS, physical=physical).report_response(1, "seq", slots) == ["seq"]
         reporter.report(1, "seq", rows)
-        assert reporter.flush() == 5
+        assert reporter.flush() == 6
 
 
 def test_several_completions_of_a_request_get_names_of_their_own(

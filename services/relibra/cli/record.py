@@ -16,11 +16,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from relibra.cli.left_out_report import describe_left_out, print_left_out
 from relibra.cli.output import AsJson, print_json, writing
+from relibra.cli.recorded_model import model_of_options, physical_experts_of_files
 from relibra.cli.trace_report import describe_trace, print_trace
 from relibra.errors import InvalidInput, RelibraError
-from relibra.routing import FILLER_RULES, ModelLayers, SequenceRouting, as_trained, read_model_config
+from relibra.routing import FILLER_RULES, ModelLayers, SequenceRouting, as_trained
 from relibra.routing.formats import FORMATS
 from relibra.routing.left_out import LeftOut
+from relibra.routing.physical_experts import PhysicalExperts
 from relibra.routing.recording import (
     is_router_trace,
     read_batch,
@@ -69,6 +71,16 @@ def record(
         int | None,
         typer.Option(help="For router traces: ranks of an EP group. Default: all ranks of a pipeline stage."),
     ] = None,
+    server_info: Annotated[
+        Path | None,
+        typer.Option(
+            help="The SGLang server's answer to GET /server_info, saved as JSON. It tells whether the server sent ids "
+            "of physical experts (EPLB), which are then translated or refused."
+        ),
+    ] = None,
+    expert_map: Annotated[
+        Path | None, typer.Option(help="The file of the SGLang server's --init-expert-location, as JSON.")
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse the files if any response cannot be read, and write nothing.")
     ] = False,
@@ -85,7 +97,8 @@ def record(
         raise InvalidInput.of("--trainer", expected=" or ".join(FILLER_RULES), got=trainer)
     if format_name is not None and format_name not in FORMATS:
         raise InvalidInput.of("--format", expected=" or ".join(FORMATS), got=format_name)
-    model = _model(model_config, layers, experts, top_k, dense_layers)
+    model = model_of_options(model_config, layers, experts, top_k, dense_layers)
+    physical = None if server_info is None else physical_experts_of_files(server_info, expert_map, model)
     left_out: dict[str, tuple[int, LeftOut]] = {}
     with Progress(
         TextColumn("{task.description}"),
@@ -101,7 +114,7 @@ def record(
             routings, domains = [], []
             for source in sources:
                 left = None if strict else LeftOut()
-                read = _sequences(source, model, progress, format_name, turns_by, left)
+                read = _sequences(source, model, progress, format_name, turns_by, physical, left)
                 if trainer is not None:
                     read = _filled(read, trainer, source, left)
                 if left is not None and left.count:
@@ -132,48 +145,22 @@ def record(
         raise typer.Exit(1)
 
 
-def _model(
-    config: Path | None, layers: int | None, experts: int | None, top_k: int | None, dense_layers: str
-) -> ModelLayers:
-    if config is not None:
-        return read_model_config(config)
-    if layers is None or experts is None or top_k is None:
-        raise InvalidInput.of(
-            "--model-config", expected="the model's config.json, or --layers, --experts and --top-k", got="neither"
-        )
-    if not 1 <= layers <= 4096:
-        raise InvalidInput.of("--layers", expected="1 to 4096", got=layers)
-    dense = _layer_numbers(dense_layers, layers)
-    return ModelLayers(num_experts=experts, top_k=top_k, is_moe=tuple(layer not in dense for layer in range(layers)))
-
-
-def _layer_numbers(text: str, num_layers: int) -> set[int]:
-    numbers: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        try:
-            span = range(int(first), int(last or first) + 1)
-        except ValueError:
-            span = range(0)
-        if not span or span[0] < 0 or span[-1] >= num_layers:
-            raise InvalidInput.of("--dense-layers", expected=f"layers 0 to {num_layers - 1}, as 0,1,2 or 0-2", got=part)
-        numbers.update(span)
-    return numbers
-
-
 def _sequences(
     source: Path,
     model: ModelLayers,
     progress: Progress,
     format_name: str | None,
     turns_by: str | None,
+    physical: PhysicalExperts | None,
     left_out: LeftOut | None,
 ) -> list[SequenceRouting]:
     with _reading(source):
         if zipfile.is_zipfile(source):
             return read_batch(source, model)
         with progress.open(source, "rb", description=source.name) as file:
-            return read_responses(file, model, format_name=format_name, turns_by=turns_by, left_out=left_out)
+            return read_responses(
+                file, model, format_name=format_name, turns_by=turns_by, physical=physical, left_out=left_out
+            )
 
 
 def _filled(

@@ -9,6 +9,7 @@ from relibra.rollout.reporter import RolloutReporter
 from relibra.routing.filler import FillerRule, as_trained
 from relibra.routing.formats import decode
 from relibra.routing.model_layers import ModelLayers
+from relibra.routing.physical_experts import PhysicalExperts
 from relibra.routing.responses import decode_response
 from relibra.routing.sequence_routing import SequenceRouting
 
@@ -38,7 +39,13 @@ class EngineReporter:
     A sequence has the name of its request, followed by `/0`, `/1`, ... if the request has several completions.
     """
 
-    def __init__(self, reporter: RolloutReporter, layers: ModelLayers, filler_rule: FillerRule | None = None) -> None:
+    def __init__(
+        self,
+        reporter: RolloutReporter,
+        layers: ModelLayers,
+        filler_rule: FillerRule | None = None,
+        physical: PhysicalExperts | None = None,
+    ) -> None:
         """Report through `reporter`.
 
         Args:
@@ -46,10 +53,13 @@ class EngineReporter:
             layers: the layers of the model, see `read_model_config`.
             filler_rule: how the trainer fills tokens without a route, such as the last token of a sequence; the fillers
                 are reported too. By default they are left out.
+            physical: how to read the ids of an SGLang server, see `physical_experts`; by default they are the ids of
+                the model's experts.
         """
         self._reporter = reporter
         self._layers = layers
         self._filler_rule = filler_rule
+        self._physical = physical
 
     def report_output(
         self, step: int, output: RequestOutput, *, policy_versions: tuple[int, int] | None = None
@@ -106,7 +116,9 @@ class EngineReporter:
                 response = json.loads(response)
             except (ValueError, RecursionError) as error:
                 raise InvalidInput.of("response", expected="JSON", got=error) from error
-        routings = decode_response(response, self._layers, format_name=format_name, start=start)
+        routings = decode_response(
+            response, self._layers, format_name=format_name, start=start, physical=self._physical
+        )
         return self._report(step, sequence_id, routings, policy_versions)
 
     def report_routing(

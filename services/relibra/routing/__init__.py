@@ -5,6 +5,7 @@ Out:  `SequenceRouting`, token counts `[L, E]` (16 to 60 times smaller than the 
 
     formats, responses           a payload or an HTTP response -> SequenceRouting
     model_layers, model_config   which layers of a model route tokens, because payloads do not say
+    physical_experts             ids of slots of an engine with EPLB -> ids of the model's experts
     filler, partial_rollout      the experts that a trainer gives to unknown rows; sequences in pieces
     token_layout, micro_batches  how trainers assign tokens to ranks -> schedules
     recording, trace_sets        recorded files -> traces; traces merged and split
@@ -20,6 +21,7 @@ from relibra.routing.filler import FILLER_RULES, FillerRule, as_trained
 from relibra.routing.formats import decode
 from relibra.routing.model_config import read_model, read_model_config
 from relibra.routing.model_layers import ModelLayers
+from relibra.routing.physical_experts import PhysicalExperts, physical_experts
 from relibra.routing.sequence_routing import SequenceRouting
 from relibra.routing.trace import RoutingTrace
 from relibra.routing.trace_file import read_trace, write_trace
@@ -28,12 +30,14 @@ __all__ = [
     "FILLER_RULES",
     "FillerRule",
     "ModelLayers",
+    "PhysicalExperts",
     "RoutingTrace",
     "SequenceRouting",
     "as_trained",
     "count_routed_experts",
     "count_sequences",
     "decode",
+    "physical_experts",
     "read_model",
     "read_model_config",
     "read_trace",

@@ -74,7 +74,12 @@ def check_expert_ids(ids_TLK: NDArray[np.integer], num_experts: int, field: str)
     smallest, largest = int(ids_TLK.min(initial=0)), int(ids_TLK.max(initial=0))
     for extreme in (smallest, largest):
         if not 0 <= extreme < num_experts:
-            hint = " (cut padding off first)" if extreme < 0 else ""
+            hint = (
+                " (cut padding off first)"
+                if extreme < 0
+                else " (ids of physical experts, as SGLang before 0.5.10 sends them with EPLB; of zero experts; or of "
+                "another model)"
+            )
             raise InvalidInput.of(field, expected=f"expert ids 0 to {num_experts - 1}", got=f"{extreme}{hint}")
 
 

@@ -21,6 +21,7 @@ from relibra.routing.left_out import LeftOut
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.npz_file import read_npz
 from relibra.routing.partial_rollout import Keep, join
+from relibra.routing.physical_experts import PhysicalExperts
 from relibra.routing.responses import decode_completion
 from relibra.routing.routed_completions import completions_of
 from relibra.routing.sequence_routing import SequenceRouting, sequence_routing
@@ -69,6 +70,7 @@ def read_responses(
     *,
     format_name: str | None = None,
     turns_by: str | None = None,
+    physical: PhysicalExperts | None = None,
     left_out: LeftOut | None = None,
 ) -> list[SequenceRouting]:
     """Read the sequences of a file of responses.
@@ -78,6 +80,7 @@ def read_responses(
         layers: the layers of the model.
         format_name: the format of the payloads; by default the responses tell it.
         turns_by: a key; responses with equal values under this key are turns of one sequence, in order.
+        physical: how to read the ids if the engine sent those of physical experts.
         left_out: takes what cannot be read: lines, responses, and choices of responses. By default the first one is
             refused.
 
@@ -102,7 +105,7 @@ def read_responses(
             continue
         for index, completion in enumerate(completions):
             try:
-                decoded = decode_completion(completion, layers, format_name=format_name)
+                decoded = decode_completion(completion, layers, format_name=format_name, physical=physical)
                 # The narrow copy frees the payload, which may hold four bytes per id.
                 routing = replace(decoded, routed_TLK=decoded.narrow())
                 name = turn, index

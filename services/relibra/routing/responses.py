@@ -5,12 +5,18 @@ from typing import Any
 from relibra.errors import InvalidInput
 from relibra.routing.formats import decode
 from relibra.routing.model_layers import ModelLayers
+from relibra.routing.physical_experts import PhysicalExperts
 from relibra.routing.routed_completions import RoutedCompletion, completions_of
 from relibra.routing.sequence_routing import SequenceRouting
 
 
 def decode_response(
-    response: Any, layers: ModelLayers, *, format_name: str | None = None, start: int | None = None
+    response: Any,
+    layers: ModelLayers,
+    *,
+    format_name: str | None = None,
+    start: int | None = None,
+    physical: PhysicalExperts | None = None,
 ) -> list[SequenceRouting]:
     """Decode all completions of a response, in order.
 
@@ -19,17 +25,26 @@ def decode_response(
         layers: the layers of the model.
         format_name: the format of the payloads; by default the response tells it.
         start: the first token with a row, if the request left out a prefix; by default the number of tokens tells it.
+        physical: how to read the ids if the engine sent those of physical experts.
 
     Raises:
         InvalidInput: a completion has no routed experts (the message names the engine's option for them), or malformed
             ones.
         LimitExceeded: a sequence is larger than the limit.
     """
-    return [decode_completion(each, layers, format_name=format_name, start=start) for each in completions_of(response)]
+    return [
+        decode_completion(each, layers, format_name=format_name, start=start, physical=physical)
+        for each in completions_of(response)
+    ]
 
 
 def decode_completion(
-    completion: RoutedCompletion, layers: ModelLayers, *, format_name: str | None = None, start: int | None = None
+    completion: RoutedCompletion,
+    layers: ModelLayers,
+    *,
+    format_name: str | None = None,
+    start: int | None = None,
+    physical: PhysicalExperts | None = None,
 ) -> SequenceRouting:
     """Decode one completion of a response; see `decode_response`.
 
@@ -39,11 +54,12 @@ def decode_completion(
     """
     if completion.payload is None:
         raise InvalidInput.of(completion.field, expected=completion.expected, got=completion.instead)
-    return decode(
+    routing = decode(
         completion.payload,
-        layers,
+        layers if physical is None else physical.as_sent,
         format_name=format_name or completion.format_name,
         num_tokens=completion.num_tokens,
         start=start,
         field=completion.field,
     )
+    return routing if physical is None else physical.logical(routing)

@@ -112,7 +112,7 @@ def sequence_routing(
         ids_TLK, position_T = ids_TLK[known_T], position_T[known_T]
     if not is_in_range:
         check_expert_ids(ids_TLK, layers.num_experts, field)
-    _check_sample(ids_TLK, layers, field)
+    check_sample(ids_TLK, layers, field)
     return SequenceRouting(layers=layers, routed_TLK=ids_TLK, position_T=position_T, num_tokens=num_tokens)
 
 
@@ -169,7 +169,12 @@ def _known_rows(ids_TLK: NDArray[np.integer], is_in_range: bool, field: str) -> 
     return known_T
 
 
-def _check_sample(ids_TLK: NDArray[np.integer], layers: ModelLayers, field: str) -> None:
+def check_sample(ids_TLK: NDArray[np.integer], layers: ModelLayers, field: str) -> None:
+    """Return if a sample of the rows has routes in every MoE layer, to different experts.
+
+    Raises:
+        InvalidInput: a layer has zeros only, or a token has an expert twice.
+    """
     if layers.top_k == 1 or not len(ids_TLK):
         return
     sample_TLK = ids_TLK[:: max(1, len(ids_TLK) // _NUM_SAMPLED_ROWS)]
