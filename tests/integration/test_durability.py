@@ -49,8 +49,9 @@ def test_L3_a_planner_killed_between_ingest_and_plan_and_between_schedule_and_pl
         # The reporter is closed when this returns, so nothing can be reported again.
         ids = report_sequences(planner.address, "job", 1)
 
-        planner.kill()
-        planner.start()
+    # With no channel open, gRPC is not yet waiting before it connects again when the planner is back.
+    planner.kill()
+    planner.start()
 
     with PlannerClient(planner.address, timeout_s=30) as client:
         worker = stop_worker(planner)
