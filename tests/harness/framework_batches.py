@@ -156,10 +156,19 @@ def nemo_batch(data_rank: int) -> NemoBatch:
     return batch
 
 
-def skyrl_batch(data_rank: int) -> dict[str, torch.Tensor]:
-    """Return a batch like SkyRL a956457's `TrainingInputBatch`, padded on the left."""
+def skyrl_batch(data_rank: int, *, is_packed: bool = True) -> dict[str, Any]:
+    """Return a batch like SkyRL's `TrainingInputBatch`, padded on the left.
+
+    In 0.4.0 the routes are a `PackedTensor`; older versions pad them, too.
+    """
     routed, mask = padded(data_rank, is_left=True)
-    return {"rollout_expert_indices": routed, "attention_mask": mask}
+    if not is_packed:
+        return {"rollout_expert_indices": routed, "attention_mask": mask}
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int32), mask.sum(dim=1).cumsum(0).to(torch.int32)])
+    return {
+        "rollout_expert_indices": SimpleNamespace(values=routed[mask.bool()], cu_seqlens=offsets),
+        "attention_mask": mask,
+    }
 
 
 def skyrl_token_batches(data_rank: int) -> SimpleNamespace:

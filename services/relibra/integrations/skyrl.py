@@ -1,21 +1,24 @@
-"""SkyRL: the `TrainingInputBatch` of a Megatron worker and the micro-batches into which the worker cuts it.
+"""SkyRL: the batch of a Megatron worker and the micro-batches into which the worker cuts it.
 
-Written against NovaSky-AI/SkyRL a956457 (`skyrl/backends/skyrl_train/workers/worker_utils.py` and `.../megatron/`). The
-adapter reads `rollout_expert_indices` `[B, S, layers, K]` and `attention_mask` `[B, S]` of the batch. With
-`max_tokens_per_microbatch`, a `TokenBasedBatchIterator` forms the micro-batches; the adapter reads its `_microbatches`
-and `num_padding_microbatches`.
+Written against SkyRL 0.4.0 (`skyrl/backends/skyrl_train/utils/packed_tensor.py`, `.../workers/worker_utils.py` and
+`.../workers/megatron/`). The adapter reads `rollout_expert_indices` and `attention_mask` `[B, S]`. The former is a
+`PackedTensor` with `values` `[T, layers, K]` and `cu_seqlens` `[B + 1]`; older versions of SkyRL have a tensor
+`[B, S, layers, K]`. With `max_tokens_per_microbatch`, a `TokenBasedBatchIterator` forms the micro-batches; `rank_batch`
+reads its `_microbatches` and `num_padding_microbatches`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
 
+from relibra.errors import InvalidInput
 from relibra.integrations.rank_batch import RankBatch, TrainerLayout
 from relibra.routing.filler import FILLER_RULES
-from relibra.routing.formats.batch import decode_padded
+from relibra.routing.formats.batch import decode_jagged, decode_padded
 from relibra.routing.model_layers import ModelLayers
-from relibra.routing.sequence_routing import SequenceRouting
+from relibra.routing.sequence_routing import SequenceRouting, as_integers
 from relibra.routing.token_layout import ParallelLayout, TokenPacking
 
 
@@ -36,7 +39,7 @@ def rank_batch(batch: Mapping[str, Any], layers: ModelLayers, micro_batches: Any
     Raises:
         InvalidInput: the routed experts do not fit their tokens.
     """
-    routings = decode_padded(batch["rollout_expert_indices"], batch["attention_mask"], layers)
+    routings = _routings(batch, layers)
     if isinstance(micro_batches, int):
         places = [
             list(range(first, min(first + micro_batches, len(routings))))
@@ -52,6 +55,39 @@ def rank_batch(batch: Mapping[str, Any], layers: ModelLayers, micro_batches: Any
             of_micro_batch.append(len(routings))
             routings.append(_dummy(layers))
     return RankBatch(routings=routings, micro_batches=places)
+
+
+def formed_rank_batch(micro_batches: Sequence[Mapping[str, Any]], layers: ModelLayers) -> RankBatch:
+    """Return the batch of micro-batches as a worker hands them to its `MegatronModelWrapper`, with their dummies.
+
+    Args:
+        micro_batches: the argument of `forward` or `forward_backward_mini_batch`.
+        layers: the layers of the model.
+
+    Raises:
+        InvalidInput: the routed experts do not fit their tokens.
+    """
+    routings = [_routings(each, layers) for each in micro_batches]
+    ends = accumulate(map(len, routings), initial=0)
+    return RankBatch(
+        routings=list(chain.from_iterable(routings)),
+        micro_batches=[list(range(first, end)) for first, end in pairwise(ends)],
+    )
+
+
+def _routings(batch: Mapping[str, Any], layers: ModelLayers) -> list[SequenceRouting]:
+    routed, mask = batch["rollout_expert_indices"], batch["attention_mask"]
+    if not hasattr(routed, "cu_seqlens"):
+        return decode_padded(routed, mask, layers)
+    length_B = as_integers(mask.sum(axis=1), "attention_mask").tolist()
+    packed_B = np.diff(as_integers(routed.cu_seqlens, "rollout_expert_indices.cu_seqlens")).tolist()
+    if packed_B != length_B:
+        raise InvalidInput.of(
+            "rollout_expert_indices.cu_seqlens",
+            expected=f"segments of {length_B} rows, as many as each sequence has tokens in attention_mask",
+            got=packed_B,
+        )
+    return decode_jagged(routed.values, routed.cu_seqlens, layers)
 
 
 def _dummy(layers: ModelLayers) -> SequenceRouting:
