@@ -50,13 +50,26 @@ def verl_engines(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> EngineRun:
     """Run verl's engine on two gloo ranks, plain and with the plug-in."""
-    folder = tmp_path_factory.mktemp("verl")
+    return run_ranks(frameworks_python, "harness.verl.ranks", tmp_path_factory.mktemp("verl"), shared_planner)
+
+
+@pytest.fixture(scope="session")
+def skyrl_workers(
+    frameworks_python: str,
+    shared_planner: Service,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> EngineRun:
+    """Run SkyRL's policy worker on two gloo ranks, plain and with the plug-in."""
+    return run_ranks(frameworks_python, "harness.skyrl.ranks", tmp_path_factory.mktemp("skyrl"), shared_planner)
+
+
+def run_ranks(python: str, module: str, folder: Path, planner: Service) -> EngineRun:
     environment = child_process.environment(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1", CUDA_VISIBLE_DEVICES="")
     log = folder / "log"
     # Into a file: children of a rank may outlive it and would keep a pipe open.
     with log.open("w") as output:
         process = subprocess.Popen(
-            [frameworks_python, "-m", "harness.verl.ranks", str(folder), shared_planner.address],
+            [python, "-m", module, str(folder), planner.address],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,

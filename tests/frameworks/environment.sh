@@ -13,7 +13,8 @@ pip() { "$folder/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
 # antlr4, which hydra needs, is published as source only, and is built with what is installed here.
 pip install setuptools wheel
 # torch comes with all it needs: its build for CUDA, which a package index offers first, does not load without CUDA's libraries.
-# megatron-core 0.19 and Megatron-Bridge ask for Python 3.12, and lack only `typing.override` on 3.11 (harness/verl/stand_ins.py).
+# megatron-core 0.19, Megatron-Bridge and SkyRL ask for Python 3.12, and lack only two names of `typing` on 3.11 (harness/bridge_on_cpu.py,
+# harness/skyrl/stand_ins.py).
 if ! pip install --constraint "$pins" torch || ! pip install --no-deps --no-build-isolation --ignore-requires-python --requirement "$pins"; then
   echo "NO FRAMEWORKS: a package of $pins could not be fetched (the lines above say which): is there a way to a package index?" >&2
   exit 3

@@ -5,9 +5,13 @@ Written against SkyRL 0.4.0 (`skyrl/backends/skyrl_train/utils/packed_tensor.py`
 `PackedTensor` with `values` `[T, layers, K]` and `cu_seqlens` `[B + 1]`; older versions of SkyRL have a tensor
 `[B, S, layers, K]`. With `max_tokens_per_microbatch`, a `TokenBasedBatchIterator` forms the micro-batches; `rank_batch`
 reads its `_microbatches` and `num_padding_microbatches`.
+
+`trainer.override_entrypoint=relibra.integrations.skyrl` has SkyRL call `main`, which turns on the plug-in
+`relibra.plugins.skyrl`; `balanced` turns it on for an experiment of your own.
 """
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
@@ -97,3 +101,19 @@ def _dummy(layers: ModelLayers) -> SequenceRouting:
         position_T=np.zeros(0, dtype=np.int64),
         num_tokens=1,
     )
+
+
+def main() -> None:
+    """Train as SkyRL's entry point does, with the plug-in; SkyRL calls this with `trainer.override_entrypoint`."""
+    # By name, because nothing else here may need torch, which the plug-in imports.
+    import_module("relibra.plugins.skyrl.entrypoint").main()
+
+
+def balanced(experiment: type[Any]) -> type[Any]:
+    """Return a subclass of an experiment of SkyRL, `BasePPOExp` or your own, whose policy is balanced."""
+    made: type[Any] = import_module("relibra.plugins.skyrl.entrypoint").balanced(experiment)
+    return made
+
+
+if __name__ == "__main__":
+    main()

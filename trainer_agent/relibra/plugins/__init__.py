@@ -8,7 +8,9 @@ Out:  the engine with an agent inside: it registers the job, has its passes plan
     model_sizes       the sizes of experts, measured in the built model
     points            the attributes of a framework that a plug-in relies on, checked at start
     planned_passes    the passes of one engine on their way to the planner
+    schedules         megatron's schedules, told to the agent
     attached_job      all of this together: a registered job with an agent in its model
     verl              verl's Megatron engine
     slime             the training processes of slime and miles
+    skyrl             SkyRL's Megatron policy worker
 """

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from relibra.errors import InvalidInput
@@ -62,6 +62,10 @@ class PluginSettings:
             slots=int(_number("slots", given.get("slots", DEFAULT_SLOTS))),
             plan_timeout_s=_number("plan_timeout_s", given.get("plan_timeout_s", DEFAULT_PLAN_TIMEOUT_S)),
         )
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables that say the same."""
+        return {VARIABLES[name]: str(value) for name, value in asdict(self).items()}
 
 
 def job_name(*names: str | None, default: str) -> str:

@@ -1,0 +1,56 @@
+"""Ranks that run the scenarios of a framework one after the other, and write what they measured."""
+
+import json
+import logging
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+TIMEOUT_S = 60.0
+
+Scenario = Callable[[int, Path, str], dict[str, Any]]
+"""Takes the rank, the folder and the address of a planner."""
+
+
+def run(prepare: Callable[[Path], None], scenarios: Mapping[str, Scenario]) -> None:
+    """Run all scenarios on two gloo ranks, with the folder and the planner that the command line names.
+
+    Rank r writes its results to `FOLDER/rank<r>.json`.
+
+    Args:
+        prepare: writes what all scenarios share, before the ranks start.
+        scenarios: the scenarios by name, in order.
+    """
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    folder, planner = sys.argv[1:]
+    prepare(Path(folder))
+    mp.start_processes(_run_rank, args=(folder, planner, scenarios), nprocs=2, start_method="fork")
+
+
+def _run_rank(rank: int, folder: str, planner: str, scenarios: Mapping[str, Scenario]) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2, timeout=timedelta(seconds=TIMEOUT_S)
+    )
+    results: dict[str, Any] = {}
+    for name, scenario in scenarios.items():
+        try:
+            results[name] = scenario(rank, Path(folder), planner)
+        except Exception:
+            results[name] = {"error": traceback.format_exc()}
+        Path(folder, f"rank{rank}.json").write_text(json.dumps(results))
+        if "error" in results[name]:
+            os._exit(1)
+    dist.barrier()
+    os._exit(0)  # threads of agents whose planner is away need not be waited for

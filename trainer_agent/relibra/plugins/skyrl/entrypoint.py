@@ -1,0 +1,83 @@
+"""SkyRL's own entry point, with a policy worker that balances."""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from skyrl.train.entrypoints import main_base
+
+from relibra.errors import Unsupported
+from relibra.plugins.points import check_points
+from relibra.plugins.skyrl import points
+from relibra.plugins.skyrl.arguments import split, variables
+
+check_points(main_base, points.ENTRYPOINT, version=points.VERSION, without=points.OFF)
+
+
+def main() -> None:
+    """Train as SkyRL's entry point does; SkyRL calls this with `trainer.override_entrypoint`.
+
+    Raises:
+        InvalidInput: a setting of relibra is missing or wrong.
+    """
+    arguments, section = split(sys.argv[1:])
+    config = main_base.SkyRLTrainConfig.from_cli_overrides(arguments)
+    main_base.validate_cfg(config)
+    environment = variables(config.trainer, section, os.environ)
+    main_base.initialize_ray(config)
+    # As SkyRL does, so that the training loop does not run on the head node.
+    ray.get(ray.remote(num_cpus=1)(_train).remote(config, environment))
+
+
+def balanced(experiment: type[Any], environment: Mapping[str, str] | None = None) -> type[Any]:
+    """Return a subclass of an experiment of SkyRL, `BasePPOExp` or your own, whose policy is balanced.
+
+    Args:
+        experiment: the class of the experiment.
+        environment: the environment variables of the policy's workers; by default they follow from the configuration of
+            the experiment and the variables of this process.
+    """
+
+    class BalancedExperiment(experiment):  # type: ignore[misc]
+        """The experiment; only the class of its policy's workers differs."""
+
+        def get_trainer(self, *args: Any, **kwargs: Any) -> Any:
+            """Return the trainer, which builds models with the policy worker of this plug-in.
+
+            Raises:
+                InvalidInput: a setting of relibra is missing or wrong.
+                Unsupported: the strategy is not megatron, or the experiment has a policy worker of its own.
+            """
+            strategy = self.cfg.trainer.strategy
+            if strategy != "megatron":
+                raise Unsupported(
+                    f"expected trainer.strategy=megatron, because relibra balances no other, got {strategy}"
+                )
+            from skyrl.backends.skyrl_train.workers.megatron import megatron_worker
+
+            trainer = super().get_trainer(*args, **kwargs)
+            build = trainer.build_models
+
+            def build_models(policy: Any, *others: Any) -> None:
+                if policy is not megatron_worker.PolicyWorker:
+                    raise Unsupported(f"expected SkyRL's own policy worker for Megatron, got {policy}")
+                own = variables(self.cfg.trainer, {}, os.environ) if environment is None else environment
+                build(policy_worker(own), *others)
+
+            trainer.build_models = build_models
+            return trainer
+
+    return BalancedExperiment
+
+
+def policy_worker(environment: Mapping[str, str]) -> Any:
+    """Return the policy worker of this plug-in as an actor of Ray, with environment variables."""
+    from relibra.plugins.skyrl.worker import BalancedPolicyWorker
+
+    return ray.remote(num_gpus=1, runtime_env={"env_vars": dict(environment)})(BalancedPolicyWorker)
+
+
+def _train(config: Any, environment: Mapping[str, str]) -> None:
+    balanced(main_base.BasePPOExp, environment)(config).run()

@@ -1,0 +1,180 @@
+"""SkyRL's Megatron policy worker with an agent inside: every pass that replays routing is planned."""
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from skyrl.backends.skyrl_train.workers.megatron import megatron_model_wrapper, megatron_worker
+
+from relibra.agent import Phase, StepOutcome
+from relibra.agent.plans.plan_source import PlanSource
+from relibra.errors import InvalidInput, Unsupported
+from relibra.integrations.skyrl import formed_rank_batch, trainer_layout
+from relibra.plugins.attached_job import AttachedJob, attach_job
+from relibra.plugins.points import check_points
+from relibra.plugins.schedules import telling_micro_batches
+from relibra.plugins.settings import PluginSettings
+from relibra.plugins.skyrl import points
+from relibra.routing.model_config import layers_of_config
+
+log = logging.getLogger(__name__)
+
+check_points(megatron_worker, points.WORKER, version=points.VERSION, without=points.OFF)
+check_points(megatron_model_wrapper, points.WRAPPER, version=points.VERSION, without=points.OFF)
+
+
+class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: ignore[misc]
+    """SkyRL's worker; its own methods run unchanged, between the calls that drive the agent.
+
+    Each call of `forward` or `forward_backward` whose batch has routed experts is a step at the planner. A worker
+    without an optimizer (`inference_only_init`) is left as it is.
+    """
+
+    plan_source: PlanSource | None = None
+    """Where plans come from, if not from the planner."""
+    outcome: StepOutcome | None = None
+    """The outcome of the last pass that began under a plan."""
+    _job: AttachedJob | None = None
+
+    def init_model(self, *args: Any, **kwargs: Any) -> None:
+        """Build the model as SkyRL does, and attach an agent to it.
+
+        Raises:
+            InvalidInput: a setting is missing or wrong.
+            Unsupported: the agent cannot execute the model, the optimizer or a setting of SkyRL.
+        """
+        super().init_model(*args, **kwargs)
+        if self.optimizer is None:
+            return
+        _check_settings(self.cfg, self.provider, is_lora=self._is_lora)
+        self._layers = layers_of_config(self.strategy.hf_config.get_text_config().to_dict())
+        self._job = attach_job(
+            PluginSettings.read({}, os.environ, default_job="skyrl"),
+            self._layers,
+            lambda ranks: trainer_layout(ranks, self.cfg.remove_microbatch_padding),
+            self.actor_module,
+            self.optimizer,
+            plans=self.plan_source,
+        )
+        self._pass_index = -1
+        self._has_gradients = self._has_said_unrouted = False
+        self.model.forward = self._in_a_pass(self.model.forward, is_training=False)
+        self.model.forward_backward_mini_batch = self._in_a_pass(
+            self.model.forward_backward_mini_batch, is_training=True
+        )
+        # SkyRL's default, dp_reshardable, stores optimizer state by place.
+        self.strategy.megatron_config.dist_ckpt_optim_fully_reshardable = True
+
+    def optim_step(self) -> Any:
+        """Step as SkyRL does, and end the agent's step."""
+        grad_norm = super().optim_step()
+        if self._job is not None:
+            self._job.agent.end_step()
+            self._has_gradients = False
+        return grad_norm
+
+    def offload_to_cpu(self, *args: Any, **kwargs: Any) -> None:
+        """Offload as SkyRL does, which walks over names without a use for them."""
+        with self._ignoring_names():
+            super().offload_to_cpu(*args, **kwargs)
+
+    def backload_to_gpu(self, *args: Any, **kwargs: Any) -> None:
+        """Bring back what was offloaded, likewise."""
+        with self._ignoring_names():
+            super().backload_to_gpu(*args, **kwargs)
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Save sharded state as SkyRL does; it is under logical names."""
+        with self._ignoring_names():
+            super().save_checkpoint(*args, **kwargs)
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """Load as SkyRL does."""
+        with self._ignoring_names():
+            return super().load_checkpoint(*args, **kwargs)
+
+    def save_hf_model(self, *args: Any, **kwargs: Any) -> None:
+        """Collective over all ranks: save weights of Hugging Face as SkyRL does, from original places."""
+        with self._at_original_places():
+            super().save_hf_model(*args, **kwargs)
+
+    async def init_weight_sync_state(self, *args: Any, **kwargs: Any) -> None:
+        """Collective over all ranks: prepare the weight sync as SkyRL does, which may read weights."""
+        with self._at_original_places():
+            await super().init_weight_sync_state(*args, **kwargs)
+
+    async def broadcast_to_inference_engines(self, *args: Any, **kwargs: Any) -> None:
+        """Collective over all ranks: send weights as SkyRL does, from original places."""
+        with self._at_original_places():
+            await super().broadcast_to_inference_engines(*args, **kwargs)
+
+    def _in_a_pass(self, run: Callable[..., Any], *, is_training: bool) -> Callable[..., Any]:
+        """Return a method of the model's wrapper that has its micro-batches planned before it runs them."""
+
+        @functools.wraps(run)
+        def planned(micro_batches: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any) -> Any:
+            phase = Phase.UPDATE if is_training and not kwargs.get("forward_only", False) else Phase.RECOMPUTE
+            with self._pass(micro_batches, phase):
+                return run(micro_batches, *args, **kwargs)
+
+        return planned
+
+    def _pass(self, micro_batches: Sequence[Mapping[str, Any]], phase: Phase) -> AbstractContextManager[None]:
+        """Collective over all ranks: begin a pass; return the context in which it runs."""
+        assert self._job is not None
+        # Experts must not move while gradients accumulate over several calls of forward_backward.
+        may_move = not self._has_gradients
+        self._has_gradients |= phase is Phase.UPDATE
+        if not all(each.get("rollout_expert_indices") is not None for each in micro_batches):
+            self._say_unrouted()
+        elif may_move:
+            self._pass_index += 1
+            is_submitted = self._job.passes.plan(
+                self._pass_index, lambda: formed_rank_batch(micro_batches, self._layers)
+            )
+            if is_submitted or self.plan_source is not None:
+                self.outcome = self._job.agent.begin_step(self._pass_index, phase)
+                return telling_micro_batches(megatron_model_wrapper, self._job.agent)
+        self._job.agent.end_step()
+        return nullcontext()
+
+    def _say_unrouted(self) -> None:
+        if not self._has_said_unrouted:
+            self._has_said_unrouted = True
+            log.warning(
+                "relibra: a batch has no rollout_expert_indices, so its pass runs without a plan; if routing should be "
+                "replayed, set generator.inference_engine.enable_return_routed_experts=true. This line is not repeated"
+            )
+
+    def _ignoring_names(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._job is None else self._job.agent.ignoring_names()
+
+    def _at_original_places(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._job is None else self._job.agent.at_original_places()
+
+
+def _check_settings(config: Any, provider: Any, *, is_lora: bool) -> None:
+    """Check settings of SkyRL with which relibra cannot plan passes.
+
+    Raises:
+        InvalidInput: routing is not replayed.
+        Unsupported: relibra plans no such rows or weights.
+    """
+    if not config.policy.megatron_config.moe_enable_routing_replay:
+        raise InvalidInput.of(
+            "trainer.policy.megatron_config.moe_enable_routing_replay",
+            expected="true, because relibra plans for routing that is replayed (or remove trainer.override_entrypoint)",
+            got=False,
+        )
+    if is_lora:
+        raise Unsupported("expected trainer.policy.model.lora.rank=0, because relibra does not balance LoRA in SkyRL")
+    if getattr(provider, "fp8", None):
+        raise Unsupported("expected no fp8, because SkyRL pads tokens for fp8 in a way that relibra does not plan")
+    if not config.remove_microbatch_padding and config.policy.megatron_config.context_parallel_size > 1:
+        raise Unsupported(
+            "expected trainer.remove_microbatch_padding=true with context parallelism, because relibra plans no other "
+            "layout of tokens"
+        )
