@@ -16,7 +16,7 @@ from harness.services import CLUSTER, MODEL, Service, redis_server, redis_url, r
 from harness.watched_job import WatchedJob
 from relibra.cli.app import app
 from relibra.planning.launch import Launch
-from relibra.store import EmbeddedRedis, Role, Store
+from relibra.store import ALL_JOBS, EmbeddedRedis, Role, Store
 
 Relibra = Callable[..., str]
 Answering = Callable[..., AbstractContextManager[tuple[str, list]]]
@@ -35,11 +35,13 @@ class Watched:
     url: str
     token: str
     restarted_token: str
+    viewer_token: str
+    """A token for all jobs."""
 
 
 @pytest.fixture(scope="session")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    async def fill(url: str) -> tuple[WatchedJob, str, str]:
+    async def fill(url: str) -> tuple[WatchedJob, list[str]]:
         async with Store.open(url) as opened:
             job = WatchedJob(opened, "job", model=MODEL, cluster=CLUSTER, num_micro_batches=2)
             await job.register()
@@ -56,13 +58,13 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             await restarted.plan(2)
             await restarted.restart(Launch(token="two", owner="host-b:99"))
             await restarted.collect(2)
-            tokens = [await opened.create_token(each, Role.VIEWER) for each in ("job", "restarted")]
-            return job, tokens[0][1], tokens[1][1]
+            tokens = [await opened.create_token(each, Role.VIEWER) for each in ("job", "restarted", ALL_JOBS)]
+            return job, [token for _, token in tokens]
 
     with EmbeddedRedis(tmp_path_factory.mktemp("watched-redis")) as redis:
-        job, token, restarted_token = asyncio.run(fill(redis.url))
+        job, tokens = asyncio.run(fill(redis.url))
         service = Service("status", redis.url, tmp_path_factory.mktemp("watched-status"), RELIBRA_AUTH="required")
-        yield Watched(job, redis.url, service.address, token, restarted_token)
+        yield Watched(job, redis.url, service.address, *tokens)
         service.stop()
 
 

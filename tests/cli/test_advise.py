@@ -6,13 +6,27 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from relibra.cli import output
 from relibra.cli.advise import advise
 from relibra.errors import InvalidInput
 from relibra.routing import RoutingTrace, write_trace
 
 _app = typer.Typer()
 _app.command()(advise)
-_SMALL = ("--model", "gpt-oss-20b", "--gpus-per-node", 4, "--micro-batches", 2, "--tokens-per-gpu", 8192)
+_SMALL = ("--gpus-per-node", 4, "--micro-batches", 2, "--tokens-per-gpu", 8192)
+_CONFIG = {
+    "model_type": "tiny",
+    "num_hidden_layers": 2,
+    "num_experts": 16,
+    "num_experts_per_tok": 1,
+    "hidden_size": 2880,
+    "moe_intermediate_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 1000,
+}
+"""The configuration of the model that the traces of `_trace` are from."""
 
 
 def _trace(path: Path, num_sequences: int, variance: float) -> Path:
@@ -33,6 +47,13 @@ def _trace(path: Path, num_sequences: int, variance: float) -> Path:
     return path
 
 
+@pytest.fixture
+def model(tmp_path: Path) -> tuple[str, Path]:
+    """The option that names the model."""
+    (tmp_path / "config.json").write_text(json.dumps(_CONFIG))
+    return "--model", tmp_path / "config.json"
+
+
 def _run(*args: object, status: int) -> str:
     result = CliRunner().invoke(_app, [str(arg) for arg in args], env={"COLUMNS": "80"})
     if result.exception and not isinstance(result.exception, SystemExit):
@@ -41,9 +62,9 @@ def _run(*args: object, status: int) -> str:
     return result.stdout
 
 
-def test_routing_that_differs_by_sequence_says_turn_it_on(tmp_path):
+def test_routing_that_differs_by_sequence_says_turn_it_on(tmp_path, model):
     trace = _trace(tmp_path / "trace.npz", 80, variance=2.0)
-    said = json.loads(_run(trace, *_SMALL, "--json", status=0))
+    said = json.loads(_run(trace, *model, *_SMALL, "--json", status=0))
     assert said["answer"] == "turn it on"
     assert said["gain"]["mean"] - said["gain"]["margin"] >= 0.02
     assert said["gain"]["mean"] > max(each["mean"] for each in said["gain_of_others"].values())
@@ -51,21 +72,35 @@ def test_routing_that_differs_by_sequence_says_turn_it_on(tmp_path):
     assert said["slot_size_bytes"] == said["redundant_slots"] * 3 * 2 * 3 * 2880 * 2880
 
 
-def test_even_routing_says_that_it_will_not_pay(tmp_path):
-    printed = _run(_trace(tmp_path / "trace.npz", 80, variance=0), *_SMALL, status=1)
+def test_even_routing_says_that_it_will_not_pay(tmp_path, model, monkeypatch):
+    monkeypatch.setattr(output, "is_terminal", lambda stream: True)
+    printed = _run(_trace(tmp_path / "trace.npz", 80, variance=0), *model, *_SMALL, status=1)
     assert "It will not pay." in printed
     assert max(map(len, printed.splitlines())) <= 80
-    for label in ("relibra, 1 redundant slot ", "eplb-oracle", "reorder-only", "Memory of", "simulated"):
+    for label in (
+        "relibra, 1 redundant slot ",
+        "eplb-oracle",
+        "reorder-only",
+        "Best setting: redundant_slots=",
+        "simulated",
+    ):
         assert label in printed
 
 
-def test_few_sequences_are_not_enough(tmp_path):
-    printed = _run(_trace(tmp_path / "trace.npz", 20, variance=2.0), *_SMALL, status=1)
+def test_few_sequences_are_not_enough(tmp_path, model):
+    printed = _run(_trace(tmp_path / "trace.npz", 20, variance=2.0), *model, *_SMALL, status=1)
     assert "Not enough data." in printed
     assert "at least 32 sequences; there are 20" in printed
 
 
-def test_ranks_that_do_not_divide_the_experts_are_refused(tmp_path):
+def test_S9_a_trace_of_another_model_is_never_a_reason_to_turn_it_on(tmp_path):
+    asked = ("--model", "gpt-oss-20b", *_SMALL)
+    printed = _run(_trace(tmp_path / "trace.npz", 80, variance=2.0), *asked, status=1)
+    assert "Not enough data." in printed
+    assert "it has 2 MoE layers x 16 experts, top 1, and gpt-oss-20b has 24 x 32, top 4. Record this model" in printed
+
+
+def test_ranks_that_do_not_divide_the_experts_are_refused(tmp_path, model):
     trace = _trace(tmp_path / "trace.npz", 20, variance=2.0)
     with pytest.raises(InvalidInput, match="expected a multiple of the 12 EP ranks"):
-        _run(trace, *_SMALL, "--nodes", 3, status=2)
+        _run(trace, *model, *_SMALL, "--nodes", 3, status=2)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 
 import click
 import pytest
@@ -29,8 +30,8 @@ COMMANDS = [
     "tokens",
     "doctor",
 ]
-# The first three run until they are stopped and have a ready file for scripts; the others only confirm what they did.
-WITHOUT_DATA = {"up", "planner", "status", "jobs remove", "tokens revoke", "trace merge", "trace split"}
+# They run until they are stopped, and have a ready file for scripts.
+SERVICES = {"up", "planner", "status"}
 
 
 def verbs() -> dict[str, click.Command]:
@@ -45,8 +46,8 @@ def test_every_command_is_there():
     assert set(COMMANDS) <= set(typer.main.get_command(app).commands)
 
 
-@pytest.mark.parametrize("verb", sorted(set(verbs()) - WITHOUT_DATA))
-def test_every_verb_that_prints_data_has_a_json_option(verb):
+@pytest.mark.parametrize("verb", sorted(set(verbs()) - SERVICES))
+def test_every_verb_that_ends_has_a_json_option(verb):
     assert any("--json" in parameter.opts for parameter in verbs()[verb].params)
 
 
@@ -78,6 +79,10 @@ def test_an_error_prints_a_message_and_on_request_a_traceback(tmp_path):
     assert "Traceback" not in run(*refused, RELIBRA_TRACEBACK="0").stderr
 
 
+def test_the_version_is_printed_without_a_verb():
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"relibra {version('relibra')}\n"
+
+
 def test_a_bug_prints_a_message_as_well():
     script = (
         "import typer\nfrom relibra.cli.app import app, run\n"
@@ -89,17 +94,3 @@ def test_a_bug_prints_a_message_as_well():
     assert "KeyError 'a key'" in ended.stderr
     assert "RELIBRA_TRACEBACK=1" in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-def test_the_shell_completes_verbs_options_and_values():
-    def complete(*words: str) -> str:
-        asked = {
-            "_RELIBRA_COMPLETE": "complete_bash",
-            "COMP_WORDS": " ".join(words),
-            "COMP_CWORD": str(len(words) - 1),
-        }
-        return CliRunner().invoke(app, env=asked, prog_name="relibra").stdout
-
-    assert "explain" in complete("relibra", "ex")
-    assert "--json" in complete("relibra", "steps", "job", "--j")
-    assert "collecting" in complete("relibra", "steps", "job", "--state", "co")

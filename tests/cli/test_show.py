@@ -4,7 +4,7 @@ from http import HTTPStatus
 
 import pytest
 
-from relibra.errors import InvalidInput, NotFound
+from relibra.errors import InvalidInput, NotFound, UnknownJob
 from relibra.status.health import JobState
 
 
@@ -69,6 +69,12 @@ def test_half_a_cell_is_refused_and_a_missing_cell_is_not_found(relibra):
 def test_S9_a_step_that_does_not_exist_is_not_shown_as_one_that_collects(relibra):
     with pytest.raises(NotFound, match="job 'job' has no step 99"):
         relibra("show", "job", 99)
+
+
+@pytest.mark.parametrize("words", [("show", "jab"), ("steps", "jab"), ("explain", "jab", 1), ("diff", "jab", 1)])
+def test_an_unknown_job_is_answered_with_those_that_the_viewer_may_see(relibra, words, watched):
+    with pytest.raises(UnknownJob, match=r"^job 'jab' is not registered\. Registered: job, restarted$"):
+        relibra(*words, RELIBRA_TOKEN=watched.viewer_token)
 
 
 def test_a_job_is_shown_with_its_attempts(relibra, watched):

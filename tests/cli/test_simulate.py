@@ -9,6 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from harness.devices import device
+from relibra.cli import output
 from relibra.cli.simulate import simulate
 from relibra.errors import InvalidInput, InvalidTrace, Unsupported
 from relibra.evaluation.hardware import hardware_of
@@ -60,7 +61,8 @@ def test_equal_seeds_give_equal_results_and_others_do_not(trace):
     assert one == same != other
 
 
-def test_the_table_fits_80_columns_and_names_every_policy(trace):
+def test_the_table_fits_80_columns_and_names_every_policy(trace, monkeypatch):
+    monkeypatch.setattr(output, "is_terminal", lambda stream: True)
     printed = _run(trace, *_SMALL, "--nodes", 2)
     assert max(map(len, printed.splitlines())) <= 80
     assert "…" not in printed

@@ -1,6 +1,9 @@
 import json
 
+import pytest
+
 from harness.services import Loop
+from relibra.errors import InvalidInput
 from relibra.store import Store
 
 
@@ -13,5 +16,11 @@ def test_S6_a_token_is_made_listed_without_its_secret_and_revoked(relibra, store
     assert [each["token_id"] for each in json.loads(listed)] == [made["token_id"]]
     assert made["token"] not in listed
     assert made["token_id"] in relibra("tokens", "list", RELIBRA_REDIS_URL=redis_url)
-    relibra("tokens", "revoke", made["token_id"], RELIBRA_REDIS_URL=redis_url)
+    said = relibra("tokens", "revoke", made["token_id"], "--json", RELIBRA_REDIS_URL=redis_url)
+    assert json.loads(said) == {"token_id": made["token_id"], "is_revoked": True}
     assert run(store.find_token(made["token"])) is None
+
+
+def test_S6_a_token_for_a_name_that_no_job_can_have_is_refused(relibra, redis_url: str):
+    with pytest.raises(InvalidInput, match="for example 'My-Job', got 'My Job'"):
+        relibra("tokens", "create", "--role", "viewer", "--job", "My Job", RELIBRA_REDIS_URL=redis_url)

@@ -61,6 +61,11 @@ def test_validate_passes_fails_or_refuses(source, tmp_path):
     write_trace(tmp_path / "twice.npz", RoutingTrace(routed_experts=twice, offsets=np.array([0, 5]), num_experts=16))
     said = trace_verb("validate", tmp_path / "twice.npz", exit_code=1)
     assert "1 of 15 (token, layer) rows have an expert twice, the first is row 3, layer 2: [7, 7]" in said
+    (tmp_path / "half.npz").write_bytes(source.read_bytes()[:200])
+    assert "half.npz is not valid: " in trace_verb("validate", tmp_path / "half.npz", exit_code=1)
+    said = json.loads(trace_verb("validate", tmp_path / "half.npz", "--json", exit_code=1))
+    assert not said["is_valid"]
+    assert "expected a complete .npz file" in said["reason"]
     with pytest.raises(InvalidTrace, match="no such file"):
         trace_verb("validate", tmp_path / "absent.npz")
 
@@ -68,10 +73,12 @@ def test_validate_passes_fails_or_refuses(source, tmp_path):
 def test_merging_the_parts_of_a_split_restores_the_trace(source, tmp_path):
     folder = tmp_path / "parts"
     folder.mkdir()
-    trace_verb("split", source, "--parts", 4, "-o", folder)
+    said = json.loads(trace_verb("split", source, "--parts", 4, "-o", folder, "--json"))
     parts = sorted(folder.iterdir())
+    assert said == [{"trace": str(each), "num_sequences": 15, "num_tokens": 150} for each in parts]
     assert [each.name for each in parts] == [f"trace-000{index}.npz" for index in range(4)]
-    trace_verb("merge", *parts, "-o", tmp_path / "whole.npz")
+    said = json.loads(trace_verb("merge", *parts, "-o", tmp_path / "whole.npz", "--json"))
+    assert said == {"trace": str(tmp_path / "whole.npz"), "num_sequences": 60, "num_tokens": 600}
     before, after = read_trace(source), read_trace(tmp_path / "whole.npz")
     np.testing.assert_array_equal(before.domain, after.domain)
     np.testing.assert_array_equal(before.offsets, after.offsets)
@@ -101,6 +108,8 @@ def test_domains_whose_file_names_would_be_equal_get_files_of_their_own(tmp_path
     folder = tmp_path / "parts"
     folder.mkdir()
     said = trace_verb("split", tmp_path / "trace.npz", "--by-domain", "-o", folder)
+    as_json = json.loads(trace_verb("split", tmp_path / "trace.npz", "--by-domain", "-o", folder, "--json"))
+    assert sorted(each["domain"] for each in as_json) == sorted({*domains})
     parts = [read_trace(each) for each in sorted(folder.iterdir())]
     assert sorted(np.concatenate([each.domain for each in parts])) == sorted(domains)
     assert [set(each.domain) for each in parts] == [{name} for name in (each.domain[0] for each in parts)]

@@ -33,6 +33,13 @@ def test_few_sequences_decide_nothing():
     assert decide(Gain(mean=0.5, margin=0.0), _OTHERS, num_sequences=31)[0] is Answer.NOT_ENOUGH_DATA
 
 
+def test_S9_a_trace_of_another_model_gives_figures_but_no_recommendation():
+    given, reason = decide(Gain(mean=0.5, margin=0.01), _OTHERS, num_sequences=100, other_model="it has 2 x 16")
+    assert given is Answer.NOT_ENOUGH_DATA
+    assert "it has 2 x 16. Record this model" in reason
+    assert "+50.0%" in reason
+
+
 def test_slots_that_gain_next_to_nothing_are_not_worth_their_memory():
     assert fewest_slots({0: 0.10, 1: 0.197, 2: 0.201, 4: 0.2}) == 1
     assert fewest_slots({0: 0.10, 1: 0.15, 2: 0.201, 4: 0.2}) == 2

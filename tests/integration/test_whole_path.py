@@ -1,6 +1,7 @@
 """From a rollout worker's report to the status page, over real processes."""
 
 import json
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from relibra.wire.client import PlannerClient
 pytestmark = pytest.mark.integration
 
 SCHEDULE = Schedule.round_robin(8, 2, CLUSTER)
+JOB = "Qwen3-30B-A3B_GSPO.v2"
+"""Names of experiments have capitals; they must pass every boundary on the way."""
 
 
 def get(url: str) -> Any:
@@ -45,10 +48,10 @@ def test_reports_become_a_plan_that_is_executed_and_shown(planner: Service, redi
     status = Service("status", redis_url, tmp_path)
     try:
         with PlannerClient(planner.address) as client:
-            epoch = client.register_job("job", MODEL, CLUSTER, PARAMS)
-            ids = report_sequences(planner.address, "job", 5)
-            client.submit_schedule("job", 5, ids, SCHEDULE)
-            plans = [client.fetch_plan("job", 5, MODEL, rank, wait_s=60) for rank in range(CLUSTER.num_ranks)]
+            epoch = client.register_job(JOB, MODEL, CLUSTER, PARAMS)
+            ids = report_sequences(planner.address, JOB, 5)
+            client.submit_schedule(JOB, 5, ids, SCHEDULE)
+            plans = [client.fetch_plan(JOB, 5, MODEL, rank, wait_s=60) for rank in range(CLUSTER.num_ranks)]
             for plan in plans:
                 check_rank_plan(plan, MODEL, CLUSTER)
                 assert (plan.step, plan.id.epoch, plan.id.version) == (5, epoch, 1)
@@ -56,7 +59,7 @@ def test_reports_become_a_plan_that_is_executed_and_shown(planner: Service, redi
             loads_MLR = executed_loads(plans, StepLoad.of(counts_SLE, SCHEDULE, CLUSTER))
             for rank in range(CLUSTER.num_ranks):
                 client.report_execution(
-                    "job",
+                    JOB,
                     ExecutionReport(
                         step=5,
                         phase=Phase.UPDATE,
@@ -71,18 +74,24 @@ def test_reports_become_a_plan_that_is_executed_and_shown(planner: Service, redi
                     ),
                 )
         jobs = get(f"{status.address}/v1/jobs")
-        assert [each["job_id"] for each in jobs] == ["job"]
-        shown = get(f"{status.address}/v1/jobs/job/steps/5/plan")
+        assert [each["job_id"] for each in jobs] == [JOB]
+        shown = get(f"{status.address}/v1/jobs/{JOB}/steps/5/plan")
         assert (shown["id"], shown["digest"]) == (str(plans[0].id), plans[0].digest.hex())
         assert shown["reason"] == plans[0].reason
         np.testing.assert_array_equal(shown["home_rank"], plans[0].home_rank_LE)
         np.testing.assert_array_equal(shown["cells"]["slowest_rank_tokens"], loads_MLR.max(axis=-1))
         assert shown["prediction"]["imbalance_after"] == pytest.approx(imbalance(loads_MLR))
         assert shown["prediction"]["imbalance_after"] < shown["prediction"]["imbalance_before"]
-        reports = get(f"{status.address}/v1/jobs/job/steps/5/reports?realised=true")
+        reports = get(f"{status.address}/v1/jobs/{JOB}/steps/5/reports?realised=true")
         realised_MLR = np.stack([each["realised_tokens"] for each in reports], axis=-1)
         assert imbalance(realised_MLR) == pytest.approx(shown["prediction"]["imbalance_after"])
-        assert [each["state"] for each in get(f"{status.address}/v1/jobs/job/steps")] == ["planned"]
+        with urllib.request.urlopen(f"{status.address}/metrics", timeout=10) as metrics:
+            assert f'relibra_job_health{{job_id="{JOB}",verdict="well"}} 1.0' in metrics.read().decode()
+        with urllib.request.urlopen(f"{status.address}/jobs/{JOB}", timeout=10) as page:
+            assert f"<h1>{JOB}</h1>" in page.read().decode()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(f"{status.address}/v1/jobs/{JOB.lower()}")
+        assert [each["state"] for each in get(f"{status.address}/v1/jobs/{JOB}/steps")] == ["planned"]
         assert status.stop() == 0
         assert planner.stop() == 0
     finally:

@@ -148,6 +148,9 @@ def test_S6_a_spiffe_id_is_an_identity(connect: Connect) -> None:
         submit(connect(spiffe_id="spiffe://relibra/job/by-cert/rollout"), "by-cert")
     with pytest.raises(Forbidden, match="may not act for another"):
         submit(connect(spiffe_id="spiffe://relibra/job/other/trainer"), "by-cert")
+    with pytest.raises(Forbidden, match="may not act for another"):
+        submit(connect(spiffe_id="spiffe://relibra/job/By-Cert/trainer"), "by-cert")
+    connect(spiffe_id="spiffe://relibra/job/By-Cert/trainer").register_job("By-Cert", MODEL, CLUSTER, PARAMS)
 
 
 @pytest.mark.parametrize(

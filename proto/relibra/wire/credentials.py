@@ -4,10 +4,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import grpc
+from typing import TYPE_CHECKING
 
 from relibra.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import grpc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,7 @@ class Credentials:
         """The metadata that every call carries."""
         return () if self.token is None else (("authorization", f"Bearer {self.token}"),)
 
-    def to_grpc(self) -> grpc.ChannelCredentials | None:
+    def to_grpc(self) -> "grpc.ChannelCredentials | None":
         """Return the TLS credentials, or None for plain text.
 
         Raises:
@@ -56,6 +58,8 @@ class Credentials:
             if self.cert_file is not None:
                 raise InvalidInput.of("credentials.ca_file", expected="the CA of the planner's certificate", got="none")
             return None
+        import grpc  # clients of the status service use no gRPC and start faster without it
+
         return grpc.ssl_channel_credentials(
             root_certificates=_read("ca_file", self.ca_file),
             private_key=None if self.key_file is None else _read("key_file", self.key_file),

@@ -1,7 +1,6 @@
 """Registrations, schedules, plans and reports to and from their messages; each `decode_*` validates its message."""
 
 import math
-import re
 from dataclasses import asdict
 
 import numpy as np
@@ -24,23 +23,7 @@ from relibra.planning.plan import Basis
 from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.v1 import execution_pb2, job_pb2, plan_pb2
 from relibra.wire import array
-
-_JOB_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-
-
-def check_job_id(job_id: str) -> str:
-    """Return `job_id` unchanged, or refuse it.
-
-    Raises:
-        InvalidInput: it is not a valid job id.
-    """
-    if not _JOB_ID.fullmatch(job_id):
-        raise InvalidInput.of(
-            "job_id",
-            expected="1 to 64 of a-z 0-9 . _ - starting with a letter or digit",
-            got=repr(job_id[:80]),
-        )
-    return job_id
+from relibra.wire.job_id import check_job_id
 
 
 def encode_registration(

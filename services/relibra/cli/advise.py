@@ -9,11 +9,10 @@ from dataclasses import asdict
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
-from relibra.cli.output import AsJson, print_json, working
+from relibra.cli.output import AsJson, open_console, print_json, print_table, working
 from relibra.cli.question import asking, provenance
 from relibra.evaluation.advice import Advice, Answer
 from relibra.evaluation.question import Question
@@ -32,14 +31,15 @@ def advise(ask: Callable[[], Question], as_json: AsJson = False) -> None:
     if as_json:
         print_json(asdict(advice) | {"answer": advice.answer.value})
     else:
-        console = Console()
+        console = open_console()
         colour = _COLOURS[advice.answer]
         text = (
             f"[bold {colour}]{advice.answer.value[0].upper()}{advice.answer.value[1:]}.[/]\n{_capital(advice.reason)}."
         )
         console.print(Panel(text, expand=False))
-        console.print(_table(advice))
-        memory = f"Memory of {_count(advice.redundant_slots)}: {advice.slot_size_bytes / 1e9:.2f} GB a GPU."
+        print_table(console, _table(advice))
+        setting = f"Best setting: redundant_slots={advice.redundant_slots}"
+        memory = f"{setting}, which takes {advice.slot_size_bytes / 1e9:.2f} GB of each GPU."
         balance = f"Throughput is {advice.of_balanced:.1%} of perfect balance; the rest is {advice.limit}."
         console.print(f"{memory} {balance}", highlight=False)
         console.print(f"{provenance(question)}. Times are simulated, for {question.hardware.source}.", highlight=False)
@@ -49,7 +49,7 @@ def advise(ask: Callable[[], Question], as_json: AsJson = False) -> None:
 
 def _table(advice: Advice) -> Table:
     table = Table(title="throughput over plain expert parallelism", box=box.SIMPLE, show_header=False)
-    table.add_column()
+    table.add_column(no_wrap=True)
     table.add_column(justify="right")
     table.add_row("relibra", str(advice.gain), style="bold")
     for name, gain in advice.gain_of_others.items():

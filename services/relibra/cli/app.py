@@ -5,7 +5,6 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from relibra.cli.lazy_verbs import group_of
 from relibra.environment import complaint, unknown_variables
@@ -13,30 +12,47 @@ from relibra.errors import RelibraError
 
 _TRACEBACK = "RELIBRA_TRACEBACK"
 
-_VERBS = (
-    "up",
-    "planner",
-    "status",
-    "demo",
-    "doctor",
-    "record",
-    "advise",
-    "simulate",
-    "plan",
-    "calibrate",
-    "steps",
-    "show",
-    "explain",
-    "diff",
-    "jobs",
-    "tokens",
-    "trace",
-)
+_OVERVIEW = {
+    "See it work": {
+        "demo": "Train a tiny MoE model, plain and balanced, and compare both runs.",
+        "up": "Start Redis, planner and status service on this machine.",
+        "doctor": "Check services, packages, GPUs and recipes; say what to fix.",
+    },
+    "Will it help? From recorded routing, without services": {
+        "record": "Convert recorded rollouts to a routing trace.",
+        "trace": "Inspect, check, merge and split routing traces.",
+        "advise": "Say whether balancing pays for a model, and with which settings.",
+        "simulate": "Compare balancing policies by simulated training time.",
+        "plan": "Plan a routing trace and show what balancing gains.",
+        "calibrate": "Turn GPU measurements into a cost model.",
+    },
+    "Look at jobs": {
+        "jobs": "List jobs with their health, remove them, let them go back.",
+        "show": "Show a job, one of its steps, or one cell of a step.",
+        "steps": "List the steps of a job.",
+        "explain": "Explain why a step was planned and executed as it was.",
+        "diff": "Show which experts have another home than in another step.",
+    },
+    "Run a cluster": {
+        "planner": "Serve trainers and rollout workers, and plan their steps.",
+        "status": "Serve jobs, steps and plans as pages, JSON and metrics.",
+        "tokens": "Create, list and revoke access tokens.",
+    },
+}
+"""Heading -> verb -> what `relibra --help` says of it."""
 
-app = typer.Typer(cls=group_of(*_VERBS), no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(cls=group_of(_OVERVIEW), no_args_is_help=True, pretty_exceptions_enable=False)
 
 _LOGGING = {"up", "planner", "status"}
 """The verbs that log, and name misspelt variables there."""
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        typer.echo(f"relibra {version('relibra')}")
+        raise typer.Exit
 
 
 @app.callback()
@@ -44,6 +60,9 @@ def relibra(
     context: typer.Context,
     traceback: Annotated[
         bool, typer.Option("--traceback", envvar=_TRACEBACK, help="Show the traceback of an error.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version of relibra.")
     ] = False,
 ) -> None:
     """Balancing control plane for Mixture-of-Experts RL training."""
@@ -62,6 +81,8 @@ def run() -> None:
     except Exception as error:
         if os.environ.get(_TRACEBACK):
             raise
+        from rich.console import Console
+
         console = Console(stderr=True, soft_wrap=True)
         console.print(type(error).__name__, style="bold red", end=" ")
         # No markup, because messages contain shapes such as `[T, L, K]`.

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from relibra.atomic_file import write_atomically
-from relibra.cli.output import AsJson, print_json, writing
+from relibra.cli.output import AsJson, open_console, print_json, print_table, writing
 from relibra.errors import InvalidInput
 from relibra.evaluation import calibration
 from relibra.evaluation.calibration import Measurement, read_measurements
@@ -61,8 +60,8 @@ def calibrate(
     if as_json:
         print_json({"output": str(output), "model": chosen.preset, "device": chosen.device, "cost": cost.to_dict()})
         return
-    console = Console()
-    console.print(_table(chosen, cost))
+    console = open_console()
+    print_table(console, _table(chosen, cost))
     console.print(f"Written to {output}", highlight=False)
 
 

@@ -25,7 +25,7 @@ from rich.progress import (
 )
 
 from relibra.cli.demo_report import show
-from relibra.cli.output import AsJson, print_json
+from relibra.cli.output import AsJson, open_console, print_json
 from relibra.errors import InvalidInput, Unsupported
 
 
@@ -57,7 +57,7 @@ def demo(
     from relibra.demo.services import OwnServices, Services
     from relibra.demo.shape import Registration
 
-    console = Console(stderr=as_json)
+    console = open_console(stderr=as_json)
     for each in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, _exit)  # unwinds the stack, which stops trainers and services
     with ExitStack() as stack:

@@ -8,6 +8,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from relibra.cli.output import print_table
+
 if TYPE_CHECKING:
     from relibra.demo.comparison import RunComparison
 
@@ -61,8 +63,8 @@ def show(console: Console, comparison: "RunComparison", plain_step_s: float, bal
         )
         for each in comparison.steps
     ]
-    console.print(_table("loss and gradient norm", _NEUTRAL_HEADINGS, neutral))
-    console.print(_table("imbalance: slowest rank / mean rank, 1.0 is ideal", _BALANCED_HEADINGS, balanced))
+    print_table(console, _table("loss and gradient norm", _NEUTRAL_HEADINGS, neutral))
+    print_table(console, _table("imbalance: slowest rank / mean rank, 1.0 is ideal", _BALANCED_HEADINGS, balanced))
     for passed, name, reason in (
         (comparison.neutral, "neutral", comparison.neutral_reason),
         (comparison.balanced, "balanced", comparison.balanced_reason),

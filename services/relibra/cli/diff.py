@@ -5,10 +5,9 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from relibra.cli.output import AsJson, print_json
+from relibra.cli.output import AsJson, open_console, print_json, print_table
 from relibra.cli.status_client import DEFAULT_URL, AttemptNumber, JobId, StatusClient, StatusUrl, Step
 
 
@@ -23,18 +22,18 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show which experts have a different home rank than in another step."""
-    found = StatusClient(url).get("v1", "jobs", job_id, "steps", step, "diff", against=against, attempt=attempt)
+    found = StatusClient(url).get_of_job(job_id, "steps", step, "diff", against=against, attempt=attempt)
     if as_json:
         print_json(found)
         return
-    console = Console()
+    console = open_console()
     console.print(
         f"From step {found['from_step']} to step {found['to_step']}, {found['num_moved']} experts move, "
         f"{found['num_crossing']} of them to another node.",
         highlight=False,
     )
     if found["moves"]:
-        console.print(_table(found["moves"]))
+        print_table(console, _table(found["moves"]))
 
 
 def _table(moves: list[dict[str, Any]]) -> Table:

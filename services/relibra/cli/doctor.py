@@ -12,7 +12,7 @@ from rich.text import Text
 
 from relibra.cli.checks import gpu, megatron, packages, planner, recipe, redis, status, topology
 from relibra.cli.checks.finding import CheckResult, Finding
-from relibra.cli.output import AsJson, print_json, working
+from relibra.cli.output import AsJson, open_console, print_json, working
 from relibra.cli.recipes.frameworks.registry import Framework
 
 _COLOURS = {
@@ -68,7 +68,7 @@ def doctor(
     if as_json:
         print_json([asdict(each) for each in findings])
     else:
-        _print(Console(), findings)
+        _print(open_console(), findings)
     if any(each.verdict is CheckResult.FAILED for each in findings):
         raise typer.Exit(1)
 

@@ -4,20 +4,28 @@
 """
 
 import asyncio
-from typing import Annotated
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+from rich.box import SIMPLE
+from rich.markup import escape
 from rich.table import Table
 
-from relibra.cli.output import AsJson, print_json
+from relibra.cli.completion import complete_stored_job
+from relibra.cli.known_jobs import unknown_job
+from relibra.cli.output import AsJson, open_console, print_json, print_table
 from relibra.cli.service import RedisUrl
 from relibra.cli.status_client import DEFAULT_URL, StatusClient, StatusUrl
-from relibra.errors import Conflict
-from relibra.store import JobRecord, Store
-from relibra.store.attempts import clock_time
+from relibra.errors import Conflict, UnknownJob
 
-app = typer.Typer(help="List and remove jobs, and let them go back.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from relibra.store import JobRecord, Store
+
+app = typer.Typer(help="List jobs with their health, remove them, and let them go back.", no_args_is_help=True)
+
+_StoredJob = Annotated[str, typer.Argument(help="Id of the job.", autocompletion=complete_stored_job)]
 
 
 @app.command("list")
@@ -27,43 +35,51 @@ def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    table = Table("job", "attempt", "launched by", "epoch", "layers x experts", "nodes x GPUs", "registered", "health")
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("job", no_wrap=True)
+    for heading in ("health", "attempt", "launched by", "layers x experts", "nodes x GPUs", "registered"):
+        table.add_column(heading)
     for job in found:
         model, cluster = job["model"], job["cluster"]
         table.add_row(
             job["job_id"],
+            job["health"]["verdict"],
             str(job["attempt"]["number"]),
-            job["attempt"]["owner"],
-            job["epoch"],
+            escape(job["attempt"]["owner"]),
             f"{model['num_layers']} x {model['num_experts']}",
             f"{cluster['num_nodes']} x {cluster['gpus_per_node']}",
-            f"{job['registered_at'][:19]}Z",
-            job["health"]["verdict"],
+            f"{job['registered_at'][:16].replace('T', ' ')} UTC",
         )
-    console = Console()
-    console.print(table)
+    console = open_console()
+    if not found:
+        console.print("No job is registered. The driver of a training registers its job when it starts.")
+        return
+    print_table(console, table)
     for job in found:
         if job["health"]["verdict"] != "well":
-            console.print(f"{job['job_id']}: {job['health']['reason']}", highlight=False, markup=False)
+            console.print(f"{job['job_id']}: {job['health']['reason']}", markup=False)
         if job["refused_launch"]:
-            console.print(f"{job['job_id']}: {job['refused_launch']['text']}", highlight=False, markup=False)
+            console.print(f"{job['job_id']}: {job['refused_launch']['text']}", markup=False)
 
 
 @app.command()
-def remove(job_id: Annotated[str, typer.Argument(help="Id of the job.")], redis_url: RedisUrl) -> None:
+def remove(job_id: _StoredJob, redis_url: RedisUrl, as_json: AsJson = False) -> None:
     """Remove a job with all its steps and plans. Its agents continue without plans until it is registered again."""
 
     async def forget() -> None:
-        async with Store.open(redis_url) as store:
+        async with _holding(job_id, redis_url) as store:
             await store.remove_job(job_id)
 
     asyncio.run(forget())
+    if as_json:
+        print_json({"job_id": job_id, "is_removed": True})
+        return
     typer.echo(f"removed job {job_id}")
 
 
 @app.command()
 def rollback(
-    job_id: Annotated[str, typer.Argument(help="Id of the job.")],
+    job_id: _StoredJob,
     step: Annotated[int, typer.Argument(min=0, help="The first step that the training samples again.")],
     redis_url: RedisUrl,
     is_repeated: Annotated[
@@ -76,8 +92,10 @@ def rollback(
     A training that loads an older checkpoint calls PlannerClient.rollback instead. Earlier steps stay as they are.
     """
 
-    async def go_back() -> JobRecord:
-        async with Store.open(redis_url) as store:
+    async def go_back() -> "JobRecord":
+        from relibra.store.attempts import clock_time
+
+        async with _holding(job_id, redis_url) as store:
             await store.get_job(job_id)
             current = (await store.list_attempts(job_id))[0]
             if current.rolled_back_to == step and not is_repeated:
@@ -92,3 +110,15 @@ def rollback(
         print_json({"job_id": job_id, "step": step, "attempt": job.number, "epoch": f"{job.epoch:016x}"})
         return
     typer.echo(f"job {job_id} went back to step {step}: attempt {job.number} takes over all earlier steps")
+
+
+@asynccontextmanager
+async def _holding(job_id: str, redis_url: str) -> "AsyncIterator[Store]":
+    """Open the store that should hold a job; if it does not, the error lists the jobs that it holds."""
+    from relibra.store import Store
+
+    async with Store.open(redis_url) as store:
+        try:
+            yield store
+        except UnknownJob:
+            raise unknown_job(job_id, (each.job_id for each in await store.list_jobs())) from None

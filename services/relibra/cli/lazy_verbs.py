@@ -1,9 +1,10 @@
-"""Verbs of the command line that are imported when they are first asked for.
+"""Verbs of the command line that are imported when they are first run.
 
-A service that starts needs its own modules only. Importing all verbs took every start half a second longer.
+A service that starts needs its own modules only, and the overview of all verbs needs none of them. Importing all verbs
+took every start half a second longer, and `relibra --help` a second.
 """
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from importlib import import_module
 from typing import Any
 
@@ -38,12 +39,29 @@ class LazyVerbs(MutableMapping[str, Any]):
         return len(self._commands)
 
 
-def group_of(*verbs: str) -> type[typer.core.TyperGroup]:
-    """Return the class of a group that holds these verbs, in this order, besides its own commands."""
+def group_of(overview: Mapping[str, Mapping[str, str]]) -> type[typer.core.TyperGroup]:
+    """Return the class of a group that holds the verbs of an overview, in this order, besides its own commands.
+
+    Args:
+        overview: heading -> verb -> the line about it, which `--help` and completion show without loading the verb.
+    """
+    lines = {
+        name: typer.core.TyperCommand(name, help=line, rich_help_panel=heading)
+        for heading, verbs in overview.items()
+        for name, line in verbs.items()
+    }
 
     class Group(typer.core.TyperGroup):
         def __init__(self, *, commands: MutableMapping[str, Any], **attributes: Any) -> None:
-            super().__init__(commands=LazyVerbs(verbs, commands), **attributes)  # type: ignore[arg-type]
+            super().__init__(commands=LazyVerbs(tuple(lines), commands), **attributes)  # type: ignore[arg-type]
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            """Return what the overview says of a verb; `resolve_command` returns the verb."""
+            return lines.get(cmd_name) or super().get_command(ctx, cmd_name)
+
+        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+            name, command, rest = super().resolve_command(ctx, args)
+            return name, command if name is None else self.commands[name], rest
 
     return Group
 

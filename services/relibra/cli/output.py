@@ -1,22 +1,61 @@
-"""The output of verbs: tables or JSON on standard output, and progress on standard error."""
+"""The output of verbs: tables or JSON on standard output, and progress on standard error.
+
+A terminal has a width, a pipe has none. In a pipe nothing is wrapped or cut, so that `grep` finds whole lines.
+"""
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from relibra.errors import InvalidInput
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+_UNBOUNDED = 100_000
+"""The width of a pipe."""
 
 
 def print_json(value: Any) -> None:
     """Print a JSON document to standard output."""
     typer.echo(json.dumps(value, indent=2))
+
+
+def open_console(*, stderr: bool = False) -> Console:
+    """Return a console that is as wide as its terminal, or unbounded if it writes to a pipe or a file."""
+    width = None if is_terminal(sys.stderr if stderr else sys.stdout) else _UNBOUNDED
+    return Console(stderr=stderr, width=width, highlight=False)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Return whether a person reads the stream; colours forced by the environment do not make a pipe a terminal."""
+    return stream.isatty()
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table with every cell in full.
+
+    Cells wrap and fold. Columns with `no_wrap` hold the names that tell rows apart and keep their width. Where the
+    words of a row need more than the terminal has, the lines of the table are longer than the terminal.
+    """
+    for column in table.columns:
+        column.overflow = "fold"
+        if column.no_wrap:
+            lines = [line for cell in (column.header, *column.cells) for line in str(cell).splitlines()]
+            column.min_width = max(map(cell_len, lines), default=0)
+    width = console.width
+    needed = Measurement.get(console, console.options.update(max_width=_UNBOUNDED), table).minimum
+    console.width = max(width, needed)
+    console.print(table)
+    console.width = width
 
 
 @contextmanager

@@ -11,10 +11,9 @@ from typing import Annotated
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
 
 from relibra.atomic_file import write_atomically
-from relibra.cli.output import AsJson, print_json, working, writing
+from relibra.cli.output import AsJson, open_console, print_json, working, writing
 from relibra.cli.plan_report import PackReport, PlanReport
 from relibra.errors import InvalidInput
 from relibra.evaluation import (
@@ -121,7 +120,7 @@ def plan(
     if as_json:
         print_json({"trace": str(trace), "output": str(output)} | report.to_dict())
     else:
-        report.print(Console(), output)
+        report.print(open_console(), output)
 
 
 def _cluster(trace: RoutingTrace, nodes: int, gpus_per_node: int, redundant_slots: int) -> Cluster:

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from relibra.cli.output import print_table
 from relibra.evaluation import ScheduleScore
 from relibra.planning import Plan
 from relibra.planning.bounds.exact import ExactGap
@@ -69,9 +70,9 @@ class PlanReport:
 
     def print(self, console: Console, output: Path) -> None:
         """Print the report as tables."""
-        console.print(self._table())
+        print_table(console, self._table())
         if self.packed:
-            console.print(_schedule_table(self.packed))
+            print_table(console, _schedule_table(self.packed))
             console.print(_sentence(self.packed.reason), highlight=False)
         console.print(_sentence(self.plan.reason), highlight=False)
         console.print(f"Written to {output}", highlight=False)
@@ -131,7 +132,7 @@ def _schedule_table(packed: PackReport) -> Table:
         "attention\nspread": lambda score: f"{score.attention_spread:.3f}",
     }
     table = Table(title=f"schedules, token budget {packed.token_budget}")
-    table.add_column("schedule")
+    table.add_column("schedule", no_wrap=True)
     for heading in columns:
         table.add_column(heading, justify="right")
     for name, score in packed.schedules.items():

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from relibra.cli.completion import complete_hardware, complete_model
 from relibra.evaluation.calibration import read_cost
 from relibra.evaluation.hardware import HARDWARE, hardware_of
 from relibra.evaluation.model_presets import MODELS, model_shape
@@ -20,9 +21,16 @@ from relibra.routing import read_trace
 def ask(
     trace: Annotated[Path, typer.Argument(help="Routing trace (.npz).", show_default=False)],
     model: Annotated[
-        str, typer.Option(help=f"One of {', '.join(MODELS)}; or the path of a config.json.", show_default=False)
+        str,
+        typer.Option(
+            help=f"One of {', '.join(MODELS)}; or the path of a config.json.",
+            show_default=False,
+            autocompletion=complete_model,
+        ),
     ],
-    hardware: Annotated[str, typer.Option(help=f"Hardware of the nodes: {', '.join(HARDWARE)}.")] = "h100",
+    hardware: Annotated[
+        str, typer.Option(help=f"Hardware of the nodes: {', '.join(HARDWARE)}.", autocompletion=complete_hardware)
+    ] = "h100",
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of the expert-parallel group.")] = 1,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each node.")] = 8,
     micro_batches: Annotated[int, typer.Option(min=1, help="Micro-batches of a step.")] = 32,

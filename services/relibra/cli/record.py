@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from relibra.cli.left_out_report import describe_left_out, print_left_out
-from relibra.cli.output import AsJson, print_json, writing
+from relibra.cli.output import AsJson, open_console, print_json, writing
 from relibra.cli.recorded_model import model_of_options, physical_experts_of_files
 from relibra.cli.trace_report import describe_trace, print_trace
 from relibra.errors import InvalidInput, RelibraError
@@ -134,7 +134,7 @@ def record(
             {"trace": str(output), "num_unknown_tokens": num_unknown, "left_out": describe_left_out(left_out)} | said
         )
     else:
-        console = Console()
+        console = open_console()
         print_trace(console, said, str(output))
         if num_unknown:
             console.print(

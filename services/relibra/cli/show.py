@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from relibra.cli.output import AsJson, print_json
+from relibra.cli.output import AsJson, open_console, print_json, print_table
 from relibra.cli.status_client import DEFAULT_URL, AttemptNumber, JobId, StatusClient, StatusUrl
 from relibra.errors import InvalidInput
 
@@ -39,10 +39,10 @@ def show(
     """Show a job with its health and attempts; a step with its plan and what the ranks did; or one cell in full."""
     if (row is None) != (layer is None) or (row is not None and step is None):
         raise InvalidInput.of("cell", expected="a step, --row and --layer", got="only some of them")
-    client, of_job = StatusClient(url), ("v1", "jobs", job_id)
+    client = StatusClient(url)
 
     def get(*path: str | int) -> Any:
-        return client.get(*of_job, *path, attempt=attempt)
+        return client.get_of_job(job_id, *path, attempt=attempt)
 
     print_it: Callable[[Console, dict[str, Any]], None]
     if step is None:
@@ -60,7 +60,7 @@ def show(
     if as_json:
         print_json(shown)
     else:
-        print_it(Console(highlight=False), shown)
+        print_it(open_console(), shown)
 
 
 def _print_job(console: Console, job: dict[str, Any]) -> None:
@@ -73,21 +73,20 @@ def _print_job(console: Console, job: dict[str, Any]) -> None:
     console.print(f"[bold {colour}]{escape(health['verdict'])}[/]: {escape(health['reason'])}")
     if job["refused_launch"]:
         console.print(job["refused_launch"]["text"], style="yellow", markup=False)
-    console.print(
-        _facts(
-            {
-                "attempt": f"{_launch(attempt)}, epoch {job['epoch']}",
-                "model": f"{model['num_layers']} MoE layers x {model['num_experts']} experts, top {model['top_k']}",
-                "EP group": f"{cluster['num_nodes']} nodes x {cluster['gpus_per_node']} GPUs, "
-                f"{cluster['redundant_slots']} redundant slots; {cluster['num_ep_groups']} of them",
-            }
-            | {f"attempt {each['number']}": _past(each) for each in job["attempts"] if each["ended_at"]}
-        )
+    _print_facts(
+        console,
+        {
+            "attempt": f"{_launch(attempt)}, epoch {job['epoch']}",
+            "model": f"{model['num_layers']} MoE layers x {model['num_experts']} experts, top {model['top_k']}",
+            "EP group": f"{cluster['num_nodes']} nodes x {cluster['gpus_per_node']} GPUs, "
+            f"{cluster['redundant_slots']} redundant slots; {cluster['num_ep_groups']} of them",
+        }
+        | {f"attempt {each['number']}": _past(each) for each in job["attempts"] if each["ended_at"]},
     )
 
 
 def _launch(attempt: dict[str, Any]) -> str:
-    owner = f" by {attempt['owner']}" if attempt["owner"] else ""
+    owner = f" by {escape(attempt['owner'])}" if attempt["owner"] else ""
     if attempt["rolled_back_to"] is not None:
         owner += f", went back to step {attempt['rolled_back_to']}"
     heard = f", heard {_time(attempt['heard_at'])}" if attempt["heard_at"] else ""
@@ -98,7 +97,7 @@ def _past(attempt: dict[str, Any]) -> str:
     steps = "no steps"
     if attempt["last_step"] is not None:
         steps = f"steps {attempt['first_step']} to {attempt['last_step']}"
-    owner = f" by {attempt['owner']}" if attempt["owner"] else ""
+    owner = f" by {escape(attempt['owner'])}" if attempt["owner"] else ""
     return f"launched{owner} {_time(attempt['began_at'])}, ended {_time(attempt['ended_at'])}; {steps}"
 
 
@@ -144,15 +143,14 @@ def _print_state(console: Console, step: dict[str, Any]) -> None:
 
 def _print_prediction(console: Console, plan_id: str, prediction: dict[str, Any]) -> None:
     imbalances = " > ".join(f"{prediction[f'imbalance_{name}']:.3f}" for name in ("before", "after"))
-    console.print(
-        _facts(
-            {
-                "plan": plan_id,
-                "imbalance": f"{imbalances}, bound {prediction['imbalance_bound']:.3f}",
-                "replicas": f"{prediction['num_replicas']}, {_size(prediction['replica_size_bytes'])}",
-                "moved experts": f"{prediction['num_moved_experts']}, {_size(prediction['reorder_size_bytes'])}",
-            }
-        )
+    _print_facts(
+        console,
+        {
+            "plan": plan_id,
+            "imbalance": f"{imbalances}, bound {prediction['imbalance_bound']:.3f}",
+            "replicas": f"{prediction['num_replicas']}, {_size(prediction['replica_size_bytes'])}",
+            "moved experts": f"{prediction['num_moved_experts']}, {_size(prediction['reorder_size_bytes'])}",
+        },
     )
 
 
@@ -182,7 +180,7 @@ def _print_cell(console: Console, cell: dict[str, Any]) -> None:
     for each in cell["ranks"]:
         names = ("rank", "node", "before_tokens", "after_tokens", "home_tokens", "replica_tokens")
         ranks.add_row(*(str(each[name]) for name in names))
-    console.print(ranks)
+    print_table(console, ranks)
     experts = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("expert", "tokens", "home", "replicas: tokens on rank"):
         experts.add_column(heading, justify="left" if ":" in heading else "right")
@@ -191,11 +189,13 @@ def _print_cell(console: Console, cell: dict[str, Any]) -> None:
             quotas = ",  ".join(f"{replica['tokens']} on {replica['rank']}" for replica in each["replicas"])
             experts.add_row(str(each["expert"]), str(each["load_tokens"]), str(each["home_rank"]), quotas)
     if experts.row_count:
-        console.print(experts)
+        print_table(console, experts)
 
 
-def _facts(said: dict[str, str]) -> Table:
+def _print_facts(console: Console, said: dict[str, str]) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column()
     for name, value in said.items():
         table.add_row(name, value)
-    return table
+    print_table(console, table)

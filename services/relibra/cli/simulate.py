@@ -11,10 +11,10 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from relibra.cli.output import AsJson, print_json, working, writing
+from relibra.cli.completion import complete_policies
+from relibra.cli.output import AsJson, open_console, print_json, print_table, working, writing
 from relibra.cli.question import asking, provenance
 from relibra.errors import InvalidInput
 from relibra.evaluation.question import Question
@@ -26,7 +26,10 @@ def simulate(
     ask: Callable[[], Question],
     redundant_slots: Annotated[int, typer.Option(min=0, help="Spare expert slots of each GPU, for all policies.")] = 2,
     policies: Annotated[
-        str | None, typer.Option(help="Policies to compare, separated by commas. All by default.")
+        str | None,
+        typer.Option(
+            help="Policies to compare, separated by commas. All by default.", autocompletion=complete_policies
+        ),
     ] = None,
     report: Annotated[Path | None, typer.Option(help="HTML report to write, with figures, in one file.")] = None,
     seed: Annotated[int, typer.Option(help="Seed for drawing sequences.")] = 0,
@@ -63,8 +66,8 @@ def simulate(
             }
         )
         return
-    console = Console()
-    console.print(_table(outcomes, question))
+    console = open_console()
+    print_table(console, _table(outcomes, question))
     console.print(
         "Of balance: throughput relative to perfectly even routing. Per cell: replicas in a cell. Sent: bytes that a "
         "GPU sends for replicas and moved experts. Waits: time for these transfers and for decisions. Plan: planning "

@@ -4,17 +4,20 @@ import json
 import ssl
 import urllib.error
 import urllib.request
+from http.client import BadStatusLine, HTTPException
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode, urlsplit
 
 import typer
 
-from relibra.errors import ERRORS, InvalidInput, RelibraError, Unavailable
+from relibra.cli.completion import complete_watched_job
+from relibra.cli.known_jobs import unknown_job
+from relibra.errors import ERRORS, InvalidInput, RelibraError, Unavailable, UnknownJob
 from relibra.wire.credentials import Credentials
 
 StatusUrl = Annotated[str, typer.Option("--url", envvar="RELIBRA_STATUS_URL", help="URL of the status service.")]
 DEFAULT_URL = "http://127.0.0.1:7421"
-JobId = Annotated[str, typer.Argument(help="Id of the job.", show_default=False)]
+JobId = Annotated[str, typer.Argument(help="Id of the job.", show_default=False, autocompletion=complete_watched_job)]
 AttemptNumber = Annotated[
     int | None,
     typer.Option("--attempt", min=1, help="Number of an attempt of the job; the current one by default."),
@@ -31,7 +34,7 @@ class StatusClient:
     `Credentials.from_env`.
     """
 
-    def __init__(self, url: str, credentials: Credentials | None = None) -> None:
+    def __init__(self, url: str, credentials: Credentials | None = None, *, timeout_s: float = _TIMEOUT_S) -> None:
         """Check the URL. Each `get` opens a connection of its own.
 
         Raises:
@@ -40,6 +43,7 @@ class StatusClient:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
             raise InvalidInput.of("--url", expected="http://host:port or https://host:port", got=repr(url))
         self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
         self._credentials = credentials or Credentials.from_env()
         self._tls = _tls(self._credentials) if url.startswith("https:") else None
 
@@ -61,16 +65,42 @@ class StatusClient:
             # Not sent to other hosts on a redirect: the token is for this service only.
             request.add_unredirected_header(name, value)
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=self._tls) as response:
+            with urllib.request.urlopen(request, timeout=self._timeout_s, context=self._tls) as response:
                 return json.load(response)
         except urllib.error.HTTPError as error:
             raise _problem(error, self.url) from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
+            if (other := _other_protocol(error)) is not None:
+                raise Unavailable(f"{self.url} is {other}") from error
             reason = getattr(error, "reason", error)
             raise Unavailable(
                 f"no status service responds at {self.url}: {reason}; start one with `relibra up` or `relibra status`, "
                 "or name another with --url or RELIBRA_STATUS_URL"
             ) from error
+
+    def get_of_job(self, job_id: str, *path: str | int, **query: str | int | None) -> Any:
+        """Return a JSON document about a job; the arguments and errors are those of `get`.
+
+        Raises:
+            UnknownJob: the job is not registered; the text lists the jobs that the viewer may see.
+        """
+        try:
+            return self.get("v1", "jobs", job_id, *path, **query)
+        except UnknownJob:
+            raise unknown_job(job_id, (job["job_id"] for job in self.get("v1", "jobs"))) from None
+
+
+def _other_protocol(error: Exception) -> str | None:
+    """Return what kind of server sent an answer that is not HTTP, and what to do; None if nothing is known about it."""
+    begins = error.line if isinstance(error, BadStatusLine) else ""
+    if begins[3:4] == "\x04":  # the SETTINGS frame with which every HTTP/2 server begins
+        return (
+            "the port of a gRPC server, such as a planner (7420 by default). The status service has a port of its own "
+            "(7421 by default): name it with --url or RELIBRA_STATUS_URL"
+        )
+    if begins[:2] == "\x15\x03":  # an alert of TLS
+        return "the port of a server with TLS: write https:// instead of http://"
+    return None
 
 
 def _tls(credentials: Credentials) -> ssl.SSLContext:

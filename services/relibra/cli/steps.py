@@ -4,10 +4,9 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from relibra.cli.output import AsJson, print_json
+from relibra.cli.output import AsJson, open_console, print_json, print_table
 from relibra.cli.status_client import DEFAULT_URL, AttemptNumber, JobId, StatusClient, StatusUrl
 from relibra.store.records import StepState
 
@@ -23,7 +22,7 @@ def steps(
 ) -> None:
     """List the steps of a job, newest first, with the predictions of their plans."""
     client = StatusClient(url)
-    found = client.get("v1", "jobs", job_id, "steps", limit=limit, before=before, state=state, attempt=attempt)
+    found = client.get_of_job(job_id, "steps", limit=limit, before=before, state=state, attempt=attempt)
     if as_json:
         print_json(found)
         return
@@ -43,8 +42,8 @@ def steps(
         came = f"{each['state']}, expired" if each.get("is_expired") else each["state"]
         plan = each["plan"] or each.get("summary")
         table.add_row(str(each["step"]), came, str(each["num_sequences"]), *_promises(plan))
-    console = Console()
-    console.print(table)
+    console = open_console()
+    print_table(console, table)
     for each in found:
         if each["failure"]:
             console.print(f"step {each['step']}: {each['failure']}", highlight=False, markup=False)

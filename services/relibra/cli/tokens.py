@@ -6,12 +6,13 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.box import SIMPLE
 from rich.table import Table
 
-from relibra.cli.output import AsJson, print_json
+from relibra.cli.output import AsJson, open_console, print_json, print_table
 from relibra.cli.service import RedisUrl
 from relibra.store import ALL_JOBS, Role, Store, TokenRecord
+from relibra.wire.job_id import check_job_id
 
 app = typer.Typer(help="Create, list and revoke tokens.", no_args_is_help=True)
 
@@ -25,6 +26,8 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a token and print it. It cannot be shown again."""
+    if job != ALL_JOBS:
+        check_job_id(job)
 
     async def make() -> tuple[TokenRecord, str]:
         async with Store.open(redis_url) as store:
@@ -50,14 +53,18 @@ def list_tokens(redis_url: RedisUrl, as_json: AsJson = False) -> None:
     if as_json:
         print_json([asdict(each) for each in found])
         return
-    table = Table("token", "job", "role", "created", "expires")
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    for heading in ("token", "job", "role", "created", "expires"):
+        table.add_column(heading, no_wrap=heading in ("token", "job"))
     for each in found:
         table.add_row(each.token_id, each.job_id, each.role, _date(each.created_at), _date(each.expires_at))
-    Console().print(table)
+    print_table(open_console(), table)
 
 
 @app.command()
-def revoke(token_id: Annotated[str, typer.Argument(help="Id of the token.")], redis_url: RedisUrl) -> None:
+def revoke(
+    token_id: Annotated[str, typer.Argument(help="Id of the token.")], redis_url: RedisUrl, as_json: AsJson = False
+) -> None:
     """Revoke a token; services refuse it within seconds."""
 
     async def forget() -> None:
@@ -65,6 +72,9 @@ def revoke(token_id: Annotated[str, typer.Argument(help="Id of the token.")], re
             await store.revoke_token(token_id)
 
     asyncio.run(forget())
+    if as_json:
+        print_json({"token_id": token_id, "is_revoked": True})
+        return
     typer.echo(f"revoked token {token_id}")
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from relibra.cli.output import print_table
 from relibra.errors import InvalidInput
 from relibra.evaluation import model_of, schedule_of
 from relibra.planning import Cluster, StepLoad, imbalance
@@ -43,7 +44,7 @@ def print_trace(console: Console, said: Mapping[str, Any], title: str) -> None:
     """Print the result of `describe_trace` as a table."""
     lengths, schedule = said["tokens_per_sequence"], said["num_micro_batches"]
     table = Table(title=title, title_justify="left", show_header=False)
-    table.add_column()
+    table.add_column(no_wrap=True)
     table.add_column(justify="right")
     table.add_row("sequences", f"{said['num_sequences']}")
     table.add_row("tokens", f"{said['num_tokens']}")
@@ -55,7 +56,7 @@ def print_trace(console: Console, said: Mapping[str, Any], title: str) -> None:
     table.add_row("schedule", "none" if schedule is None else f"fixed, {schedule} micro-batches")
     for num_ranks, value in said["imbalance"].items():
         table.add_row(f"imbalance of plain EP{num_ranks}", "-" if value is None else f"{value:.3f}")
-    console.print(table)
+    print_table(console, table)
 
 
 def _plain_imbalance(trace: RoutingTrace, counts_SLE: NDArray[np.integer], num_ranks: int) -> float | None:

@@ -104,7 +104,7 @@ def advise(question: Question, on_run: Callable[[str], None] = lambda name: None
     packed = _run(chosen, first, ("relibra-packed",))["relibra-packed"].gain
     gain = {name: Gain.of([run[name].gain for run in runs]) for name in slots_of}
     ours, others = [run["relibra"].outcome for run in runs], {name: gain[name] for name in OTHERS}
-    answer, reason = decide(gain["relibra"], others, question.trace.num_sequences)
+    answer, reason = decide(gain["relibra"], others, question.trace.num_sequences, question.other_model)
     return Advice(
         answer=answer,
         reason=reason,
@@ -123,8 +123,24 @@ def advise(question: Question, on_run: Callable[[str], None] = lambda name: None
     )
 
 
-def decide(gain: Gain, others: dict[str, Gain], num_sequences: int) -> tuple[Answer, str]:
-    """Return the answer and why."""
+def decide(
+    gain: Gain, others: dict[str, Gain], num_sequences: int, other_model: str | None = None
+) -> tuple[Answer, str]:
+    """Return the answer and why.
+
+    Args:
+        gain: what relibra gains.
+        others: what the published ways gain.
+        num_sequences: how many sequences were recorded.
+        other_model: how the trace differs from the model, `Question.other_model`. The skew of one model says little of
+            another's, so such a trace gives figures, but no recommendation.
+    """
+    if other_model is not None:
+        return (
+            Answer.NOT_ENOUGH_DATA,
+            f"the trace is of another model: {other_model}. Record this model; with routing like that of the trace, "
+            f"throughput would change by {gain}",
+        )
     best = max(others, key=lambda name: others[name].mean)
     if num_sequences < MIN_SEQUENCES:
         return Answer.NOT_ENOUGH_DATA, f"record at least {MIN_SEQUENCES} sequences; there are {num_sequences}"

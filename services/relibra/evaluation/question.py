@@ -42,6 +42,17 @@ class Question:
         return shape == (model.num_layers, model.num_experts, model.top_k)
 
     @property
+    def other_model(self) -> str | None:
+        """How the trace shows that it was recorded from another model, as a phrase; None if it fits the model."""
+        if self.is_of_this_model:
+            return None
+        model, trace = self.model, self.trace
+        return (
+            f"it has {trace.num_layers} MoE layers x {trace.num_experts} experts, top {trace.top_k}, and {model.name} "
+            f"has {model.num_layers} x {model.num_experts}, top {model.top_k}"
+        )
+
+    @property
     def training(self) -> Training:
         """The training that the simulation runs."""
         return Training(

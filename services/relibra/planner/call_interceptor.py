@@ -29,7 +29,7 @@ from relibra.planner.open_streams import OpenStream
 from relibra.planner.refusal_log import RefusalLog
 from relibra.store import ALL_JOBS
 from relibra.wire.channel import METHODS_IN_PARTS
-from relibra.wire.messages import check_job_id
+from relibra.wire.job_id import check_job_id
 from relibra.wire.routing import idle_job_id
 from relibra.wire.status import to_status
 

@@ -7,7 +7,8 @@ from relibra.planner.admission import Admission
 from relibra.planner.attempt_watch import AttemptWatch
 from relibra.store import JobRecord, Refused, Store
 from relibra.v1 import execution_pb2, execution_pb2_grpc
-from relibra.wire.messages import check_job_id, decode_execution_report
+from relibra.wire.job_id import check_job_id
+from relibra.wire.messages import decode_execution_report
 
 
 class ExecutionService(execution_pb2_grpc.ExecutionServiceServicer):

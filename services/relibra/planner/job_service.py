@@ -14,7 +14,8 @@ from relibra.planner.takeover import takeover_silence_s
 from relibra.planning.launch import Launch
 from relibra.store import Joiner, Refused, Store
 from relibra.v1 import job_pb2, job_pb2_grpc
-from relibra.wire.messages import check_job_id, check_launch_text, decode_launch, decode_registration
+from relibra.wire.job_id import check_job_id
+from relibra.wire.messages import check_launch_text, decode_launch, decode_registration
 
 logger = logging.getLogger(__name__)
 

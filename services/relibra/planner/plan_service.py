@@ -16,7 +16,8 @@ from relibra.planning import PlanId, Schedule
 from relibra.planning.plan import Basis
 from relibra.store import JobRecord, PlanRecord, Refused, StepRecord, StepState, Store
 from relibra.v1 import plan_pb2, plan_pb2_grpc
-from relibra.wire.messages import check_job_id, decode_basis, decode_schedule, encode_plan_id
+from relibra.wire.job_id import check_job_id
+from relibra.wire.messages import decode_basis, decode_schedule, encode_plan_id
 from relibra.wire.routing import check_name
 
 _NUM_NAMED = 3

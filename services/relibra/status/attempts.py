@@ -45,7 +45,7 @@ def choose_attempt(job_id: str, attempts: Sequence[Attempt], number: int | None)
         NotFound: the attempt is not kept, or has not begun yet; the text says which.
     """
     if not attempts:
-        raise UnknownJob(f"job {job_id!r} is not registered; register it first")
+        raise UnknownJob(f"job {job_id!r} is not registered")
     current, oldest = attempts[0], attempts[-1]
     for attempt in attempts:
         if number in (None, attempt.number):

@@ -28,7 +28,7 @@ class Problem(BaseModel):
                     "type": "urn:relibra:error:UnknownJob",
                     "title": "UnknownJob",
                     "status": 404,
-                    "detail": "job 'qwen3-rl' is not registered; register it first",
+                    "detail": "job 'qwen3-rl' is not registered",
                     "retryable": False,
                 }
             ]

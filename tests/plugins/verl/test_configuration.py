@@ -33,7 +33,7 @@ def test_the_configuration_is_that_of_the_worker_that_builds_the_engine() -> Non
     whole = {"relibra": {"planner": "planner:7420"}, "trainer": {"project_name": "My Project", "experiment_name": "r1"}}
     found = Worker(whole).init_model()
     assert relibra_section(found) == {"planner": "planner:7420"}
-    assert default_job(found) == "my-project-r1"
+    assert default_job(found) == "My-Project-r1"
 
 
 def test_without_a_configuration_there_are_no_settings() -> None:

@@ -1,11 +1,11 @@
 """The settings of a plug-in, from the framework's own configuration or from `RELIBRA_*` in the environment."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from relibra.errors import InvalidInput
+from relibra.wire.job_id import nearest_job_id
 
 VARIABLES = {
     "planner": "RELIBRA_PLANNER",
@@ -14,7 +14,6 @@ VARIABLES = {
     "plan_timeout_s": "RELIBRA_PLAN_TIMEOUT_S",
 }
 """The environment variable of each setting."""
-_NOT_OF_A_JOB = re.compile(r"[^a-z0-9._-]+")
 DEFAULT_SLOTS = 1
 DEFAULT_PLAN_TIMEOUT_S = 30.0
 
@@ -70,8 +69,7 @@ class PluginSettings:
 
 def job_name(*names: str | None, default: str) -> str:
     """Return the name of a job that a framework's own names give, or `default` if there are none."""
-    name = _NOT_OF_A_JOB.sub("-", "-".join(filter(None, names)).lower()).strip("-._")
-    return name[:64] or default
+    return nearest_job_id("-".join(filter(None, names))) or default
 
 
 def _number(name: str, value: str | float) -> float:
