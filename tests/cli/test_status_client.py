@@ -1,8 +1,10 @@
 """How the client of the status service handles responses; tests/status covers the responses themselves."""
 
 import ssl
+from concurrent import futures
 from http import HTTPStatus
 
+import grpc
 import pytest
 
 from harness.certificates import Authority
@@ -43,6 +45,16 @@ def test_another_kind_of_service_is_unavailable(status, body, answering):
         StatusClient(url, Credentials()).get("v1")
 
 
+def test_the_port_of_a_planner_is_recognised():
+    with futures.ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        with pytest.raises(Unavailable, match=rf"127\.0\.0\.1:{port} is the port of a gRPC server.*7421 by default"):
+            StatusClient(f"http://127.0.0.1:{port}", Credentials()).get("v1")
+        server.stop(None)
+
+
 def test_an_unreachable_service_says_how_to_start_one():
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1: .*refused; start one with `relibra up`"):
         StatusClient("http://127.0.0.1:1", Credentials()).get("v1")
@@ -62,3 +74,5 @@ def test_tls_trusts_the_named_ca_only(tmp_path, answering):
         assert StatusClient(url, Credentials(ca_file=authority.file)).get("v1") == {}
         with pytest.raises(Unavailable, match="certificate verify failed"):
             StatusClient(url, Credentials()).get("v1")
+        with pytest.raises(Unavailable, match="write https:// instead of http://"):
+            StatusClient(url.replace("https", "http"), Credentials()).get("v1")

@@ -48,12 +48,26 @@ def _cut(text: str) -> str:
     return text
 
 
+def is_http_server(details: str) -> bool:
+    """Return whether the details of a failed call say that an HTTP/1 server answered, which is not a planner."""
+    return "http1.x server" in details
+
+
+OTHER_PORT = (
+    "that is the port of an HTTP server, such as a status service (7421 by default). Planners have a port of their own "
+    "(7420 by default)"
+)
+"""What a person should know whose calls reached an HTTP server."""
+
+
 def from_rpc_error(error: grpc.RpcError) -> RelibraError:
     """Return the error that a failed call carries; a failed connection is `Unavailable`."""
     code, details = error.code(), error.details() or ""
     for item in error.trailing_metadata() or ():
         if item.key == METADATA_KEY and str(item.value) in ERRORS:
             return ERRORS[str(item.value)](details)
+    if is_http_server(details):
+        return Unavailable(f"no planner answers at this address: {OTHER_PORT}")
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
         return Unavailable(f"the planner did not answer ({code.name}: {details})")
     if code is grpc.StatusCode.UNIMPLEMENTED:

@@ -1,11 +1,27 @@
+from http import HTTPStatus
+
+import pytest
+
+from harness.services import MODEL
 from relibra.cli.checks.finding import CheckResult
 from relibra.cli.checks.planner import examine, judge, judge_version
+from relibra.errors import Unavailable
+from relibra.wire.client import PlannerClient
 
 
 def test_an_unreachable_planner_fails_with_a_fix():
     (found,) = examine("127.0.0.1:1", "1.0")
     assert found.verdict is CheckResult.FAILED
     assert "relibra planner" in found.fix
+
+
+def test_the_port_of_a_status_service_is_recognised(answering):
+    with answering(HTTPStatus.OK, b"{}") as (url, _):
+        address = url.removeprefix("http://")
+        (found,) = examine(address, "1.0")
+        with PlannerClient(address) as client, pytest.raises(Unavailable, match=r"HTTP server.*7420 by default"):
+            client.fetch_plan("job", 1, MODEL, 0)
+    assert found.reason.startswith(f"no planner answers at {address}: that is the port of an HTTP server")
 
 
 def test_missing_tls_is_a_warning_beyond_loopback_only():
