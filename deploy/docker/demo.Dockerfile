@@ -5,6 +5,7 @@ WORKDIR /src
 RUN python -m venv /opt/relibra \
     && /opt/relibra/bin/pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
 COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY docs/runbook.md docs/
 COPY proto proto
 COPY services services
 COPY trainer_agent trainer_agent

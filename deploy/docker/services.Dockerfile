@@ -3,6 +3,7 @@
 FROM python:3.11.11-slim-bookworm AS build
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY docs/runbook.md docs/
 COPY proto proto
 COPY services services
 COPY trainer_agent trainer_agent

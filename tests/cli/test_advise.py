@@ -30,17 +30,19 @@ _CONFIG = {
 
 
 def _trace(path: Path, num_sequences: int, variance: float) -> Path:
-    """Write a trace of sequences of 60 tokens, each with its own popular experts; return its path."""
+    """Write a trace of sequences of 1500 tokens, each with its own popular experts; return its path."""
     rng = np.random.default_rng(0)
     shape = (num_sequences, 2, 16)
     weight_SLE = rng.gamma(1 / variance, variance, shape) if variance else np.ones(shape)
     share_SLE = weight_SLE / weight_SLE.sum(axis=-1, keepdims=True)
-    routed = [np.stack([rng.choice(16, (60, 1), p=share_E) for share_E in share_LE], axis=1) for share_LE in share_SLE]
+    routed = [
+        np.stack([rng.choice(16, (1500, 1), p=share_E) for share_E in share_LE], axis=1) for share_LE in share_SLE
+    ]
     write_trace(
         path,
         RoutingTrace(
             routed_experts=np.concatenate(routed).astype(np.uint8),
-            offsets=np.arange(0, 60 * num_sequences + 1, 60),
+            offsets=np.arange(0, 1500 * num_sequences + 1, 1500),
             num_experts=16,
         ),
     )

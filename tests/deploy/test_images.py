@@ -90,6 +90,7 @@ def test_services_start_from_a_fresh_environment_without_torch(environment, tmp_
                     time.sleep(0.05)
                 if url := json.loads(ready.read_text()).get("status"):
                     assert urllib.request.urlopen(f"{url}/readyz", timeout=10).status == 200
+                    assert b'id="relibrajobstalled"' in urllib.request.urlopen(f"{url}/runbook", timeout=10).read()
             finally:
                 process.terminate()
                 assert process.wait(30) == 0, name

@@ -169,7 +169,7 @@ def test_every_alert_has_a_runbook_section_and_every_section_an_alert() -> None:
     for each in _alerts():
         severity, body = found[each["alert"]]
         assert each["labels"] == {"severity": severity}
-        assert each["annotations"]["runbook_url"] == f"docs/runbook.md#{each['alert'].lower()}"
+        assert each["annotations"]["runbook_url"] == f"http://127.0.0.1:7421/runbook#{each['alert'].lower()}"
         assert "**Look at**" in body or "| do |" in body, each["alert"]
         assert "**Do**" in body or "| do |" in body, each["alert"]
 

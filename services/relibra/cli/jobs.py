@@ -31,7 +31,8 @@ _StoredJob = Annotated[str, typer.Argument(help="Id of the job.", autocompletion
 @app.command("list")
 def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
     """List the registered jobs with their health."""
-    found = StatusClient(url).get("v1", "jobs")
+    client = StatusClient(url)
+    found = client.get("v1", "jobs")
     if as_json:
         print_json(found)
         return
@@ -57,7 +58,9 @@ def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
     print_table(console, table)
     for job in found:
         if job["health"]["verdict"] != "well":
-            console.print(f"{job['job_id']}: {job['health']['reason']}", markup=False)
+            runbook = job.get("runbook")  # older services have none
+            what_to_do = f". What to do: {client.url}{runbook}" if runbook else ""
+            console.print(f"{job['job_id']}: {job['health']['reason']}{what_to_do}", markup=False)
         if job["refused_launch"]:
             console.print(f"{job['job_id']}: {job['refused_launch']['text']}", markup=False)
 

@@ -55,6 +55,9 @@ def group_of(overview: Mapping[str, Mapping[str, str]]) -> type[typer.core.Typer
         def __init__(self, *, commands: MutableMapping[str, Any], **attributes: Any) -> None:
             super().__init__(commands=LazyVerbs(tuple(lines), commands), **attributes)  # type: ignore[arg-type]
 
+        def list_commands(self, ctx: Any) -> list[str]:
+            return list(self.commands)  # reading the items, as the parent does, would load every verb
+
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
             """Return what the overview says of a verb; `resolve_command` returns the verb."""
             return lines.get(cmd_name) or super().get_command(ctx, cmd_name)

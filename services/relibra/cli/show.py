@@ -61,6 +61,8 @@ def show(
         print_json(shown)
     else:
         print_it(open_console(), shown)
+        if shown.get("runbook"):  # older services have none
+            typer.echo(f"What to do: {client.url}{shown['runbook']}")
 
 
 def _print_job(console: Console, job: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from relibra.status.attempts import AttemptChoice
 from relibra.status.balance import Balance
 from relibra.status.health import JobHealth
 from relibra.status.models import Shown, moment
+from relibra.status.runbook import runbook_path
 from relibra.store import Attempt, Refusal
 
 
@@ -105,6 +106,10 @@ class JobHealthView(JobView):
     """A job, its health, and whether its newest steps ran under their plans; both as of the end of an older attempt."""
 
     health: JobHealth
+    runbook: str | None = Field(
+        description="The path, at this service, of what to do about the state; null if there is nothing to do.",
+        examples=["/runbook#relibrajobstalled"],
+    )
     balance: Balance
     refused_launch: RefusedLaunchView | None = Field(
         description="The newest launch that asked for the same job id in vain; null again when a schedule is accepted."
@@ -118,6 +123,7 @@ class JobHealthView(JobView):
         return cls(
             **dict(JobView.of(choice)),
             health=health,
+            runbook=runbook_path(health.verdict),
             balance=balance,
             refused_launch=None if refused is None else RefusedLaunchView(text=refused.text, at=moment(refused.at)),
         )

@@ -22,6 +22,7 @@ from relibra.status.health import JobState
 from relibra.status.history_models import realised_imbalance, speedup
 from relibra.status.load_models import CellView
 from relibra.status.problems import Problem
+from relibra.status.runbook import runbook_html, runbook_path
 from relibra.status.sparkline import sparkline
 from relibra.status.summary_models import expiry_text
 from relibra.store import StepSummary
@@ -111,6 +112,12 @@ async def describe(request: Request) -> Response:
     return _page(request, "docs.html", api=request.app.openapi())
 
 
+@pages.get("/runbook")
+async def show_runbook(request: Request) -> Response:
+    """What to do about a state or an alert; the links of alerts lead here."""
+    return _page(request, "runbook.html", content=runbook_html())
+
+
 def plotly(request: Request) -> Response:
     """The charting library from the installed package. It is compressed once, in a thread, because that takes long."""
     content, tag = _plotly()
@@ -157,6 +164,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals |= {"plotly_version": version("plotly"), "sparkline": sparkline, "why_ended": why_ended}
+    environment.globals["runbook_path"] = runbook_path
     environment.filters |= {"ratio": _ratio, "size": size_text, "when": _when, "count": _count}
     environment.filters |= {
         "seconds": _seconds,
