@@ -48,16 +48,16 @@ def _cut(text: str) -> str:
     return text
 
 
-def is_http_server(details: str) -> bool:
-    """Return whether the details of a failed call say that an HTTP/1 server answered, which is not a planner."""
-    return "http1.x server" in details
-
-
 OTHER_PORT = (
-    "that is the port of an HTTP server, such as a status service (7421 by default). Planners have a port of their own "
-    "(7420 by default)"
+    "the server there does not speak gRPC. It may be a status service (7421 by default); planners have a port of their "
+    "own (7420 by default)"
 )
-"""What a person should know whose calls reached an HTTP server."""
+"""What a person should know whose calls reached another kind of server."""
+
+
+def is_other_server(details: str) -> bool:
+    """Return whether the details of a failed call say that a server answered that is no gRPC server."""
+    return "http1.x server" in details or "Expected SETTINGS frame" in details
 
 
 def from_rpc_error(error: grpc.RpcError) -> RelibraError:
@@ -66,7 +66,7 @@ def from_rpc_error(error: grpc.RpcError) -> RelibraError:
     for item in error.trailing_metadata() or ():
         if item.key == METADATA_KEY and str(item.value) in ERRORS:
             return ERRORS[str(item.value)](details)
-    if is_http_server(details):
+    if is_other_server(details):
         return Unavailable(f"no planner answers at this address: {OTHER_PORT}")
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
         return Unavailable(f"the planner did not answer ({code.name}: {details})")

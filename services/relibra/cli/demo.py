@@ -26,25 +26,31 @@ from rich.progress import (
 
 from relibra.cli.demo_report import show
 from relibra.cli.output import AsJson, open_console, print_json
+from relibra.cli.status_client import StatusClient
 from relibra.errors import InvalidInput, Unsupported
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Number of RL steps in each run.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Number of RL steps in each of the two runs.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, prompts and samples.")] = 0,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder that keeps logs, Redis data and plans.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder that keeps logs, Redis data and plans; a temporary one if not given.")
+    ] = None,
     planner: Annotated[
         str | None, typer.Option(help="Use this planner (host:port) instead of starting services; needs --status-url.")
     ] = None,
     status_url: Annotated[str | None, typer.Option(help="Status service of that planner (http://host:port).")] = None,
     job_id: Annotated[str, typer.Option(help="Name of the job at the planner.")] = "demo",
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the services running until Ctrl-C.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the services, and so the status pages, until Ctrl-C.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a real MoE RL job twice, plain and balanced, and check that balancing works and does not change training.
 
     Starts four trainer processes (2 nodes x 2 ranks), a rollout worker, planner, Redis and status service on this
-    machine, without a GPU. Exits with status 1 if balancing changed training or was not as good as planned.
+    machine, without a GPU. Takes one to two minutes on two cores. Exits with status 1 if balancing changed training or
+    was not as good as planned.
     """
     # Trainers and rollout worker inherit this. The demo runs on the CPU, and megatron would choose any GPU it can see.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -64,6 +70,7 @@ def demo(
         folder = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relibra-demo-")))
         stages = stack.enter_context(_Stages(console))
         if planner is not None and status_url is not None:
+            StatusClient(status_url).get("readyz")  # needed only after minutes of training; a wrong address shows now
             services = Services(planner, status_url)
         else:
             with stages.stage("compile the solver, once"):

@@ -91,15 +91,13 @@ class StatusClient:
 
 
 def _other_protocol(error: Exception) -> str | None:
-    """Return what kind of server sent an answer that is not HTTP, and what to do; None if nothing is known about it."""
-    begins = error.line if isinstance(error, BadStatusLine) else ""
+    """Return which server sent an answer that is not HTTP, and what to do; None if the answer does not tell."""
+    begins = str(error.args[0]) if isinstance(error, BadStatusLine) else ""
     if begins[3:4] == "\x04":  # the SETTINGS frame with which every HTTP/2 server begins
         return (
             "the port of a gRPC server, such as a planner (7420 by default). The status service has a port of its own "
             "(7421 by default): name it with --url or RELIBRA_STATUS_URL"
         )
-    if begins[:2] == "\x15\x03":  # an alert of TLS
-        return "the port of a server with TLS: write https:// instead of http://"
     return None
 
 

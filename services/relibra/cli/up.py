@@ -28,11 +28,11 @@ _STOP_TIMEOUT_S = 30.0
 
 def up(
     data_dir: Annotated[
-        Path, typer.Option(envvar="RELIBRA_DATA_DIR", help="Data directory of the embedded Redis.")
+        Path, typer.Option(envvar="RELIBRA_DATA_DIR", help="Folder of the Redis that this command starts.")
     ] = Path("relibra-data"),
     redis_url: Annotated[
         str | None,
-        typer.Option(envvar="RELIBRA_REDIS_URL", help="Use this Redis instead of an embedded one."),
+        typer.Option(envvar="RELIBRA_REDIS_URL", help="Use this Redis instead of starting one."),
     ] = None,
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the planner; 0 takes a free one.")] = 7420,
@@ -43,8 +43,9 @@ def up(
 ) -> None:
     """Start Redis, planner and status service on this machine, and stop them on Ctrl-C.
 
-    Planner and status service read their other settings from the environment. RELIBRA_METRICS_PORT applies to the
-    planner only, because the status service has /metrics on its own port.
+    Only this machine can connect unless --host says otherwise. Planner and status service read their other settings
+    from the environment. RELIBRA_METRICS_PORT applies to the planner only, because the status service has /metrics on
+    its own port.
     """
     start_logging()
     stop = threading.Event()
@@ -71,9 +72,12 @@ def up(
             if addresses is None:
                 return
             ready = {**ready, **addresses, "pids": ready["pids"] | addresses["pids"]}
-        typer.echo(f"relibra is up\n  planner  {ready['planner']}\n  status   {ready['status']}")
+        typer.echo(
+            f"relibra is up; Ctrl-C stops it\n  planner  {ready['planner']}: trainers and rollout workers connect here"
+        )
+        typer.echo(f"  status   {ready['status']}: open it in a browser")
         if redis is not None:
-            typer.echo(f"  redis    {redis.url}")
+            typer.echo(f"  redis    {redis.url}, in {data_dir}")
         write_ready_file(ready_file, ready)
         while not stop.wait(_POLL_INTERVAL_S):
             if redis is not None and redis.poll() is not None:
@@ -124,7 +128,7 @@ class _Service:
         """Return the addresses of the service, or None if `stop` was set first; exit if the service fails to start."""
         while not self._ready_file.exists():
             if self._process.poll() is not None:
-                # The service has printed the reason.
+                typer.echo(f"{self._verb} did not start, for the reason that it gave above; stopping", err=True)
                 raise typer.Exit(2)
             if stop.wait(_POLL_INTERVAL_S):
                 return None

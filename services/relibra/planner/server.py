@@ -153,7 +153,9 @@ class PlannerServer:
                 else server.add_secure_port(address, credentials)
             )
         except RuntimeError as error:
-            raise Unavailable(f"cannot listen on {address}: is another planner running there?") from error
+            raise Unavailable(
+                f"cannot listen on {address}: is another planner running there? Stop it, or choose another port"
+            ) from error
         return server, f"{host}:{port}"
 
     async def stop(self) -> None:

@@ -107,7 +107,7 @@ def _bind(host: str, port: int) -> socket.socket:
         bound.bind((host, port))
     except OSError as error:
         bound.close()
-        raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}. Choose another port") from error
     return bound
 
 

@@ -19,9 +19,12 @@ def test_the_port_of_a_status_service_is_recognised(answering):
     with answering(HTTPStatus.OK, b"{}") as (url, _):
         address = url.removeprefix("http://")
         (found,) = examine(address, "1.0")
-        with PlannerClient(address) as client, pytest.raises(Unavailable, match=r"HTTP server.*7420 by default"):
+        with (
+            PlannerClient(address) as client,
+            pytest.raises(Unavailable, match=r"does not speak gRPC.*7420 by default"),
+        ):
             client.fetch_plan("job", 1, MODEL, 0)
-    assert found.reason.startswith(f"no planner answers at {address}: that is the port of an HTTP server")
+    assert found.reason.startswith(f"no planner answers at {address}: the server there does not speak gRPC")
 
 
 def test_missing_tls_is_a_warning_beyond_loopback_only():

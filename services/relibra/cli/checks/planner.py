@@ -8,7 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from relibra.cli.checks.finding import Finding, failed, ok, skipped, warning
 from relibra.wire.channel import open_channel
 from relibra.wire.credentials import Credentials
-from relibra.wire.status import OTHER_PORT, VERSION_METADATA_KEY, is_http_server
+from relibra.wire.status import OTHER_PORT, VERSION_METADATA_KEY, is_other_server
 
 _DEFAULT_ADDRESS = "127.0.0.1:7420"
 _TIMEOUT_S = 5.0
@@ -47,7 +47,7 @@ def judge(address: str, state: str, said: str, *, has_tls: bool, has_token: bool
         has_tls: whether the environment names a CA.
         has_token: whether the environment has a token.
     """
-    if state == _NONE and is_http_server(said):
+    if state == _NONE and is_other_server(said):
         return [failed("planner", f"no planner answers at {address}: {OTHER_PORT}", "correct the address")]
     if state == _NONE:
         fix = "start one with `relibra planner`, or correct the address"
