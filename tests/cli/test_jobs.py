@@ -11,7 +11,8 @@ from relibra.store import Store
 def test_jobs_are_listed_as_the_status_service_shows_them(relibra, watched):
     printed = relibra("jobs", "list")
     assert re.search(r"^ *job +failing +1 +\S* *3 x 8 +2 x 2 ", printed, re.M)
-    assert "job: step 3 cannot be planned: the load is [empty]; 1 of the last 2 steps ran without a plan" in printed
+    reason = "job: step 3 cannot be planned: the load is [empty]; 1 of the last 2 steps ran without a plan"
+    assert f"{reason}. What to do: {watched.url}/runbook#relibrajobfailing\n" in printed
     assert [job["job_id"] for job in json.loads(relibra("jobs", "list", "--json"))] == ["job"]
 
 

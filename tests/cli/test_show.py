@@ -8,8 +8,9 @@ from relibra.errors import InvalidInput, NotFound, UnknownJob
 from relibra.status.health import JobState
 
 
-def test_a_job_with_its_health(relibra):
+def test_a_job_with_its_health(relibra, watched):
     printed = relibra("show", "job")
+    assert printed.endswith(f"What to do: {watched.url}/runbook#relibrajobfailing\n")
     assert printed.startswith(
         "failing: step 3 cannot be planned: the load is [empty]; 1 of the last 2 steps ran without a plan\n"
     )
@@ -88,6 +89,7 @@ def test_a_job_is_shown_with_its_attempts(relibra, watched):
 def test_an_older_attempt_is_shown_as_of_its_end(relibra, watched):
     printed = relibra("show", "restarted", "--attempt", 1, RELIBRA_TOKEN=watched.restarted_token)
     assert printed.startswith("attempt 1 is over; attempt 2 is current. When it ended:\nwell: step 2 is planned")
+    assert "What to do" not in printed
     step = relibra("show", "restarted", 2, "--attempt", 1, RELIBRA_TOKEN=watched.restarted_token)
     assert "step 2 is planned" in step
     assert "step 2 is collecting" in relibra("show", "restarted", 2, RELIBRA_TOKEN=watched.restarted_token)

@@ -41,7 +41,12 @@ _OVERVIEW = {
 }
 """Heading -> verb -> what `relibra --help` says of it."""
 
-app = typer.Typer(cls=group_of(_OVERVIEW), no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=group_of(_OVERVIEW),
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    epilog="Start with `relibra demo`, or with `relibra record` and `relibra advise` on rollouts of your own.",
+)
 
 _LOGGING = {"up", "planner", "status"}
 """The verbs that log, and name misspelt variables there."""

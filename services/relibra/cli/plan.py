@@ -33,7 +33,9 @@ from relibra.routing import RoutingTrace, count_sequences, read_trace
 
 
 def plan(
-    trace: Annotated[Path, typer.Argument(help="Routing trace (.npz).", show_default=False)],
+    trace: Annotated[
+        Path, typer.Argument(help="Routing trace (.npz), as `relibra record` writes it.", show_default=False)
+    ],
     nodes: Annotated[int, typer.Option(help="Nodes of the expert-parallel group.", show_default=False)],
     gpus_per_node: Annotated[int, typer.Option(help="GPUs of each node.")] = 8,
     redundant_slots: Annotated[int, typer.Option(help="Spare expert slots of each GPU.")] = 2,

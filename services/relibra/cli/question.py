@@ -19,7 +19,9 @@ from relibra.routing import read_trace
 
 
 def ask(
-    trace: Annotated[Path, typer.Argument(help="Routing trace (.npz).", show_default=False)],
+    trace: Annotated[
+        Path, typer.Argument(help="Routing trace (.npz), as `relibra record` writes it.", show_default=False)
+    ],
     model: Annotated[
         str,
         typer.Option(

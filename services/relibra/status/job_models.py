@@ -107,7 +107,8 @@ class JobHealthView(JobView):
 
     health: JobHealth
     runbook: str | None = Field(
-        description="The path, at this service, of what to do about the state; null if there is nothing to do.",
+        description="The path, at this service, of what to do about the state; null if there is nothing to do or the "
+        "attempt is over.",
         examples=["/runbook#relibrajobstalled"],
     )
     balance: Balance
@@ -123,7 +124,7 @@ class JobHealthView(JobView):
         return cls(
             **dict(JobView.of(choice)),
             health=health,
-            runbook=runbook_path(health.verdict),
+            runbook=None if choice.is_over else runbook_path(health.verdict),
             balance=balance,
             refused_launch=None if refused is None else RefusedLaunchView(text=refused.text, at=moment(refused.at)),
         )

@@ -14,6 +14,13 @@ def test_the_installed_megatron_passes_with_its_version():
     assert found.reason.startswith(f"megatron-core {metadata.version('megatron-core')} has all {len(NEEDS)} ")
 
 
+def test_S9_a_machine_without_megatron_is_told_what_was_not_checked(monkeypatch):
+    monkeypatch.setattr("sys.path", [])
+    (found,) = hooks.examine()
+    assert found.verdict is CheckResult.SKIPPED
+    assert "was not looked for" in found.reason
+
+
 def test_the_sources_of_a_checkout_say_their_version(tmp_path: Path):
     (tmp_path / "megatron" / "core").mkdir(parents=True)
     lines = ["MAJOR = 0", "MINOR = 99", "PATCH = 1", "PRE_RELEASE = 'rc2'"]

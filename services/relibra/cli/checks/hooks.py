@@ -5,15 +5,17 @@ from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from relibra.cli.checks.finding import Finding, failed, ok, warning
+from relibra.cli.checks.finding import Finding, failed, ok, skipped, warning
 
 _SUBJECT = "megatron"
 
 
 def examine() -> list[Finding]:
-    """Return the findings about the megatron-core that this Python would import; none if there is none."""
+    """Return the findings about the megatron-core that this Python would import."""
     root = _root()
-    return [] if root is None else judge(root, version_of(root))
+    if root is None:
+        return [skipped(_SUBJECT, "megatron-core is not installed: what the agent hooks into was not looked for")]
+    return judge(root, version_of(root))
 
 
 def judge(root: Path, version: str) -> list[Finding]:
