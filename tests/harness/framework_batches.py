@@ -146,6 +146,7 @@ class NemoBatch(dict[str, Any]):
     """A batch like the `SlicedDataDict` that NeMo-RL 7ea279a's `get_batch` returns."""
 
     micro_batch_indices: list[list[list[int]]] | None = None
+    micro_batch_lengths: list[list[int]] | None = None
 
 
 def nemo_batch(data_rank: int) -> NemoBatch:

@@ -36,24 +36,26 @@ def routing_of(seed: int, num_tokens: int, lost: list[int], *, has_last: bool, d
 @settings(max_examples=150, deadline=None)
 @given(
     layout=st.sampled_from(LAYOUTS),
-    packing=st.sampled_from(["verl", "slime", "padded"]),
+    packing=st.sampled_from(["verl", "slime", "padded", "filled"]),
     rule=st.builds(
         FillerRule,
         last_token=st.sampled_from(Filler),
         missing=st.sampled_from(Filler),
         padding=st.sampled_from(Filler),
     ),
+    filled_to=st.none() | st.integers(1, 4),
     sequences=st.lists(
         st.tuples(st.integers(1, 90), st.lists(st.integers(0, 80), max_size=6), st.booleans()), min_size=1, max_size=6
     ),
     dtype=st.sampled_from(["uint8", "int16", "int32", "int64"]),
     data_rank=st.integers(0, 1),
 )
-def test_counts_are_those_of_the_rows(layout, packing, rule, sequences, dtype, data_rank):
+def test_counts_are_those_of_the_rows(layout, packing, rule, filled_to, sequences, dtype, data_rank):
     packings = {
         "verl": TokenPacking.verl,
         "slime": lambda each: TokenPacking.slime(each, 4),
         "padded": TokenPacking.padded,
+        "filled": lambda each: replace(TokenPacking.verl(each), pack_multiple=6 * each.context * each.tensor),
     }
     packing = packings[packing](layout)
     routings = [
@@ -63,7 +65,9 @@ def test_counts_are_those_of_the_rows(layout, packing, rule, sequences, dtype, d
     length_S = np.array([each.num_tokens for each in routings])
     micro_batches = [[list(range(len(routings)))] if rank == data_rank else [[]] for rank in range(2)]
     trained = [as_trained(each, rule) for each in routings]
-    laid = lay_out(micro_batches, length_S, layout, packing)
+    if filled_to is not None:  # more than the sequences need, packed or not
+        filled_to = (filled_to + int(length_S.sum())) * 2 * layout.context * layout.tensor
+    laid = lay_out(micro_batches, length_S, layout, packing, None if filled_to is None else [filled_to])
     expected = {}
     if any(each.num_rows for each in trained) or (rule.padding is not Filler.NATIVE and (laid.sequence_N < 0).any()):
         trace = scheduled_trace(trained, laid, rule.padding)
@@ -72,7 +76,7 @@ def test_counts_are_those_of_the_rows(layout, packing, rule, sequences, dtype, d
             num_rows = int(np.diff(trace.offsets)[index])
             known, so_far = expected.get(part, (np.zeros_like(counts_LE), 0))
             expected[part] = (known + counts_LE, so_far + num_rows)
-    parts = count_parts(routings, row_ranges(length_S, layout, packing, data_rank), rule)
+    parts = count_parts(routings, row_ranges(length_S, layout, packing, data_rank, filled_to), rule)
     assert {part: each.num_rows for part, each in parts.items()} == {part: n for part, (_, n) in expected.items()}
     assert list(parts) == sorted(parts)
     for part, each in parts.items():

@@ -15,6 +15,9 @@ class RankBatch:
     routings: Sequence[SequenceRouting]
     micro_batches: Sequence[Sequence[int]]
     """One list of places in `routings` per micro-batch, in order of training. Ranks have equally many micro-batches."""
+    num_rows_M: Sequence[int] | None = None
+    """The rows to which the trainer pads each micro-batch, if its packing does not tell: of all sequences together if
+    they are packed, else of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,7 +58,16 @@ def count_rank(batch: RankBatch, data_rank: int, trainer: TrainerLayout) -> list
         missing_tokens(routing, trainer.filler_rule)
     length_S = np.array([routing.num_tokens for routing in batch.routings], dtype=np.int64)
     places = [(index, np.asarray(each, dtype=np.int64)) for index, each in enumerate(batch.micro_batches) if len(each)]
-    ranges = [row_ranges(length_S[each], trainer.ranks, trainer.packing, data_rank) for _, each in places]
+    ranges = [
+        row_ranges(
+            length_S[each],
+            trainer.ranks,
+            trainer.packing,
+            data_rank,
+            None if batch.num_rows_M is None else batch.num_rows_M[index],
+        )
+        for index, each in places
+    ]
 
     def count(index: int, place_B: NDArray[np.int64], of_micro_batch: RowRanges) -> list[RankPart]:
         parts = count_parts([batch.routings[each] for each in place_B.tolist()], of_micro_batch, trainer.filler_rule)
@@ -96,7 +105,8 @@ def rank_parts(batch: RankBatch, data_rank: int, trainer: TrainerLayout) -> Rout
     if not 0 <= data_rank < trainer.ranks.data:
         raise InvalidInput.of("data_rank", expected=f"0 to {trainer.ranks.data - 1}", got=data_rank)
     length_S = np.array([routing.num_tokens for routing in batch.routings], dtype=np.int64)
-    table = lay_out(_of_all_ranks(batch, data_rank, trainer), length_S, trainer.ranks, trainer.packing)
+    dealt = _of_all_ranks(batch, data_rank, trainer)
+    table = lay_out(dealt, length_S, trainer.ranks, trainer.packing, batch.num_rows_M)
     routings = [as_trained(routing, trainer.filler_rule) for routing in batch.routings]
     return scheduled_trace(routings, table, trainer.filler_rule.padding)
 

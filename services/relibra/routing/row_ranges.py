@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.routing.token_layout import ParallelLayout, TokenPacking, check_chunks, check_shares
+from relibra.routing.token_layout import ParallelLayout, TokenPacking, check_chunks, check_shares, padded_lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -29,7 +29,11 @@ class RowRanges:
 
 
 def row_ranges(
-    length_B: NDArray[np.integer], layout: ParallelLayout, packing: TokenPacking, data_rank: int
+    length_B: NDArray[np.integer],
+    layout: ParallelLayout,
+    packing: TokenPacking,
+    data_rank: int,
+    num_rows: int | None = None,
 ) -> RowRanges:
     """Return the ranges of a micro-batch of at least one sequence.
 
@@ -38,15 +42,13 @@ def row_ranges(
         layout: the ranks.
         packing: how the micro-batch is packed and padded.
         data_rank: the data-parallel rank that trains on the micro-batch.
+        num_rows: the rows to which the trainer pads the micro-batch; see `padded_lengths`.
 
     Raises:
         InvalidInput: the padded rows do not split evenly.
     """
     num_chunks = check_chunks(layout, packing)
-    multiple = packing.sequence_multiple
-    padded_B = -(-np.asarray(length_B, dtype=np.int64) // multiple) * multiple
-    if not packing.is_packed:
-        padded_B = np.full_like(padded_B, padded_B.max())
+    padded_B = padded_lengths(length_B, packing, num_chunks, num_rows)
     chunk_B = padded_B // num_chunks
     local_B = padded_B // layout.context
     base_B = np.cumsum(local_B) - local_B if packing.is_packed else np.zeros_like(local_B)

@@ -62,6 +62,8 @@ class TokenPacking:
     """The rows of each context-parallel rank are padded to a multiple of this after the split."""
     is_packed: bool = True
     """Whether sequences follow one another; otherwise all are padded to the longest, and each is split by itself."""
+    pack_multiple: int = 1
+    """The last sequence of a pack is padded further, so that the rows of the pack are a multiple of this."""
 
     @classmethod
     def verl(cls, layout: ParallelLayout) -> "TokenPacking":
@@ -102,6 +104,7 @@ def lay_out(
     length_S: NDArray[np.integer],
     layout: ParallelLayout,
     packing: TokenPacking,
+    num_rows_M: Sequence[int] | None = None,
 ) -> TokenLayout:
     """Return the layout of a step, which contains every token of every sequence exactly once.
 
@@ -110,6 +113,7 @@ def lay_out(
         length_S: the number of tokens of every sequence.
         layout: the ranks.
         packing: how micro-batches are packed and padded.
+        num_rows_M: the rows to which each micro-batch is padded; see `padded_lengths`.
 
     Raises:
         InvalidInput: ranks have different numbers of micro-batches; a sequence is missing, unknown or listed twice; or
@@ -117,7 +121,15 @@ def lay_out(
     """
     check_dealt(micro_batches, len(length_S), layout.data)
     columns = [
-        _lay_out_one(np.asarray(length_S)[sequences], np.asarray(sequences), layout, packing, data_rank, micro_batch)
+        _lay_out_one(
+            np.asarray(length_S)[sequences],
+            np.asarray(sequences),
+            layout,
+            packing,
+            data_rank,
+            micro_batch,
+            None if num_rows_M is None else num_rows_M[micro_batch],
+        )
         for data_rank, of_rank in enumerate(micro_batches)
         for micro_batch, sequences in enumerate(of_rank)
         if len(sequences)
@@ -140,13 +152,11 @@ def _lay_out_one(
     packing: TokenPacking,
     data_rank: int,
     micro_batch: int,
+    num_rows: int | None,
 ) -> NDArray[np.int64]:
     """Return the rows of one micro-batch as columns (sequence, position, micro-batch, rank of the stage)."""
     num_chunks = check_chunks(layout, packing)
-    multiple = packing.sequence_multiple
-    padded_B = -(-length_B // multiple) * multiple
-    if not packing.is_packed:
-        padded_B = np.full_like(padded_B, padded_B.max())
+    padded_B = padded_lengths(length_B, packing, num_chunks, num_rows)
     row_B = np.repeat(np.arange(len(padded_B)), padded_B)
     place_N = np.arange(len(row_B)) - np.repeat(np.cumsum(padded_B) - padded_B, padded_B)
     chunk_B = padded_B // num_chunks
@@ -174,6 +184,38 @@ def _lay_out_one(
             (data_rank * layout.context + context_N) * layout.tensor + tensor_N,
         ]
     ).astype(np.int64)
+
+
+def padded_lengths(
+    length_B: NDArray[np.integer], packing: TokenPacking, num_chunks: int, num_rows: int | None = None
+) -> NDArray[np.int64]:
+    """Return the rows that each sequence of a micro-batch takes with its padding, before ranks share them.
+
+    Args:
+        length_B: the number of tokens of each sequence.
+        packing: how the micro-batch is packed and padded.
+        num_chunks: the number of chunks into which context parallelism cuts each sequence.
+        num_rows: the rows to which the trainer pads the micro-batch: of all sequences together if they are packed, else
+            of each. By default they follow from `packing`.
+
+    Raises:
+        InvalidInput: the sequences do not fit into `num_rows`, or a padded sequence cannot be cut into chunks.
+    """
+    tokens_B = np.asarray(length_B, dtype=np.int64)
+    padded_B = -(-tokens_B // packing.sequence_multiple) * packing.sequence_multiple
+    if packing.is_packed:
+        needed = int(padded_B.sum())
+        total = -(-needed // packing.pack_multiple) * packing.pack_multiple if num_rows is None else num_rows
+        padded_B[-1] += total - needed
+    else:
+        needed = int(tokens_B.max())
+        total = int(padded_B.max()) if num_rows is None else num_rows
+        padded_B[:] = total
+    if total < needed:
+        raise InvalidInput.of("num_rows", expected=f"at least {needed}, as the sequences need", got=total)
+    if (padded_B % num_chunks).any():
+        raise InvalidInput.of("num_rows", expected=f"padding to multiples of {num_chunks} chunks", got=total)
+    return padded_B
 
 
 def check_chunks(layout: ParallelLayout, packing: TokenPacking) -> int:
