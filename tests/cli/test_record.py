@@ -35,13 +35,16 @@ def config(tmp_path: Path) -> Path:
     return tmp_path / "config.json"
 
 
+def usage(num_rows: int) -> dict[str, int]:
+    return {"prompt_tokens": 9, "completion_tokens": num_rows - 8}
+
+
 def write_responses(path: Path, num_sequences: int = 48) -> list[np.ndarray]:
     """Write responses of an SGLang rollout, in the format of `/generate`; return their routes."""
     rows = [routes(seed, 20 + seed % 7, DENSE_FIRST) for seed in range(num_sequences)]
     with path.open("w") as file:
         for index, each in enumerate(rows):
-            meta_info = {"id": f"{index}", "prompt_tokens": 9, "completion_tokens": len(each) - 8}
-            meta_info["routed_experts"] = sglang(each, DENSE_FIRST)
+            meta_info = {"id": f"{index}", "routed_experts": sglang(each, DENSE_FIRST), **usage(len(each))}
             file.write(json.dumps({"text": "...", "meta_info": meta_info}) + "\n")
     return rows
 
@@ -51,6 +54,7 @@ def test_sglang_responses_become_a_trace_that_can_be_planned(config, tmp_path):
     trace, plan = tmp_path / "trace.npz", tmp_path / "plan.npz"
     printed = relibra("record", tmp_path / "responses.jsonl", "--model-config", config, "--output", trace)
     assert "imbalance of plain EP8" in printed
+    assert "do not tell their number of tokens" not in printed
     assert "48 tokens without a recorded route" in printed
     np.testing.assert_array_equal(count_sequences(read_trace(trace)), [count(each, DENSE_FIRST) for each in rows])
     said = json.loads(relibra("plan", trace, "--nodes", 1, "--gpus-per-node", 8, "-o", plan, "--json"))
@@ -71,7 +75,8 @@ def test_formats_are_detected_and_several_files_become_domains(config, tmp_path)
     padded[0, :12] = all_layers(rows[2], DENSE_FIRST, "int16")
     np.savez(tmp_path / "verl.npz", routed_experts=padded, attention_mask=np.ones((1, 13), bool))
     sources = [tmp_path / name for name in ("vllm.jsonl", "nemo.jsonl", "verl.npz")]
-    relibra("record", *sources, "--model-config", config, "-o", tmp_path / "trace.npz")
+    printed = relibra("record", *sources, "--model-config", config, "-o", tmp_path / "trace.npz")
+    assert "2 sequences do not tell their number of tokens" in printed
     trace = read_trace(tmp_path / "trace.npz")
     assert trace.domain.tolist() == ["vllm", "nemo", "verl"]
     np.testing.assert_array_equal(count_sequences(trace), [count(each, DENSE_FIRST) for each in rows])
@@ -91,7 +96,10 @@ def test_the_model_may_be_given_by_numbers_and_fillers_by_trainer(tmp_path):
 def test_turns_are_joined(config, tmp_path):
     rows = routes(0, 30, DENSE_FIRST)
     source = tmp_path / "turns.jsonl"
-    bodies = [{"group": 7, "meta_info": {"routed_experts": sglang(rows[:end], DENSE_FIRST)}} for end in (10, 20, 30)]
+    bodies = [
+        {"group": 7, "meta_info": {"routed_experts": sglang(rows[:end], DENSE_FIRST), **usage(end)}}
+        for end in (10, 20, 30)
+    ]
     source.write_text("\n".join(map(json.dumps, bodies)))
     relibra("record", source, "--model-config", config, "--turns-by", "group", "-o", tmp_path / "trace.npz")
     assert read_trace(tmp_path / "trace.npz").offsets.tolist() == [0, 30]

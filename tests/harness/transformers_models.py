@@ -45,7 +45,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 }
 """Settings that give an architecture experts where its defaults have none, or that move its MoE layers."""
 _REFUSED = {
-    "longcat_flash": "zero_expert_num: ",
+    "longcat_flash": ("zero_expert_num: ", "num_hidden_layers and num_layers: "),
     "nllb-moe": "is_encoder_decoder: ",
     "switch_transformers": "is_encoder_decoder: ",
 }

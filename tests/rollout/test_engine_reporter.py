@@ -32,7 +32,7 @@ def request_output(request_id: str, *rows_TLK: np.ndarray) -> SimpleNamespace:
         SimpleNamespace(index=index, token_ids=[7] * (len(rows) - 2), routed_experts=vllm_in_process(rows, LAYERS))
         for index, rows in enumerate(rows_TLK)
     ]
-    return SimpleNamespace(request_id=request_id, prompt_token_ids=[7] * 3, outputs=outputs)
+    return SimpleNamespace(request_id=request_id, prompt_token_ids=[7] * 3, outputs=outputs, finished=True)
 
 
 def test_the_same_routing_from_every_engine_is_the_same_sequence(shared_planner: Service, job_id: str) -> None:
@@ -46,12 +46,15 @@ def test_the_same_routing_from_every_engine_is_the_same_sequence(shared_planner:
         assert engine_reporter.report_response(1, "seq", json.dumps(vllm_body).encode()) == ["seq"]
         sglang_body = {"meta_info": {"routed_experts": sglang(rows, LAYERS)} | usage}
         assert engine_reporter.report_response(1, "seq", sglang_body) == ["seq"]
+        chunks = {"meta_info": {"id": "x"} | usage}, {"meta_info": sglang_body["meta_info"] | {"id": "x"}}
+        stream = "".join(f"data: {json.dumps(each)}\n\n" for each in chunks) + "data: [DONE]\n\n"
+        assert engine_reporter.report_response(1, "seq", stream) == ["seq"]
         assert engine_reporter.report_response(1, "seq", [sglang_body], format_name="sglang", start=0) == ["seq"]
         slots = {"meta_info": {"routed_experts": sglang(MODEL.num_experts - 1 - rows.astype(int), LAYERS)} | usage}
         physical = PhysicalExperts.of(LAYERS, np.arange(MODEL.num_experts)[::-1])
         assert EngineReporter(reporter, LAYERS, physical=physical).report_response(1, "seq", slots) == ["seq"]
         reporter.report(1, "seq", rows)
-        assert reporter.flush() == 6
+        assert reporter.flush() == 7
 
 
 def test_several_completions_of_a_request_get_names_of_their_own(
@@ -63,6 +66,43 @@ def test_several_completions_of_a_request_get_names_of_their_own(
         assert names == ["req/0", "req/1", "req/2"]
         assert reporter.flush() == 3
     client.submit_schedule(job_id, 1, names, Schedule.round_robin(3, 1, CLUSTER))
+
+
+def test_S9_outputs_without_all_tokens_are_refused_and_a_prefix_that_was_left_out_is_placed(
+    shared_planner: Service, job_id: str
+) -> None:
+    rows = routed_experts(0, 9)  # a prompt of 3 tokens, and 7 that were generated
+    with reporter_of(shared_planner, job_id) as reporter:
+        engine_reporter = EngineReporter(reporter, LAYERS)
+        output = request_output("seq", rows)
+        output.finished = False
+        with pytest.raises(InvalidInput, match=r"output\.finished: expected true"):
+            engine_reporter.report_output(1, output)
+        output.finished = True
+        for num_last in (1, 6):  # what a DELTA output has: the last tokens and the rows of all
+            output.outputs[0].token_ids = [7] * num_last
+            with pytest.raises(InvalidInput, match="got 9 rows; with output_kind=DELTA an output has"):
+                engine_reporter.report_output(1, output)
+        output = request_output("seq", rows)
+        output.outputs[0].routed_experts = output.outputs[0].routed_experts[2:]
+        assert engine_reporter.report_output(1, output) == engine_reporter.report_output(1, output, start=2) == ["seq"]
+        output.outputs[0].token_ids = [7] * 6
+        with pytest.raises(InvalidInput, match="expected rows from token 2 to the last but one of 9"):
+            engine_reporter.report_output(1, output, start=2)
+        assert reporter.flush() == 2
+
+
+def test_S9_a_response_without_a_place_is_said_once(
+    shared_planner: Service, job_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with reporter_of(shared_planner, job_id) as reporter:
+        engine_reporter = EngineReporter(reporter, LAYERS)
+        for index in range(3):
+            body = {"choices": [{"routed_experts": vllm(routed_experts(index, 5), LAYERS)}]}
+            engine_reporter.report_response(1, f"seq-{index}", body)
+        assert reporter.flush() == 3
+    said = [each.getMessage() for each in caplog.records if "its number of tokens" in each.getMessage()]
+    assert [each.split()[0] for each in said] == ["seq-0"]
 
 
 def test_fillers_of_the_trainer_are_load_of_the_plan(
@@ -84,7 +124,7 @@ def test_fillers_of_the_trainer_are_load_of_the_plan(
 def test_turns_that_send_the_history_again_are_one_sequence(shared_planner: Service, job_id: str) -> None:
     rows = routed_experts(0, 30)
     turns = [{"meta_info": {"routed_experts": sglang(rows[:end], LAYERS)}} for end in (10, 20, 30)]
-    pieces = [decode_response(each, LAYERS)[0] for each in turns]
+    pieces = [decode_response(each, LAYERS, start=0)[0] for each in turns]
     whole = join(join(pieces[0], pieces[1], Keep.LATER), pieces[2], Keep.LATER)
     with reporter_of(shared_planner, job_id) as reporter:
         assert EngineReporter(reporter, LAYERS).report_routing(1, "seq", whole)

@@ -13,7 +13,7 @@ from relibra.routing.partial_rollout import Keep, join
 def test_every_token_gets_one_row_however_often_it_was_sent(first, more, start):
     old_TLK, new_TLK = routes(0, first, ALL_MOE), routes(1, first + more, ALL_MOE)
     start = min(start, first + more)
-    earlier = decode(old_TLK.astype(np.uint8), ALL_MOE)
+    earlier = decode(old_TLK.astype(np.uint8), ALL_MOE, start=0)
     later = decode(new_TLK[start:].astype(np.uint8), ALL_MOE, num_tokens=first + more + 1)
     for keep in Keep:
         whole = join(earlier, later, keep)
@@ -28,15 +28,17 @@ def test_every_token_gets_one_row_however_often_it_was_sent(first, more, start):
 
 def test_multi_turn_history_is_counted_once():
     routed_TLK = routes(0, 30, DENSE_FIRST)
-    whole = decode(routed_TLK[:9].astype(np.uint8), DENSE_FIRST)
+    whole = decode(routed_TLK[:9].astype(np.uint8), DENSE_FIRST, start=0)
     for end in (19, 30):
-        whole = join(whole, decode(routed_TLK[:end].astype(np.uint8), DENSE_FIRST), Keep.LATER)
+        whole = join(whole, decode(routed_TLK[:end].astype(np.uint8), DENSE_FIRST, start=0), Keep.LATER)
     np.testing.assert_array_equal(whole.counts(), count(routed_TLK, DENSE_FIRST))
 
 
 def test_pieces_that_do_not_belong_together_are_refused():
-    one, other = (decode(routes(0, 9, each).astype(np.uint8), each) for each in (ALL_MOE, DENSE_FIRST))
+    one, other = (decode(routes(0, 9, each).astype(np.uint8), each, start=0) for each in (ALL_MOE, DENSE_FIRST))
     with pytest.raises(InvalidInput, match="layers: expected two pieces of one model"):
         join(one, other, Keep.LATER)
     with pytest.raises(InvalidInput, match="num_tokens: expected at least the 10 of the earlier piece, got 5"):
-        join(one, decode(routes(0, 4, ALL_MOE).astype(np.uint8), ALL_MOE), Keep.LATER)
+        join(one, decode(routes(0, 4, ALL_MOE).astype(np.uint8), ALL_MOE, start=0), Keep.LATER)
+    with pytest.raises(InvalidInput, match="num_tokens: expected the token counts of both pieces"):
+        join(one, decode(routes(0, 12, ALL_MOE).astype(np.uint8), ALL_MOE), Keep.LATER)

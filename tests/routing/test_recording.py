@@ -18,7 +18,8 @@ def _lines(*values: object) -> io.BytesIO:
 
 
 def _sglang(rows, layers=DENSE_FIRST, **meta):
-    return {"meta_info": {"routed_experts": sglang(rows, layers), **meta}}
+    tokens = {"prompt_tokens": 1, "completion_tokens": len(rows)}
+    return {"meta_info": {"routed_experts": sglang(rows, layers)} | tokens | meta}
 
 
 def test_lines_of_several_engines_become_one_trace():
@@ -37,6 +38,20 @@ def test_turns_of_a_sequence_are_joined_by_a_key():
     assert [each.num_rows for each in read_responses(_lines(*turns), DENSE_FIRST)] == [8, 5, 20]
     with pytest.raises(InvalidInput, match="line 1: group: expected to name the sequence that a turn belongs to"):
         read_responses(_lines(*turns), DENSE_FIRST, turns_by="group")
+
+
+def test_S9_turns_that_do_not_tell_their_tokens_have_no_place_and_are_refused():
+    rows = routes(0, 20, DENSE_FIRST)
+    # A request of the second turn that leaves out 8 tokens: its 12 rows would be taken for the first 12 tokens.
+    turns = [{"id": 1, "choices": [{"routed_experts": vllm(each, DENSE_FIRST)}]} for each in (rows[:8], rows[8:])]
+    assert [each.is_placed for each in read_responses(_lines(*turns), DENSE_FIRST)] == [False, False]
+    with pytest.raises(InvalidInput, match="line 2: num_tokens: expected the token counts of both pieces"):
+        read_responses(_lines(*turns), DENSE_FIRST, turns_by="id")
+    usage = [{"usage": {"prompt_tokens": 5, "completion_tokens": tokens}} for tokens in (4, 16)]
+    (joined,) = read_responses(
+        _lines(*(turn | each for turn, each in zip(turns, usage, strict=True))), DENSE_FIRST, turns_by="id"
+    )
+    np.testing.assert_array_equal(joined.counts(), count(rows, DENSE_FIRST))
 
 
 def test_S7_faults_name_the_line(monkeypatch):

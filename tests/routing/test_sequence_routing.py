@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from harness.engine_payloads import ALL_MOE, DENSE_FIRST, all_layers, count, routes
 from relibra.errors import InvalidInput
 from relibra.routing import ModelLayers
-from relibra.routing.sequence_routing import sequence_routing
+from relibra.routing.responses import decode_response
+from relibra.routing.sequence_routing import check_no_layer_lost, sequence_routing
 
 
 @given(num_rows=st.integers(1, 30), unknown=st.sets(st.integers(0, 29)), filler=st.sampled_from([0, -1]))
@@ -39,6 +40,25 @@ def test_a_layer_that_a_pipeline_stage_did_not_capture_is_refused():
     routed_TLK[:, 1] = 0
     with pytest.raises(InvalidInput, match="routed_experts, MoE layer 1: expected routes, got zeros only"):
         sequence_routing(routed_TLK, ALL_MOE)
+
+
+@pytest.mark.parametrize("lost", [0, 7])
+def test_S9_a_layer_that_an_engine_lost_for_one_token_is_refused_wherever_it_is(lost):
+    # SGLang leaves zeros; vLLM makes 255 of -1, a legal id among 256 experts.
+    ids = routes(0, 1000, ALL_MOE).astype(np.uint8)
+    check_no_layer_lost(sequence_routing(ids, ALL_MOE), "payload")
+    ids[777, 1] = lost
+    with pytest.raises(InvalidInput, match=f"payload, token 777, MoE layer 1: expected 2 .* got expert {lost} twice"):
+        check_no_layer_lost(sequence_routing(ids, ALL_MOE), "payload")
+    with pytest.raises(InvalidInput, match="token 777"):
+        decode_response({"routed_experts": ids}, ALL_MOE)
+
+
+def test_S9_a_layer_of_minus_one_among_routes_is_refused_by_its_number():
+    ids = routes(0, 9, ALL_MOE).astype(np.int32)
+    ids[5, 2] = -1
+    with pytest.raises(InvalidInput, match=r"routed_experts\[5\]: .* got a mixture, .* in MoE layer 2"):
+        sequence_routing(ids, ALL_MOE)
 
 
 def test_an_empty_sequence_and_one_of_a_single_token_have_no_rows():

@@ -110,6 +110,7 @@ def record(
         if _is_router_trace(sources[0]):
             records = [record for source in sources for record in _records(source, progress)]
             trace, num_unknown = trace_of_router_records(records, model, ep_ranks), 0
+            num_unplaced = 0
         else:
             routings, domains = [], []
             for source in sources:
@@ -126,19 +127,24 @@ def record(
                 domains += [source.stem] * len(read)
             trace = trace_of_sequences(routings, model, domains if len(sources) > 1 else None)
             num_unknown = sum(each.num_missing for each in routings)
+            num_unplaced = sum(not each.is_placed for each in routings)
         with writing("--output"):
             write_trace(output, trace)
     said = describe_trace(trace)
     if as_json:
-        print_json(
-            {"trace": str(output), "num_unknown_tokens": num_unknown, "left_out": describe_left_out(left_out)} | said
-        )
+        numbers = {"num_unknown_tokens": num_unknown, "num_unplaced_sequences": num_unplaced}
+        print_json({"trace": str(output)} | numbers | {"left_out": describe_left_out(left_out)} | said)
     else:
         console = open_console()
         print_trace(console, said, str(output))
         if num_unknown:
             console.print(
                 f"{num_unknown} tokens without a recorded route are left out, such as the last token of every sequence."
+            )
+        if num_unplaced:
+            console.print(
+                f"{num_unplaced} sequences do not tell their number of tokens. Their first row is taken for the first "
+                "token, which is wrong if the requests left out a prefix."
             )
     if left_out:
         print_left_out(left_out)

@@ -1,17 +1,20 @@
 """`EngineReporter`: reports the outputs of inference engines, in the process or over HTTP."""
 
-import json
+import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from relibra.errors import InvalidInput
 from relibra.rollout.reporter import RolloutReporter
+from relibra.routing.event_stream import parse_body
 from relibra.routing.filler import FillerRule, as_trained
 from relibra.routing.formats import decode
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.physical_experts import PhysicalExperts
 from relibra.routing.responses import decode_response
-from relibra.routing.sequence_routing import SequenceRouting
+from relibra.routing.sequence_routing import SequenceRouting, check_no_layer_lost
+
+logger = logging.getLogger(__name__)
 
 
 class CompletionOutput(Protocol):
@@ -27,6 +30,7 @@ class RequestOutput(Protocol):
     request_id: str
     prompt_token_ids: Sequence[int] | None
     outputs: Sequence[CompletionOutput]
+    finished: bool
 
 
 class EngineReporter:
@@ -60,31 +64,67 @@ class EngineReporter:
         self._layers = layers
         self._filler_rule = filler_rule
         self._physical = physical
+        self._has_warned = False
 
     def report_output(
-        self, step: int, output: RequestOutput, *, policy_versions: tuple[int, int] | None = None
+        self,
+        step: int,
+        output: RequestOutput,
+        *,
+        start: int | None = None,
+        policy_versions: tuple[int, int] | None = None,
     ) -> list[str]:
         """Report a finished `RequestOutput` of vLLM; return the names of its sequences that were taken.
+
+        Outputs must have all tokens, as with the `output_kind` FINAL_ONLY or CUMULATIVE. With DELTA, vLLM gives the
+        routing of all tokens together with the last tokens only.
 
         Args:
             step: the RL step the sequences are trained in.
             output: vLLM's output, or any object with its attributes.
+            start: the `routed_experts_prompt_start` of the request; by default the number of tokens tells it.
             policy_versions: the versions of the policy that generated the first and the last row.
 
         Raises:
-            InvalidInput: the output has no routed experts or malformed ones; nothing of the output is reported.
+            InvalidInput: the output is not finished, or has no routed experts or malformed ones, or more rows than
+                tokens; nothing of the output is reported.
             LimitExceeded: a sequence is too large.
         """
+        if not output.finished:
+            raise InvalidInput.of(
+                "output.finished",
+                expected="true, as vLLM gives routed experts with the last output",
+                got=output.finished,
+            )
         num_prompt_tokens = None if output.prompt_token_ids is None else len(output.prompt_token_ids)
         routings = []
         for index, completion in enumerate(output.outputs):
             field = f"outputs[{index}].routed_experts"
             if completion.routed_experts is None:
                 raise InvalidInput.of(field, expected="routed experts (enable_return_routed_experts=True)", got=None)
-            num_tokens = None if num_prompt_tokens is None else num_prompt_tokens + len(completion.token_ids)
+            num_tokens = None
+            if num_prompt_tokens is not None:
+                num_tokens = num_prompt_tokens + len(completion.token_ids)
+                first = num_tokens - 1 - len(completion.routed_experts)
+                if not 0 <= first <= num_prompt_tokens or start not in (None, first):
+                    place = "a token of the prompt" if start is None else f"token {start}"
+                    raise InvalidInput.of(
+                        field,
+                        expected=f"rows from {place} to the last but one of {num_tokens}",
+                        got=f"{len(completion.routed_experts)} rows; with output_kind=DELTA an output has the rows of "
+                        "all tokens, and the last tokens only",
+                    )
             routings.append(
-                decode(completion.routed_experts, self._layers, format_name="vllm", num_tokens=num_tokens, field=field)
+                decode(
+                    completion.routed_experts,
+                    self._layers,
+                    format_name="vllm",
+                    num_tokens=num_tokens,
+                    start=start,
+                    field=field,
+                )
             )
+            check_no_layer_lost(routings[-1], field)
         return self._report(step, output.request_id, routings, policy_versions)
 
     def report_response(
@@ -102,7 +142,7 @@ class EngineReporter:
         Args:
             step: the RL step the sequences are trained in.
             sequence_id: the name of the request within the step.
-            response: the body, as bytes, text or parsed JSON.
+            response: the body, as bytes, text or parsed JSON; a streamed body as it came.
             format_name: the format; by default the response tells it.
             start: the index of the first token with a route, if the request left out a prefix.
             policy_versions: the versions of the policy that generated the first and the last row.
@@ -113,7 +153,7 @@ class EngineReporter:
         """
         if isinstance(response, str | bytes | bytearray):
             try:
-                response = json.loads(response)
+                response = parse_body(response)
             except (ValueError, RecursionError) as error:
                 raise InvalidInput.of("response", expected="JSON", got=error) from error
         routings = decode_response(
@@ -143,6 +183,13 @@ class EngineReporter:
         routings: list[SequenceRouting],
         policy_versions: tuple[int, int] | None,
     ) -> list[str]:
+        if not self._has_warned and not all(each.is_placed for each in routings):
+            self._has_warned = True
+            logger.warning(
+                "%s does not tell its number of tokens: its first row is taken for the first token, which is wrong if "
+                "the request left out a prefix; then pass start",
+                request_id,
+            )
         if self._filler_rule is not None:
             routings = [as_trained(each, self._filler_rule) for each in routings]
         names = [request_id] if len(routings) == 1 else [f"{request_id}/{index}" for index in range(len(routings))]

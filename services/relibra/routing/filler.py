@@ -6,7 +6,7 @@ P filler rows, L MoE layers, K top-k.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -79,11 +79,12 @@ def as_trained(routing: SequenceRouting, rule: FillerRule, num_padding_rows: int
             positions.append(position_P)
     position_T = np.concatenate(positions)
     order_T = np.argsort(position_T, kind="stable")
-    return SequenceRouting(
-        layers=routing.layers,
+    return replace(
+        routing,
         routed_TLK=np.concatenate(rows)[order_T],
         position_T=position_T[order_T],
         num_tokens=routing.num_tokens + num_padding_rows,
+        blocks=None,
     )
 
 

@@ -21,8 +21,15 @@ def join(earlier: SequenceRouting, later: SequenceRouting, keep: Keep) -> Sequen
     """Join two pieces of one sequence. Every token gets one row, even if both pieces have one.
 
     Raises:
-        InvalidInput: the pieces belong to different models, or the later piece has fewer tokens than the earlier one.
+        InvalidInput: the pieces belong to different models, the place of a piece is not known, or the later piece has
+            fewer tokens than the earlier one.
     """
+    if not (earlier.is_placed and later.is_placed):
+        raise InvalidInput.of(
+            "num_tokens",
+            expected="the token counts of both pieces (usage, or token ids), or the start of their rows",
+            got="none, so that their rows have no place in the sequence",
+        )
     if earlier.layers != later.layers:
         raise InvalidInput.of("layers", expected="two pieces of one model", got="different layers")
     if later.num_tokens < earlier.num_tokens:

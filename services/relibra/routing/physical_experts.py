@@ -78,9 +78,7 @@ class PhysicalExperts:
         layer_L1 = np.arange(self.layers.num_moe_layers)[:, None]
         ids_TLK = self.physical_to_logical_LP[layer_L1, routing.routed_TLK].astype(self.layers.id_dtype)
         check_sample(ids_TLK, self.layers, f"routed_experts, through the {_MAP}")
-        return SequenceRouting(
-            layers=self.layers, routed_TLK=ids_TLK, position_T=routing.position_T, num_tokens=routing.num_tokens
-        )
+        return replace(routing, layers=self.layers, routed_TLK=ids_TLK)
 
 
 def physical_experts(

@@ -7,7 +7,7 @@ from relibra.routing.formats import decode
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.physical_experts import PhysicalExperts
 from relibra.routing.routed_completions import RoutedCompletion, completions_of
-from relibra.routing.sequence_routing import SequenceRouting
+from relibra.routing.sequence_routing import SequenceRouting, check_no_layer_lost
 
 
 def decode_response(
@@ -62,4 +62,5 @@ def decode_completion(
         start=start,
         field=completion.field,
     )
+    check_no_layer_lost(routing, completion.field)
     return routing if physical is None else physical.logical(routing)

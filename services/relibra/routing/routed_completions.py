@@ -109,8 +109,11 @@ def _of_choice(
 
 
 def _from_sglang(place: Mapping[str, Any], name: str, num_tokens: int | None) -> RoutedCompletion:
+    payload, dtype = place["routed_experts"], place.get("routed_experts_dtype")
+    if payload is not None and dtype is not None:
+        payload = {"data": payload, "dtype": dtype}
     return RoutedCompletion(
-        payload=place["routed_experts"], format_name="sglang", num_tokens=num_tokens, field=f"{name}.routed_experts"
+        payload=payload, format_name="sglang", num_tokens=num_tokens, field=f"{name}.routed_experts"
     )
 
 
@@ -134,7 +137,7 @@ def _num_tokens(response: Mapping[str, Any], choices: Sequence[Mapping[str, Any]
     choice = choices[index] if choices else response
     sglext = _mapping(response.get("sglext"))
     prompt = choice.get("prompt_token_ids") or response.get("prompt_token_ids") or sglext.get("input_ids")
-    completion = choice.get("token_ids")
+    completion = choice.get("token_ids") or choice.get("response_token_ids")
     outputs = sglext.get("output_ids")
     if completion is None and isinstance(outputs, list) and index < len(outputs):
         completion = outputs[index]

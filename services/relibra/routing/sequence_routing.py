@@ -35,6 +35,9 @@ class SequenceRouting:
     """The index of each row's token in the sequence, rising."""
     num_tokens: int
     """The number of tokens of the sequence, prompt and response."""
+    is_placed: bool = True
+    """Whether the engine told where the rows begin or how many tokens there are. If not, the first row is taken for the
+    first token, which is wrong if the request left out a prefix."""
     blocks: BlockCounts | None = None
     """The counts of blocks of the rows, if they were counted in advance."""
 
@@ -103,6 +106,7 @@ def sequence_routing(
         )
     if num_tokens is not None and len(ids_TXK) and len(ids_TXK) == num_tokens - (start or 0):
         ids_TXK = ids_TXK[:-1]
+    is_placed = num_tokens is not None or start is not None
     start, num_tokens = _span(len(ids_TXK), num_tokens, start, field)
     ids_TLK = layers.select_moe(ids_TXK, field)
     is_in_range = are_expert_ids(ids_TLK, layers.num_experts)
@@ -113,7 +117,9 @@ def sequence_routing(
     if not is_in_range:
         check_expert_ids(ids_TLK, layers.num_experts, field)
     check_sample(ids_TLK, layers, field)
-    return SequenceRouting(layers=layers, routed_TLK=ids_TLK, position_T=position_T, num_tokens=num_tokens)
+    return SequenceRouting(
+        layers=layers, routed_TLK=ids_TLK, position_T=position_T, num_tokens=num_tokens, is_placed=is_placed
+    )
 
 
 def as_integers(value: Any, field: str) -> NDArray[np.integer]:
@@ -142,7 +148,12 @@ def _span(num_rows: int, num_tokens: int | None, start: int | None, field: str) 
         raise LimitExceeded(f"{field}: {num_tokens} tokens are more than the {MAX_TOKENS} that a sequence may have")
     if start < 0 or num_tokens - 1 - start != num_rows:
         first = max(0, start)
-        hint = "; another model's layers or top-k, or rows of an earlier sequence" if start < 0 else ""
+        hint = (
+            "; another model's layers or top-k, rows of an earlier sequence, or a usage that leaves tokens out, as "
+            "SGLang's chat completions do with Kimi-K3 (set return_token_ids)"
+            if start < 0
+            else ""
+        )
         raise InvalidInput.of(
             field,
             expected=f"{max(0, num_tokens - 1 - first)} rows, from token {first} to the last but one of {num_tokens}",
@@ -157,10 +168,11 @@ def _known_rows(ids_TLK: NDArray[np.integer], is_in_range: bool, field: str) -> 
         negative_T = np.flatnonzero(ids_TLK.min(axis=(1, 2)) < 0)
         partial_T = negative_T[(ids_TLK[negative_T] != -1).any(axis=(1, 2))]
         if len(partial_T):
+            layer = int(np.flatnonzero(ids_TLK[partial_T[0]].min(axis=1) < 0)[0])
             raise InvalidInput.of(
                 f"{field}[{partial_T[0]}]",
                 expected="expert ids, or -1 throughout for no route",
-                got="a mixture, or other negative ids",
+                got=f"a mixture, or other negative ids, in MoE layer {layer}",
             )
         known_T[negative_T] = False
     if ids_TLK.shape[2] > 1:
@@ -183,7 +195,8 @@ def check_sample(ids_TLK: NDArray[np.integer], layers: ModelLayers, field: str) 
         raise InvalidInput.of(
             f"{field}, MoE layer {silent_L[0]}",
             expected="routes",
-            got="zeros only; the layer is dense, or its pipeline stage captured nothing",
+            got="zeros only; the layer is dense, or its pipeline stage captured nothing, or it looks experts up by "
+            "token (DeepSeek-V4's hash_moe layers, which SGLang does not record and vLLM does)",
         )
     sorted_TLK = np.sort(sample_TLK, axis=-1)
     if (sorted_TLK[..., 1:] == sorted_TLK[..., :-1]).any():
@@ -191,4 +204,24 @@ def check_sample(ids_TLK: NDArray[np.integer], layers: ModelLayers, field: str) 
             field,
             expected=f"{layers.top_k} different experts per token and layer",
             got="an expert twice; check the model's layers and top-k",
+        )
+
+
+def check_no_layer_lost(routing: SequenceRouting, field: str) -> None:
+    """Return if no token of an engine's payload has the same id in all places of a layer.
+
+    An engine that lost a layer of a token sends 0 there, or -1, which vLLM's 8-bit ids turn into 255.
+
+    Raises:
+        InvalidInput: the first two ids of a token are equal in a layer.
+    """
+    if routing.layers.top_k == 1:
+        return
+    lost_TL = routing.routed_TLK[..., 0] == routing.routed_TLK[..., 1]
+    if lost_TL.any():
+        row, layer = map(int, np.argwhere(lost_TL)[0])
+        raise InvalidInput.of(
+            f"{field}, token {routing.position_T[row]}, MoE layer {layer}",
+            expected=f"{routing.layers.top_k} different experts",
+            got=f"expert {routing.routed_TLK[row, layer, 0]} twice; the engine lost this layer",
         )

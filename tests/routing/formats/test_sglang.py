@@ -7,6 +7,7 @@ from harness.engine_payloads import ALL_MOE, DENSE_FIRST, all_layers, areal, rou
 from relibra.errors import InvalidInput
 from relibra.routing import ModelLayers
 from relibra.routing.formats.sglang import decode
+from relibra.routing.responses import decode_response
 
 
 def test_another_model_than_the_engines_is_noticed_although_no_shape_is_sent():
@@ -36,6 +37,16 @@ def test_what_is_not_int32_in_base64_is_refused():
     ]:
         with pytest.raises(InvalidInput, match=message):
             decode(payload, ALL_MOE)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint16", "uint8"])
+def test_a_response_may_name_a_narrower_dtype(dtype):
+    ids_TXK = all_layers(routes(0, 5, DENSE_FIRST), DENSE_FIRST, dtype)
+    meta_info = {"routed_experts": base64.b64encode(ids_TXK.tobytes()).decode(), "routed_experts_dtype": dtype}
+    (routing,) = decode_response({"meta_info": meta_info}, DENSE_FIRST)
+    np.testing.assert_array_equal(routing.routed_TLK, ids_TXK[:, 1:])
+    with pytest.raises(InvalidInput, match="routed_experts_dtype: expected int32 or uint16 or uint8, got float16"):
+        decode_response({"meta_info": meta_info | {"routed_experts_dtype": "float16"}}, DENSE_FIRST)
 
 
 def test_flat_arrays_and_torch_tensors_are_taken():
