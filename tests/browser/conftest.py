@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 from redis import Redis
 
 from harness.services import CLUSTER, MODEL, Service
@@ -17,7 +17,9 @@ from relibra.store import EmbeddedRedis, Store
 
 T = TypeVar("T")
 Run = Callable[[Awaitable[T]], T]
-TIMEOUT_MS = 20_000.0
+TIMEOUT_MS = 90_000.0
+"""Far longer than a page takes: a busy machine must not fail a test."""
+expect.set_options(timeout=TIMEOUT_MS)
 
 
 # Module scope, because the event loop of the running Playwright driver would disturb later tests of the session.

@@ -10,8 +10,6 @@ from harness.watched_job import WatchedJob
 from relibra.planning.launch import Launch
 from relibra.store import EmbeddedRedis
 
-expect.set_options(timeout=20_000)
-
 SECOND = Launch(token="two", owner="host-b:99")
 
 

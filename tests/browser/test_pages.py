@@ -12,8 +12,6 @@ from harness.services import CLUSTER, MODEL, Service, eventually
 from harness.watched_job import WatchedJob
 from relibra.store import EmbeddedRedis, Role, Store
 
-expect.set_options(timeout=20_000)
-
 PAGES = (
     "/",
     "/jobs/job",
