@@ -96,6 +96,15 @@ def test_S5_experts_that_are_cut_over_ranks_train_as_plain_megatron(layout_run):
     assert max(worst.values()) <= TOLERANCE, worst
 
 
+def test_S9_the_routing_of_all_ranks_with_parts_of_the_same_experts_is_compared_with_the_plan(layout_run):
+    """A plan counts their tokens together, and only the ranks with the first part report."""
+    results = layout_run("gpt_tp2_etp2_ep2").of("routed_otherwise")
+    (first, second), *others = [result["reported"] for result in results[::2]]
+    assert others == [[first, second]]
+    assert first[0] == second[0] == second[1] > first[1] == 0
+    assert [result["reported"] for result in results[1::2]] == [[], []]
+
+
 def test_S5_a_checkpoint_of_experts_that_are_cut_loads_without_relibra(layout_run):
     for result in layout_run("gpt_tp2_etp2_ep2").of("checkpoint"):
         assert result["different_when_fresh"] > 0

@@ -7,6 +7,7 @@ two functions for that (core 0.16.1, tensor_parallel/mappings.py) by exchanges t
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -16,11 +17,14 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import mappings
 from torch import Tensor
 
-from harness.distributed import checkpoints
+from harness.distributed import checkpoints, gpt_job
+from harness.distributed.gpt_batches import routing
 from harness.distributed.gpt_model import RECOMPUTE
-from harness.distributed.matrix import FUSED, GROUPED, compare
+from harness.distributed.matrix import FUSED, GROUPED, balanced_job, compare, num_micro_batches
+from relibra.agent import Phase
 from relibra.agent.cells.visit import Visit
-from relibra.planning import Cluster
+from relibra.planning import Cluster, Model, RankPlan
+from relibra.planning.source_load import folded
 
 Result = dict[str, Any]
 _gather_even, _scatter_even = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
@@ -72,6 +76,40 @@ def replicas_of_one_part(cluster: Cluster) -> Result:
         return trained(cluster)
 
 
+def _planned_routing(plan: RankPlan, model: Model) -> RankPlan:
+    """Return the plan with the load that `routing` gives to both ranks that hold parts of the same experts."""
+    counts_MLE = torch.stack(
+        [
+            torch.stack(
+                [each.ravel().bincount(minlength=model.num_experts) for each in routing(model, plan.step, index)]
+            )
+            for index in range(num_micro_batches())
+        ]
+    )
+    dist.all_reduce(counts_MLE, group=parallel_state.get_expert_tensor_parallel_group())
+    return replace(plan, source_load_MLB=folded(counts_MLE.numpy()))
+
+
+def routed_otherwise(cluster: Cluster) -> Result:
+    """Run one step as planned. In the next, the ranks with the second parts route their tokens otherwise."""
+    job, plans = balanced_job(cluster, sharded=True, bf16=False, **GROUPED, **FUSED)
+    assert job.agent is not None
+    plans.answers = {step: plan and _planned_routing(plan, job.model) for step, plan in plans.answers.items()}
+    is_second = parallel_state.get_expert_tensor_parallel_rank() == 1
+
+    def routed(model: Model, step: int, micro_batch: int) -> Tensor:
+        planned_LTK = routing(model, step, micro_batch)
+        return (planned_LTK + 1) % model.num_experts if step == 1 and is_second else planned_LTK
+
+    with uneven_parts(), mock.patch.object(gpt_job, "routing", routed):
+        for step in plans.answers:
+            job.agent.begin_step(step, Phase.UPDATE)
+            job.run(step, num_micro_batches(), forward_only=True)
+            job.agent.end_step()
+        job.agent.detach()
+    return {"reported": [(each.routing.num_cells, each.routing.num_otherwise) for each in plans.reports]}
+
+
 def checkpoint(cluster: Cluster) -> Result:
     with uneven_parts():
         return checkpoints.saved_after_reorder(cluster)
@@ -81,4 +119,5 @@ SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
     "trained": functools.partial(trained, **RECOMPUTE["full"]),
     "checkpoint": checkpoint,
     "replicas_of_one_part": replicas_of_one_part,
+    "routed_otherwise": routed_otherwise,
 }

@@ -56,7 +56,7 @@ class ScriptedPlans:
     """A plan source with one scripted answer per step."""
 
     def __init__(self, answers: dict[int, RankPlan | None]) -> None:
-        self._answers = answers
+        self.answers = answers
         self.prefetched: list[int] = []
         self.rolled_back: list[int] = []
         self.reports: list[ExecutionReport] = []
@@ -66,7 +66,7 @@ class ScriptedPlans:
         self.prefetched.append(step)
 
     def wait(self, step: int, timeout_s: float) -> PlanAnswer:
-        plan = self._answers.get(step)
+        plan = self.answers.get(step)
         return PlanAnswer(plan, plan.reason if plan is not None else "the script has none")
 
     def report(self, report: ExecutionReport) -> None:

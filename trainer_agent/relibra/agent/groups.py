@@ -119,10 +119,18 @@ class Topology:
 
     def pipelines(self) -> list[tuple[int, ...]]:
         """Return the global ranks that have the same seat and part in all pipeline stages, for each seat and part."""
+        return [ranks for stages in self._by_part() for ranks in zip(*stages, strict=True)]
+
+    def part_holders(self) -> list[tuple[int, ...]]:
+        """Return the global ranks that hold all parts of the same experts, for each seat and pipeline stage."""
+        return [ranks for stages in zip(*self._by_part(), strict=True) for ranks in zip(*stages, strict=True)]
+
+    def _by_part(self) -> list[list[tuple[int, ...]]]:
+        """Return the ranks of the stages with each part, in the order of the pipeline."""
         by_part: dict[int, list[tuple[int, ...]]] = {}
         for ranks, part in zip(self.stages, self.stage_etp_ranks, strict=True):
             by_part.setdefault(part, []).append(ranks)
-        return [seat for stages in by_part.values() for seat in zip(*stages, strict=True)]
+        return list(by_part.values())
 
     def stage_of(self, rank: int) -> int:
         """Return the index of a global rank's stage."""
@@ -144,6 +152,8 @@ class Groups:
     """The ranks of this EP group on this node, in order of EP rank; they exchange replicas."""
     pipeline: dist.ProcessGroup
     """The ranks of all pipeline stages that have this rank's seat, and its part of the experts."""
+    part_holders: dist.ProcessGroup | None
+    """The ranks with the parts of this rank's experts; None if experts are whole."""
     topology: Topology
     node_size: int
     timeout: timedelta
@@ -183,6 +193,7 @@ class Groups:
             node=own([ranks[i : i + size] for ranks in topology.stages for i in range(0, len(ranks), size)]),
             # Global ranks rise with the stage, and a new group sorts its ranks.
             pipeline=own(topology.pipelines()),
+            part_holders=own(topology.part_holders()) if topology.num_etp_ranks > 1 else None,
             topology=topology,
             node_size=node_size,
             timeout=timeout,
@@ -238,10 +249,12 @@ class Groups:
         self.close()
         again = Groups._created(self.topology, self.node_size, self.timeout)
         self.everyone, self.stage, self.node, self.pipeline = again.everyone, again.stage, again.node, again.pipeline
+        self.part_holders = again.part_holders
         self._tell_listeners()
 
     def _all(self) -> tuple[dist.ProcessGroup, ...]:
-        return self.everyone, self.stage, self.node, self.pipeline
+        held = (self.part_holders,) if self.part_holders is not None else ()
+        return self.everyone, self.stage, self.node, self.pipeline, *held
 
     def _inner(self) -> list[dist.ProcessGroup]:
         """Return the groups that do the work. A wrapper holds its group in `group`, and None while it is destroyed."""
@@ -255,7 +268,7 @@ class Groups:
 
     def close(self) -> None:
         """Destroy the groups that this object created, as far as they exist."""
-        for group in (self.node, self.pipeline, self.stage, self.everyone):
+        for group in reversed(self._all()):
             try:
                 dist.destroy_process_group(group)
             except ValueError as error:  # destroyed before, or wrapped by a framework, which destroys its own

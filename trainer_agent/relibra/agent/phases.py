@@ -87,11 +87,12 @@ class Phases:
     def close(self) -> None:
         """End the step: compare the routing of its phases with the plan, and hand over the reports.
 
-        In a pipeline, this is collective over the ranks of all stages that have the same EP rank and EP group.
+        In a pipeline, this is collective over the ranks of all stages that have the same EP rank and EP group; with
+        expert tensor parallelism, over the ranks that hold the parts of the same experts.
         """
         self.end_phase()
         for record in self._records:
-            record.check_routing()
+            record.check_routing(self._groups.part_holders, self._device)
             self._log_routing(record)
             refusal = record.take_refusal()
             if refusal is not None:

@@ -87,6 +87,8 @@ class WeightAccess:
         """Yield the names and parameters of this rank, experts under their global logical ids.
 
         Merged over the ranks of an EP group, they are the state of the same model on one rank, whatever the placement.
+        With expert tensor parallelism, a rank yields its part of each expert, and all parts of a parameter have one
+        name, as in megatron itself: join the parts of the ranks of an ETP group before you merge names.
         With several model chunks, names begin with `model<chunk>.`.
         """
         _ = self._homes.placement  # raises after an interrupted reorder

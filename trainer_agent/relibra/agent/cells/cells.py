@@ -85,7 +85,8 @@ class StepCells:
         self._home_LE, self._rest_LE = (torch.from_numpy(each).to(device) for each in (home_LE, rest_LE))
         self._is_identity_L: list[bool] = (home_LE == np.arange(home_LE.shape[1])).all(axis=1).tolist()
         self.planned_MLB: NDArray[np.int64] | None = None
-        """The token copies that the plan expects from this rank, by bucket of experts; None if it does not say."""
+        """The token copies that the plan expects from the ranks that it counts as this one, by bucket of experts; None
+        if it does not say."""
         index_Q4, share_Q = np.zeros((0, 4), np.int32), np.zeros(0, np.int32)
         if plan is not None:
             row_Q = plan.replica_index_Q4[:, 0]
@@ -95,7 +96,7 @@ class StepCells:
             share_Q = plan.replica_share_Q[own_Q]
             if plan.basis is Basis.REPLAY:
                 share_Q = (share_Q + num_etp_ranks - 1 - etp_rank) // num_etp_ranks
-            if plan.source_load_MLB is not None and plan.basis is Basis.REPLAY and num_etp_ranks == 1:
+            if plan.source_load_MLB is not None and plan.basis is Basis.REPLAY:
                 self.planned_MLB = plan.source_load_MLB[first_row : first_row + plan.num_micro_batches]
         self.has_replicas = bool(len(index_Q4))
         self._is_forecast = plan is not None and plan.basis is not Basis.REPLAY

@@ -16,7 +16,8 @@ class RoutedTokens:
     """Counts the experts of this rank's tokens in every cell.
 
     Args:
-        planned_MLB: the token copies that the plan expects from this rank, by bucket of experts.
+        planned_MLB: the token copies that the plan expects from this rank, by bucket of experts. With expert tensor
+            parallelism, a plan counts the ranks that hold the parts of the same experts as one.
     """
 
     def __init__(self, planned_MLB: NDArray[np.int64]) -> None:
@@ -27,16 +28,19 @@ class RoutedTokens:
         """Count one cell, without waiting for the device. A recomputation counts the same again."""
         self._counts[micro_batch, layer] = routing_map_TE.sum(dim=0, dtype=torch.int32)
 
-    def check(self) -> RoutingCheck:
-        """Read the counts from the device, and compare the cells that ran with the plan."""
-        if not self._counts:
-            return RoutingCheck()
-        num_micro_batches = max(micro_batch for micro_batch, _ in self._counts) + 1
-        _, num_layers, num_buckets = self._planned_MLB.shape
-        counts_CE = torch.stack(list(self._counts.values())).cpu().numpy()
-        micro_batch_C, layer_C = np.array(list(self._counts)).T
-        realised_MLB = np.zeros((num_micro_batches, num_layers, num_buckets), dtype=np.int64)
-        ran_ML = np.zeros((num_micro_batches, num_layers), dtype=np.bool_)
-        realised_MLB[micro_batch_C, layer_C] = folded(counts_CE, num_buckets)
-        ran_ML[micro_batch_C, layer_C] = True
-        return check_routed(self._planned_MLB, realised_MLB, ran_ML)
+    def counted(self) -> NDArray[np.int64]:
+        """Read the counts from the device: token copies by bucket, int64 `[M, L, B]`, and -1 in cells that did not run.
+
+        M is that of the last micro-batch that ran.
+        """
+        num_micro_batches = max((micro_batch for micro_batch, _ in self._counts), default=-1) + 1
+        counted_MLB = np.full((num_micro_batches, *self._planned_MLB.shape[1:]), -1, dtype=np.int64)
+        if self._counts:
+            counts_CE = torch.stack(list(self._counts.values())).cpu().numpy()
+            micro_batch_C, layer_C = np.array(list(self._counts)).T
+            counted_MLB[micro_batch_C, layer_C] = folded(counts_CE, self._planned_MLB.shape[-1])
+        return counted_MLB
+
+    def check(self, counted_MLB: NDArray[np.int64]) -> RoutingCheck:
+        """Compare the cells that ran, counted as by `counted`, with the plan."""
+        return check_routed(self._planned_MLB, counted_MLB, counted_MLB.min(axis=-1) >= 0)

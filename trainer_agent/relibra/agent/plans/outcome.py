@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from relibra.agent.cells.given_routing import GivenRouting
@@ -37,6 +39,23 @@ class StepOutcome:
     """How long this rank waited for the plan."""
     reorder_s: float = 0.0
     """How long the reorder took on this rank."""
+
+
+def _summed(
+    counted_MLB: NDArray[np.int64] | None, group: dist.ProcessGroup, device: torch.device
+) -> NDArray[np.int64] | None:
+    """Collective: return the sum over the ranks of `group`, or None if a rank counted nothing."""
+    with noticing_death("adding up the routing of the ranks that hold the parts of the same experts"):
+        told = torch.tensor([counted_MLB is None, 0 if counted_MLB is None else len(counted_MLB)], device=device)
+        dist.all_reduce(told, dist.ReduceOp.MAX, group=group)
+        lacks, num_micro_batches = told.tolist()
+        if counted_MLB is None or lacks:
+            return None
+        missing = num_micro_batches - len(counted_MLB)
+        padded_MLB = np.pad(counted_MLB, ((0, missing), (0, 0), (0, 0)), constant_values=-1)
+        sum_MLB = torch.from_numpy(padded_MLB).to(device)
+        dist.all_reduce(sum_MLB, group=group)
+        return sum_MLB.cpu().numpy()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,10 +118,22 @@ class PhaseRecord:
         self.replica_sent_bytes = self.transport.sent_bytes - self.sent_bytes_before
         self.replica_wait_s = self.transport.waited_s - self.waited_before_s
 
-    def check_routing(self) -> None:
-        """Compare what the routers chose with the plan. The host waits for the device, so call it once per step."""
-        if self.routed is not None:
-            self.routing = self.routed.check()
+    def check_routing(self, part_holders: dist.ProcessGroup | None, device: torch.device) -> None:
+        """Compare what the routers chose with the plan. The host waits for the device, so call it once per step.
+
+        Args:
+            part_holders: the ranks with the parts of this rank's experts, whose tokens a plan counts together; None if
+                experts are whole. With it, the call is collective.
+            device: where messages live.
+
+        Raises:
+            RelibraError: a rank did not take part in time.
+        """
+        counted_MLB = None if self.routed is None else self.routed.counted()
+        if part_holders is not None:
+            counted_MLB = _summed(counted_MLB, part_holders, device)
+        if self.routed is not None and counted_MLB is not None:
+            self.routing = self.routed.check(counted_MLB)
 
     def take_refusal(self) -> Unsupported | None:
         """Return the error of routing that had no effect since the last call. The host waits for the device."""
