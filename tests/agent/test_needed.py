@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relibra.agent.needed import advice_on_version, check_instances, check_needs
-from relibra.agent.needs import RAN, Need, Use
+from relibra.agent.needs import QUANTIZED_NEEDS, RAN, Need, Use
 from relibra.errors import Unsupported
 
 REPLACED = Need("megatron.core", "run", "why", Use.REPLACED, ("first", "*rest"))
@@ -64,6 +64,16 @@ def test_instances_of_subclasses_are_compared(core):
     needs = [Need("megatron.core", f"Layer.{name}", "why", Use.HELD) for name in ("number", "group")]
     with pytest.raises(Unsupported, match=r"Layer\.group \(why\), which a Own lacks; use"):
         check_instances([Own()], needs)
+
+
+def test_S5_quantised_products_of_transformer_engine_before_2_3_are_refused(core):
+    """There, the place of a quantiser depends on the number of products that the module was built with."""
+
+    class GroupedLinear:
+        quantizers = fp8_initialized = fp8_meta_tensors_initialized = _fp8_workspaces = None
+
+    with pytest.raises(Unsupported, match=r"_num_fp8_tensors_per_gemm \(.*, with Transformer Engine 2\.3 or newer\)"):
+        check_instances([GroupedLinear()], QUANTIZED_NEEDS)
 
 
 def test_a_version_that_did_not_run_is_a_warning():

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.distributed
         ),
         ("an adapter around a product", "linear_fc1.adapter.weight of the experts", "share_expert_adapters=False"),
         ("op fuser", "use_transformer_engine_op_fuser=True", "use_transformer_engine_op_fuser=False"),
+        ("moe_use_grouped_tensor", "not tested", "moe_use_grouped_tensor=False"),
         ("expert_tensor_parallel_size", "expert tensor parallelism", "moe_token_dispatcher_type='alltoall'"),
         ("expert_gtp_weight_remat_size", "(expert_gtp_weight_remat_size)", "num_weight_shards=None"),
         ("expert_tensor_parallel_num_weight_shards", "shards weights of experts", "num_weight_shards=None"),

@@ -51,6 +51,7 @@ class GroupedLinear(grouped.GroupedLinear):
         self.fp8_initialized = self.fp8_meta_tensors_initialized = False
         self.quantizers: dict[str, Any] = {"scaling_fwd": {}, "scaling_bwd": {}}
         self._fp8_workspaces: dict[str, Workspace] = {}
+        self._num_fp8_tensors_per_gemm = {"fwd": 3, "bwd": 2}
 
     def forward(self, tokens: Tensor, splits: Sequence[int]) -> tuple[Tensor, list[Tensor] | None]:
         config = _config.get()

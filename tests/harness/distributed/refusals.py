@@ -69,6 +69,8 @@ SET: dict[str, dict[str, Any]] = {
     "fp4": {"fp4": "e2m1"},
     "graph of a layer": {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": []},
     "use_kitchen": {"use_kitchen": True},
+    "op fuser": {"use_transformer_engine_op_fuser": True, "moe_use_grouped_tensor": True},
+    "moe_use_grouped_tensor": {"moe_use_grouped_tensor": True},
     "local graph of attention": {"cuda_graph_impl": "local", "cuda_graph_scope": ["attn"]},
     "graph of moe": {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn", "moe"]},
     "graph of moe_router": {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["moe_router"]},
@@ -166,9 +168,6 @@ CHANGED: dict[str, Change] = {
     "an adapter around a product": with_adapter_around_product,
     "a rule for a product": lambda trained: mock.patch.object(
         trained.network.moe[1].experts, "linear_fc1", SimpleNamespace(te_quant_params=object()), create=True
-    ),
-    "op fuser": lambda trained: mock.patch.object(
-        trained.network.moe[0].experts, "_with_fused_impl", True, create=True
     ),
     "use_megatron_fsdp": in_optimizer("ddp_config", "use_megatron_fsdp", True),
     "several instances": in_optimizer("ddp_config", "num_distributed_optimizer_instances", 2),

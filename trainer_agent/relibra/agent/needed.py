@@ -56,7 +56,7 @@ def _refuse(lacks: list[str]) -> None:
         version = importlib.import_module("megatron.core").__version__
         raise Unsupported(
             f"relibra's agent does not support megatron-core {version} as installed or changed here, because it hooks "
-            f"into what this one lacks: {'; '.join(lacks)}; use a megatron-core that the tests ran on "
+            f"into what this one lacks: {'; '.join(lacks)}; use versions that the tests ran on "
             "(docs/integration/versions.md), or undo the change"
         )
 

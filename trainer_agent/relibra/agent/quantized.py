@@ -9,7 +9,7 @@ Transformer Engine's `GroupedLinear` quantises weights in its forward. It keeps 
   expert that left.
 
 Neither holds state of training, unless scaling is delayed (`relibra.agent.settings` refuses that), so both can be made
-anew at any time. Read in Transformer Engine 2.4, 2.9, 2.12, 2.16 and 2.20.dev, transformer_engine/pytorch/module:
+anew at any time. Read in Transformer Engine 2.3, 2.4, 2.9, 2.12, 2.16 and 2.20.dev, transformer_engine/pytorch/module:
 base.py (`init_fp8_metadata`, `set_meta_tensor`, `get_weight_workspace`) and grouped_linear.py.
 """
 

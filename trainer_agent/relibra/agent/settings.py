@@ -158,6 +158,16 @@ SETTINGS = (
         instead="moe_grouped_gemm=True",
         cost="none is known: grouped products are faster",
     ),
+    _off(
+        "use_transformer_engine_op_fuser",
+        ", which treats all experts of a rank as one tensor",
+        "the products of experts and their activation run in several kernels",
+    ),
+    _off(
+        "moe_use_grouped_tensor",
+        ", which was not tested; from 0.20 on use_transformer_engine_op_fuser=True switches it on, too",
+        "the host waits for the numbers of tokens of the experts",
+    ),
     _runs("gradient_accumulation_fusion", "on and off", _MATRIX),
     _runs("recompute_granularity", "none, 'selective', 'full'", _MATRIX),
     Setting(

@@ -76,7 +76,11 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
 
 
 def _is_padded(config: Any) -> bool:
-    """Return whether the dispatcher pads the tokens of each slot for quantised products."""
+    """Return whether the dispatcher pads the tokens of each slot for quantised products.
+
+    From 0.20 on, HybridEP and DeepEP also pad for `moe_use_grouped_tensor`, which is refused. The rows that HybridEP
+    adds for `moe_hybridep_pad_uneven_dispatch_inputs` go to no slot.
+    """
     backend = getattr(config, "moe_flex_dispatcher_backend", None)
     is_hybridep = (config.moe_token_dispatcher_type, backend) == ("flex", "hybridep")
     return bool(config.fp8) and (config.moe_router_padding_for_quantization or is_hybridep)

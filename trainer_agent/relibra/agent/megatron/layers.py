@@ -100,11 +100,6 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
     check_dispatcher(layer.token_dispatcher, layer.num_local_experts, cluster)
     if not isinstance(layer.experts, SequentialMLP | TEGroupedMLP):
         raise unsupported(f"experts of type {type(layer.experts).__name__}", "SequentialMLP or TEGroupedMLP")
-    if getattr(layer.experts, "_with_fused_impl", False):  # from 0.18 on
-        raise unsupported(
-            "use_transformer_engine_op_fuser=True, which treats all experts of a rank as one tensor",
-            "use_transformer_engine_op_fuser=False",
-        )
     if config.fp8:
         if isinstance(layer.experts, SequentialMLP):
             raise unsupported("fp8 with SequentialMLP", "moe_grouped_gemm=True")
