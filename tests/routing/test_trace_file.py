@@ -61,7 +61,10 @@ def test_a_missing_key_is_named(tmp_path, key):
     arrays = {"routed_experts": trace.routed_experts, "offsets": trace.offsets, "num_experts": 40}
     del arrays[key]
     np.savez(tmp_path / "t.npz", **arrays)
-    with pytest.raises(InvalidTrace, match=f"^{key}: expected the keys"):
+    kept = ", ".join(each for each in arrays)
+    with pytest.raises(
+        InvalidTrace, match=rf"t\.npz: expected a routing trace with the keys .*{key}.*, got only {kept};"
+    ):
         read_trace(tmp_path / "t.npz")
 
 
@@ -87,14 +90,18 @@ def test_no_file_a_folder_an_array_and_junk_are_refused(tmp_path):
     np.save(tmp_path / "one.npy", np.arange(3))
     (tmp_path / "junk").write_bytes(b"junk")
     (tmp_path / "empty").touch()
+    (tmp_path / "README.md").write_text("# relibra\n\nBalances experts.\n")
+    np.savez(tmp_path / "other.npz", weights=np.arange(3))
     for name, message in [
         ("absent", "absent: expected a routing trace file .*got no such file"),
-        (".", "expected a complete .npz file"),
+        (".", "expected a complete .npz file, got Is a directory"),
         ("one.npy", "one.npy: expected a .npz file with several keys, got a single array"),
-        ("junk", "junk: expected a complete .npz file"),
-        ("empty", "empty: expected a complete .npz file"),
+        ("junk", "junk: expected a complete .npz file, got a file that begins with 'junk'"),
+        ("README.md", "README.md: expected a complete .npz file, got a file that begins with '# relibra'"),
+        ("empty", "empty: expected a complete .npz file, got an empty file"),
+        ("other.npz", "other.npz: expected a routing trace with the keys .*, got none of them"),
     ]:
-        with pytest.raises(InvalidTrace, match=message):
+        with pytest.raises(InvalidTrace, match=f"{message}.*; `relibra record` makes a trace"):
             read_trace(tmp_path / name)
 
 

@@ -24,6 +24,8 @@ MAX_EXPANSION = 64
 """How many times the size of their file the arrays may have, unless they are small."""
 _SMALL_SIZE_BYTES = 256 << 20
 _CHUNK_SIZE_BYTES = 1 << 20
+_HEAD_SIZE_BYTES = 40
+_COMPLETE = "a complete .npz file"
 
 # zipfile and zlib raise these on bytes that are not theirs.
 _UNREADABLE = (
@@ -51,9 +53,7 @@ def read_npz(path: Path, keys: Collection[str]) -> dict[str, NDArray[Any]]:
             `RELIBRA_MAX_EXPANSION` sets another number.
     """
     try:
-        with path.open("rb") as head:
-            if head.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
-                raise InvalidInput.of(str(path), expected="a .npz file with several keys", got="a single array")
+        _check_is_zip(path)
         with zipfile.ZipFile(path) as file:
             names = set(file.namelist())
             found = {key: name for key in keys for name in (f"{key}.npy", key) if name in names}
@@ -63,7 +63,23 @@ def read_npz(path: Path, keys: Collection[str]) -> dict[str, NDArray[Any]]:
     except InvalidInput:
         raise
     except _UNREADABLE as error:
-        raise InvalidInput.of(str(path), expected="a complete .npz file", got=error) from error
+        raise InvalidInput.of(str(path), expected=_COMPLETE, got=f"a damaged or truncated one ({error})") from error
+
+
+def _check_is_zip(path: Path) -> None:
+    """Refuse a file that cannot be a `.npz`, in words that tell what it is."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_SIZE_BYTES)
+    except OSError as error:
+        raise InvalidInput.of(str(path), expected=_COMPLETE, got=error.strerror or error) from error
+    if head.startswith(np.lib.format.MAGIC_PREFIX):
+        raise InvalidInput.of(str(path), expected="a .npz file with several keys", got="a single array")
+    if not head:
+        raise InvalidInput.of(str(path), expected=_COMPLETE, got="an empty file")
+    if not head.startswith(b"PK"):
+        begin = head.decode("utf-8", "replace").partition("\n")[0]
+        raise InvalidInput.of(str(path), expected=_COMPLETE, got=f"a file that begins with {begin!r}")
 
 
 def _check_expansion(path: Path, unpacked_size_bytes: int) -> None:
