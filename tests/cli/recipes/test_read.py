@@ -164,6 +164,56 @@ def test_a_value_that_the_file_does_not_tell_is_named_and_not_guessed(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("framework", "name", "text", "warning"),
+    [
+        (Framework.SLIME, "run.sh", "python3 train.py --train-backend fsdp", "the recipe trains with fsdp; "),
+        (
+            Framework.NEMO_RL,
+            "a.yaml",
+            "policy:\n  quant_cfg: w4.yaml\n  megatron_cfg: {enabled: true}",
+            "line 2: quant_cfg ",
+        ),
+        (
+            Framework.SKYRL,
+            "run.sh",
+            "python -m skyrl.train.main_sft strategy=fsdp megatron_config.a=1",
+            "trainer.strategy ",
+        ),
+    ],
+)
+def test_what_the_agent_does_not_see_is_said(framework, name, text, warning, tmp_path):
+    (tmp_path / name).write_text(text)
+    assert any(each.startswith(warning) for each in read_recipe(tmp_path / name, framework, {}).warnings)
+
+
+def test_supervised_training_of_skyrl_has_its_settings_at_the_top(tmp_path):
+    (tmp_path / "run.sh").write_text(
+        "uv run python -m skyrl.train.main_sft strategy=megatron model.path=Qwen/Qwen3-30B-A3B model.lora.rank=8 "
+        "megatron_config.expert_model_parallel_size=8 gradient_checkpointing=false"
+    )
+    recipe = read_recipe(tmp_path / "run.sh", None, {})
+    assert (recipe.model, recipe.value("expert_model_parallel_size")) == ("Qwen3-30B-A3B", 8)
+    assert recipe.value("recompute_granularity") is None
+    assert recipe.value("share_expert_adapters")
+
+
+PROBING = """NVLINK=$(nvidia-smi | grep -c NVLink)
+if [ "$NVLINK" -gt 0 ]; then HAS_NVLINK=1; else HAS_NVLINK=0; fi
+{more}
+ray job submit --runtime-env-json="{{A: ${{HAS_NVLINK}}}}" -- python3 train.py --expert-model-parallel-size ${{EP:-8}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "lines"), [("", []), ("[ -n $A ] && X=1", []), ("[ $HAS_NVLINK = 1 ] && [ -z $A ] || EP=4", [2])]
+)
+def test_a_condition_that_changes_no_setting_however_it_is_read_is_no_warning(more, lines, tmp_path):
+    (tmp_path / "run.sh").write_text(PROBING.format(more=more))
+    warnings = read_recipe(tmp_path / "run.sh", Framework.SLIME, {}).warnings
+    assert [each.partition(":")[0] for each in warnings] == [f"line {number}" for number in lines]
+
+
 def test_unknown_options_are_listed():
     assert read_recipe(EXAMPLES / "megatron.sh", None, {}).unknown == ("my_own_option (line 2)",)
 

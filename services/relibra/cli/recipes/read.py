@@ -1,5 +1,8 @@
 """Reads a recipe file into effective settings, without running anything of it."""
 
+from collections.abc import Container, Mapping
+from dataclasses import replace
+from itertools import chain, combinations
 from pathlib import Path
 
 from relibra.cli.recipes.frameworks.registry import READERS, Framework, Reader, guess_framework
@@ -14,6 +17,8 @@ from relibra.cli.recipes.shipped import framework_data
 from relibra.errors import InvalidInput
 
 _MAX_BYTES = 1 << 20
+_MAX_CHOICES = 4
+"""The conditions of which a script is read in all ways, to find out whether they matter."""
 
 
 def read_recipe(path: Path, framework: Framework | None, given: dict[str, str]) -> Recipe:
@@ -33,10 +38,41 @@ def read_recipe(path: Path, framework: Framework | None, given: dict[str, str]) 
         raise InvalidInput.of(
             "--framework", expected=f"one of {', '.join(Framework)}: {path.name} has no certain sign", got="none"
         )
+    recipe, choices = _read(path, text, framework, given)
+    lines = set(choices.values())
+    if 0 < len(lines) <= _MAX_CHOICES:
+        some = chain.from_iterable(combinations(lines, number) for number in range(1, len(lines) + 1))
+        if all(_is_read_alike(recipe, choices, path, text, given, frozenset(each)) for each in some):
+            recipe = replace(recipe, warnings=_without(recipe.warnings, choices))
+    return recipe
+
+
+def _is_read_alike(
+    recipe: Recipe, choices: Mapping[str, int], path: Path, text: str, given: dict[str, str], otherwise: frozenset[int]
+) -> bool:
+    """Return whether nothing changes if conditions of some lines are read the other way round."""
+    try:
+        other, of_other = _read(path, text, Framework(recipe.framework), given, otherwise)
+    except InvalidInput:
+        return False
+    if not set(of_other.values()) <= set(choices.values()):  # a further condition, which nobody has read both ways
+        return False
+    return replace(recipe, warnings=_without(recipe.warnings, choices)) == replace(
+        other, warnings=_without(other.warnings, of_other)
+    )
+
+
+def _without(warnings: tuple[str, ...], choices: Container[str]) -> tuple[str, ...]:
+    return tuple(each for each in warnings if each not in choices)
+
+
+def _read(
+    path: Path, text: str, framework: Framework, given: dict[str, str], otherwise: frozenset[int] = frozenset()
+) -> tuple[Recipe, Mapping[str, int]]:
     reader = READERS[framework]
-    launch = _launch(path, text, framework, reader, given)
+    launch = _launch(path, text, framework, reader, given, otherwise)
     draft = reader.read(launch)
-    return Recipe(
+    recipe = Recipe(
         framework=framework.value,
         megatron_core=framework_data(framework.value)["megatron_core"],
         model=draft.model,
@@ -45,6 +81,7 @@ def read_recipe(path: Path, framework: Framework | None, given: dict[str, str]) 
         unknown=tuple(draft.unknown),
         warnings=(*launch.warnings, *draft.warnings),
     )
+    return recipe, launch.choices
 
 
 def _text(path: Path) -> str:
@@ -58,7 +95,9 @@ def _text(path: Path) -> str:
         raise InvalidInput.of("--recipe", expected="a text file", got=error) from error
 
 
-def _launch(path: Path, text: str, framework: Framework, reader: Reader, given: dict[str, str]) -> Launch:
+def _launch(
+    path: Path, text: str, framework: Framework, reader: Reader, given: dict[str, str], otherwise: frozenset[int]
+) -> Launch:
     shipped = _shipped(framework)
     warnings: list[str] = []
     if path.suffix in (".yaml", ".yml"):
@@ -66,7 +105,7 @@ def _launch(path: Path, text: str, framework: Framework, reader: Reader, given: 
     if path.suffix == ".py":
         words, stops = read_launcher(path, text, given)
         return Launch(path, text, words, {}, (*warnings, *stops))
-    expansion = expand_script(path, text, given, lambda argv: model_arguments(argv, path))
+    expansion = expand_script(path, text, given, lambda argv: model_arguments(argv, path), otherwise)
     warnings += expansion.doubts
     started = _training(expansion.commands, reader)
     if not started:
@@ -79,7 +118,7 @@ def _launch(path: Path, text: str, framework: Framework, reader: Reader, given: 
     name = Launch(path, text, started).options().get("config")
     if isinstance(name, str) and (found := find_source(without_unknown(name), path.absolute().parent, path.absolute())):
         config = read_yaml(found, warnings, shipped)
-    return Launch(path, text, started, config, tuple(warnings))
+    return Launch(path, text, started, config, tuple(warnings), expansion.choices)
 
 
 def _training(commands: tuple[tuple[str, ...], ...], reader: Reader) -> tuple[str, ...]:

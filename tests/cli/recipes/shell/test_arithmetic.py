@@ -12,7 +12,7 @@ from relibra.cli.recipes.shell.unknown import is_known
 EXPRESSIONS = [
     "1 + 2 * 3 - 4 / 3", "-7 / 2", "-7 % 3", "(1 + 2) * 3", "5 > 3 && 2 >= 2 || 0", "0 || 0", "a = 4", "a++",
     "a--", "a += 5", "a *= 2 + 1", "0x10 + 1", "b++", "--a", "++c", "a == 3",
-    "\n 1\n + 2", "-a - -2", "7 / -2", "7 % -2",
+    "\n 1\n + 2", "-a - -2", "7 / -2", "7 % -2", "010 + 0 + 100", "z + 1", "-z",
 ]  # fmt: skip
 OTHERS = [
     "1 < 2 == 1",
@@ -32,19 +32,19 @@ OTHERS = [
 
 
 def value(expression: str) -> int:
-    variables = {"a": "3"}
+    variables = {"a": "3", "z": "017"}
     return evaluate(expression, variables.get, variables.__setitem__)
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_values_are_those_of_bash():
-    script = "\n".join(f"a=3; echo $(( {each} ))" for each in EXPRESSIONS)
+    script = "\n".join(f"a=3; z=017; echo $(( {each} ))" for each in EXPRESSIONS)
     said = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert [value(each) for each in EXPRESSIONS] == [int(each) for each in said]
 
 
 @pytest.mark.parametrize(
-    "expression", [*OTHERS, "1 +", "1 / 0", "(1", "1 2", "b", "b * 8", "9999999999 * 9999999999", "1.5", "$x"]
+    "expression", [*OTHERS, "1 +", "1 / 0", "(1", "1 2", "b", "b * 8", "9999999999 * 9999999999", "1.5", "$x", "08"]
 )
 def test_what_has_no_value_is_refused(expression):
     with pytest.raises(NotANumber):

@@ -62,6 +62,16 @@ SNIPPETS = {
     "keys with a hyphen": 'declare -A M=([a-b]=1 ["c d"]=2); M[e-f]=3; record "${M[a-b]}" "${M[c d]}" "${M[e-f]}"',
     "end of a here document": "A=1; T=$(cat <<END_A\n$A\nEND_A\n); U=$(cat <<\\END_A\n$A\nEND_A\n); record $T $U",
     "negation": "if ! [ a = b ]; then record yes; fi; ! false && record also",
+    "words before assignments": "A=1; A=9 record $A; A=8 B=$A eval 'record $A $B'; record $A",
+    "leaving several loops": (
+        "for a in 1 2; do for b in 1 2 3; do [ $b = 2 ] && continue 2; [ $a = 2 ] && break 9; R+=$a$b,; done; done; "
+        "while true; do while true; do break 2; done; R+=no; done; record $R"
+    ),
+    "leaving a loop outside of one": "break; record yes",
+    "IFS divides words": (
+        'L=a,b,,c:d; IFS=,; for w in $L; do R+="[$w]"; done; IFS=:; set -- $L x"$L"; N=$#; IFS=; set -- "$R" $L; '
+        'record "$R" $N $#'
+    ),
     "words with equals": 'O=(+a.b=${X:-1} "c=[\'d\',\'e\']" f=\\"none\\"); record "${O[@]}"',
 }
 

@@ -41,6 +41,8 @@ def read_command_line(launch: Launch, framework: str) -> Draft:
         # miles builds LoRA models with this dispatcher, whatever the recipe says.
         draft.put("moe_token_dispatcher_type", "alltoall", origin(data))
     _replay(options, draft, launch)
+    if (backend := options.get("train_backend", "megatron")) != "megatron":
+        draft.warnings.append(f"the recipe trains with {backend}; relibra balances Megatron only")
     return draft
 
 

@@ -25,6 +25,11 @@ def read_nemo_rl(launch: Launch) -> Draft:
         peft = section(megatron, ("peft",))
         targets = peft.get("target_modules") or ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
         lora(draft, rank=peft.get("dim", 8), targets=targets, where=launch.line_of("policy.megatron_cfg.peft"))
+    if policy.get("quant_cfg"):
+        draft.warnings.append(
+            f"{launch.line_of('policy.quant_cfg')}: quant_cfg gives the experts of a rank quantisers of ModelOpt, "
+            "which do not move with an expert; this was not tested"
+        )
     if not megatron.get("enabled"):
         draft.warnings.append("policy.megatron_cfg.enabled is not true; relibra balances Megatron only")
     return draft

@@ -52,7 +52,9 @@ READERS = {
     Framework.VERL: _reader(
         read_verl, r"\+*(actor_rollout_ref|engine|optim|model)\.", r"\bactor_rollout_ref\.|\bverl\.trainer\."
     ),
-    Framework.SKYRL: _reader(read_skyrl, r"\+*(trainer|generator)\.", r"\btrainer\.policy\.megatron_config\b|\bskyrl"),
+    Framework.SKYRL: _reader(
+        read_skyrl, r"\+*(trainer|generator|megatron_config)\.", r"\btrainer\.policy\.megatron_config\b|\bskyrl"
+    ),
     Framework.NEMO_RL: _reader(
         read_nemo_rl,
         r"\+*(policy|cluster|grpo|sft)\.|--config$|.*run_\w+\.py$",

@@ -69,12 +69,14 @@ def _parsed(expression: str, get: Callable[[str], str | None]) -> int:
     if "--" in expression:
         raise ValueError("-- is a sign in Python")
     text = re.sub(r"!(?!=)", " not ", expression.replace("&&", " and ").replace("||", " or ")).strip()
+    text = re.sub(r"\b0(?=\d)", "0o", text)
     return int(_value(ast.parse(f"({text or 0})", mode="eval").body, get))
 
 
 def _number(text: str) -> int:
-    text = text.strip()
-    return int(text, 0 if text[:2].lower() == "0x" else 10)
+    digits = (text := text.strip()).lstrip("+-")
+    is_octal = digits[:1] == "0" and digits[1:].isdecimal()
+    return int(text, 8 if is_octal else 0 if digits[:2].lower() == "0x" else 10)
 
 
 def _value(node: ast.expr, get: Callable[[str], str | None]) -> int:

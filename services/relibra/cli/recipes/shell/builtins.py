@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from relibra.cli.recipes.shell.conditions import PATTERNS, decided
 from relibra.cli.recipes.shell.parse import ShellSyntaxError
 from relibra.cli.recipes.shell.unknown import is_known, shown, unknown, without_unknown
+from relibra.cli.recipes.shell.words import separators
 
 if TYPE_CHECKING:
     from relibra.cli.recipes.shell.commands import Commands
@@ -82,15 +83,15 @@ def _read(evaluation: "Commands", arguments: list[str]) -> int:
     text, _, rest = (unknown("$(read)") if given is None else given).partition(options.get("d", "\n") or "\0")
     if evaluation.is_condition and rest.strip():
         evaluation.doubt(f"read: lines after the first are not read: {shown(rest.strip())[:60]!r}")
-    separators = evaluation.variable("IFS")
-    separators = " \t\n" if separators is None else separators
+    given_ifs = evaluation.variable("IFS")
+    ifs = " \t\n" if given_ifs is None else given_ifs
     if "a" in options:
         # A part that is not known stays one element, as in words that blanks divide.
-        parts = _parted(text, separators, 0) if is_known(text) or not separators.strip() else [unknown(text)]
+        parts = _parted(text, ifs, 0) if is_known(text) or not ifs.strip() else [unknown(text)]
         evaluation.assign(options["a"], {str(number): each for number, each in enumerate(parts)})
         return int(given is None)
     names = names or ["REPLY"]
-    parts = _parted(text, separators, len(names)) if is_known(text) else [unknown(shown(text))] * len(names)
+    parts = _parted(text, ifs, len(names)) if is_known(text) else [unknown(shown(text))] * len(names)
     for number, name in enumerate(names):
         evaluation.assign(name, parts[number] if number < len(parts) else "")
     return int(given is None)
@@ -110,12 +111,11 @@ def _options(arguments: list[str], with_value: str) -> tuple[dict[str, str], lis
     return options, left
 
 
-def _parted(text: str, separators: str, num_parts: int) -> list[str]:
+def _parted(text: str, ifs: str, num_parts: int) -> list[str]:
     """Return a text divided as `read` does; the last of several parts has the rest, and 0 is any number of parts."""
-    blank, other = ("".join(each for each in separators if each.isspace() is is_blank) for is_blank in (True, False))
+    blank = "".join(each for each in ifs if each.isspace())
     text = text.strip(blank) if blank else text
-    blanks, others = (f"[{re.escape(each)}]" if each else "(?!)" for each in (blank, other))
-    between = re.compile(f"(?:{blanks})*{others}(?:{blanks})*|(?:{blanks})+")
+    between = separators(ifs)
     parts = between.split(text, maxsplit=max(0, num_parts - 1)) if num_parts != 1 else [text]
     if num_parts == 0:
         return parts[: -1 if parts[-1] == "" else None]

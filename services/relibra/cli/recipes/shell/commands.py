@@ -24,12 +24,12 @@ Answer = Callable[[tuple[str, ...]], str | None]
 
 
 class Leaving(Exception):
-    """A `return`, `break` or `continue`."""
+    """A `return`, `break` or `continue`, with its number: the status, or how many loops it leaves."""
 
-    def __init__(self, word: str, status: int = 0) -> None:
+    def __init__(self, word: str, number: int = 0) -> None:
         super().__init__(word)
         self.word = word
-        self.status = status
+        self.number = number
 
 
 @dataclass(slots=True)
@@ -38,6 +38,10 @@ class Commands(Words):
 
     commands: list[tuple[str, ...]] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
+    choices: dict[str, int] = field(default_factory=dict)
+    """The lines of conditions that depend on the outside, by the doubt about each."""
+    otherwise: frozenset[int] = frozenset()
+    """The lines of such conditions that are read the other way round."""
     functions: dict[str, Node] = field(default_factory=dict)
     output: list[str] | None = None
     """The text that a substitution captures; None if nobody does."""
@@ -46,6 +50,8 @@ class Commands(Words):
     line: int = 0
     """The line of the command that is being evaluated."""
     depth: int = 0
+    num_loops: int = 0
+    """The loops that the command is in."""
     here_document: str | None = None
     locals: Saved | None = None
     """What the local variables of the function hid; None outside functions."""
@@ -123,6 +129,8 @@ class Commands(Words):
                 self.locals = hidden
         if name in ("source", ".") and arguments:
             return self.source(arguments[0], arguments[1:])
+        if name in ("break", "continue") and not self.num_loops:
+            return 0
         if name in ("return", "break", "continue"):
             raise Leaving(name, int(arguments[0][:9]) % 256 if arguments and arguments[0].isdecimal() else 0)
         if name == "command" and arguments and arguments[0] in ("-v", "-V"):
@@ -141,15 +149,17 @@ class Commands(Words):
         self.line = line_of(node)
         before: Saved = {}
         argv: list[str] = []
-        for each in named(node.children):
-            if each.type == "variable_assignment":
-                name = assigned_name(each)
-                before.setdefault(name, self.values.get(name))
-                self.set(each)
-            elif each.type.endswith("_redirect"):
+        parts = named(node.children)
+        assignments = [each for each in parts if each.type == "variable_assignment"]
+        for each in parts:
+            if each.type.endswith("_redirect"):
                 self._redirect(each)
-            else:
+            elif each not in assignments:
                 argv += self.fields(each.named_children[0] if each.type == "command_name" else each)
+        for each in assignments:  # afterwards: the words of the command have the values from before
+            name = assigned_name(each)
+            before.setdefault(name, self.values.get(name))
+            self.set(each)
         try:
             return self.start(argv) if argv else 0
         finally:
@@ -207,7 +217,7 @@ class Commands(Words):
         except Leaving as leaving:
             if leaving.word != "return":
                 raise
-            return leaving.status
+            return leaving.number
         finally:
             self.depth -= 1
             self.positional = plain

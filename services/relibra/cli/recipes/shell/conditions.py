@@ -41,7 +41,9 @@ def decided(parts: list[str], text: str, words: "Commands") -> bool:
     if left:
         raise ShellSyntaxError(f"the condition {text} is not understood")
     if sources := ", ".join(shown(each) for each in parts if not is_known(each)):
+        found = found != (words.line in words.otherwise)
         words.doubt(f"{text[:60]} depends on {sources[:60]}, which is not known; read as {str(found).lower()}")
+        words.choices[words.doubts[-1]] = words.line
     return found
 
 
@@ -112,7 +114,9 @@ def _compared(left: str, sign: str, right: str, words: "Commands") -> bool:
     try:
         if sign == "=~":
             return re.search(right, left) is not None
-        return _NUMBERS[sign](words.number(left), words.number(right))
+        # Unlike in arithmetic, leading zeros of a plain number mean nothing in `[ ... ]`.
+        one, other = (int(each) if each.isdecimal() else words.number(each) for each in (left, right))
+        return _NUMBERS[sign](one, other)
     except re.error as error:
         raise ShellSyntaxError(f"the condition {left} =~ {right} is not understood") from error
     except NotANumber:

@@ -1,7 +1,7 @@
 """Evaluates a parsed script: assignments and control flow take effect, and commands are recorded instead of run."""
 
 import fnmatch
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,9 +26,17 @@ class Expansion:
     """The words of the commands that it would start."""
     doubts: tuple[str, ...]
     """Parts that were not read: files that are not there, and what is not understood."""
+    choices: Mapping[str, int]
+    """The lines of conditions that depend on the outside, by the doubt about each."""
 
 
-def expand_script(path: Path, text: str, given: dict[str, str], answer: Answer = lambda _: None) -> Expansion:
+def expand_script(
+    path: Path,
+    text: str,
+    given: dict[str, str],
+    answer: Answer = lambda _: None,
+    otherwise: frozenset[int] = frozenset(),
+) -> Expansion:
     """Return the commands that a script would start.
 
     Args:
@@ -36,17 +44,20 @@ def expand_script(path: Path, text: str, given: dict[str, str], answer: Answer =
         text: its content.
         given: variables that the environment sets.
         answer: gives the output of programs that are known without running them.
+        otherwise: the lines of conditions that depend on the outside and are read the other way round.
 
     Raises:
         InvalidInput: the script is no bash, or does not come to an end.
     """
-    evaluation = Evaluation(path.absolute(), path.absolute().parent, dict(given), answer=answer)
+    folder = path.absolute().parent
+    evaluation = Evaluation(path.absolute(), folder, dict(given), answer=answer, otherwise=otherwise)
     try:
         with suppress(Leaving):
             evaluation.run(parse(text))
     except RecursionError as error:
         raise InvalidInput(f"expected a script, got {path.name}, which is nested too deeply") from error
-    return Expansion(tuple(evaluation.commands), tuple(dict.fromkeys(evaluation.doubts)))
+    doubts = tuple(dict.fromkeys(evaluation.doubts))
+    return Expansion(tuple(evaluation.commands), doubts, evaluation.choices)
 
 
 @dataclass(slots=True)
@@ -216,12 +227,18 @@ class Evaluation(Commands):
 
     def _ends_loop(self, node: Node) -> bool:
         """Evaluate the body of a loop, and return whether it says `break`."""
+        self.num_loops += 1
         try:
             self.run(node.child_by_field_name("body"))
         except Leaving as leaving:
             if leaving.word == "return":
                 raise
+            if leaving.number > 1 and self.num_loops > 1:
+                leaving.number -= 1
+                raise
             return leaving.word == "break"
+        finally:
+            self.num_loops -= 1
         return False
 
     @contextmanager

@@ -13,6 +13,7 @@ from relibra.errors import InvalidInput
 _BRACED = re.compile(r"\$\{(#?)([A-Za-z_]\w*|[0-9]+|[@*#?])(?:\[([^]]*)\])?(?:(:?[-=?+])(.*))?\}", re.S)
 _ESCAPED = re.compile(r'\\([$`"\\]|\n)')
 _ALL = ("@", "*")
+_BLANKS = re.compile(r"\s+")
 _MAX_LETTERS = 1 << 20
 """The longest text, and the most letters and elements of an array. Doubling a variable in a loop ends here."""
 
@@ -70,7 +71,8 @@ class Words:
                 if number and current is not None:
                     fields.append(current)
                     current = None
-                if part or is_quoted:
+                # Blanks leave no empty part in the middle; other separators do.
+                if part or is_quoted or 0 < number < len(parts) - 1:
                     current = (current or "") + part
         return fields if current is None else [*fields, current]
 
@@ -126,13 +128,21 @@ class Words:
                 except NotANumber:
                     yield [unknown(text)], True
             case "command_substitution":
-                yield _divided([self.capture(node)], is_quoted=is_quoted)
+                yield self._divided([self.capture(node)], is_quoted=is_quoted)
             case "simple_expansion":
-                yield _divided(self._parameter(("", text[1:], "", "", ""), is_quoted=is_quoted), is_quoted=is_quoted)
+                parts = self._parameter(("", text[1:], "", "", ""), is_quoted=is_quoted)
+                yield self._divided(parts, is_quoted=is_quoted)
             case "expansion" if (match := _BRACED.fullmatch(text)) is not None:
-                yield _divided(self._parameter(match.groups(""), is_quoted=is_quoted), is_quoted=is_quoted)
+                yield self._divided(self._parameter(match.groups(""), is_quoted=is_quoted), is_quoted=is_quoted)
             case _:
                 yield [unknown(text)], True
+
+    def _divided(self, parts: list[str], *, is_quoted: bool) -> tuple[list[str], bool]:
+        """Return the fields of an expansion, which IFS divides outside quotes, and whether an empty one counts."""
+        if is_quoted:
+            return parts, bool(parts)
+        between = separators(self.variable("IFS"))
+        return [field for part in parts for field in (between if is_known(part) else _BLANKS).split(part)], False
 
     def _inner(self, node: Node, num_quotes: int, *, is_quoted: bool) -> Iterator[tuple[list[str], bool]]:
         """Yield the pieces of the children of a node, and of the text between them, which is in no node."""
@@ -191,8 +201,10 @@ def _unescaped(text: bytes) -> str:
     return _ESCAPED.sub(lambda found: found[1].strip("\n"), text.decode())
 
 
-def _divided(parts: list[str], *, is_quoted: bool) -> tuple[list[str], bool]:
-    """Return the fields of an expansion, which blanks divide outside quotes, and whether an empty one counts."""
-    if is_quoted:
-        return parts, bool(parts)
-    return [field for part in parts for field in re.split(r"\s+", part)], False
+def separators(of: str | None) -> re.Pattern[str]:
+    """Return the pattern of what divides a text for a value of IFS; None stands for its default."""
+    if of is None:
+        return _BLANKS
+    blank, other = ("".join(each for each in of if each.isspace() is is_blank) for is_blank in (True, False))
+    blanks, others = (f"[{re.escape(each)}]" if each else "(?!)" for each in (blank, other))
+    return re.compile(f"(?:{blanks})*{others}(?:{blanks})*|(?:{blanks})+")
