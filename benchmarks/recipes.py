@@ -32,7 +32,7 @@ from relibra.errors import RelibraError
 RECIPES = Path(
     os.environ.get("RELIBRA_RECIPES", Path(__file__).parents[2] / "shared" / "reference" / "recipes")
 ).joinpath("recipes.csv")
-_FRAMEWORKS = {
+FRAMEWORKS = {
     "slime": Framework.SLIME,
     "miles": Framework.MILES,
     "verl": Framework.VERL,
@@ -41,7 +41,7 @@ _FRAMEWORKS = {
     "SkyRL": Framework.SKYRL,
     "AReaL": Framework.AREAL,
 }
-_FOLDERS = {"NeMo-RL": "examples"}
+FOLDERS = {"NeMo-RL": "examples"}
 """The folder that a framework's paths start in."""
 _NO_SETTINGS = (
     *("framework", "path", "model", "kind", "megatron_core", "note", "lora_on", "replay"),
@@ -110,8 +110,8 @@ def compare(row: Mapping[str, str], checkouts: Path) -> tuple[str, dict[str, Any
     """
     framework = row["framework"]
     name, _, variant = row["path"].partition("#")
-    path = checkouts / framework / _FOLDERS.get(framework, "") / name
-    if framework not in _FRAMEWORKS or not path.is_file():
+    path = checkouts / framework / FOLDERS.get(framework, "") / name
+    if framework not in FRAMEWORKS or not path.is_file():
         return None
     given = _VARIANTS.get(variant, {})
     word, differing = _differences(row, path, given)
@@ -124,7 +124,7 @@ def compare(row: Mapping[str, str], checkouts: Path) -> tuple[str, dict[str, Any
 
 def _differences(row: Mapping[str, str], path: Path, given: dict[str, str]) -> tuple[str, dict[str, Any]]:
     try:
-        recipe = read_recipe(path, _FRAMEWORKS[row["framework"]], given)
+        recipe = read_recipe(path, FRAMEWORKS[row["framework"]], given)
     except RelibraError as error:
         return "unreadable", {"error": str(error)}
     read = {setting: given.value for setting, given in recipe.settings.items()}

@@ -10,7 +10,8 @@ from relibra.agent.setting import Part, Setting, State
 from relibra.agent.settings import SETTINGS
 
 PAGE = Path(__file__).parent / "integration" / "settings.md"
-_RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "recipes.json"
+_RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+_RESULT, _OTHERS = _RESULTS / "recipes.json", _RESULTS / "other_recipes.json"
 _TABLE = re.compile(r"(?<=<!-- )([a-z ]+)( -->\n).*?(?=<!-- / -->)", re.S)
 
 
@@ -20,7 +21,14 @@ def rewritten(page: str) -> str:
     Raises:
         KeyError: the page asks for a table that does not exist.
     """
-    tables = {"runs": _runs, "refused": _refused, "versions": _versions, "share": _share, "read": _read}
+    tables = {
+        "runs": _runs,
+        "refused": _refused,
+        "versions": _versions,
+        "share": _share,
+        "others": _others,
+        "read": _read,
+    }
     return _TABLE.sub(lambda match: f"{match[1]}{match[2]}\n{tables[match[1]]()}\n\n", page)
 
 
@@ -66,6 +74,17 @@ def _share() -> str:
     head = "| framework | recipes | taken | taken with the megatron-core it pins | refused for |"
     dated = f"Judged on {result['machine']['date']}:"
     return "\n".join([dated, "", head, "|---|---|---|---|---|", *rows])
+
+
+def _others() -> str:
+    rows, total = [], [0, 0, 0]
+    for each in json.loads(_OTHERS.read_text(encoding="utf-8"))["rows"]:
+        numbers = [each["recipes"], each["taken"], each["not_read"]]
+        total = [one + other for one, other in zip(total, numbers, strict=True)]
+        why = ", ".join(f"`{name}` {count}" for name, count in each["refused_for"].items())
+        rows.append(f"| {each['framework']} | {' | '.join(map(str, numbers))} | {why} |")
+    head = "| framework | recipes | taken | files not read | refused for |"
+    return "\n".join([head, "|---|---|---|---|---|", *rows, f"| all | {' | '.join(map(str, total))} | |"])
 
 
 def _read() -> str:

@@ -112,7 +112,7 @@ def _launch(
         raise InvalidInput.of(
             "--recipe",
             expected=f"a script that starts a training of {framework}",
-            got=f"{path.name}, which starts none",
+            got="; ".join([f"{path.name}, which starts none", *expansion.doubts[-2:]]),
         )
     config = {}
     name = Launch(path, text, started).options().get("config")
