@@ -22,6 +22,7 @@ _PARTS = {
 _STYLE = """
 :root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
+.scroll { overflow-x: auto }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #8884 }
 th:first-child, td:first-child { text-align: left }
@@ -57,6 +58,7 @@ def _page(question: Question, outcomes: Sequence[Outcome]) -> str:
     ]
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><link rel="icon" href="data:,">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1><p>{html.escape(setting)}</p>"
         f"{''.join(figures)}{_table(outcomes, cluster.num_ranks)}</html>"
     )
@@ -89,7 +91,7 @@ def _step_times(outcomes: Sequence[Outcome]) -> go.Figure:
 
 
 def _figure(figure: go.Figure, title: str, *, first: bool) -> str:
-    figure.update_yaxes(autorange="reversed", color=_INK)
+    figure.update_yaxes(autorange="reversed", color=_INK, automargin=True)
     figure.update_xaxes(color=_INK, gridcolor="#8883", zeroline=False)
     figure.update_layout(
         template="none",
@@ -97,9 +99,11 @@ def _figure(figure: go.Figure, title: str, *, first: bool) -> str:
         paper_bgcolor=_CLEAR,
         plot_bgcolor=_CLEAR,
         height=460,
-        margin={"l": 160, "r": 20, "t": 10, "b": 40},
+        margin={"l": 10, "r": 20, "t": 10, "b": 40},
     )
-    drawing = figure.to_html(full_html=False, include_plotlyjs=first, config={"displayModeBar": False})
+    drawing = figure.to_html(
+        full_html=False, include_plotlyjs=first, config={"displayModeBar": False, "responsive": True}
+    )
     return f"<h2>{html.escape(title)}</h2>{drawing}"
 
 
@@ -136,4 +140,5 @@ def _table(outcomes: Sequence[Outcome], num_ranks: int) -> str:
     for row in rows:
         cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
         body += f"<tr class=best>{cells}</tr>" if row[0] == best.policy else f"<tr>{cells}</tr>"
-    return f"<h2>Figures</h2><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<h2>Figures</h2><div class=scroll tabindex=0 role=region aria-label="Figures">{table}</div>'

@@ -3,11 +3,13 @@
 import functools
 import gzip
 import hashlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -21,6 +23,7 @@ from relibra.status.figures import slowest_ranks
 from relibra.status.health import JobState
 from relibra.status.history_models import realised_imbalance, speedup
 from relibra.status.load_models import CellView
+from relibra.status.overview import Order, arrange, count_states
 from relibra.status.problems import Problem
 from relibra.status.runbook import runbook_html, runbook_path
 from relibra.status.sparkline import sparkline
@@ -37,13 +40,20 @@ _YEAR_S = 31_536_000
 
 
 @pages.get("/")
-async def overview(app: App, viewer: Looker, request: Request) -> Response:
-    """All jobs, those in trouble first."""
+async def overview(
+    app: App,
+    viewer: Looker,
+    request: Request,
+    state: Annotated[JobState | Literal[""], Query()] = "",
+    search: Annotated[str, Query(max_length=64)] = "",
+    sort: Annotated[Order, Query()] = Order.STATE,
+) -> Response:
+    """All jobs, those in trouble first and those that wait last, or some of them in another order."""
     jobs = [job for job in await app.store.list_jobs() if viewer.may_see(job.job_id)]
     glances = await app.reader.glances(jobs)
-    worst_first = list(JobState)
-    glances.sort(key=lambda each: worst_first.index(each.health.verdict))
-    return _page(request, "jobs.html", glances=glances)
+    shown: dict[str, Any] = {"asked": {"state": state, "search": search, "sort": sort}, "orders": list(Order)}
+    shown |= {"glances": arrange(glances, state or None, search, sort), "counts": count_states(glances)}
+    return _page(request, "jobs.html", **shown)
 
 
 @pages.get("/jobs/{job_id}")
@@ -167,11 +177,17 @@ def _templates() -> Environment:
     environment.globals["runbook_path"] = runbook_path
     environment.filters |= {"ratio": _ratio, "size": size_text, "when": _when, "count": _count}
     environment.filters |= {
+        "addressed": _addressed,
         "seconds": _seconds,
         "realised": realised_imbalance,
         "speedup": speedup,
     }
     return environment
+
+
+def _addressed(asked: Mapping[str, str], **change: str) -> str:
+    """Return the query of what was asked with a change; empty values are left out."""
+    return urlencode({name: value for name, value in {**asked, **change}.items() if value})
 
 
 def _ratio(value: float | None) -> str:

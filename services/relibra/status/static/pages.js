@@ -27,6 +27,8 @@ const axis = (title, extra = {}) => ({ title: { text: title }, gridcolor: colour
 // Put ticks at whole numbers only, even if there are few of them.
 const whole = (numbers) => ({ dtick: Math.max(...numbers) - Math.min(...numbers) <= 10 ? 1 : null, tickformat: "d" });
 
+const isNarrow = () => matchMedia("(max-width: 45rem)").matches;
+
 // Links name the attempt that the page shows, so that they stay right after a restart.
 const inAttempt = (path) => `${path}?attempt=${document.querySelector("main").dataset.attempt}`;
 
@@ -92,25 +94,32 @@ const CHARTS = {
     const before = over(data.before_tokens);
     const highest = Math.min(3, Math.max(1.5, ...before.flat()));
     const map = (name, z, place) => ({
-      type: "heatmap", z, ...place, zmin: 0, zmax: highest,
+      type: "heatmap", name, z, ...place, zmin: 0, zmax: highest,
       colorscale: [[0, colour("cold")], [1 / highest, colour("ideal")], [1, colour("hot")]],
       colorbar: { outlinewidth: 0, thickness: 12, title: { text: "load / mean" } },
       showscale: place.xaxis === "x2",
       hovertemplate: `rank %{x}, layer %{y}<br>${name} %{z:.3f} of the mean<extra></extra>`,
     });
-    const note = (text, x) => ({ text, x, y: 1.06, xref: "paper", yref: "paper", xanchor: "center", showarrow: false });
-    const layers = axis("layer", { autorange: "reversed", showgrid: false, tickformat: "d" });
+    const note = (text, x, y) => (
+      { text, x, y, xref: "paper", yref: "paper", xanchor: "center", yanchor: "bottom", showarrow: false }
+    );
+    const layers = axis("layer", { autorange: "reversed", showgrid: false, ...whole([0, data.mean_tokens.length]) });
+    const ranks = axis("rank", { showgrid: false, ...whole([0, before[0].length]) });
+    const side = isNarrow()  // one map above the other, else both side by side
+      ? { x: [0, 1], x2: [0, 1], y: [0.6, 1], y2: [0, 0.4], notes: [[0.5, 1.01], [0.5, 0.41]], hidden: {} }
+      : { x: [0, 0.48], x2: [0.52, 1], y: [0, 1], y2: [0, 1], notes: [[0.24, 1.02], [0.76, 1.02]],
+        hidden: { title: {}, showticklabels: false } };
     return {
       traces: [
         map("without balancing", before, { xaxis: "x", yaxis: "y" }),
         map("planned", over(data.after_tokens), { xaxis: "x2", yaxis: "y2" }),
       ],
       layout: {
-        xaxis: axis("rank", { domain: [0, 0.48], showgrid: false, tickformat: "d" }),
-        xaxis2: axis("rank", { domain: [0.52, 1], showgrid: false, tickformat: "d" }),
-        yaxis: layers,
-        yaxis2: { ...layers, title: {}, anchor: "x2", matches: "y", showticklabels: false },
-        annotations: [note("without balancing", 0.24), note("planned", 0.76)],
+        xaxis: { ...ranks, domain: side.x },
+        xaxis2: { ...ranks, domain: side.x2, anchor: "y2" },
+        yaxis: { ...layers, domain: side.y },
+        yaxis2: { ...layers, ...side.hidden, domain: side.y2, anchor: "x2", matches: "y" },
+        annotations: [note("without balancing", ...side.notes[0]), note("planned", ...side.notes[1])],
       },
       choose: (event) => data.row === null ? null : inAttempt(`${location.pathname}/cells/${data.row}/${event.points[0].y}`),
     };
@@ -152,7 +161,7 @@ const CHARTS = {
       layout: {
         barmode: "stack",
         legend: { orientation: "h", y: 1.02, yanchor: "bottom", traceorder: "normal" },
-        xaxis: axis("rank", { tickformat: "d", showgrid: false }),
+        xaxis: axis("rank", { showgrid: false, ...whole(x) }),
         yaxis: axis("tokens", { rangemode: "tozero" }),
         shapes: [...borders, level(data.mean_tokens, "quiet", "dash"), level(data.lower_bound_tokens, "bound", "dot")],
       },
@@ -209,25 +218,38 @@ async function paint(Plotly, figure, data) {
     const address = choose(event);
     if (address) location.assign(address);
   });
+  makeWalkable(Plotly, plot, traces, layout, choose);
 }
 
 const figures = () => [...document.querySelectorAll("[data-chart]")];
 const drawAll = () => figures().map(draw);
 
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", async () => {
-  const Plotly = await plotly();
-  for (const figure of figures()) if (drawn.get(figure)?.data) paint(Plotly, figure, drawn.get(figure).data);
-});
+for (const change of ["(prefers-color-scheme: dark)", "(max-width: 45rem)"]) {
+  matchMedia(change).addEventListener("change", async () => {
+    const Plotly = await plotly();
+    for (const figure of figures()) if (drawn.get(figure)?.data) paint(Plotly, figure, drawn.get(figure).data);
+  });
+}
 
 const slider = document.getElementById("row");
 if (slider) {
   const name = document.getElementById("row-name");
   const { microBatches, groups } = slider.dataset;
-  slider.addEventListener("input", () => {
+  const tellRow = () => {
     const row = Number(slider.value);
     const group = Number(groups) > 1 ? ` of group ${Math.floor(row / microBatches)}` : "";
     name.textContent = row < 0 ? "all" : `${row % microBatches}${group}`;
     slider.setAttribute("aria-valuetext", name.textContent);
+  };
+  // The address holds the choice, so that a link to the page or the way back from a cell shows the same micro-batch.
+  slider.value = new URLSearchParams(location.search).get("row") ?? "-1";
+  tellRow();
+  slider.addEventListener("input", () => {
+    tellRow();
+    const address = new URL(location.href);
+    if (slider.value === "-1") address.searchParams.delete("row");
+    else address.searchParams.set("row", slider.value);
+    history.replaceState(null, "", address);
     drawAll();
   });
 }
@@ -280,6 +302,7 @@ async function replaceParts() {
     if (focused) part.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
   }
   tellAges();
+  prepareTables();
   drawAll();
 }
 
@@ -343,6 +366,7 @@ function tellOfMove() {
 
 drawAll();
 tellAges();
+prepareTables();
 tellOfMove();
 setInterval(tellAges, 10000);
 if (document.body.dataset.events) listen(document.body.dataset.events);
