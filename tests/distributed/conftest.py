@@ -28,6 +28,8 @@ class Run:
         """Return one result per rank. The test fails if a rank raised or did not finish the scenario."""
         failures = [rank[scenario]["error"] for rank in self.by_rank if "error" in rank.get(scenario, {})]
         if failures:
+            # If one rank raises and leaves, the others see that its connections end.
+            failures.sort(key=lambda failure: "Connection closed by peer" in failure)
             pytest.fail(f"{scenario} raised on {len(failures)} ranks, first:\n{failures[0]}")
         missing = [index for index, rank in enumerate(self.by_rank) if scenario not in rank]
         if missing or not self.by_rank:

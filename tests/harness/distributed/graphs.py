@@ -15,8 +15,7 @@ from unittest import mock
 
 import torch
 from megatron.core import utils
-from megatron.core.transformer import transformer_layer
-from megatron.core.transformer.enums import CudaGraphScope
+from megatron.core.transformer import enums, transformer_layer
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from packaging.version import Version
@@ -100,11 +99,16 @@ def hooks_in_captures(cluster: Cluster) -> Result:
             for each in model.modules()
             if isinstance(each, TransformerLayer) and each.is_moe_layer
         )
+        # Newer versions of megatron-core call the setting `cuda_graph_modules`, and take the old name as well.
+        is_renamed = hasattr(job.config, "cuda_graph_modules")
+        setting, scope_type = (
+            ("cuda_graph_modules", enums.CudaGraphModule) if is_renamed else ("cuda_graph_scope", enums.CudaGraphScope)
+        )
         for scopes in ("attn", "attn,moe_router", "attn,moe_router,moe_preprocess", ""):
-            of_layer = [CudaGraphScope[scope] for scope in scopes.split(",") if scope]
+            of_layer = [scope_type[scope] for scope in scopes.split(",") if scope]
             _found.clear()
             with (
-                mock.patch.object(job.config, "cuda_graph_scope", of_layer),
+                mock.patch.object(job.config, setting, of_layer),
                 mock.patch.object(transformer_layer, "is_graph_capturing", return_value=True),
                 mock.patch.object(moe_utils, "is_graph_capturing", return_value=True),
             ):
