@@ -70,6 +70,15 @@ def test_S9_wrong_fillers_are_found_in_every_cell(padding: int) -> None:
     assert check_routed(counts(planned), counts(realised), ALL).otherwise == {RoutingCause.FILLERS: M * L}
 
 
+def test_S9_sequences_that_are_not_replayed_are_tokens_on_top_of_the_planned_ones() -> None:
+    native = routes(1)[:, :, : T // 2]
+    realised = np.concatenate([PLANNED, native], axis=2)
+    assert check_routed(counts(PLANNED), counts(realised), ALL).otherwise == {RoutingCause.FILLERS: M * L}
+    without_plan = counts(PLANNED)
+    without_plan[0] = 0
+    assert check_routed(without_plan, counts(PLANNED), ALL).otherwise == {RoutingCause.FILLERS: L}
+
+
 def test_cells_that_did_not_run_are_not_compared() -> None:
     ran_ML = ALL.copy()
     ran_ML[1:] = False

@@ -26,7 +26,8 @@ class RoutingCause(StrEnum):
     NO_REPLAY = "no replay"
     """As many tokens as planned went to other experts: the routers decided."""
     FILLERS = "fillers"
-    """Few tokens of a micro-batch differ, as those without a recorded route do: last tokens and padding."""
+    """Few tokens of a micro-batch differ, or tokens came on top of the planned ones, as those without a recorded route
+    do: last tokens, padding, and sequences that the trainer does not replay."""
     MICRO_BATCHES = "micro-batches"
     """The micro-batch had the tokens of another one."""
     UNSPECIFIED = "unspecified"
@@ -41,8 +42,8 @@ class RoutingCause(StrEnum):
 _LIKELY = {
     RoutingCause.NO_REPLAY: "routing is not replayed, so the routers decided",
     RoutingCause.FILLERS: (
-        "tokens without a recorded route (last tokens, padding) get other routes than the planner was told, or a "
-        "router decided almost as the rollout did"
+        "tokens without a recorded route (last tokens, padding, sequences that are masked out) get other routes than "
+        "the planner was told, or a router decided almost as the rollout did"
     ),
     RoutingCause.MICRO_BATCHES: "micro-batches have other sequences, or run in another order, than in the schedule",
     RoutingCause.UNSPECIFIED: "an agent of another version of relibra does not name one that this version knows",
@@ -90,10 +91,11 @@ def check_routed(
     padded_MLB = np.pad(planned_MLB.astype(np.int64), ((0, max(0, missing)), (0, 0), (0, 0)))
     padded_MLB = padded_MLB[: len(realised_MLB)]
     differs_ML = ran_ML & (_distance(padded_MLB, realised_MLB) > TOLERANCE)
+    all_ran = len(realised_MLB) >= len(planned_MLB) and bool(np.all(ran_ML[: len(planned_MLB)].any(axis=1)))
     otherwise: Counter[RoutingCause] = Counter()
     for micro_batch in np.flatnonzero(differs_ML.any(axis=1)):
         ran_L = ran_ML[micro_batch]
-        cause = _cause(int(micro_batch), planned_MLB[:, ran_L], padded_MLB[:, ran_L], realised_MLB[:, ran_L])
+        cause = _cause(int(micro_batch), planned_MLB[:, ran_L], padded_MLB[:, ran_L], realised_MLB[:, ran_L], all_ran)
         otherwise[cause] += int(differs_ML[micro_batch].sum())
     return RoutingCheck(
         num_cells=int(ran_ML.sum()), otherwise={cause: otherwise[cause] for cause in RoutingCause if otherwise[cause]}
@@ -114,8 +116,9 @@ def _cause(
     planned_MLB: NDArray[np.integer],
     padded_MLB: NDArray[np.integer],
     realised_MLB: NDArray[np.integer],
+    all_ran: bool,
 ) -> RoutingCause:
-    """Return the likely cause in one micro-batch, from the layers that ran."""
+    """Return the likely cause in one micro-batch, from its layers that ran; `all_ran`: planned micro-batches."""
     own_LB, realised_LB = padded_MLB[micro_batch], realised_MLB[micro_batch]
     to_own = float(_distance(own_LB, realised_LB).mean())
     to_others_M = _distance(planned_MLB, realised_LB[None]).mean(axis=1)
@@ -126,6 +129,10 @@ def _cause(
         return RoutingCause.FILLERS
     # A router gives each token as many experts as replay does, so another number of tokens means other tokens.
     planned, realised = int(own_LB.sum()), int(realised_LB.sum())
+    # All planned tokens came, and others on top. If two micro-batches were merged, one of them did not run.
+    absent = int(np.maximum(own_LB - realised_LB, 0).sum())
+    if all_ran and micro_batch < len(planned_MLB) and absent <= TOLERANCE * planned:
+        return RoutingCause.FILLERS
     if abs(planned - realised) > _FEW * max(planned, realised):
         return RoutingCause.MICRO_BATCHES
     return RoutingCause.NO_REPLAY
