@@ -1,6 +1,7 @@
 """Writes the `--help` text of every command into `command-line.md`: `python docs/command_line.py`."""
 
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import typer.main
 from relibra.cli.app import app
 
 PAGE = Path(__file__).with_name("command-line.md")
+_WIDTH = 140
 _HELP = re.compile(r"(?<=<!-- relibra )([a-z ]+)( --help -->\n).*?(?=<!-- /help -->)", re.S)
 
 
@@ -41,7 +43,8 @@ def _help(words: str, command: Any) -> str:
     context = command.make_context(words, [], resilient_parsing=True)
     records = [each.get_help_record(context) for each in command.get_params(context)]
     rows = [f"| `{_cell(name)}` | {_cell(said).replace('<', '&lt;')} |" for name, said in records if name != "--help"]
-    return "\n".join(["", " ".join(command.help.split()), "", "| | |", "|---|---|", *rows, "", ""])
+    said = textwrap.fill(" ".join(command.help.split()), _WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(["", said, "", "| | |", "|---|---|", *rows, "", ""])
 
 
 def _cell(text: str) -> str:

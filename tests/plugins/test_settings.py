@@ -12,6 +12,10 @@ def test_only_the_planner_has_no_default() -> None:
         PluginSettings.read({}, {}, default_job="verl")
 
 
+def test_a_job_may_start_a_planner_of_its_own() -> None:
+    assert PluginSettings.read({"planner": "embedded"}, {}, default_job="verl").planner == "embedded"
+
+
 def test_the_configuration_counts_more_than_the_environment() -> None:
     environment = {
         "RELIBRA_PLANNER": "old:1",
@@ -28,6 +32,7 @@ def test_the_configuration_counts_more_than_the_environment() -> None:
     ("configured", "message"),
     [
         ({"planer": "a:1"}, r"relibra\.planer: expected one of planner, job, slots, plan_timeout_s"),
+        ({"planner": "planner"}, r"relibra\.planner: expected host:port or embedded, got planner"),
         ({"planner": "a:1", "slots": "many"}, r"relibra\.slots: expected a number, got many"),
         ({"planner": "a:1", "slots": 1.5}, r"relibra\.slots: expected a number of at least 0"),
     ],

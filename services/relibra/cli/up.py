@@ -30,6 +30,9 @@ def up(
     data_dir: Annotated[
         Path, typer.Option(envvar="RELIBRA_DATA_DIR", help="Folder of the Redis that this command starts.")
     ] = Path("relibra-data"),
+    temporary_data: Annotated[
+        bool, typer.Option("--temporary-data", help="Use a temporary data directory, and remove it at the end.")
+    ] = False,
     redis_url: Annotated[
         str | None,
         typer.Option(envvar="RELIBRA_REDIS_URL", help="Use this Redis instead of starting one."),
@@ -60,6 +63,7 @@ def up(
         if redis_url is None:
             from relibra.store import EmbeddedRedis
 
+            data_dir = folder / "data" if temporary_data else data_dir
             redis = stack.enter_context(EmbeddedRedis(data_dir, ends_with_caller=True))
             redis_url = redis.url
             ready |= {"redis": redis.url, "pids": {"redis": redis.pid}}

@@ -4,6 +4,7 @@ In:   a framework's own engine class, and the address of a planner.
 Out:  the engine with an agent inside: it registers the job, has its passes planned, and exports right names.
 
     settings          the few settings of a plug-in; everything else is found out
+    embedded          a planner that the job starts for itself
     nodes             which machines the ranks of an EP group run on
     model_sizes       the sizes of experts, measured in the built model
     points            the attributes of a framework that a plug-in relies on, checked at start

@@ -12,6 +12,7 @@ from relibra.agent import Agent, AgentConfig, attach, shared_attempt
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.integrations import TrainerLayout
 from relibra.planning import Model
+from relibra.plugins import embedded
 from relibra.plugins.model_sizes import sized
 from relibra.plugins.nodes import cluster_of, gather_hosts
 from relibra.plugins.planned_passes import PlannedPasses
@@ -39,9 +40,10 @@ def attach_job(
     *,
     plans: PlanSource | None = None,
 ) -> AttachedJob:
-    """Collective over all ranks: register the job, and attach an agent to its model.
+    """Collective over all ranks: attach an agent to the model of a job, and register the job.
 
-    A planner that is away is no error: the job trains without plans until the planner is back.
+    A job that is refused is not registered. A planner that is away is no error: the job trains without plans until the
+    planner is back. An embedded planner is started first.
 
     Args:
         settings: the settings of the plug-in.
@@ -54,10 +56,12 @@ def attach_job(
     Raises:
         InvalidInput: the layers do not describe this model.
         Unsupported: the agent cannot execute the model, the optimizer or the layout of the ranks.
+        Unavailable: the embedded planner did not start, or a rank cannot reach it.
         RelibraError: attaching failed for another reason on some rank.
     """
     from megatron.core import parallel_state
 
+    settings = embedded.settled(settings)
     ranks = ParallelLayout(
         data=parallel_state.get_data_parallel_world_size(),
         context=parallel_state.get_context_parallel_world_size(),
@@ -86,7 +90,6 @@ def attach_job(
         ),
         attempt=attempt,
     )
-    passes.register()
     config = AgentConfig(
         planner_address=settings.planner,
         job_id=settings.job,
@@ -96,6 +99,7 @@ def attach_job(
         attempt=attempt,
     )
     agent = attach(chunks, optimizer, config, plans=plans)
+    passes.register()
     if dist.get_rank() == 0:
         log.warning(
             "relibra balances job %s: %d MoE layers of %d experts, EP groups: %d of %d nodes with %d ranks, %d "

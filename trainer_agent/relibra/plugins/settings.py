@@ -14,6 +14,8 @@ VARIABLES = {
     "plan_timeout_s": "RELIBRA_PLAN_TIMEOUT_S",
 }
 """The environment variable of each setting."""
+EMBEDDED = "embedded"
+"""The name of the planner that the job starts for itself; see `plugins.embedded`."""
 DEFAULT_SLOTS = 1
 DEFAULT_PLAN_TIMEOUT_S = 30.0
 
@@ -23,7 +25,7 @@ class PluginSettings:
     """What a user may say to a plug-in. Only the planner has no default."""
 
     planner: str
-    """The planner as `host:port`."""
+    """The planner as `host:port`, or `embedded`."""
     job: str
     """The name of the job at the planner; two jobs that train at the same time need two names."""
     slots: int = DEFAULT_SLOTS
@@ -51,10 +53,12 @@ class PluginSettings:
         if not given.get("planner"):
             raise InvalidInput.of(
                 "relibra.planner",
-                expected="the planner as host:port, in the section relibra of the configuration or in RELIBRA_PLANNER "
-                "in the environment of every worker",
+                expected="the planner as host:port, or embedded, in the section relibra of the configuration or in "
+                "RELIBRA_PLANNER in the environment of every worker",
                 got="nothing",
             )
+        if given["planner"] != EMBEDDED and ":" not in given["planner"]:
+            raise InvalidInput.of("relibra.planner", expected=f"host:port or {EMBEDDED}", got=given["planner"])
         return cls(
             planner=given["planner"],
             job=given.get("job") or default_job,
