@@ -16,23 +16,33 @@ from harness.services import Service, redis_server, redis_url, shared_planner  #
 REPOSITORY = Path(__file__).parents[2]
 PYTHON = REPOSITORY / ".venv-frameworks" / "bin" / "python"
 READY = REPOSITORY / ".venv-frameworks" / "ready"
-DEADLINE_S = 300.0
+DEADLINE_S = 600.0
 
 
 class EngineRun:
-    """The results of both ranks, by scenario."""
+    """The results of all ranks, by scenario.
 
-    def __init__(self, by_rank: list[dict[str, Any]], log: str) -> None:
-        self._by_rank, self.log = by_rank, log
+    Args:
+        folder: has a folder `<n> ranks` for each number of ranks, with a file of results for each rank.
+        log: what all ranks printed.
+    """
+
+    def __init__(self, folder: Path, log: str) -> None:
+        self._by_world = [
+            [json.loads(file.read_text()) for file in sorted(world.glob("rank*.json"))]
+            for world in folder.glob("* ranks")
+        ]
+        self.log = log
 
     def of(self, scenario: str) -> list[dict[str, Any]]:
         """Return one result per rank. The test fails if a rank raised or did not reach the scenario."""
-        for results in self._by_rank:
-            if "error" in results.get(scenario, {}):
-                pytest.fail(f"{scenario} raised:\n{results[scenario]['error']}")
-        if not self._by_rank or any(scenario not in results for results in self._by_rank):
-            pytest.fail(f"{scenario} did not finish; end of the log:\n{self.log[-3000:]}")
-        return [results[scenario] for results in self._by_rank]
+        for by_rank in self._by_world:
+            for results in by_rank:
+                if "error" in results.get(scenario, {}):
+                    pytest.fail(f"{scenario} raised:\n{results[scenario]['error']}")
+            if by_rank and all(scenario in results for results in by_rank):
+                return [results[scenario] for results in by_rank]
+        pytest.fail(f"{scenario} did not finish; end of the log:\n{self.log[-3000:]}")
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +59,7 @@ def verl_engines(
     shared_planner: Service,  # noqa: F811
     tmp_path_factory: pytest.TempPathFactory,
 ) -> EngineRun:
-    """Run verl's engine on two gloo ranks, plain and with the plug-in."""
+    """Run verl's engine on two and on four gloo ranks, plain and with the plug-in."""
     return run_ranks(frameworks_python, "harness.verl.ranks", tmp_path_factory.mktemp("verl"), shared_planner)
 
 
@@ -64,6 +74,7 @@ def skyrl_workers(
 
 
 def run_ranks(python: str, module: str, folder: Path, planner: Service) -> EngineRun:
+    """Run a module of the harness that runs ranks; return what they computed."""
     environment = child_process.environment(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1", CUDA_VISIBLE_DEVICES="")
     log = folder / "log"
     # Into a file: children of a rank may outlive it and would keep a pipe open.
@@ -82,4 +93,4 @@ def run_ranks(python: str, module: str, folder: Path, planner: Service) -> Engin
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    return EngineRun([json.loads(file.read_text()) for file in sorted(folder.glob("rank*.json"))], log.read_text())
+    return EngineRun(folder, log.read_text())

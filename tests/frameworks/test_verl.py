@@ -2,13 +2,15 @@
 
 from typing import Any
 
+import pytest
+
 NUMBERS = 1e-5
 """Replicas and reorders change the order of additions and nothing else."""
 
 
 def check_equal(difference: dict[str, Any]) -> None:
     assert difference["numbers"] < NUMBERS
-    assert difference["log_probs"] < NUMBERS
+    assert difference["outputs"] < NUMBERS
     assert difference["exports"] == [[]] * len(difference["exports"])
     assert difference["exports"]
 
@@ -21,7 +23,7 @@ def test_verl_alone_trains_in_this_environment(verl_engines: Any) -> None:
         assert result["num_exported"] == 69
 
 
-def test_losses_weights_and_exports_are_those_of_verl_alone_when_experts_move_before_every_pass(
+def test_S5_losses_weights_and_exports_are_those_of_verl_alone_when_experts_move_before_every_pass(
     verl_engines: Any,
 ) -> None:
     for result in verl_engines.of("scripted"):
@@ -50,18 +52,28 @@ def test_verl_alone_continues_from_a_checkpoint_after_reorders_as_from_its_own(v
     for result in verl_engines.of("checkpoint"):
         assert result["loaded"] == []
         assert result["trained_on"] == []  # beside the checkpoint of verl alone, so optimizer state is the same
-        balanced, alone = result["numbers"]
+        balanced, alone, _ = result["numbers"]
         assert max(abs(a - b) / abs(b) for a, b in zip(balanced, alone, strict=True)) < NUMBERS
 
 
-def test_a_planner_plans_every_pass_of_batches_of_dynamic_size(verl_engines: Any) -> None:
+def test_S5_training_resumes_with_the_plug_in_from_a_checkpoint_after_reorders(verl_engines: Any) -> None:
+    for result in verl_engines.of("checkpoint"):
+        assert result["loaded_again"] == result["loaded_without_optimizer"] == []
+        assert result["resumed"] == []  # beside the checkpoint of verl alone
+        _, alone, resumed = result["numbers"]
+        assert max(abs(a - b) / abs(b) for a, b in zip(resumed, alone, strict=True)) < NUMBERS
+
+
+def test_S5_a_planner_plans_every_pass_of_batches_of_dynamic_size(verl_engines: Any) -> None:
     for result in verl_engines.of("planned"):
         assert len(result["outcomes"]) == 4
         assert all(each["is_applied"] for each in result["outcomes"]), result["outcomes"]
         assert any(each["num_moved"] or each["num_replicas"] for each in result["outcomes"])
         check_equal(result["difference"])
     # In so small a batch, the tokens that verl leaves to the router are many. All others must be those of the plan.
+    assert "sequences that are masked out" in verl_engines.log
     assert "routing is not replayed" not in verl_engines.log
+    assert "micro-batches have other sequences" not in verl_engines.log
 
 
 def test_recorded_routing_is_planned_for_the_update(verl_engines: Any) -> None:
@@ -70,14 +82,44 @@ def test_recorded_routing_is_planned_for_the_update(verl_engines: Any) -> None:
         check_equal(result["difference"])
 
 
-def test_a_job_whose_planner_is_away_trains_on_and_says_so_once(verl_engines: Any) -> None:
+def test_L1_a_job_whose_planner_is_away_trains_on_and_says_so_once(verl_engines: Any) -> None:
     for result in verl_engines.of("away"):
         assert result["outcomes"] == []
         check_equal(result["difference"])
     assert verl_engines.log.count("job away trains without plans") == 1
 
 
-def test_an_engine_without_optimizer_gets_no_agent(verl_engines: Any) -> None:
-    for result in verl_engines.of("reference"):
-        assert not result["has_agent"]
+def test_S5_training_is_that_of_verl_alone_when_verl_offloads_everything(verl_engines: Any) -> None:
+    for result in verl_engines.of("offloaded"):
+        assert len(result["outcomes"]) == 5
+        assert all(each["is_applied"] and each["num_moved"] for each in result["outcomes"])
+        check_equal(result["difference"])
+
+
+def test_a_critic_and_a_reference_in_the_same_process_stay_as_they_are(verl_engines: Any) -> None:
+    for result in verl_engines.of("colocated"):
+        assert result["agents"] == [True, False]
+        assert "BalancedEngine" not in result["critics"]
+        assert all(each["is_applied"] and each["num_moved"] for each in result["outcomes"])
+        check_equal(result["difference"]["actor"])
+        assert result["difference"]["reference"]["outputs"] == 0
+        assert result["difference"]["reference"]["exports"] == [[], []]
+        assert result["difference"]["critic"]["numbers"] == result["difference"]["critic"]["outputs"] == 0
         assert result["num_exported"] == 69
+
+
+@pytest.mark.parametrize("layout", ["pipeline", "tensor", "context"])
+def test_S5_a_planner_plans_every_pass_of_a_parallel_layout(verl_engines: Any, layout: str) -> None:
+    results = verl_engines.of(layout)
+    assert len(results) == 4
+    for result in results:
+        assert len(result["outcomes"]) == 4
+        assert all(each["is_applied"] for each in result["outcomes"]), result["outcomes"]
+        assert any(each["num_moved"] or each["num_replicas"] for each in result["outcomes"])
+        assert result["difference"]["exports"] == [[], []]
+    for number in ("numbers", "outputs"):
+        on_ranks_with_output = [
+            each["difference"][number] for each in results if each["difference"][number] is not None
+        ]
+        assert len(on_ranks_with_output) >= 2
+        assert max(on_ranks_with_output) < NUMBERS

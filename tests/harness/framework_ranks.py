@@ -21,32 +21,38 @@ Scenario = Callable[[int, Path, str], dict[str, Any]]
 """Takes the rank, the folder and the address of a planner."""
 
 
-def run(prepare: Callable[[Path], None], scenarios: Mapping[str, Scenario]) -> None:
-    """Run all scenarios on two gloo ranks, with the folder and the planner that the command line names.
+def run(prepare: Callable[[Path], None], scenarios: Mapping[str, Scenario], *, num_ranks: int = 2) -> None:
+    """Run all scenarios on gloo ranks, with the folder and the planner that the command line names.
 
-    Rank r writes its results to `FOLDER/rank<r>.json`.
+    Rank r of n writes its results to `FOLDER/<n> ranks/rank<r>.json`.
 
     Args:
         prepare: writes what all scenarios share, before the ranks start.
         scenarios: the scenarios by name, in order.
+        num_ranks: the number of ranks.
     """
     logging.getLogger("megatron").setLevel(logging.ERROR)
-    folder, planner = sys.argv[1:]
-    prepare(Path(folder))
-    mp.start_processes(_run_rank, args=(folder, planner, scenarios), nprocs=2, start_method="fork")
+    folder, planner = Path(sys.argv[1], f"{num_ranks} ranks"), sys.argv[2]
+    folder.mkdir()
+    prepare(folder)
+    mp.start_processes(_run_rank, args=(num_ranks, folder, planner, scenarios), nprocs=num_ranks, start_method="fork")
 
 
-def _run_rank(rank: int, folder: str, planner: str, scenarios: Mapping[str, Scenario]) -> None:
+def _run_rank(rank: int, num_ranks: int, folder: Path, planner: str, scenarios: Mapping[str, Scenario]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_ranks), LOCAL_RANK=str(rank))
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2, timeout=timedelta(seconds=TIMEOUT_S)
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timedelta(seconds=TIMEOUT_S),
     )
     results: dict[str, Any] = {}
     for name, scenario in scenarios.items():
         try:
-            results[name] = scenario(rank, Path(folder), planner)
+            results[name] = scenario(rank, folder, planner)
         except Exception:
             results[name] = {"error": traceback.format_exc()}
         Path(folder, f"rank{rank}.json").write_text(json.dumps(results))

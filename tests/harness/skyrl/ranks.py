@@ -1,7 +1,4 @@
-"""`python -m harness.skyrl.ranks FOLDER PLANNER`: two ranks run SkyRL's worker, plain and with the plug-in.
-
-Rank r writes what it measured to `FOLDER/rank<r>.json`.
-"""
+"""`python -m harness.skyrl.ranks FOLDER PLANNER`: two ranks run SkyRL's worker, plain and with the plug-in."""
 
 from relibra.demo import megatron_on_cpu
 

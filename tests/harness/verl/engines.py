@@ -4,6 +4,7 @@ B samples, P prompt and R response places, L layers, K top-k.
 """
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,22 @@ import torch
 NUM_LAYERS, NUM_EXPERTS, TOP_K = 2, 8, 2
 NUM_SAMPLES, PROMPT, RESPONSE = 4, 6, 8
 RANKS = 2
+"""The ranks of all scenarios but those of other layouts."""
 
 
-def save_tiny_model(folder: Path) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The parallelism of an engine; what is left of the ranks is data parallelism."""
+
+    expert: int = RANKS
+    tensor: int = 1
+    context: int = 1
+    pipeline: int = 1
+    chunks: int | None = None
+    """The model chunks of each pipeline stage."""
+
+
+def save_tiny_model(folder: Path, num_layers: int = NUM_LAYERS) -> None:
     """Write a random Qwen3-MoE as Hugging Face does."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -25,7 +39,7 @@ def save_tiny_model(folder: Path) -> None:
         vocab_size=128,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=NUM_LAYERS,
+        num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
@@ -41,9 +55,17 @@ def save_tiny_model(folder: Path) -> None:
 
 
 def build(
-    engine: type[Any], model: Path, *, mode: str = "R3", offload: bool = False, forward_only: bool = False
+    engine: type[Any],
+    model: Path,
+    *,
+    mode: str = "R3",
+    offload: bool = False,
+    forward_only: bool = False,
+    has_value_head: bool = False,
+    layout: Layout | None = None,
 ) -> Any:
     """Build and initialize an engine as verl's `TrainingWorker` does."""
+    layout = layout or Layout()
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import HFModelConfig, McoreEngineConfig, McoreOptimizerConfig
@@ -59,6 +81,7 @@ def build(
         load_tokenizer=False,
         override_config={"attn_implementation": "eager"},
         external_lib="relibra.integrations.verl",
+        model_type="value_model" if has_value_head else "language_model",
     )
     model_config.tokenizer = SimpleNamespace(pad_token_id=0, save_pretrained=lambda *_, **__: None)
     off = (
@@ -73,8 +96,14 @@ def build(
         "bias_dropout_fusion",
     )
     engine_config = McoreEngineConfig(
-        expert_model_parallel_size=RANKS,
+        expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=1,
+        tensor_model_parallel_size=layout.tensor,
+        context_parallel_size=layout.context,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.chunks,
+        param_offload=offload,
+        optimizer_offload=offload and not forward_only,
         router_replay=EngineRouterReplayConfig(mode=mode),
         override_transformer_config=dict.fromkeys(off, False)
         | {"use_cpu_initialization": True, "transformer_layer_spec": spec},
@@ -103,8 +132,25 @@ def seed() -> None:
     model_parallel_cuda_manual_seed(7)
 
 
-def batch(rank: int, step: int, *, has_routes: bool = True, dynamic: bool = False) -> Any:
-    """Return the data of `forward_backward_batch`; the response of the last sample is masked out entirely."""
+def batch(
+    rank: int,
+    step: int,
+    *,
+    has_routes: bool = True,
+    is_replayed: bool = True,
+    dynamic: bool = False,
+    num_layers: int = NUM_LAYERS,
+) -> Any:
+    """Return the data of `forward_backward_batch`; the response of the last sample is masked out entirely.
+
+    Args:
+        rank: the data-parallel rank.
+        step: numbers the batches.
+        has_routes: whether the batch has the routes of a rollout.
+        is_replayed: whether the engine replays or records routing, as verl asks of the actor and of no other engine.
+        dynamic: whether micro-batches have a limit of tokens, and not a number of samples.
+        num_layers: the layers of the model.
+    """
     from tensordict import TensorDict
     from verl.utils import tensordict_utils
     from verl.workers.utils.padding import left_right_2_no_padding
@@ -122,9 +168,9 @@ def batch(rank: int, step: int, *, has_routes: bool = True, dynamic: bool = Fals
         mask = np.zeros(RESPONSE, np.int64)
         if sample < NUM_SAMPLES - 1:
             mask[:response] = 1
-        routes = np.zeros((PROMPT + RESPONSE, NUM_LAYERS, TOP_K), np.int16)
+        routes = np.zeros((PROMPT + RESPONSE, num_layers, TOP_K), np.int16)
         for token in range(first, end - 1):
-            for layer in range(NUM_LAYERS):
+            for layer in range(num_layers):
                 routes[token, layer] = rng.choice(NUM_EXPERTS, TOP_K, replace=False, p=skew / skew.sum())
         rows.append(
             {
@@ -140,7 +186,7 @@ def batch(rank: int, step: int, *, has_routes: bool = True, dynamic: bool = Fals
     stacked = {key: torch.from_numpy(np.stack([row[key] for row in rows])) for key in rows[0]}
     data = left_right_2_no_padding(TensorDict(stacked, batch_size=[NUM_SAMPLES]))
     tensordict_utils.assign_non_tensor(
-        data, use_dynamic_bsz=dynamic, enable_routing_replay=True, temperature=1.0, use_fused_kernels=False
+        data, use_dynamic_bsz=dynamic, enable_routing_replay=is_replayed, temperature=1.0, use_fused_kernels=False
     )
     if dynamic:
         tensordict_utils.assign_non_tensor(data, max_token_len_per_gpu=24)
@@ -151,28 +197,38 @@ def batch(rank: int, step: int, *, has_routes: bool = True, dynamic: bool = Fals
 
 
 def loss(model_output: Any, data: Any, dp_group: object = None) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return minus the mean of the log-probabilities."""
-    values = model_output["log_probs"]
-    return -(values.values() if values.is_nested else values).float().sum() / 100, {}
+    """Return minus the sum of the log-probabilities, or the sum of the squares of the values."""
+    values = model_output.get("log_probs", model_output.get("values"))
+    values = (values.values() if values.is_nested else values).float()
+    return (values.square() if "values" in model_output else -values).sum() / 100, {}
 
 
-def log_probs(engine: Any, data: Any) -> Any:
-    """Run the pass over old log-probabilities as `TrainingWorker.infer_batch` does; return its output."""
+def inferred(engine: Any, data: Any) -> Any:
+    """Run a pass without gradients as `TrainingWorker.infer_batch` does; return its output, empty on ranks without."""
     with engine.eval_mode():
-        return engine.infer_batch(data)["model_output"]
+        return engine.infer_batch(data).get("model_output", {})
 
 
-def update(engine: Any, data: Any) -> tuple[float, float]:
-    """Run one update as `TrainingWorker.train_batch` does; return the loss and the norm of its gradients."""
+def update(engine: Any, data: Any) -> tuple[float, ...]:
+    """Run one update as `TrainingWorker.train_batch` does.
+
+    Returns:
+        The loss and the norm of its gradients; nothing on ranks that verl asks for no output.
+    """
     with engine.train_mode():
         output = engine.train_batch(data, loss_function=loss)
+    if not engine.is_mp_src_rank_with_outputs():
+        return ()
     return float(sum(torch.as_tensor(each) for each in output["loss"])), float(output["metrics"]["grad_norm"])
 
 
 def exported(engine: Any) -> dict[str, torch.Tensor]:
-    """Return what verl would send to the rollout."""
+    """Return what verl would send to the rollout, as `update_weights` of its worker reads it."""
     weights, _ = engine.get_per_tensor_param()
-    return {name: each.detach().clone() for name, each in weights}
+    sent = {name: each.detach().clone() for name, each in weights}
+    if engine.is_param_offload_enabled:
+        engine.to("cpu", model=True, optimizer=False, grad=False)
+    return sent
 
 
 def environment(planner: str, job: str) -> None:

@@ -1,21 +1,9 @@
-"""`python -m harness.verl.ranks FOLDER PLANNER`: two ranks run verl's engine, plain and with the plug-in, side by side.
+"""`python -m harness.verl.ranks FOLDER PLANNER`: ranks run verl's engine, plain and with the plug-in, side by side.
 
-Rank r writes what it measured to `FOLDER/rank<r>.json`.
+Two ranks run the scenarios, then four ranks run the layouts.
 """
 
-import json
-import logging
 import os
-import sys
-import traceback
-import warnings
-from datetime import timedelta
-from pathlib import Path
-from typing import Any
-
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from relibra.demo import megatron_on_cpu
 
@@ -28,32 +16,9 @@ stand_ins.install()
 
 import verl.workers.engine  # noqa: E402, F401  (loaded in every worker with an engine)
 
-from harness.verl import scenarios  # noqa: E402
-
-TIMEOUT_S = 60.0
-
-
-def run_rank(rank: int, folder: str, planner: str) -> None:
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2, timeout=timedelta(seconds=TIMEOUT_S)
-    )
-    results: dict[str, Any] = {}
-    for name, scenario in scenarios.SCENARIOS.items():
-        try:
-            results[name] = scenario(rank, Path(folder), planner)
-        except Exception:
-            results[name] = {"error": traceback.format_exc()}
-        Path(folder, f"rank{rank}.json").write_text(json.dumps(results))
-        if "error" in results[name]:
-            os._exit(1)
-    dist.barrier()
-    os._exit(0)  # threads of agents whose planner is away need not be waited for
-
+from harness import framework_ranks  # noqa: E402
+from harness.verl import layouts, scenarios  # noqa: E402
 
 if __name__ == "__main__":
-    logging.getLogger("megatron").setLevel(logging.ERROR)
-    scenarios.prepare(Path(sys.argv[1]))
-    mp.start_processes(run_rank, args=(sys.argv[1], sys.argv[2]), nprocs=2, start_method="fork")
+    framework_ranks.run(scenarios.prepare, scenarios.SCENARIOS)
+    framework_ranks.run(layouts.prepare, layouts.SCENARIOS, num_ranks=4)

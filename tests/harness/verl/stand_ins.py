@@ -1,7 +1,12 @@
-"""What verl needs of a machine with GPUs, beyond `bridge_on_cpu`, stood in for. All else is verl's own code."""
+"""What verl needs of a machine with GPUs, beyond `bridge_on_cpu`, stood in for. All else is verl's own code.
+
+Offloads move nothing on the CPU, so optimizer state is copied where they move it.
+"""
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -12,6 +17,7 @@ def install() -> None:
     """Stand in for what is missing. Call it after `megatron_on_cpu.install` and before anything imports verl."""
     bridge_on_cpu.install()
     _platform()
+    _offload()
 
 
 def _platform() -> None:
@@ -36,3 +42,30 @@ def _platform() -> None:
     import verl.utils.megatron.router_replay_utils as router_replay_utils
 
     router_replay_utils.device_name = "cpu"
+
+
+def _offload() -> None:
+    """Let verl's offload leave nothing where it was, as on a GPU.
+
+    Parameters and gradients lose their memory on the CPU too. There is no pinned memory without a GPU. Optimizer state
+    gets new tensors, and the old ones hold no numbers any more.
+    """
+    from verl.workers.engine.megatron import transformer_impl
+
+    empty = torch.empty
+    torch.empty = lambda *sizes, pin_memory=False, **options: empty(*sizes, **options)
+
+    def moved(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        elsewhere = tensor.clone()
+        tensor.fill_(torch.nan)
+        return elsewhere
+
+    def moving(own: Callable[[Any], None]) -> Callable[[Any], None]:
+        def move(optimizer: Any) -> None:
+            with mock.patch.object(torch.Tensor, "to", moved):
+                own(optimizer)
+
+        return move
+
+    for name in ("load_megatron_optimizer", "offload_megatron_optimizer"):
+        setattr(transformer_impl, name, moving(getattr(transformer_impl, name)))

@@ -251,8 +251,9 @@ def _torch_adam() -> None:
     """Let the distributed optimizer load a checkpoint into torch's Adam.
 
     What breaks: torch's Adam counts steps per parameter; the fused Adam of Transformer Engine and Apex counts them per
-    group. The checkpoint has the count per group, so copying it state by state raises `KeyError: 'step'`.
-    Why this is harmless: the group's count has been set before.
+    group. The checkpoint has the count per group, so copying it state by state raises `KeyError: 'step'`. Besides,
+    megatron gives all parameters one tensor for their counts, which then rises once per parameter in every step.
+    Why this is harmless: the group's count has been set before, and each parameter gets a copy of it.
     """
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
@@ -260,6 +261,10 @@ def _torch_adam() -> None:
 
     def set_states(self: Any, model_param: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
         own = self._get_main_param_and_optimizer_states(model_param)
-        plain(self, model_param, {"step": own["step"], **tensors} if "step" in own else tensors)
+        if "step" not in own:
+            plain(self, model_param, tensors)
+            return
+        plain(self, model_param, {"step": own["step"], **tensors})
+        self.optimizer.state[own["param"]]["step"] = own["step"].clone()
 
     DistributedOptimizer._set_main_param_and_optimizer_states = set_states

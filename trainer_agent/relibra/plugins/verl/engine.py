@@ -1,27 +1,18 @@
 """verl's Megatron engine with an agent inside: every pass that replays routing is planned and runs under its plan."""
 
-import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch.distributed as dist
-
-from relibra.agent import Agent, AgentConfig, Phase, attach, shared_attempt
+from relibra.agent import Agent, Phase
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.errors import InvalidInput, Unsupported
 from relibra.integrations.verl import rank_batch, trainer_layout
-from relibra.planning import Model
-from relibra.plugins.model_sizes import sized
-from relibra.plugins.nodes import cluster_of, gather_hosts
-from relibra.plugins.planned_passes import PlannedPasses
+from relibra.plugins.attached_job import attach_job
 from relibra.plugins.settings import PluginSettings
 from relibra.plugins.verl.configuration import default_job, find_configuration, relibra_section
-from relibra.routing import ModelLayers, read_model_config
-from relibra.routing.token_layout import ParallelLayout
-
-log = logging.getLogger(__name__)
+from relibra.routing import read_model_config
 
 
 def balanced(engine: type[Any]) -> type[Any]:
@@ -30,7 +21,6 @@ def balanced(engine: type[Any]) -> type[Any]:
     Each call of `forward_backward_batch` that replays routing, or that records it, is a step at the planner. Engines
     without an optimizer, as that of the reference, are left as they are.
     """
-    from megatron.core import parallel_state
     from verl.workers.engine.megatron import transformer_impl
 
     class BalancedEngine(engine):  # type: ignore[misc]
@@ -60,50 +50,18 @@ def balanced(engine: type[Any]) -> type[Any]:
                 relibra_section(configuration), os.environ, default_job=default_job(configuration)
             )
             self._layers = read_model_config(self.model_config.local_path)
-            ranks = _ranks(parallel_state)
-            trainer = trainer_layout(ranks, mode=self._mode)
-            ep_ranks = dist.get_process_group_ranks(parallel_state.get_expert_model_parallel_group())
-            cluster = cluster_of(
-                gather_hosts(ep_ranks),
-                slots=settings.slots,
-                num_ep_groups=parallel_state.get_expert_data_parallel_world_size(),
-            )
-            model = sized(_model_of(self._layers), self.module, self.optimizer)
-            attempt = shared_attempt()
             self._pass_index = -1
-            self._passes = PlannedPasses(
-                settings,
-                model,
-                cluster,
-                trainer,
-                data_rank=parallel_state.get_data_parallel_rank(),
-                is_reporting=_is_first_of_data_rank(parallel_state),
-                attempt=attempt,
-            )
             with self._on_device():
-                config = AgentConfig(
-                    planner_address=settings.planner,
-                    job_id=settings.job,
-                    model=model,
-                    cluster=cluster,
-                    plan_timeout_s=settings.plan_timeout_s,
-                    attempt=attempt,
+                job = attach_job(
+                    settings,
+                    self._layers,
+                    lambda ranks: trainer_layout(ranks, mode=self._mode),
+                    self.module,
+                    self.optimizer,
+                    plans=self.plan_source,
                 )
-                self._passes.register()
-                self.agent = attach(self.module, self.optimizer, config, plans=self.plan_source)
+            self.agent, self._passes = job.agent, job.passes
             self._checkpoint_by_expert()
-            log.warning(
-                "relibra balances job %s: %d MoE layers of %d experts, EP groups: %d of %d nodes with %d ranks, %d "
-                "redundant slots per rank; its planner is %s",
-                settings.job,
-                model.num_layers,
-                model.num_experts,
-                cluster.num_ep_groups,
-                cluster.num_nodes,
-                cluster.gpus_per_node,
-                cluster.redundant_slots,
-                settings.planner,
-            )
 
         def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
             """Run a pass as verl does, under a plan if it replays routing or records it."""
@@ -159,10 +117,19 @@ def balanced(engine: type[Any]) -> type[Any]:
 
         def _checkpoint_by_expert(self) -> None:
             assert self.agent is not None
+            agent = self.agent
             manager = self.checkpoint_mananager  # verl spells it so
             # Its default, dp_reshardable, stores optimizer state by place.
             manager.config.megatron.dist_ckpt_optim_fully_reshardable = True
-            manager._save_model_as_hf_via_bridge = self.agent.at_original_places()(manager._save_model_as_hf_via_bridge)
+            manager._save_model_as_hf_via_bridge = agent.at_original_places()(manager._save_model_as_hf_via_bridge)
+            load = manager._load_model_as_hf_via_bridge
+
+            def load_by_place(*args: Any, **kwargs: Any) -> None:
+                with agent.restoring(agent.original_order):
+                    load(*args, **kwargs)
+                agent.accept_weights()
+
+            manager._load_model_as_hf_via_bridge = load_by_place
 
         def _exported(self, weights: Any) -> Iterator[Any]:
             if self.agent is None:
@@ -247,25 +214,3 @@ def _checked_mode(engine_config: Any) -> str:
             got=mode,
         )
     return str(mode)
-
-
-def _model_of(layers: ModelLayers) -> Model:
-    return Model(num_layers=layers.num_moe_layers, num_experts=layers.num_experts, top_k=layers.top_k)
-
-
-def _ranks(parallel_state: Any) -> ParallelLayout:
-    return ParallelLayout(
-        data=parallel_state.get_data_parallel_world_size(),
-        context=parallel_state.get_context_parallel_world_size(),
-        tensor=parallel_state.get_tensor_model_parallel_world_size(),
-        expert=parallel_state.get_expert_model_parallel_world_size(),
-        expert_tensor=parallel_state.get_expert_tensor_parallel_world_size(),
-    )
-
-
-def _is_first_of_data_rank(parallel_state: Any) -> bool:
-    return not (
-        parallel_state.get_tensor_model_parallel_rank()
-        or parallel_state.get_context_parallel_rank()
-        or parallel_state.get_pipeline_model_parallel_rank()
-    )

@@ -22,5 +22,6 @@ ENGINE: Points = {
     "MegatronEngineWithLMHead.save_checkpoint": (),
     "MegatronEngineWithLMHead.load_checkpoint": (),
     "MegatronCheckpointManager._save_model_as_hf_via_bridge": (),
+    "MegatronCheckpointManager._load_model_as_hf_via_bridge": (),
 }
 """Attributes of `verl.workers.engine.megatron.transformer_impl`."""
