@@ -77,7 +77,8 @@ def shared_adapter(what: str) -> Refusal:
     """Return the refusal of LoRA adapters that several experts share, so that a moved expert would lose its adapter."""
     return Refusal(
         f"{what} (LoRA with share_expert_adapters=True, Megatron-Bridge's default, shares one adapter among the "
-        "experts of a rank, so moving an expert would change the model)",
+        "experts of a rank, so moving an expert would change the model; ROLL and ms-swift keep one adapter per expert "
+        "beside the grouped product, where it would not move with its expert)",
         "target_modules without linear_fc1 and linear_fc2 of experts, or one adapter per expert with "
         "share_expert_adapters=False and moe_grouped_gemm=False",
         "experts are not adapted, or their products run one after the other",
