@@ -1,13 +1,14 @@
 # Everything runs in .venv, which `make` builds on first use from Python 3.11 or newer: the demo's packages for `make demo`,
-# and those of tests and tools as well for all other targets.
-PYTHON ?= python3
-BIN := .venv/bin
-READY := .venv/ready
+# and those of tests and tools as well for all other targets. Frameworks run on Python 3.12, so it comes first where it works.
+PYTHON ?= $(shell for each in python3.12 python3.11 python3; do $$each -c 'import ensurepip' 2> /dev/null && echo $$each && break; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
 FRAMEWORKS_PYTHON ?= $(PYTHON)
 FRAMEWORKS_READY := .venv-frameworks/ready
-DEMO_READY := .venv/ready-for-demo
+DEMO_READY := $(VENV)/ready-for-demo
 
-.PHONY: demo test test-frameworks test-robustness test-long docs audit lint proto proto-check gpu-check bench evaluation clean
+.PHONY: demo test test-megatron test-frameworks test-robustness test-long docs audit lint proto proto-check gpu-check bench evaluation clean
 
 demo: $(DEMO_READY)  ## run a real MoE RL job, plain and balanced, on this machine; ARGS=--keep leaves its pages up
 	$(BIN)/relibra demo $(ARGS)
@@ -15,6 +16,9 @@ demo: $(DEMO_READY)  ## run a real MoE RL job, plain and balanced, on this machi
 # Tests wait for a third of their time, so three processes keep two cores busy.
 test: $(READY)  ## run every test that needs no GPU, on two cores
 	$(BIN)/pytest --numprocesses 3
+
+test-megatron: $(READY)  ## run the tests that train inside megatron-core: with VENV and PYTHON, on another Python and its megatron-core
+	$(BIN)/pytest --numprocesses 3 tests/agent tests/distributed tests/plugins
 
 test-frameworks: $(READY) $(FRAMEWORKS_READY)  ## run the plug-ins inside the frameworks themselves, on the CPU; fetches 0.5 GB or more, once
 	$(BIN)/pytest --numprocesses 0 tests/frameworks
@@ -60,17 +64,17 @@ evaluation: $(READY)  ## compute and draw docs/evaluation.md; ten to fifteen min
 	for each in evaluation evaluation.tables evaluation.figures; do $(BIN)/python -m benchmarks.$$each || exit 1; done
 
 clean:
-	rm -rf .venv .venv-audit .venv-frameworks .venv-proto
+	rm -rf .venv .venv-3.* .venv-audit .venv-frameworks .venv-proto
 
 $(DEMO_READY): pyproject.toml constraints.txt
-	@echo "installing the packages of the demo into .venv, once: 1.4 GB, and more with the CUDA build of torch"
-	$(PYTHON) -m venv .venv
+	@echo "installing the packages of the demo into $(VENV), once: 1.4 GB, and more with the CUDA build of torch"
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
 	touch $@
 
 $(READY): pyproject.toml constraints.txt
-	@echo "installing the packages of tests and tools into .venv, once: 2.6 GB, and more with the CUDA build of torch"
-	$(PYTHON) -m venv .venv
+	@echo "installing the packages of tests and tools into $(VENV), once: 2.6 GB, and more with the CUDA build of torch"
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,dev]'
 	touch $@ $(DEMO_READY)
 
