@@ -15,7 +15,7 @@ from relibra.routing import ModelLayers, decode
 from relibra.wire.client import PlannerClient
 
 LAYERS = ModelLayers.uniform(num_layers=2, num_experts=128, top_k=2)
-WORKER, SCHEDULES = python_of("docs/formats.md")
+WORKER, _OF_A_SERVER, SCHEDULES = python_of("docs/formats.md")
 
 
 def test_engines_report_what_they_answer(shared_planner: Service, tmp_path, monkeypatch) -> None:
