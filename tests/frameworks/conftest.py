@@ -73,6 +73,31 @@ def skyrl_workers(
     return run_ranks(frameworks_python, "harness.skyrl.ranks", tmp_path_factory.mktemp("skyrl"), shared_planner)
 
 
+@pytest.fixture(scope="session")
+def areal_engines(
+    frameworks_python: str,
+    shared_planner: Service,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> EngineRun:
+    """Run AReaL's Megatron engine on two gloo ranks, plain and with the plug-in."""
+    return run_ranks(frameworks_python, "harness.areal.ranks", tmp_path_factory.mktemp("areal"), shared_planner)
+
+
+@pytest.fixture(scope="session")
+def areal_interrupted(frameworks_python: str) -> dict[str, Any]:
+    """Have AReaL's client generate a sequence from a server that interrupts it; return what the adapter makes of it."""
+    done = subprocess.run(
+        [frameworks_python, "-m", "harness.areal.interrupted"],
+        env=child_process.environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def run_ranks(python: str, module: str, folder: Path, planner: Service) -> EngineRun:
     """Run a module of the harness that runs ranks; return what they computed."""
     environment = child_process.environment(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1", CUDA_VISIBLE_DEVICES="")

@@ -23,7 +23,7 @@ def test_skyrl_alone_trains_in_this_environment(skyrl_workers: Any) -> None:
         assert result["num_sent"] == 69
 
 
-def test_losses_weights_and_log_probs_are_those_of_skyrl_alone_when_experts_move_before_every_pass(
+def test_S5_losses_weights_and_log_probs_are_those_of_skyrl_alone_when_experts_move_before_every_pass(
     skyrl_workers: Any,
 ) -> None:
     for result in skyrl_workers.of("scripted"):
@@ -73,3 +73,11 @@ def test_a_job_whose_planner_is_away_trains_on_and_says_so_once(skyrl_workers: A
         assert result["outcomes"] == []
         check_equal(result["difference"])
     assert skyrl_workers.log.count("job away trains without plans") == 1
+
+
+def test_the_entry_point_trains_with_the_worker_of_the_plug_in(skyrl_workers: Any) -> None:
+    for result in skyrl_workers.of("entered"):
+        assert result["is_balanced"]
+        assert result["are_others_own"]
+        assert result["environment"]["RELIBRA_PLANNER"] == "planner:7420"
+        assert result["environment"]["RELIBRA_JOB"] == "skyrl-r1"

@@ -20,13 +20,17 @@ import torch
 _NOT_HERE = ("transformer_engine", "transformer_engine_torch", "modelopt", "megatron.energon")
 
 
-def install() -> None:
-    """Stand in for what is missing. Call it after `megatron_on_cpu.install`, before anything imports the framework."""
+def install(*imported: str) -> None:
+    """Stand in for what is missing. Call it after `megatron_on_cpu.install`, before anything imports the framework.
+
+    Args:
+        imported: more packages that the framework imports and does not use.
+    """
     if not hasattr(typing, "override"):  # megatron-core 0.19 asks for Python 3.12, for this name only
         import typing_extensions
 
         typing.override = typing_extensions.override
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _Finder((*_NOT_HERE, *imported)))
     for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
         setattr(torch.cuda, name, lambda *_, **__: 0)
     torch.cuda.mem_get_info = lambda *_: (1 << 30, 1 << 30)
@@ -41,7 +45,9 @@ class _AnyClass(type):
         return _AnyClass(name, (), {})
 
 
-class _AnyModule(ModuleType):
+class AnyModule(ModuleType):
+    """A module that has every class, and says no to every question."""
+
     __path__: Sequence[str] = ()
     __version__ = "2.9.0"
 
@@ -56,13 +62,16 @@ def _no(*_: object) -> bool:
 
 
 class _Finder(MetaPathFinder, Loader):
+    def __init__(self, packages: Sequence[str]) -> None:
+        self._packages = packages
+
     def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
-        if any(fullname == each or fullname.startswith(f"{each}.") for each in _NOT_HERE):
+        if any(fullname == each or fullname.startswith(f"{each}.") for each in self._packages):
             return ModuleSpec(fullname, self, is_package=True)
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _AnyModule(spec.name)
+        return AnyModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         pass

@@ -10,10 +10,9 @@ from skyrl.backends.skyrl_train.workers.megatron.megatron_worker import Megatron
 
 from harness.distributed.plans import ScriptedPlans, random_plans
 from harness.skyrl import workers
+from harness.trained import Result, Trained, differing
 from relibra.planning import Cluster, Model
 from relibra.plugins.skyrl.worker import BalancedPolicyWorker
-
-Result = dict[str, Any]
 
 AWAY = "127.0.0.1:1"
 NUM_UPDATES = 3
@@ -22,53 +21,14 @@ MODEL = Model(num_layers=workers.NUM_LAYERS, num_experts=workers.NUM_EXPERTS, to
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=workers.RANKS, redundant_slots=1)
 
 
-class Trained:
-    """What a worker computed: losses and norms of gradients, log-probabilities, and weights sent after every update."""
-
-    def __init__(self) -> None:
-        self.numbers: list[tuple[float, float]] = []
-        self.log_probs: list[torch.Tensor] = []
-        self.sent: list[dict[str, torch.Tensor]] = []
-        self.outcomes: list[Result] = []
-
-    def step(self, worker: Any, data: Any) -> None:
-        """Do what SkyRL's trainer does in a step of a colocated job."""
-        self.log_probs.append(workers.infer(worker, data))
-        self._note(worker)
-        self.numbers.append(workers.update(worker, data))
-        self._note(worker)
-        self.sent.append(workers.sent(worker))
-        workers.offload_and_back(worker)
-
-    def differences(self, other: "Trained") -> Result:
-        """Return the largest differences, and the names of weights that differ by more than rounding."""
-        return {
-            "numbers": max(
-                abs(a - b) / abs(b)
-                for of_a, of_b in zip(self.numbers, other.numbers, strict=True)
-                for a, b in zip(of_a, of_b, strict=True)
-            ),
-            "log_probs": max(float((a - b).abs().max()) for a, b in zip(self.log_probs, other.log_probs, strict=True)),
-            "sent": [differing(a, b) for a, b in zip(self.sent, other.sent, strict=True)],
-        }
-
-    def _note(self, worker: Any) -> None:
-        outcome = getattr(worker, "outcome", None)
-        if outcome is not None:
-            self.outcomes.append(
-                {
-                    "is_applied": outcome.applied is not None,
-                    "num_moved": outcome.num_moved_experts,
-                    "num_replicas": outcome.num_replicas,
-                    "reason": outcome.reason,
-                }
-            )
-
-
-def differing(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> list[str]:
-    """Return the names of the tensors that differ by more than rounding."""
-    assert got.keys() == expected.keys(), sorted(got.keys() ^ expected.keys())
-    return [name for name, tensor in expected.items() if not torch.allclose(got[name], tensor, rtol=1e-4, atol=1e-6)]
+def train_on(trained: Trained, worker: Any, data: Any) -> None:
+    """Do what SkyRL's trainer does in a step of a colocated job."""
+    trained.log_probs.append(workers.infer(worker, data))
+    trained.note(getattr(worker, "outcome", None))
+    trained.numbers.append(workers.update(worker, data))
+    trained.note(getattr(worker, "outcome", None))
+    trained.sent.append(workers.sent(worker))
+    workers.offload_and_back(worker)
 
 
 _trained: dict[str, Trained] = {}
@@ -85,7 +45,7 @@ def plain(rank: int, folder: Path, planner: str) -> Result:
     worker = workers.build(MegatronPolicyWorkerBase, rank, folder / "model")
     trained = _trained["plain"] = Trained()
     for step in range(NUM_UPDATES):
-        trained.step(worker, workers.batch(rank, step))
+        train_on(trained, worker, workers.batch(rank, step))
     worker.strategy.megatron_config.dist_ckpt_optim_fully_reshardable = True
     worker.save_checkpoint(str(folder / "checkpoint of plain"), worker.tokenizer)
     return {"numbers": trained.numbers, "num_sent": len(trained.sent[0])}
@@ -102,7 +62,7 @@ def scripted(rank: int, folder: Path, planner: str) -> Result:
         worker = workers.build(BalancedPolicyWorker, rank, folder / "model")
         trained = Trained()
         for step in range(NUM_UPDATES):
-            trained.step(worker, workers.batch(rank, step))
+            train_on(trained, worker, workers.batch(rank, step))
     _workers["scripted"] = worker
     return {"difference": trained.differences(_trained["plain"]), "outcomes": trained.outcomes}
 
@@ -166,7 +126,7 @@ def _planned(rank: int, folder: Path, planner: str, job: str, *, max_tokens: int
         worker = workers.build(of_class, rank, folder / "model", max_tokens=max_tokens)
         trained = Trained()
         for step in range(2):
-            trained.step(worker, workers.batch(rank, step))
+            train_on(trained, worker, workers.batch(rank, step))
         results.append(trained)
     alone, balanced = results
     return {"difference": balanced.differences(alone), "outcomes": balanced.outcomes}
@@ -199,11 +159,40 @@ def away(rank: int, folder: Path, planner: str) -> Result:
     worker = workers.build(BalancedPolicyWorker, rank, folder / "model")
     trained = Trained()
     for step in range(NUM_UPDATES):
-        trained.step(worker, workers.batch(rank, step))
+        train_on(trained, worker, workers.batch(rank, step))
     return {"difference": trained.differences(_trained["plain"]), "outcomes": trained.outcomes}
+
+
+def entered(rank: int, folder: Path, planner: str) -> Result:
+    """The entry point's experiment hands SkyRL's trainer the plug-in's worker, as an actor of Ray with settings."""
+    from skyrl.backends.skyrl_train.workers.megatron import megatron_worker
+    from skyrl.train.entrypoints import main_base
+    from skyrl.train.trainer import RayPPOTrainer
+
+    from relibra.plugins.skyrl.arguments import split, variables
+    from relibra.plugins.skyrl.entrypoint import balanced
+
+    arguments, section = split(["trainer.strategy=megatron", "trainer.run_name=r1", "relibra.planner=planner:7420"])
+    config = main_base.SkyRLTrainConfig.from_cli_overrides(arguments)
+    experiment = balanced(main_base.BasePPOExp, variables(config.trainer, section, {}))
+    made = object.__new__(experiment)  # a whole experiment loads data and starts a rollout
+    made.cfg = config
+    handed: list[Any] = []
+    with (
+        mock.patch.object(RayPPOTrainer, "__init__", return_value=None),
+        mock.patch.object(RayPPOTrainer, "build_models", lambda self, *of_models: handed.extend(of_models)),
+    ):
+        trainer = made.get_trainer(*[None] * 8)
+        trainer.build_models(megatron_worker.PolicyWorker, megatron_worker.CriticWorker, megatron_worker.RefWorker)
+    policy, critic, ref = handed
+    return {
+        "is_balanced": issubclass(policy.__ray_metadata__.modified_class, BalancedPolicyWorker),
+        "environment": policy._default_options["runtime_env"]["env_vars"],
+        "are_others_own": critic is megatron_worker.CriticWorker and ref is megatron_worker.RefWorker,
+    }
 
 
 SCENARIOS: dict[str, Callable[[int, Path, str], Result]] = {
     each.__name__: each
-    for each in (plain, scripted, mutants, checkpoint, planned, planned_by_tokens, accumulated, away)
+    for each in (plain, scripted, mutants, checkpoint, planned, planned_by_tokens, accumulated, away, entered)
 }

@@ -9,9 +9,11 @@ Out:  the engine with an agent inside: it registers the job, has its passes plan
     model_sizes       the sizes of experts, measured in the built model
     points            the attributes of a framework that a plug-in relies on, checked at start
     planned_passes    the passes of one engine on their way to the planner
+    routed_counts     how routers route, counted for forecasts
     schedules         megatron's schedules, told to the agent
     attached_job      all of this together: a registered job with an agent in its model
     verl              verl's Megatron engine
     slime             the training processes of slime and miles
+    areal             AReaL's Megatron engine of the actor
     skyrl             SkyRL's Megatron policy worker
 """

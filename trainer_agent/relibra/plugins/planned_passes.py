@@ -4,7 +4,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from relibra.agent.plans.trouble import Trouble
 from relibra.errors import RelibraError
@@ -104,6 +106,18 @@ class PlannedPasses:
                 lambda: submit_forecast(self._planner, job, pass_index, num_micro_batches, self._cluster),
             )
         return True
+
+    def note_routed(self, pass_index: int, counts_LE: NDArray[np.uint32]) -> None:
+        """Report how this rank routed the tokens of a pass, for the forecasts of later passes.
+
+        Args:
+            pass_index: the number of the pass.
+            counts_LE: the tokens of every layer and expert.
+        """
+        if self._is_registered and counts_LE.any():
+            num_rows = int(counts_LE.sum(axis=1).max()) // self._model.top_k
+            name = f"rank-{dist.get_rank()}"
+            self._call(pass_index, lambda: self._reporter.report_counts(pass_index, name, counts_LE, num_rows))
 
     def _reported(self, pass_index: int, batch: Callable[[], RankBatch]) -> _Told:
         schedules = list[RankSchedule]()

@@ -1,0 +1,1 @@
+"""AReaL's own code, in the environment of `make test-frameworks`."""

@@ -1,0 +1,68 @@
+"""What AReaL's Megatron engine needs of a machine with GPUs, beyond `bridge_on_cpu`, stood in for on the CPU.
+
+- The engine names its device by number, which is a GPU for torch, so it sees `torch.device` as the CPU.
+- Trackers of experiments are imported and not used.
+- Triton is imported for kernels of fp8, which are not used.
+- Process groups exist before the engine asks for them, because two engines share them here.
+- Megatron-Bridge gets the layers of megatron-core that need no Transformer Engine.
+
+All else is AReaL's own code.
+"""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from harness import bridge_on_cpu
+from harness.skyrl.workers import OFF
+
+
+def install() -> None:
+    """Stand in for what is missing. Call it after `megatron_on_cpu.install` and before anything imports AReaL."""
+    bridge_on_cpu.install("swanlab", "trackio", "tensorboardX", "wandb")
+    import megatron.bridge  # noqa: F401  (first, because it would take the stand-in for Triton)
+
+    triton, language = bridge_on_cpu.AnyModule("triton"), bridge_on_cpu.AnyModule("triton.language")
+    triton.jit, triton.language = _undecorated, language
+    sys.modules |= {"triton": triton, "triton.language": language}
+    import areal.engine.megatron_utils.fp8.kernels  # noqa: F401
+
+    del sys.modules["triton"], sys.modules["triton.language"]
+    from areal.engine import megatron_engine
+
+    megatron_engine.torch = _TorchOnCpu("torch")
+    _local_layers(megatron_engine.MegatronBridgeAutoBridge)
+
+
+def _undecorated(function: Any = None, **_: Any) -> Any:
+    return (lambda decorated: decorated) if function is None else function
+
+
+class _TorchOnCpu(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def device(self, *_: object) -> torch.device:
+        return torch.device("cpu")
+
+
+def _local_layers(bridge: Any) -> None:
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+
+    def spec(config: Any, **_: Any) -> Any:
+        return get_gpt_layer_local_spec(
+            num_experts=config.num_moe_experts, moe_grouped_gemm=False, qk_layernorm=True, normalization="RMSNorm"
+        )
+
+    own = bridge.to_megatron_provider
+
+    def to_megatron_provider(self: Any, *args: Any, **kwargs: Any) -> Any:
+        provider = own(self, *args, **kwargs)
+        for name in OFF:
+            setattr(provider, name, False)
+        provider.use_cpu_initialization, provider.transformer_layer_spec = True, spec
+        return provider
+
+    bridge.to_megatron_provider = to_megatron_provider

@@ -1,0 +1,47 @@
+"""What a framework computes over several steps, and how it differs from what it computes with a plug-in."""
+
+from typing import Any
+
+import torch
+
+Result = dict[str, Any]
+
+
+class Trained:
+    """Losses and norms of gradients, log-probabilities, and the weights that left after each update."""
+
+    def __init__(self) -> None:
+        self.numbers: list[tuple[float, float]] = []
+        self.log_probs: list[torch.Tensor] = []
+        self.sent: list[dict[str, torch.Tensor]] = []
+        self.outcomes: list[Result] = []
+
+    def note(self, outcome: Any) -> None:
+        """Keep what became of the plan of a pass, if it had one."""
+        if outcome is not None:
+            self.outcomes.append(
+                {
+                    "is_applied": outcome.applied is not None,
+                    "num_moved": outcome.num_moved_experts,
+                    "num_replicas": outcome.num_replicas,
+                    "reason": outcome.reason,
+                }
+            )
+
+    def differences(self, other: "Trained") -> Result:
+        """Return the largest differences, and the names of weights that differ by more than rounding."""
+        return {
+            "numbers": max(
+                abs(a - b) / abs(b)
+                for of_a, of_b in zip(self.numbers, other.numbers, strict=True)
+                for a, b in zip(of_a, of_b, strict=True)
+            ),
+            "log_probs": max(float((a - b).abs().max()) for a, b in zip(self.log_probs, other.log_probs, strict=True)),
+            "sent": [differing(a, b) for a, b in zip(self.sent, other.sent, strict=True)],
+        }
+
+
+def differing(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> list[str]:
+    """Return the names of the tensors that differ by more than rounding."""
+    assert got.keys() == expected.keys(), sorted(got.keys() ^ expected.keys())
+    return [name for name, tensor in expected.items() if not torch.allclose(got[name], tensor, rtol=1e-4, atol=1e-6)]

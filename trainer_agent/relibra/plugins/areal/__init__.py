@@ -1,0 +1,8 @@
+"""The plug-in for AReaL: `balanced(PPOTrainer)` in place of `PPOTrainer`, and nothing is patched.
+
+    points     the attributes of AReaL that the plug-in relies on, checked at start
+    trainer    AReaL's trainer, with an actor that balances
+    engine     AReaL's Megatron engine of the actor with an agent inside
+
+AReaL does not replay routing, so all plans are forecasts. Written against AReaL 1.0.4.
+"""

@@ -1,0 +1,117 @@
+"""AReaL's Megatron engine of the actor with an agent inside: every pass is planned from the passes before."""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from areal.engine import megatron_engine
+
+from relibra.agent import Phase, StepOutcome
+from relibra.agent.plans.plan_source import PlanSource
+from relibra.errors import Unsupported
+from relibra.integrations.areal import trainer_layout
+from relibra.plugins.areal import points
+from relibra.plugins.attached_job import AttachedJob, attach_job
+from relibra.plugins.points import check_points
+from relibra.plugins.routed_counts import RoutedCounts
+from relibra.plugins.schedules import telling_micro_batches
+from relibra.plugins.settings import PluginSettings
+from relibra.routing.model_config import layers_of_config
+
+check_points(megatron_engine, points.ENGINE, version=points.VERSION, without=points.OFF)
+
+
+class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
+    """AReaL's engine; its own methods run unchanged, between the calls that drive the agent.
+
+    Each call of `forward_backward_batch` is a step at the planner.
+    """
+
+    plan_source: PlanSource | None = None
+    """Where plans come from, if not from the planner."""
+    outcome: StepOutcome | None = None
+    """The outcome of the last pass that began under a plan."""
+    _job: AttachedJob | None = None
+
+    def initialize(self, *args: Any, **kwargs: Any) -> None:
+        """Build the model as AReaL does, and attach an agent to it.
+
+        Raises:
+            InvalidInput: a setting is missing or wrong.
+            Unsupported: the agent cannot execute the model, the optimizer or a setting of AReaL.
+        """
+        super().initialize(*args, **kwargs)
+        if self.optimizer is None:
+            return
+        if self.config.use_lora:
+            raise Unsupported("expected actor.use_lora=false, because relibra does not balance LoRA in AReaL")
+        if self.enable_tree_training:
+            raise Unsupported("expected actor.enable_tree_training=false, because relibra does not plan for trees")
+        self._pass_index = -1
+        layers = layers_of_config(self.hf_config.get_text_config().to_dict())
+        self._job = attach_job(
+            PluginSettings.read({}, os.environ, default_job="areal"),
+            layers,
+            trainer_layout,
+            list(self.model),
+            self.optimizer,
+            plans=self.plan_source,
+        )
+        self._routed = RoutedCounts(
+            self._job.agent,
+            list(self.model),
+            num_layers=layers.num_moe_layers,
+            num_experts=layers.num_experts,
+        )
+
+    def forward_backward_batch(self, mb_list: Any, process_output_fn: Any, forward_only: bool = False) -> None:
+        """Run a pass as AReaL does, under a forecast."""
+        with self._pass(len(mb_list), Phase.RECOMPUTE if forward_only else Phase.UPDATE):
+            super().forward_backward_batch(mb_list, process_output_fn, forward_only)
+        if self._job is not None:
+            counts_LE = self._routed.take()
+            if counts_LE is not None:
+                self._job.passes.note_routed(self._pass_index, counts_LE)
+
+    def optimizer_step(self) -> Any:
+        """Step as AReaL does, and end the agent's step."""
+        stats = super().optimizer_step()
+        if self._job is not None:
+            self._job.agent.end_step()
+        return stats
+
+    def save(self, meta: Any) -> None:
+        """Save as AReaL does: sharded state under logical names, weights of Hugging Face from original places."""
+        with self._ignoring_names():
+            super().save(meta)
+
+    def load(self, meta: Any) -> None:
+        """Load as AReaL does."""
+        with self._ignoring_names():
+            super().load(meta)
+
+    def _save_model_to_hf(self, *args: Any, **kwargs: Any) -> None:
+        with self._at_original_places():
+            super()._save_model_to_hf(*args, **kwargs)
+
+    def _update_weights_from_distributed(self, meta: Any) -> None:
+        with self._at_original_places():
+            super()._update_weights_from_distributed(meta)
+
+    def _pass(self, num_micro_batches: int, phase: Phase) -> AbstractContextManager[None]:
+        """Collective over all ranks: begin a pass; return the context in which it runs."""
+        if self._job is None:
+            return nullcontext()
+        self._pass_index += 1
+        is_submitted = self._job.passes.forecast(self._pass_index, num_micro_batches)
+        if not is_submitted and self.plan_source is None:
+            self._job.agent.end_step()
+            return nullcontext()
+        self.outcome = self._job.agent.begin_step(self._pass_index, phase)
+        return telling_micro_batches(megatron_engine, self._job.agent)
+
+    def _ignoring_names(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._job is None else self._job.agent.ignoring_names()
+
+    def _at_original_places(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._job is None else self._job.agent.at_original_places()
