@@ -25,7 +25,7 @@ def test_engines_report_what_they_answer(shared_planner: Service, tmp_path, monk
     completion = SimpleNamespace(
         index=0, token_ids=[7] * 6, routed_experts=all_layers(routes(0, 8, LAYERS), LAYERS, "int32")
     )
-    output = SimpleNamespace(request_id="seq-0", prompt_token_ids=[7] * 3, outputs=[completion])
+    output = SimpleNamespace(request_id="seq-0", prompt_token_ids=[7] * 3, outputs=[completion], finished=True)
     body = {
         "choices": [{"routed_experts": vllm(routes(1, 8, LAYERS), LAYERS)}],
         "usage": {"prompt_tokens": 3, "completion_tokens": 6},
