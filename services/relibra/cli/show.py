@@ -29,7 +29,10 @@ def show(
     job_id: JobId,
     step: Annotated[int | None, typer.Argument(min=0, help="Number of the RL step.", show_default=False)] = None,
     row: Annotated[
-        int | None, typer.Option(min=0, help="Row of a cell: ep_group * num_micro_batches + micro_batch.")
+        int | None,
+        typer.Option(
+            min=0, help="Micro-batch of a cell; with several EP groups, ep_group * num_micro_batches + micro_batch."
+        ),
     ] = None,
     layer: Annotated[int | None, typer.Option(min=0, help="Layer of a cell, counting MoE layers only.")] = None,
     attempt: AttemptNumber = None,

@@ -20,7 +20,12 @@ app = typer.Typer(help="Create, list and revoke tokens.", no_args_is_help=True)
 @app.command()
 def create(
     redis_url: RedisUrl,
-    role: Annotated[Role, typer.Option(help="What the holder may do.")],
+    role: Annotated[
+        Role,
+        typer.Option(
+            help="What the holder may do: report routing (rollout), train, look (viewer), or all of it (admin)."
+        ),
+    ],
     job: Annotated[str, typer.Option(help="Job that the token is for; * for all jobs.")] = ALL_JOBS,
     days: Annotated[float | None, typer.Option(min=0, help="Days until the token expires; never if not given.")] = None,
     as_json: AsJson = False,
