@@ -20,7 +20,7 @@ from harness.services import Service
 from harness.watched_job import WatchedJob
 from relibra.planning import Cluster, Model, Phase
 from relibra.store import EmbeddedRedis, Store
-from relibra.store.keys import JobKeys
+from relibra.store.keys import AttemptKeys, JobKeys
 
 FOLDER = Path(__file__).with_name("images")
 
@@ -89,6 +89,10 @@ def date_back(url: str) -> None:
     """Change the times in Redis so that each step took a minute and the last one ended some minutes ago."""
     now = time.time()
     with Redis.from_url(url) as redis:
+
+        def keys(name: str) -> AttemptKeys:
+            return JobKeys(name).attempt(int(redis.hget(JobKeys(name).of("job"), "epoch"), 16))
+
         for name, num_steps, minutes_ago in (
             ("qwen3-rl", 14, 0.9),
             ("deepseek-math", 5, 45.0),
@@ -97,8 +101,8 @@ def date_back(url: str) -> None:
             for step in range(1, num_steps + 1):
                 published_at = now - _MINUTE_S * (minutes_ago + num_steps - step)
                 times = {"submitted_at": published_at - 0.6 - step % 3 / 10, "published_at": published_at}
-                redis.hset(JobKeys(name).step(step, "plan"), mapping=times)
-        redis.zadd(JobKeys("glm-tools").of("pending"), {"1": now - 108})
+                redis.hset(keys(name).step(step, "plan"), mapping=times)
+        redis.zadd(keys("glm-tools").of("pending"), {"1": now - 108})
 
 
 def take(browser: Browser, address: str, shot: Shot) -> Image.Image:

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 
 from relibra.status.health import JobState
-from relibra.status.overview import Order, arrange, count_states
+from relibra.status.overview import Order, arrange, count_states, fold
 
 
 def glance(job_id: str, state: JobState, registered_at: float, owner: str = "host:1") -> SimpleNamespace:
@@ -37,6 +37,13 @@ def test_jobs_are_found_by_state_and_by_parts_of_id_and_owner(
     state: JobState | None, text: str, found: list[str]
 ) -> None:
     assert names(state, text, Order.STATE) == found
+
+
+def test_many_jobs_that_wait_are_folded_and_counted() -> None:
+    many = [*GLANCES, *(glance(f"dead-{number}", JobState.WAITING, 0) for number in range(60))]
+    shown, num_folded = fold(arrange(many, None, "", Order.STATE))
+    assert [each.job.job_id for each in shown[:4]] == ["broken", "alpha", "Beta", "dead"]
+    assert (len(shown), num_folded) == (13, 51)
 
 
 def test_states_are_counted_the_most_urgent_first() -> None:

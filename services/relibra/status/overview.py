@@ -18,6 +18,10 @@ _URGENCY = (
 """Jobs that train stand above those that wait, because many of those have ended and were never removed."""
 
 
+_MAX_WAITING = 10
+"""How many jobs that wait the overview shows if nobody asked for them."""
+
+
 class Order(StrEnum):
     """What the overview sorts by."""
 
@@ -50,6 +54,13 @@ def arrange(glances: Sequence[JobGlance], state: JobState | None, text: str, ord
     if order is Order.STATE:
         found.sort(key=lambda each: _URGENCY.index(each.health.verdict))
     return found
+
+
+def fold(glances: Sequence[JobGlance]) -> tuple[list[JobGlance], int]:
+    """Leave out all but the first few jobs that wait; return the others, and how many were left out."""
+    waiting = [each for each in glances if each.health.verdict is JobState.WAITING][_MAX_WAITING:]
+    left_out = {id(each) for each in waiting}
+    return [each for each in glances if id(each) not in left_out], len(left_out)
 
 
 def count_states(glances: Sequence[JobGlance]) -> list[tuple[JobState, int]]:

@@ -23,7 +23,7 @@ from relibra.status.figures import slowest_ranks
 from relibra.status.health import JobState
 from relibra.status.history_models import realised_imbalance, speedup
 from relibra.status.load_models import CellView
-from relibra.status.overview import Order, arrange, count_states
+from relibra.status.overview import Order, arrange, count_states, fold
 from relibra.status.problems import Problem
 from relibra.status.runbook import runbook_html, runbook_path
 from relibra.status.sparkline import sparkline
@@ -51,9 +51,12 @@ async def overview(
     """All jobs, those in trouble first and those that wait last, or some of them in another order."""
     jobs = [job for job in await app.store.list_jobs() if viewer.may_see(job.job_id)]
     glances = await app.reader.glances(jobs)
-    shown: dict[str, Any] = {"asked": {"state": state, "search": search, "sort": sort}, "orders": list(Order)}
-    shown |= {"glances": arrange(glances, state or None, search, sort), "counts": count_states(glances)}
-    return _page(request, "jobs.html", **shown)
+    asked = {"state": state, "search": search, "sort": sort}
+    found, num_folded = arrange(glances, state or None, search, sort), 0
+    if not state and not search:
+        found, num_folded = fold(found)
+    shown: dict[str, Any] = {"asked": asked, "orders": list(Order), "counts": count_states(glances)}
+    return _page(request, "jobs.html", glances=found, num_folded=num_folded, **shown)
 
 
 @pages.get("/jobs/{job_id}")
