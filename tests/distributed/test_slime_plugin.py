@@ -1,4 +1,4 @@
-"""slime's own training processes, from `init` to `update_weights`, with the plug-in beside slime alone."""
+"""Training processes of slime and miles themselves, from `init` to `update_weights`, with and without the plug-in."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from harness import frameworks
 pytestmark = [
     pytest.mark.distributed,
     pytest.mark.skipif(frameworks.checkout("slime") is None, reason=frameworks.reason("slime")),
+    pytest.mark.skipif(frameworks.checkout("miles") is None, reason=frameworks.reason("miles")),
 ]
 
 ROLLOUTS = 2
@@ -21,8 +22,9 @@ def check_equal(difference: dict[str, Any]) -> None:
     assert max(difference.values()) < ROUNDING, difference
 
 
-def test_S5_log_probs_losses_and_sent_weights_are_those_of_slime_alone(layout_run: Any) -> None:
-    results = layout_run("slime_plugin_forced").of("forced")
+@pytest.mark.parametrize("framework", ["slime", "miles"])
+def test_S5_log_probs_losses_and_sent_weights_are_those_without_the_plugin(layout_run: Any, framework: str) -> None:
+    results = layout_run(f"{framework}_plugin_forced").of("forced")
     assert results[0]["num_sent"] > 0
     for result in results:
         # Two rollouts of two training steps, each with a pass over old log-probabilities before.
@@ -46,8 +48,9 @@ def test_S5_a_job_that_sleeps_and_sends_its_backups_is_that_of_slime_alone(layou
     assert run.log.count("job away trains without plans") == 1
 
 
-def test_a_planner_plans_every_pass_from_the_routing_that_slime_replays(layout_run: Any) -> None:
-    run = layout_run("slime_plugin_planned")
+@pytest.mark.parametrize("framework", ["slime", "miles"])
+def test_a_planner_plans_every_pass_from_the_routing_that_is_replayed(layout_run: Any, framework: str) -> None:
+    run = layout_run(f"{framework}_plugin_planned")
     for result in run.of("planned"):
         assert len(result["outcomes"]) == 4
         assert all(each["is_applied"] for each in result["outcomes"]), result["outcomes"]

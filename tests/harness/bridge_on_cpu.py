@@ -8,14 +8,14 @@ megatron-core has none without Transformer Engine.
 import copy
 import sys
 import typing
-from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
 import torch
+
+from harness import packed_attention
 
 _NOT_HERE = ("transformer_engine", "transformer_engine_torch", "modelopt", "megatron.energon")
 
@@ -34,7 +34,7 @@ def install(*imported: str) -> None:
     for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
         setattr(torch.cuda, name, lambda *_, **__: 0)
     torch.cuda.mem_get_info = lambda *_: (1 << 30, 1 << 30)
-    _packed_attention()
+    packed_attention.install()
     _norm()
 
 
@@ -75,57 +75,6 @@ class _Finder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         pass
-
-
-def _packed_attention() -> None:
-    from megatron.core import parallel_state
-    from megatron.core.transformer.dot_product_attention import DotProductAttention
-
-    own = DotProductAttention.__init__
-
-    def build(self: Any, config: Any, *args: Any, **options: Any) -> None:
-        alone = copy.copy(config)
-        alone.context_parallel_size = 1  # it refuses others
-        own(self, alone, *args, **options)
-
-    def forward(self: Any, query: Any, key: Any, value: Any, *_: Any, packed_seq_params: Any, **__: Any) -> Any:
-        bounds = packed_seq_params.cu_seqlens_q_padded
-        bounds = (packed_seq_params.cu_seqlens_q if bounds is None else bounds).tolist()
-        group = parallel_state.get_context_parallel_group()
-        order_T = _zigzag(bounds, group.size())
-        query_THD, key_THD, value_THD = (
-            _gathered(each.squeeze(1) if each.dim() == 4 else each, order_T, group) for each in (query, key, value)
-        )
-        shared = query_THD.shape[1] // key_THD.shape[1]
-        key_THD, value_THD = (each.repeat_interleave(shared, 1) for each in (key_THD, value_THD))
-        outputs = [
-            torch.nn.functional.scaled_dot_product_attention(
-                *(each[first:end].transpose(0, 1) for each in (query_THD, key_THD, value_THD)), is_causal=True
-            ).transpose(0, 1)
-            for first, end in pairwise(bounds)
-        ]
-        output_THD = torch.cat(outputs)[order_T.chunk(group.size())[group.rank()]]
-        rows = output_THD.shape[0]
-        return output_THD.reshape(rows, 1, -1) if query.dim() == 4 else output_THD.reshape(rows, -1)
-
-    DotProductAttention.__init__ = build
-    DotProductAttention.forward = forward
-
-
-def _zigzag(bounds: Sequence[int], num_ranks: int) -> torch.Tensor:
-    """Return the rows of packed sequences in the order in which context-parallel ranks hold them, rank by rank."""
-    chunks = [torch.arange(first, end).chunk(2 * num_ranks) for first, end in pairwise(bounds)]
-    held = [of_sequence[place] for rank in range(num_ranks) for of_sequence in chunks for place in (rank, ~rank)]
-    return torch.cat(held) if num_ranks > 1 else torch.arange(bounds[-1])
-
-
-def _gathered(rows_THD: torch.Tensor, order_T: torch.Tensor, group: Any) -> torch.Tensor:
-    """Return the rows of all context-parallel ranks, in the order of the sequences; gradients are added up."""
-    from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
-
-    if group.size() == 1:
-        return rows_THD
-    return gather_from_sequence_parallel_region(rows_THD, group=group)[order_T.argsort()]
 
 
 def _norm() -> None:

@@ -247,15 +247,33 @@ LAYOUTS = {
             "refused": slime_plugin.refused,
         },
     ),
+    "miles_plugin_forced": Layout(
+        cluster=EP2_EDP2,
+        scenarios={
+            "forced": functools.partial(
+                slime_plugin.forced,
+                num_steps=2,
+                sharded=True,
+                options=slime_plugin.SEPARATE,
+                actor=slime_plugin.MilesActor,
+            )
+        },
+    ),
     "slime_plugin_colocated": Layout(
         cluster=EP4,
         scenarios={
             "forced": functools.partial(slime_plugin.forced, num_steps=1, sharded=False, options=slime_plugin.COLOCATED)
         },
     ),
-    "slime_plugin_planned": Layout(
-        cluster=EP2_EDP2, scenarios={"planned": functools.partial(slime_plugin.planned, num_steps=2, sharded=False)}
-    ),
+    **{
+        f"{framework}_plugin_planned": Layout(
+            cluster=EP2_EDP2,
+            scenarios={
+                "planned": functools.partial(slime_plugin.planned, num_steps=2, sharded=False, actor=actor),
+            },
+        )
+        for framework, actor in (("slime", slime_plugin.SlimeActor), ("miles", slime_plugin.MilesActor))
+    },
     "services": Layout(cluster=EP4, scenarios={"planner_outage": planner_outage.planner_outage}),
     "routed_otherwise": Layout(cluster=EP2, scenarios=otherwise.SCENARIOS, num_ranks=2),
     "one_rank": Layout(cluster=EP1, scenarios={"integration_page": integration_page.integration_page}, num_ranks=1),

@@ -9,7 +9,7 @@ import inspect
 import json
 import os
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,48 +47,55 @@ def code() -> SimpleNamespace:
     """Return slime's modules, ready to train on this rank. The process must end afterwards."""
     imported = slime_code.imported()
     packed_attention.install()
-    _patch_routers(imported.replay)
+    patch_routers(imported.replay.get_routing_replay_compute_topk, imported.replay.register_routing_replay)
     os.environ.update(ENABLE_ROUTING_REPLAY="1", ROUTING_REPLAY_STAGE="fallthrough")
     ray = SimpleNamespace(get=lambda each: each)
     for module in (imported.actor, imported.from_distributed, imported.from_tensor, imported.slime_data):
         module.ray = ray
-    imported.actor.torch_memory_saver = SimpleNamespace(disable=nullcontext, pause=_nothing, resume=_nothing)
-    imported.actor.AutoTokenizer = SimpleNamespace(from_pretrained=_nothing)
-    imported.actor.AutoConfig = SimpleNamespace(from_pretrained=_nothing)
+    imported.actor.torch_memory_saver = SimpleNamespace(disable=nullcontext, pause=nothing, resume=nothing)
+    imported.actor.AutoTokenizer = SimpleNamespace(from_pretrained=nothing)
+    imported.actor.AutoConfig = SimpleNamespace(from_pretrained=nothing)
     imported.initialize.np = SimpleNamespace(__version__="1.26", random=np.random)  # slime refuses numpy 2
-    imported.initialize._initialize_distributed = imported.initialize.init_num_microbatches_calculator = _nothing
-    imported.model.get_optimizer_param_scheduler = lambda *_: SimpleNamespace(step=_nothing, get_lr=lambda _: 0.0)
-    imported.model.tqdm = lambda *_, **__: SimpleNamespace(update=_nothing, close=_nothing)
-    imported.train_metrics.log_perf_data = _nothing
+    imported.initialize._initialize_distributed = imported.initialize.init_num_microbatches_calculator = nothing
+    imported.model.get_optimizer_param_scheduler = lambda *_: SimpleNamespace(step=nothing, get_lr=lambda _: 0.0)
+    imported.model.tqdm = lambda *_, **__: SimpleNamespace(update=nothing, close=nothing)
+    imported.train_metrics.log_perf_data = nothing
     for module in (imported.actor, imported.model, imported.reload):
         for name in ("clear_memory", "print_memory"):
-            setattr(module, name, _nothing)
+            setattr(module, name, nothing)
     imported.reload.available_memory = lambda: {"free_GB": 99}
-    imported.actor.TrainRayActor.init = _started
+    imported.actor.TrainRayActor.init = started
     return imported
 
 
-def _nothing(*_: Any, **__: Any) -> None: ...
+def nothing(*_: Any, **__: Any) -> None:
+    """Stand in for a function without a result."""
 
 
-def _started(self: Any, args: Any, role: str, with_ref: bool, with_opd_teacher: bool) -> None:
+def started(self: Any, args: Any, role: str, with_ref: bool, with_opd_teacher: bool) -> None:
+    """Start a training process whose process groups exist already."""
     self.args, self.role, self.with_ref, self.with_opd_teacher = args, role, with_ref, with_opd_teacher
 
 
-def _patch_routers(replay: Any) -> None:
-    """Patch megatron-core as `docker/patch/latest/megatron.patch` of slime does, for the replay of routing."""
+def patch_routers(replaying: Callable[..., Any], register: Callable[..., Any]) -> None:
+    """Patch megatron-core as slime's `docker/patch/latest/megatron.patch` and the fork of miles do, to replay routing.
+
+    Args:
+        replaying: makes the replaying function of a router's top-k.
+        register: called with every router.
+    """
     source = textwrap.dedent(inspect.getsource(moe_utils.topk_routing_with_score_function))
     before = '    if score_function == "softmax":'
     assert source.count(before) == 1
-    patch = "    compute_topk = get_routing_replay_compute_topk(compute_topk)\n"
-    names = vars(moe_utils) | {"get_routing_replay_compute_topk": replay.get_routing_replay_compute_topk}
+    patch = "    compute_topk = replaying(compute_topk)\n"
+    names = vars(moe_utils) | {"replaying": replaying}
     exec(source.replace(before, patch + before), names)
     router.topk_routing_with_score_function = names["topk_routing_with_score_function"]
     plain = router.TopKRouter.__init__
 
     def build(self: Any, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
-        replay.register_routing_replay(self)
+        register(self)
 
     router.TopKRouter.__init__ = build
 
@@ -107,33 +114,27 @@ class SlimeActor:
         slime.replay.RoutingReplay.all_routing_replays = []  # those of another job in this process
         slime.actor.Timer().start_time.clear()
         torch.manual_seed(5)
-        # Of overlapped reductions and gathers, slime's train takes none for a second rollout.
-        job = self.job = GptJob(
-            cluster, sharded=sharded, overlapped=False, grouped=True, clip_grad=0.0, moe_enable_routing_replay=False
-        )
-        job.config.no_sync_func = None
-        for parameter in (each for chunk in job.chunks for each in chunk.parameters()):
-            parameter.tensor_model_parallel = getattr(parameter, "tensor_model_parallel", False)
+        job = self.job = built_job(cluster, sharded=sharded)
         write_config(folder, job.model)
         args = self.args = arguments(job, folder, sharded=sharded, **options)
         slime.model.get_args = lambda: args
         slime.model.get_model = lambda *_: job.chunks
         slime.model.get_megatron_optimizer = lambda **_: job.optimizer
         slime.model.load_checkpoint = lambda *_, **__: (0, 0)
-        slime.actor.load_checkpoint = self._load_other
+        slime.actor.load_checkpoint = loading_another(job)
         self.plain = object.__new__(slime.actor.MegatronTrainRayActor)
         self.plain.init(args, "actor", with_ref=True)
         self.engines = [slime_engines.Engine() for _ in range(2)]
         self.plain.rollout_manager = SimpleNamespace(
             get_updatable_engines_and_lock=_remote(lambda: (self.engines, None, 2, [2, 2], None, None)),
-            clear_updatable_num_new_engines=_remote(_nothing),
+            clear_updatable_num_new_engines=_remote(nothing),
         )
         self.losses: list[Any] = []
         slime.model.logging_utils.log = lambda _, found, **__: self.losses.append(found)
 
     def train(self, rollout: int, num_steps: int) -> dict[str, Any]:
         """Train on a rollout; return what its passes over log-probabilities computed."""
-        data = rollout_data(self.job.model, rollout, num_steps)
+        data = rollout_data(self.job.model, rollout, num_steps, self._slime.schedule)
         rank, size = (getattr(parallel_state, f"get_data_parallel_{each}")() for each in ("rank", "world_size"))
         boxes = [SimpleNamespace(inner=data if each == rank else None) for each in range(size)]
         self.plain.train(rollout, boxes)
@@ -143,7 +144,7 @@ class SlimeActor:
         """Update the engines; return the experts that they got, on ranks whose engine is here."""
         updater, received = self.plain.weight_updater, dict[str, Tensor]()
         if not self.args.colocate:
-            updater.connect_rollout_engines = _nothing
+            updater.connect_rollout_engines = nothing
             updater._is_pp_src_rank, updater._group_name = dist.get_rank() == 0, "none"
             updater.rollout_engines = self.engines
             updater._update_bucket_weights_from_distributed = lambda tensors, **_: received.update(copied(tensors))
@@ -154,11 +155,29 @@ class SlimeActor:
             engine.received.clear()
         return received
 
-    def _load_other(self, chunks: Sequence[Any], *_: Any, **__: Any) -> tuple[int, int]:
+
+def built_job(cluster: Cluster, *, sharded: bool) -> GptJob:
+    """Return a model whose routers slime's replay can take over, and its optimizer."""
+    # Of overlapped reductions and gathers, slime's train takes none for a second rollout.
+    job = GptJob(
+        cluster, sharded=sharded, overlapped=False, grouped=True, clip_grad=0.0, moe_enable_routing_replay=False
+    )
+    job.config.no_sync_func = None
+    for parameter in (each for chunk in job.chunks for each in chunk.parameters()):
+        parameter.tensor_model_parallel = getattr(parameter, "tensor_model_parallel", False)
+    return job
+
+
+def loading_another(job: GptJob) -> Callable[..., tuple[int, int]]:
+    """Return a function that loads the checkpoint of another model into the modules."""
+
+    def load(*_: Any, **__: Any) -> tuple[int, int]:
         with torch.no_grad():
-            for parameter in self.job.models[0].parameters():
+            for parameter in job.models[0].parameters():
                 parameter.mul_(1 + 1 / 16)
         return 0, 0
+
+    return load
 
 
 def _remote(function: Callable[..., Any]) -> SimpleNamespace:
@@ -237,12 +256,12 @@ def arguments(job: GptJob, folder: Path, *, sharded: bool, **options: Any) -> Ar
     return Arguments(**(vars(OptimizerConfig()) | given | options))
 
 
-def rollout_data(model: Model, rollout: int, num_steps: int) -> dict[str, Any]:
+def rollout_data(model: Model, rollout: int, num_steps: int, schedule: Any) -> dict[str, Any]:
     """Return this rank's data of a rollout, dealt by slime's own schedule, as the rollout manager hands it over."""
     size = parallel_state.get_data_parallel_world_size()
     rng = np.random.default_rng(rollout)
     lengths = rng.integers(5, LONGEST + 1, SAMPLES * size).tolist()
-    parts, micro_batches, num_micro_batches, batch_sizes = code().schedule.build_dp_schedule(
+    parts, micro_batches, num_micro_batches, batch_sizes = schedule.build_dp_schedule(
         SimpleNamespace(
             use_dynamic_batch_size=True, max_tokens_per_gpu=LONGEST, balance_by_flops=False, balance_data=False
         ),

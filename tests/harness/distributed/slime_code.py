@@ -18,7 +18,7 @@ from torch import Tensor
 from harness import frameworks
 from harness.distributed import slime_engines
 
-_MISSING = (
+MISSING = (
     "PIL",
     "accelerate",
     "aiohttp",
@@ -38,11 +38,11 @@ _MISSING = (
 """Packages that slime's modules import and that the code under test does not use."""
 
 
-class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives a package of mocks for every package of `_MISSING` that is not installed."""
+class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives a package of mocks for every one of the packages that is not installed."""
 
-    def __init__(self) -> None:
-        self._missing = [name for name in _MISSING if importlib.util.find_spec(name) is None]
+    def __init__(self, packages: Sequence[str] = MISSING) -> None:
+        self._missing = [name for name in packages if importlib.util.find_spec(name) is None]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         is_missing = any(f"{name}.".startswith(f"{each}.") for each in self._missing)
@@ -55,14 +55,14 @@ class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__path__ = []
 
 
-class _Checkout(importlib.abc.MetaPathFinder):
-    """Finds the package `slime` in a checkout."""
+class Checkout(importlib.abc.MetaPathFinder):
+    """Finds a package in a checkout."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, package: str) -> None:
+        self._folder, self._package = folder, package
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        return importlib.machinery.PathFinder.find_spec(name, [str(self._folder)]) if name == "slime" else None
+        return importlib.machinery.PathFinder.find_spec(name, [str(self._folder)]) if name == self._package else None
 
 
 class _Package(ModuleType):
@@ -77,7 +77,7 @@ def imported() -> SimpleNamespace:
     """Return slime's modules, for a host without an accelerator. The process must end afterwards."""
     folder = frameworks.checkout("slime")
     assert folder is not None, frameworks.reason("slime")
-    sys.meta_path += [_Checkout(folder), _StandIns()]
+    sys.meta_path += [Checkout(folder, "slime"), StandIns()]
     at = "slime.backends.megatron_utils"
     modules = {
         "accelerator": "slime.utils.accelerator",
@@ -100,8 +100,7 @@ def imported() -> SimpleNamespace:
     code = SimpleNamespace(**{name: importlib.import_module(module) for name, module in modules.items()})
     code.accelerator.synchronize = lambda *_: None
     code.accelerator.current_device = lambda: torch.device("cpu")
-    plain_empty_like = torch.empty_like
-    torch.empty_like = lambda *a, pin_memory=False, **more: plain_empty_like(*a, **more)  # pinning needs an accelerator
+    no_pinned_memory()
     code.accelerator.device = code.accelerator.current_device
     code.accelerator.ipc_collect = code.accelerator.empty_cache = lambda: None
     code.from_tensor.FlattenedTensorBucket = slime_engines.FlattenedTensorBucket
@@ -110,12 +109,18 @@ def imported() -> SimpleNamespace:
     for module in (code.iterator, code.from_tensor):
         module.tqdm = lambda each, **_: each
     for module in (code.iterator, code.from_distributed, code.from_tensor):
-        module.convert_to_hf = _converting_experts(module.convert_to_hf)
+        module.convert_to_hf = converting_experts(module.convert_to_hf)
     code.groups.init_gloo_group()
     return code
 
 
-def _converting_experts(plain: Callable[..., Any]) -> Callable[..., Any]:
+def no_pinned_memory() -> None:
+    """Let tensors be pinned without an accelerator, which pinning needs."""
+    plain = torch.empty_like
+    torch.empty_like = lambda *a, pin_memory=False, **more: plain(*a, **more)
+
+
+def converting_experts(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Let slime convert the experts. Its converters know the other layers under Transformer Engine's names only."""
 
     def convert(args: Any, model_name: str, name: str, parameter: Tensor, *rest: Any, **more: Any) -> Any:

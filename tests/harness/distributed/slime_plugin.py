@@ -1,4 +1,4 @@
-"""Scenarios in which slime's own training processes run with the plug-in, beside slime alone."""
+"""Scenarios in which training processes of slime and miles run with the plug-in, beside the same ones without it."""
 
 import os
 import tempfile
@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.distributed.backups import refusal
+from harness.distributed.miles_actor import MilesActor
 from harness.distributed.plans import ScriptedPlans, random_plans
 from harness.distributed.scenarios import Differences
 from harness.distributed.slime import shared_folder
-from harness.distributed.slime_actor import SlimeActor, rollout_data
+from harness.distributed.slime_actor import SAMPLES, SlimeActor
 from harness.services import Service
 from relibra.agent import Agent, StepOutcome
 from relibra.agent.groups import Groups
@@ -25,8 +26,10 @@ from relibra.plugins.slime.training import BalancedTraining
 from relibra.store import EmbeddedRedis
 
 ROLLOUTS = 2
+MOST_MICRO_BATCHES = SAMPLES
 AWAY = "127.0.0.1:1"
-INIT = "relibra.integrations.slime.init"
+INIT = {SlimeActor: "relibra.integrations.slime.init", MilesActor: "relibra.integrations.miles.init"}
+Actor = SlimeActor | MilesActor
 SEPARATE: dict[str, Any] = {"colocate": False, "offload_train": False}
 COLOCATED: dict[str, Any] = {"colocate": True, "offload_train": True, "kl_coef": 0.1}
 """With a penalty in the rewards, slime computes old log-probabilities although a rollout has one training step."""
@@ -36,9 +39,11 @@ Result = dict[str, Any]
 class Trained:
     """What a job computed: losses and log-probabilities, and the experts that it sent after each rollout."""
 
-    def __init__(self, cluster: Cluster, *, num_steps: int, sharded: bool, **options: Any) -> None:
+    def __init__(
+        self, cluster: Cluster, *, num_steps: int, sharded: bool, actor: type[Actor] = SlimeActor, **options: Any
+    ) -> None:
         self._num_steps = num_steps
-        self.actor = SlimeActor(cluster, shared_folder(), sharded=sharded, **options)
+        self.actor = actor(cluster, shared_folder(), sharded=sharded, **options)
         self.log_probs: list[dict[str, Tensor]] = []
         self.sent: list[dict[str, Tensor]] = []
 
@@ -59,9 +64,9 @@ class Trained:
         return found.of
 
 
-def with_plugin(cluster: Cluster, **options: Any) -> Trained:
+def with_plugin(cluster: Cluster, *, actor: type[Actor] = SlimeActor, **options: Any) -> Trained:
     """Return a job whose only word of relibra is one argument, beside RELIBRA_PLANNER in its environment."""
-    return Trained(cluster, custom_megatron_init_path=INIT, **options)
+    return Trained(cluster, actor=actor, custom_megatron_init_path=INIT[actor], **options)
 
 
 @contextmanager
@@ -91,21 +96,22 @@ def described(outcomes: list[StepOutcome]) -> list[Result]:
     ]
 
 
-def forced(cluster: Cluster, *, num_steps: int, sharded: bool, options: dict[str, Any]) -> Result:
+def forced(
+    cluster: Cluster, *, num_steps: int, sharded: bool, options: dict[str, Any], actor: type[Actor] = SlimeActor
+) -> Result:
     """Before every step, experts move and get replicas. The planner is away, and the job must not care."""
-    plain = Trained(cluster, num_steps=num_steps, sharded=sharded, **options).train()
+    plain = Trained(cluster, num_steps=num_steps, sharded=sharded, actor=actor, **options).train()
     os.environ.update(RELIBRA_PLANNER=AWAY, RELIBRA_JOB="away", RELIBRA_SLOTS=str(cluster.redundant_slots))
     rank = dist.get_rank() % cluster.num_ranks
     plans: dict[int, RankPlan | None] = {}
     for step in range(2 * num_steps * ROLLOUTS):
-        count = len(rollout_data(plain.actor.job.model, 0, num_steps)["micro_batch_indices"])
-        plans[step] = random_plans(step + 1, step, plain.actor.job.model, cluster, count)[rank]
+        plans[step] = random_plans(step + 1, step, plain.actor.job.model, cluster, MOST_MICRO_BATCHES)[rank]
     with (
         mock.patch.object(BalancedTraining, "plan_source", ScriptedPlans(plans)),
         mock.patch.object(Groups, "_tell_listeners", autospec=True, side_effect=Groups._tell_listeners) as reconnected,
         noted_outcomes() as outcomes,
     ):
-        balanced = with_plugin(cluster, num_steps=num_steps, sharded=sharded, **options).train()
+        balanced = with_plugin(cluster, num_steps=num_steps, sharded=sharded, actor=actor, **options).train()
     result = {
         "difference": balanced.differences(plain),
         "outcomes": described(outcomes),
@@ -146,13 +152,13 @@ def running_planner() -> Iterator[str]:
             planner.stop()
 
 
-def planned(cluster: Cluster, *, num_steps: int, sharded: bool) -> Result:
-    """A real planner plans every pass from the routing that slime replays; then it is gone, and training goes on."""
-    plain = Trained(cluster, num_steps=num_steps, sharded=sharded, **SEPARATE).train(1)
+def planned(cluster: Cluster, *, num_steps: int, sharded: bool, actor: type[Actor] = SlimeActor) -> Result:
+    """A real planner plans every pass from the routing that is replayed."""
+    plain = Trained(cluster, num_steps=num_steps, sharded=sharded, actor=actor, **SEPARATE).train(1)
     with running_planner() as address, noted_outcomes() as outcomes:
         # A busy machine may take long over the first solve of a planner.
         os.environ.update(RELIBRA_PLANNER=address, RELIBRA_JOB="slime", RELIBRA_PLAN_TIMEOUT_S="200")
-        balanced = with_plugin(cluster, num_steps=num_steps, sharded=sharded, **SEPARATE).train(1)
+        balanced = with_plugin(cluster, num_steps=num_steps, sharded=sharded, actor=actor, **SEPARATE).train(1)
         dist.barrier()
     return {"difference": balanced.differences(plain), "outcomes": described(outcomes)}
 
@@ -162,9 +168,11 @@ def refused(cluster: Cluster) -> Result:
     os.environ.pop("RELIBRA_PLANNER", None)
     folder = shared_folder()
     found = {
-        "no planner": refusal(lambda: SlimeActor(cluster, folder, custom_megatron_init_path=INIT)),
+        "no planner": refusal(lambda: SlimeActor(cluster, folder, custom_megatron_init_path=INIT[SlimeActor])),
         "no replay": refusal(
-            lambda: SlimeActor(cluster, folder, custom_megatron_init_path=INIT, use_rollout_routing_replay=False)
+            lambda: SlimeActor(
+                cluster, folder, custom_megatron_init_path=INIT[SlimeActor], use_rollout_routing_replay=False
+            )
         ),
     }
     return {"messages": found}

@@ -73,8 +73,8 @@ def _refused_in_miles(args: Any) -> Iterable[str]:
         yield "--indep-dp, whose replicas train apart (leave it out)"
     if getattr(args, "rematerialize_param_from_master_weight", False):
         yield "--rematerialize-param-from-master-weight, which restores weights without their names (leave it out)"
-    if getattr(args, "lora_rank", 0):
-        yield "--lora-rank, whose adapters are exported by place (train all weights)"
+    if getattr(args, "lora_rank", 0) or getattr(args, "lora_adapter_path", None):
+        yield "--lora-rank or --lora-adapter-path, whose adapters are exported by place (train all weights)"
     if not args.colocate and args.update_weight_transfer_mode == "p2p":
         yield "--update-weight-transfer-mode p2p (use broadcast or disk-delta)"
 

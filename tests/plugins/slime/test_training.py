@@ -1,0 +1,134 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from relibra.agent import Phase
+from relibra.errors import InvalidInput
+from relibra.plugins.attached_job import AttachedJob
+from relibra.plugins.slime import training as module
+from relibra.plugins.slime.framework import SLIME
+from relibra.plugins.slime.training import BalancedTraining
+
+
+class Recorded:
+    """The calls that a training makes of its agent and of its way to the planner, in order."""
+
+    def __init__(self, *, is_planned: bool = True) -> None:
+        self.calls: list[Any] = []
+        self._is_planned, self.is_reporting = is_planned, True
+
+    def plan(self, pass_index: int, batch: Callable[[], Any]) -> bool:
+        self.calls.append(("plan", pass_index, len(batch().micro_batches)))
+        return self._is_planned
+
+    def begin_step(self, step: int, phase: Phase) -> Any:
+        self.calls.append((phase, step))
+
+    def end_step(self) -> None:
+        self.calls.append("end")
+
+    def forward_step(self, function: Callable[[], str]) -> Callable[[], str]:
+        return lambda: f"{function()} under a plan"
+
+
+def job_arguments(folder: Path, **options: Any) -> SimpleNamespace:
+    config = {"num_hidden_layers": 1, "num_experts": 4, "num_experts_per_tok": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    given = {
+        "use_rollout_routing_replay": True,
+        "keep_old_actor": False,
+        "hf_checkpoint": str(folder),
+        "relibra": {"planner": "planner:7420"},
+    }
+    return SimpleNamespace(**(given | options))
+
+
+def attached(folder: Path, recorded: Recorded, **options: Any) -> BalancedTraining:
+    training = BalancedTraining(SLIME, job_arguments(folder, **options))
+    job: Any = AttachedJob(recorded, recorded)  # type: ignore[arg-type]
+    with mock.patch.object(module, "attach_job", return_value=job):
+        training.attach([], None)
+    return training
+
+
+def rollout(training: BalancedTraining, num_micro_batches: list[int]) -> list[str]:
+    """Run the passes of a rollout as slime does; return how they ran."""
+    data = {
+        "tokens": [[0, 0]] * sum(num_micro_batches),
+        "rollout_routed_experts": [[[[0, 1]]]] * sum(num_micro_batches),
+        "micro_batch_indices": [[sample] for sample in range(sum(num_micro_batches))],
+    }
+    training.note_rollout(data, [], num_micro_batches)
+    ran = list[str]()
+
+    def schedule(*, forward_step_func: Callable[[], str]) -> None:
+        ran.append(forward_step_func())
+
+    for passes, name in (
+        (training.log_probs("ref_"), "ref"),
+        (training.log_probs(""), "old"),
+        (training.updates(), "new"),
+    ):
+        with passes:
+            for _ in num_micro_batches:
+                training.run(schedule, forward_step_func=lambda name=name: name)
+    return ran
+
+
+def test_both_passes_of_a_rollout_with_one_training_step_are_phases_of_one_step(tmp_path: Path) -> None:
+    recorded = Recorded()
+    training = attached(tmp_path, recorded)
+    assert rollout(training, [2]) == ["ref", "old under a plan", "new under a plan"]
+    rollout(training, [3])
+    assert recorded.calls == [
+        ("plan", 0, 2),
+        (Phase.RECOMPUTE, 0),
+        (Phase.UPDATE, 0),
+        "end",
+        ("plan", 1, 3),
+        (Phase.RECOMPUTE, 1),
+        (Phase.UPDATE, 1),
+        "end",
+    ]
+
+
+def test_passes_of_several_training_steps_are_steps_of_their_own(tmp_path: Path) -> None:
+    recorded = Recorded()
+    rollout(attached(tmp_path, recorded), [1, 2])
+    assert recorded.calls == [
+        ("plan", 0, 1),
+        (Phase.RECOMPUTE, 0),
+        ("plan", 1, 2),
+        (Phase.RECOMPUTE, 1),
+        ("plan", 2, 1),
+        (Phase.UPDATE, 2),
+        ("plan", 3, 2),
+        (Phase.UPDATE, 3),
+        "end",
+    ]
+
+
+def test_log_probabilities_of_an_old_actor_are_not_planned(tmp_path: Path) -> None:
+    recorded = Recorded()
+    assert rollout(attached(tmp_path, recorded, keep_old_actor=True), [1]) == ["ref", "old", "new under a plan"]
+
+
+def test_a_pass_that_could_not_be_submitted_runs_without_a_plan(tmp_path: Path) -> None:
+    recorded = Recorded(is_planned=False)
+    assert rollout(attached(tmp_path, recorded), [1]) == ["ref", "old", "new"]
+    assert recorded.calls == [("plan", 0, 1), "end", ("plan", 1, 1), "end", "end"]
+
+
+def test_a_process_without_an_agent_trains_as_it_is(tmp_path: Path) -> None:
+    assert rollout(BalancedTraining(SLIME, job_arguments(tmp_path)), [1]) == ["ref", "old", "new"]
+
+
+def test_a_job_needs_a_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RELIBRA_PLANNER", raising=False)
+    with pytest.raises(InvalidInput, match=r"relibra\.planner: expected the planner as host:port"):
+        BalancedTraining(SLIME, job_arguments(tmp_path, relibra=None))
