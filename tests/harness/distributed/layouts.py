@@ -271,6 +271,7 @@ LAYOUTS = {
             scenarios={
                 "planned": functools.partial(slime_plugin.planned, num_steps=2, sharded=False, actor=actor),
             },
+            tensor_parallel_size=2,
         )
         for framework, actor in (("slime", slime_plugin.SlimeActor), ("miles", slime_plugin.MilesActor))
     },

@@ -130,7 +130,7 @@ class SlimeActor:
             clear_updatable_num_new_engines=_remote(nothing),
         )
         self.losses: list[Any] = []
-        slime.model.logging_utils.log = lambda _, found, **__: self.losses.append(found)
+        slime.model.logging_utils.log = lambda _, found, **__: self._log(found)
 
     def train(self, rollout: int, num_steps: int) -> dict[str, Any]:
         """Train on a rollout; return what its passes over log-probabilities computed."""
@@ -139,6 +139,10 @@ class SlimeActor:
         boxes = [SimpleNamespace(inner=data if each == rank else None) for each in range(size)]
         self.plain.train(rollout, boxes)
         return {key: torch.cat(data[key]) for key in ("log_probs", "ref_log_probs") if key in data}
+
+    def _log(self, found: dict[str, Any]) -> None:
+        if "train/loss" in found:
+            self.losses.append(found)
 
     def sent(self) -> dict[str, Tensor]:
         """Update the engines; return the experts that they got, on ranks whose engine is here."""
@@ -165,6 +169,7 @@ def built_job(cluster: Cluster, *, sharded: bool) -> GptJob:
     job.config.no_sync_func = None
     for parameter in (each for chunk in job.chunks for each in chunk.parameters()):
         parameter.tensor_model_parallel = getattr(parameter, "tensor_model_parallel", False)
+        parameter.partition_stride = 1  # as Transformer Engine marks it
     return job
 
 
@@ -225,6 +230,7 @@ def arguments(job: GptJob, folder: Path, *, sharded: bool, **options: Any) -> Ar
         "seq_length": LONGEST,
         "micro_batch_size": 1,
         "use_distributed_optimizer": sharded,
+        "sequence_parallel": job.config.sequence_parallel,
         "use_routing_replay": True,
         "use_rollout_routing_replay": True,
         "allgather_cp": False,

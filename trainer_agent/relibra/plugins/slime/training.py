@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from relibra.agent import Agent, Phase, StepOutcome
+from relibra.agent import Agent, Phase
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.integrations import RankBatch
 from relibra.plugins.attached_job import AttachedJob, attach_job
@@ -53,8 +53,6 @@ class BalancedTraining:
         self._planned_step: int | None = None
         """The training step whose plan is open."""
         self._pass_index = -1
-        self.outcome: StepOutcome | None = None
-        """The outcome of the last pass that began under a plan."""
 
     @property
     def agent(self) -> Agent | None:
@@ -93,8 +91,13 @@ class BalancedTraining:
 
     @contextmanager
     def updates(self) -> Iterator[None]:
-        """Plan the updates that run in the body, and end the step of the last one."""
-        with self._passes(Phase.UPDATE):
+        """Plan the updates that run in the body, and end the step of the last one.
+
+        The frameworks walk over `named_parameters` in an update, to add up gradients of tensor-parallel ranks and to
+        check values. The names have no meaning outside of these walks.
+        """
+        names = self.agent.ignoring_names() if self.agent is not None else nullcontext()
+        with self._passes(Phase.UPDATE), names:
             yield
         self._batches, self._planned_step, self._has_routing = None, None, False
         if self.agent is not None:
@@ -143,7 +146,7 @@ class BalancedTraining:
         if self._planned_step is None:
             job.agent.end_step()
             return False
-        self.outcome = job.agent.begin_step(self._pass_index, phase)
+        job.agent.begin_step(self._pass_index, phase)
         return True
 
     def _plan(self, job: AttachedJob, step: int) -> bool:
