@@ -1,12 +1,14 @@
 import json
 from importlib.metadata import version
 
-from harness.services import Service
+from harness.robustness.world import is_serving
+from harness.services import Service, eventually
 
 
 def test_running_services_pass_with_this_version(relibra, watched, tmp_path):
     planner = Service("planner", watched.redis_url, tmp_path)
     try:
+        eventually(lambda: is_serving(planner))
         said = relibra("doctor", "--redis-url", watched.redis_url, "--planner", planner.address, "--json")
     finally:
         planner.stop()

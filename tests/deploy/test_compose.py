@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from harness.services import eventually
 from relibra.cli.app import app
+from relibra.cli.probe import HUNG_AFTER_S
 from relibra.store.embedded import find_redis_server
 
 _REPOSITORY = Path(__file__).parents[2]
@@ -55,6 +56,7 @@ def test_containers_have_minimal_privileges(services):
         assert each["mem_limit"], name
         assert re.search(r":v?\d+\.\d+\.\d+", each["image"]), name
         assert each["read_only"], name
+        assert each["init"], name
         assert each["cap_drop"] == ["ALL"], name
         assert each["security_opt"] == ["no-new-privileges:true"], name
         if "build" in each:
@@ -111,7 +113,8 @@ def test_any_password_opens_the_redis_of_compose(services, tmp_path, password):
 def test_images_have_an_exact_base_version_and_an_unprivileged_user(path):
     text = path.read_text()
     assert all(re.search(r":\d+\.\d+\.\d+-", base) for base in re.findall(r"^FROM (\S+)", text, re.M))
-    assert re.search(r"^USER relibra$", text, re.M)
+    assert re.search(r"^USER 10001:10001$", text, re.M)
+    assert "--gid 10001 relibra && useradd --system --uid 10001 --gid relibra" in text
 
 
 def test_commands_are_valid(services):
@@ -120,6 +123,20 @@ def test_commands_are_valid(services):
             verb = ["demo"] if name.startswith("demo") else []
             result = CliRunner().invoke(app, [*verb, *each["command"], "--help"])
             assert result.exit_code == 0, (name, result.output)
+
+
+def test_health_checks_end_a_service_that_hangs(services):
+    for name in ("planner-1", "planner-2", "status"):
+        check = services[name]["healthcheck"]
+        _, python, option, module, ready_url, live_url, ready_file = check["test"]
+        assert (python, option, module) == ("python", "-m", "relibra.cli.probe")
+        command = services[name]["command"]
+        assert command[command.index("--ready-file") + 1] == ready_file
+        served = {f":{command[command.index(each) + 1]}" for each in ("--port", "--metrics-port")}
+        assert {urlsplit(each).netloc.removeprefix("127.0.0.1") for each in (ready_url, live_url)} <= served
+        assert float(check["timeout"].removesuffix("s")) > HUNG_AFTER_S, (
+            "Docker would end the check before it ends anything"
+        )
 
 
 def test_demos_and_monitoring_need_their_profiles(services):

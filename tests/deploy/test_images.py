@@ -37,7 +37,7 @@ def _install(image: str, wheel: Path, folder: Path, *options: str) -> str:
     The environment gets neither a pip nor compiled modules: both take longer than the rest, and no test needs them.
     """
     dockerfile = (_REPOSITORY / "deploy" / "docker" / f"{image}.Dockerfile").read_text()
-    extra = re.search(r"pip install --no-cache-dir -c constraints\.txt '\.\[(.*)\]'", dockerfile)[1]
+    extra = re.search(r"pip install --no-cache-dir -c constraints\.txt --no-deps '\.\[(.*)\]'", dockerfile)[1]
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python"]
     install = [*pip, "install", "--quiet", "--no-compile", "-c", "constraints.txt", *options, f"{wheel}[{extra}]"]

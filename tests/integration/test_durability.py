@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from redis import Redis
 
+from harness.robustness.world import is_serving
 from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually, is_alive, report_sequences
 from relibra.errors import NotReady
 from relibra.planning import Schedule
@@ -29,6 +30,7 @@ def workers_of(planner: Service) -> list[int]:
 
 def stop_worker(planner: Service) -> int:
     """Freeze the solvers, so that a step stays unsolved as long as the test needs."""
+    eventually(lambda: is_serving(planner))
     (worker,) = eventually(lambda: workers_of(planner))
     os.kill(worker, signal.SIGSTOP)
     return worker

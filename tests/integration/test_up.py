@@ -75,8 +75,12 @@ def test_everything_starts_answers_and_stops(
     monkeypatch.setenv("RELIBRA_METRICS_PORT", str(metrics_port))  # only for the planner: both services would read it
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with up(tmp_path) as (process, ready):
-        with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as response:
-            assert b"relibra_planner_ready 1.0" in response.read()
+
+        def metrics() -> bytes:
+            with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as response:
+                return bytes(response.read())
+
+        eventually(lambda: b"relibra_planner_ready 1.0" in metrics())
         with urllib.request.urlopen(f"{ready['status']}/readyz", timeout=10) as response:
             assert response.status == 200
         with PlannerClient(ready["planner"]) as client:

@@ -13,6 +13,7 @@ from harness.services import Loop, eventually
 from relibra.planner.health import Health
 from relibra.planner.metrics import Metrics
 from relibra.store import Store
+from relibra.wire.status import WaitsFor
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -125,6 +126,22 @@ def test_L3_a_redis_that_evicts_is_not_ready_and_says_so_once_everywhere(
         "not ready, and nothing is acknowledged",
         "Redis lost everything",
     ]
+
+
+def test_a_planner_whose_solver_warms_up_is_not_ready_but_knows_how_long_redis_has_answered(
+    store: Store, run: Loop
+) -> None:
+    obstacle, metrics = "the solver warms up", Metrics()
+    health = Health(store, metrics, [], lambda: obstacle)
+    run(health.look())
+    assert run(status(health)) == NOT_SERVING
+    assert health._servicer.waits_for is WaitsFor.SOLVER
+    assert metrics._probes.answer("/readyz") == (False, "not ready: the solver warms up")
+    assert health.answered_for_s > 0, "while it is 0, no launch may take the place of a dead one"
+    obstacle = ""
+    run(health.look())
+    assert run(status(health)) == SERVING
+    assert health._servicer.waits_for is None
 
 
 def test_L2_a_server_that_does_not_tell_its_configuration_keeps_no_planner_from_being_ready(

@@ -24,6 +24,7 @@ class Solver:
 
     def __init__(self, before: Before) -> None:
         self._before = before
+        self.obstacle = ""
         self.steps: list[tuple[str, int]] = []
 
     async def solve(self, job_id: str, step: int) -> EncodedPlan:
@@ -83,6 +84,33 @@ def test_pending_steps_are_planned_in_order_and_announced(store: Store, run: Loo
     assert ring.is_set()
     assert [each.step for each in run(store.plans_after(job, 0))] == [1, 2]
     assert outcomes(metrics) == {"published": 2}
+
+
+def test_L2_a_planner_whose_solver_is_not_warm_leaves_steps_to_others(store: Store, run: Loop, job: JobRecord) -> None:
+    cold, warm = Solver(nothing), Solver(nothing)
+    cold.obstacle = "the solver warms up"
+
+    async def both() -> None:
+        settings = PlannerSettings.load(redis_url="unix:///unused")
+        loops = [PlanningLoop(store, each, PlanNotifier(), Metrics(), settings) for each in (cold, warm)]
+        running = [asyncio.create_task(each.run()) for each in loops]
+        async with asyncio.timeout(20):
+            while not await is_idle(store):
+                pass
+        loops[1].stop()
+        await running[1]
+        await store.put_schedule(job, 3, IDS, SCHEDULE)
+        cold.obstacle = ""
+        loops[0].wake()
+        async with asyncio.timeout(20):
+            while not await is_idle(store):
+                pass
+        loops[0].stop()
+        await running[0]
+
+    run(both())
+    assert warm.steps == [("job", 1), ("job", 2)]
+    assert cold.steps == [("job", 3)]
 
 
 def test_a_step_that_cannot_be_planned_fails_with_its_reason(store: Store, run: Loop, job: JobRecord) -> None:

@@ -70,6 +70,9 @@ def test_L4_a_solve_that_outlasts_the_drain_is_left_to_another_planner(
         # The lease outlasts the test: the planner has to give it back.
         planner = PlannerServer(PlannerSettings.load(redis_url=redis_url, port=0, lease_s=600.0))
         await planner.start()
+        async with asyncio.timeout(240):
+            while planner._solver.obstacle:
+                await store.ping()
         (solver,) = planner._solver._idle[0]._pool._processes
         os.kill(solver, signal.SIGSTOP)
         await store.put_schedule(job, 1, IDS, SCHEDULE)

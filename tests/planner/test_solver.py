@@ -1,7 +1,9 @@
 """The pool with real worker processes; the content of the store decides how a solve goes."""
 
 import asyncio
+import logging
 import os
+import re
 import signal
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -91,6 +93,28 @@ def test_S7_a_solve_that_needs_more_memory_than_it_may_take_fails_and_leaves_a_f
     run(scenario())
 
 
+def test_S9_a_worker_that_dies_while_it_warms_up_is_replaced_and_the_log_says_so(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(solver, "_RETRY_S", 0.0)
+    caplog.set_level(logging.INFO)
+
+    async def scenario() -> None:
+        pool = SolverPool(redis_url, timeout_s=60, memory_bytes=MEMORY_BYTES)
+        assert pool.obstacle.startswith("the solver warms up")
+        (first,) = workers(pool)
+        os.kill(first, signal.SIGKILL)
+        await pool.warm_up()
+        assert not pool.obstacle
+        assert workers(pool) != [first]
+        await pool.close()
+
+    asyncio.run(scenario())
+    died, warm = caplog.messages
+    assert died.startswith("the solver did not start: the solver was killed (SIGKILL)")
+    assert re.fullmatch(r"the solver is warm after \d+\.\d s: it loaded \d+ functions and compiled \d+", warm)
+
+
 @pytest.mark.parametrize("has_worked", [True, False])
 def test_S6_what_other_solves_left_in_a_worker_fails_no_step(has_worked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
@@ -100,7 +124,7 @@ def test_S6_what_other_solves_left_in_a_worker_fails_no_step(has_worked: bool, m
 
         num_started = 0
 
-        def __init__(self, _: int) -> None:
+        def __init__(self, *_: int) -> None:
             self.has_worked = has_worked and not Worker.num_started
             self._number = Worker.num_started
             Worker.num_started += 1

@@ -1,4 +1,7 @@
-"""What a solve reads from the store."""
+"""What a solve reads from the store, and what a worker has compiled before its first one."""
+
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +13,37 @@ from relibra.errors import Corrupt
 from relibra.planner.solving import earlier_totals
 from relibra.store import Store
 from relibra.store.keys import JobKeys
+
+STEPS_AFTER_WARM_UP = """
+import numpy as np
+from relibra.planner.solving import warm_up
+from relibra.planning import Cluster, CostModel, Model, PlanParams, Schedule, StepLoad
+from relibra.planning.jit import machine_code
+from relibra.planning.plan import Basis
+from relibra.planning.solve import solve
+code = warm_up()
+assert sum(code), code
+model = Model(num_layers=2, num_experts=16, top_k=2, expert_weight_size_bytes=1 << 20, expert_state_size_bytes=7 << 20)
+rng = np.random.default_rng(0)
+for cluster in (Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1, num_ep_groups=2),
+                Cluster(num_nodes=1, gpus_per_node=4, redundant_slots=2),
+                Cluster(num_nodes=2, gpus_per_node=4, redundant_slots=0)):
+    previous = cluster.identity_placement(model)[:, ::-1].copy()
+    for dtype in (np.uint8, np.uint16, np.uint32):
+        counts = rng.zipf(1.5, (32, 2, 16)).clip(max=200).astype(dtype)
+        schedule = Schedule.round_robin(32, 2, cluster)
+        load = StepLoad.of(counts, schedule, cluster)
+        for basis in Basis:
+            for params in (PlanParams(), PlanParams(seed=7, min_tokens_per_replica=3), PlanParams(cost=CostModel())):
+                solve(load, schedule, model, cluster, params, previous, basis=basis)
+assert machine_code() == code, (code, machine_code())
+"""
+
+
+def test_after_its_warm_up_a_worker_compiles_nothing() -> None:
+    # A process of its own: others have compiled more by now.
+    done = subprocess.run([sys.executable, "-c", STEPS_AFTER_WARM_UP], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_S9_a_forecast_does_without_damaged_steps(

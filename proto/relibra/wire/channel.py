@@ -41,8 +41,11 @@ _SERVICE_CONFIG = {
 # to notice that the planner was back; with these settings it needs 0.8 s.
 OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # Despite its name, this is how long one attempt to connect may take. A busy planner takes its time for TLS.
-    ("grpc.min_reconnect_backoff_ms", 5_000),
+    # Despite its name, this is how long one attempt to connect may take. It leaves a busy planner time for TLS, and it
+    # ends soon where the machine of a planner is gone and nothing says so.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+    # A planner that is replaced comes back with another address. By default gRPC asks for addresses every 30 s at most.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),

@@ -18,6 +18,8 @@
 | Unavailable | UNAVAILABLE, DEADLINE_EXCEEDED | yes |
 """
 
+from enum import StrEnum
+
 import grpc
 
 from relibra.errors import ERRORS, LimitExceeded, RelibraError, Unavailable, Unsupported
@@ -25,6 +27,16 @@ from relibra.errors import ERRORS, LimitExceeded, RelibraError, Unavailable, Uns
 METADATA_KEY = "relibra-error"
 VERSION_METADATA_KEY = "relibra-version"
 """The key of the initial metadata in which health checks carry the planner's version of relibra."""
+WAITS_FOR_METADATA_KEY = "relibra-waits-for"
+"""The key of the initial metadata in which health checks carry what a planner that is not ready waits for."""
+
+
+class WaitsFor(StrEnum):
+    """What a planner that is not ready waits for."""
+
+    REDIS = "redis"
+    SOLVER = "solver"
+    """Its solver to load or compile its machine code."""
 
 
 _MAX_DETAILS_LENGTH = 2000

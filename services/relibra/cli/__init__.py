@@ -5,11 +5,17 @@ Out:  tables and progress bars, or JSON. Exit status 0, 1 (the answer is no), 2 
       refused the request) or 3 (a bug in relibra).
 """
 
+import os
+import signal
 import sys
 
 
 def main() -> None:
     """Entry point of the `relibra` script."""
+    if os.getpid() == 1:
+        # Linux gives the first process of a container only those signals that it handles. A service that still imports
+        # its modules would not notice that it shall stop, and the container would be killed after its grace period.
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     try:
         import rich  # noqa: F401
         import typer  # noqa: F401

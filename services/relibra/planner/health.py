@@ -1,9 +1,9 @@
-"""gRPC health: SERVING while Redis serves, NOT_SERVING otherwise and once the planner drains."""
+"""gRPC health: SERVING while Redis serves and the solver is warm; NOT_SERVING otherwise and once the planner drains."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -14,7 +14,7 @@ from grpc_health.v1.health import aio as health_aio
 from relibra.errors import Unavailable, Unsupported
 from relibra.planner.metrics import Metrics
 from relibra.store import Store
-from relibra.wire.status import VERSION_METADATA_KEY
+from relibra.wire.status import VERSION_METADATA_KEY, WAITS_FOR_METADATA_KEY, WaitsFor
 
 logger = logging.getLogger(__name__)
 
@@ -28,19 +28,30 @@ _Status = health_pb2.HealthCheckResponse
 class Health:
     """The health of every service, and of the server as a whole (the empty name)."""
 
-    def __init__(self, store: Store, metrics: Metrics, services: Sequence[str]) -> None:
+    def __init__(
+        self, store: Store, metrics: Metrics, services: Sequence[str], obstacle: Callable[[], str] = lambda: ""
+    ) -> None:
+        """Begin as not ready.
+
+        Args:
+            store: the store whose Redis is asked.
+            metrics: where readiness is shown beside gRPC.
+            services: the names of the gRPC services.
+            obstacle: why the solver solves no step yet; empty once it does.
+        """
         self._store = store
         self._metrics = metrics
+        self._obstacle = obstacle
         self._services = ("", *services)
         self._servicer = _VersionedServicer()
         self._is_ready: bool | None = None
         self._fault = ""
-        self._ready_since = 0.0
+        self._answers_since: float | None = None
 
     @property
     def answered_for_s(self) -> float:
         """How long Redis has answered without a break; 0 while it does not."""
-        return time.monotonic() - self._ready_since if self._is_ready else 0.0
+        return 0.0 if self._answers_since is None else time.monotonic() - self._answers_since
 
     def serve_on(self, server: grpc.aio.Server) -> None:
         """Answer the health checks that reach `server`."""
@@ -70,19 +81,15 @@ class Health:
             logger.exception("asking Redis whether it evicts keys failed")
 
     async def look(self) -> None:
-        """Ask Redis once and set the status."""
-        reason = ""
-        try:
-            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-                if await self._store.check_again():
-                    self._tell_of_loss()
-        except TimeoutError:
-            reason = f"Redis did not answer within {_ANSWER_TIMEOUT_S} s"
-        except (Unavailable, Unsupported) as error:
-            reason = str(error)
-        except Exception as error:
-            # For example a Redis user that lost its rights. If this loop died, the last "ready" would stand forever.
-            reason = f"Redis cannot be used: {type(error).__name__}: {error}"
+        """Ask Redis once, look at the solver, and set the status."""
+        reason = await self._ask_redis()
+        if reason:
+            self._answers_since = None
+        elif self._answers_since is None:
+            self._answers_since = time.monotonic()
+        waits_for = WaitsFor.REDIS if reason else WaitsFor.SOLVER
+        reason = reason or self._obstacle()
+        self._servicer.waits_for = waits_for if reason else None
         is_ready = not reason
         self._metrics.tell_ready(reason)
         if self._store.fault != self._fault:
@@ -96,9 +103,23 @@ class Health:
             elif not self._fault:
                 logger.warning("not ready: %s", reason)
             self._is_ready = is_ready
-            self._ready_since = time.monotonic()
             for service in self._services:
                 await self._servicer.set(service, _Status.SERVING if is_ready else _Status.NOT_SERVING)
+
+    async def _ask_redis(self) -> str:
+        """Return why Redis cannot be used now, or an empty text."""
+        try:
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                if await self._store.check_again():
+                    self._tell_of_loss()
+        except TimeoutError:
+            return f"Redis did not answer within {_ANSWER_TIMEOUT_S} s"
+        except (Unavailable, Unsupported) as error:
+            return str(error)
+        except Exception as error:
+            # For example a Redis user that lost its rights. If this loop died, the last "ready" would stand forever.
+            return f"Redis cannot be used: {type(error).__name__}: {error}"
+        return ""
 
     def _tell_of_loss(self) -> None:
         self._metrics.redis_emptied.inc()
@@ -113,10 +134,13 @@ class Health:
 
 
 class _VersionedServicer(health_aio.HealthServicer):  # type: ignore[misc]  # the package has no types
-    """Sends the version of relibra with every answer, for `relibra doctor`."""
+    """Sends the version of relibra, and what the planner waits for, with every answer; for `relibra doctor`."""
+
+    waits_for: WaitsFor | None = None
 
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> health_pb2.HealthCheckResponse:
-        await context.send_initial_metadata(((VERSION_METADATA_KEY, version("relibra")),))
+        waits_for = () if self.waits_for is None else ((WAITS_FOR_METADATA_KEY, self.waits_for),)
+        await context.send_initial_metadata(((VERSION_METADATA_KEY, version("relibra")), *waits_for))
         return await super().Check(request, context)

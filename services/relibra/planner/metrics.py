@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make
 from prometheus_client.exposition import ThreadingWSGIServer
 
 from relibra.errors import Unavailable
+from relibra.planner.probes import Probes
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -101,7 +102,9 @@ class Metrics:
             registry=registry,
         )
         self.ready = Gauge(
-            "relibra_planner_ready", "1 while Redis answers and may keep the state of jobs.", registry=registry
+            "relibra_planner_ready",
+            "1 while Redis answers and may keep the state of jobs, and the solver is warm.",
+            registry=registry,
         )
         self.redis_unfit = Gauge(
             "relibra_planner_redis_unfit",
@@ -111,10 +114,10 @@ class Metrics:
         self.redis_emptied = Counter(
             "relibra_planner_redis_emptied_total", "How often Redis had lost everything.", registry=registry
         )
-        self._not_ready = "Redis was not asked yet"
+        self._probes = Probes()
 
     def serve(self, host: str, port: int) -> int:
-        """Serve `/metrics` and `/readyz` from a thread; return the port.
+        """Serve `/metrics`, `/readyz` and `/livez` from a thread; return the port.
 
         Readiness is served here as well as on the gRPC port, because kubelets do not speak gRPC over TLS.
 
@@ -129,22 +132,24 @@ class Metrics:
         return server.server_port
 
     def _answer(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
-        if environ["PATH_INFO"] != "/readyz":
+        answer = self._probes.answer(environ["PATH_INFO"])
+        if answer is None:
             shown: Iterable[bytes] = self._show(environ, start_response)
             return shown
-        reason = self._not_ready
-        start_response("503 Service Unavailable" if reason else "200 OK", [("Content-Type", "text/plain")])
-        return [f"not ready: {reason}\n".encode() if reason else b"ready\n"]
+        is_well, line = answer
+        start_response("200 OK" if is_well else "503 Service Unavailable", [("Content-Type", "text/plain")])
+        return [f"{line}\n".encode()]
 
     def tell_ready(self, reason: str) -> None:
         """Let `/metrics` and `/readyz` say that the planner is ready, or why it is not."""
-        self._not_ready = reason
+        self._probes.tell_ready(reason)
         self.ready.set(not reason)
 
     async def watch_event_loop(self) -> None:
-        """Measure how late a timer fires, until cancelled."""
+        """Measure how late a timer fires, and let `/livez` know that it fires, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
+            self._probes.beat()
             due = loop.time() + _LAG_INTERVAL_S
             await asyncio.sleep(_LAG_INTERVAL_S)
             self.lag_s.observe(max(0.0, loop.time() - due))

@@ -1,7 +1,7 @@
 """The gRPC service that takes schedules and hands out plans."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from opentelemetry import propagate
@@ -11,6 +11,7 @@ from relibra.planner.admission import MAX_FETCH_WAIT_S, Admission
 from relibra.planner.attempt_watch import AttemptWatch
 from relibra.planner.plan_cache import PlanCache
 from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
+from relibra.planner.planning_loop import PlanningLoop
 from relibra.planner.step_watch import LOOK_INTERVAL_S, StepWatch
 from relibra.planning import PlanId, Schedule
 from relibra.planning.plan import Basis
@@ -33,13 +34,13 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         attempts: AttemptWatch,
         notifier: PlanNotifier,
         cache: PlanCache,
-        on_schedule: Callable[[], None],
+        planning: PlanningLoop,
     ) -> None:
         self._store = store
         self._attempts = attempts
         self._admission = admission
         self._notifier = notifier
-        self._on_schedule = on_schedule
+        self._planning = planning
         self._cache = cache
         self._steps = StepWatch(store, notifier)
 
@@ -56,7 +57,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
                 await self._store.note_refusal(job, Refused.SCHEDULE, step, error)
             raise
         await self._store.forget_refusals(job)
-        self._on_schedule()
+        self._planning.wake()
         return plan_pb2.SubmitScheduleResponse()
 
     async def _keep_schedule(self, job: JobRecord, step: int, request: plan_pb2.SubmitScheduleRequest) -> None:
@@ -150,7 +151,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         if record.failure is not None and record.plan is None:
             raise InvalidInput(f"step {step} cannot be planned: {record.failure}")
         if record.plan is None:
-            raise NotReady(f"step {step} has no plan yet: {_waiting_for(record)}")
+            raise NotReady(f"step {step} has no plan yet: {_waiting_for(record, self._planning.obstacle)}")
 
 
 def _traceparent() -> str:
@@ -165,10 +166,13 @@ def _check_rank(rank: int, num_ranks: int) -> None:
         raise InvalidInput.of("ep_rank", expected=f"0 to {num_ranks - 1}", got=rank)
 
 
-def _waiting_for(record: StepRecord) -> str:
+def _waiting_for(record: StepRecord, obstacle: str) -> str:
     if record.state is StepState.COLLECTING or record.submitted_at is None:
         return f"waiting for its schedule ({record.num_sequences} sequences reported so far)"
-    return f"being solved for {max(0.0, time.time() - record.submitted_at):.1f} s"
+    waiting_s = max(0.0, time.time() - record.submitted_at)
+    if obstacle:
+        return f"waiting for {waiting_s:.1f} s; unless another planner solves it, it waits for this one: {obstacle}"
+    return f"being solved for {waiting_s:.1f} s"
 
 
 def _order(plan_id: PlanId) -> tuple[int, int]:

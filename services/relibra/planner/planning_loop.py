@@ -27,6 +27,8 @@ _RENEWALS_PER_LEASE = 4
 
 
 class _Solver(Protocol):
+    obstacle: str
+
     async def solve(self, job_id: str, step: int) -> EncodedPlan: ...
 
 
@@ -47,6 +49,11 @@ class PlanningLoop:
         self._solves: dict[str, asyncio.Task[None]] = {}
         self._last_turn: dict[str, int] = {}
         self._num_turns = 0
+
+    @property
+    def obstacle(self) -> str:
+        """Why this planner solves no step yet, and so takes no lease; empty once it does."""
+        return self._solver.obstacle
 
     def wake(self) -> None:
         """Look for pending steps now instead of at the next scan."""
@@ -72,7 +79,8 @@ class PlanningLoop:
         await self._expiry.settle()
 
     async def _start_solves(self) -> None:
-        if len(self._solves) >= self._settings.num_solvers:
+        # A planner that still compiles would win steps from one that could solve them at once.
+        if self.obstacle or len(self._solves) >= self._settings.num_solvers:
             return
         pending = await self._store.pending_steps()
         waiting = {each.job_id for each in pending}

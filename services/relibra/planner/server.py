@@ -4,17 +4,20 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import sys
 
 import grpc
 import grpc.aio
 
 from relibra.errors import RelibraError, Unavailable
+from relibra.planner import machine_code
 from relibra.planner.access import Access
 from relibra.planner.admission import Admission, max_part_size_bytes
 from relibra.planner.attempt_watch import AttemptWatch
 from relibra.planner.call_interceptor import CallInterceptor
 from relibra.planner.certificates import CertificateFiles
+from relibra.planner.container_cores import container_cores, with_threads
 from relibra.planner.container_memory import container_limit_bytes, fitted
 from relibra.planner.execution_service import ExecutionService
 from relibra.planner.health import Health
@@ -78,7 +81,8 @@ class PlannerServer:
             Unsupported: Redis holds a schema that this relibra cannot read, or may evict keys.
             InvalidInput: a TLS file cannot be used.
         """
-        settings = self._settings = fitted(self._settings, container_limit_bytes())
+        settings = fitted(self._settings, container_limit_bytes())
+        settings = self._settings = with_threads(settings, container_cores(), len(os.sched_getaffinity(0)))
         self._store = Store.open(settings.redis_url)
         self._metrics = Metrics()
         self._notifier = PlanNotifier()
@@ -92,11 +96,15 @@ class PlannerServer:
         except RelibraError:
             await self._store.close()
             raise
+        machine_code.provide()
         self._solver = SolverPool(
-            settings.redis_url, timeout_s=settings.solve_timeout_s, memory_bytes=settings.solver_memory_bytes
+            settings.redis_url,
+            timeout_s=settings.solve_timeout_s,
+            memory_bytes=settings.solver_memory_bytes,
+            num_threads=settings.num_solver_threads or 1,
         )
         self._loop = PlanningLoop(self._store, self._solver, self._notifier, self._metrics, settings)
-        self._health = Health(self._store, self._metrics, SERVICES)
+        self._health = Health(self._store, self._metrics, SERVICES, lambda: self._solver.obstacle)
         self._add_services()
         await self._health.look()
         await self._server.start()
@@ -104,6 +112,7 @@ class PlannerServer:
         self._watching = [
             asyncio.create_task(self._health.follow_redis()),
             asyncio.create_task(self._metrics.watch_event_loop()),
+            asyncio.create_task(self._warm_up()),
             asyncio.create_task(StepExpiry(self._store, self._metrics, settings).run()),
         ]
         # Imported modules stay for good; garbage collection need not walk them while agents wait.
@@ -122,12 +131,17 @@ class PlannerServer:
             logger.warning("no TLS: tokens travel to %s unencrypted", address)
         return address
 
+    async def _warm_up(self) -> None:
+        await self._solver.warm_up()
+        await self._health.look()
+        self._loop.wake()
+
     def _add_services(self) -> None:
         store, admission, server = self._store, self._admission, self._server
         self._routing = RoutingService(store, admission, self._metrics)
         attempts = AttemptWatch(store)
         cache = PlanCache(store)
-        plans = PlanService(store, admission, attempts, self._notifier, cache, self._loop.wake)
+        plans = PlanService(store, admission, attempts, self._notifier, cache, self._loop)
         job_pb2_grpc.add_JobServiceServicer_to_server(
             JobService(store, admission, self._health, cache, self._settings.attempt_silence_s), server
         )

@@ -27,6 +27,8 @@ class PlannerSettings(ServiceSettings):
 
     num_solvers: int = Field(2, ge=1, le=64)
     """How many steps, each of another job, are solved at the same time."""
+    num_solver_threads: int | None = Field(None, ge=1, le=1024)
+    """How many threads one solve uses; by default as many as the container, or else this process, has whole cores."""
     solve_timeout_s: float = Field(120.0, gt=0)
     """A solve that takes longer is killed and counts as a crash."""
     solver_memory_bytes: int = Field(6 << 30, ge=1 << 26)

@@ -1,16 +1,26 @@
 """The worker processes that solve steps, as the event loop sees them."""
 
 import asyncio
+import logging
 import multiprocessing
 import signal
+import time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING
 
 from relibra.errors import LimitExceeded
 from relibra.planner.solving import prepare_worker, solve_step, warm_up
 from relibra.store import EncodedPlan
 
+if TYPE_CHECKING:
+    from relibra.planning.jit import MachineCode
+
+logger = logging.getLogger(__name__)
+
+_WARMS_UP = "the solver warms up: it loads its machine code or, on a CPU that it has no code for, compiles it"
+_RETRY_S = 5.0
 _LOOK_INTERVAL_S = 0.05
 _NUM_LOOKS = 20
 
@@ -22,18 +32,45 @@ class SolverPool:
     answering agents. A solve that crashes, runs away or takes too much memory is killed without harm to other solves.
     """
 
-    def __init__(self, redis_url: str, *, timeout_s: float, memory_bytes: int) -> None:
+    def __init__(self, redis_url: str, *, timeout_s: float, memory_bytes: int, num_threads: int = 1) -> None:
         """Start the first worker.
 
         Args:
             redis_url: the store that workers read.
             timeout_s: how long a solve may take.
             memory_bytes: how much memory the arrays of a solve may take.
+            num_threads: how many threads a solve uses.
         """
         self._redis_url = redis_url
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
-        self._idle = [_Worker(memory_bytes)]
+        self._num_threads = num_threads
+        self._idle = [self._worker()]
+        self.obstacle = _WARMS_UP
+        """Why no step can be solved in good time, for people; empty once the first worker is warm."""
+
+    async def warm_up(self) -> None:
+        """Wait until the first worker is warm. One that ends before is replaced, and the log says why it ended."""
+        started_at = time.monotonic()
+        while True:
+            worker = self._idle[0]
+            try:
+                code = await worker.warm_up()
+                break
+            except BrokenProcessPool:
+                fault = await worker.how_it_died()
+            except Exception as error:
+                fault = f"{type(error).__name__}: {error}"
+            self.obstacle = f"the solver did not start: {fault}"
+            logger.error("%s. It is started again in %.0f s, and no step is solved until then", self.obstacle, _RETRY_S)
+            await asyncio.sleep(_RETRY_S)
+            self._idle[0] = self._replace(worker)
+        self.obstacle = ""
+        logger.info(
+            "the solver is warm after %.1f s: it loaded %d functions and compiled %d",
+            time.monotonic() - started_at,
+            *code,
+        )
 
     async def solve(self, job_id: str, step: int) -> EncodedPlan:
         """Solve one step and return its checked plan; cancelling this kills the solve.
@@ -44,7 +81,7 @@ class SolverPool:
             TimeoutError: the solve took too long and was killed.
             BrokenProcessPool: the worker died; the text says how.
         """
-        worker = self._idle.pop() if self._idle else _Worker(self._memory_bytes)
+        worker = self._idle.pop() if self._idle else self._worker()
         try:
             async with asyncio.timeout(self._timeout_s):
                 has_worked = worker.has_worked
@@ -80,7 +117,10 @@ class SolverPool:
 
     def _replace(self, worker: "_Worker") -> "_Worker":
         worker.kill()
-        return _Worker(self._memory_bytes)
+        return self._worker()
+
+    def _worker(self) -> "_Worker":
+        return _Worker(self._memory_bytes, self._num_threads)
 
     async def close(self) -> None:
         """Kill the workers. None is solving any more, but one may still be compiling, which takes half a minute."""
@@ -91,19 +131,23 @@ class SolverPool:
 class _Worker:
     """One worker process. It is spawned because gRPC does not survive a fork."""
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, num_threads: int) -> None:
+        self._num_threads = num_threads
         self._pool = ProcessPoolExecutor(
             max_workers=1, mp_context=multiprocessing.get_context("spawn"), initializer=prepare_worker
         )
-        self._pool.submit(warm_up, memory_bytes)
+        self._warming = self._pool.submit(warm_up, memory_bytes, num_threads)
         self.has_worked = False
         """Whether the process has worked on a step."""
         # A broken pool forgets its process.
         self._processes: list[BaseProcess] = list((self._pool._processes or {}).values())
 
+    async def warm_up(self) -> "MachineCode":
+        return await asyncio.wrap_future(self._warming)
+
     async def solve(self, redis_url: str, job_id: str, step: int) -> EncodedPlan:
         self.has_worked = True
-        return await asyncio.wrap_future(self._pool.submit(solve_step, redis_url, job_id, step))
+        return await asyncio.wrap_future(self._pool.submit(solve_step, redis_url, job_id, step, self._num_threads))
 
     async def how_it_died(self) -> str:
         (process,) = self._processes

@@ -15,6 +15,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,9 @@ from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad, che
 from relibra.planning.expected.loads import WINDOW, expected_step
 from relibra.planning.plan import Basis
 from relibra.store import EncodedPlan, JobRecord, Store
+
+if TYPE_CHECKING:
+    from relibra.planning.jit import MachineCode
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +50,18 @@ def prepare_worker() -> None:
     threading.Thread(target=follow, name="follow-planner", daemon=True).start()
 
 
-def warm_up(memory_bytes: int | None = None) -> None:
+def warm_up(memory_bytes: int | None = None, num_threads: int = 1) -> "MachineCode":
     """Solve, check and encode a tiny step, so that the first real step does not pay for compiling; limit the memory.
 
     Args:
         memory_bytes: how much more memory than now the process may take from now on, beside the stacks of threads. An
             allocation beyond it raises MemoryError. None for no limit; only Linux has one.
+        num_threads: how many threads a solve will use.
+
+    Returns:
+        How the process came by the machine code of the solver.
     """
+    from relibra.planning.jit import machine_code
     from relibra.planning.solve import solve
 
     model = Model(num_layers=1, num_experts=8, top_k=1)
@@ -65,14 +74,15 @@ def warm_up(memory_bytes: int | None = None) -> None:
         check_plan(plan, load.load_MLE)
         EncodedPlan.of(plan)
     if memory_bytes is not None and sys.platform == "linux":
-        _limit_memory(memory_bytes)
+        _limit_memory(memory_bytes, num_threads)
+    return machine_code()
 
 
-def _limit_memory(memory_bytes: int) -> None:
+def _limit_memory(memory_bytes: int, num_threads: int) -> None:
     # RLIMIT_DATA counts private writable memory. RLIMIT_AS would also count what compilers and allocators only reserve,
     # 64 MiB for each thread. Stacks count in full, though threads use little of them.
     stack_bytes = resource.getrlimit(resource.RLIMIT_STACK)[0]
-    stacks_bytes = _num_cores() * (stack_bytes if 0 < stack_bytes < _MAX_STACK_BYTES else _MAX_STACK_BYTES)
+    stacks_bytes = num_threads * (stack_bytes if 0 < stack_bytes < _MAX_STACK_BYTES else _MAX_STACK_BYTES)
     taken_bytes = int(_SELF.read_text().partition("VmData:")[2].split()[0]) << 10
     limit = taken_bytes + stacks_bytes + memory_bytes
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
@@ -81,12 +91,8 @@ def _limit_memory(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-def solve_step(redis_url: str, job_id: str, step: int) -> EncodedPlan:
-    """Solve one step of the store at `redis_url`; return its checked plan.
+def solve_step(redis_url: str, job_id: str, step: int, num_threads: int = 1) -> EncodedPlan:
+    """Solve one step of the store at `redis_url` on `num_threads` threads; return its checked plan.
 
     Raises:
         RelibraError: the step cannot be planned, or Redis does not answer (`Unavailable`).
@@ -94,7 +100,7 @@ def solve_step(redis_url: str, job_id: str, step: int) -> EncodedPlan:
     """
     try:
         # An event loop that ends may start one more thread. Solving after its end leaves it the memory for that.
-        return _solve(asyncio.run(_read(redis_url, job_id, step)))
+        return _solve(asyncio.run(_read(redis_url, job_id, step)), num_threads)
     except RuntimeError as error:
         # Python reports memory that is missing for the stack of a thread in these words alone.
         if "can't start new thread" in str(error):
@@ -125,7 +131,7 @@ async def _read(redis_url: str, job_id: str, step: int) -> _Step:
     return _Step(job=job, schedule=schedule, basis=basis, load=load, previous_home_LE=previous_home_LE)
 
 
-def _solve(step: _Step) -> EncodedPlan:
+def _solve(step: _Step, num_threads: int) -> EncodedPlan:
     from relibra.planning.solve import solve
 
     plan = solve(
@@ -135,7 +141,7 @@ def _solve(step: _Step) -> EncodedPlan:
         step.job.cluster,
         step.job.params,
         step.previous_home_LE,
-        num_threads=_num_cores(),
+        num_threads=num_threads,
         basis=step.basis,
     )
     check_plan(plan, step.load.load_MLE)

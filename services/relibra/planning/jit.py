@@ -8,7 +8,7 @@ changed callee only then. `next_random` is the one exception: it is a published 
 
 import _thread
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 from numba import njit
@@ -18,9 +18,32 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
+_dispatchers: list[Any] = []
+
+
 def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Compile `function` on its first call, and keep the machine code on disk."""
-    return cast(Callable[Parameters, Result], njit(cache=True, nogil=True)(function))
+    dispatcher = njit(cache=True, nogil=True)(function)
+    _dispatchers.append(dispatcher)
+    return cast(Callable[Parameters, Result], dispatcher)
+
+
+class MachineCode(NamedTuple):
+    """How this process came by the machine code of its compiled functions."""
+
+    num_loaded: int
+    """How many functions it read from disk, counted once for each combination of argument types."""
+    num_compiled: int
+    """How many it had to compile, because the disk held no code for this CPU and these sources."""
+
+
+def machine_code() -> MachineCode:
+    """Return how this process came by its machine code so far."""
+    stats = [each.stats for each in _dispatchers]
+    return MachineCode(
+        num_loaded=sum(sum(each.cache_hits.values()) for each in stats),
+        num_compiled=sum(sum(each.cache_misses.values()) for each in stats),
+    )
 
 
 def for_each_layer(function: Callable[[int], Result], num_layers: int, num_threads: int) -> list[Result]:

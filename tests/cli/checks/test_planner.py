@@ -7,6 +7,7 @@ from relibra.cli.checks.finding import CheckResult
 from relibra.cli.checks.planner import examine, judge, judge_version
 from relibra.errors import Unavailable
 from relibra.wire.client import PlannerClient
+from relibra.wire.status import WaitsFor
 
 
 def test_an_unreachable_planner_fails_with_a_fix():
@@ -42,6 +43,12 @@ def test_a_wrong_ca_and_a_planner_without_redis_are_told_apart():
     assert "RELIBRA_TLS_CA_FILE" in ca.fix
     (redis,) = judge("planner:7420", "NOT_SERVING", "", has_tls=True, has_token=False)
     assert "Redis" in redis.fix
+
+
+def test_a_planner_whose_solver_warms_up_is_no_failure():
+    (cold,) = judge("planner:7420", "NOT_SERVING", WaitsFor.SOLVER, has_tls=True, has_token=False)
+    assert cold.verdict is CheckResult.WARNING
+    assert "its solver warms up" in cold.reason
 
 
 def test_another_or_unknown_version_is_a_warning():

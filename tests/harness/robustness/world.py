@@ -241,6 +241,8 @@ def create_tokens(world: World) -> tuple[str, str]:
 
 def stop_solvers(planner: Service) -> list[int]:
     """Freeze the solvers of a planner, so that no solve ends; return their process ids."""
+    # A planner whose solver is not warm begins no solve.
+    eventually(lambda: is_serving(planner))
     pids = eventually(lambda: solvers_of(planner))
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)

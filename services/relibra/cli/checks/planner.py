@@ -8,7 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from relibra.cli.checks.finding import Finding, failed, ok, skipped, warning
 from relibra.wire.channel import open_channel
 from relibra.wire.credentials import Credentials
-from relibra.wire.status import OTHER_PORT, VERSION_METADATA_KEY, is_other_server
+from relibra.wire.status import OTHER_PORT, VERSION_METADATA_KEY, WAITS_FOR_METADATA_KEY, WaitsFor, is_other_server
 
 _DEFAULT_ADDRESS = "127.0.0.1:7420"
 _TIMEOUT_S = 5.0
@@ -27,8 +27,9 @@ def examine(address: str | None, version: str) -> list[Finding]:
         request = health_pb2.HealthCheckRequest()
         try:
             answer, call = health_pb2_grpc.HealthStub(channel).Check.with_call(request, timeout=_TIMEOUT_S)
-            state, said = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status), ""
-            theirs = dict(call.initial_metadata()).get(VERSION_METADATA_KEY)
+            metadata = dict(call.initial_metadata())
+            state = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+            said, theirs = metadata.get(WAITS_FOR_METADATA_KEY, ""), metadata.get(VERSION_METADATA_KEY)
         except grpc.RpcError as error:
             state, said, theirs = _NONE, error.details() or error.code().name, None
     if address is None and state == _NONE:
@@ -43,7 +44,7 @@ def judge(address: str, state: str, said: str, *, has_tls: bool, has_token: bool
     Args:
         address: the address of the planner.
         state: the name of the serving status, or UNREACHABLE.
-        said: gRPC's error message if the planner is unreachable.
+        said: gRPC's error message if the planner is unreachable; what it waits for if it is not ready.
         has_tls: whether the environment names a CA.
         has_token: whether the environment has a token.
     """
@@ -57,6 +58,9 @@ def judge(address: str, state: str, said: str, *, has_tls: bool, has_token: bool
             fix += "; if it serves TLS, set RELIBRA_TLS_CA_FILE"
         return [failed("planner", f"{address} does not respond: {said}", fix)]
     if state != "SERVING":
+        if said == WaitsFor.SOLVER:
+            reason = f"{address} takes calls, but solves no step yet: its solver warms up"
+            return [warning("planner", reason, "wait half a minute; if this lasts, the planner's log says why")]
         return [
             failed(
                 "planner", f"{address} is {state}", "the planner cannot reach Redis or is shutting down: see its log"
