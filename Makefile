@@ -8,7 +8,7 @@ FRAMEWORKS_PYTHON ?= $(PYTHON)
 FRAMEWORKS_READY := .venv-frameworks/ready
 DEMO_READY := $(VENV)/ready-for-demo
 
-.PHONY: demo test test-megatron test-frameworks test-robustness test-long docs audit lint proto proto-check gpu-check bench evaluation clean
+.PHONY: demo test test-containers test-megatron test-frameworks test-robustness test-long docs audit lint proto proto-check gpu-check bench evaluation clean
 
 demo: $(DEMO_READY)  ## run a real MoE RL job, plain and balanced, on this machine; ARGS=--keep leaves its pages up
 	$(BIN)/relibra demo $(ARGS)
@@ -19,6 +19,9 @@ test: $(READY)  ## run every test that needs no GPU, on two cores
 
 test-megatron: $(READY)  ## run the tests that train inside megatron-core: with VENV and PYTHON, on another Python and its megatron-core
 	$(BIN)/pytest --numprocesses 3 tests/agent tests/distributed tests/plugins
+
+test-containers: $(READY)  ## run the Compose file on a Docker Engine; as root on Debian 12 it brings its own; up to six minutes
+	tests/containers/run.sh build/containers $(BIN)/pytest --numprocesses 0 --capture no
 
 test-frameworks: $(READY) $(FRAMEWORKS_READY)  ## run the plug-ins inside the frameworks themselves, on the CPU; fetches 0.5 GB or more, once
 	$(BIN)/pytest --numprocesses 0 tests/frameworks

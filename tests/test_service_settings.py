@@ -84,3 +84,16 @@ def test_S6_tokens_do_not_cross_the_network_unencrypted(settings_class: type[Ser
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.9.9.9"])
 def test_this_machine_needs_none(settings_class: type[ServiceSettings], host: str) -> None:
     assert settings_class.load(redis_url=URL, host=host).auth == "none"
+
+
+def test_S6_the_password_comes_from_its_file_and_is_not_shown(
+    settings_class: type[ServiceSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "password").write_text("p@ss\n")
+    monkeypatch.setenv("RELIBRA_REDIS_PASSWORD_FILE", str(tmp_path / "password"))
+    settings = settings_class.load(redis_url="redis://user@redis:6379/0")
+    assert settings.redis_url == "redis://user:p%40ss@redis:6379/0"
+    assert "p%40ss" not in settings.model_dump_json() + repr(settings)
+    monkeypatch.setenv("RELIBRA_REDIS_PASSWORD_FILE", str(tmp_path / "missing"))
+    with pytest.raises(InvalidInput, match="redis_password_file: expected a file with a password"):
+        settings_class.load(redis_url="redis://user@redis:6379/0")

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, field_serializer
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from relibra.errors import InvalidInput, Unsupported
-from relibra.store.address import without_password
+from relibra.store.address import with_password_of, without_password
 
 _FILE_VARIABLE = "RELIBRA_CONFIG_FILE"
 
@@ -32,6 +32,8 @@ class ServiceSettings(BaseSettings):
 
     redis_url: str = Field(repr=False)
     """The URL of Redis, a Cluster or Sentinels (see `relibra.store.address`); a password in it is never printed."""
+    redis_password_file: Path | None = None
+    """A file with the password for `redis_url`, which then has none."""
     host: str = "127.0.0.1"
     metrics_port: int | None = Field(None, ge=0, le=65535)
     """The port where Prometheus scrapes without a token; if it is unset, nothing listens."""
@@ -60,6 +62,9 @@ class ServiceSettings(BaseSettings):
         except (OSError, ValueError) as error:
             raise InvalidInput.of(_FILE_VARIABLE, expected="a TOML file", got=error) from error
         settings.check()
+        if settings.redis_password_file is not None:
+            url = with_password_of(settings.redis_password_file, settings.redis_url)
+            settings = settings.model_copy(update={"redis_url": url})
         return settings
 
     def check(self) -> None:

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,13 +17,16 @@ from typer.testing import CliRunner
 from harness.services import eventually
 from relibra.cli.app import app
 from relibra.cli.probe import HUNG_AFTER_S
+from relibra.planner.settings import PlannerSettings
+from relibra.status.settings import StatusSettings
 from relibra.store.embedded import find_redis_server
 
 _REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def services():
+def services() -> dict[str, Any]:
+    """The services of the file by name."""
     docker_compose = shutil.which("docker-compose")
     if docker_compose is None:
         pytest.skip("docker-compose is not installed: it parses the file")
@@ -42,6 +46,18 @@ def test_two_planners_share_a_name_and_only_this_machine_can_connect(services):
     ports = [port for each in services.values() for port in each.get("ports", ())]
     assert ports
     assert all(str(port).startswith("127.0.0.1:") for port in ports)
+    assert len({str(port).split(":")[1] for port in ports}) == len(ports)
+    assert all(services[name]["ports"] for name in ("planner-1", "planner-2")), "one would be lost with the other"
+
+
+def test_each_image_is_built_once(services):
+    # An image that is built for each service is another one each time, and `up --build` then replaces all containers.
+    ours = {name: each for name, each in services.items() if each["image"].startswith("relibra/")}
+    assert {name: each["image"].rpartition(":")[0] for name, each in ours.items() if "build" in each} == {
+        "planner-1": "relibra/services",
+        "demo-a": "relibra/demo",
+    }
+    assert all("build" in each or each["pull_policy"] == "never" for each in ours.values()), "no registry has them"
 
 
 def test_acknowledged_data_is_kept(services):
@@ -67,7 +83,7 @@ def test_containers_have_minimal_privileges(services):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("password", ["plain", "q+/w==", "p@ss:w#rd? %41 'é\" $HOME"], ids=["plain", "base64", "odd"])
-def test_any_password_opens_the_redis_of_compose(services, tmp_path, password):
+def test_any_password_opens_the_redis_of_compose(services, tmp_path, monkeypatch, password):
     secret = tmp_path / "redis-password"
     secret.write_text(f"{password}\n")
 
@@ -82,26 +98,22 @@ def test_any_password_opens_the_redis_of_compose(services, tmp_path, password):
     listening = f"{script} --port 0 --unixsocket {socket} --dir {tmp_path}"
     server = subprocess.Popen([shell, option, listening], stdout=subprocess.DEVNULL, env=os.environ | {"PATH": path})
     try:
-        relibra = tmp_path / "relibra"
-        relibra.write_text('#!/bin/sh\necho "$RELIBRA_REDIS_URL" "$@"\n')
-        relibra.chmod(0o755)
-        told = subprocess.run(
-            [*map(here, services["planner-1"]["entrypoint"]), *services["planner-1"]["command"]],
-            env=os.environ | {"PATH": f"{tmp_path}:{path}"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        url, *arguments = told.stdout.split()
-        assert arguments == services["planner-1"]["command"]
-        address = urlsplit(url)
-        assert (address.hostname, address.port) == ("redis", 6379)
+        for name in ("planner-1", "status"):
+            for variable, value in services[name]["environment"].items():
+                monkeypatch.setenv(variable, here(value))
+            url = (PlannerSettings if name == "planner-1" else StatusSettings).load().redis_url
+            address = urlsplit(url)
+            assert (address.hostname, address.port) == ("redis", 6379)
         eventually(socket.exists)
         of_socket = f"unix://:{address.password}@{socket}"
         with Redis.from_url(of_socket) as client, Redis.from_url(f"unix://{socket}") as stranger:
             assert client.ping()
             with pytest.raises(AuthenticationError):
                 stranger.ping()
+        # As `docker compose exec planner-1 relibra tokens list` does, with the address of this Redis.
+        monkeypatch.setenv("RELIBRA_REDIS_URL", f"unix://{socket}")
+        listed = CliRunner().invoke(app, ["tokens", "list", "--json"])
+        assert (listed.exit_code, listed.output.strip()) == (0, "[]"), listed.output
         health = here(services["redis"]["healthcheck"]["test"][1]).replace("redis-cli", f"redis-cli -s {socket}")
         subprocess.run(health, shell=True, check=True, env=os.environ | {"PATH": path})
     finally:
@@ -119,7 +131,7 @@ def test_images_have_an_exact_base_version_and_an_unprivileged_user(path):
 
 def test_commands_are_valid(services):
     for name, each in services.items():
-        if "build" in each:
+        if each["image"].startswith("relibra/"):
             verb = ["demo"] if name.startswith("demo") else []
             result = CliRunner().invoke(app, [*verb, *each["command"], "--help"])
             assert result.exit_code == 0, (name, result.output)

@@ -157,6 +157,26 @@ def test_services_and_policies_select_pods_that_exist(objects):
             assert any(wanted <= has.items() for has in labels), each["metadata"]["name"]
 
 
+def test_redis_for_trials_admits_other_pods_whatever_its_image_was_compiled_with():
+    pod = _pods(_render("dev"))["redis"]
+    (container,) = pod["spec"]["containers"]
+    assert " ".join(container["args"]).count("--protected-mode no") == 1
+
+
+def test_planners_that_hang_are_restarted_and_those_that_start_or_miss_redis_are_not(objects):
+    (container,) = _pods(objects)["planner"]["spec"]["containers"]
+    for probe in ("livenessProbe", "startupProbe"):
+        assert container[probe]["httpGet"] == {"path": "/livez", "port": "metrics"}, probe
+    assert "/livez" not in str(container["readinessProbe"])
+
+
+def test_a_solve_uses_the_cores_that_the_pod_asks_for(objects):
+    (container,) = _pods(objects)["planner"]["spec"]["containers"]
+    (threads,) = [each for each in container["env"] if each["name"] == "RELIBRA_NUM_SOLVER_THREADS"]
+    assert threads["valueFrom"]["resourceFieldRef"]["resource"] == "requests.cpu"
+    assert container["resources"]["requests"]["cpu"]
+
+
 def test_settings_exist_and_commands_are_valid(objects):
     for each in objects:
         if each["metadata"]["name"].startswith("relibra-settings"):

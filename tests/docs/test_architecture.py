@@ -11,7 +11,7 @@ from harness.doc_blocks import REPOSITORY, blocks
 PAGE = REPOSITORY / "docs" / "architecture.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 ROOTS = ("services", "trainer_agent", "kernels", "proto")
-FOR_ALL = {"errors", "atomic_file", "environment", "tied_process"}
+FOR_ALL = {"errors", "atomic_file", "environment", "service_log", "tied_process"}
 """Modules that every package may import, so the page does not repeat them."""
 
 

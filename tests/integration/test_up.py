@@ -74,6 +74,7 @@ def test_everything_starts_answers_and_stops(
         metrics_port = free.getsockname()[1]
     monkeypatch.setenv("RELIBRA_METRICS_PORT", str(metrics_port))  # only for the planner: both services would read it
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("RELIBRA_REDIS_PASSWORD_FILE", str(tmp_path / "of-another-redis"))
     with up(tmp_path) as (process, ready):
 
         def metrics() -> bytes:
@@ -92,7 +93,7 @@ def test_everything_starts_answers_and_stops(
             assert b"CUDA_VISIBLE_DEVICES=" in environment, f"{service} sees the GPUs of this machine"
         log = (tmp_path / "up.log").read_text()
         assert ready["planner"] in log
-        assert f"  status   {ready['status']}\n" in log
+        assert f"  status   {ready['status']}: open" in log
         process.send_signal(stop_signal)
         assert process.wait(timeout=30) == 0
         assert not any(is_alive(pid) for pid in ready["pids"].values())

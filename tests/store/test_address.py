@@ -16,7 +16,7 @@ from harness.redis_deployments import free_ports
 from harness.services import Loop, eventually
 from relibra.errors import InvalidInput, Unavailable
 from relibra.store import Store
-from relibra.store.address import MAX_CONNECTIONS, open_redis, without_password
+from relibra.store.address import MAX_CONNECTIONS, open_redis, with_password_of, without_password
 
 
 def test_one_server() -> None:
@@ -25,6 +25,39 @@ def test_one_server() -> None:
     assert pool.max_connections == MAX_CONNECTIONS
     expected = {"host": "host", "port": 1234, "username": "user", "password": "p@ss", "ssl_ca_certs": "/ca.pem"}
     assert expected.items() <= pool.connection_kwargs.items()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://host:1/0",
+        "rediss://user@host?ssl_ca_certs=/ca.pem",
+        "unix:///run/redis.sock",
+        "redis+cluster://one:1,two:2",
+        "redis+sentinel://user@one,[::1]:2/primary",
+    ],
+)
+def test_a_password_from_a_file_opens_every_kind_of_redis(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("p@ss:w#rd? %41 'é\" $HOME/\n")
+    client = open_redis(with_password_of(file, url))
+    options = (
+        client.get_connection_kwargs() if isinstance(client, RedisCluster) else client.connection_pool.connection_kwargs
+    )
+    assert options["password"] == "p@ss:w#rd? %41 'é\" $HOME/"
+    assert (options.get("username") or None) == ("user" if "user@" in url else None)
+
+
+def test_a_password_that_is_missing_or_given_twice_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    with pytest.raises(InvalidInput, match="redis_password_file: expected a file with a password"):
+        with_password_of(file, "redis://host")
+    file.write_text("\n")
+    with pytest.raises(InvalidInput, match="which is empty"):
+        with_password_of(file, "redis://host")
+    file.write_text("word\n")
+    with pytest.raises(InvalidInput, match=r"the URL redis://user:\*\*\*@host have a password: give one"):
+        with_password_of(file, "redis://user:hush@host")
 
 
 def test_a_cluster_of_several_nodes() -> None:

@@ -1,11 +1,17 @@
 """The behaviour that all parts of the store share."""
 
 import asyncio
+import socket
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from harness.services import Loop
+from harness.redis_deployments import free_ports
+from harness.services import Loop, eventually
+from relibra.errors import Unavailable
 from relibra.store import Store
+from relibra.store.embedded import find_redis_server
 
 
 @pytest.mark.parametrize("part", ["ping", "list_jobs", "pending_steps"])
@@ -27,3 +33,31 @@ def test_a_call_that_is_cancelled_ends_wherever_it_is(store: Store, run: Loop, p
         return sum([await cancel_after(num_turns) for num_turns in range(40)])
 
     assert run(cancel_everywhere()) > 2
+
+
+def test_a_redis_in_protected_mode_is_named_as_the_cause(run: Loop, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has no address but loopback, from which protected mode admits everyone")
+        host = probe.getsockname()[0]
+    port = next(free_ports())
+    options = ["--port", str(port), "--bind", host, "--protected-mode", "yes", "--dir", str(tmp_path), "--save", ""]
+    redis = subprocess.Popen([find_redis_server(), *options], stdout=subprocess.DEVNULL)
+
+    async def ask() -> None:
+        async with Store.open(f"redis://{host}:{port}") as store:
+            await store.ping()
+
+    def refusal() -> str:
+        with pytest.raises(Unavailable) as caught:
+            run(ask())
+        return str(caught.value)
+
+    try:
+        said = eventually(lambda: said if "Connect call failed" not in (said := refusal()) else "")
+        assert "runs in protected mode: give it a password" in said
+    finally:
+        redis.terminate()
+        redis.wait(30)

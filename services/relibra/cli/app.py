@@ -86,13 +86,18 @@ def run() -> None:
     except Exception as error:
         if os.environ.get(_TRACEBACK):
             raise
+        from relibra import service_log
+
+        is_bug = not isinstance(error, RelibraError)
+        if service_log.is_json() and service_log.has_told(error, with_traceback=is_bug):
+            sys.exit(3 if is_bug else 2)
         from rich.console import Console
 
         console = Console(stderr=True, soft_wrap=True)
         console.print(type(error).__name__, style="bold red", end=" ")
         # No markup, because messages contain shapes such as `[T, L, K]`.
         console.print(str(error), markup=False, highlight=False)
-        if isinstance(error, RelibraError):
+        if not is_bug:
             sys.exit(2)
         console.print(
             f"This is a bug in relibra. Please report it with the traceback that {_TRACEBACK}=1 shows.", highlight=False

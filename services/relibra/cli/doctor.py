@@ -14,6 +14,7 @@ from relibra.cli.checks import gpu, megatron, packages, planner, recipe, redis, 
 from relibra.cli.checks.finding import CheckResult, Finding
 from relibra.cli.output import AsJson, open_console, print_json, working
 from relibra.cli.recipes.frameworks.registry import Framework
+from relibra.cli.service import OptionalRedisUrl
 
 _COLOURS = {
     CheckResult.OK: "green",
@@ -24,7 +25,7 @@ _COLOURS = {
 
 
 def doctor(
-    redis_url: Annotated[str | None, typer.Option(envvar="RELIBRA_REDIS_URL", help="Redis of the planners.")] = None,
+    redis_url: OptionalRedisUrl = None,
     planner_address: Annotated[
         str | None, typer.Option("--planner", envvar="RELIBRA_PLANNER", help="Planner (host:port).")
     ] = None,

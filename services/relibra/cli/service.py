@@ -5,20 +5,36 @@ import json
 import logging
 import os
 import signal
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from relibra import service_log
 from relibra.atomic_file import write_atomically
 from relibra.environment import complaint, unknown_variables
 from relibra.errors import InvalidInput
 
 logger = logging.getLogger(__name__)
 
+
+def _with_password(url: str | None) -> str | None:
+    from relibra.store.address import with_password_of
+
+    file = os.environ.get("RELIBRA_REDIS_PASSWORD_FILE")
+    return with_password_of(Path(file), url) if url and file else url
+
+
 RedisUrl = Annotated[
-    str, typer.Option(envvar="RELIBRA_REDIS_URL", help="redis://, rediss:// or unix:// URL of the store.")
+    str,
+    typer.Option(
+        envvar="RELIBRA_REDIS_URL",
+        help="redis://, rediss:// or unix:// URL of the store.",
+        callback=_with_password,
+    ),
+]
+OptionalRedisUrl = Annotated[
+    str | None, typer.Option(envvar="RELIBRA_REDIS_URL", help="Redis of the planners.", callback=_with_password)
 ]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 StoreUrl = Annotated[str | None, typer.Option(help="redis://, rediss:// or unix:// URL of the store.")]
@@ -40,42 +56,16 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def start_logging() -> None:
-    """Log to standard error, as JSON with RELIBRA_LOG_FORMAT=json. Services call this once, libraries never.
-
-    The first lines name environment variables that nothing reads.
-    """
-    handler = logging.StreamHandler()
-    handler.setFormatter(
-        _JsonFormatter()
-        if os.environ.get("RELIBRA_LOG_FORMAT") == "json"
-        else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    )
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    """Log to standard error, and begin with the environment variables that nothing reads."""
+    service_log.start()
     for name, nearest in unknown_variables(os.environ).items():
         logger.warning(complaint(name, nearest))
 
 
-class _JsonFormatter(logging.Formatter):
-    """Formats each record as a JSON object on one line, with job, step and version if the record has them."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        line |= {name: getattr(record, name) for name in ("job", "step", "version", "trace") if hasattr(record, name)}
-        if hasattr(record, "epoch"):
-            line["epoch"] = f"{record.epoch:016x}"
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)
-
-
 def announce(service: str, address: str, ready_file: Path | None) -> None:
     """Print the address of the service of this process, and write its ready file."""
-    typer.echo(f"{service:<8} {address}")
+    if not service_log.is_json():  # such a log has the address already, and no line that is not JSON
+        typer.echo(f"{service:<8} {address}")
     write_ready_file(ready_file, {service: address, "pids": {service: os.getpid()}})
 
 

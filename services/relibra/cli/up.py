@@ -68,7 +68,7 @@ def up(
             redis_url = redis.url
             ready |= {"redis": redis.url, "pids": {"redis": redis.pid}}
         services = [
-            stack.enter_context(_Service(verb, folder, redis_url, host, number))
+            stack.enter_context(_Service(verb, folder, redis_url, host, number, has_own_redis=redis is not None))
             for verb, number in (("planner", port), ("status", status_port))
         ]
         for service in services:
@@ -96,10 +96,11 @@ def up(
 class _Service:
     """A verb of the command line, run as a child process."""
 
-    def __init__(self, verb: str, folder: Path, redis_url: str, host: str, port: int) -> None:
+    def __init__(self, verb: str, folder: Path, redis_url: str, host: str, port: int, *, has_own_redis: bool) -> None:
         self._verb = verb
         self._ready_file = folder / f"{verb}.json"
         self._redis_url = redis_url
+        self._has_own_redis = has_own_redis
         self._options = ["--host", host, "--port", str(port)]
         self._is_reported = False
 
@@ -110,6 +111,8 @@ class _Service:
         environment = os.environ | {"RELIBRA_REDIS_URL": self._redis_url, "CUDA_VISIBLE_DEVICES": ""}
         for name in unknown_variables(environment):
             del environment[name]  # this process has named it already
+        if self._has_own_redis:
+            environment.pop("RELIBRA_REDIS_PASSWORD_FILE", None)  # it is for another Redis, for example that of Compose
         if self._verb != "planner":
             environment.pop("RELIBRA_METRICS_PORT", None)  # two services cannot listen on one port
         self._process = subprocess.Popen(

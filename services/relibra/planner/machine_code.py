@@ -31,7 +31,7 @@ def provide(shipped: Path = SHIPPED) -> None:
         if folder.is_dir() and any(folder.iterdir()):
             return
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # Whoever sees the folder sees all of it.
+        # Another process that sees the folder must see all of it.
         whole = Path(tempfile.mkdtemp(dir=folder.parent))
         shutil.copytree(shipped, whole, dirs_exist_ok=True, copy_function=shutil.copyfile)
         whole.rename(folder)

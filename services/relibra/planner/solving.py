@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from relibra import service_log
 from relibra.errors import Corrupt
 from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad, check_plan
 from relibra.planning.expected.loads import WINDOW, expected_step
@@ -37,6 +38,7 @@ _SELF = Path("/proc/self/status")
 
 def prepare_worker() -> None:
     """Set up a worker process. It lives as long as the planner, and only the planner stops it."""
+    service_log.start(logging.WARNING)
     # Ctrl-C reaches the whole process group, but a planner that drains still wants the step being solved.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     planner = multiprocessing.parent_process()

@@ -11,8 +11,9 @@ With `rediss` in place of `redis`, all connections use TLS. The query may set TL
 """
 
 import re
+from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
@@ -69,6 +70,27 @@ def without_password(url: str) -> str:
         lambda found: f"{found['name']}=***" if "password" in unquote(found["name"]).lower() else found[0],
         without_user_info,
     )
+
+
+def with_password_of(file: Path, url: str) -> str:
+    """Return `url` with the password in `file`, which may have any characters; the end of its line does not count.
+
+    Raises:
+        InvalidInput: the file cannot be read or is empty, or the URL has a password already.
+    """
+    try:
+        password = file.read_text().rstrip("\n")
+    except (OSError, ValueError) as error:
+        raise InvalidInput.of("redis_password_file", expected="a file with a password", got=error) from error
+    if not password:
+        raise InvalidInput.of("redis_password_file", expected="a file with a password", got=f"{file}, which is empty")
+    parts = urlsplit(url)
+    user, _, hosts = parts.netloc.rpartition("@")
+    if ":" in user:
+        raise InvalidInput(f"both redis_password_file and the URL {without_password(url)} have a password: give one")
+    # Put together by hand, because `urlunsplit` drops the slashes of a scheme that it does not know.
+    query = f"?{parts.query}" if parts.query else ""
+    return f"{parts.scheme}://{user}:{quote(password, safe='')}@{hosts}{parts.path}{query}"
 
 
 def _open_server(url: str, guard: ConnectionGuard) -> Redis:

@@ -28,6 +28,7 @@ _UNAVAILABLE = (
 
 _MEASURE = "field_bytes"
 """The Lua function that scripts share."""
+_PROTECTED = "running in protected mode"
 _UNAVAILABLE_CODES = ("OOM ", "READONLY ", "MISCONF ", "LOADING ", "CLUSTERDOWN ", "NOREPLICAS ", "BUSY ")
 
 
@@ -74,6 +75,11 @@ def raises_unavailable(method: Callable[_P, Coroutine[Any, Any, _R]]) -> Callabl
         except _UNAVAILABLE as error:
             raise Unavailable(f"Redis does not serve: {error or type(error).__name__}") from error
         except exceptions.ResponseError as error:
+            if _PROTECTED in str(error):
+                raise Unavailable(
+                    "Redis refuses callers on other machines, because it has no password and runs in protected mode: "
+                    "give it a password, or set `protected-mode no` on a network that you trust"
+                ) from error
             # An error inside a script arrives as a plain ResponseError with the code in its text.
             if any(code in str(error) for code in _UNAVAILABLE_CODES):
                 raise Unavailable(f"Redis does not serve: {error}") from error
