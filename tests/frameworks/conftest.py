@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness import child_process
+from harness import child_process, frameworks
 from harness.services import Service, redis_server, redis_url, shared_planner  # noqa: F401
 
 REPOSITORY = Path(__file__).parents[2]
@@ -74,6 +74,22 @@ def skyrl_workers(
 
 
 @pytest.fixture(scope="session")
+def nemo_rl_workers(
+    frameworks_python: str,
+    shared_planner: Service,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> EngineRun:
+    """Run NeMo-RL's policy worker, from a checkout, on two gloo ranks, plain and with the plug-in."""
+    nemo_rl, bridge, megatron = (
+        frameworks.checkout(name) for name in ("NeMo-RL", frameworks.BRIDGE, frameworks.MEGATRON)
+    )
+    if nemo_rl is None or bridge is None or megatron is None:
+        pytest.skip(frameworks.reason("NeMo-RL"))
+    folder, sources = tmp_path_factory.mktemp("nemo-rl"), (nemo_rl, bridge / "src", megatron)
+    return run_ranks(frameworks_python, "harness.nemo_rl.ranks", folder, shared_planner, *sources)
+
+
+@pytest.fixture(scope="session")
 def areal_engines(
     frameworks_python: str,
     shared_planner: Service,  # noqa: F811
@@ -98,9 +114,13 @@ def areal_interrupted(frameworks_python: str) -> dict[str, Any]:
     return found
 
 
-def run_ranks(python: str, module: str, folder: Path, planner: Service) -> EngineRun:
-    """Run a module of the harness that runs ranks; return what they computed."""
+def run_ranks(python: str, module: str, folder: Path, planner: Service, *sources: Path) -> EngineRun:
+    """Run a module of the harness that runs ranks; return what they computed.
+
+    The ranks import packages from `sources` before all others.
+    """
     environment = child_process.environment(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1", CUDA_VISIBLE_DEVICES="")
+    environment["PYTHONPATH"] = os.pathsep.join([*map(str, sources), environment["PYTHONPATH"]])
     log = folder / "log"
     # Into a file: children of a rank may outlive it and would keep a pipe open.
     with log.open("w") as output:

@@ -8,6 +8,8 @@ megatron-core has none without Transformer Engine.
 import copy
 import sys
 import typing
+from abc import ABCMeta
+from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -38,11 +40,28 @@ def install(*imported: str) -> None:
     _norm()
 
 
-class _AnyClass(type):
+class _AnyClass(ABCMeta):
+    def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any], **_: object) -> "_AnyClass":
+        return super().__new__(cls, name, bases, body)
+
+    def __init__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any], **_: object) -> None:
+        super().__init__(name, bases, body)
+
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _AnyClass(name, (), {})
+        return _any_class(name)
+
+
+def _any_class(name: str) -> _AnyClass:
+    """Return a class that takes all arguments, and decorators of which leave what they decorate as it is."""
+
+    def initialise(self: Any, *_: object, **__: object) -> None: ...
+
+    def call(self: Any, *args: Any, **_: object) -> Any:
+        return args[0] if args else self
+
+    return _AnyClass(name, (), {"__init__": initialise, "__call__": call})
 
 
 class AnyModule(ModuleType):
@@ -54,7 +73,7 @@ class AnyModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _no if name.startswith("is_") else _AnyClass(name, (), {})
+        return _no if name.startswith("is_") else _any_class(name)
 
 
 def _no(*_: object) -> bool:

@@ -8,9 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+BRIDGE = "NeMo-RL/3rdparty/Megatron-Bridge-workspace/Megatron-Bridge"
+MEGATRON = f"{BRIDGE}/3rdparty/Megatron-LM"
 CHECKOUTS = {
     "slime": ("https://github.com/THUDM/slime", "624b824a898ab0ec1fcb4d373004c7f3852bf515"),
     "miles": ("https://github.com/radixark/miles", "31f1ca961a94cb860cec3b2dea34ec332bfa8f76"),
+    "NeMo-RL": ("https://github.com/NVIDIA-NeMo/RL", "7ea279abfbeb698b092856d0dab61e7cf39bc909"),
+    # What NeMo-RL pins, where it looks for it.
+    BRIDGE: ("https://github.com/NVIDIA-NeMo/Megatron-Bridge", "8c46dc4259080c510b7455f43e836fdff222c5d3"),
+    MEGATRON: ("https://github.com/NVIDIA/Megatron-LM", "14346b65a2d0790e451919858f7771078105c5f0"),
 }
 """The repository and the commit of each framework."""
 VARIABLE = "RELIBRA_FRAMEWORKS"

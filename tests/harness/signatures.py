@@ -1,6 +1,6 @@
 """The signatures of frameworks' functions that a plug-in relies on, read from sources without importing them.
 
-`python -m harness.signatures DIR` writes them to `tests/plugins/slime/signatures.json`, from checkouts that
+`python -m harness.signatures DIR` writes them to `tests/plugins/signatures.json`, from checkouts that
 `harness.frameworks` made in DIR.
 """
 
@@ -8,16 +8,34 @@ import ast
 import inspect
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from harness.frameworks import CHECKOUTS
-from relibra.plugins.slime.framework import MILES, SLIME, Framework
+from relibra.plugins.nemo_rl import points as nemo_rl
+from relibra.plugins.points import Points
+from relibra.plugins.slime.framework import MILES, SLIME
 
-SAVED = Path(__file__).parents[1] / "plugins" / "slime" / "signatures.json"
-FRAMEWORKS = {each.name: each for each in (SLIME, MILES)}
+SAVED = Path(__file__).parents[1] / "plugins" / "signatures.json"
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What a plug-in relies on in a framework."""
+
+    version: str
+    package: str
+    points: Mapping[str, Points]
+    """By module of the package."""
+
+
+FRAMEWORKS = {each.name: Framework(each.version, each.package, each.points) for each in (SLIME, MILES)} | {
+    "NeMo-RL": Framework(nemo_rl.VERSION, nemo_rl.PACKAGE, nemo_rl.POINTS)
+}
+"""By name of the checkout."""
 Signatures = dict[str, dict[str, list[str] | None]]
 """By module and path of an attribute: its parameters, None if it comes from outside of the checkout."""
 
@@ -29,7 +47,8 @@ def read(checkout: Path, framework: Framework) -> Signatures:
     for module, points in framework.points.items():
         found[module] = {}
         for path in points:
-            definition = _find(package / f"{module}.py", path.split("."), checkout)
+            file = package.joinpath(*module.split(".")).with_suffix(".py")
+            definition = _find(file, path.split("."), checkout)
             if definition is not None:
                 found[module][path] = _parameters(definition)
     return found
@@ -69,6 +88,8 @@ def _find(file: Path, path: Sequence[str], checkout: Path) -> ast.AST | None:
 def _names(statement: ast.stmt) -> list[str]:
     if isinstance(statement, ast.ImportFrom):
         return [each.asname or each.name for each in statement.names]
+    if isinstance(statement, ast.AnnAssign):
+        return [statement.target.id] if isinstance(statement.target, ast.Name) else []
     return [statement.name] if isinstance(statement, ast.FunctionDef | ast.ClassDef) else []
 
 

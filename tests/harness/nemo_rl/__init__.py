@@ -1,0 +1,1 @@
+"""NeMo-RL's own Megatron policy worker, from a checkout, on two gloo ranks."""

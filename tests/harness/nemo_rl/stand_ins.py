@@ -1,0 +1,69 @@
+"""What NeMo-RL needs of a machine with GPUs and of its services, stood in for on the CPU.
+
+Packages that are imported and not used have empty modules, and `MegatronPolicyWorkerImpl.__init__` is stood in for by
+`workers.build`. On the CPU, offloads move parameters and gradients as on a GPU, and optimizer state is copied where
+they move it. Everything else is NeMo-RL's, Megatron-Bridge's and megatron-core's own code.
+"""
+
+import sys
+import typing
+from importlib.util import find_spec
+from typing import Any
+from unittest import mock
+
+import torch
+import typing_extensions
+
+from harness import bridge_on_cpu
+
+_UNUSED = (
+    "fastapi",
+    "matplotlib",
+    "mlflow",
+    "nvtx",
+    "prometheus_client",
+    "pydantic",
+    "pynvml",
+    "swanlab",
+    "tensorboard",
+    "torch_memory_saver",
+    "torchvision",
+    "uvicorn",
+    "wandb",
+    "zmq",
+)
+_OF_UNUSED_PARTS = ("megatron.core.ssm.ops.batch_invariant_decode", "megatron.rl", "torch.utils.tensorboard")
+
+
+def install() -> None:
+    """Stand in for what is missing. Call it after `megatron_on_cpu.install` and before anything imports NeMo-RL."""
+    missing = (name for name in _UNUSED if find_spec(name) is None)
+    bridge_on_cpu.install(*_OF_UNUSED_PARTS, *missing)
+    if sys.version_info < (3, 12):  # NeMo-RL asks for Python 3.13, and pydantic takes no TypedDict of an older one
+        typing.TypedDict = typing_extensions.TypedDict
+    torch.cuda.get_device_name = lambda *_: "cpu"
+    plain_to = torch.Tensor.to
+
+    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return plain_to(self, *("cpu" if each == "cuda" else each for each in args), **kwargs)
+
+    torch.Tensor.to = to
+    torch.Tensor.pin_memory = lambda self, *_, **__: self.clone()
+
+
+def move_optimizer() -> None:
+    """Let NeMo-RL's worker leave no optimizer state where it was. Call it after NeMo-RL's worker was imported."""
+    from nemo_rl.models.policy.workers.megatron_policy_worker import MegatronPolicyWorkerImpl
+
+    own = MegatronPolicyWorkerImpl.move_optimizer
+
+    def moved(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        elsewhere = tensor.clone()
+        tensor.fill_(torch.nan)
+        return elsewhere
+
+    def move(self: Any, device: str) -> None:
+        with mock.patch.object(torch.Tensor, "to", moved):
+            own(self, device)
+
+    MegatronPolicyWorkerImpl.move_optimizer = move
