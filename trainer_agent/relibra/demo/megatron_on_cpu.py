@@ -265,6 +265,7 @@ def _torch_adam() -> None:
             plain(self, model_param, tensors)
             return
         plain(self, model_param, {"step": own["step"], **tensors})
-        self.optimizer.state[own["param"]]["step"] = own["step"].clone()
+        if own["param"] in self.optimizer.state:  # not where the optimizer keeps counts of copies on the host
+            self.optimizer.state[own["param"]]["step"] = own["step"].clone()
 
     DistributedOptimizer._set_main_param_and_optimizer_states = set_states
