@@ -1,7 +1,6 @@
 """NeMo-RL's own `Policy` in a driver that runs a script through the plug-in, with Ray's actors stood in for."""
 
 import os
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +44,6 @@ def started_workers(folder: Path) -> dict[str, Any]:
         mock.patch.object(lm_policy.FLOPTracker, "from_config"),
         mock.patch.object(lm_policy, "get_default_hf_config"),
         mock.patch("sys.argv", []),
-        mock.patch("sys.path", list(sys.path)),
     ):
         main([str(script), "--config", "recipe.yaml"])
     name = driver.made[0]
