@@ -15,7 +15,7 @@ demo: $(DEMO_READY)  ## run a real MoE RL job, plain and balanced, on this machi
 
 # Tests wait for a third of their time, so three processes keep two cores busy.
 test: $(READY)  ## run every test that needs no GPU, on two cores
-	$(BIN)/pytest --numprocesses 3
+	$(BIN)/pytest --numprocesses 3 --ignore tests/frameworks
 
 test-megatron: $(READY)  ## run the tests that train inside megatron-core: with VENV and PYTHON, on another Python and its megatron-core
 	$(BIN)/pytest --numprocesses 3 tests/agent tests/distributed tests/plugins

@@ -99,6 +99,13 @@ def test_everything_starts_answers_and_stops(
         assert not any(is_alive(pid) for pid in ready["pids"].values())
 
 
+def test_many_signals_stop_it_as_one_does(tmp_path: Path) -> None:
+    with up(tmp_path) as (process, ready):
+        while process.poll() is None and is_alive(ready["pids"]["planner"]):
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+
+
 def test_nothing_is_left_when_it_is_killed(tmp_path: Path) -> None:
     with up(tmp_path) as (process, ready):
         process.kill()

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,9 +51,9 @@ def up(
     its own port.
     """
     start_logging()
-    stop = threading.Event()
+    stop = _Stop()
     for each in STOP_SIGNALS:
-        signal.signal(each, lambda *_: stop.set())
+        signal.signal(each, stop.ask)
     if ready_file is not None:
         ready_file.unlink(missing_ok=True)
     with ExitStack() as stack:
@@ -91,6 +91,26 @@ def up(
                 raise typer.Exit(1)
             for service in services:
                 service.report_exit()
+
+
+class _Stop:
+    """Whether a signal has asked this command to stop.
+
+    It is no `threading.Event`: a signal may come while the main thread holds the lock of the event, and its handler
+    would wait for that lock for ever.
+    """
+
+    def __init__(self) -> None:
+        self._is_asked = False
+
+    def ask(self, *_: object) -> None:
+        self._is_asked = True
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for up to `timeout_s`; return whether the command must stop."""
+        if not self._is_asked:
+            time.sleep(timeout_s)
+        return self._is_asked
 
 
 class _Service:
@@ -131,7 +151,7 @@ class _Service:
             self._process.kill()
             self._process.wait()
 
-    def wait_until_ready(self, stop: threading.Event) -> dict[str, Any] | None:
+    def wait_until_ready(self, stop: _Stop) -> dict[str, Any] | None:
         """Return the addresses of the service, or None if `stop` was set first; exit if the service fails to start."""
         while not self._ready_file.exists():
             if self._process.poll() is not None:
