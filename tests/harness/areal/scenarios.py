@@ -12,7 +12,8 @@ from areal.engine.megatron_engine import MegatronPPOActor
 
 from harness.areal import engines
 from harness.distributed.plans import ScriptedPlans, random_plans
-from harness.skyrl.workers import NUM_EXPERTS, NUM_LAYERS, RANKS, TOP_K, environment
+from harness.skyrl.workers import RANKS, environment
+from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
 from harness.trained import Result, Trained, differing
 from relibra.integrations.areal import balanced
 from relibra.planning import Cluster, Model

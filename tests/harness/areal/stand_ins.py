@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from harness import bridge_on_cpu
-from harness.skyrl.workers import OFF
+from harness.tiny_qwen3_moe import OFF_ON_CPU
 
 
 def install() -> None:
@@ -60,7 +60,7 @@ def _local_layers(bridge: Any) -> None:
 
     def to_megatron_provider(self: Any, *args: Any, **kwargs: Any) -> Any:
         provider = own(self, *args, **kwargs)
-        for name in OFF:
+        for name in OFF_ON_CPU:
             setattr(provider, name, False)
         provider.use_cpu_initialization, provider.transformer_layer_spec = True, spec
         return provider

@@ -13,12 +13,13 @@ from nemo_rl.models.megatron import data as megatron_data
 from nemo_rl.models.megatron import router_replay
 
 from harness.nemo_rl import workers
+from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
 from relibra.integrations.nemo_rl import rank_batch, trainer_layout
 from relibra.integrations.rank_parts import count_rank
 from relibra.routing import ModelLayers
 from relibra.routing.token_layout import ParallelLayout
 
-LAYERS = ModelLayers.uniform(num_layers=workers.NUM_LAYERS, num_experts=workers.NUM_EXPERTS, top_k=workers.TOP_K)
+LAYERS = ModelLayers.uniform(num_layers=NUM_LAYERS, num_experts=NUM_EXPERTS, top_k=TOP_K)
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,9 @@ def _replayed(batch: Any, layout: Layout, config: Any, data_rank: int) -> tuple[
 
 def _assigned(routed: Any, num_tensor: int, tensor: int) -> list[Any]:
     """Return what NeMo-RL gives to the router of each layer on a tensor-parallel rank."""
-    config = SimpleNamespace(num_layers=workers.NUM_LAYERS, moe_layer_freq=1, sequence_parallel=num_tensor > 1)
+    config = SimpleNamespace(num_layers=NUM_LAYERS, moe_layer_freq=1, sequence_parallel=num_tensor > 1)
     routers = [
-        SimpleNamespace(router_replay=SimpleNamespace(), layer_number=number + 1)
-        for number in range(workers.NUM_LAYERS)
+        SimpleNamespace(router_replay=SimpleNamespace(), layer_number=number + 1) for number in range(NUM_LAYERS)
     ]
     model = SimpleNamespace(config=config, modules=lambda: routers)
     with (
@@ -114,7 +114,7 @@ def _assigned(routed: Any, num_tensor: int, tensor: int) -> list[Any]:
 
 
 def _counts(rows_of_layers: list[Any]) -> Any:
-    return np.stack([np.bincount(rows[rows >= 0], minlength=workers.NUM_EXPERTS) for rows in rows_of_layers])
+    return np.stack([np.bincount(rows[rows >= 0], minlength=NUM_EXPERTS) for rows in rows_of_layers])
 
 
 def _planned(batch: Any, layout: Layout, config: Any, data_rank: int, pack_length: int | None) -> dict[Any, Any]:

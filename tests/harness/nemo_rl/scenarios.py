@@ -12,8 +12,10 @@ from nemo_rl.algorithms.loss.loss_functions import NLLLossFn
 from nemo_rl.models.policy import utils as policy_utils
 from nemo_rl.models.policy.workers import megatron_policy_worker as policy_worker
 
+from harness import tiny_qwen3_moe
 from harness.distributed.plans import ScriptedPlans, random_plans
 from harness.nemo_rl import driver, rows, workers
+from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
 from relibra.errors import RelibraError
 from relibra.planning import Cluster, Model
 from relibra.plugins.nemo_rl import worker as plugin
@@ -23,13 +25,13 @@ Result = dict[str, Any]
 AWAY = "127.0.0.1:1"
 NUM_UPDATES = 2
 PASSES_PER_UPDATE = 1 + workers.NUM_GLOBAL_BATCHES
-MODEL = Model(num_layers=workers.NUM_LAYERS, num_experts=workers.NUM_EXPERTS, top_k=workers.TOP_K)
+MODEL = Model(num_layers=NUM_LAYERS, num_experts=NUM_EXPERTS, top_k=TOP_K)
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=workers.RANKS, redundant_slots=1)
 
 
 def prepare(folder: Path) -> None:
     """Write what all scenarios share, before the ranks start."""
-    workers.save_tiny_model(folder / "model")
+    tiny_qwen3_moe.save(folder / "model")
 
 
 def built(of_class: type[Any], folder: Path, mode: str = "packed", **options: Any) -> Any:
@@ -176,7 +178,7 @@ def scripted(rank: int, folder: Path, planner: str) -> Result:
     }
 
 
-MODEL_HOMES = torch.arange(workers.NUM_EXPERTS).div(workers.NUM_EXPERTS // workers.RANKS, rounding_mode="floor").numpy()
+MODEL_HOMES = torch.arange(NUM_EXPERTS).div(NUM_EXPERTS // workers.RANKS, rounding_mode="floor").numpy()
 
 
 def mutants(rank: int, folder: Path, planner: str) -> Result:

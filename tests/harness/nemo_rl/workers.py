@@ -25,21 +25,11 @@ from nemo_rl.models.megatron.router_replay import validate_router_replay_config
 from nemo_rl.models.policy.workers import megatron_policy_worker as policy_worker
 from nemo_rl.utils.timer import Timer
 
-NUM_LAYERS, NUM_EXPERTS, TOP_K = 2, 8, 2
+from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, OFF_ON_CPU, TOP_K
+
 RANKS = 2
 GLOBAL_BATCH, NUM_GLOBAL_BATCHES = 8, 2
 LENGTH, MULTIPLE = 24, 4
-_OFF = (
-    "moe_grouped_gemm",
-    "moe_permute_fusion",
-    "bias_activation_fusion",
-    "masked_softmax_fusion",
-    "persist_layer_norm",
-    "apply_rope_fusion",
-    "gradient_accumulation_fusion",
-    "cross_entropy_loss_fusion",
-    "bias_dropout_fusion",
-)
 
 
 def configuration(model: Path, mode: str) -> dict[str, Any]:
@@ -67,30 +57,6 @@ def configuration(model: Path, mode: str) -> dict[str, Any]:
             "distributed_data_parallel_config": {"overlap_grad_reduce": False, "overlap_param_gather": False},
         },
     }
-
-
-def save_tiny_model(folder: Path) -> None:
-    """Write a random Qwen3-MoE as Hugging Face does."""
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=128,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=NUM_LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        moe_intermediate_size=16,
-        num_experts=NUM_EXPERTS,
-        num_experts_per_tok=TOP_K,
-        decoder_sparse_step=1,
-        norm_topk_prob=True,
-        tie_word_embeddings=False,
-        max_position_embeddings=128,
-    )
-    Qwen3MoeForCausalLM(config).save_pretrained(folder)
 
 
 def build(worker: Any, config: dict[str, Any], *, init_optimizer: bool = True) -> None:
@@ -162,7 +128,7 @@ def build(worker: Any, config: dict[str, Any], *, init_optimizer: bool = True) -
 
 def _provider(bridge: Any) -> Any:
     provider = bridge.to_megatron_provider(load_weights=False)
-    settings = dict.fromkeys(_OFF, False) | {
+    settings = dict.fromkeys(OFF_ON_CPU, False) | {
         "expert_model_parallel_size": RANKS,
         "expert_tensor_parallel_size": 1,
         "tensor_model_parallel_size": 1,

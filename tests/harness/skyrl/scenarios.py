@@ -10,6 +10,7 @@ from skyrl.backends.skyrl_train.workers.megatron.megatron_worker import Megatron
 
 from harness.distributed.plans import ScriptedPlans, random_plans
 from harness.skyrl import workers
+from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
 from harness.trained import Result, Trained, differing
 from relibra.planning import Cluster, Model
 from relibra.plugins.skyrl.worker import BalancedPolicyWorker
@@ -17,7 +18,7 @@ from relibra.plugins.skyrl.worker import BalancedPolicyWorker
 AWAY = "127.0.0.1:1"
 NUM_UPDATES = 3
 MAX_TOKENS = 24
-MODEL = Model(num_layers=workers.NUM_LAYERS, num_experts=workers.NUM_EXPERTS, top_k=workers.TOP_K)
+MODEL = Model(num_layers=NUM_LAYERS, num_experts=NUM_EXPERTS, top_k=TOP_K)
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=workers.RANKS, redundant_slots=1)
 
 

@@ -13,21 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness.verl.engines import NUM_EXPERTS, NUM_LAYERS, RANKS, TOP_K, save_tiny_model, seed
+from harness import tiny_qwen3_moe
+from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, OFF_ON_CPU, TOP_K
+from harness.verl.engines import RANKS, seed
 
 NUM_SAMPLES = 4
 MAX_PROMPT, MAX_RESPONSE = 6, 8
-OFF = (
-    "moe_grouped_gemm",
-    "moe_permute_fusion",
-    "bias_activation_fusion",
-    "masked_softmax_fusion",
-    "persist_layer_norm",
-    "apply_rope_fusion",
-    "gradient_accumulation_fusion",
-    "cross_entropy_loss_fusion",
-    "bias_dropout_fusion",
-)
 
 
 def save_model(folder: Path) -> None:
@@ -36,7 +27,7 @@ def save_model(folder: Path) -> None:
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
-    save_tiny_model(folder)
+    tiny_qwen3_moe.save(folder)
     words = {"<pad>": 0, "<eos>": 1} | {chr(33 + index): 2 + index for index in range(90)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="<pad>"))
     PreTrainedTokenizerFast(
@@ -81,7 +72,7 @@ def build(worker: type[Any], rank: int, model: Path, *, max_tokens: int = -1) ->
         ]
     )
     config = whole.trainer
-    config.policy.megatron_config.transformer_config_kwargs |= dict.fromkeys(OFF, False) | {
+    config.policy.megatron_config.transformer_config_kwargs |= dict.fromkeys(OFF_ON_CPU, False) | {
         "use_cpu_initialization": True,
         "transformer_layer_spec": spec,
     }

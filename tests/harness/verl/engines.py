@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-NUM_LAYERS, NUM_EXPERTS, TOP_K = 2, 8, 2
+from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, OFF_ON_CPU, TOP_K
+
 NUM_SAMPLES, PROMPT, RESPONSE = 4, 6, 8
 RANKS = 2
 """The ranks of all scenarios but those of other layouts."""
@@ -28,30 +29,6 @@ class Layout:
     pipeline: int = 1
     chunks: int | None = None
     """The model chunks of each pipeline stage."""
-
-
-def save_tiny_model(folder: Path, num_layers: int = NUM_LAYERS) -> None:
-    """Write a random Qwen3-MoE as Hugging Face does."""
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=128,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        moe_intermediate_size=16,
-        num_experts=NUM_EXPERTS,
-        num_experts_per_tok=TOP_K,
-        decoder_sparse_step=1,
-        norm_topk_prob=True,
-        tie_word_embeddings=False,
-        max_position_embeddings=128,
-    )
-    Qwen3MoeForCausalLM(config).save_pretrained(folder)
 
 
 def build(
@@ -84,17 +61,6 @@ def build(
         model_type="value_model" if has_value_head else "language_model",
     )
     model_config.tokenizer = SimpleNamespace(pad_token_id=0, save_pretrained=lambda *_, **__: None)
-    off = (
-        "moe_grouped_gemm",
-        "moe_permute_fusion",
-        "bias_activation_fusion",
-        "masked_softmax_fusion",
-        "persist_layer_norm",
-        "apply_rope_fusion",
-        "gradient_accumulation_fusion",
-        "cross_entropy_loss_fusion",
-        "bias_dropout_fusion",
-    )
     engine_config = McoreEngineConfig(
         expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=1,
@@ -105,7 +71,7 @@ def build(
         param_offload=offload,
         optimizer_offload=offload and not forward_only,
         router_replay=EngineRouterReplayConfig(mode=mode),
-        override_transformer_config=dict.fromkeys(off, False)
+        override_transformer_config=dict.fromkeys(OFF_ON_CPU, False)
         | {"use_cpu_initialization": True, "transformer_layer_spec": spec},
         use_distributed_optimizer=True,
         forward_only=forward_only,

@@ -7,6 +7,7 @@ from typing import Any
 from megatron.core import parallel_state
 from verl.workers.engine import MegatronEngineWithLMHead
 
+from harness import tiny_qwen3_moe
 from harness.verl import engines
 from harness.verl.plug_in import with_plug_in
 from harness.verl.trained import Result, Trained
@@ -17,7 +18,7 @@ NUM_UPDATES = 2
 
 def prepare(folder: Path) -> None:
     """Write what all layouts share, before the ranks start."""
-    engines.save_tiny_model(folder / "deep model", NUM_LAYERS)
+    tiny_qwen3_moe.save(folder / "deep model", NUM_LAYERS)
 
 
 def pipeline(rank: int, folder: Path, planner: str) -> Result:

@@ -6,13 +6,14 @@ from unittest import mock
 
 from verl.workers.engine import EngineRegistry
 
+from harness import tiny_qwen3_moe
 from harness.distributed.plans import ScriptedPlans, random_plans
 from harness.verl import engines
 from relibra.planning import Cluster, Model
 
 AWAY = "127.0.0.1:1"
 """The address of no planner."""
-_MODEL = Model(num_layers=engines.NUM_LAYERS, num_experts=engines.NUM_EXPERTS, top_k=engines.TOP_K)
+_MODEL = Model(num_layers=tiny_qwen3_moe.NUM_LAYERS, num_experts=tiny_qwen3_moe.NUM_EXPERTS, top_k=tiny_qwen3_moe.TOP_K)
 _CLUSTER = Cluster(num_nodes=1, gpus_per_node=engines.RANKS, redundant_slots=1)
 
 

@@ -8,6 +8,7 @@ from unittest import mock
 import torch
 from verl.workers.engine import MegatronEngineWithLMHead
 
+from harness import tiny_qwen3_moe
 from harness.verl import engines
 from harness.verl.colocated import colocated
 from harness.verl.plug_in import AWAY, moving, with_plug_in
@@ -23,7 +24,7 @@ _engines: dict[str, Any] = {}
 
 def prepare(folder: Path) -> None:
     """Write what all scenarios share, before the ranks start."""
-    engines.save_tiny_model(folder / "model")
+    tiny_qwen3_moe.save(folder / "model")
 
 
 def plain(rank: int, folder: Path, planner: str) -> Result:
@@ -57,7 +58,9 @@ def scripted(rank: int, folder: Path, planner: str) -> Result:
 def mutants(rank: int, folder: Path, planner: str) -> Result:
     """Show that the comparison sees an export by place, which `logical` puts right, and weights of another update."""
     engine, before = _engines["scripted"], _trained["plain"].exports
-    layers = ModelLayers.uniform(num_layers=engines.NUM_LAYERS, num_experts=engines.NUM_EXPERTS, top_k=engines.TOP_K)
+    layers = ModelLayers.uniform(
+        num_layers=tiny_qwen3_moe.NUM_LAYERS, num_experts=tiny_qwen3_moe.NUM_EXPERTS, top_k=tiny_qwen3_moe.TOP_K
+    )
 
     def by_place(self: Any, weights: Any) -> Any:
         with self.agent.copying():

@@ -1,0 +1,43 @@
+"""A tiny random Qwen3-MoE, which the frameworks train on the CPU."""
+
+from pathlib import Path
+
+import torch
+
+NUM_LAYERS, NUM_EXPERTS, TOP_K = 2, 8, 2
+OFF_ON_CPU = (
+    "moe_grouped_gemm",
+    "moe_permute_fusion",
+    "bias_activation_fusion",
+    "masked_softmax_fusion",
+    "persist_layer_norm",
+    "apply_rope_fusion",
+    "gradient_accumulation_fusion",
+    "cross_entropy_loss_fusion",
+    "bias_dropout_fusion",
+)
+"""Settings of megatron's transformer that need a GPU."""
+
+
+def save(folder: Path, num_layers: int = NUM_LAYERS) -> None:
+    """Write the model as Hugging Face does."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=128,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        moe_intermediate_size=16,
+        num_experts=NUM_EXPERTS,
+        num_experts_per_tok=TOP_K,
+        decoder_sparse_step=1,
+        norm_topk_prob=True,
+        tie_word_embeddings=False,
+        max_position_embeddings=128,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
