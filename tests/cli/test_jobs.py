@@ -2,10 +2,12 @@ import json
 import re
 
 import pytest
+import redis
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
 from relibra.errors import Conflict, UnknownJob
 from relibra.store import Store
+from relibra.store.keys import JobKeys
 
 
 def test_jobs_are_listed_as_the_status_service_shows_them(relibra, watched):
@@ -18,14 +20,29 @@ def test_jobs_are_listed_as_the_status_service_shows_them(relibra, watched):
 
 def test_a_job_is_removed_from_redis(relibra, store: Store, run: Loop, redis_url: str):
     run(store.register_job("job", MODEL, CLUSTER, PARAMS))
-    assert relibra("jobs", "remove", "job", "--redis-url", redis_url) == "removed job job\n"
+    assert relibra("jobs", "remove", "job", "--alive", "--redis-url", redis_url) == "removed job job\n"
     with pytest.raises(UnknownJob):
         run(store.get_job("job"))
     run(store.register_job("jobs", MODEL, CLUSTER, PARAMS))
     with pytest.raises(UnknownJob, match=r"^job 'job' is not registered\. Registered: jobs$"):
         relibra("jobs", "remove", "job", "--redis-url", redis_url)
-    said = relibra("jobs", "remove", "jobs", "--json", "--redis-url", redis_url)
+    said = relibra("jobs", "remove", "jobs", "--alive", "--json", "--redis-url", redis_url)
     assert json.loads(said) == {"job_id": "jobs", "is_removed": True}
+
+
+def test_a_job_that_may_be_training_is_removed_only_with_a_word(relibra, store: Store, run: Loop, redis_url: str):
+    job = run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+    with pytest.raises(Conflict, match=r"^job 'job' was heard \d+ s ago, .*nothing was removed.*--alive$"):
+        relibra("jobs", "remove", "job", "--redis-url", redis_url)
+    assert run(store.get_job("job")) == job
+
+
+def test_a_job_that_was_silent_is_removed_without_a_word(relibra, store: Store, run: Loop, redis_url: str):
+    run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+    with redis.Redis.from_url(redis_url) as client:
+        seconds, _ = client.time()
+        client.hset(JobKeys("job").of("job"), "seen_at", str((seconds - 61) * 1000))
+    assert relibra("jobs", "remove", "job", "--redis-url", redis_url) == "removed job job\n"
 
 
 def test_a_job_goes_back_to_a_step(relibra, store: Store, run: Loop, redis_url: str):

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List jobs with their health, remove them, and let them go back.", no_args_is_help=True)
 
+_ALIVE_S = 60
+"""Drivers and ranks of a job that trains are heard several times in this time."""
+
 _StoredJob = Annotated[str, typer.Argument(help="Id of the job.", autocompletion=complete_stored_job)]
 
 
@@ -66,11 +69,27 @@ def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def remove(job_id: _StoredJob, redis_url: RedisUrl, as_json: AsJson = False) -> None:
-    """Remove a job with all its steps and plans. Its agents continue without plans until it is registered again."""
+def remove(
+    job_id: _StoredJob,
+    redis_url: RedisUrl,
+    is_alive_too: Annotated[
+        bool, typer.Option("--alive", help="Remove the job even if it may still be training.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a job that has ended, with all its steps and plans. A job heard in the last minute needs --alive.
+
+    A job that is still training then trains without plans until its driver registers it again.
+    """
 
     async def forget() -> None:
         async with _holding(job_id, redis_url) as store:
+            silent_s = await store.silent_s(job_id)
+            if silent_s < _ALIVE_S and not is_alive_too:
+                raise Conflict(
+                    f"job {job_id!r} was heard {silent_s:.0f} s ago, so it may still be training; nothing was removed. "
+                    f"Stop it and try again {_ALIVE_S} s later, or let it train unbalanced: add --alive"
+                )
             await store.remove_job(job_id)
 
     asyncio.run(forget())

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 
-from relibra.errors import RolledBack, StaleEpoch
+from relibra.errors import RolledBack, StaleEpoch, UnknownJob
 from relibra.store.connection import Connected, raises_unavailable
 from relibra.store.documents import decode_attempts
 from relibra.store.keys import ATTEMPT_KEYS, KNOWN_ATTEMPTS, STEP_KEYS, AttemptId, JobKeys
@@ -44,6 +44,20 @@ class Attempts(Connected):
             pipe.hget(JobKeys(job_id).of("job"), "seen_at")
         found = await pipe.execute() if ids else []
         return {job_id: int(at_ms) / 1000 for job_id, at_ms in zip(ids, found, strict=True) if at_ms}
+
+    @raises_unavailable
+    async def silent_s(self, job_id: str) -> float:
+        """Return how many seconds ago the current attempt of a job was last heard, by the clock of Redis.
+
+        Raises:
+            UnknownJob: the job is not registered.
+        """
+        heard_at = (await self.heard_at([job_id])).get(job_id)
+        if heard_at is None:
+            raise UnknownJob(f"job {job_id!r} is not registered; register it first")
+        seconds, microseconds = await self._redis.time()
+        # A clock that was set back must not make a job look silent.
+        return abs(float(seconds) + float(microseconds) / 1e6 - heard_at)
 
     @raises_unavailable
     async def see(self, job_id: str, epoch: int, *, is_driver: bool = True) -> None:
