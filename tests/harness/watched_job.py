@@ -24,7 +24,7 @@ from relibra.planning.routing_check import RoutingCheck
 from relibra.planning.solve import solve
 from relibra.store import EncodedPlan, ExpiryCause, JobRecord, SequenceCounts, Store
 
-LEASE_S = 60.0
+LEASE_S = 600.0
 
 
 class WatchedJob:
