@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,13 +81,16 @@ def test_L5_every_step_after_a_rollback_is_planned_from_new_rollouts(
 
 
 def test_S4_sequences_of_before_are_refused_by_name_and_later_ones_are_taken(
-    launch: PlannerClient, reporter: RolloutReporter, planner: Service
+    launch: PlannerClient, reporter: RolloutReporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in (1, 2, 3):
         train(launch, reporter, step, seed=step)
+    may_hear, follow = threading.Event(), reporter.follow
+    monkeypatch.setattr(reporter, "follow", lambda epoch: may_hear.wait() and follow(epoch))
     before = launch.rollback("job", 2)
     # A worker that has not heard of it yet sends sequences of the step that is sampled again.
     sample(reporter, 2, seed=77)
+    may_hear.set()
     with pytest.raises(RolledBack, match=r"attempt 1 of job .job. is over: attempt 2 began .* went back to step 2"):
         reporter.flush(timeout_s=30)
     with pytest.raises(NotFound, match="8 of 8 scheduled sequences were never reported for step 2"):
