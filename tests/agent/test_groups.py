@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from relibra.agent import AgentConfig
 from relibra.agent.groups import Groups, Member, Seat, Topology
-from relibra.errors import InvalidInput, Unsupported
+from relibra.agent.plans import agreement
+from relibra.errors import InvalidInput, RelibraError, Unsupported
 from relibra.planning import Cluster, Model
 
 CONFIG = AgentConfig(
@@ -19,6 +20,7 @@ CONFIG = AgentConfig(
     model=Model(num_layers=3, num_experts=4, top_k=1),
     cluster=Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1, num_ep_groups=2),
 )
+ONE_RANK = Topology(stages=((0,),), stage_layers=((0,),), stage_etp_ranks=(0,), seats=(Seat(0, 0),))
 FIRST, SECOND = (1, 4), (7,)
 """The numbers of the MoE layers of two pipeline stages, with dense layers between them."""
 
@@ -94,8 +96,7 @@ def wrapped_groups(monkeypatch: pytest.MonkeyPatch) -> Groups:
 
     monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: plain_ranks(getattr(group, "group", group)))
-    topology = Topology(stages=((0,),), stage_layers=((0,),), stage_etp_ranks=(0,), seats=(Seat(0, 0),))
-    return Groups.create(topology, CONFIG)
+    return Groups.create(ONE_RANK, CONFIG)
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -107,7 +108,7 @@ def test_S5_groups_that_were_replaced_inside_their_wrappers_are_connected_again_
     groups.on_rebuilt(lambda: connected.append(groups.stage))
     groups.rebuild_if_destroyed()
     assert connected == []
-    wrappers: list[Any] = [groups.everyone, groups.stage, groups.node, groups.pipeline]
+    wrappers: list[Any] = [groups.everyone, groups.stage, groups.node]
     for each in wrappers:
         dist.destroy_process_group(each.group)
         each.group = None
@@ -119,3 +120,30 @@ def test_S5_groups_that_were_replaced_inside_their_wrappers_are_connected_again_
     groups.rebuild_if_destroyed()
     assert connected == [wrappers[1]]
     assert groups.stage is wrappers[1]
+
+
+@pytest.fixture
+def one_rank_of_another_backend() -> Iterator[None]:
+    """A job over a backend that moves nothing, as a stand-in for NCCL."""
+    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank_of_another_backend")
+def test_ranks_agree_over_gloo_whatever_the_backend_of_the_job() -> None:
+    groups = Groups.create(ONE_RANK, CONFIG)
+    assert [dist.get_backend(each) for each in (groups.everyone, groups.stage, groups.node)] == ["gloo", "fake", "fake"]
+    (offer,) = agreement.exchange(agreement.Offer(step=3, plan_id=None), groups.everyone)
+    assert offer.step == 3
+    groups.close()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_S9_ranks_that_cannot_connect_over_gloo_say_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def new_group(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("Unable to find address for: eth7")
+
+    monkeypatch.setattr(dist, "new_group", new_group)
+    with pytest.raises(RelibraError, match=r"over gloo.* eth7; name the network interface .* in GLOO_SOCKET_IFNAME"):
+        Groups.create(ONE_RANK, CONFIG)

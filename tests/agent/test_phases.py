@@ -31,5 +31,5 @@ def test_the_routing_of_a_phase_is_dropped_when_the_next_phase_begins() -> None:
     phases.set_routing(0, torch.tensor([[[3]], [[1]]]))
     assert phases.has_routing()
     phases.begin(Phase.UPDATE, outcome)
-    assert first.routed_LTK == {}
+    assert first.given_experts == {}
     assert not phases.has_routing()

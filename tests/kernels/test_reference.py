@@ -1,11 +1,14 @@
 """Every reference operation, compared with a naive loop."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from relibra.kernels import (
     ALIGNMENT_BYTES,
@@ -173,3 +176,33 @@ def test_a_checksum_tells_contents_places_and_owners_apart() -> None:
         damaged[i] ^= 64
         assert expert_checksum(damaged, salt=1) != checksum
     assert expert_checksum(packed[:0], salt=5) == 5
+
+
+@given(st.integers(0, 40), st.integers(0, 2**32 - 1))
+def test_a_checksum_weighs_every_word_by_its_place(num_words: int, seed: int) -> None:
+    """The number of words need not fill a square."""
+    words = torch.randint(-(2**63), 2**63 - 1, (num_words,), generator=torch.Generator().manual_seed(seed))
+    want = sum(word * (2 * i + 1) for i, word in enumerate(words.tolist())) + 7
+    assert (int(expert_checksum(words.view(torch.uint8), salt=7)) - want) % 2**64 == 0
+
+
+class LargestResult(TorchDispatchMode):
+    """Notes the largest memory that the result of an operation takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size_bytes = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        if not result._is_view():
+            self.size_bytes = max(self.size_bytes, result.untyped_storage().nbytes())
+        return result
+
+
+def test_S7_a_checksum_takes_no_memory_beside_the_buffer() -> None:
+    """A reorder checks experts inside `reorder_buffer_bytes`. Weights for all words took twice an expert beside it."""
+    packed = torch.ones(1 << 20, dtype=torch.uint8)
+    with LargestResult() as largest:
+        expert_checksum(packed, salt=0)
+    assert 0 < largest.size_bytes <= 1 << 13

@@ -3,6 +3,7 @@
 T tokens, E logical experts, P physical slots.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -104,10 +105,20 @@ def expert_checksum(packed: Tensor, salt: int) -> Tensor:
 
     Changing a single word always changes the checksum. Exchanging two different words changes it too, except for one
     difference in 2^63. Equal bytes with different salts have different checksums.
+
+    Weights for all words would take as much memory as the buffer. So the words are read as R rows of C columns, word
+    i = r C + c, and the sum is that of (2 c + 1) times column c plus that of 2 C r times row r. Sums are exact modulo
+    2^64, and only they take memory: R + C words.
     """
     words = packed.view(torch.int64)
-    weights = torch.arange(len(words), device=packed.device) * 2 + 1
-    return (words * weights).sum() + salt
+    num_columns = max(1, math.isqrt(len(words)))
+    num_rows = len(words) // num_columns
+    words_RC, rest = words[: num_rows * num_columns].view(num_rows, num_columns), words[num_rows * num_columns :]
+    index = torch.arange(max(num_columns, num_rows), device=packed.device)
+    of_columns = (words_RC.sum(dim=0) * (2 * index[:num_columns] + 1)).sum()
+    of_rows = (words_RC.sum(dim=1) * index[:num_rows]).sum()
+    of_rest = (rest * (2 * (index[: len(rest)] + num_rows * num_columns) + 1)).sum()
+    return of_columns + 2 * num_columns * of_rows + of_rest + salt
 
 
 def _places(buffer: Tensor, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -144,6 +144,19 @@ def test_without_a_plan_or_a_planned_micro_batch_there_are_no_replicas() -> None
     assert planned(placement, cluster).replicated(0, [0]) == []
 
 
+def test_S5_a_cell_knows_of_replicas_in_other_groups_and_nodes() -> None:
+    """DDP reduces the gradients of the ranks that hold the same experts in one order only if all of them know."""
+    cluster = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1, num_ep_groups=2)
+    placement = Placement.identity(Model(num_layers=1, num_experts=4, top_k=1), cluster)
+    plan = dataclasses.replace(PLANNED, home_rank_LE=placement.home_rank_LE)
+    for ep_group in range(2):
+        for ep_rank in range(4):
+            cells = cells_of(placement, cluster, ep_group, ep_rank, plan)
+            is_near = (ep_group, ep_rank // 2) == (0, 0)
+            assert [bool(cells.copies(micro_batch, 0)) for micro_batch in range(3)] == [False, is_near, False]
+            assert [cells.is_replicated_anywhere(micro_batch, 0) for micro_batch in range(3)] == [False, True, False]
+
+
 @pytest.mark.parametrize("num_tokens", [0, 1, 7, 1000])
 @pytest.mark.parametrize("ep_rank", [0, 1, 2])
 def test_S5_a_forecast_plan_divides_whatever_comes_by_fractions(num_tokens: int, ep_rank: int) -> None:
@@ -178,18 +191,20 @@ def test_S5_a_forecast_plan_divides_whatever_comes_by_fractions(num_tokens: int,
 
 
 def planned(placement: Placement, cluster: Cluster) -> StepCells:
-    """Return a plan in which expert 1 has a replica on rank 1, in micro-batch 1 of 2."""
-    plan = RankPlan(
-        id=PlanId(epoch=1, version=1),
-        step=0,
-        digest=b"",
-        home_rank_LE=placement.home_rank_LE,
-        replica_index_Q4=np.array([[1, 0, 1, 1]], dtype=np.int32),
-        replica_share_Q=np.array([7], dtype=np.int32),
-        num_micro_batches=2,
-        reason="",
-    )
-    return cells_of(placement, cluster, 0, 0, plan)
+    return cells_of(placement, cluster, 0, 0, dataclasses.replace(PLANNED, home_rank_LE=placement.home_rank_LE))
+
+
+PLANNED = RankPlan(
+    id=PlanId(epoch=1, version=1),
+    step=0,
+    digest=b"",
+    home_rank_LE=np.zeros((0, 0), dtype=np.int32),
+    replica_index_Q4=np.array([[1, 0, 1, 1]], dtype=np.int32),
+    replica_share_Q=np.array([7], dtype=np.int32),
+    num_micro_batches=2,
+    reason="",
+)
+"""A plan without homes, in which expert 1 has a replica on rank 1, in micro-batch 1 of 2."""
 
 
 def test_redundant_slots_count_from_zero_in_order_of_expert() -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from relibra.agent.cells.given_routing import GivenRouting
-from relibra.agent.cells.replay import NATIVE
+from relibra.agent.cells.replay import NATIVE, LayerRouting
 
 GIVEN = torch.tensor([[0, 2], [1, 3], [NATIVE, NATIVE]])
 
@@ -28,5 +28,14 @@ def chosen(*experts_of_tokens: list[int]) -> torch.Tensor:
 def test_S5_routers_that_use_other_experts_are_refused(experts, drops_tokens, is_refused) -> None:
     """A token without given routing may use any experts, and a router that drops tokens may leave some out."""
     given = GivenRouting()
-    given.compare(1, GIVEN, chosen(*experts), drops_tokens=drops_tokens)
+    given.compare(1, LayerRouting(GIVEN, has_native=True), chosen(*experts), drops_tokens=drops_tokens)
     assert (given.refusal() is not None) == is_refused
+
+
+def test_S5_one_layer_that_differs_in_one_cell_is_named() -> None:
+    given, routing = GivenRouting(), LayerRouting(GIVEN[:2], has_native=False)
+    for layer, experts in ((3, ([0, 2], [1, 3])), (5, ([0, 2], [0, 3])), (5, ([0, 2], [1, 3])), (5, ([0, 1], [1, 3]))):
+        given.compare(layer, routing, chosen(*experts))
+    refusal = given.refusal()
+    assert refusal is not None
+    assert "MoE layers [5] chose other experts" in str(refusal)

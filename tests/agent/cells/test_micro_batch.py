@@ -10,13 +10,13 @@ from relibra.planning import Cluster, Model
 def test_recording_again_sets_the_same_value() -> None:
     realised = RealisedLoad(2, 3)
     for _ in range(2):
-        realised.record(1, 2, 5)
+        realised.record(1, 2, torch.tensor(5))
     assert realised.load_ML.tolist() == [[0, 0, 0], [0, 0, 5]]
 
 
 def test_more_micro_batches_than_planned_still_count() -> None:
     realised = RealisedLoad(0, 2)
-    realised.record(2, 0, 4)
+    realised.record(2, 0, torch.tensor(4))
     assert np.array_equal(realised.load_ML, [[0, 0], [0, 0], [4, 0]])
 
 

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from relibra.agent.cells.replay import MicroBatchReplay, check_routing
+from relibra.agent.cells.replay import LayerRouting, MicroBatchReplay, check_routing
 from relibra.errors import InvalidInput
 from relibra.planning import Model
 
 MODEL = Model(num_layers=2, num_experts=5, top_k=2)
+CPU = torch.device("cpu")
 
 
 def native(scores: torch.Tensor, topk: int, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
@@ -17,14 +18,14 @@ def native(scores: torch.Tensor, topk: int, *_: object) -> tuple[torch.Tensor, t
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int16, torch.int32, torch.int64])
 def test_any_integers_are_taken(dtype: torch.dtype) -> None:
     routed_LTK = torch.tensor([[[0, 4]], [[3, 1]]], dtype=dtype)
-    checked = check_routing(routed_LTK, MODEL)
+    checked = check_routing(routed_LTK, MODEL, CPU).routed_LTK
     assert checked.tolist() == routed_LTK.tolist()
     assert checked.dtype is torch.int16
 
 
 def test_more_experts_than_16_bits_hold_keep_their_numbers() -> None:
     model = Model(num_layers=1, num_experts=40_000, top_k=2)
-    assert check_routing(torch.tensor([[[39_999, 0]]]), model).tolist() == [[[39_999, 0]]]
+    assert check_routing(torch.tensor([[[39_999, 0]]]), model, CPU).routed_LTK.tolist() == [[[39_999, 0]]]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_more_experts_than_16_bits_hold_keep_their_numbers() -> None:
 )
 def test_what_the_router_would_lose_silently_is_refused(routing: list[object], field: str) -> None:
     with pytest.raises(InvalidInput, match=field):
-        check_routing(torch.tensor(routing), MODEL)
+        check_routing(torch.tensor(routing), MODEL, CPU)
 
 
 @pytest.mark.parametrize(
@@ -59,12 +60,20 @@ def test_numbers_beyond_those_of_experts_do_not_become_experts(expert: int, dtyp
     model = Model(num_layers=1, num_experts=5, top_k=1)
     for dtype in dtypes:
         with pytest.raises(InvalidInput, match=rf"routing\[0, 1\].* got \[{expert}\]"):
-            check_routing(torch.tensor([[[0], [expert]]], dtype=dtype), model)
+            check_routing(torch.tensor([[[0], [expert]]], dtype=dtype), model, CPU)
+
+
+def test_the_host_knows_which_layers_leave_tokens_to_the_router() -> None:
+    checked = check_routing(torch.tensor([[[0, 4], [-1, -1]], [[3, 1], [0, 1]]]), MODEL, CPU)
+    assert checked.has_native_L == (True, False)
+    assert [checked.of(layer).has_native for layer in range(2)] == [True, False]
+    assert checked.of(1).experts_TK.tolist() == [[3, 1], [0, 1]]
+    assert checked.of(1).experts_TK.dtype is torch.int64
 
 
 def test_routing_is_copied_because_callers_use_their_buffers_again() -> None:
     batch = torch.tensor([[[0, 4], [2, 3]], [[3, 1], [0, 1]]], dtype=torch.int16)
-    checked = check_routing(batch[:, 1:], MODEL)
+    checked = check_routing(batch[:, 1:], MODEL, CPU).routed_LTK
     batch.fill_(2)
     assert checked.tolist() == [[[2, 3]], [[0, 1]]]
     assert checked.untyped_storage().nbytes() == checked.nbytes
@@ -73,7 +82,8 @@ def test_routing_is_copied_because_callers_use_their_buffers_again() -> None:
 def test_scores_are_those_of_the_given_experts_and_differentiable() -> None:
     scores = torch.rand(3, 5, requires_grad=True)
     given = torch.tensor([[0, 1], [-1, -1], [4, 2]])
-    probs, chosen = MicroBatchReplay(None, lambda _: given).get_replay_topk(scores, 2, None, None, native)
+    routing = LayerRouting(given, has_native=True)
+    probs, chosen = MicroBatchReplay(None, lambda: routing).get_replay_topk(scores, 2, None, None, native)
     assert chosen.tolist() == [[0, 1], native(scores, 2)[1][1].tolist(), [4, 2]]
     assert torch.equal(probs, scores.gather(1, chosen))
     probs.sum().backward()
@@ -90,14 +100,14 @@ def test_without_routing_the_router_or_its_own_replay_decides() -> None:
         def get_replay_topk(self, scores: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
             return scores[:, :2], torch.tensor([[0, 1]] * 3)
 
-    _, chosen = MicroBatchReplay(None, lambda _: None).get_replay_topk(scores, 2, None, None, native)
+    _, chosen = MicroBatchReplay(None, lambda: None).get_replay_topk(scores, 2, None, None, native)
     assert torch.equal(chosen, native(scores, 2)[1])
-    replay = MicroBatchReplay(Own(), lambda _: None)
+    replay = MicroBatchReplay(Own(), lambda: None)
     assert replay.get_replay_topk(scores, 2, None, None, native)[1].tolist() == [[0, 1]] * 3
     assert replay.queue == 3
 
 
 def test_rows_for_another_number_of_tokens_are_refused() -> None:
-    replay = MicroBatchReplay(None, lambda _: torch.tensor([[0, 1]]))
+    replay = MicroBatchReplay(None, lambda: LayerRouting(torch.tensor([[0, 1]]), has_native=False))
     with pytest.raises(InvalidInput, match="rows for 3 tokens, got 1"):
         replay.get_replay_topk(torch.rand(3, 5), 2, None, None, native)

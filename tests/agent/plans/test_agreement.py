@@ -1,7 +1,6 @@
 """The decision table of the agreement."""
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -92,6 +91,6 @@ _WORDS_OF_64_BITS = st.integers(0, 2**64 - 1)
 )
 def test_an_offer_survives_the_collective(step: int, brought: PlanId | Cause, digest: bytes) -> None:
     plan_id, lack = (brought, None) if isinstance(brought, PlanId) else (None, brought)
-    got = Offer.from_tensor(Offer(step=step, plan_id=plan_id, digest=digest, lack=lack).to_tensor(torch.device("cpu")))
+    got = Offer.from_tensor(Offer(step=step, plan_id=plan_id, digest=digest, lack=lack).to_tensor())
     assert (got.step, got.plan_id, got.lack) == (step, plan_id, lack)
     assert got.digest == digest[:8].ljust(8, b"\0")

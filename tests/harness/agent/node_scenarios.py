@@ -1,5 +1,6 @@
 """Scenarios that the four ranks of a node run together. Each returns JSON for its tests."""
 
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,8 @@ CPU = torch.device("cpu")
 MODEL = Model(num_layers=5, num_experts=12, top_k=1)
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=WORLD, redundant_slots=2)
 M = 4
+SMALL_BYTES = 2 * 4 * 16
+"""Room for two windows, each with 16 bytes of four replicas."""
 
 
 def value(layer: int, expert: int, version: int) -> float:
@@ -97,21 +100,25 @@ def gradients(group: dist.ProcessGroup) -> Result:
     """Expert 0 of rank 0 has replicas on the three other ranks. Their gradients cancel only if added in one order."""
     rank = dist.get_rank(group)
     copies = (*(Copy(0, 0, peer, 0) for peer in (1, 2, 3)), Copy(1, 0, 2, 1))
-    home = [[torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))]]
+    home = [[torch.nn.Parameter(torch.zeros(10, 4, dtype=torch.bfloat16))]]
     mine = {1: [1e8], 2: [1.0, 5.0], 3: [-1e8]}.get(rank, [])
-    own = [[torch.full((4,), each, dtype=torch.bfloat16)] for each in mine]
-    results = []
-    for dtype in (None, torch.float32):
-        for has_main_grad in (True, False):
-            home[0][0].main_grad = torch.full((4,), 0.25) if has_main_grad else None
-            sent = [[each.to(dtype or each.dtype) for each in of_slot] for of_slot in own]
-            under_way = GradientReturn(ProcessGroupTransport(group), copies, sent, home, dtype)
-            parameters = home[0] if rank in (0, 1) else []
-            (rest,) = under_way.add_up(parameters) or [None]
-            added = home[0][0].main_grad
-            results.append([None if each is None else each[0].item() for each in (added, rest)])
-            under_way.handle.wait()
-    return {"main_grad_and_rest": results}
+    own = [[torch.full((10, 4), each, dtype=torch.bfloat16)] for each in mine]
+    results, arriving = [], []
+    for dtype, main_dtype, arriving_bytes, is_early in itertools.product(
+        (None, torch.float32), (torch.float32, torch.bfloat16, None), (1 << 20, SMALL_BYTES), (False, True)
+    ):
+        home[0][0].main_grad = None if main_dtype is None else torch.full((10, 4), 0.25, dtype=main_dtype)
+        sent = [[each.to(dtype or each.dtype) for each in of_slot] for of_slot in own]
+        under_way = GradientReturn(ProcessGroupTransport(group), copies, sent, home, dtype, arriving_bytes)
+        arriving.append(sum(each.nbytes for each in under_way.arrivals))
+        if is_early:
+            under_way.wait()
+        parameters = home[0] if rank in (0, 1) else []
+        (rest,) = under_way.add_up(parameters) or [None]
+        added = home[0][0].main_grad
+        results.append([None if each is None else sorted(set(each.flatten().tolist())) for each in (added, rest)])
+        under_way.wait()
+    return {"main_grad_and_rest": results, "arriving": arriving}
 
 
 def host_copy(group: dist.ProcessGroup) -> Result:

@@ -39,6 +39,7 @@ class GptJob:
         *,
         sharded: bool = False,
         overlapped: bool | None = None,
+        bucket_size: int | None = None,
         clip_grad: float = 1.0,
         num_experts: int | None = None,
         grouped: bool = False,
@@ -61,6 +62,7 @@ class GptJob:
             use_distributed_optimizer=sharded,
             overlap_grad_reduce=overlapped,
             overlap_param_gather=overlapped,
+            bucket_size=bucket_size,
         )
         wrapped = [Float16Module(self.config, model) if self.config.bf16 else model for model in self.models]
         self.chunks = [

@@ -18,6 +18,7 @@ from harness.distributed import (
     faults,
     fp8,
     graphs,
+    host_waits,
     integration_page,
     layers,
     matrix,
@@ -25,6 +26,7 @@ from harness.distributed import (
     optimizers,
     otherwise,
     planner_outage,
+    reductions,
     refusals,
     replicas,
     restored_replicas,
@@ -161,7 +163,10 @@ LAYOUTS = {
     "two_groups": Layout(
         cluster=EP2_EDP2,
         scenarios={
-            "sgd": functools.partial(neutrality, optimizer="sgd", ddp={"overlap_grad_reduce": True}),
+            # A layer of eight experts has several buckets.
+            "sgd": functools.partial(
+                neutrality, optimizer="sgd", ddp={"overlap_grad_reduce": True, "bucket_size": 6000}
+            ),
             "sharded_bf16_reorder_only": functools.partial(
                 neutrality, ddp=OVERLAPPED, plan={"replicate": False}, clip_grad=0.0, **BF16
             ),
@@ -278,8 +283,10 @@ LAYOUTS = {
     "services": Layout(cluster=EP4, scenarios={"planner_outage": planner_outage.planner_outage}),
     "routed_otherwise": Layout(cluster=EP2, scenarios=otherwise.SCENARIOS, num_ranks=2),
     "one_rank": Layout(cluster=EP1, scenarios={"integration_page": integration_page.integration_page}, num_ranks=1),
-    "gpt_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios=matrix.scenarios("gpt_ep2_edp2")),
-    "gpt_experts": Layout(cluster=EP2_EDP2, scenarios=matrix.EXPERTS_SCENARIOS | mutations.EXPERTS_SCENARIOS),
+    "gpt_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios=matrix.scenarios("gpt_ep2_edp2") | reductions.SCENARIOS),
+    "gpt_experts": Layout(
+        cluster=EP2_EDP2, scenarios=matrix.EXPERTS_SCENARIOS | mutations.EXPERTS_SCENARIOS | host_waits.SCENARIOS
+    ),
     "gpt_fp8": Layout(cluster=EP2_EDP2, scenarios=fp8.SCENARIOS),
     "gpt_dispatchers": Layout(cluster=EP4, scenarios=dispatchers.SCENARIOS),
     "gpt_tp2_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios=matrix.TENSOR_SCENARIOS, tensor_parallel_size=2),

@@ -52,8 +52,8 @@ def confused_checkpoints(cluster: Cluster) -> Result:
         own = current_of_any()
         assert own is not None
         index = (own.index + 1) % own.cells.num_micro_batches
-        routed_LTK = own.owner.open.routed_LTK[index]
-        confused = dataclasses.replace(own, index=index, routed_LTK=routed_LTK, is_checkpointed=True)
+        experts = own.owner.open.given_experts[index]
+        confused = dataclasses.replace(own, index=index, given_experts=experts, is_checkpointed=True)
 
         def run(*run_args: Any) -> Any:
             with running(confused if torch.is_grad_enabled() else own):

@@ -235,7 +235,7 @@ def summed_over_stages(cluster: Cluster) -> Result:
         {RoutingCause.FILLERS: 1, RoutingCause.NO_REPLAY: 3},
     ]
     record.routing = RoutingCheck(num_cells=6, otherwise=of_stage[dist.get_rank()])
-    record.add_up(dist.group.WORLD, torch.device("cpu"))
+    record.add_up(range(dist.get_world_size()), dist.group.WORLD)
     return {"num_cells": record.routing.num_cells, "otherwise": record.routing.otherwise}
 
 

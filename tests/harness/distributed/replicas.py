@@ -69,7 +69,7 @@ def returning(cluster: Cluster, *, experts: dict[str, Any]) -> Result:
 
     def make(self: GradientReturn, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
-        arrivals = [each for of_parameter in self._arrivals.values() for each in of_parameter]
+        arrivals = list(self.arrivals)
         leaving = [each for of_slot in kwargs["own"] for each in of_slot]
         beside = [each for each in leaving if each.untyped_storage().data_ptr() != slots]
         alive.extend(map(weakref.ref, arrivals + beside))

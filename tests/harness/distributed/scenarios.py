@@ -118,6 +118,7 @@ def neutrality(
         "replica_sent_bytes": [report.replica_sent_bytes for report in reports],
         "realised_load": [report.realised_load_ML.tolist() for report in reports],
         "conserved": conserved,
+        "num_buckets": len(balanced.ddp.bucket_groups + balanced.ddp.expert_parallel_bucket_groups),
     }
     balanced.agent.detach()
     return result

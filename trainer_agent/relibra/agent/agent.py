@@ -44,6 +44,7 @@ class Agent(WeightAccess):
         groups: Groups,
         plans: PlanSource,
         context: ReplicaContext,
+        reduces_early: bool,
         replay_obstacle: Callable[[], Refusal | None],
         device: torch.device,
     ) -> None:
@@ -56,7 +57,6 @@ class Agent(WeightAccess):
             guard=guard,
             places=places,
             groups=groups,
-            device=device,
             forget_replicas=context.fetcher.drain,
         )
         self._plans, self._context = plans, context
@@ -79,6 +79,7 @@ class Agent(WeightAccess):
                 chunk=chunks[index],
                 experts=each,
                 context=context,
+                reduces_early=reduces_early,
                 active=self._phases.active,
                 has_routing=self._phases.has_routing,
                 logical_experts=places.logical_experts,

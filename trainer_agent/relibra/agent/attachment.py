@@ -151,6 +151,7 @@ def attach(
             context=ReplicaContext(
                 transport=timed, slots=slots, fetcher=Fetcher(timed, slots, experts, gathered, host_copy)
             ),
+            reduces_early=config.cluster.num_ep_groups > 1 and any(map(megatron.reduces_early, chunks)),
             replay_obstacle=lambda: next(
                 filter(None, (replay_obstacle(layer.config, megatron.router_of(layer)) for layer, _ in found)),
                 None,
@@ -190,7 +191,7 @@ def attach(
         attached.append(agent)
 
     with ExitStack() as hooks:
-        failure = together(hook_in, "attaching", groups.everyone, device)
+        failure = together(hook_in, "attaching", groups.everyone)
         if failure is not None:
             raise RelibraError(failure)
         (agent,) = attached

@@ -1,4 +1,4 @@
-"""The process groups of a rank: the whole job, its pipeline stage, its node, and its seat in all stages.
+"""The process groups of a rank: the whole job, its pipeline stage and its node; and its peers in other stages.
 
 Expert tensor parallelism cuts the weights of every expert into parts. The ranks with one part are a stage of their own
 here: they move and replicate their part among themselves, by the same plan as the ranks with the other parts.
@@ -145,15 +145,15 @@ class Groups:
     """
 
     everyone: dist.ProcessGroup
-    """All ranks of all stages; they agree on one plan."""
+    """All ranks of all stages, over gloo, whatever the backend of the job: they agree on one plan."""
     stage: dist.ProcessGroup
     """All ranks of all EP groups of this stage, by EP group and then EP rank; they exchange experts in a reorder."""
     node: dist.ProcessGroup
     """The ranks of this EP group on this node, in order of EP rank; they exchange replicas."""
-    pipeline: dist.ProcessGroup
-    """The ranks of all pipeline stages that have this rank's seat, and its part of the experts."""
-    part_holders: dist.ProcessGroup | None
-    """The ranks with the parts of this rank's experts; None if experts are whole."""
+    pipeline: tuple[int, ...]
+    """The global ranks of all pipeline stages that have this rank's seat, and its part of the experts."""
+    part_holders: tuple[int, ...]
+    """The global ranks with the parts of this rank's experts; this rank alone if experts are whole."""
     topology: Topology
     node_size: int
     timeout: timedelta
@@ -168,7 +168,11 @@ class Groups:
 
     @classmethod
     def create(cls, topology: Topology, config: AgentConfig) -> "Groups":
-        """Collective over all ranks: create the groups, each with the timeout of `config`."""
+        """Collective over all ranks: create the groups, each with the timeout of `config`.
+
+        Raises:
+            RelibraError: the ranks could not connect over gloo.
+        """
         return cls._created(topology, config.cluster.gpus_per_node, timedelta(seconds=config.collective_timeout_s))
 
     @classmethod
@@ -187,13 +191,12 @@ class Groups:
 
         size = node_size
         return cls(
-            everyone=own([range(dist.get_world_size())]),
+            everyone=_over_gloo(timeout),
             stage=own(topology.stages),
             # Ranks of a stage are sorted by EP group and EP rank, and nodes divide EP groups.
             node=own([ranks[i : i + size] for ranks in topology.stages for i in range(0, len(ranks), size)]),
-            # Global ranks rise with the stage, and a new group sorts its ranks.
-            pipeline=own(topology.pipelines()),
-            part_holders=own(topology.part_holders()) if topology.num_etp_ranks > 1 else None,
+            pipeline=next(ranks for ranks in topology.pipelines() if mine in ranks),
+            part_holders=next(ranks for ranks in topology.part_holders() if mine in ranks),
             topology=topology,
             node_size=node_size,
             timeout=timeout,
@@ -248,13 +251,11 @@ class Groups:
         log.info("the process groups were destroyed since the last step: creating the agent's groups again")
         self.close()
         again = Groups._created(self.topology, self.node_size, self.timeout)
-        self.everyone, self.stage, self.node, self.pipeline = again.everyone, again.stage, again.node, again.pipeline
-        self.part_holders = again.part_holders
+        self.everyone, self.stage, self.node = again.everyone, again.stage, again.node
         self._tell_listeners()
 
     def _all(self) -> tuple[dist.ProcessGroup, ...]:
-        held = (self.part_holders,) if self.part_holders is not None else ()
-        return self.everyone, self.stage, self.node, self.pipeline, *held
+        return self.everyone, self.stage, self.node
 
     def _inner(self) -> list[dist.ProcessGroup]:
         """Return the groups that do the work. A wrapper holds its group in `group`, and None while it is destroyed."""
@@ -280,3 +281,20 @@ def _exists(group: dist.ProcessGroup) -> bool:
         return bool(dist.get_process_group_ranks(group))
     except (KeyError, ValueError):
         return False
+
+
+def _over_gloo(timeout: timedelta) -> dist.ProcessGroup:
+    """Collective over all ranks: return a group of all ranks over gloo.
+
+    There is only one such group, of all ranks. If the default group is bound to a device, torch makes the ranks outside
+    of a new group take part in a split of NCCL's communicator, even if the new group is over gloo. They would hang.
+    """
+    try:
+        group: dist.ProcessGroup = dist.new_group(timeout=timeout, backend="gloo")
+    except RuntimeError as error:
+        raise RelibraError(
+            f"the ranks could not connect over gloo, with which the agent agrees on plans: {error}; name the network "
+            "interface between the machines in GLOO_SOCKET_IFNAME on all ranks (megatron-core's own gloo groups need "
+            "the same)"
+        ) from error
+    return group

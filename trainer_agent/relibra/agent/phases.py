@@ -38,7 +38,7 @@ class Phases:
         transport: carries the replicas.
         cells: returns the cells of the open step.
         replay_obstacle: returns why the model's routers would ignore routing that the caller sets, if they would.
-        device: where messages live.
+        device: where the model trains.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Phases:
         """Begin a phase of the step of `outcome`, after `end_phase`."""
         cells = self._cells()
         if self.open is not None:
-            self.open.routed_LTK.clear()  # of no use any more, and large
+            self.open.given_experts.clear()  # of no use any more, and large
         self._records.append(
             PhaseRecord.begin(
                 phase,
@@ -92,14 +92,13 @@ class Phases:
         """
         self.end_phase()
         for record in self._records:
-            record.check_routing(self._groups.part_holders, self._device)
+            record.check_routing(self._groups.part_holders, self._groups.everyone)
             self._log_routing(record)
             refusal = record.take_refusal()
             if refusal is not None:
                 self._refusal = self._refusal or refusal
                 log.error("step %d, phase %s: %s", record.outcome.step, record.phase, refusal)
-            if self._groups.num_stages > 1:
-                record.add_up(self._groups.pipeline, self._device)
+            record.add_up(self._groups.pipeline, self._groups.everyone)
             if self._groups.stage_index == 0:
                 seat = self._groups.seat
                 self._plans.report(record.report(ep_group=seat.ep_group, ep_rank=seat.ep_rank))
@@ -139,7 +138,7 @@ class Phases:
 
     def has_routing(self) -> bool:
         """Return whether the caller has set routing in the open phase."""
-        return bool(self.open is not None and self.open.routed_LTK)
+        return bool(self.open is not None and self.open.given_experts)
 
     def set_routing(self, micro_batch: int, routed_LTK: Tensor) -> None:
         """Set the routing of a micro-batch of the open phase; see `Agent.set_routing`."""
@@ -147,13 +146,14 @@ class Phases:
             raise RelibraError("routing can only be set in a phase of a step: call begin_step first")
         if (obstacle := self._replay_obstacle()) is not None:
             raise Unsupported(f"the model is built with {obstacle.what}; {obstacle.fix}")
-        self.open.routed_LTK[micro_batch] = check_routing(routed_LTK, self._model)
+        self.open.given_experts[micro_batch] = check_routing(routed_LTK, self._model, self._device)
 
     def micro_batch(self, index: int, routing: Tensor | None) -> AbstractContextManager[None]:
         """Return the context for the forward of a micro-batch; see `Agent.micro_batch`."""
         if routing is not None:
             self.set_routing(index, routing)
         record = self.open
+        experts = record.given_experts.get(index) if record is not None else None
         return running(
             MicroBatch(
                 owner=self,
@@ -162,7 +162,7 @@ class Phases:
                 realised=record.realised if record is not None else None,
                 routed=record.routed if record is not None else None,
                 given=record.given if record is not None else GivenRouting(),
-                routed_LTK=record.routed_LTK.get(index) if record is not None else None,
+                given_experts=experts.on(self._device) if experts is not None else None,
             )
         )
 

@@ -27,7 +27,7 @@ class StepOpener:
         groups: process groups of this rank.
         plans: where plans come from.
         homes: where the experts live.
-        device: where messages and lookup tables live.
+        device: where lookup tables live.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class StepOpener:
         plan = answer.plan
         plan_wait_s = time.monotonic() - began
         offer, why = self._offer(step, answer)
-        decision = agreement.decide(agreement.exchange(offer, self._groups.everyone, self._device))
+        decision = agreement.decide(agreement.exchange(offer, self._groups.everyone))
         if plan is None or decision.plan_id is None:
             own = f" (this rank: {why})" if offer.plan_id is None else ""
             reason = decision.reason + own

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -46,7 +45,6 @@ class WeightAccess:
         guard: notices weights that were written behind the agent's back.
         places: knows whether names by place are right.
         groups: process groups of this rank.
-        device: where messages live.
         forget_replicas: drops weights that were fetched from other ranks, or copied to be fetched.
     """
 
@@ -61,11 +59,10 @@ class WeightAccess:
         guard: WeightGuard,
         places: PlaceNames,
         groups: Groups,
-        device: torch.device,
         forget_replicas: Callable[[], None],
     ) -> None:
         self._forget_replicas = forget_replicas
-        self._config, self._groups, self._device = config, groups, device
+        self._config, self._groups = config, groups
         self._models, self._experts, self._homes, self._unplanned = models, experts, homes, unplanned
         self._guard, self._places = guard, places
 
@@ -229,9 +226,9 @@ class WeightAccess:
             own.update(logical_named_parameters(self._models, self._logical()))
             check_named(own, weights)
 
-        everyone, device = self._groups.everyone, self._device
-        raise_on_all({NAMED_WEIGHTS: found_by(check)}, "before they are loaded", everyone, device)
-        failure = together(lambda: write_named(own, weights), "writing weights under logical names", everyone, device)
+        everyone = self._groups.everyone
+        raise_on_all({NAMED_WEIGHTS: found_by(check)}, "before they are loaded", everyone)
+        failure = together(lambda: write_named(own, weights), "writing weights under logical names", everyone)
         if failure is not None:
             raise RelibraError(f"{failure}. Some weights are new and others old: load all of them again before any use")
         self._guard.note_trained()
@@ -247,4 +244,4 @@ class WeightAccess:
     def _check_weights(self, check: Callable[[], None], when: str, refusal: Unsupported | None = None) -> None:
         """Collective over all ranks: raise on all ranks if one finds other weights, or refuses routing."""
         self._groups.rebuild_if_destroyed()
-        raise_on_all({WEIGHTS: found_by(check), ROUTING: refusal}, when, self._groups.everyone, self._device)
+        raise_on_all({WEIGHTS: found_by(check), ROUTING: refusal}, when, self._groups.everyone)

@@ -88,8 +88,10 @@ class StepCells:
         """The token copies that the plan expects from the ranks that it counts as this one, by bucket of experts; None
         if it does not say."""
         index_Q4, share_Q = np.zeros((0, 4), np.int32), np.zeros(0, np.int32)
+        self._is_anywhere_ML = np.zeros((self.num_micro_batches, len(home_LE)), dtype=np.bool_)
         if plan is not None:
             row_Q = plan.replica_index_Q4[:, 0]
+            self._is_anywhere_ML[row_Q % max(1, plan.num_micro_batches), plan.replica_index_Q4[:, 1]] = True
             first_row = ep_group * plan.num_micro_batches
             own_Q = (row_Q >= first_row) & (row_Q < first_row + plan.num_micro_batches)
             index_Q4 = plan.replica_index_Q4[own_Q] - np.array([first_row, 0, 0, 0], np.int32)
@@ -152,6 +154,13 @@ class StepCells:
     def replicated(self, micro_batch: int, layers: Sequence[int]) -> list[int]:
         """Return the layers of `layers` that have replicas in this node."""
         return [layer for layer in layers if self.copies(micro_batch, layer)]
+
+    def is_replicated_anywhere(self, micro_batch: int, layer: int) -> bool:
+        """Return whether any node of any EP group has replicas of this layer in micro-batch `micro_batch` of its own.
+
+        The ranks that hold the same experts run micro-batches of the same index at the same time.
+        """
+        return micro_batch < self.num_micro_batches and bool(self._is_anywhere_ML[micro_batch, layer])
 
     def copies(self, micro_batch: int, layer: int) -> tuple[Copy, ...]:
         """Return all replicas on ranks of this node, in order of expert and then rank, equal on all these ranks."""

@@ -1,21 +1,38 @@
 """The return of replica gradients to the homes, which add them up.
 
-Gradients travel in the dtype in which they were produced. The home adds them up in fp32 and in ascending order of rank,
-so that the result does not depend on the order of arrival.
+Gradients travel in the dtype in which they were produced, in windows (`gradient_windows`). The home adds them up in
+fp32 and in ascending order of rank, so that the result depends on neither the order of arrival nor the windows.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from relibra.agent.cells.gradient_windows import TensorSize, Tile, Window, windows_of
 from relibra.agent.experts import Experts
-from relibra.agent.transport import Copy, ExpertTransport, return_gradients
+from relibra.agent.transport import Copy, ExpertTransport, Handle, return_gradients
 from relibra.kernels import grad_accumulate
+
+ARRIVING_BYTES = 1 << 29
+"""The most memory of a rank for gradients that arrive from the replicas of a cell. What does not fit travels when the
+home adds up what came before, and nothing hides that time."""
+_NUM_UNDER_WAY = 2
+"""The number of windows under way at a time: one arrives while the home adds up the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrivals:
+    """A window under way: its tiles at this home, each with the memory for its replicas' gradients, in their order."""
+
+    tiles: Sequence[tuple[Tile, Sequence[Tensor]]]
+    handle: Handle
 
 
 class GradientReturn:
-    """The gradients of one cell under way. All ranks of the node make one.
+    """The gradients of one cell under way. All ranks of the node make one. It is the handle of all its transfers.
 
     Args:
         transport: between the ranks of the node.
@@ -23,6 +40,7 @@ class GradientReturn:
         own: the gradients of the replicas on this rank, by redundant slot.
         home: the parameters of this rank, by home slot.
         dtype: the dtype of all gradients; None if each gradient has the dtype of its parameter.
+        arriving_bytes: the most memory for gradients that arrive at a rank; equal on all ranks of the node.
     """
 
     def __init__(
@@ -32,40 +50,101 @@ class GradientReturn:
         own: Sequence[Sequence[Tensor]],
         home: Sequence[Sequence[nn.Parameter]],
         dtype: torch.dtype | None,
+        arriving_bytes: int = ARRIVING_BYTES,
     ) -> None:
-        self._arrivals: dict[nn.Parameter, list[Tensor]] = {}
-        arrival_of_copy: dict[int, list[Tensor]] = {}
-        for i, copy in enumerate(copies):
-            if copy.source_rank == transport.rank:
-                parameters = trained(home[copy.source_slot])
-                arrival_of_copy[i] = [_room(each, dtype) for each in parameters]
-                for parameter, arrival in zip(parameters, arrival_of_copy[i], strict=True):
-                    self._arrivals.setdefault(parameter, []).append(arrival)
+        self._transport, self._copies, self._dtype = transport, copies, dtype
+        self._own = [[gradient.contiguous().view(-1) for gradient in of_slot] for of_slot in own]
+        self._home = [trained(of_slot) for of_slot in home]
+        sizes = tuple(TensorSize(each.numel(), self._dtype_of(each).itemsize) for each in self._home[0])
+        self._left = deque(windows_of(copies, sizes, arriving_bytes // _NUM_UNDER_WAY))
+        self._under_way = deque[_Arrivals]()
+        for _ in range(_NUM_UNDER_WAY):
+            self._start_next()
 
-        def redundant(slot: int) -> Sequence[Tensor]:
-            return [gradient.contiguous() for gradient in own[slot]]
+    @property
+    def arrivals(self) -> Iterator[Tensor]:
+        """The memory of all gradients that are on their way to this rank."""
+        return (each for window in self._under_way for _, rows in window.tiles for each in rows)
 
-        self.handle = return_gradients(transport, copies, redundant, arrival_of_copy.__getitem__)
+    def wait(self) -> None:
+        """Bring all gradients to their homes, and return when this rank's have left and arrived; see `Handle`.
+
+        Before `add_up`, this breaks the bound on memory: only somebody who needs the memory of the sent gradients calls
+        it then.
+        """
+        while self._left:
+            self._start_next()
+        for window in self._under_way:
+            window.handle.wait()
 
     def add_up(self, parameters: Sequence[nn.Parameter]) -> list[Tensor | None]:
         """Wait, and add the arrived gradients to `main_grad`.
 
         Returns:
-            For each of `parameters`, None if it has a `main_grad`, else the sum of its arrived gradients.
+            For each of `parameters`, the sum of its arrived gradients; None if it has a `main_grad` or none arrived.
         """
-        self.handle.wait()
-        main_grads = [getattr(parameter, "main_grad", None) for parameter in parameters]
-        sums = [
-            main_grad if main_grad is not None and main_grad.dtype == torch.float32 else _zeros(parameter)
-            for parameter, main_grad in zip(parameters, main_grads, strict=True)
-        ]
-        grad_accumulate(sums, [self._arrivals[parameter] for parameter in parameters])
-        rest: list[Tensor | None] = []
-        for parameter, main_grad, total in zip(parameters, main_grads, sums, strict=True):
-            if main_grad is not None and main_grad is not total:
-                main_grad.add_(total)
-            rest.append(total.to(parameter.dtype) if main_grad is None else None)
-        return rest
+        sums = dict[nn.Parameter, Tensor]()
+        while self._under_way:
+            window = self._under_way.popleft()
+            window.handle.wait()
+            self._add(window, sums)
+            del window  # its memory, before the next window takes as much
+            self._start_next()
+        self._own, self._home = [], []
+        return [sums[each].to(each.dtype) if each in sums else None for each in parameters]
+
+    def _start_next(self) -> None:
+        """Begin to move the next window, if there is one. All ranks of the node make this call at the same points."""
+        if not self._left:
+            return
+        window, rank = self._left.popleft(), self._transport.rank
+        arriving = [(tile, self._room(tile)) for tile in window if tile.home_rank == rank]
+        of_copy: dict[int, list[Tensor]] = {i: [] for tile, _ in arriving for i in tile.copies}
+        for tile, rows in arriving:
+            for i, row in zip(tile.copies, rows, strict=True):
+                of_copy[i].append(row)
+        leaving = self._leaving(window)
+        handle = return_gradients(
+            self._transport, self._copies, lambda slot: leaving.get(slot, ()), lambda copy: of_copy.get(copy, ())
+        )
+        self._under_way.append(_Arrivals(arriving, handle))
+
+    def _leaving(self, window: Window) -> Mapping[int, Sequence[Tensor]]:
+        """Return the parts of this rank's gradients that travel in `window`, by redundant slot."""
+        leaving: dict[int, list[Tensor]] = {}
+        for tile in window:
+            for copy in (self._copies[i] for i in tile.copies):
+                if copy.destination_rank == self._transport.rank:
+                    gradient = self._own[copy.destination_slot][tile.tensor]
+                    leaving.setdefault(copy.destination_slot, []).append(_part(gradient, tile))
+        return leaving
+
+    def _room(self, tile: Tile) -> Sequence[Tensor]:
+        parameter = self._home[tile.home_slot][tile.tensor]
+        shape = len(tile.copies), tile.end - tile.begin
+        return torch.empty(shape, dtype=self._dtype_of(parameter), device=parameter.device).unbind()
+
+    def _add(self, window: _Arrivals, sums: dict[nn.Parameter, Tensor]) -> None:
+        """Add what arrived in a window to `main_grad`, or to the fp32 sum of a parameter without one."""
+        totals, rounded = list[Tensor](), list[tuple[Tensor, Tensor]]()
+        for tile, _ in window.tiles:
+            parameter = self._home[tile.home_slot][tile.tensor]
+            main_grad: Tensor | None = getattr(parameter, "main_grad", None)
+            if main_grad is not None and main_grad.dtype == torch.float32:
+                totals.append(_part(main_grad.view(-1), tile))
+            elif main_grad is not None:
+                totals.append(torch.zeros(tile.end - tile.begin, dtype=torch.float32, device=main_grad.device))
+                rounded.append((_part(main_grad.view(-1), tile), totals[-1]))
+            else:
+                if parameter not in sums:
+                    sums[parameter] = _zeros(parameter)
+                totals.append(_part(sums[parameter].view(-1), tile))
+        grad_accumulate(totals, [rows for _, rows in window.tiles])
+        for main_grad, total in rounded:
+            main_grad.add_(total)
+
+    def _dtype_of(self, parameter: nn.Parameter) -> torch.dtype:
+        return self._dtype or parameter.dtype
 
 
 def returning_bytes(experts: Iterable[Experts], num_slots: int, num_ranks: int, dtype: torch.dtype | None) -> int:
@@ -81,7 +160,8 @@ def returning_bytes(experts: Iterable[Experts], num_slots: int, num_ranks: int, 
         sum(parameter.numel() * (dtype or parameter.dtype).itemsize for parameter in trained(each.parameters[0]))
         for each in experts
     ]
-    return max(sizes, default=0) * num_slots * (num_ranks - (dtype is not None))
+    of_slots = max(sizes, default=0) * num_slots
+    return min(of_slots * (num_ranks - 1), ARRIVING_BYTES) + (of_slots if dtype is None else 0)
 
 
 def returning(rank: int, copies: Sequence[Copy], home: Sequence[Sequence[nn.Parameter]]) -> list[nn.Parameter]:
@@ -95,8 +175,8 @@ def trained(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     return [parameter for parameter in parameters if parameter.requires_grad]
 
 
-def _room(parameter: nn.Parameter, dtype: torch.dtype | None) -> Tensor:
-    return torch.empty_like(parameter, dtype=dtype, memory_format=torch.contiguous_format)
+def _part(flat: Tensor, tile: Tile) -> Tensor:
+    return flat if tile.end - tile.begin == len(flat) else flat[tile.begin : tile.end]
 
 
 def _zeros(parameter: nn.Parameter) -> Tensor:

@@ -6,11 +6,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.given_routing import GivenRouting
+from relibra.agent.cells.replay import GivenExperts
 from relibra.agent.cells.routed_tokens import RoutedTokens
 
 
@@ -19,29 +21,31 @@ class RealisedLoad:
 
     def __init__(self, num_micro_batches: int, num_layers: int) -> None:
         self._load_ML = np.zeros((num_micro_batches, num_layers), dtype=np.int64)
+        self._unread: dict[tuple[int, int], Tensor] = {}
 
     @property
     def load_ML(self) -> NDArray[np.int64]:
-        """A copy of the counts so far."""
+        """A copy of the counts so far. The host waits for those that are on a device."""
+        if self._unread:
+            micro_batch_C, layer_C = np.array(list(self._unread)).T
+            self._grow(int(micro_batch_C.max()) + 1)
+            self._load_ML[micro_batch_C, layer_C] = torch.stack(list(self._unread.values())).cpu().numpy()
+            self._unread.clear()
         return self._load_ML.copy()
 
-    @classmethod
-    def of(cls, load_ML: NDArray[np.int64]) -> "RealisedLoad":
-        """Return an object with these counts."""
-        load = cls(*load_ML.shape)
-        load._load_ML[:] = load_ML
-        return load
+    def add(self, load_ML: NDArray[np.int64]) -> None:
+        """Add the counts of another rank."""
+        self._grow(len(load_ML))
+        self._load_ML[: len(load_ML)] += load_ML
 
-    def grow(self, num_micro_batches: int) -> None:
-        """Make room for at least `num_micro_batches`."""
+    def record(self, micro_batch: int, layer: int, num_tokens: Tensor) -> None:
+        """Set one count, a scalar on any device, without waiting for it. A recomputation sets the same count again."""
+        self._unread[micro_batch, layer] = num_tokens
+
+    def _grow(self, num_micro_batches: int) -> None:
         missing = num_micro_batches - len(self._load_ML)
         if missing > 0:
             self._load_ML = np.pad(self._load_ML, ((0, missing), (0, 0)))
-
-    def record(self, micro_batch: int, layer: int, num_tokens: int) -> None:
-        """Set one count. A recomputation sets the same count again."""
-        self.grow(micro_batch + 1)
-        self._load_ML[micro_batch, layer] = num_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +58,10 @@ class MicroBatch:
     realised: RealisedLoad | None
     routed: RoutedTokens | None = None
     """Counts what the routers choose; None if the plan does not say what it expects."""
-    routed_LTK: Tensor | None = None
-    """The experts of this rank's tokens in every MoE layer; None if the routers decide."""
+    given_experts: GivenExperts | None = None
+    """The experts of this rank's tokens in every MoE layer, on the device; None if the routers decide."""
     given: GivenRouting = field(default_factory=GivenRouting)
-    """Compares `routed_LTK` with what the routers choose."""
+    """Compares `given_experts` with what the routers choose."""
     is_checkpointed: bool = False
     """Whether it runs inside a region whose activations are recomputed."""
 

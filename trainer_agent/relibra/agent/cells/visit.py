@@ -10,6 +10,11 @@ Every cell with replicas has three autograd functions, at points that all ranks 
 Autograd runs the functions in reverse order. So the backward of `accept` comes after the backward of dispatch and
 attention, during which gradients travel. The home parameters are inputs of `accept`, so its backward comes before DDP
 learns that their gradients are ready.
+
+If DDP reduces gradients during the backward, it reduces a bucket as soon as all its gradients are ready. The ranks that
+hold the same experts have other replicas, so with the home parameters alone they would begin the same reductions in
+another order, and hang, or add up different buckets. Then all parameters of the layer are inputs of `accept`, on all
+ranks, also where this node has no replicas of the cell (`Passage`).
 """
 
 from collections.abc import Sequence
@@ -39,11 +44,20 @@ class ReplicaContext:
 
 @dataclass(slots=True, kw_only=True)
 class _Home:
-    """The parameters of a layer to which gradients return, and the returns under way."""
+    """The parameters of a layer that are inputs of `accept`, and the returns under way to them."""
 
     layer: int
     parameters: Sequence[nn.Parameter]
+    has_replicas: bool
+    """Whether the cell has replicas in this node, whose gradients return before `accept`."""
     arriving: list[GradientReturn] = field(default_factory=list)
+
+    def accept(self, experts: Experts) -> Tensor:
+        """Return the output of `accept`, which a later function of the cell must take as an input."""
+        # All ranks of the node need the same graph, even a rank with nothing to return or accept.
+        anchor = experts.parameters[0][0].new_empty(0).requires_grad_()
+        accepted: Tensor = _Accept.apply(self, anchor, *self.parameters)  # type: ignore[no-untyped-call]
+        return accepted
 
 
 class Visit:
@@ -55,20 +69,27 @@ class Visit:
         moment: the kind of pass.
         layers: the layers of the model chunk that have replicas in this micro-batch, ascending.
         experts: the experts of the layer.
+        reduces_early: whether DDP reduces gradients during the backward, and other ranks hold the same experts.
     """
 
     def __init__(
-        self, context: ReplicaContext, use: Use, moment: Moment, layers: Sequence[int], experts: Experts
+        self,
+        context: ReplicaContext,
+        use: Use,
+        moment: Moment,
+        layers: Sequence[int],
+        experts: Experts,
+        *,
+        reduces_early: bool,
     ) -> None:
         self.use, self.is_recorded = use, torch.is_grad_enabled()
         self._context, self._moment, self._layers, self._experts = context, moment, layers, experts
         self._side = layers.index(use.layer) % NUM_SIDES
         rank = context.transport.rank
         self._num_own = sum(copy.destination_rank == rank for copy in use.copies)
-        self._home = _Home(layer=use.layer, parameters=returning(rank, use.copies, experts.parameters))
-        # All ranks of the node need the same graph, even a rank with nothing to return or accept.
-        anchor = experts.parameters[0][0].new_empty(0).requires_grad_()
-        self._anchor: Tensor = _Accept.apply(self._home, anchor, *self._home.parameters)  # type: ignore[no-untyped-call]
+        parameters = _all_trained(experts) if reduces_early else returning(rank, use.copies, experts.parameters)
+        self._home = _Home(layer=use.layer, parameters=parameters, has_replicas=True)
+        self._anchor = self._home.accept(experts)
         context.fetcher.prefetch(use, self._side)
 
     def begin(self, tokens: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, list[list[Tensor]]]:
@@ -119,7 +140,7 @@ class Visit:
                 home=self._experts.parameters,
                 dtype=self._context.slots.gradient_dtype,
             )
-        self._context.fetcher.hold(self._side, under_way.handle)
+        self._context.fetcher.hold(self._side, under_way)
         self._home.arriving.append(under_way)
 
     def _take(self, use: Use, moment: Moment) -> None:
@@ -128,6 +149,30 @@ class Visit:
     def _gradients(self) -> list[Tensor | None]:
         own = range(self._num_own)
         return [each for slot in own for each in self._context.slots.gradients(self._side, slot, self.use.layer)]
+
+
+class Passage:
+    """One run of a layer over a cell of which this node has no replicas, and another node has some.
+
+    Its gradients become ready in the same order as on the ranks with replicas.
+
+    Args:
+        use: the cell and pass.
+        experts: the experts of the layer.
+    """
+
+    def __init__(self, use: Use, experts: Experts) -> None:
+        self.use, self.is_recorded = use, torch.is_grad_enabled()
+        self._anchor = _Home(layer=use.layer, parameters=_all_trained(experts), has_replicas=False).accept(experts)
+
+    def begin(self, tokens: Tensor) -> Tensor:
+        """Return the tokens unchanged."""
+        passed: Tensor = _Pass.apply(self._anchor, tokens)  # type: ignore[no-untyped-call]
+        return passed
+
+
+def _all_trained(experts: Experts) -> list[nn.Parameter]:
+    return [parameter for of_slot in experts.parameters for parameter in trained(of_slot)]
 
 
 def _produced(like: Tensor, gradient: Tensor | None, into: Tensor | None) -> Tensor:
@@ -148,9 +193,23 @@ class _Accept(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
         home: _Home = ctx.home
+        if not home.has_replicas:
+            return None, None, *(None for _ in home.parameters)
         with record_function(f"relibra::returned layer {home.layer}"):
             gradients = home.arriving.pop().add_up(home.parameters)
         return None, None, *gradients
+
+
+class _Pass(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, tokens: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        return tokens.view_as(tokens)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, tokens: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None, tokens
 
 
 class _Begin(torch.autograd.Function):

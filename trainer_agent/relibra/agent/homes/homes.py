@@ -174,15 +174,12 @@ class Homes:
     def _move(self, moves: Sequence[Move], tensors: ExpertTensors) -> tuple[int, str | None]:
         """Carry out moves, without a valid placement meanwhile. If it returns a failure, no expert has moved."""
         gone = together(
-            lambda: check_memory(self._experts, self._device),
-            "finding the weights in memory",
-            self._groups.everyone,
-            self._device,
+            lambda: check_memory(self._experts, self._device), "finding the weights in memory", self._groups.everyone
         )
         if gone is not None:
             return 0, gone
         own_limit = experts_within(self._buffer_bytes, tensors.expert_bytes)
-        limit = least(own_limit, "agreeing on the size of a wave", self._groups.everyone, self._device)
+        limit = least(own_limit, "agreeing on the size of a wave", self._groups.everyone)
         self._placement = None
         try:
             return reorder(

@@ -40,7 +40,7 @@ def reorder(
         waves: the waves of this rank's stage; all stages have equally many.
         expert_tensors: the tensors that each move carries.
         transport: between the ranks of the stage, which exchange experts.
-        everyone: all ranks of the job, which decide together.
+        everyone: all ranks of the job, which decide together, over gloo.
         device: where the message buffers live.
 
     Raises:
@@ -77,7 +77,7 @@ def _carry_out(
 ) -> tuple[int, str | None]:
     """Return the bytes this rank sent, and None if all ranks have written the wave, else why none has."""
     transfer = Transfer(wave, expert_tensors, transport, device)
-    attempt = functools.partial(together, group=everyone, device=device)
+    attempt = functools.partial(together, group=everyone)
     failure = attempt(transfer.stage, "staging experts") or attempt(transfer.exchange, "exchanging experts")
     if failure is not None:
         return 0, failure

@@ -20,6 +20,7 @@ from relibra.agent.megatron.layers import (
     layers_without_plans,
     levels,
     parts,
+    reduces_early,
     router_of,
     unwrap,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "optimizer_state",
     "parts",
     "plan_every_save",
+    "reduces_early",
     "router_of",
     "unwrap",
     "version",

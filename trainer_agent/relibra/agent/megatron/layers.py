@@ -155,6 +155,11 @@ def gather_parameters(chunks: Sequence[nn.Module]) -> None:
             chunk.start_param_sync(force_sync=True)
 
 
+def reduces_early(chunk: nn.Module) -> bool:
+    """Return whether DDP reduces gradients during the backward, each bucket as soon as its gradients are ready."""
+    return isinstance(chunk, DistributedDataParallel) and bool(chunk.ddp_config.overlap_grad_reduce)
+
+
 def gathering(chunk: nn.Module, module: nn.Module) -> Callable[[], None]:
     """Return a function that waits until the parameters inside `module` are gathered, as its own forward would."""
     if not (isinstance(chunk, DistributedDataParallel) and chunk.ddp_config.overlap_param_gather):

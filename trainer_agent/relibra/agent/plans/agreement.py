@@ -1,8 +1,13 @@
-"""The agreement of all ranks on one plan for a step, or on none (S1), and on whether an action succeeded."""
+"""The agreement of all ranks on one plan for a step, or on none (S1), and on whether an action succeeded.
+
+Ranks agree over gloo, with tensors in host memory: the host needs the answers, and over NCCL it would wait for the
+GPU, and NCCL's watchdog would end the process instead of raising an error.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -12,6 +17,7 @@ from relibra.planning import Cause, PlanId
 
 log = logging.getLogger(__name__)
 
+Told = TypeVar("Told")
 
 _LACKS = {
     Cause.LATE: "without a plan in time",
@@ -34,7 +40,7 @@ class Offer:
     lack: Cause | None = None
     """Why this rank has no plan to offer: LATE, STALE, INVALID or OTHER_LAUNCH. None where it has one."""
 
-    def to_tensor(self, device: torch.device) -> torch.Tensor:
+    def to_tensor(self) -> torch.Tensor:
         """Encode as int64 `[6]`; 64-bit identities keep their bits."""
         plan_id = self.plan_id or PlanId(epoch=0, version=0)
         fields = (
@@ -45,7 +51,7 @@ class Offer:
             int.from_bytes(self.digest[:8].ljust(8, b"\0"), "little", signed=True),
             _LACK_BY_CODE.index(self.lack),
         )
-        return torch.tensor(fields, dtype=torch.int64, device=device)
+        return torch.tensor(fields, dtype=torch.int64)
 
     @classmethod
     def from_tensor(cls, encoded: torch.Tensor) -> "Offer":
@@ -104,16 +110,16 @@ def _disagreement(offers: Sequence[Offer]) -> str | None:
     return f"ranks hold different plans: {'; '.join(parts)}"
 
 
-def exchange(offer: Offer, group: dist.ProcessGroup, device: torch.device) -> list[Offer]:
+def exchange(offer: Offer, group: dist.ProcessGroup) -> list[Offer]:
     """Collective: return the offers of all ranks of `group`, by rank.
 
     Raises:
         RelibraError: a rank did not take part in time.
     """
-    return [Offer.from_tensor(each) for each in gathered(offer.to_tensor(device), "agreeing on a plan", group)]
+    return [Offer.from_tensor(each) for each in gathered(offer.to_tensor(), "agreeing on a plan", group)]
 
 
-def together(action: Callable[[], None], what: str, group: dist.ProcessGroup, device: torch.device) -> str | None:
+def together(action: Callable[[], None], what: str, group: dist.ProcessGroup) -> str | None:
     """Collective: run `action` on every rank. Return None if it succeeded on all ranks, else who failed and why.
 
     An exception of `action` is caught, so that every rank reaches the collective. The returned text names the failed
@@ -128,30 +134,67 @@ def together(action: Callable[[], None], what: str, group: dist.ProcessGroup, de
     except Exception as error:
         log.exception("%s failed", what)
         own = f" (this rank: {type(error).__name__}: {error})"
-    mine = torch.tensor([bool(own)], dtype=torch.int64, device=device)
+    mine = torch.tensor([bool(own)], dtype=torch.int64)
     failed = [rank for rank, has_failed in enumerate(gathered(mine, f"{what}{own}", group)) if has_failed.item()]
     return f"{what} failed on {names_of(failed)}{own}" if failed else None
 
 
-def least(mine: int, what: str, group: dist.ProcessGroup, device: torch.device) -> int:
+def least(mine: int, what: str, group: dist.ProcessGroup) -> int:
     """Collective: return the smallest of all ranks' numbers.
 
     Raises:
         RelibraError: a rank did not take part in time.
     """
-    return min(int(each.item()) for each in gathered(torch.tensor([mine], device=device), what, group))
+    return min(int(each.item()) for each in gathered(torch.tensor([mine]), what, group))
 
 
 def gathered(mine: torch.Tensor, what: str, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Collective: return the tensors of all ranks of `group`, by rank, in host memory.
+    """Collective: return the tensors of all ranks of `group`, by rank.
+
+    The first rank collects the tensors and sends them to all. Gloo's own all-gather passes them on from rank to rank,
+    in as many hops as there are ranks.
+
+    Args:
+        mine: a tensor in host memory; of one shape on all ranks.
+        what: the name of the agreement in log and error.
+        group: over gloo.
 
     Raises:
         RelibraError: a rank did not take part in time.
     """
-    tensors = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    first, all_RX = dist.get_global_rank(group, 0), mine.new_empty(dist.get_world_size(group), *mine.shape)
     with noticing_death(what):
-        dist.all_gather(tensors, mine, group=group)
-        return list(torch.stack(tensors).cpu().unbind())  # one copy for all ranks
+        dist.gather(mine, list(all_RX.unbind()) if dist.get_rank(group) == 0 else None, dst=first, group=group)
+        dist.broadcast(all_RX, src=first, group=group)
+    return list(all_RX.unbind())
+
+
+def told(mine: Told, what: str, ranks: Sequence[int], group: dist.ProcessGroup) -> list[Told]:
+    """Collective over `ranks`, a few ranks of `group`: return what each of them tells, in their order.
+
+    Args:
+        mine: what this rank tells; anything that can be pickled.
+        what: the name of the exchange in log and error.
+        ranks: global ranks, in one order on all of them.
+        group: over gloo.
+
+    Raises:
+        RelibraError: a rank did not take part in time.
+    """
+    first, *others = ranks
+    all_told = [mine] * len(ranks)
+    with noticing_death(what):
+        if dist.get_rank() == first:
+            for i, rank in enumerate(others, 1):
+                heard: list[Any] = [None]
+                dist.recv_object_list(heard, src=rank, group=group)
+                all_told[i] = heard[0]
+            for rank in others:
+                dist.send_object_list(all_told, dst=rank, group=group)
+        else:
+            dist.send_object_list([mine], dst=first, group=group)
+            dist.recv_object_list(all_told, src=first, group=group)
+    return all_told
 
 
 def names_of(ranks: list[int]) -> str:

@@ -38,21 +38,18 @@ def found_by(check: Callable[[], None]) -> RelibraError | None:
     return None
 
 
-def raise_on_all(
-    found: Mapping[Concern, RelibraError | None], when: str, group: dist.ProcessGroup, device: torch.device
-) -> None:
+def raise_on_all(found: Mapping[Concern, RelibraError | None], when: str, group: dist.ProcessGroup) -> None:
     """Collective: return if no rank found anything wrong, else raise on all ranks.
 
     Args:
         found: by concern, the error of this rank or None. The concerns and their order are equal on all ranks.
         when: the moment, for messages, as in "before the step".
-        group: the ranks that go on together.
-        device: where messages live.
+        group: the ranks that go on together, over gloo.
 
     Raises:
         RelibraError: as `objection` says; or a rank did not take part in time.
     """
-    mine = torch.tensor([error is not None for error in found.values()], dtype=torch.int64, device=device)
+    mine = torch.tensor([error is not None for error in found.values()], dtype=torch.int64)
     own = next(filter(None, found.values()), None)
     waiting = f"agreeing to go on {when}" + (f" (this rank: {own})" if own is not None else "")
     error = objection(found, when, [flags.tolist() for flags in gathered(mine, waiting, group)])

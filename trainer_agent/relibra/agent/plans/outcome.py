@@ -1,21 +1,21 @@
 """The outcome of a step, which the caller gets at its beginning, and the report of a phase, which the planner gets."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import Tensor
 
 from relibra.agent.cells.given_routing import GivenRouting
 from relibra.agent.cells.micro_batch import RealisedLoad
+from relibra.agent.cells.replay import GivenExperts
 from relibra.agent.cells.routed_tokens import RoutedTokens
-from relibra.agent.transport.lost_ranks import noticing_death
+from relibra.agent.plans.agreement import told
 from relibra.agent.transport.timed import TimedTransport
 from relibra.errors import Unsupported
 from relibra.planning import Cause, ExecutionReport, Phase, PlanId
-from relibra.planning.routing_check import RoutingCause, RoutingCheck
+from relibra.planning.routing_check import RoutingCheck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,21 +41,27 @@ class StepOutcome:
     """How long the reorder took on this rank."""
 
 
-def _summed(
-    counted_MLB: NDArray[np.int64] | None, group: dist.ProcessGroup, device: torch.device
-) -> NDArray[np.int64] | None:
-    """Collective: return the sum over the ranks of `group`, or None if a rank counted nothing."""
-    with noticing_death("adding up the routing of the ranks that hold the parts of the same experts"):
-        told = torch.tensor([counted_MLB is None, 0 if counted_MLB is None else len(counted_MLB)], device=device)
-        dist.all_reduce(told, dist.ReduceOp.MAX, group=group)
-        lacks, num_micro_batches = told.tolist()
-        if counted_MLB is None or lacks:
-            return None
-        missing = num_micro_batches - len(counted_MLB)
-        padded_MLB = np.pad(counted_MLB, ((0, missing), (0, 0), (0, 0)), constant_values=-1)
-        sum_MLB = torch.from_numpy(padded_MLB).to(device)
-        dist.all_reduce(sum_MLB, group=group)
-        return sum_MLB.cpu().numpy()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Figures:
+    """The figures of one phase that the stages of a pipeline add up."""
+
+    load_ML: NDArray[np.int64]
+    reorder_sent_bytes: int
+    replica_sent_bytes: int
+    reorder_s: float
+    replica_wait_s: float
+    routing: RoutingCheck
+
+
+def _summed(counts: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:
+    """Return the sum of what several ranks counted, each up to its last micro-batch; None if one counted nothing."""
+    counted = [each for each in counts if each is not None]
+    if len(counted) < len(counts):
+        return None
+    num_micro_batches = max(map(len, counted))
+    widths = [((0, num_micro_batches - len(each)), (0, 0), (0, 0)) for each in counted]
+    padded = [np.pad(each, width, constant_values=-1) for each, width in zip(counted, widths, strict=True)]
+    return np.sum(padded, axis=0, dtype=np.int64)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,7 +83,7 @@ class PhaseRecord:
     """How long the agent had waited for replica traffic before this phase."""
     replica_sent_bytes: int = 0
     replica_wait_s: float = 0.0
-    routed_LTK: dict[int, Tensor] = field(default_factory=dict)
+    given_experts: dict[int, GivenExperts] = field(default_factory=dict)
     """The routing that the caller set, by micro-batch."""
     given: GivenRouting = field(default_factory=GivenRouting)
     """Compares that routing with what the routers choose."""
@@ -118,20 +124,20 @@ class PhaseRecord:
         self.replica_sent_bytes = self.transport.sent_bytes - self.sent_bytes_before
         self.replica_wait_s = self.transport.waited_s - self.waited_before_s
 
-    def check_routing(self, part_holders: dist.ProcessGroup | None, device: torch.device) -> None:
+    def check_routing(self, part_holders: Sequence[int], everyone: dist.ProcessGroup) -> None:
         """Compare what the routers chose with the plan. The host waits for the device, so call it once per step.
 
         Args:
-            part_holders: the ranks with the parts of this rank's experts, whose tokens a plan counts together; None if
-                experts are whole. With it, the call is collective.
-            device: where messages live.
+            part_holders: the global ranks with the parts of this rank's experts, whose tokens a plan counts together.
+                If there are several, the call is collective over them.
+            everyone: a group of all ranks over gloo.
 
         Raises:
             RelibraError: a rank did not take part in time.
         """
         counted_MLB = None if self.routed is None else self.routed.counted()
-        if part_holders is not None:
-            counted_MLB = _summed(counted_MLB, part_holders, device)
+        what = "adding up the routing of the ranks that hold the parts of the same experts"
+        counted_MLB = _summed(told(counted_MLB, what, part_holders, everyone))
         if self.routed is not None and counted_MLB is not None:
             self.routing = self.routed.check(counted_MLB)
 
@@ -140,32 +146,33 @@ class PhaseRecord:
         given, self.given = self.given, GivenRouting()
         return given.refusal()
 
-    def add_up(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        """Collective: sum the counts of all ranks of `group`, one per pipeline stage, and take the longest times.
+    def add_up(self, pipeline: Sequence[int], everyone: dist.ProcessGroup) -> None:
+        """Collective over `pipeline`: sum the counts of these ranks, and take the longest times.
+
+        Args:
+            pipeline: the global ranks that the planner sees as one, one per pipeline stage.
+            everyone: a group of all ranks over gloo.
 
         Raises:
             RelibraError: a rank did not take part in time.
         """
-        num_micro_batches = torch.tensor(len(self.realised.load_ML), device=device)
-        with noticing_death("adding up the reports of pipeline stages"):
-            dist.all_reduce(num_micro_batches, dist.ReduceOp.MAX, group=group)
-            self.realised.grow(int(num_micro_batches.item()))
-            load_ML = torch.from_numpy(self.realised.load_ML).to(device)
-            sent_bytes = torch.tensor([self.reorder_sent_bytes, self.replica_sent_bytes], device=device)
-            routed = [self.routing.num_cells, *(self.routing.otherwise.get(cause, 0) for cause in RoutingCause)]
-            num_cells = torch.tensor(routed, device=device)
-            lasted_s = torch.tensor([self.reorder_s, self.replica_wait_s], dtype=torch.float64, device=device)
-            for each in (load_ML, sent_bytes, num_cells):
-                dist.all_reduce(each, group=group)
-            dist.all_reduce(lasted_s, dist.ReduceOp.MAX, group=group)
-            self.realised = RealisedLoad.of(load_ML.cpu().numpy())
-            self.reorder_sent_bytes, self.replica_sent_bytes = sent_bytes.tolist()
-            self.reorder_s, self.replica_wait_s = lasted_s.tolist()
-            num_compared, *num_otherwise = num_cells.tolist()
-            by_cause = zip(RoutingCause, num_otherwise, strict=True)
-            self.routing = RoutingCheck(
-                num_cells=num_compared, otherwise={cause: num for cause, num in by_cause if num}
-            )
+        mine = _Figures(
+            load_ML=self.realised.load_ML,
+            reorder_sent_bytes=self.reorder_sent_bytes,
+            replica_sent_bytes=self.replica_sent_bytes,
+            reorder_s=self.reorder_s,
+            replica_wait_s=self.replica_wait_s,
+            routing=self.routing,
+        )
+        of_stages = told(mine, "adding up the reports of pipeline stages", pipeline, everyone)
+        self.realised = RealisedLoad(0, mine.load_ML.shape[1])
+        for each in of_stages:
+            self.realised.add(each.load_ML)
+        self.reorder_sent_bytes = sum(each.reorder_sent_bytes for each in of_stages)
+        self.replica_sent_bytes = sum(each.replica_sent_bytes for each in of_stages)
+        self.reorder_s = max(each.reorder_s for each in of_stages)
+        self.replica_wait_s = max(each.replica_wait_s for each in of_stages)
+        self.routing = RoutingCheck.total(each.routing for each in of_stages)
 
     def report(self, *, ep_group: int, ep_rank: int) -> ExecutionReport:
         """Return the report for the planner."""

@@ -1,0 +1,81 @@
+"""The windows in which the gradients of a cell's replicas come home, so that arrivals take bounded memory.
+
+An expert may have a replica on every other rank of the node, and the gradients of all of them arrive at its home: in
+fp32 and with the experts of DeepSeek-V3, up to 2.5 GB on one rank. So a home takes them tile by tile. A tile is a range
+of one tensor, and the same range of every replica arrives with it, so that the home adds up each element at once. A
+window holds the tiles that arrive at the same time.
+
+All ranks of the node compute the same windows, without messages.
+"""
+
+import functools
+from typing import NamedTuple
+
+from relibra.agent.transport import Copy
+from relibra.kernels import ALIGNMENT_BYTES
+
+
+class TensorSize(NamedTuple):
+    """The size of one tensor of a replica's gradient."""
+
+    num_elements: int
+    element_bytes: int
+
+
+class Tile(NamedTuple):
+    """A range of one gradient tensor of one expert, which arrives from all replicas of the expert."""
+
+    home_rank: int
+    home_slot: int
+    tensor: int
+    """The index among the tensors of the expert that require gradients."""
+    begin: int
+    """The first element."""
+    end: int
+    """The element after the last one."""
+    copies: tuple[int, ...]
+    """The indices of the replicas, ascending: the home adds up their gradients in this order."""
+
+
+Window = tuple[Tile, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def windows_of(copies: tuple[Copy, ...], sizes: tuple[TensorSize, ...], window_bytes: int) -> tuple[Window, ...]:
+    """Return the windows of a cell, in the order in which they travel; no window if nothing arrives anywhere.
+
+    Args:
+        copies: the replicas of the cell in one node, in the plan's order.
+        sizes: the tensors of an expert that require gradients, with the dtype in which gradients travel.
+        window_bytes: the most memory of one rank for the arrivals of a window.
+
+    Raises:
+        ValueError: some window would have no room for 16 bytes of each replica.
+    """
+    if window_bytes < len(copies) * ALIGNMENT_BYTES:
+        raise ValueError(f"expected a window of {len(copies) * ALIGNMENT_BYTES} bytes or more, got {window_bytes}")
+    windows: list[list[Tile]] = []
+    for home_rank in sorted({copy.source_rank for copy in copies}):
+        number, room_bytes = 0, window_bytes
+        for home_slot in sorted({copy.source_slot for copy in copies if copy.source_rank == home_rank}):
+            expert = home_rank, home_slot
+            of_expert = tuple(i for i, each in enumerate(copies) if (each.source_rank, each.source_slot) == expert)
+            for tensor, (num_elements, element_bytes) in enumerate(sizes):
+                begin = 0
+                while begin < num_elements:
+                    end = begin + _that_fit(num_elements - begin, element_bytes, room_bytes // len(of_expert))
+                    if end == begin:
+                        number, room_bytes = number + 1, window_bytes
+                        continue
+                    windows += [[] for _ in range(number + 1 - len(windows))]
+                    windows[number].append(Tile(home_rank, home_slot, tensor, begin, end, of_expert))
+                    room_bytes -= (end - begin) * element_bytes * len(of_expert)
+                    begin = end
+    return tuple(map(tuple, windows))
+
+
+def _that_fit(num_elements: int, element_bytes: int, room_bytes: int) -> int:
+    """Return how many of the elements fit: all, or so many that the next ones begin aligned for kernels."""
+    if num_elements * element_bytes <= room_bytes:
+        return num_elements
+    return room_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES // element_bytes
