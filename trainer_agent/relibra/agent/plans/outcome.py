@@ -61,7 +61,8 @@ def _summed(counts: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int64] | N
     num_micro_batches = max(map(len, counted))
     widths = [((0, num_micro_batches - len(each)), (0, 0), (0, 0)) for each in counted]
     padded = [np.pad(each, width, constant_values=-1) for each, width in zip(counted, widths, strict=True)]
-    return np.sum(padded, axis=0, dtype=np.int64)
+    total: NDArray[np.int64] = np.sum(padded, axis=0, dtype=np.int64)
+    return total
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,0 +1,284 @@
+"""The host's time for the agent in one MoE layer, per micro-batch: what it costs to prepare the work of a GPU.
+
+    python -m benchmarks.host_cost [--cells 2000]
+
+One process plays one rank of a node of eight. A cell is a forward and a backward of one layer with tiny tensors: the
+agent's own code runs, and everything around it is replaced by as little as possible. Experts are one autograd function,
+transfers go nowhere, and relibra's kernels get their tables filled and are not launched. So what is left of the time
+is the host's, with neither computation nor transfers, and without the driver's few microseconds per launch.
+
+- *Plain* is the same layer without the agent, and its time is subtracted.
+- *Operations* are those that torch's dispatcher counts: on a GPU, most of them are launches. *Kernels* are relibra's.
+- A replicated cell has 14 replicas of the experts of this node. Two of them are on this rank, and two have their home
+  here. Their gradients return.
+
+Writes `benchmarks/results/host_cost.json`.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.results import write
+from relibra.agent.cells.cells import StepCells
+from relibra.agent.cells.fetch import Fetcher
+from relibra.agent.cells.layer import LayerExecution
+from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, current, running
+from relibra.agent.cells.replay import MicroBatchReplay, check_routing
+from relibra.agent.cells.routed_tokens import RoutedTokens
+from relibra.agent.cells.slots import Slots
+from relibra.agent.cells.visit import ReplicaContext
+from relibra.agent.experts import Dispatched, ExpertsForward
+from relibra.agent.placement import Placement
+from relibra.agent.transport import Parcel
+from relibra.agent.transport.timed import TimedTransport
+from relibra.kernels import ops
+from relibra.kernels.launch import Launch
+from relibra.planning import Basis, Cluster, Model, PlanId, RankPlan
+
+CPU = torch.device("cpu")
+MODEL = Model(num_layers=4, num_experts=128, top_k=8)
+CLUSTER = Cluster(num_nodes=1, gpus_per_node=8, redundant_slots=2)
+NUM_TOKENS, HIDDEN = 64, 8
+NUM_HOME = CLUSTER.experts_per_rank(MODEL)
+REPLICAS = sorted(
+    (layer, home * NUM_HOME + slot, rank)
+    for layer in range(MODEL.num_layers)
+    for slot, home in enumerate((0, 1))
+    for rank in range(8)
+    if rank != home
+)
+"""(layer, expert, rank): an expert of ranks 0 and 1 on all other ranks."""
+
+
+class Nowhere:
+    """A transport of rank 0 that moves nothing."""
+
+    rank, num_ranks, relays, sent_bytes = 0, CLUSTER.gpus_per_node, False, 0
+
+    def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> "Nowhere":
+        """Return at once."""
+        return self
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+class NoKernels:
+    """Counts launches, and prepares them as `driver.Device` does."""
+
+    def __init__(self) -> None:
+        self.num_launches = 0
+
+    def __call__(self, launch: Launch) -> None:
+        """Prepare a launch."""
+        launch.parameters()
+        self.num_launches += 1
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations but for views, which launch nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        is_view = isinstance(result, Tensor) and result._is_view()
+        self.num += not is_view and "empty" not in str(operation) and "detach" not in str(operation)
+        return result
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, *weights: Tensor) -> Tensor:
+        ctx.weights = weights
+        return tokens.view_as(tokens)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        return gradient, *ctx.weights
+
+
+class TinyExperts:
+    """Experts whose product is one autograd function that computes nothing."""
+
+    def __init__(self) -> None:
+        self.module = nn.Module()
+        self.parameters = [[nn.Parameter(torch.zeros(4, 4)) for _ in range(2)] for _ in range(NUM_HOME)]
+        self.num_home_slots = NUM_HOME
+        self._flat = [each for of_slot in self.parameters for each in of_slot]
+        for each in self._flat:
+            each.main_grad = torch.zeros(4, 4)  # type: ignore[attr-defined]
+
+    def name(self, tensor: int, expert: int) -> str:
+        """Return a name."""
+        return f"{expert}.{tensor}"
+
+    def forward(self, tokens: Tensor, tokens_per_slot: Tensor, probs: Tensor) -> tuple[Tensor, None]:
+        """Run the home slots."""
+        return self._product(tokens, [])
+
+    def run(self, forward: ExpertsForward, dispatched: Dispatched, replicas: Sequence[Sequence[Tensor]]) -> Tensor:
+        """Run the home slots and the replicas."""
+        return self._product(dispatched.tokens, [each for of_slot in replicas for each in of_slot])[0]
+
+    def forget_quantized(self) -> None:
+        """Do nothing."""
+
+    def _product(self, tokens: Tensor, more: Sequence[Tensor]) -> tuple[Tensor, None]:
+        product: Tensor = _Product.apply(tokens, *self._flat, *more)  # type: ignore[no-untyped-call]
+        return product, None
+
+
+def plan_with(replicas: Sequence[tuple[int, int, int]]) -> RankPlan:
+    """Return the plan of one micro-batch."""
+    return RankPlan(
+        id=PlanId(epoch=1, version=1),
+        step=0,
+        digest=b"",
+        home_rank_LE=CLUSTER.identity_placement(MODEL),
+        replica_index_Q4=np.array([(0, *each) for each in replicas], np.int32).reshape(-1, 4),
+        replica_share_Q=np.full(len(replicas), 4, np.int32),
+        num_micro_batches=1,
+        reason="",
+        basis=Basis.REPLAY,
+    )
+
+
+class Layers:
+    """The layers of a rank, with or without an agent.
+
+    Args:
+        replicas: (layer, expert, rank) of each replica; None for no agent.
+        is_replayed: whether the caller gives the routing.
+    """
+
+    def __init__(self, replicas: Sequence[tuple[int, int, int]] | None, *, is_replayed: bool) -> None:
+        self._experts = [TinyExperts() for _ in range(MODEL.num_layers)]
+        self._routed_TK = torch.stack([torch.randperm(MODEL.num_experts)[: MODEL.top_k] for _ in range(NUM_TOKENS)])
+        self._tokens = torch.zeros(NUM_TOKENS, HIDDEN, requires_grad=True)
+        self._probs_TE = torch.rand(NUM_TOKENS, MODEL.num_experts, requires_grad=True)
+        self._tokens_per_slot = torch.zeros(NUM_HOME + CLUSTER.redundant_slots, dtype=torch.int64)
+        self._executions: list[LayerExecution] = []
+        if replicas is None:
+            return
+        cells = StepCells(
+            Placement.identity(MODEL, CLUSTER), CLUSTER, ep_group=0, ep_rank=0, plan=plan_with(replicas), device=CPU
+        )
+        routed_LTK = self._routed_TK.expand(MODEL.num_layers, -1, -1)
+        self._micro_batch = MicroBatch(
+            owner=self,
+            index=0,
+            cells=cells,
+            realised=RealisedLoad(1, MODEL.num_layers),
+            routed=RoutedTokens(np.zeros((1, MODEL.num_layers, MODEL.num_experts), np.int64)),
+            given_experts=check_routing(routed_LTK, MODEL, CPU) if is_replayed else None,
+        )
+        transport, by_layer = TimedTransport(Nowhere()), dict(enumerate(self._experts))
+        slots = Slots(by_layer, CLUSTER.redundant_slots, CPU, with_gradients=False)
+        gathered: dict[int, Callable[[], None]] = {layer: lambda: None for layer in by_layer}
+        context = ReplicaContext(
+            transport=transport, slots=slots, fetcher=Fetcher(transport, slots, by_layer, gathered)
+        )
+        self._executions = [
+            LayerExecution(
+                index=layer,
+                chunk=range(MODEL.num_layers),
+                experts=each,
+                context=context,
+                reduces_early=False,
+                active=lambda: (cells, current(self)),
+                has_routing=lambda: False,
+                logical_experts=lambda _: range(NUM_HOME),
+                check_weights=lambda _: None,
+                note_forward=lambda: None,
+            )
+            for layer, each in enumerate(self._experts)
+        ]
+        self._replays = [MicroBatchReplay(None, each.routing) for each in self._executions]
+
+    def run(self) -> None:
+        """Run all layers forward, and then backward."""
+        self._tokens.grad = self._probs_TE.grad = None
+        with running(self._micro_batch) if self._executions else nullcontext():
+            hidden = self._tokens
+            for layer in range(MODEL.num_layers):
+                hidden = self._layer(layer, hidden)
+        hidden.sum().backward()
+
+    def _layer(self, layer: int, hidden: Tensor) -> Tensor:
+        execution = self._executions[layer] if self._executions else None
+        if execution is None:
+            return self._experts[layer].forward(hidden, self._tokens_per_slot, hidden)[0]
+        execution.enter()
+        self._replays[layer].get_replay_topk(self._probs_TE, MODEL.top_k, default_compute_topk=_no_topk)
+        probs, _ = execution.remap(self._probs_TE, MAP_TE, training=True)
+        forward: Any = self._experts[layer].forward
+        computed, _ = execution.compute(forward, hidden, self._tokens_per_slot, probs[:, 0])
+        return computed
+
+
+MAP_TE = torch.ones(NUM_TOKENS, MODEL.num_experts, dtype=torch.bool)
+
+
+def _no_topk(scores: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return scores, scores
+
+
+def main() -> None:
+    """Measure, print a table and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=int, default=2000)
+    num_turns = parser.parse_args().cells // MODEL.num_layers
+    torch.set_num_threads(1)
+    kernels = NoKernels()
+    with mock.patch.object(ops, "_kernels", return_value=kernels):
+        cases = {
+            "plain": Layers(None, is_replayed=False),
+            "no replicas": Layers([], is_replayed=False),
+            "no replicas, replay": Layers([], is_replayed=True),
+            "replicas": Layers(REPLICAS, is_replayed=False),
+            "replicas, replay": Layers(REPLICAS, is_replayed=True),
+        }
+        times_us: dict[str, list[float]] = {name: [] for name in cases}
+        for turn in range(num_turns):
+            for name, layers in cases.items():
+                began_s = time.perf_counter()
+                layers.run()
+                times_us[name] += [(time.perf_counter() - began_s) / MODEL.num_layers * 1e6] * (turn > 10)
+        rows = list[dict[str, object]]()
+        plain_us, num_plain = float(np.median(times_us["plain"])), 0
+        for name, layers in cases.items():
+            kernels.num_launches = 0
+            with Operations() as operations:
+                layers.run()
+            num_plain = operations.num if name == "plain" else num_plain
+            rows.append(
+                {
+                    "cell": name,
+                    "host_us": round(float(np.median(times_us[name])) - (plain_us if name != "plain" else 0.0), 1),
+                    "operations": (operations.num - (num_plain if name != "plain" else 0)) / MODEL.num_layers,
+                    "kernels": kernels.num_launches / MODEL.num_layers,
+                }
+            )
+    table = Table(*rows[0], title="per layer and micro-batch, forward and backward, beyond the plain layer")
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    Console().print(table)
+    write("host_cost", rows, cells=num_turns * MODEL.num_layers)
+
+
+if __name__ == "__main__":
+    main()
