@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.agent.transfer_cells import transfer_cells
-from relibra.agent.cells.gradient_windows import TensorSize, Tile, windows_of
+from relibra.agent.cells.gradient_windows import TensorSize, Tile, padded_bytes, windows_of
 from relibra.agent.transport import Copy
 
 SIZES = st.lists(st.builds(TensorSize, st.integers(1, 300), st.sampled_from([2, 4])), min_size=1, max_size=3).map(tuple)
@@ -16,7 +16,7 @@ MANY = 24 * 16
 
 
 def bytes_of(tile: Tile, sizes: tuple[TensorSize, ...]) -> int:
-    return (tile.end - tile.begin) * sizes[tile.tensor].element_bytes * len(tile.copies)
+    return padded_bytes((tile.end - tile.begin) * sizes[tile.tensor].element_bytes) * len(tile.copies)
 
 
 @given(transfer_cells(), SIZES, st.integers(MANY, 9000))
@@ -40,7 +40,7 @@ def test_S7_no_rank_takes_more_than_a_window_at_a_time(
     copies: tuple[Copy, ...], sizes: tuple[TensorSize, ...], window_bytes: int
 ) -> None:
     windows = windows_of(copies, sizes, window_bytes)
-    of_expert = sum(size.num_elements * size.element_bytes for size in sizes)
+    of_expert = sum(padded_bytes(size.num_elements * size.element_bytes) for size in sizes)
     most = max(Counter(copy.source_rank for copy in copies).values(), default=0) * of_expert
     for window in windows:
         taken = Counter[int]()

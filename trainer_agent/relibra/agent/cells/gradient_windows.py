@@ -69,13 +69,18 @@ def windows_of(copies: tuple[Copy, ...], sizes: tuple[TensorSize, ...], window_b
                         continue
                     windows += [[] for _ in range(number + 1 - len(windows))]
                     windows[number].append(Tile(home_rank, home_slot, tensor, begin, end, of_expert))
-                    room_bytes -= (end - begin) * element_bytes * len(of_expert)
+                    room_bytes -= padded_bytes((end - begin) * element_bytes) * len(of_expert)
                     begin = end
     return tuple(map(tuple, windows))
 
 
+def padded_bytes(size_bytes: int) -> int:
+    """Return the memory that a gradient takes in a window, so that the next one begins aligned for kernels."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
 def _that_fit(num_elements: int, element_bytes: int, room_bytes: int) -> int:
     """Return how many of the elements fit: all, or so many that the next ones begin aligned for kernels."""
-    if num_elements * element_bytes <= room_bytes:
+    if padded_bytes(num_elements * element_bytes) <= room_bytes:
         return num_elements
     return room_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES // element_bytes
