@@ -4,6 +4,9 @@ An operator runs on the current stream of its tensors' device and does not wait 
 compiles and loads all kernels; after that, every operator can be captured in a CUDA graph. The reference runs for
 tensors that are not contiguous and on devices whose kernels cannot be loaded; its results are the same.
 
+Torch's wrapper of a custom operator takes the host longer than the launches that it wraps. So the operations that every
+layer needs run without it, unless torch traces them for a compiler.
+
 Schemas with lists are written out because torch 2.6 cannot infer them.
 """
 
@@ -13,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import increment_version
 
 from relibra.kernels import checks, cuda, driver, reference
 from relibra.kernels.packed import packed_size_bytes
@@ -25,7 +30,6 @@ def _kernels(device: torch.device, tensors: Sequence[Tensor] = ()) -> driver.Dev
     return driver.device(device.index)
 
 
-@torch.library.custom_op("relibra::quota_remap", mutates_args=())
 def quota_remap(
     probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -34,6 +38,21 @@ def quota_remap(
     Raises:
         InvalidInput: shapes, dtypes or devices do not fit, or (checked on the CPU only) a slot's expert does not exist.
     """
+    run = _quota_remap if torch.compiler.is_compiling() else _QuotaRemap.apply
+    remapped: tuple[Tensor, Tensor] = run(probs_TE, routing_map_TE, slot_expert_P, share_P)
+    return remapped
+
+
+@torch.library.custom_op("relibra::quota_remap", mutates_args=())
+def _quota_remap(
+    probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor
+) -> tuple[Tensor, Tensor]:
+    return _remapped(probs_TE, routing_map_TE, slot_expert_P, share_P)
+
+
+def _remapped(
+    probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor
+) -> tuple[Tensor, Tensor]:
     checks.quota_remap(probs_TE, routing_map_TE, slot_expert_P, share_P)
     run = _kernels(probs_TE.device)
     if run is None:
@@ -42,7 +61,7 @@ def quota_remap(
     return cuda.quota_remap(run, probs_TE, routing_map_TE, _int32(slot_expert_P), _int32(share_P))
 
 
-@quota_remap.register_fake
+@_quota_remap.register_fake
 def _(probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor) -> tuple[Tensor, Tensor]:
     shape = (probs_TE.shape[0], slot_expert_P.shape[0])
     return probs_TE.new_empty(shape), routing_map_TE.new_empty(shape)
@@ -50,6 +69,10 @@ def _(probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: 
 
 @torch.library.custom_op("relibra::quota_give_back", mutates_args=())
 def _quota_give_back(grad_TP: Tensor, routing_map_TP: Tensor, slot_expert_P: Tensor, num_experts: int) -> Tensor:
+    return _given_back(grad_TP, routing_map_TP, slot_expert_P, num_experts)
+
+
+def _given_back(grad_TP: Tensor, routing_map_TP: Tensor, slot_expert_P: Tensor, num_experts: int) -> Tensor:
     run = _kernels(grad_TP.device)
     if run is None:
         return reference.quota_give_back(grad_TP, routing_map_TP, slot_expert_P, num_experts)
@@ -71,7 +94,26 @@ def _give_back(ctx: Any, grad_TP: Tensor, _: None) -> tuple[Tensor, None, None, 
     return _quota_give_back(grad_TP, *ctx.saved_tensors, ctx.num_experts), None, None, None
 
 
-quota_remap.register_autograd(_give_back, setup_context=_save_routing)
+_quota_remap.register_autograd(_give_back, setup_context=_save_routing)
+
+
+class _QuotaRemap(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        probs_TP, routing_map_TP = _remapped(probs_TE, routing_map_TE, slot_expert_P, share_P)
+        ctx.mark_non_differentiable(routing_map_TP)
+        ctx.set_materialize_grads(False)
+        _save_routing(ctx, (probs_TE, routing_map_TE, slot_expert_P, share_P), (probs_TP, routing_map_TP))
+        return probs_TP, routing_map_TP
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TP: Tensor | None, _: None) -> tuple[Tensor | None, None, None, None]:
+        if grad_TP is None:
+            return None, None, None, None
+        return _given_back(grad_TP, *ctx.saved_tensors, ctx.num_experts), None, None, None
 
 
 @torch.library.custom_op("relibra::expert_pack", mutates_args=(), schema="(Tensor[] tensors) -> Tensor")
@@ -156,13 +198,16 @@ def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], *, num_sms: 
 )
 def _grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Tensor], num_gradients: Sequence[int]) -> None:
     remaining = iter(gradients)
-    lists = [[next(remaining) for _ in range(num)] for num in num_gradients]
-    checks.grad_accumulate(into, lists)
-    run = _kernels(into[0].device, [*into, *gradients])
+    _accumulate(into, [[next(remaining) for _ in range(num)] for num in num_gradients])
+
+
+def _accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
+    checks.grad_accumulate(into, gradients)
+    run = _kernels(into[0].device, [*into, *chain.from_iterable(gradients)])
     if run is None:
-        reference.grad_accumulate(into, lists)
+        reference.grad_accumulate(into, gradients)
     else:
-        cuda.grad_accumulate(run, into, lists)
+        cuda.grad_accumulate(run, into, gradients)
 
 
 def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
@@ -175,9 +220,15 @@ def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]
     Raises:
         InvalidInput: shapes, dtypes or devices do not fit.
     """
-    if into:
+    if not into:
+        return
+    if torch.compiler.is_compiling():
         flat = [gradient.detach() for gradient in chain.from_iterable(gradients)]
         _grad_accumulate([target.detach() for target in into], flat, list(map(len, gradients)))
+        return
+    _accumulate(into, gradients)
+    for target in into:  # a kernel writes behind autograd's back
+        increment_version(target)
 
 
 def _all_on(device: torch.device, tensors: Sequence[Tensor]) -> bool:

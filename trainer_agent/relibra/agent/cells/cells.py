@@ -109,6 +109,8 @@ class StepCells:
             index_Q4[:, 0] * num_layers + index_Q4[:, 1], np.arange(self.num_micro_batches * num_layers + 1)
         ).tolist()
         self._copies: dict[tuple[int, int], tuple[Copy, ...]] = {}
+        self._replicated: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        self._tables: dict[int, Sequence[SlotTable]] = {}
         if self.has_replicas:
             slot_expert_LP, share_LP = _home_table(placement, cluster, num_redundant=cluster.redundant_slots)
             shape = (self.num_micro_batches, 1, 1)
@@ -137,23 +139,19 @@ class StepCells:
         in their shares.
         """
         if micro_batch is not None and self._replicas_of(micro_batch, layer):
-            slot_expert_P, share_P = self._slot_expert_MLP[micro_batch, layer], self._share_MLP[micro_batch, layer]
-            if not self._is_forecast:
-                return SlotTable(slot_expert_P=slot_expert_P, share_P=share_P)
-            return ForecastTable(
-                slot_expert_P=slot_expert_P,
-                share_P=share_P,
-                begin_P=self._begin_MLP[micro_batch, layer],
-                ep_rank=self._ep_rank,
-                num_ranks=self._cluster.num_ranks,
-            )
+            if micro_batch not in self._tables:
+                self._tables[micro_batch] = self._tables_of(micro_batch)
+            return self._tables[micro_batch][layer]
         if self._is_identity_L[layer]:
             return None
         return SlotTable(slot_expert_P=self._home_LE[layer], share_P=self._rest_LE[layer])
 
     def replicated(self, micro_batch: int, layers: Sequence[int]) -> list[int]:
         """Return the layers of `layers` that have replicas in this node."""
-        return [layer for layer in layers if self.copies(micro_batch, layer)]
+        key = micro_batch, tuple(layers)
+        if key not in self._replicated:
+            self._replicated[key] = [layer for layer in layers if self.copies(micro_batch, layer)]
+        return self._replicated[key]
 
     def is_replicated_anywhere(self, micro_batch: int, layer: int) -> bool:
         """Return whether any node of any EP group has replicas of this layer in micro-batch `micro_batch` of its own.
@@ -168,6 +166,22 @@ class StepCells:
         if cell not in self._copies:
             self._copies[cell] = self._copies_in(self._replicas_of(micro_batch, layer))
         return self._copies[cell]
+
+    def _tables_of(self, micro_batch: int) -> list[SlotTable]:
+        """Return the tables of all layers, with as few operations of torch as possible."""
+        rows = zip(self._slot_expert_MLP[micro_batch].unbind(), self._share_MLP[micro_batch].unbind(), strict=True)
+        if not self._is_forecast:
+            return [SlotTable(slot_expert_P=slot_expert_P, share_P=share_P) for slot_expert_P, share_P in rows]
+        return [
+            ForecastTable(
+                slot_expert_P=slot_expert_P,
+                share_P=share_P,
+                begin_P=begin_P,
+                ep_rank=self._ep_rank,
+                num_ranks=self._cluster.num_ranks,
+            )
+            for (slot_expert_P, share_P), begin_P in zip(rows, self._begin_MLP[micro_batch].unbind(), strict=True)
+        ]
 
     def _replicas_of(self, micro_batch: int, layer: int) -> range:
         """Return the rows of a cell in `_index_Q4`."""

@@ -10,11 +10,11 @@ from enum import Enum
 from typing import NamedTuple
 
 from torch import Tensor
-from torch.profiler import record_function
 
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.host_copy import HostCopy
 from relibra.agent.cells.slots import NUM_SIDES, Slots
+from relibra.agent.cells.span import span
 from relibra.agent.experts import Experts
 from relibra.agent.transport import Copy, ExpertTransport, Handle, fetch_copies
 
@@ -99,7 +99,7 @@ class Fetcher:
     def take(self, use: Use, side: int, following: Use | None) -> None:
         """Return when the weights of `use` are in their slots, and begin to fetch those of `following`."""
         self.prefetch(use, side)
-        with record_function(f"relibra::fetched layer {use.layer}"):
+        with span("fetched", use.layer):
             self._settle(side)
         self._expected = following
         if following is not None and following.layer != use.layer:
@@ -139,7 +139,7 @@ class Fetcher:
         def redundant(slot: int) -> Sequence[Tensor]:
             return self._slots.weights(side, slot, use.layer)
 
-        with record_function(f"relibra::fetch layer {use.layer}"):
+        with span("fetch", use.layer):
             self._pending[side] += fetch_copies(self._transport, use.copies, home, redundant, frozen)
 
     def _settle(self, side: int) -> None:

@@ -34,6 +34,7 @@ class Slots:
         self._like_gradients = {layer: [_fp32(each) for each in like] for layer, like in self._like.items()}
         self._gradients = _memory(self._like_gradients.values(), num_slots if with_gradients else 0, device)
         self.has_gradients = with_gradients
+        self._views: dict[tuple[int, int, int, bool], list[Tensor]] = {}
 
     @property
     def gradient_dtype(self) -> torch.dtype | None:
@@ -47,13 +48,20 @@ class Slots:
 
     def weights(self, side: int, slot: int, layer: int) -> list[Tensor]:
         """Return the tensors of an expert of `layer` in one slot, hidden from autograd and its version counters."""
-        return packed_views(self._weights[side, slot], self._like[layer])
+        return self._viewed(self._weights, side, slot, layer, self._like[layer])
 
     def gradients(self, side: int, slot: int, layer: int) -> Sequence[Tensor | None]:
         """Return the fp32 gradients of these weights, or None for each without room for gradients."""
         if not self.has_gradients:
             return [None] * len(self._like[layer])
-        return packed_views(self._gradients[side, slot], self._like_gradients[layer])
+        return self._viewed(self._gradients, side, slot, layer, self._like_gradients[layer])
+
+    def _viewed(self, memory: Tensor, side: int, slot: int, layer: int, like: Sequence[Tensor]) -> list[Tensor]:
+        """Return new tensors with a part of `memory`. Their places are computed once."""
+        key = side, slot, layer, memory is self._weights
+        if key not in self._views:
+            self._views[key] = packed_views(memory[side, slot], like)
+        return [each.data for each in self._views[key]]
 
 
 def _like(tensor: Tensor) -> Tensor:

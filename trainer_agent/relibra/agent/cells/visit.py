@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.profiler import record_function
 
 from relibra.agent.cells.fetch import Fetcher, Moment, Use, next_use
 from relibra.agent.cells.gradient_return import GradientReturn, returning, trained
 from relibra.agent.cells.slots import NUM_SIDES, Slots
+from relibra.agent.cells.span import span
 from relibra.agent.experts import Experts
 from relibra.agent.transport.timed import TimedTransport
 
@@ -132,7 +132,7 @@ class Visit:
         of_tensors = zip([*one] * self._num_own, gradients, self._gradients(), strict=True)
         produced = [_produced(like, gradient, into) for like, gradient, into in of_tensors if like.requires_grad]
         size = len(trained(one))
-        with record_function(f"relibra::return layer {self.use.layer}"):
+        with span("return", self.use.layer):
             under_way = GradientReturn(
                 self._context.transport,
                 self.use.copies,
@@ -195,7 +195,7 @@ class _Accept(torch.autograd.Function):
         home: _Home = ctx.home
         if not home.has_replicas:
             return None, None, *(None for _ in home.parameters)
-        with record_function(f"relibra::returned layer {home.layer}"):
+        with span("returned", home.layer):
             gradients = home.arriving.pop().add_up(home.parameters)
         return None, None, *gradients
 
