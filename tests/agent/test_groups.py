@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch.testing._internal.distributed import fake_pg
 
 from relibra.agent import AgentConfig
 from relibra.agent.groups import Groups, Member, Seat, Topology
@@ -125,6 +126,7 @@ def test_S5_groups_that_were_replaced_inside_their_wrappers_are_connected_again_
 @pytest.fixture
 def one_rank_of_another_backend() -> Iterator[None]:
     """A job over a backend that moves nothing, as a stand-in for NCCL."""
+    assert fake_pg.FakeStore, "the module registers the backend"
     dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
