@@ -205,11 +205,6 @@ class Groups:
         )
 
     @property
-    def num_stages(self) -> int:
-        """The number of pipeline stages of the job."""
-        return len(self.topology.stages) // self.topology.num_etp_ranks
-
-    @property
     def etp_rank(self) -> int:
         """This rank's part of the experts, if expert tensor parallelism cuts them."""
         return self.topology.stage_etp_ranks[self.stage_index]
