@@ -51,7 +51,7 @@ class Offer:
             int.from_bytes(self.digest[:8].ljust(8, b"\0"), "little", signed=True),
             _LACK_BY_CODE.index(self.lack),
         )
-        return torch.tensor(fields, dtype=torch.int64)
+        return torch.tensor(fields, dtype=torch.int64, device="cpu")
 
     @classmethod
     def from_tensor(cls, encoded: torch.Tensor) -> "Offer":
@@ -134,7 +134,7 @@ def together(action: Callable[[], None], what: str, group: dist.ProcessGroup) ->
     except Exception as error:
         log.exception("%s failed", what)
         own = f" (this rank: {type(error).__name__}: {error})"
-    mine = torch.tensor([bool(own)], dtype=torch.int64)
+    mine = torch.tensor([bool(own)], dtype=torch.int64, device="cpu")
     failed = [rank for rank, has_failed in enumerate(gathered(mine, f"{what}{own}", group)) if has_failed.item()]
     return f"{what} failed on {names_of(failed)}{own}" if failed else None
 
@@ -145,7 +145,7 @@ def least(mine: int, what: str, group: dist.ProcessGroup) -> int:
     Raises:
         RelibraError: a rank did not take part in time.
     """
-    return min(int(each.item()) for each in gathered(torch.tensor([mine]), what, group))
+    return min(int(each.item()) for each in gathered(torch.tensor([mine], device="cpu"), what, group))
 
 
 def gathered(mine: torch.Tensor, what: str, group: dist.ProcessGroup) -> list[torch.Tensor]:

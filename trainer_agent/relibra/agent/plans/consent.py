@@ -49,7 +49,7 @@ def raise_on_all(found: Mapping[Concern, RelibraError | None], when: str, group:
     Raises:
         RelibraError: as `objection` says; or a rank did not take part in time.
     """
-    mine = torch.tensor([error is not None for error in found.values()], dtype=torch.int64)
+    mine = torch.tensor([error is not None for error in found.values()], dtype=torch.int64, device="cpu")
     own = next(filter(None, found.values()), None)
     waiting = f"agreeing to go on {when}" + (f" (this rank: {own})" if own is not None else "")
     error = objection(found, when, [flags.tolist() for flags in gathered(mine, waiting, group)])
