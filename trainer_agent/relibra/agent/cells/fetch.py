@@ -5,6 +5,7 @@ same layers of the same micro-batches. Guesses are equal on all ranks of a node,
 time guesses the same use as the rank that receives them.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -133,6 +134,7 @@ class Fetcher:
         self._gathered[use.layer]()
         frozen = self._host_copy.of(use.layer) if self._host_copy is not None and self._is_frozen else None
 
+        @functools.cache  # an expert may go to every other rank
         def home(slot: int) -> Sequence[Tensor]:
             return [parameter.detach() for parameter in self._experts[use.layer].parameters[slot]]
 
