@@ -38,8 +38,11 @@ def quota_remap(
     Raises:
         InvalidInput: shapes, dtypes or devices do not fit, or (checked on the CPU only) a slot's expert does not exist.
     """
-    run = _quota_remap if torch.compiler.is_compiling() else _QuotaRemap.apply
-    remapped: tuple[Tensor, Tensor] = run(probs_TE, routing_map_TE, slot_expert_P, share_P)
+    remapped: tuple[Tensor, Tensor]
+    if torch.compiler.is_compiling():
+        remapped = _quota_remap(probs_TE, routing_map_TE, slot_expert_P, share_P)
+    else:
+        remapped = _QuotaRemap.apply(probs_TE, routing_map_TE, slot_expert_P, share_P)  # type: ignore[no-untyped-call]
     return remapped
 
 
@@ -113,7 +116,8 @@ class _QuotaRemap(torch.autograd.Function):
     def backward(ctx: Any, grad_TP: Tensor | None, _: None) -> tuple[Tensor | None, None, None, None]:
         if grad_TP is None:
             return None, None, None, None
-        return _given_back(grad_TP, *ctx.saved_tensors, ctx.num_experts), None, None, None
+        routing_map_TP, slot_expert_P = ctx.saved_tensors
+        return _given_back(grad_TP, routing_map_TP, slot_expert_P, ctx.num_experts), None, None, None
 
 
 @torch.library.custom_op("relibra::expert_pack", mutates_args=(), schema="(Tensor[] tensors) -> Tensor")
