@@ -108,6 +108,19 @@ def test_a_critic_and_a_reference_in_the_same_process_stay_as_they_are(verl_engi
         assert result["num_exported"] == 69
 
 
+def test_S5_mbridge_exports_and_saves_every_expert_under_its_name_after_reorders(verl_engines: Any) -> None:
+    for result in verl_engines.of("mbridge"):
+        assert result["converter"] == "mbridge.models.qwen3moe"
+        assert result["num_exported"] == 69
+        assert all(each["is_applied"] and each["num_moved"] for each in result["outcomes"])
+        by_place = result["untrained"].pop("by_place")
+        assert by_place
+        assert all(".experts." in name for name in by_place)
+        assert result["untrained"] == {"renamed": [], "exported": []}  # beside the file of the model
+        check_equal(result["difference"])
+        assert result["saved"] == result["loaded"] == []
+
+
 @pytest.mark.parametrize("layout", ["pipeline", "tensor", "context"])
 def test_S5_a_planner_plans_every_pass_of_a_parallel_layout(verl_engines: Any, layout: str) -> None:
     results = verl_engines.of(layout)

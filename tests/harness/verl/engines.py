@@ -40,8 +40,20 @@ def build(
     forward_only: bool = False,
     has_value_head: bool = False,
     layout: Layout | None = None,
+    vanilla_mbridge: bool = False,
 ) -> Any:
-    """Build and initialize an engine as verl's `TrainingWorker` does."""
+    """Build and initialize an engine as verl's `TrainingWorker` does.
+
+    Args:
+        engine: the class of the engine.
+        model: the folder of the model, as Hugging Face writes it.
+        mode: verl's mode of routing replay.
+        offload: whether verl keeps parameters, gradients and optimizer state on the host between passes.
+        forward_only: whether the engine is that of a reference, which never trains.
+        has_value_head: whether the engine is that of a critic.
+        layout: the parallelism; expert parallelism on two ranks by default.
+        vanilla_mbridge: whether mbridge makes the model and reads its weights, and not Megatron-Bridge.
+    """
     layout = layout or Layout()
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from verl.trainer.config import CheckpointConfig
@@ -72,7 +84,9 @@ def build(
         optimizer_offload=offload and not forward_only,
         router_replay=EngineRouterReplayConfig(mode=mode),
         override_transformer_config=dict.fromkeys(OFF_ON_CPU, False)
-        | {"use_cpu_initialization": True, "transformer_layer_spec": spec},
+        | {"use_cpu_initialization": True}
+        | ({} if vanilla_mbridge else {"transformer_layer_spec": spec}),
+        vanilla_mbridge=vanilla_mbridge,
         use_distributed_optimizer=True,
         forward_only=forward_only,
     )

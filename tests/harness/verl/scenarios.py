@@ -3,18 +3,16 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from verl.workers.engine import MegatronEngineWithLMHead
 
 from harness import tiny_qwen3_moe
-from harness.verl import engines
+from harness.verl import engines, exports
 from harness.verl.colocated import colocated
+from harness.verl.mbridge import mbridge
 from harness.verl.plug_in import AWAY, moving, with_plug_in
 from harness.verl.trained import Result, Trained, differing
-from relibra.integrations.export import logical
-from relibra.routing import ModelLayers
 
 NUM_UPDATES = 3
 
@@ -58,25 +56,9 @@ def scripted(rank: int, folder: Path, planner: str) -> Result:
 def mutants(rank: int, folder: Path, planner: str) -> Result:
     """Show that the comparison sees an export by place, which `logical` puts right, and weights of another update."""
     engine, before = _engines["scripted"], _trained["plain"].exports
-    layers = ModelLayers.uniform(
-        num_layers=tiny_qwen3_moe.NUM_LAYERS, num_experts=tiny_qwen3_moe.NUM_EXPERTS, top_k=tiny_qwen3_moe.TOP_K
-    )
-
-    def by_place(self: Any, weights: Any) -> Any:
-        with self.agent.copying():
-            yield from weights
-
-    def renamed(self: Any, weights: Any) -> Any:
-        with self.agent.copying() as order:
-            yield from logical(weights, order.expert_of_place_LE, layers)
-
-    with mock.patch.object(type(engine), "_exported", by_place):
-        permuted = engines.exported(engine)
-    with mock.patch.object(type(engine), "_exported", renamed):
-        put_right = engines.exported(engine)
     return {
-        "permuted": differing(permuted, before[-1]),
-        "renamed": differing(put_right, before[-1]),
+        "permuted": differing(exports.by_place(engine), before[-1]),
+        "renamed": differing(exports.renamed(engine), before[-1]),
         "stale": differing(engines.exported(engine), before[-2]),
     }
 
@@ -190,5 +172,5 @@ def away(rank: int, folder: Path, planner: str) -> Result:
 
 SCENARIOS: dict[str, Callable[[int, Path, str], Result]] = {
     each.__name__: each
-    for each in (plain, scripted, mutants, checkpoint, planned, recorded, away, offloaded, colocated)
+    for each in (plain, scripted, mutants, checkpoint, planned, recorded, away, offloaded, colocated, mbridge)
 }

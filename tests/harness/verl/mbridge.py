@@ -1,0 +1,45 @@
+"""verl with `vanilla_mbridge=True`: mbridge builds the model, reads its weights, and exports and saves them."""
+
+from pathlib import Path
+
+from safetensors.torch import load_file
+from verl.workers.engine import MegatronEngineWithLMHead
+
+from harness.verl import engines, exports
+from harness.verl.plug_in import moving, with_plug_in
+from harness.verl.trained import Result, Trained, differing
+
+NUM_UPDATES = 2
+
+
+def mbridge(rank: int, folder: Path, planner: str) -> Result:
+    """Train plain and with the plug-in, export after every reorder, and load a checkpoint after another one."""
+    engine, alone = engines.build(MegatronEngineWithLMHead, folder / "model", vanilla_mbridge=True), Trained()
+    for step in range(NUM_UPDATES):
+        alone.step(engine, engines.batch(rank, step), engines.batch(rank, step))
+    with moving(rank, "mbridge", 2 * NUM_UPDATES + 2):
+        engine, balanced = engines.build(with_plug_in(), folder / "model", vanilla_mbridge=True), Trained()
+        of_file = load_file(folder / "model" / "model.safetensors")
+        balanced.infer(engine, engines.batch(rank, 0))  # moves experts and trains nothing
+        untrained = {
+            "by_place": differing(exports.by_place(engine), of_file),
+            "renamed": differing(exports.renamed(engine), of_file),
+            "exported": differing(engines.exported(engine), of_file),
+        }
+        balanced.outputs.clear()
+        for step in range(NUM_UPDATES):
+            balanced.step(engine, engines.batch(rank, step), engines.batch(rank, step))
+        checkpoint = folder / "checkpoint of mbridge"
+        engine.save_checkpoint(str(checkpoint))
+        engines.update(engine, engines.batch(rank, NUM_UPDATES))
+        engine.load_checkpoint(str(checkpoint), del_local_after_load=False)
+    (saved,) = checkpoint.rglob("*.safetensors")
+    return {
+        "converter": type(engine.bridge).__module__,
+        "num_exported": len(balanced.exports[-1]),
+        "untrained": untrained,
+        "difference": balanced.differences(alone),
+        "outcomes": balanced.outcomes,
+        "saved": differing(load_file(saved), balanced.exports[-1]),
+        "loaded": differing(engines.exported(engine), balanced.exports[-1]),
+    }
