@@ -7,6 +7,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from harness.engine_payloads import DENSE_FIRST, HYBRID, all_layers, count, nemo_rl, routes, sglang, vllm
+from harness.engine_servers import engine_servers
 from relibra.cli.app import app
 from relibra.errors import InvalidInput
 from relibra.routing import count_sequences, read_trace
@@ -171,6 +172,25 @@ def test_S9_physical_experts_of_the_server_are_translated_or_refused(config, tmp
         run(*args, "--server-info", tmp_path / "info.json", "--expert-map", tmp_path / "info.json")
     with pytest.raises(InvalidInput, match="absent: expected a JSON file"):
         run(*args, "--server-info", tmp_path / "absent")
+    with pytest.raises(InvalidInput, match="--expert-map: expected --server or --server-info beside it"):
+        run(*args, "--expert-map", tmp_path / "map.json")
+    with pytest.raises(InvalidInput, match="--server: expected no --server-info beside it"):
+        run(*args, "--server", "http://sglang:30000", "--server-info", tmp_path / "info.json")
+
+
+def test_S9_a_running_server_is_asked_what_its_ids_mean(config, tmp_path, monkeypatch):
+    rows = write_responses(tmp_path / "responses.jsonl", 3)
+    given = json.dumps({"physical_to_logical_map": list(range(63, -1, -1))})
+    info = {"version": "0.5.9", "ep_dispatch_algorithm": "static", "enable_eplb": False, "init_expert_location": given}
+    monkeypatch.setenv("RELIBRA_ENGINE_API_KEY", "key")
+    with engine_servers({"sglang": {"/server_info": [200, info, "key"]}}) as url:
+        trace = tmp_path / "trace.npz"
+        relibra(
+            "record", tmp_path / "responses.jsonl", "--model-config", config, "--server", f"{url}/sglang", "-o", trace
+        )
+    np.testing.assert_array_equal(
+        count_sequences(read_trace(trace)), [count(each, DENSE_FIRST)[:, ::-1] for each in rows]
+    )
 
 
 def test_router_traces_of_all_ranks_keep_their_schedule(config, tmp_path):

@@ -1,13 +1,15 @@
-"""The Python of docs/formats.md runs as it stands, except for the planner's address and the model's file."""
+"""The Python of docs/formats.md runs as it stands, except for addresses and the model's file."""
 
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from harness.doc_blocks import python_of
 from harness.engine_payloads import all_layers, routes, vllm
+from harness.engine_servers import engine_servers
 from harness.services import Service
 from relibra.errors import NotFound
 from relibra.planning import Cluster, Model, Schedule
@@ -15,12 +17,12 @@ from relibra.routing import ModelLayers, decode
 from relibra.wire.client import PlannerClient
 
 LAYERS = ModelLayers.uniform(num_layers=2, num_experts=128, top_k=2)
-WORKER, _OF_A_SERVER, SCHEDULES = python_of("docs/formats.md")
+CONFIG = {"num_hidden_layers": 2, "num_experts": 128, "num_experts_per_tok": 2}
+WORKER, OF_A_SERVER, SCHEDULES = python_of("docs/formats.md")
 
 
 def test_engines_report_what_they_answer(shared_planner: Service, tmp_path, monkeypatch) -> None:
-    config = {"num_hidden_layers": 2, "num_experts": 128, "num_experts_per_tok": 2}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     monkeypatch.chdir(tmp_path)
     completion = SimpleNamespace(
         index=0, token_ids=[7] * 6, routed_experts=all_layers(routes(0, 8, LAYERS), LAYERS, "int32")
@@ -47,6 +49,16 @@ def test_engines_report_what_they_answer(shared_planner: Service, tmp_path, monk
         with pytest.raises(NotFound, match="seq-2"):
             client.submit_schedule("page-formats", 0, ["seq-0", "seq-1", "seq-2"], Schedule.round_robin(3, 1, cluster))
         client.submit_schedule("page-formats", 0, ["seq-0", "seq-1"], Schedule.round_robin(2, 1, cluster))
+
+
+def test_a_server_is_asked_what_its_ids_mean(tmp_path, monkeypatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    monkeypatch.chdir(tmp_path)
+    info = {"version": "0.5.9", "ep_dispatch_algorithm": "static", "ep_num_redundant_experts": 2}
+    names: dict[str, Any] = {}
+    with engine_servers({"sglang": {"/server_info": info}}) as url:
+        exec(OF_A_SERVER.replace("http://sglang:30000", f"{url}/sglang"), names)
+    assert names["physical"].physical_to_logical_LP.shape == (2, 130)
 
 
 @pytest.mark.parametrize("lengths", [np.full(8, 32), 16 * np.arange(1, 9)])

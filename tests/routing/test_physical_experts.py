@@ -80,6 +80,8 @@ def test_servers_that_record_the_choice_of_the_router_need_no_translation(info):
         ({"ep_dispatch_algorithm": "fake"}, Unsupported, "routes at random"),
         ({}, InvalidInput, "physical_to_logical_map: expected the map in the server's --init-expert-location"),
         ({"version": "dev"}, InvalidInput, "server info, version: expected a version"),
+        ({"init_expert_location": '{"logical_count": [1]}'}, Unsupported, "from the logical_count of --init-expert"),
+        ({"init_expert_location": "[1]"}, InvalidInput, "physical_to_logical_map: expected the map in the server's"),
     ],
 )
 def test_S9_servers_whose_ids_cannot_be_told_are_refused(info, error, message):

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from relibra.cli.left_out_report import describe_left_out, print_left_out
 from relibra.cli.output import AsJson, open_console, print_json, writing
-from relibra.cli.recorded_model import model_of_options, physical_experts_of_files
+from relibra.cli.recorded_model import model_of_options, physical_experts_of_options
 from relibra.cli.trace_report import describe_trace, print_trace
 from relibra.errors import InvalidInput, RelibraError
 from relibra.routing import FILLER_RULES, ModelLayers, SequenceRouting, as_trained
@@ -71,12 +71,16 @@ def record(
         int | None,
         typer.Option(help="For router traces: ranks of an EP group. Default: all ranks of a pipeline stage."),
     ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            help="URL of the SGLang or vLLM server that sent the responses. relibra asks it whether it sends ids of "
+            "physical experts (EPLB), which are then translated or refused. Its API key: RELIBRA_ENGINE_API_KEY."
+        ),
+    ] = None,
     server_info: Annotated[
         Path | None,
-        typer.Option(
-            help="The SGLang server's answer to GET /server_info, saved as JSON. It tells whether the server sent ids "
-            "of physical experts (EPLB), which are then translated or refused."
-        ),
+        typer.Option(help="Instead of --server: SGLang's answer to GET /server_info, saved as JSON."),
     ] = None,
     expert_map: Annotated[
         Path | None, typer.Option(help="The file of the SGLang server's --init-expert-location, as JSON.")
@@ -98,7 +102,7 @@ def record(
     if format_name is not None and format_name not in FORMATS:
         raise InvalidInput.of("--format", expected=" or ".join(FORMATS), got=format_name)
     model = model_of_options(model_config, layers, experts, top_k, dense_layers)
-    physical = None if server_info is None else physical_experts_of_files(server_info, expert_map, model)
+    physical = physical_experts_of_options(server, server_info, expert_map, model)
     left_out: dict[str, tuple[int, LeftOut]] = {}
     with Progress(
         TextColumn("{task.description}"),

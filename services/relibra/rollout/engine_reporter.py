@@ -57,8 +57,8 @@ class EngineReporter:
             layers: the layers of the model, see `read_model_config`.
             filler_rule: how the trainer fills tokens without a route, such as the last token of a sequence; the fillers
                 are reported too. By default they are left out.
-            physical: how to read the ids of an SGLang server, see `physical_experts`; by default they are the ids of
-                the model's experts.
+            physical: how to read the ids of a server, see `ask_engine`; by default they are the ids of the model's
+                experts.
         """
         self._reporter = reporter
         self._layers = layers

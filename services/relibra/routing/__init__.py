@@ -7,6 +7,7 @@ Out:  `SequenceRouting`, token counts `[L, E]` (16 to 60 times smaller than the 
     event_stream                 streamed responses -> responses
     model_layers, model_config   which layers of a model route tokens, because payloads do not say
     physical_experts             ids of slots of an engine with EPLB -> ids of the model's experts
+    engine_server                ask a running engine which of them it sends
     filler, partial_rollout      the experts that a trainer gives to unknown rows; sequences in pieces
     token_layout, micro_batches  how trainers assign tokens to ranks -> schedules
     recording, trace_sets        recorded files -> traces; traces merged and split

@@ -2,13 +2,15 @@
 
 EPLB places copies of experts in *physical* slots. SGLang before 0.5.10 (on NPUs before 0.5.23) recorded the slots that
 it dispatched to; later versions, and vLLM, record the router's *logical* choice. Physical ids look like logical ones
-unless they are too large, so only the server can tell: `GET /server_info`, or `get_server_info` of an engine in the
-process. No endpoint of SGLang gives the map. It is known if it never changes: with `--init-expert-location` and
-without `--enable-eplb`.
+unless they are too large, so only the server can tell: `GET /server_info` (see `engine_server`), or `get_server_info`
+of an engine in the process. The map is known if it never changes: with `--init-expert-location` and without
+`--enable-eplb`. The info has the map if the option was given the JSON itself, and else the name of a file.
 
 X transformer layers, L MoE layers, P physical experts, T rows, K top-k.
 """
 
+import contextlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -90,7 +92,7 @@ def physical_experts(
         server_info: the answer to `GET /server_info`.
         layers: the layers of the model.
         physical_to_logical: the map in the file of `--init-expert-location`, if the server has one (`of` has the
-            shapes).
+            shapes). By default, the info must have the map.
 
     Raises:
         InvalidInput: this is no answer of SGLang, or the map is needed and missing, or does not fit.
@@ -117,16 +119,42 @@ def physical_experts(
         num_slots = layers.num_experts + number(server_info, ["ep_num_redundant_experts"], default=0)
         physical_to_logical = np.arange(num_slots) % layers.num_experts
     elif physical_to_logical is None:
-        raise InvalidInput.of(
-            _MAP,
-            expected=f"the map in the server's --init-expert-location, as SGLang {version} sends physical expert ids",
-            got=f"none, beside {location}",
-        )
+        physical_to_logical = _map_in(location, version)
     return PhysicalExperts.of(layers, physical_to_logical)
 
 
-def _sends_logical_ids(version: str, device: str) -> bool:
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return the first three numbers of an engine's version.
+
+    Raises:
+        InvalidInput: the version does not begin with three numbers.
+    """
     match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     if match is None:
         raise InvalidInput.of("server info, version", expected="a version such as 0.5.15", got=version)
-    return tuple(map(int, match.groups())) >= _LOGICAL_SINCE.get(device, _LOGICAL_SINCE_ELSEWHERE)
+    return tuple(map(int, match.groups()))
+
+
+def _sends_logical_ids(version: str, device: str) -> bool:
+    return version_numbers(version) >= _LOGICAL_SINCE.get(device, _LOGICAL_SINCE_ELSEWHERE)
+
+
+def _map_in(location: Any, version: str) -> Any:
+    """Return the map of a server that was started with the map itself, and not with the name of a file."""
+    given: Any = None
+    if isinstance(location, str) and not location.endswith((".json", ".pt")):  # as SGLang tells files from JSON
+        with contextlib.suppress(ValueError, RecursionError):
+            given = json.loads(location)
+    if isinstance(given, Mapping) and _MAP in given:
+        return given[_MAP]
+    if isinstance(given, Mapping) and "logical_count" in given:
+        raise Unsupported(
+            f"SGLang {version} sends physical expert ids, and computed their map from the logical_count of "
+            "--init-expert-location, which no endpoint gives; use SGLang 0.5.10 or later (on NPUs 0.5.23), or start it "
+            f"with a {_MAP}"
+        )
+    raise InvalidInput.of(
+        _MAP,
+        expected=f"the map in the server's --init-expert-location, as SGLang {version} sends physical expert ids",
+        got=f"none, beside {location}",
+    )
