@@ -74,7 +74,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         ["record", f"{folder}/responses.jsonl", "--model-config", f"{folder}/config.json", "-o", f"{folder}/trace.npz"],
     )
     assert recorded.exit_code == 0, recorded.output
-    shutil.copy(folder / "trace.npz", folder / "rank-0.npz")
+    shutil.copy(folder / "trace.npz", folder / "step.npz")
     with EmbeddedRedis(folder / "redis") as redis:
         token_id = asyncio.run(fill(redis.url))
         services = [Service(verb, redis.url, folder) for verb in ("planner", "status")]

@@ -149,10 +149,10 @@ def test_areal(shared_planner: Service, tmp_path: Path) -> None:
 def test_prime_rl(tmp_path: Path) -> None:
     first, second = prime_micro_batches()
     run_page("prime-rl", {"micro_batches_of_ranks": [[first], [second]], "folder": tmp_path}, "", tmp_path)
-    trace = read_trace(tmp_path / "rank-1.npz")
+    trace = read_trace(tmp_path / "step.npz")
     assert trace.schedule is not None
-    assert set(trace.source_rank.tolist()) == {1}
-    assert len(trace.routed_experts) == sum(LENGTHS[1])
+    assert set(zip(trace.source_rank.tolist(), trace.micro_batch.tolist(), strict=True)) == {(0, 0), (1, 0)}
+    assert len(trace.routed_experts) == sum(LENGTHS[0]) + sum(LENGTHS[1])
 
 
 def test_forecast(shared_planner: Service, tmp_path: Path) -> None:

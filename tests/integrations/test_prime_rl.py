@@ -22,8 +22,20 @@ def test_packed_sequences_are_taken_apart_and_zeros_go_to_expert_zero() -> None:
     np.testing.assert_array_equal(planned_MRLE, replayed.counts_MRLE)
 
 
+@pytest.mark.parametrize("dtype", ["int16", "int32"])
+def test_wider_and_signed_ids_are_the_same_ids(dtype: str) -> None:
+    narrow, wide = prime_micro_batches(), prime_micro_batches()
+    for each in wide:
+        each.routed_experts.data = np.frombuffer(each.routed_experts.data, np.uint8).astype(dtype).tobytes()
+        each.routed_experts.dtype = dtype
+    counts = [trained_counts(rank_batch(each, LAYERS), 0, trainer_layout(RANKS, 5)) for each in (narrow, wide)]
+    np.testing.assert_array_equal(*counts)
+
+
 def test_a_micro_batch_without_routed_experts_is_refused() -> None:
     micro_batches = prime_micro_batches()
     micro_batches[1].routed_experts = None
-    with pytest.raises(InvalidInput, match=r"micro_batches\[1\]\.routed_experts: expected uint8 or uint16, got None"):
+    with pytest.raises(
+        InvalidInput, match=r"micro_batches\[1\]\.routed_experts: expected uint8 or uint16 or int16 or int32, got None"
+    ):
         rank_batch(micro_batches, LAYERS)

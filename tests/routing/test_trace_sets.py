@@ -49,6 +49,13 @@ def test_merged_schedules_number_micro_batches_on():
     assert merge_traces([first, _trace(1, scheduled=False)]).schedule is None
 
 
+def test_micro_batches_of_ranks_of_one_step_keep_their_numbers():
+    first, second = _trace(0), _trace(1)
+    whole = merge_traces([first, second], of_one_step=True)
+    for field in ("micro_batch", "source_rank", "ep_group"):
+        np.testing.assert_array_equal(getattr(whole, field), [*getattr(first, field), *getattr(second, field)])
+
+
 def test_traces_of_other_models_are_refused():
     with pytest.raises(
         InvalidInput, match=r"traces\[1\]: expected the layers, top-k and experts of the first trace, 3, 4, 8"

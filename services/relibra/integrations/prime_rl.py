@@ -19,7 +19,8 @@ from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import SequenceRouting
 from relibra.routing.token_layout import ParallelLayout, TokenPacking
 
-_DTYPES = {name: np.dtype(name) for name in ("uint8", "uint16")}
+_DTYPES = {name: np.dtype(name) for name in ("uint8", "uint16", "int16", "int32")}
+"""Versions of prime-rl differ in what they send beside uint8."""
 
 
 def trainer_layout(ranks: ParallelLayout, pad_to_multiple_of: int = 1) -> TrainerLayout:

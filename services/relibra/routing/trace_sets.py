@@ -13,11 +13,16 @@ from relibra.routing.trace import RoutingTrace
 _PER_SEQUENCE = ("domain", "micro_batch", "source_rank", "ep_group")
 
 
-def merge_traces(traces: Sequence[RoutingTrace]) -> RoutingTrace:
+def merge_traces(traces: Sequence[RoutingTrace], *, of_one_step: bool = False) -> RoutingTrace:
     """Return one trace with the sequences of all traces.
 
-    The result has domains if every trace has them, and a schedule if every trace has one. Micro-batches of a later
-    trace get the numbers after those of the earlier traces.
+    The result has domains if every trace has them, and a schedule if every trace has one.
+
+    Args:
+        traces: the traces, all of one model.
+        of_one_step: whether each trace is that of a rank and all ranks run at the same time, so that micro-batches keep
+            their numbers. By default, the traces follow one another: micro-batches of a later trace get the numbers
+            after those of the earlier ones.
 
     Raises:
         InvalidInput: there are no traces, or they belong to different models.
@@ -38,7 +43,7 @@ def merge_traces(traces: Sequence[RoutingTrace]) -> RoutingTrace:
         for key in _PER_SEQUENCE
         if all(getattr(each, key) is not None for each in traces)
     }
-    if "micro_batch" in optional:
+    if "micro_batch" in optional and not of_one_step:
         first_of = np.cumsum([0, *(int(each.micro_batch.max()) + 1 for each in traces if each.micro_batch is not None)])
         added = np.repeat(first_of[:-1], [each.num_sequences for each in traces])
         optional["micro_batch"] = (optional["micro_batch"] + added).astype(np.int32)
