@@ -31,6 +31,27 @@ def test_S5_losses_weights_and_log_probs_are_those_of_areal_alone_when_experts_m
         assert result["huggingface"] == []
 
 
+def test_S5_mbridge_sends_saves_and_loads_every_expert_under_its_name_after_reorders(areal_engines: Any) -> None:
+    """mbridge is AReaL's default; tables of AReaL itself name the weights that it sends then."""
+    for result in areal_engines.of("default_bridge"):
+        assert result["converter"] == "mbridge.models.qwen3moe"
+        assert result["num_sent"] == 69
+        assert all(each["is_applied"] and each["num_moved"] for each in result["outcomes"])
+        assert result["untrained"]["by_place"]
+        assert all(".experts." in name for name in result["untrained"]["by_place"])
+        assert result["untrained"]["sent"] == []  # beside the file of the model
+        check_equal(result["difference"])
+        assert result["huggingface"] == result["loaded"] == []
+
+
+def test_S5_training_resumes_from_what_recovery_writes_after_reorders(areal_engines: Any) -> None:
+    for result in areal_engines.of("default_bridge"):
+        assert result["recovered"] == []
+        weights, (first, second) = result["again"]
+        assert weights == []
+        assert max(abs(a - b) / abs(b) for a, b in zip(second, first, strict=True)) < NUMBERS
+
+
 def test_the_comparison_sees_permuted_and_stale_weights(areal_engines: Any) -> None:
     for result in areal_engines.of("mutants"):
         assert any(".experts." in name for name in result["permuted"])

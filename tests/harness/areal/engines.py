@@ -17,8 +17,13 @@ MAX_TOKENS = 24
 __all__ = ["batch", "build", "infer", "save_model", "sent", "update"]
 
 
-def configuration(model: Path) -> Any:
-    """Return the section `actor` of AReaL's configuration."""
+def configuration(model: Path, bridge_type: str = "megatron-bridge") -> Any:
+    """Return the section `actor` of AReaL's configuration.
+
+    Args:
+        model: the folder of the model.
+        bridge_type: the converter of weights; AReaL's default is `mbridge`.
+    """
     from areal.api.cli_args import MegatronEngineConfig, MicroBatchSpec, OptimizerConfig, PPOActorConfig
 
     return PPOActorConfig(
@@ -31,8 +36,8 @@ def configuration(model: Path) -> Any:
         mb_spec=MicroBatchSpec(max_tokens_per_mb=MAX_TOKENS),
         optimizer=OptimizerConfig(lr=1e-3, warmup_steps_proportion=0.0),
         megatron=MegatronEngineConfig(
-            bridge_type="megatron-bridge",
-            use_bridge_for_update_weights=True,
+            bridge_type=bridge_type,
+            use_bridge_for_update_weights=bridge_type == "megatron-bridge",
             recompute_granularity=None,
             recompute_method=None,
             recompute_num_layers=None,
@@ -40,7 +45,7 @@ def configuration(model: Path) -> Any:
     )
 
 
-def build(engine: type[Any], model: Path) -> Any:
+def build(engine: type[Any], model: Path, bridge_type: str = "megatron-bridge") -> Any:
     """Build and initialize an engine as AReaL's `PPOTrainer` does."""
     from areal.api import FinetuneSpec, ParallelStrategy
     from megatron.core import parallel_state
@@ -50,7 +55,7 @@ def build(engine: type[Any], model: Path) -> Any:
         parallel_state.initialize_model_parallel(
             expert_model_parallel_size=RANKS, expert_tensor_parallel_size=1, order="tp-cp-ep-dp-pp"
         )
-    built = engine(configuration(model))
+    built = engine(configuration(model, bridge_type))
     seed()
     built.create_process_group(ParallelStrategy(data_parallel_size=RANKS, expert_parallel_size=RANKS))
     seed()

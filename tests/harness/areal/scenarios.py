@@ -2,13 +2,16 @@
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import torch
 from areal.api.io_struct import SaveLoadMeta
 from areal.engine.megatron_engine import MegatronPPOActor
+from safetensors.torch import load_file
 
 from harness.areal import engines
 from harness.distributed.plans import ScriptedPlans, random_plans
@@ -51,14 +54,24 @@ def plain(rank: int, folder: Path, planner: str) -> Result:
     return {"numbers": trained.numbers, "num_sent": len(trained.sent[0])}
 
 
+def moving(rank: int, job: str, num_passes: int) -> AbstractContextManager[object]:
+    """Return the context in which engines follow plans that move experts and make replicas in every pass."""
+    environment(AWAY, job)
+    plans = {
+        index: random_plans(index + 1, index, MODEL, CLUSTER, num_micro_batches=4)[rank] for index in range(num_passes)
+    }
+    return mock.patch.object(BalancedPPOActor, "plan_source", ScriptedPlans(plans))
+
+
+def by_place(engine: Any) -> dict[str, torch.Tensor]:
+    """Return what AReaL would send if nobody minded that experts have moved."""
+    with mock.patch.object(BalancedPPOActor, "_at_original_places", lambda self: self._job.agent.copying()):
+        return engines.sent(engine)
+
+
 def scripted(rank: int, folder: Path, planner: str) -> Result:
     """The plug-in's engine, under plans that move experts and make replicas before every pass."""
-    environment(AWAY, "scripted")
-    plans = {
-        index: random_plans(index + 1, index, MODEL, CLUSTER, num_micro_batches=4)[rank]
-        for index in range(2 * NUM_UPDATES)
-    }
-    with mock.patch.object(BalancedPPOActor, "plan_source", ScriptedPlans(plans)):
+    with moving(rank, "scripted", 2 * NUM_UPDATES):
         engine = engines.build(BalancedPPOActor, folder / "model")
         trained = Trained()
         for step in range(NUM_UPDATES):
@@ -70,20 +83,57 @@ def scripted(rank: int, folder: Path, planner: str) -> Result:
 def mutants(rank: int, folder: Path, planner: str) -> Result:
     """Show that the comparison sees weights that are sent by place, and weights of another update."""
     engine, before = _engines["scripted"], _trained["plain"].sent
-    with mock.patch.object(BalancedPPOActor, "_at_original_places", lambda self: self._job.agent.copying()):
-        permuted = engines.sent(engine)
-    return {"permuted": differing(permuted, before[-1]), "stale": differing(engines.sent(engine), before[-2])}
+    return {"permuted": differing(by_place(engine), before[-1]), "stale": differing(engines.sent(engine), before[-2])}
 
 
 def saved(rank: int, folder: Path, planner: str) -> Result:
     """A checkpoint of Hugging Face from an engine whose experts have moved."""
-    from safetensors.torch import load_file
-
     engine = _engines.pop("scripted")
-    engine.save(SaveLoadMeta(path=str(folder / "huggingface"), weight_format="hf", with_optim=False))
-    files = sorted((folder / "huggingface").glob("*.safetensors"))
-    read = {name: tensor for file in files for name, tensor in load_file(file).items()}
-    return {"huggingface": differing(read, _trained["plain"].sent[-1])}
+    return {"huggingface": differing(written(engine, folder / "huggingface"), _trained["plain"].sent[-1])}
+
+
+def written(engine: Any, folder: Path) -> dict[str, torch.Tensor]:
+    """Save a checkpoint of Hugging Face; return what is in its files."""
+    engine.save(SaveLoadMeta(path=str(folder), weight_format="hf", with_optim=False))
+    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+
+
+def default_bridge(rank: int, folder: Path, planner: str) -> Result:
+    """mbridge, AReaL's default: AReaL's own tables name the weights that it sends, and its own code writes files."""
+    engine, alone = engines.build(MegatronPPOActor, folder / "model", "mbridge"), Trained()
+    for step in range(NUM_UPDATES):
+        train_on(alone, engine, engines.batch(rank, step))
+    with moving(rank, "mbridge", 2 * NUM_UPDATES + 3):
+        engine, trained = engines.build(BalancedPPOActor, folder / "model", "mbridge"), Trained()
+        of_file = load_file(folder / "model" / "model.safetensors")
+        engines.infer(engine, engines.batch(rank, 0))  # moves experts and trains nothing
+        untrained = {"by_place": differing(by_place(engine), of_file), "sent": differing(engines.sent(engine), of_file)}
+        for step in range(NUM_UPDATES):
+            train_on(trained, engine, engines.batch(rank, step))
+        before = trained.sent[-1]
+        files = written(engine, folder / "of mbridge")
+        recovery = SaveLoadMeta(path=str(folder / "recovery"), weight_format="dcp", with_optim=True)
+        (folder / "recovery").mkdir(exist_ok=True)
+        engine.save(recovery)
+        numbers, sent = [], []
+        for _ in range(2):
+            numbers.append(engines.update(engine, engines.batch(rank, 50)))
+            sent.append(engines.sent(engine))
+            engine.load(recovery)
+        recovered = engines.sent(engine)
+        engines.update(engine, engines.batch(rank, 51))
+        engine.load(SaveLoadMeta(path=str(folder / "of mbridge"), weight_format="hf", with_optim=False))
+    return {
+        "converter": type(engine.bridge).__module__,
+        "num_sent": len(before),
+        "untrained": untrained,
+        "difference": trained.differences(alone),
+        "outcomes": trained.outcomes,
+        "huggingface": differing(files, before),
+        "recovered": differing(recovered, before),
+        "again": [differing(sent[1], sent[0]), numbers],
+        "loaded": differing(engines.sent(engine), before),
+    }
 
 
 def forecast(rank: int, folder: Path, planner: str) -> Result:
@@ -129,5 +179,5 @@ def created(rank: int, folder: Path, planner: str) -> Result:
 
 
 SCENARIOS: dict[str, Callable[[int, Path, str], Result]] = {
-    each.__name__: each for each in (plain, scripted, mutants, saved, forecast, away, created)
+    each.__name__: each for each in (plain, scripted, mutants, saved, default_bridge, forecast, away, created)
 }

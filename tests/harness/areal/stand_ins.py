@@ -4,7 +4,7 @@
 - Trackers of experiments are imported and not used.
 - Triton is imported for kernels of fp8, which are not used.
 - Process groups exist before the engine asks for them, because two engines share them here.
-- Megatron-Bridge gets the layers of megatron-core that need no Transformer Engine.
+- Megatron-Bridge and mbridge get layers of megatron-core that need no Transformer Engine, and mbridge trains in fp32.
 
 All else is AReaL's own code.
 """
@@ -34,6 +34,7 @@ def install() -> None:
 
     megatron_engine.torch = _TorchOnCpu("torch")
     _local_layers(megatron_engine.MegatronBridgeAutoBridge)
+    _mbridge(megatron_engine.mbridge.AutoBridge)
 
 
 def _undecorated(function: Any = None, **_: Any) -> Any:
@@ -66,3 +67,16 @@ def _local_layers(bridge: Any) -> None:
         return provider
 
     bridge.to_megatron_provider = to_megatron_provider
+
+
+def _mbridge(bridge: Any) -> None:
+    from harness import mbridge_on_cpu
+
+    mbridge_on_cpu.install()
+    own = bridge.from_pretrained
+
+    def from_pretrained(*args: Any, **kwargs: Any) -> Any:
+        built = own(*args, **kwargs, dtype=torch.float32)
+        return mbridge_on_cpu.use_on_cpu(built, dict.fromkeys(OFF_ON_CPU, False))
+
+    bridge.from_pretrained = from_pretrained

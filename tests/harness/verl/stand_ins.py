@@ -18,7 +18,9 @@ def install() -> None:
     bridge_on_cpu.install()
     _platform()
     _offload()
-    _mbridge()
+    from harness import mbridge_on_cpu
+
+    mbridge_on_cpu.install()
 
 
 def _platform() -> None:
@@ -70,28 +72,3 @@ def _offload() -> None:
 
     for name in ("load_megatron_optimizer", "offload_megatron_optimizer"):
         setattr(transformer_impl, name, moving(getattr(transformer_impl, name)))
-
-
-def _mbridge() -> None:
-    """Build the models of mbridge of megatron's own layers, and their experts of grouped products.
-
-    mbridge asks for the layers of Transformer Engine and knows experts by the names of its grouped products. There, a
-    norm belongs to the product that follows. megatron's own norms stand alone, so one of them has another name.
-    """
-    from mbridge.core import llm_bridge
-    from mbridge.models import Qwen3MoEBridge
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
-
-    from harness.distributed.grouped import use_grouped_experts
-
-    def block_spec(config: Any, use_transformer_engine: bool, vp_stage: int | None = None) -> Any:
-        spec = get_gpt_decoder_block_spec(
-            config, use_transformer_engine=False, normalization=config.normalization, vp_stage=vp_stage
-        )
-        for each in spec.layer_specs:
-            use_grouped_experts(each)
-        return spec
-
-    llm_bridge.get_gpt_decoder_block_spec = block_spec
-    norm = "input_layernorm.weight"
-    Qwen3MoEBridge._OTHER_MAPPING = {norm: [f"model.layers.{{layer_number}}.{norm}"]}

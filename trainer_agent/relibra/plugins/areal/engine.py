@@ -94,6 +94,15 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
         with self._at_original_places():
             super()._save_model_to_hf(*args, **kwargs)
 
+    def _load_model_from_hf(self, *args: Any, **kwargs: Any) -> None:
+        if self._job is None:  # the load that begins every job
+            super()._load_model_from_hf(*args, **kwargs)
+            return
+        agent = self._job.agent
+        with agent.restoring(agent.original_order):
+            super()._load_model_from_hf(*args, **kwargs)
+        agent.accept_weights()
+
     def _update_weights_from_distributed(self, meta: Any) -> None:
         with self._at_original_places():
             super()._update_weights_from_distributed(meta)

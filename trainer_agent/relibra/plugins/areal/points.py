@@ -17,6 +17,7 @@ ENGINE: Points = {
     "MegatronPPOActor.save": ("meta",),
     "MegatronPPOActor.load": ("meta",),
     "MegatronPPOActor._save_model_to_hf": ("path",),
+    "MegatronPPOActor._load_model_from_hf": ("path",),
     "MegatronPPOActor._update_weights_from_distributed": ("meta",),
 }
 """Attributes of `areal.engine.megatron_engine`."""
