@@ -41,7 +41,14 @@ class Trained:
         }
 
 
-def differing(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> list[str]:
+def differing(
+    got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], *, rtol: float = 1e-4, atol: float = 1e-6
+) -> list[str]:
     """Return the names of the tensors that differ by more than rounding."""
     assert got.keys() == expected.keys(), sorted(got.keys() ^ expected.keys())
-    return [name for name, tensor in expected.items() if not torch.allclose(got[name], tensor, rtol=1e-4, atol=1e-6)]
+    return [name for name, tensor in expected.items() if not torch.allclose(got[name], tensor, rtol=rtol, atol=atol)]
+
+
+def unequal(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> list[str]:
+    """Return the names of the tensors that are not the same bit by bit."""
+    return differing(got, expected, rtol=0, atol=0)

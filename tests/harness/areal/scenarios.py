@@ -17,7 +17,7 @@ from harness.areal import engines
 from harness.distributed.plans import ScriptedPlans, random_plans
 from harness.skyrl.workers import RANKS, environment
 from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
-from harness.trained import Result, Trained, differing
+from harness.trained import Result, Trained, differing, unequal
 from relibra.integrations.areal import balanced
 from relibra.planning import Cluster, Model
 from relibra.plugins.areal.engine import BalancedPPOActor
@@ -103,11 +103,11 @@ def default_bridge(rank: int, folder: Path, planner: str) -> Result:
     engine, alone = engines.build(MegatronPPOActor, folder / "model", "mbridge"), Trained()
     for step in range(NUM_UPDATES):
         train_on(alone, engine, engines.batch(rank, step))
-    with moving(rank, "mbridge", 2 * NUM_UPDATES + 3):
+    with moving(rank, "mbridge", 2 * NUM_UPDATES + 4):
         engine, trained = engines.build(BalancedPPOActor, folder / "model", "mbridge"), Trained()
         of_file = load_file(folder / "model" / "model.safetensors")
         engines.infer(engine, engines.batch(rank, 0))  # moves experts and trains nothing
-        untrained = {"by_place": differing(by_place(engine), of_file), "sent": differing(engines.sent(engine), of_file)}
+        untrained = {"by_place": unequal(by_place(engine), of_file), "sent": unequal(engines.sent(engine), of_file)}
         for step in range(NUM_UPDATES):
             train_on(trained, engine, engines.batch(rank, step))
         before = trained.sent[-1]

@@ -16,11 +16,10 @@ from harness import tiny_qwen3_moe
 from harness.distributed.plans import ScriptedPlans, random_plans
 from harness.nemo_rl import driver, rows, workers
 from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
+from harness.trained import Result, differing
 from relibra.errors import RelibraError
 from relibra.planning import Cluster, Model
 from relibra.plugins.nemo_rl import worker as plugin
-
-Result = dict[str, Any]
 
 AWAY = "127.0.0.1:1"
 NUM_UPDATES = 2
@@ -135,12 +134,6 @@ def broadcast(worker: Any) -> list[torch.Tensor]:
     worker.model_update_group = SimpleNamespace(broadcast=lambda tensor, src: sent.append(tensor.clone()))
     worker.broadcast_weights_for_collective(buffer_size_bytes=1 << 14, num_buffers=2)
     return [each.view(torch.float32) for each in sent]
-
-
-def differing(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> list[str]:
-    """Return the names of the tensors that differ by more than rounding."""
-    assert got.keys() == expected.keys(), sorted(got.keys() ^ expected.keys())
-    return [name for name, tensor in expected.items() if not torch.allclose(got[name], tensor, rtol=1e-4, atol=1e-6)]
 
 
 _trained: dict[str, Trained] = {}

@@ -5,9 +5,10 @@ from typing import Any
 
 from verl.workers.engine import EngineRegistry, MegatronEngineWithLMHead, MegatronEngineWithValueHead
 
+from harness.trained import Result
 from harness.verl import engines
 from harness.verl.plug_in import moving, with_plug_in
-from harness.verl.trained import Result, Trained
+from harness.verl.trained import Trained
 
 NUM_UPDATES = 2
 

@@ -8,9 +8,10 @@ from megatron.core import parallel_state
 from verl.workers.engine import MegatronEngineWithLMHead
 
 from harness import tiny_qwen3_moe
+from harness.trained import Result
 from harness.verl import engines
 from harness.verl.plug_in import with_plug_in
-from harness.verl.trained import Result, Trained
+from harness.verl.trained import Trained
 
 NUM_LAYERS = 4
 NUM_UPDATES = 2

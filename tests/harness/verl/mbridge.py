@@ -5,9 +5,10 @@ from pathlib import Path
 from safetensors.torch import load_file
 from verl.workers.engine import MegatronEngineWithLMHead
 
+from harness.trained import Result, differing, unequal
 from harness.verl import engines, exports
 from harness.verl.plug_in import moving, with_plug_in
-from harness.verl.trained import Result, Trained, differing
+from harness.verl.trained import Trained
 
 NUM_UPDATES = 2
 
@@ -22,9 +23,9 @@ def mbridge(rank: int, folder: Path, planner: str) -> Result:
         of_file = load_file(folder / "model" / "model.safetensors")
         balanced.infer(engine, engines.batch(rank, 0))  # moves experts and trains nothing
         untrained = {
-            "by_place": differing(exports.by_place(engine), of_file),
-            "renamed": differing(exports.renamed(engine), of_file),
-            "exported": differing(engines.exported(engine), of_file),
+            "by_place": unequal(exports.by_place(engine), of_file),
+            "renamed": unequal(exports.renamed(engine), of_file),
+            "exported": unequal(engines.exported(engine), of_file),
         }
         balanced.outputs.clear()
         for step in range(NUM_UPDATES):

@@ -8,11 +8,12 @@ import torch
 from verl.workers.engine import MegatronEngineWithLMHead
 
 from harness import tiny_qwen3_moe
+from harness.trained import Result, differing
 from harness.verl import engines, exports
 from harness.verl.colocated import colocated
 from harness.verl.mbridge import mbridge
 from harness.verl.plug_in import AWAY, moving, with_plug_in
-from harness.verl.trained import Result, Trained, differing
+from harness.verl.trained import Trained
 
 NUM_UPDATES = 3
 

@@ -4,9 +4,8 @@ from typing import Any
 
 import torch
 
+from harness.trained import Result, differing
 from harness.verl import engines
-
-Result = dict[str, Any]
 
 
 class Trained:
@@ -65,9 +64,3 @@ class Trained:
                     "reason": outcome.reason,
                 }
             )
-
-
-def differing(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> list[str]:
-    """Return the names of the tensors that differ by more than rounding."""
-    assert got.keys() == expected.keys(), sorted(got.keys() ^ expected.keys())
-    return [name for name, tensor in expected.items() if not torch.allclose(got[name], tensor, rtol=1e-4, atol=1e-6)]
