@@ -6,6 +6,9 @@ import torch
 
 Result = dict[str, Any]
 
+ADAM_EPS = 1e-4
+"""With a gradient close to 0, Adam's own 1e-8 would make a full step in the direction of its rounding error."""
+
 
 class Trained:
     """Losses and norms of gradients, log-probabilities, and the weights that left after each update."""

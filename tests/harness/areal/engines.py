@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from harness.skyrl.workers import RANKS, save_model, seed
+from harness.trained import ADAM_EPS
 
 NUM_SAMPLES, MAX_LENGTH = 4, 12
 MAX_TOKENS = 24
@@ -34,7 +35,7 @@ def configuration(model: Path, bridge_type: str = "megatron-bridge") -> Any:
         dtype="float32",
         gradient_checkpointing=False,
         mb_spec=MicroBatchSpec(max_tokens_per_mb=MAX_TOKENS),
-        optimizer=OptimizerConfig(lr=1e-3, warmup_steps_proportion=0.0),
+        optimizer=OptimizerConfig(lr=1e-3, eps=ADAM_EPS, warmup_steps_proportion=0.0),
         megatron=MegatronEngineConfig(
             bridge_type=bridge_type,
             use_bridge_for_update_weights=bridge_type == "megatron-bridge",

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from harness.distributed import fused_adam, host_memory
+from harness.trained import ADAM_EPS
 from relibra.planning import Cluster
 
-NO_AMPLIFICATION: dict[str, Any] = {"adam_eps": 1e-4}
-"""With a gradient close to 0, Adam would otherwise make a full step in the direction of its rounding error."""
+NO_AMPLIFICATION: dict[str, Any] = {"adam_eps": ADAM_EPS}
 _PRECISION: dict[str, Any] = NO_AMPLIFICATION | {"use_precision_aware_optimizer": True}
 _OFFLOAD: dict[str, Any] = _PRECISION | {"optimizer_cpu_offload": True, "pin_cpu_grads": False}
 _HALF: dict[str, Any] = _OFFLOAD | {"optimizer_offload_fraction": 0.5, "overlap_cpu_optimizer_d2h_h2d": True}

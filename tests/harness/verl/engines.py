@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, OFF_ON_CPU, TOP_K
+from harness.trained import ADAM_EPS
 
 NUM_SAMPLES, PROMPT, RESPONSE = 4, 6, 8
 RANKS = 2
@@ -92,7 +93,13 @@ def build(
     )
     # In bfloat16, the order in which gradients are added up would hide an expert that is wrong by a little.
     object.__setattr__(engine_config, "dtype", "float32")
-    optimizer_config = McoreOptimizerConfig(lr=1e-3, clip_grad=1.0, total_training_steps=10, lr_decay_steps=10)
+    optimizer_config = McoreOptimizerConfig(
+        lr=1e-3,
+        clip_grad=1.0,
+        total_training_steps=10,
+        lr_decay_steps=10,
+        override_optimizer_config={"adam_eps": ADAM_EPS},
+    )
     built = engine(
         model_config=model_config,
         engine_config=engine_config,
