@@ -176,6 +176,12 @@ def test_S9_physical_experts_of_the_server_are_translated_or_refused(config, tmp
         run(*args, "--expert-map", tmp_path / "map.json")
     with pytest.raises(InvalidInput, match="--server: expected no --server-info beside it"):
         run(*args, "--server", "http://sglang:30000", "--server-info", tmp_path / "info.json")
+    np.savez(tmp_path / "batch.npz", routed_experts=np.zeros((1, 2, 4, 4), np.int16))
+    told = ("--server-info", tmp_path / "info.json", "--expert-map", tmp_path / "map.json")
+    with pytest.raises(
+        InvalidInput, match=r"batch.npz, --server: expected responses of the engine, .* got a file of a tr"
+    ):
+        run("record", tmp_path / "batch.npz", *args[2:], *told)
 
 
 def test_S9_a_running_server_is_asked_what_its_ids_mean(config, tmp_path, monkeypatch):

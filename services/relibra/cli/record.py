@@ -112,6 +112,7 @@ def record(
         console=Console(stderr=True),
     ) as progress:
         if _is_router_trace(sources[0]):
+            _check_untranslated(physical)
             records = [record for source in sources for record in _records(source, progress)]
             trace, num_unknown = trace_of_router_records(records, model, ep_ranks), 0
             num_unplaced = 0
@@ -166,11 +167,21 @@ def _sequences(
 ) -> list[SequenceRouting]:
     with _reading(source):
         if zipfile.is_zipfile(source):
+            _check_untranslated(physical)
             return read_batch(source, model)
         with progress.open(source, "rb", description=source.name) as file:
             return read_responses(
                 file, model, format_name=format_name, turns_by=turns_by, physical=physical, left_out=left_out
             )
+
+
+def _check_untranslated(physical: PhysicalExperts | None) -> None:
+    if physical is not None:
+        raise InvalidInput.of(
+            "--server",
+            expected="responses of the engine, whose ids are those of slots",
+            got="a file of a trainer, which has the ids that the trainer replays; leave out --server and --server-info",
+        )
 
 
 def _filled(

@@ -30,7 +30,7 @@ def ask_engine(
     physical_to_logical: Any = None,
     *,
     api_key: str | None = None,
-    timeout_s: float = 10.0,
+    timeout_s: float = 30.0,
 ) -> PhysicalExperts | None:
     """Return how to read the ids that a server sends; None if they are ids of the model's experts.
 
