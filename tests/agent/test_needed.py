@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relibra.agent.needed import advice_on_version, check_instances, check_needs
+from relibra.agent.needed import advice_on_exports, advice_on_version, check_instances, check_needs
 from relibra.agent.needs import QUANTIZED_NEEDS, RAN, Need, Use
 from relibra.errors import Unsupported
 
@@ -81,3 +81,11 @@ def test_a_version_that_did_not_run_is_a_warning():
     advice = advice_on_version("0.99.1")
     assert advice is not None
     assert advice.startswith("megatron-core 0.99.1 has every attribute")
+
+
+def test_S9_exports_that_the_agent_cannot_see_are_named_at_the_start(monkeypatch) -> None:
+    assert advice_on_exports() is None
+    monkeypatch.setitem(sys.modules, "mcore_bridge", ModuleType("mcore_bridge"))
+    advice = advice_on_exports()
+    assert advice is not None
+    assert advice.startswith("mcore_bridge reads experts as attributes of their modules")

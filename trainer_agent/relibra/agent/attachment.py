@@ -28,7 +28,7 @@ from relibra.agent.homes.homes import Homes
 from relibra.agent.homes.optimizer_state import OptimizerState
 from relibra.agent.homes.optimizer_steps import around_steps
 from relibra.agent.homes.order import check_state_dicts
-from relibra.agent.needed import advice_on_version, check_instances, check_needs
+from relibra.agent.needed import advice_on_exports, advice_on_version, check_instances, check_needs
 from relibra.agent.placement import Placement
 from relibra.agent.plans.agreement import together
 from relibra.agent.plans.plan_source import PlanSource
@@ -95,7 +95,7 @@ def attach(
     sizes = ExpertSizes.of((slot for each in held for slot in each.parameters), state.bytes_per_element)
     model, advice = sizes.fill(config.model)
     if (groups.stage_index, groups.seat.ep_group, groups.seat.ep_rank) == (0, 0, 0):
-        for each in filter(None, (advice, advice_on_version(megatron.version), config.advice)):
+        for each in filter(None, (advice, advice_on_version(megatron.version), advice_on_exports(), config.advice)):
             log.warning(each)
     config = replace(config, model=model)
     indices = topology.stage_layers[groups.stage_index]

@@ -5,11 +5,15 @@ Frameworks replace parts of megatron at run time, so this looks at what is there
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from relibra.agent.needs import NEEDS, RAN, TRANSFORMER_ENGINE_NEEDS, Need, Use, mismatch
 from relibra.errors import Unsupported
+
+_READ_ATTRIBUTES = ("mcore_bridge",)
+"""Packages that convert weights and call neither `named_parameters` nor `state_dict` for experts."""
 
 
 def check_needs(needs: Iterable[Need] = NEEDS) -> None:
@@ -48,6 +52,18 @@ def advice_on_version(version: str) -> str | None:
     return (
         f"megatron-core {version} has every attribute and signature that relibra's agent needs, but the tests did not "
         "run on it; compare the losses of the first steps with those of a run without the agent"
+    )
+
+
+def advice_on_exports() -> str | None:
+    """Return a warning if a package is loaded whose exports the agent cannot see."""
+    loaded = [name for name in _READ_ATTRIBUTES if name in sys.modules]
+    if not loaded:
+        return None
+    return (
+        f"{', '.join(loaded)} reads experts as attributes of their modules, so the agent does not see it and cannot "
+        "refuse an export by place. Run its exports and saves inside `with agent.at_original_places():` and its loads "
+        "inside `with agent.restoring(agent.original_order):`. Otherwise experts get the names of others without a word"
     )
 
 
