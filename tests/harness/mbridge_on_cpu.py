@@ -6,6 +6,7 @@ megatron's own, and parameters have these names.
 """
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -33,9 +34,11 @@ class NormedColumnParallelLinear(ColumnParallelLinear):
 
 def install() -> None:
     """Let mbridge build its models of these layers. Call it after `megatron_on_cpu.install`."""
-    from mbridge.core import llm_bridge
+    from mbridge.core import llm_bridge, util
 
     llm_bridge.get_gpt_decoder_block_spec = _block_spec
+    # mbridge 0.15.1 asks whether a model is of a kind that megatron-core 0.19 does not have any more.
+    util.ModelType = SimpleNamespace(encoder_and_decoder=None)
 
 
 def _block_spec(config: Any, use_transformer_engine: bool, vp_stage: int | None = None) -> Any:

@@ -2,6 +2,7 @@
 
     points     the attributes of AReaL that the plug-in relies on, checked at start
     trainer    AReaL's trainer, with an actor that balances
+    recovery   the optimizer's state in checkpoints, by expert
     engine     AReaL's Megatron engine of the actor with an agent inside
 
 AReaL does not replay routing, so all plans are forecasts. Written against AReaL 1.0.4.

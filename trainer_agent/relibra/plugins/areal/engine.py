@@ -11,6 +11,7 @@ from relibra.agent.plans.plan_source import PlanSource
 from relibra.errors import Unsupported
 from relibra.integrations.areal import trainer_layout
 from relibra.plugins.areal import points
+from relibra.plugins.areal.recovery import StateByExpert
 from relibra.plugins.attached_job import AttachedJob, attach_job
 from relibra.plugins.points import check_points
 from relibra.plugins.routed_counts import RoutedCounts
@@ -57,6 +58,7 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
             self.optimizer,
             plans=self.plan_source,
         )
+        self._state = self.checkpointer.optimizer = StateByExpert(self.optimizer)
         self._routed = RoutedCounts(
             self._job.agent,
             list(self.model),
@@ -87,7 +89,10 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
 
     def load(self, meta: Any) -> None:
         """Load as AReaL does."""
-        with self._ignoring_names():
+        if self._job is None:
+            super().load(meta)
+            return
+        with self._ignoring_names(), self._state.loading():
             super().load(meta)
 
     def _save_model_to_hf(self, *args: Any, **kwargs: Any) -> None:

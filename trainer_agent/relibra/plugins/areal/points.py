@@ -11,6 +11,7 @@ TRAINER: Points = {"PPOTrainer._create_train_engine": ("actor_config", "alloc"),
 ENGINE: Points = {
     "get_forward_backward_func": (),
     "MegatronPPOActor.as_controller": ("config", "scheduler"),
+    "MegatronCheckpointManager.generate_state_dict": (),
     "MegatronPPOActor.initialize": (),
     "MegatronPPOActor.forward_backward_batch": ("mb_list", "process_output_fn", "forward_only"),
     "MegatronPPOActor.optimizer_step": (),
