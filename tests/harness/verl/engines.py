@@ -85,7 +85,7 @@ def build(
         optimizer_offload=offload and not forward_only,
         router_replay=EngineRouterReplayConfig(mode=mode),
         override_transformer_config=dict.fromkeys(OFF_ON_CPU, False)
-        | {"use_cpu_initialization": True}
+        | {"use_cpu_initialization": True, "attention_backend": "flash"}  # verl's choice with Megatron-Bridge
         | ({} if vanilla_mbridge else {"transformer_layer_spec": spec}),
         vanilla_mbridge=vanilla_mbridge,
         use_distributed_optimizer=True,
