@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from harness import compiled_solver, cuda_devices
+from harness.distributed.ways_to_join import WAYS_ON_CUDA
 
 REPOSITORY = Path(__file__).parents[1]
 _WHOLE_FOLDERS = ("tests/distributed/", "tests/agent/")
@@ -16,8 +17,18 @@ settings.register_profile("relibra", deadline=None, suppress_health_check=[Healt
 settings.load_profile("relibra")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    devices, ways = ("cpu", "cuda"), [str(way) for way in WAYS_ON_CUDA]
+    parser.addoption("--device", choices=devices, default="cpu", help="the device of tests/distributed; default: cpu")
+    parser.addoption("--way", choices=ways, help=f"how ranks share a CUDA device; default: {ways[0]}")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    if not cuda_devices.is_gpu_session(config.args, config.option.markexpr, config.invocation_params.dir):
+    arguments, folder = config.args, config.invocation_params.dir
+    if config.option.device == "cuda":
+        if not cuda_devices.are_all_in("distributed", arguments, folder):
+            raise pytest.UsageError("--device cuda: expected tests of tests/distributed and no others")
+    elif not cuda_devices.is_gpu_session(arguments, config.option.markexpr, folder):
         cuda_devices.hide()
 
 

@@ -9,8 +9,13 @@ TESTS = Path(__file__).parents[1]
 
 def is_gpu_session(arguments: Sequence[str], marker_expression: str, folder: Path) -> bool:
     """Return whether a session, started in `folder`, was asked for tests of `tests/gpu` and for no others."""
+    return marker_expression == "gpu" or are_all_in("gpu", arguments, folder)
+
+
+def are_all_in(room: str, arguments: Sequence[str], folder: Path) -> bool:
+    """Return whether the arguments of a session, started in `folder`, name tests of `tests/<room>` and no others."""
     paths = [Path(os.path.normpath(folder / argument.partition("::")[0])) for argument in arguments]
-    return marker_expression == "gpu" or (bool(paths) and all(path.is_relative_to(TESTS / "gpu") for path in paths))
+    return bool(paths) and all(path.is_relative_to(TESTS / room) for path in paths)
 
 
 def hide() -> None:

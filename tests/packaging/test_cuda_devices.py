@@ -1,4 +1,4 @@
-"""Only sessions of tests/gpu see the CUDA devices of the machine."""
+"""Only sessions of tests/gpu, and those of tests/distributed with `--device cuda`, see the machine's CUDA devices."""
 
 import os
 import subprocess
@@ -52,6 +52,13 @@ def test_a_session_hides_devices_that_its_environment_shows() -> None:
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "0"}
     ended = subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout
+
+
+def test_a_session_on_a_device_takes_tests_of_ranks_alone() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--device", "cuda", __file__]
+    ended = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=False)
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "--device cuda: expected tests of tests/distributed and no others" in ended.stderr
 
 
 _SEES_NONE = test_processes_of_a_test_see_no_device.__name__

@@ -11,6 +11,7 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor, nn
 
+from harness.distributed.device import DEVICE
 from harness.distributed.gpt_model import BATCH, SEQUENCE, VOCABULARY
 from relibra.planning import Model
 
@@ -23,8 +24,9 @@ def forward_step(batches: Iterator[Cell], model: nn.Module) -> tuple[Tensor, Any
     step, index, samples = next(batches)
     seed = 5000 + 100 * step + 10 * index + parallel_state.get_data_parallel_rank()
     tokens = torch.randint(0, VOCABULARY, (BATCH, SEQUENCE + 1), generator=torch.Generator().manual_seed(seed))[samples]
-    mask = torch.triu(torch.ones(SEQUENCE, SEQUENCE, dtype=torch.bool), 1)[None, None]
-    positions = torch.arange(SEQUENCE).expand(len(tokens), -1)
+    tokens = tokens.to(DEVICE)
+    mask = torch.triu(torch.ones(SEQUENCE, SEQUENCE, dtype=torch.bool, device=DEVICE), 1)[None, None]
+    positions = torch.arange(SEQUENCE, device=DEVICE).expand(len(tokens), -1)
     token = _cell.set((step, index, samples))
     try:
         output = model(tokens[:, :-1], positions, mask, labels=tokens[:, 1:])
@@ -63,9 +65,9 @@ class ReplayByContent:
         self._model, self._layer, self._seen = model, layer, dict[bytes, Tensor]()
 
     def get_replay_topk(self, scores: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-        key, cell = scores.detach().numpy().tobytes(), _cell.get()
+        key, cell = scores.detach().cpu().numpy().tobytes(), _cell.get()
         if cell is not None:
             step, index, samples = cell
             by_sample = routing(self._model, step, index)[self._layer].view(-1, BATCH, self._model.top_k)
-            self._seen[key] = by_sample[:, samples].flatten(0, 1)
+            self._seen[key] = by_sample[:, samples].flatten(0, 1).to(scores.device)
         return scores.gather(1, self._seen[key]), self._seen[key]

@@ -11,6 +11,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch import Tensor
 
 from harness.distributed import state
+from harness.distributed.device import DEVICE
 from harness.distributed.gpt_batches import ReplayByContent, forward_step, routing
 from harness.distributed.gpt_model import (
     BATCH,
@@ -53,7 +54,7 @@ class GptJob:
         self.config = gpt_config(cluster, self.model, **options)
         num_chunks = self.config.virtual_pipeline_model_parallel_size or 1
         self.models = [
-            build(self.config, chunk, grouped=grouped, adapted=adapted, with_vision=with_vision)
+            build(self.config, chunk, grouped=grouped, adapted=adapted, with_vision=with_vision).to(DEVICE)
             for chunk in range(num_chunks)
         ]
         overlapped = sharded if overlapped is None else overlapped

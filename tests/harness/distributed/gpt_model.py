@@ -1,5 +1,6 @@
 """A small GPT of dense and MoE layers with shared experts, whose weights depend only on their names."""
 
+import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -23,7 +24,10 @@ from relibra.planning import Cluster, Model
 
 IS_MOE = [1, 0, 1, 1]
 EXPERT = re.compile(r"(local_experts\.|experts\.linear_fc\d\.(?:weight|bias))(\d+)")
-HIDDEN, SEQUENCE, BATCH, VOCABULARY = 32, 8, 2, 32
+IS_LARGE = os.environ.get("RELIBRA_TEST_GPT") == "large"
+"""Whether the GPT has the sizes of a real layer, so that transfers and computation take their share of a trace."""
+HIDDEN, FFN, SEQUENCE, BATCH = (2048, 768, 4096, 1) if IS_LARGE else (32, 24, 8, 2)
+VOCABULARY = 32
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
     "selective": {"recompute_granularity": "selective", "recompute_modules": ["moe", "shared_experts", "core_attn"]},
@@ -43,9 +47,9 @@ def gpt_config(cluster: Cluster, model: Model, **options: Any) -> TransformerCon
         "num_layers": len(IS_MOE),
         "moe_layer_freq": IS_MOE,
         "hidden_size": HIDDEN,
-        "ffn_hidden_size": 48,
-        "moe_ffn_hidden_size": 24,
-        "moe_shared_expert_intermediate_size": 24,
+        "ffn_hidden_size": 2 * FFN,
+        "moe_ffn_hidden_size": FFN,
+        "moe_shared_expert_intermediate_size": FFN,
         "num_attention_heads": 4,
         "num_moe_experts": model.num_experts,
         "moe_router_topk": model.top_k,

@@ -19,10 +19,12 @@ from harness.distributed import (
     fp8,
     graphs,
     host_waits,
+    hot_path,
     integration_page,
     layers,
     matrix,
     mutations,
+    on_cuda,
     optimizers,
     otherwise,
     planner_outage,
@@ -282,6 +284,7 @@ LAYOUTS = {
     },
     "services": Layout(cluster=EP4, scenarios={"planner_outage": planner_outage.planner_outage}),
     "routed_otherwise": Layout(cluster=EP2, scenarios=otherwise.SCENARIOS, num_ranks=2),
+    "hot_path": Layout(cluster=EP2, scenarios=hot_path.SCENARIOS, num_ranks=2),
     "one_rank": Layout(cluster=EP1, scenarios={"integration_page": integration_page.integration_page}, num_ranks=1),
     "gpt_ep2_edp2": Layout(cluster=EP2_EDP2, scenarios=matrix.scenarios("gpt_ep2_edp2") | reductions.SCENARIOS),
     "gpt_experts": Layout(
@@ -309,3 +312,4 @@ LAYOUTS = {
         for scenario, each in deaths.PIPELINE_SCENARIOS.items()
     },
 }
+on_cuda.check({name: layout.scenarios for name, layout in LAYOUTS.items()})

@@ -32,13 +32,14 @@ def balanced_job(
     plan: dict[str, Any] | None = None,
     collective_timeout_s: float = 600.0,
     transport: Transport = "process_group",
+    num_steps: int = STEPS,
     **options: Any,
 ) -> tuple[GptJob, ScriptedPlans]:
     job = GptJob(cluster, **options)
     ep_rank = parallel_state.get_expert_model_parallel_rank()
     by_step = {
         step: random_plans(33 + step, step, job.model, cluster, num_micro_batches(), **(plan or {}))[ep_rank]
-        for step in range(STEPS)
+        for step in range(num_steps)
     }
     plans = ScriptedPlans(by_step)
     config = AgentConfig(

@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from harness.distributed import state
+from harness.distributed.device import DEVICE
 from harness.distributed.optimizers import KINDS
 from relibra.agent import Agent
 from relibra.planning import Cluster, Model
@@ -95,7 +96,7 @@ class Trained:
     ):
         RouterReplay.clear_global_router_replay_instances()
         self.config = transformer_config(cluster, **options)
-        self.network = Network(self.config)
+        self.network = Network(self.config).to(DEVICE)
         self.replays = list(RouterReplay.global_router_replay_instances)
         self.cluster, self.agent = cluster, None
         self._initialise()
@@ -147,8 +148,9 @@ class Trained:
         for layer, replay in enumerate(self.replays):
             replay.set_router_replay_action(action if routing_LTK is not None else None)
             if routing_LTK is not None and action is RouterReplayAction.REPLAY_FORWARD:
-                replay.target_topk_idx = routing_LTK[layer]
-                replay.replay_backward_list.append(routing_LTK[layer])
+                routing_TK = routing_LTK[layer].to(DEVICE)
+                replay.target_topk_idx = routing_TK
+                replay.replay_backward_list.append(routing_TK)
 
     def step(
         self, step: int, num_micro_batches: int, *, in_flight: bool = True, with_gradients: bool = True
@@ -162,8 +164,8 @@ class Trained:
         dtype = self.config.params_dtype
         for index in range(num_micro_batches):
             generator = torch.Generator().manual_seed(999 * step + 50 * index + dist.get_rank())
-            hidden = torch.randn(SEQUENCE, BATCH, HIDDEN, generator=generator).to(dtype).requires_grad_()
-            target = torch.randn(SEQUENCE, BATCH, HIDDEN, generator=generator).to(dtype)
+            hidden = torch.randn(SEQUENCE, BATCH, HIDDEN, generator=generator).to(DEVICE, dtype).requires_grad_()
+            target = torch.randn(SEQUENCE, BATCH, HIDDEN, generator=generator).to(DEVICE, dtype)
             self.set_routing(routing(step, index, dist.get_rank()))
             if self.agent is None:
                 output = self.ddp(hidden)

@@ -1,9 +1,12 @@
-"""`python -m harness.distributed.ranks` imports megatron once, then forks the ranks of one layout after another.
+"""`python -m harness.distributed.ranks` imports megatron once, then starts the ranks of one layout after another.
 
 Every line of its input is `LAYOUT FOLDER`. The ranks of that layout run its scenarios one after the other, and the line
 `done` in the output says that all ranks have ended. Every rank writes what it measured to `FOLDER/rank<r>.json` after
 each scenario. A scenario that raises ends its rank, and with it the run: the other ranks would wait for that rank in
 vain.
+
+On the CPU, ranks are forks of this process. A process that may have asked for a CUDA device must not be forked, so
+ranks on a device start anew and import megatron themselves.
 """
 
 import gc
@@ -14,41 +17,30 @@ import sys
 import time
 import traceback
 import warnings
-from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.multiprocessing import ProcessExitedException
 
-from harness import deep_ep_on_gloo
-from relibra.demo import megatron_on_cpu
+from harness.distributed import device
 
-deep_ep_on_gloo.install()
-megatron_on_cpu.install()
+device.install()
 
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 
-from harness.distributed import layouts  # noqa: E402  (builds on megatron, shims first)
+from harness.distributed import layouts, on_cuda  # noqa: E402  (builds on megatron, shims first)
 
-COLLECTIVE_TIMEOUT_S = 30.0
+IS_ON_CPU = device.WAY.device == "cpu"
+COLLECTIVE_TIMEOUT_S = 30.0 if IS_ON_CPU else 120.0
 
 
 def run_rank(rank: int, layout: str, folder: str) -> None:
     warnings.simplefilter("ignore")
-    # Ranks wait for one another some hundred times a step. A rank that stays on its core wakes up for a fifth less.
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
     logging.getLogger("megatron").setLevel(logging.ERROR)
     arrangement = layouts.LAYOUTS[layout]
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=arrangement.num_ranks,
-        timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
-    )
+    device.join(rank, arrangement.num_ranks, folder, COLLECTIVE_TIMEOUT_S)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=arrangement.tensor_parallel_size,
         context_parallel_size=arrangement.context_parallel_size,
@@ -60,11 +52,11 @@ def run_rank(rank: int, layout: str, folder: str) -> None:
     )
     model_parallel_cuda_manual_seed(1)
     results: dict[str, object] = {}
-    for name, scenario in arrangement.scenarios.items():
+    for name in on_cuda.chosen(device.WAY, layout, arrangement.scenarios):
         failed = False
         began = time.monotonic()
         try:
-            results[name] = scenario(arrangement.cluster)
+            results[name] = arrangement.scenarios[name](arrangement.cluster)
         except Exception:
             results[name] = {"error": traceback.format_exc()}
             failed = True
@@ -86,7 +78,8 @@ if __name__ == "__main__":
         for rank in range(num_ranks):
             Path(folder, f"rank{rank}.json").write_text("{}")
         try:
-            mp.start_processes(run_rank, args=(layout, folder), nprocs=num_ranks, start_method="fork")
+            method = "fork" if IS_ON_CPU else "spawn"
+            mp.start_processes(run_rank, args=(layout, folder), nprocs=num_ranks, start_method=method)
         except ProcessExitedException as error:
             print(error, flush=True)
         print("done", flush=True)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.distributed import state
+from harness.distributed.device import DEVICE
 from harness.distributed.networks import BATCH, HIDDEN, MODEL, SEQUENCE, TOKENS, Trained, routing
 from harness.distributed.plans import ScriptedPlans, random_plans
 from relibra.agent import AgentConfig, Phase, attach
@@ -104,7 +105,7 @@ def neutrality(
     for step in range(STEPS):
         outcomes.append(balanced.agent.begin_step(step, Phase.UPDATE))
         differences.note_step(plain, balanced, step, in_flight=in_flight)
-        realised = torch.from_numpy(balanced.agent.realised_load(Phase.UPDATE))
+        realised = torch.from_numpy(balanced.agent.realised_load(Phase.UPDATE)).to(DEVICE)
         dist.all_reduce(realised, group=balanced.network.moe[0].ep_group)
         conserved &= bool((realised == cluster.num_ranks * TOKENS * MODEL.top_k).all())
         balanced.agent.end_step()
@@ -218,7 +219,7 @@ def both_phases(cluster: Cluster, **attachment: Any) -> Result:
     agent.prefetch(0)
     first = agent.begin_step(0, Phase.RECOMPUTE)
     for index in range(M):
-        hidden = torch.randn(SEQUENCE, BATCH, HIDDEN, generator=torch.Generator().manual_seed(index))
+        hidden = torch.randn(SEQUENCE, BATCH, HIDDEN, generator=torch.Generator().manual_seed(index)).to(DEVICE)
         for each in (plain, balanced):
             each.network.eval()
             each.set_routing(routing(0, index, dist.get_rank()))

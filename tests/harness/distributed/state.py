@@ -20,7 +20,7 @@ def assembled(held: Iterable[Part]) -> dict[str, Tensor]:
     stage = parallel_state.get_pipeline_model_parallel_rank() if parallel_state.model_parallel_is_initialized() else 0
     # Pickling an array is ten times as fast as a tensor. fp32 represents every bf16 value exactly.
     mine = [
-        (f"{stage}/{name}/{kind}", start, total, flat.detach().float().numpy())
+        (f"{stage}/{name}/{kind}", start, total, flat.detach().float().cpu().numpy())
         for name, kind, start, total, flat in held
     ]
     gathered: list[Any] = [None] * dist.get_world_size()

@@ -66,6 +66,14 @@ def install() -> None:
     _random_generator()
     _tensor_types()
     _dispatcher()
+    stand_in_for_packages()
+
+
+def stand_in_for_packages() -> None:
+    """Stand in for what megatron-core takes from Transformer Engine and Apex, on any device; hide no device.
+
+    Call this function after torch and before any megatron module is *built*. Packages that are installed stay in use.
+    """
     _missing_transformer_engine()
     _missing_apex()
     _torch_adam()
@@ -239,6 +247,9 @@ def _missing_apex() -> None:
     Why this is harmless: Apex's kernel also computes a product in fp32 and adds it.
     """
     import megatron.core.tensor_parallel.layers as layers
+
+    if layers._grad_accum_fusion_available:
+        return
 
     def add_product(inputs: torch.Tensor, gradient: torch.Tensor, main_grad: torch.Tensor) -> None:
         main_grad.add_(gradient.float().t() @ inputs.float())
