@@ -8,7 +8,7 @@ FRAMEWORKS_PYTHON ?= $(PYTHON)
 FRAMEWORKS_READY := .venv-frameworks/ready
 DEMO_READY := $(VENV)/ready-for-demo
 
-.PHONY: demo test test-containers test-megatron test-frameworks test-robustness test-long docs audit lint proto proto-check gpu-check bench evaluation clean
+.PHONY: demo test test-containers test-megatron test-frameworks test-robustness test-long docs audit lint proto proto-check gpu-bundle gpu-check bench evaluation clean
 
 demo: $(DEMO_READY)  ## run a real MoE RL job, plain and balanced, on this machine; ARGS=--keep leaves its pages up
 	$(BIN)/relibra demo $(ARGS)
@@ -56,9 +56,14 @@ proto: $(READY)  ## regenerate proto/relibra/v1 from its .proto files
 proto-check: $(READY)
 	$(BIN)/python proto/generate.py --check
 
-# This uses PYTHON and not .venv, because it fetches nothing. PYTHON must have torch with CUDA, and pytest.
-gpu-check:  ## run all tests and benchmarks that need a CUDA device
-	PYTHONPATH=services:trainer_agent:kernels:proto $(PYTHON) -m benchmarks.gpu.check
+gpu-bundle: $(READY)  ## build build/gpu-bundle: all that gpu-check needs on a machine with CUDA's torch and no network
+	$(BIN)/python -m benchmarks.gpu.bundle $(ARGS)
+
+# This uses PYTHON and not .venv, because it fetches nothing. PYTHON must have torch with CUDA. Wheels of a bundle serve
+# where PYTHON lacks a package.
+gpu-check:  ## run all tests and benchmarks that need a CUDA device; ARGS="--stages=kernels,ranks --budget-s=540" runs a part
+	PYTHONPATH=services:trainer_agent:kernels:proto:tests $(PYTHON) -m benchmarks.gpu.check \
+	  $(if $(wildcard build/gpu-bundle/wheels),--wheels build/gpu-bundle/wheels) $(ARGS)
 
 bench: $(READY)  ## measure and draw docs/benchmarks.md; about five minutes, needs RELIBRA_TRACES
 	for each in imbalance scale gap pack crossing figures balance; do $(BIN)/python -m benchmarks.$$each || exit 1; done

@@ -1,17 +1,20 @@
 """Measure kernels, host paths and expert times on a CUDA device.
 
-    python -m benchmarks.gpu
+    python -m benchmarks.gpu [--figures FILE]
 
 Prints a summary and writes `benchmarks/results/gpu-<device>.json` (fields: `report`). If the variable OUT names a
 folder, writes the file there too. Needs torch with CUDA, and relibra on the path. When a part fails, the others still
 run, and the exit status is 1.
 """
 
+import argparse
 import importlib.util
+import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -24,6 +27,7 @@ from benchmarks.gpu.experts import PRESETS, measure_experts
 from benchmarks.gpu.report import GOAL, GpuReport, HostPath, KernelRate, Machine
 from benchmarks.gpu.timing import device_us, host_us, stream_us
 from benchmarks.results import RESULTS
+from relibra.atomic_file import write_atomically
 from relibra.kernels import (
     REST,
     driver,
@@ -205,8 +209,11 @@ def _print(report: GpuReport) -> None:
         print("FAILED", failure)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run every part; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--figures", type=Path, help="where to write the figures as well, with a few lines for people")
+    figures = parser.parse_args(arguments).figures
     if not torch.cuda.is_available():
         print(f"expected a CUDA device, got torch {torch.__version__}, which sees none", file=sys.stderr)
         return 1
@@ -229,4 +236,6 @@ def main() -> int:
             report.write(folder)
         torch.cuda.empty_cache()
     _print(report)
+    if figures is not None:
+        write_atomically(figures, json.dumps(asdict(report) | {"says": report.says()}).encode())
     return 1 if report.failures else 0

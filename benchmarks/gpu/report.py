@@ -98,6 +98,15 @@ class GpuReport:
     experts: list[ExpertTimes] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
+    def says(self) -> list[str]:
+        """Return the figures in a few lines: the worst case of each kernel, and what failed."""
+        rate = "unmeasured" if self.device_copy_gb_per_s is None else f"{self.device_copy_gb_per_s:.0f} GB/s"
+        lines = [f"device copy: {rate}"]
+        for kernel in dict.fromkeys(each.kernel for each in self.kernels):
+            lines.append(f"worst {min((e for e in self.kernels if e.kernel == kernel), key=lambda e: e.share_of_copy)}")
+        lines += [f"{name}: {us:.1f} us of host a call" for name, us in self.launch_us.items()]
+        return [*lines, *(f"FAILED {each}" for each in self.failures)]
+
     def write(self, folder: Path) -> Path:
         """Write `gpu-<device>.json`; return its path."""
         name = "-".join(self.machine.device.lower().split())

@@ -23,6 +23,20 @@ def test_the_table_names_every_kernel_and_its_file() -> None:
     assert found == KERNELS
 
 
+def test_the_kernels_with_shared_memory_are_read_from_the_source(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert "quota_prefix" in sources.with_shared_memory()
+    assert "expert_copy" not in sources.with_shared_memory()
+    (tmp_path / "one.cu").write_text("__global__ void one() {}")
+    (tmp_path / "two.cu").write_text("__global__ void two() { __shared__ int sums[2]; }")
+    monkeypatch.setattr(sources, "FOLDER", tmp_path)
+    monkeypatch.setattr(sources, "KERNELS", {"one": "one.cu", "two": "two.cu"})
+    assert sources.with_shared_memory() == ["two"]
+    (tmp_path / "both.cuh").write_text("__device__ void both() { __shared__ int sums[2]; }")
+    assert sources.with_shared_memory() == ["one", "two"]
+
+
 def _nvcc() -> str | None:
     spec = importlib.util.find_spec("nvidia")
     for root in spec.submodule_search_locations or [] if spec else []:

@@ -18,6 +18,14 @@ KERNELS = {
     "quota_give_back": "quota_remap.cu",
 }
 """The file that defines each kernel."""
+_SHARED = "__shared__"
+
+
+def with_shared_memory() -> list[str]:
+    """Return the kernels of all files in which threads share the memory of their block."""
+    if any(_SHARED in text for text in headers().values()):
+        return list(KERNELS)
+    return [kernel for kernel, file in KERNELS.items() if _SHARED in (FOLDER / file).read_text()]
 
 
 def headers() -> dict[str, str]:

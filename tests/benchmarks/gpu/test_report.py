@@ -1,5 +1,6 @@
 """`relibra calibrate` reads what `make gpu-check` writes, and the report marks slow kernels."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -52,4 +53,6 @@ def test_a_kernel_below_its_share_of_a_copy_is_marked_in_its_row(is_below_goal: 
         is_below_goal=is_below_goal,
         reference_us=900.0,
     )
+    report = GpuReport(machine=MACHINE, kernels=[dataclasses.replace(rate, share_of_copy=0.99), rate], failures=["x"])
+    assert report.says() == ["device copy: unmeasured", f"worst {rate}", "FAILED x"]
     assert ("2147 GB/s = 0.895 of a copy" in str(rate), str(rate).endswith("BELOW 0.9")) == (True, is_below_goal)

@@ -48,7 +48,7 @@ def run_rank(rank: int, layout: str, folder: str) -> None:
         virtual_pipeline_model_parallel_size=arrangement.num_chunks,
         expert_model_parallel_size=arrangement.cluster.num_ranks,
         expert_tensor_parallel_size=arrangement.expert_tensor_parallel_size,
-        distributed_timeout_minutes=1,
+        distributed_timeout_minutes=1 if IS_ON_CPU else 2,
     )
     model_parallel_cuda_manual_seed(1)
     results: dict[str, object] = {}

@@ -36,7 +36,12 @@ class Way(StrEnum):
         if self is Way.CPU:
             return {}
         # Ranks on one machine meet on the loopback interface, which NCCL otherwise leaves out.
-        found = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        found = {
+            "NCCL_SOCKET_IFNAME": "lo",
+            "NCCL_IB_DISABLE": "1",
+            "NCCL_NVLS_ENABLE": "0",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
         if self is Way.NCCL_HOST_IDS:
             found["NCCL_HOSTID"] = f"rank-{rank}"
         if self is Way.NCCL_MULTI_RANK:

@@ -1,0 +1,46 @@
+"""The figures of the hot path: what the agent adds to plain training, and who makes the host wait."""
+
+from typing import Any
+
+from benchmarks.gpu.check.hot_path import figures, own_waits, says
+
+LAUNCH = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 0.0, "dur": 1.0}
+WAITS = {
+    "plain": {"megatron.core.transformer.moe.token_dispatcher:100 x": 6},
+    "idle": {"relibra.agent.cells.replay:98 get_replay_topk": 4, "megatron.core:1 x": 6},
+    "replicas": {"relibra.agent.cells.replay:98 get_replay_topk": 2},
+}
+
+
+def measured(waits: dict[str, Any] | None) -> dict[str, Any]:
+    times = {"plain": [400.0, 600.0, 500.0], "idle": [560.0], "replicas": [700.0]}
+    return {"host_us": times, "step_us": times, "waits": waits, "num_cells": 10}
+
+
+def test_figures_are_those_of_a_cell() -> None:
+    found = figures(measured(None), {"plain": [LAUNCH] * 20, "idle": [LAUNCH] * 20, "replicas": [LAUNCH] * 40})
+    assert [found["jobs"][job]["host_us"] for job in ("plain", "idle", "replicas")] == [50.0, 56.0, 70.0]
+    assert [found["jobs"][job]["launches"] for job in ("plain", "idle", "replicas")] == [2.0, 2.0, 4.0]
+
+
+def test_without_a_device_it_says_that_launches_are_unmeasured() -> None:
+    said = says(figures(measured(None), {"plain": [], "idle": [], "replicas": []}))
+    assert said[:2] == [
+        "plain: 50 us of host a cell, 0.0 operators, 0.0 launches, 0.0 waits",
+        "idle: +6 us of host a cell, +0.0 operators, +0.0 launches, +0.0 waits",
+    ]
+    assert said[-1] == "launches, waits and overlap are unmeasured: there is no device, and the host computes as well"
+
+
+def test_a_profiler_that_sees_no_device_is_not_taken_for_a_step_without_launches() -> None:
+    said = says(figures(measured({}), {"plain": [], "idle": [], "replicas": []}))
+    assert said[-2] == "launches and overlap are unmeasured: the profiler saw no event of the device"
+    assert said[-1] == "the agent never makes the host wait in forward and backward"
+
+
+def test_waits_of_the_agent_are_named_and_those_of_megatron_are_not_the_agents() -> None:
+    assert own_waits(WAITS) == {"relibra.agent.cells.replay:98 get_replay_topk": 6}
+    assert own_waits({"plain": WAITS["plain"]}) == own_waits(None) == {}
+    kernel = {"cat": "kernel", "name": "gemm", "ts": 0.0, "dur": 1.0}
+    found = figures(measured(WAITS), {"plain": [], "idle": [], "replicas": [kernel]})
+    assert says(found)[-1] == "the agent makes the host wait: 6 x relibra.agent.cells.replay:98 get_replay_topk"
