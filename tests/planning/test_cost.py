@@ -50,6 +50,11 @@ def test_hiding_transfers_makes_smaller_replicas_worthwhile():
     assert tokens[0] > tokens[-1] == 1
 
 
+def test_hosts_cost_a_cell_with_replicas_three_passes_and_by_default_nothing():
+    assert CostModel(expert_us=(0.0, 0.5)).cell_tokens == 0
+    assert CostModel(expert_us=(0.0, 0.5), host_us=200.0).cell_tokens == 3 * 200 / (4 * 0.5)
+
+
 def test_reordering_everything_costs_what_papers_report():
     """Moving an expert of DeepSeek-V3 with its optimizer state between nodes takes about 14 ms."""
     cost = CostModel.of_expert(_DEEPSEEK_V3)
@@ -73,6 +78,7 @@ def test_a_cost_model_survives_json():
         ({"inter_node_bytes_per_us": 0}, "cost.inter_node_bytes_per_us: expected at least 1"),
         ({"token_size_bytes": float("nan")}, "cost.token_size_bytes"),
         ({"hidden_transfer_share": 1.5}, "cost.hidden_transfer_share: expected 0 to 1"),
+        ({"host_us": -1.0}, "cost.host_us: expected at least 0"),
         ({"hidden": 1}, "cost: expected the keys .* got hidden"),
         ({"expert_us": "fast"}, "cost: expected numbers"),
         ({"expert_us": None}, "cost: expected numbers"),

@@ -36,6 +36,14 @@ def test_replicas_must_save_what_they_cost():
     assert _least_size(PlanParams()) == cost.min_tokens_per_replica(_MODEL.expert_weight_size_bytes) > 100
 
 
+def test_a_cell_must_save_the_time_of_hosts_and_never_more_than_all_tokens():
+    slow, endless = (CostModel(expert_us=(0.0, 0.5), host_us=host_us) for host_us in (200.0, 1e30))
+    for model in (_MODEL, _UNKNOWN):
+        assert price_replicas(PlanParams(), _LARGE_MLE, model, _CLUSTER).of_cell == 0
+        assert price_replicas(PlanParams(cost=slow), _LARGE_MLE, model, _CLUSTER).of_cell == 300
+        assert price_replicas(PlanParams(cost=endless), _LARGE_MLE, model, _CLUSTER).of_cell == _LARGE_MLE.sum() + 1
+
+
 def test_a_guess_about_hardware_costs_little_balance_and_a_measurement_counts_in_full():
     small_MLE = _LARGE_MLE // 100
     assert _least_size(PlanParams(), small_MLE) == small_MLE[0].sum() // 64 // 100

@@ -42,20 +42,22 @@ class PlanParams(_message.Message):
     def __init__(self, seed: _Optional[int] = ..., min_tokens_per_replica: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ...) -> None: ...
 
 class CostModel(_message.Message):
-    __slots__ = ("expert_tokens", "expert_us", "token_size_bytes", "intra_node_bytes_per_us", "inter_node_bytes_per_us", "hidden_transfer_share")
+    __slots__ = ("expert_tokens", "expert_us", "token_size_bytes", "intra_node_bytes_per_us", "inter_node_bytes_per_us", "hidden_transfer_share", "host_us")
     EXPERT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EXPERT_US_FIELD_NUMBER: _ClassVar[int]
     TOKEN_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     INTRA_NODE_BYTES_PER_US_FIELD_NUMBER: _ClassVar[int]
     INTER_NODE_BYTES_PER_US_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_TRANSFER_SHARE_FIELD_NUMBER: _ClassVar[int]
+    HOST_US_FIELD_NUMBER: _ClassVar[int]
     expert_tokens: _containers.RepeatedScalarFieldContainer[float]
     expert_us: _containers.RepeatedScalarFieldContainer[float]
     token_size_bytes: float
     intra_node_bytes_per_us: float
     inter_node_bytes_per_us: float
     hidden_transfer_share: float
-    def __init__(self, expert_tokens: _Optional[_Iterable[float]] = ..., expert_us: _Optional[_Iterable[float]] = ..., token_size_bytes: _Optional[float] = ..., intra_node_bytes_per_us: _Optional[float] = ..., inter_node_bytes_per_us: _Optional[float] = ..., hidden_transfer_share: _Optional[float] = ...) -> None: ...
+    host_us: float
+    def __init__(self, expert_tokens: _Optional[_Iterable[float]] = ..., expert_us: _Optional[_Iterable[float]] = ..., token_size_bytes: _Optional[float] = ..., intra_node_bytes_per_us: _Optional[float] = ..., inter_node_bytes_per_us: _Optional[float] = ..., hidden_transfer_share: _Optional[float] = ..., host_us: _Optional[float] = ...) -> None: ...
 
 class RegisterJobRequest(_message.Message):
     __slots__ = ("job_id", "model", "cluster", "params", "known_epoch", "token", "owner", "launch", "restart", "age_ms")

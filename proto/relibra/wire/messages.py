@@ -139,6 +139,7 @@ def decode_registration(
             intra_node_bytes_per_us=cost.intra_node_bytes_per_us,
             inter_node_bytes_per_us=cost.inter_node_bytes_per_us,
             hidden_transfer_share=cost.hidden_transfer_share,
+            host_us=cost.host_us,
         )
         if request.params.HasField("cost")
         else None,

@@ -44,6 +44,10 @@ def calibrate(
         float | None,
         typer.Option(help="Share of replica transfers that computation hides. 0.9 by default.", min=0, max=1),
     ] = None,
+    host_us: Annotated[
+        float | None,
+        typer.Option(help="Time of hosts for a pass over a cell with replicas, in us. 0 by default.", min=0),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn GPU measurements into a cost model."""
@@ -53,6 +57,7 @@ def calibrate(
         "intra_node_bytes_per_us": None if nvlink_gb_per_s is None else nvlink_gb_per_s * 1e3,
         "inter_node_bytes_per_us": None if network_gb_per_s is None else network_gb_per_s * 1e3,
         "hidden_transfer_share": hidden_share,
+        "host_us": host_us,
     }
     cost = calibration.calibrate(chosen, {field: value for field, value in given.items() if value is not None})
     with writing("--output"):

@@ -8,8 +8,9 @@ Defaults are for nodes of 8 H100 or H200 and come from `CostModel.of_expert`:
 
 - 400 TFLOP/s of dense bf16 in grouped matrix multiplication, out of 989 peak; 2 FLOP per parameter and token.
 - 2.7 TB/s of HBM, 80 % of an H100's 3.35: an expert with few tokens still reads all its weights.
-- 360 GB/s per direction inside a node, 80 % of NVLink 4's 450. UltraEP measured 353 to 367 (706 to 734 both ways).
-- 45 GB/s per GPU between nodes, 90 % of one 400 Gb/s adapter.
+- 360 GB/s per direction inside a node, 80 % of NVLink 4's 450: 371 to 380 are measured on H100 (NVIDIA/nccl#1264).
+- 45 GB/s per GPU between nodes, 90 % of one 400 Gb/s adapter: 41 to 46 is what DeepEP reaches. An all-to-all of NCCL
+  reaches 19 to 44 (`relibra.evaluation.dispatcher` has the sources); a job that uses one registers its own rate.
 - 90 % of a replica's transfer is hidden: plans are known ahead, and the attention of one layer lasts several times as
   long as filling two slots over NVLink (52 of 2100 us for a 30B model, 210 of 5700 us for a 235B one).
 
@@ -32,6 +33,9 @@ _FREE = 1e30
 
 _FORWARD_PASSES = 4
 """Compute of a step, in forward passes: recompute 1, forward 1, backward 2."""
+
+_PASSES = 3
+"""How often a step passes over a cell: recompute, forward and backward."""
 
 _DISPATCHES = 3
 """How often a step sends token copies out and back: in recompute, forward and backward."""
@@ -62,6 +66,9 @@ class CostModel:
     inter_node_bytes_per_us: float = 45e3
     hidden_transfer_share: float = 0.9
     """The part of the transfer of replicas that is hidden behind attention."""
+    host_us: float = 0.0
+    """The time that hosts need for a pass (recompute, forward, backward) over a cell with replicas, beside a cell
+    without. By default hosts are ahead of their GPUs, and it costs nothing."""
 
     def __post_init__(self) -> None:
         tokens, times = tuple(map(float, self.expert_tokens)), tuple(map(float, self.expert_us))
@@ -88,6 +95,8 @@ class CostModel:
                 raise InvalidInput.of(f"cost.{field}", expected=f"at least {least}", got=getattr(self, field))
         if not 0 <= self.hidden_transfer_share <= 1:
             raise InvalidInput.of("cost.hidden_transfer_share", expected="0 to 1", got=self.hidden_transfer_share)
+        if not 0 <= self.host_us <= _FREE:
+            raise InvalidInput.of("cost.host_us", expected="at least 0", got=self.host_us)
 
     @classmethod
     def tokens(cls) -> "CostModel":
@@ -156,6 +165,11 @@ class CostModel:
     def saved_us(self, num_tokens: float) -> float:
         """Return the time a step saves if the slowest ranks of its cells compute `num_tokens` fewer tokens in all."""
         return _FORWARD_PASSES * self.us_per_token * num_tokens
+
+    @property
+    def cell_tokens(self) -> float:
+        """The tokens a rank computes in the time that hosts take for a cell with replicas, over a step."""
+        return _PASSES * self.host_us / (_FORWARD_PASSES * self.us_per_token)
 
     @property
     def crossing_tokens(self) -> float:

@@ -46,6 +46,9 @@ class ReplicaPrice:
     of_busiest: int = 0
     """What each replica of the busiest rank counts for, in tokens of the slowest rank. The busiest rank is the one that
     most replicas leave or enter. 0 where only balance counts."""
+    of_cell: int = 0
+    """What the replicas of a cell must save beside their own prices: the hosts' time for the cell, in tokens of the
+    slowest rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +83,16 @@ def price_replicas(params: PlanParams, load_MLE: NDArray[np.int64], model: Model
 
     A least size given in `params` takes precedence over the one that the cost model gives.
     """
+    # No cell can save more than all tokens, so a higher price means the same.
+    of_cell = 0 if params.cost is None else round(min(params.cost.cell_tokens, float(load_MLE.sum()) + 1))
     if not model.expert_weight_size_bytes:
-        return ReplicaPrice(least=max(1, params.min_tokens_per_replica))
+        return ReplicaPrice(least=max(1, params.min_tokens_per_replica), of_cell=of_cell)
     cost = params.cost or CostModel.of_expert(model.expert_weight_size_bytes)
     tokens = cost.min_tokens_per_replica(model.expert_weight_size_bytes)
     if params.cost is None:
         mean_tokens = int(load_MLE.sum()) / (load_MLE[..., 0].size * cluster.num_ranks)
         tokens = max(1, min(tokens, int(_MAX_LOSS * mean_tokens)))
-    return ReplicaPrice(least=params.min_tokens_per_replica or tokens, of_busiest=tokens)
+    return ReplicaPrice(least=params.min_tokens_per_replica or tokens, of_busiest=tokens, of_cell=of_cell)
 
 
 def price_moves(params: PlanParams, model: Model, cluster: Cluster) -> Hysteresis:

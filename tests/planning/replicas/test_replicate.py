@@ -102,6 +102,20 @@ def test_small_replicas_are_not_made():
     np.testing.assert_array_equal(some.tokens_Q, [59, 11, 50])
 
 
+def test_replicas_must_save_what_their_cell_costs():
+    cluster = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
+    load_MLE = np.array([[[70, 50]], [[110, 10]]])  # replicas save 10 tokens of the first cell, 50 of the second
+    home_LE = np.arange(2, dtype=np.int32)[None]
+    for of_cell, num_replicas in ((9, 2), (10, 1), (49, 1), (50, 0)):
+        price = ReplicaPrice(of_cell=of_cell)
+        quotas, _ = replicate(load_MLE, home_LE, cluster, price)
+        assert len(quotas.tokens_Q) == 4 + num_replicas
+        assert quotas.tokens_Q.sum() == 240
+        layer = replicate_layer(load_MLE[:, 0], home_LE[0], cluster, price)
+        assert layer.limit_M.tolist() == [60 if num_replicas == 2 else 70, 60 if num_replicas else 110]
+        assert (layer.cost_M - layer.limit_M).tolist() == [of_cell * (num_replicas == 2), of_cell * (num_replicas > 0)]
+
+
 def test_a_donor_may_be_filled_in_turn():
     """Five ranks are heavy and every rank has one slot: only chains through heavy ranks reach the mean."""
     cluster = Cluster(num_nodes=1, gpus_per_node=6, redundant_slots=1)

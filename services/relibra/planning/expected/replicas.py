@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from relibra.planning.jit import compiled
 from relibra.planning.job import Cluster
 from relibra.planning.prices import ReplicaPrice
-from relibra.planning.replicas.replicate import LayerReplicas
+from relibra.planning.replicas.replicate import LayerReplicas, worth_their_cell
 from relibra.planning.shares import WHOLE
 
 _SCALE = 1 << 20
@@ -52,13 +52,14 @@ def hedge_layer(
     np.add.at(load_RM, home_E[expert_Y], -tokens_MY.T)
     np.add.at(load_RM, rank_Y, tokens_MY.T)
     limit_M = load_RM.max(axis=0)
-    return LayerReplicas(
+    found = LayerReplicas(
         limit_M=limit_M,
         cost_M=limit_M,
         end_M=np.searchsorted(row_Y, np.arange(len(load_ME)), side="right"),
         index_Y2=np.stack([expert_Y[kept_Y], rank_Y[kept_Y]], axis=1).astype(np.int32),
         tokens_Y=tokens_MY[row_Y, kept_Y],
     )
+    return worth_their_cell(found, load_ME, home_E, cluster, price.of_cell)
 
 
 @compiled

@@ -38,7 +38,7 @@ class LayerReplicas:
     limit_M: NDArray[np.int64]
     """Tokens of the slowest rank with these replicas."""
     cost_M: NDArray[np.int64]
-    """`limit_M` plus what the replicas of the busiest rank cost, in tokens."""
+    """`limit_M` plus what replicas cost, in tokens: those of the busiest rank, and that there are any."""
     end_M: NDArray[np.int64]
     index_Y2: NDArray[np.int32]
     """(expert, rank) of every replica."""
@@ -108,8 +108,29 @@ def replicate_layer(
         price.least,
         price.of_busiest,
     )
-    return LayerReplicas(
+    found = LayerReplicas(
         limit_M=limit_M, cost_M=cost_M, end_M=end_M, index_Y2=index_Y2.copy(), tokens_Y=tokens_Y.copy()
+    )
+    return worth_their_cell(found, load_ME, home_E, cluster, price.of_cell)
+
+
+def worth_their_cell(
+    found: LayerReplicas, load_ME: NDArray[np.int64], home_E: NDArray[np.int32], cluster: Cluster, of_cell: int
+) -> LayerReplicas:
+    """Return the replicas of those rows where they save more than `of_cell` tokens of the slowest rank."""
+    if of_cell == 0:
+        return found
+    by_rank_RX = np.argsort(home_E, kind="stable").reshape(cluster.num_ranks, -1)
+    at_home_M = load_ME[:, by_rank_RX].sum(axis=-1).max(axis=-1)
+    num_M = np.diff(found.end_M, prepend=0)
+    is_kept_M = (num_M > 0) & (at_home_M - found.cost_M > of_cell)
+    is_kept_Y = np.repeat(is_kept_M, num_M)
+    return LayerReplicas(
+        limit_M=np.where(is_kept_M, found.limit_M, at_home_M),
+        cost_M=np.where(is_kept_M, found.cost_M + of_cell, at_home_M),
+        end_M=np.cumsum(np.where(is_kept_M, num_M, 0)),
+        index_Y2=found.index_Y2[is_kept_Y],
+        tokens_Y=found.tokens_Y[is_kept_Y],
     )
 
 
