@@ -65,9 +65,12 @@ def _run(*args: object, status: int) -> str:
 
 def test_routing_that_differs_by_sequence_says_turn_it_on(tmp_path, model):
     trace = _trace(tmp_path / "trace.npz", 80, variance=2.0)
-    said = json.loads(_run(trace, *model, *_SMALL, "--json", status=0))
+    job = (*_SMALL, "--micro-batches", 4, "--tokens-per-gpu", 32768, "--sequence-length", 2048)
+    said = json.loads(_run(trace, *model, *job, "--rollout-share", 0.75, "--json", status=0))
     assert said["answer"] == "turn it on"
-    assert said["gain"]["mean"] - said["gain"]["margin"] >= 0.02
+    assert said["gain"]["high"] > said["gain"]["mean"] > said["gain"]["low"] >= 0.02
+    gain = said["gain"]["mean"]
+    assert said["gpu_hours_saved"]["mean"] == pytest.approx(0.25 * (1 - 1 / (1 + gain)))
     assert said["gain"]["mean"] > max(each["mean"] for each in said["gain_of_others"].values())
     assert set(said["gain_by_slots"]) == {"0", "1", "2", "4"}
     assert said["slot_size_bytes"] == said["redundant_slots"] * 3 * 2 * 3 * 2880 * 2880
@@ -86,6 +89,7 @@ def test_even_routing_says_that_it_will_not_pay(tmp_path, model, monkeypatch):
         "simulated",
     ):
         assert label in printed
+    assert "--rollout-share says what the whole step saves" in " ".join(printed.split())
 
 
 def test_few_sequences_are_not_enough(tmp_path, model):
@@ -99,6 +103,13 @@ def test_S9_a_trace_of_another_model_is_never_a_reason_to_turn_it_on(tmp_path):
     printed = _run(_trace(tmp_path / "trace.npz", 80, variance=2.0), *asked, status=1)
     assert "Not enough data." in printed
     assert "it has 24 MoE layers x 16 experts, top 1, and gpt-oss-20b has 24 x 32, top 4. Record this model" in printed
+
+
+@pytest.mark.parametrize("share", [-0.1, 1, 60])
+def test_a_share_of_rollouts_that_leaves_no_training_is_refused(tmp_path, model, share):
+    trace = _trace(tmp_path / "trace.npz", 20, variance=2.0)
+    with pytest.raises(InvalidInput, match="--rollout-share: expected at least 0 and below 1"):
+        _run(trace, *model, *_SMALL, "--rollout-share", share, status=2)
 
 
 def test_ranks_that_do_not_divide_the_experts_are_refused(tmp_path, model):

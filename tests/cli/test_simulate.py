@@ -12,8 +12,11 @@ from harness.devices import device
 from relibra.cli import output
 from relibra.cli.simulate import simulate
 from relibra.errors import InvalidInput, InvalidTrace, Unsupported
+from relibra.evaluation.dispatcher import Dispatcher
 from relibra.evaluation.hardware import hardware_of
 from relibra.evaluation.model_presets import MODELS
+from relibra.evaluation.training import Training
+from relibra.planning import Cluster
 from relibra.routing import RoutingTrace, write_trace
 
 _app = typer.Typer()
@@ -46,6 +49,8 @@ def test_json_has_every_policy_and_the_parts_of_its_step_time(trace):
     plain, ours = said["policies"]
     assert plain["imbalance"] > ours["imbalance"] >= 1
     assert plain["total_s"] == pytest.approx(sum(plain["step"].values()))
+    assert ours["over_plain_range"]["low"] < ours["over_plain"] < ours["over_plain_range"]["high"]
+    assert ours["of_balanced_range"]["low"] < ours["of_balanced"] < ours["of_balanced_range"]["high"]
     assert plain["replicas_per_cell"] == plain["sent_bytes"] == 0
     weight_bytes = 2 * 3 * 2880 * 2880
     replicas = round(ours["replicas_per_cell"] * 2 * 24)
@@ -100,8 +105,22 @@ def test_longer_sequences_spend_more_on_attention(trace):
     assert long["step"]["experts_s"] == short["step"]["experts_s"]
 
 
+def test_the_dispatcher_of_the_job_decides_what_dispatch_takes(trace):
+    every, once = (
+        json.loads(_run(trace, *_SMALL, "--nodes", 2, "--policies", "plain", "--dispatcher", name, "--json"))
+        for name in ("alltoall", "deepep")
+    )
+    dispatch_s = [each["policies"][0]["step"]["dispatch_s"] for each in (every, once)]
+    assert dispatch_s[0] > 1.5 * dispatch_s[1]
+    assert "Assumed: dispatch by alltoall, 2 micro-batches" in " ".join(
+        _run(trace, *_SMALL, "--policies", "plain").split()
+    )
+
+
 def test_measured_times_replace_computed_ones(trace, tmp_path):
-    computed = hardware_of("h100").cost_of(MODELS["gpt-oss-20b"]).to_dict()
+    cluster = Cluster(num_nodes=1, gpus_per_node=4, redundant_slots=0)
+    training = Training.of(MODELS["gpt-oss-20b"], hardware_of("h100"), cluster, Dispatcher.ALLTOALL)
+    computed = training.planning_cost.to_dict()
     slower = computed | {"expert_us": [2 * each for each in computed["expert_us"]]}
     path = tmp_path / "cost.json"
     experts_s = []

@@ -4,9 +4,15 @@ import numpy as np
 import pytest
 
 from harness.small_training import EVEN, HOME_LE, TRAINING
+from relibra.evaluation import cell_time
 from relibra.evaluation.assignment import at_home, from_pieces
-from relibra.evaluation.cell_time import balanced_cells, cells_of
+from relibra.evaluation.dispatcher import Dispatcher
+from relibra.evaluation.work import even_work, work_of
 from relibra.planning import Cluster, StepLoad
+
+
+def cells_of(assignment, load, training):
+    return cell_time.cells_of(work_of(assignment, load, training.cluster), training)
 
 
 def test_experts_wait_for_the_slowest_rank():
@@ -20,15 +26,6 @@ def test_transfers_hide_behind_the_layer_and_not_behind_the_output_head():
     plain, headed = (cells_of(at_home(EVEN.load_MLE, HOME_LE), EVEN, each) for each in (TRAINING, training))
     assert headed.attention_ML == plain.attention_ML
     assert (headed.other_ML - plain.other_ML).item() == pytest.approx(20 * 2 * 100 * 1000 / 6000)
-
-
-def test_planning_is_told_what_one_more_copy_adds_to_the_network():
-    copy_size_bytes = TRAINING.planning_cost.token_size_bytes
-    assert copy_size_bytes == TRAINING.model.token_size_bytes
-    once = replace(TRAINING, sends_once_per_node=True).planning_cost.token_size_bytes
-    # A node misses (1 - p)(1 - p / 0.75) of the tokens. At p = 1/2 one more token adds 1/3 + 1/2 / 0.75 = 1 message,
-    # so one more of its two copies adds half a message.
-    assert once == pytest.approx(copy_size_bytes / 2, rel=1e-3)
 
 
 @pytest.mark.parametrize(("to_rank", "inside_us", "across_us"), [(1, 6000 / 400, 0), (2, 0, 6000 / 40)])
@@ -48,9 +45,19 @@ def test_a_home_sends_its_replicas_one_after_the_other():
     assert cells_of(assignment, EVEN, one_node).fetch_inside_ML.item() == 3 * 6000 / 400
 
 
-@pytest.mark.parametrize("once", [False, True])
-def test_an_even_load_costs_what_balance_costs(once):
-    training = replace(TRAINING, sends_once_per_node=once)
-    even, ideal = cells_of(at_home(EVEN.load_MLE, HOME_LE), EVEN, training), balanced_cells(EVEN, training)
+@pytest.mark.parametrize("dispatcher", list(Dispatcher))
+def test_an_even_load_costs_what_balance_costs(dispatcher):
+    training = replace(TRAINING, dispatcher=dispatcher)
+    even = cells_of(at_home(EVEN.load_MLE, HOME_LE), EVEN, training)
+    ideal = cell_time.cells_of(even_work(EVEN, 4, training.cluster), training)
     for part in ("attention_ML", "experts_ML", "dispatch_ML", "fetch_inside_ML", "fetch_across_ML"):
         np.testing.assert_allclose(getattr(even, part), getattr(ideal, part))
+
+
+def test_an_all_to_all_sends_more_than_deepep_at_the_same_rate():
+    work = work_of(at_home(EVEN.load_MLE, HOME_LE), EVEN, TRAINING.cluster)
+    every, once = (
+        cell_time.cells_of(work, replace(TRAINING, dispatcher=each)).dispatch_ML.item()
+        for each in (Dispatcher.ALLTOALL, Dispatcher.DEEPEP)
+    )
+    assert every / once == pytest.approx(20 / (40 * (5 / 6) / 2))  # 5 in 6 tokens want the other node, 2 copies of each

@@ -3,18 +3,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.small_training import CLUSTER, EVEN, HARDWARE, HOME_LE, MODEL
+from harness.small_training import CLUSTER, CONSTANTS, EVEN, HOME_LE, MODEL
 from relibra.evaluation.assignment import at_home
 from relibra.evaluation.dispatch_time import copies_of, dispatch_us_ML, even_copies, reached
 from relibra.planning import Cluster, StepLoad
 from relibra.routing import read_trace
 
-_COST = HARDWARE.cost_of(MODEL)
 _ONE_NODE = Cluster(num_nodes=1, gpus_per_node=4, redundant_slots=1)
 
 
 def _us(load, cluster=CLUSTER, once_to=None):
-    return dispatch_us_ML(copies_of(at_home(load.load_MLE, HOME_LE), load, cluster), _COST, cluster, once_to).item()
+    copies_MLNR = copies_of(at_home(load.load_MLE, HOME_LE), load, cluster)
+    return dispatch_us_ML(copies_MLNR, MODEL.token_size_bytes, CONSTANTS, cluster, once_to).item()
 
 
 def test_dispatch_waits_for_the_slowest_adapter():

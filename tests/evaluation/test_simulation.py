@@ -3,19 +3,20 @@ from dataclasses import replace
 import pytest
 
 from relibra.errors import InvalidInput
-from relibra.evaluation.cell_time import Training
+from relibra.evaluation.dispatcher import Dispatcher
 from relibra.evaluation.hardware import HARDWARE
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.policies import POLICIES
 from relibra.evaluation.routing_statistics import RoutingStatistics
 from relibra.evaluation.simulation import simulate
+from relibra.evaluation.training import Training
 from relibra.evaluation.workload import drawn
 from relibra.planning import Cluster
 
 _MODEL = replace(MODELS["qwen3-30b-a3b"], num_layers=4)
 _CLUSTER = Cluster(num_nodes=2, gpus_per_node=8, redundant_slots=2)
 _STATISTICS = RoutingStatistics(popularity_variance=0.6, domain_variance=0.1, sequence_variance=0.3)
-_TRAINING = Training(model=_MODEL, hardware=HARDWARE["h100"], cluster=_CLUSTER)
+_TRAINING = Training.of(_MODEL, HARDWARE["h100"], _CLUSTER, Dispatcher.DEEPEP)
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +35,27 @@ def test_nothing_is_faster_than_balance_and_relibra_comes_closest(outcomes):
     assert outcomes["relibra"].of_balanced > 0.97
 
 
+def test_every_figure_has_a_range_around_it(outcomes):
+    for each in outcomes.values():
+        assert each.of_balanced_range.low <= each.of_balanced <= each.of_balanced_range.high
+        assert each.over_plain_range.low <= each.over_plain <= each.over_plain_range.high
+    assert outcomes["plain"].over_plain_range.low == outcomes["plain"].over_plain_range.high == 1
+    ours = outcomes["relibra"].of_balanced_range
+    assert 0.01 < ours.high - ours.low < 0.15
+
+
+def test_an_all_to_all_makes_imbalance_dearer_and_balance_harder_to_reach(outcomes):
+    before, now = (drawn(_STATISTICS, _MODEL, _CLUSTER, 4, 8192, seed=0, step=step) for step in (0, 1))
+    every_copy = replace(_TRAINING, dispatcher=Dispatcher.ALLTOALL)
+    (ours,) = simulate(now, before, every_copy, ["relibra"])
+    assert ours.over_plain > outcomes["relibra"].over_plain
+
+
 def test_both_halves_help_and_together_most(outcomes):
-    parts = [outcomes[each].imbalance for each in ("plain", "reorder-only", "replicate-only", "relibra")]
-    assert parts[0] >= max(parts[1:3])
-    assert min(parts[1:3]) >= parts[3]
-    assert parts[0] > 1.1 * parts[3]
+    parts = [outcomes[each].of_balanced for each in ("plain", "reorder-only", "replicate-only", "relibra")]
+    assert parts[0] < min(parts[1:3])
+    assert max(parts[1:3]) <= parts[3] + 0.001
+    assert outcomes["plain"].imbalance > 1.1 * outcomes["relibra"].imbalance
 
 
 def test_foresight_is_worth_something(outcomes):

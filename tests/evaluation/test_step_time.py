@@ -4,10 +4,19 @@ import numpy as np
 import pytest
 
 from harness.small_training import EVEN, HOME_LE, TRAINING
+from relibra.evaluation import cell_time
 from relibra.evaluation.assignment import Known, at_home, from_pieces
-from relibra.evaluation.cell_time import cells_of
 from relibra.evaluation.step_time import balanced_step_time, step_time
+from relibra.evaluation.work import work_of
 from relibra.planning import Cluster, StepLoad
+
+
+def cells_of(assignment, load, training):
+    return cell_time.cells_of(work_of(assignment, load, training.cluster), training)
+
+
+def _with(training, **constants):
+    return replace(training, constants=replace(training.constants, **constants))
 
 
 def _replicated(known=Known.AHEAD, decision_us=0.0, to_rank=1):
@@ -28,27 +37,27 @@ def test_a_step_is_a_recompute_and_an_update():
 def _slow(share):
     """Training in which the weights of the one replica take this share of attention's time, and that time."""
     attention_us = cells_of(_replicated(), EVEN, TRAINING).attention_ML.item()
-    hardware = replace(TRAINING.hardware, intra_node_bytes_per_us=6000 / (attention_us * share))
-    return replace(TRAINING, hardware=hardware), attention_us
+    rate = 6000 / (attention_us * share)
+    return _with(TRAINING, weight_bytes_per_us=rate, gradient_bytes_per_us=rate / 4), attention_us
 
 
 def test_transfers_known_ahead_hide_behind_attention_but_gradients_take_multiprocessors_from_it():
     slow, attention_us = _slow(0.1)
-    assert step_time(_replicated(), EVEN, slow).transfer_s == pytest.approx(42 / 132 * 8 * 0.1 * attention_us / 1e6)
+    assert step_time(_replicated(), EVEN, slow).transfer_s == pytest.approx(0.25 * 8 * 0.1 * attention_us / 1e6)
 
 
 def test_a_step_waits_for_transfers_longer_than_attention():
     slow, attention_us = _slow(1.5)
     # Each of the two forward passes exposes half of attention's time. The backward pass exposes what weights and
     # gradients take beyond twice attention, and the gradients slow attention all along.
-    expected = 2 * 0.5 + (1.5 + 8 * 1.5 - 2) + 42 / 132 * 2
+    expected = 2 * 0.5 + (1.5 + 8 * 1.5 - 2) + 0.25 * 2
     assert step_time(_replicated(), EVEN, slow).transfer_s == pytest.approx(expected * attention_us / 1e6)
 
 
 def test_gradients_that_cross_nodes_take_twice_the_time_of_weights_and_no_multiprocessors():
     attention_us = cells_of(_replicated(), EVEN, TRAINING).attention_ML.item()
-    network = replace(TRAINING.hardware, inter_node_bytes_per_us=6000 / attention_us)
-    step = step_time(_replicated(to_rank=2), EVEN, replace(TRAINING, hardware=network))
+    network = _with(TRAINING, state_across_bytes_per_us=6000 / attention_us)
+    step = step_time(_replicated(to_rank=2), EVEN, network)
     assert step.transfer_s == pytest.approx((1 + 2 - 2) * attention_us / 1e6)
 
 
@@ -60,9 +69,23 @@ def test_transfers_known_late_hide_behind_dispatch():
     assert late.transfer_s - ahead.transfer_s == pytest.approx(2 * shown_us / 1e6)
 
 
+def test_transfers_known_ahead_take_multiprocessors_in_every_pass():
+    slow, attention_us = _slow(0.1)
+    taken = _with(slow, weight_sm_share=0.5)
+    more_s = step_time(_replicated(), EVEN, taken).transfer_s - step_time(_replicated(), EVEN, slow).transfer_s
+    assert more_s == pytest.approx(3 * 0.5 * 0.1 * attention_us / 1e6)
+
+
 def test_every_layer_waits_for_decisions_and_for_mapping_tokens_to_copies():
     assert step_time(_replicated(Known.ROUTED, 7.0), EVEN, TRAINING).decision_s == pytest.approx(2 * (7 + 37) / 1e6)
     assert step_time(at_home(EVEN.load_MLE, HOME_LE), EVEN, TRAINING).decision_s == 0
+
+
+def test_a_host_that_maps_tokens_takes_its_time_in_every_pass_over_a_cell_with_replicas():
+    on_host = replace(_replicated(), maps_on_host=True)
+    assert step_time(on_host, EVEN, TRAINING).decision_s == pytest.approx(3 * 200 / 1e6)
+    nothing = replace(at_home(EVEN.load_MLE, HOME_LE), maps_on_host=True)
+    assert step_time(nothing, EVEN, TRAINING).decision_s == 0
 
 
 def test_a_step_waits_for_experts_that_move():
@@ -70,9 +93,17 @@ def test_a_step_waits_for_experts_that_move():
     state = TRAINING.model.model().expert_state_size_bytes
     step = step_time(at_home(EVEN.load_MLE, moved_LE), EVEN, TRAINING, HOME_LE)
     assert step.reorder_s == pytest.approx(state / 400 / 1e6)
+    assert step.first_placement_s == 0  # the step before had the homes of plain expert parallelism
     far_LE = HOME_LE[:, [2, 1, 0, 3]]
     far = step_time(at_home(EVEN.load_MLE, far_LE), EVEN, TRAINING, HOME_LE)
     assert far.reorder_s == pytest.approx(state / 40 / 1e6)
+
+
+def test_all_steps_share_the_first_placement():
+    moved_LE, state = HOME_LE[:, [1, 0, 2, 3]], TRAINING.model.model().expert_state_size_bytes
+    step = step_time(at_home(EVEN.load_MLE, moved_LE), EVEN, replace(TRAINING, num_steps=20), moved_LE)
+    assert step.reorder_s == 0
+    assert step.first_placement_s == pytest.approx(state / 400 / 1e6 / 20)
 
 
 def test_groups_wait_for_the_slower_one():

@@ -11,6 +11,7 @@ import typer
 
 from relibra.cli.completion import complete_hardware, complete_model
 from relibra.evaluation.calibration import read_cost
+from relibra.evaluation.dispatcher import Dispatcher
 from relibra.evaluation.hardware import HARDWARE, hardware_of
 from relibra.evaluation.model_presets import MODELS, model_shape
 from relibra.evaluation.question import Question
@@ -40,6 +41,12 @@ def ask(
     sequence_length: Annotated[
         int, typer.Option(min=1, help="Tokens of a typical sequence, for the time of attention.")
     ] = 8192,
+    dispatcher: Annotated[
+        Dispatcher, typer.Option(help="What sends tokens to experts: NCCL's all-to-all, DeepEP or HybridEP.")
+    ] = Dispatcher.ALLTOALL,
+    job_steps: Annotated[
+        int, typer.Option(min=1, help="Steps that the job trains; they share the cost of its first placement.")
+    ] = 100,
     cost: Annotated[
         Path | None,
         typer.Option(help="Measured cost model (.json) from `relibra calibrate`, instead of computed times."),
@@ -59,6 +66,8 @@ def ask(
         num_micro_batches=micro_batches,
         tokens_per_rank=tokens_per_gpu,
         sequence_length=sequence_length,
+        dispatcher=dispatcher,
+        num_steps=job_steps,
     )
 
 
@@ -78,13 +87,23 @@ def asking(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def provenance(question: Question) -> str:
-    """Return a sentence that says where the simulated routing comes from."""
+    """Return sentences that say where the simulated routing comes from, and which job and machines were assumed."""
+    trace, length = question.trace, question.sequence_length
     if question.is_of_this_model:
-        return (
-            f"Steps are filled by drawing repeatedly from the {question.trace.num_sequences} recorded sequences, one "
-            "domain for each GPU and micro-batch"
+        source = (
+            f"Steps are filled by drawing repeatedly from the {trace.num_sequences} recorded sequences, one domain for "
+            "each GPU and micro-batch."
         )
-    return (
-        f"The trace is from another model ({question.trace.num_layers} layers x {question.trace.num_experts} experts): "
-        "routing is drawn for this model with the statistics of the trace"
+    else:
+        source = (
+            f"The trace is from another model ({trace.num_layers} layers x {trace.num_experts} experts): routing is "
+            "drawn for this model with the statistics of the trace."
+        )
+    job = (
+        f"Assumed: dispatch by {question.dispatcher.value}, {question.num_micro_batches} micro-batches of "
+        f"{question.tokens_per_rank} tokens per GPU, sequences of {length:.0f} tokens, {question.num_steps:.0f} steps."
     )
+    recorded = len(trace.routed_experts) / max(1, trace.num_sequences)
+    if not 0.5 <= recorded / length <= 2:
+        job += f" The recorded sequences have {recorded:.0f} tokens on average: set --sequence-length to the job's."
+    return f"{source} {job} Times are simulated, for {question.hardware.source}."

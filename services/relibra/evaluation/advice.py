@@ -1,5 +1,9 @@
-"""Answer whether relibra pays for a user, with reasons, from simulations of the user's own routing."""
+"""Answer whether relibra pays for a user, with reasons, from simulations of the user's own routing.
 
+The recommendation to turn it on rests on the low end of the gain: the worst corner of what is known of the machines.
+"""
+
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -7,6 +11,7 @@ from statistics import mean, stdev
 
 from relibra.evaluation.question import Question
 from relibra.evaluation.simulation import Outcome, simulate
+from relibra.evaluation.uncertainty import Interval
 from relibra.evaluation.workload import Workload
 
 MIN_GAIN = 0.02
@@ -34,19 +39,60 @@ class Answer(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """Throughput over plain expert parallelism, minus 1: the mean over seeds, and its margin of error."""
+    """Throughput over plain expert parallelism, minus 1."""
 
     mean: float
+    """The mean over seeds, with the constants of the simulation in the middle of their ranges."""
     margin: float
-    """Half the width of the 95 % interval."""
+    """Half the width of the 95 % interval that the seeds give this mean."""
+    low: float
+    """The gain at the worst corner of the constants, less the margin of the seeds there."""
+    high: float
+    """The gain at the best corner, plus the margin there."""
 
     @classmethod
-    def of(cls, gains: Sequence[float]) -> "Gain":
-        """Return the gain from one value per seed; takes two to five values."""
-        return cls(mean=mean(gains), margin=_T_95[len(gains)] * stdev(gains) / len(gains) ** 0.5)
+    def of(cls, gains: Sequence[float], ranges: Sequence[Interval]) -> "Gain":
+        """Return the gain from one value and one interval per seed; takes two to five of them."""
+        lows, highs = [each.low for each in ranges], [each.high for each in ranges]
+        return cls(
+            mean=mean(gains),
+            margin=_margin(gains),
+            low=mean(lows) - _margin(lows),
+            high=mean(highs) + _margin(highs),
+        )
 
     def __str__(self) -> str:
-        return f"{self.mean:+.1%} ± {self.margin:.1%}"
+        return f"{self.mean:+.1%} ({self.low:+.1%} to {self.high:+.1%})"
+
+
+def _margin(values: Sequence[float]) -> float:
+    return _T_95[len(values)] * stdev(values) / math.sqrt(len(values))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """The part of the GPU-hours of whole RL steps that relibra saves, with its ends."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, gain: Gain, rollout_share: float) -> "Saving":
+        """Return the saving of a job that keeps its GPUs through the whole step.
+
+        Args:
+            gain: the gain in training.
+            rollout_share: the part of a step, with plain expert parallelism, in which the GPUs do not train.
+        """
+
+        def saved(gained: float) -> float:
+            return (1 - rollout_share) * gained / (1 + gained)
+
+        return cls(mean=saved(gain.mean), low=saved(gain.low), high=saved(gain.high))
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1%} ({self.low:.1%} to {self.high:.1%})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +114,9 @@ class Advice:
     """The gain, with the first seed only, of reordering without slots, of replicating with the number of slots that
     suits it, and of packing sequences as well."""
     of_balanced: float
+    of_balanced_range: Interval
     limit: str
     """The main reason why throughput is below that of perfect balance."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    gain: float
-    outcome: Outcome
 
 
 def advise(question: Question, on_run: Callable[[str], None] = lambda name: None) -> Advice:
@@ -88,11 +129,11 @@ def advise(question: Question, on_run: Callable[[str], None] = lambda name: None
         on_run: called with a short name of each simulation before it starts.
     """
     on_run("two steps")
-    first, swept = question.resampled(_SEEDS[0]).steps(_SEEDS[0]), dict[int, dict[str, _Run]]()
+    first, swept = question.resampled(_SEEDS[0]).steps(_SEEDS[0]), dict[int, dict[str, Outcome]]()
     for slots in _SLOTS:
         on_run(f"{slots} redundant slots")
         swept[slots] = _run(question.with_slots(slots), first, ("relibra", *OTHERS, "replicate-only"))
-    gains = {name: {slots: swept[slots][name].gain for slots in _SLOTS} for name in swept[0]}
+    gains = {name: {slots: swept[slots][name].over_plain - 1 for slots in _SLOTS} for name in swept[0]}
     slots_of = {name: fewest_slots(gains[name]) for name in ("relibra", *OTHERS)}
     runs = [{name: swept[slots][name] for name, slots in slots_of.items()}]
     for seed in _SEEDS[1:]:
@@ -101,9 +142,9 @@ def advise(question: Question, on_run: Callable[[str], None] = lambda name: None
         runs.append({name: _run(question.with_slots(slots), steps, (name,))[name] for name, slots in slots_of.items()})
     on_run("packing")
     chosen = question.with_slots(slots_of["relibra"])
-    packed = _run(chosen, first, ("relibra-packed",))["relibra-packed"].gain
-    gain = {name: Gain.of([run[name].gain for run in runs]) for name in slots_of}
-    ours, others = [run["relibra"].outcome for run in runs], {name: gain[name] for name in OTHERS}
+    packed = _run(chosen, first, ("relibra-packed",))["relibra-packed"].over_plain - 1
+    gain = {name: _gain([run[name] for run in runs]) for name in slots_of}
+    ours, others = [run["relibra"] for run in runs], {name: gain[name] for name in OTHERS}
     answer, reason = decide(gain["relibra"], others, question.trace.num_sequences, question.other_model)
     return Advice(
         answer=answer,
@@ -119,6 +160,9 @@ def advise(question: Question, on_run: Callable[[str], None] = lambda name: None
             "relibra-packed": packed,
         },
         of_balanced=mean(each.of_balanced for each in ours),
+        of_balanced_range=Interval(
+            min(each.of_balanced_range.low for each in ours), max(each.of_balanced_range.high for each in ours)
+        ),
         limit=limit_of(ours),
     )
 
@@ -144,20 +188,22 @@ def decide(
     best = max(others, key=lambda name: others[name].mean)
     if num_sequences < MIN_SEQUENCES:
         return Answer.NOT_ENOUGH_DATA, f"record at least {MIN_SEQUENCES} sequences; there are {num_sequences}"
-    if gain.mean + gain.margin < MIN_GAIN:
+    if gain.high < MIN_GAIN:
         return (
             Answer.WILL_NOT_PAY,
             f"throughput changes by {gain}, less than the {MIN_GAIN:.0%} that makes a change worthwhile",
         )
     if gain.mean <= others[best].mean:
         return Answer.WILL_NOT_PAY, f"throughput changes by {gain}, and {best} does as well with {others[best]}"
-    if gain.mean - gain.margin >= MIN_GAIN:
+    if gain.low >= MIN_GAIN:
         is_ahead = gain.mean - others[best].mean > max(gain.margin, others[best].margin)
         beside = "is at" if is_ahead else "may do as well with"
         return Answer.TURN_ON, f"throughput rises by {gain}; the best of the others, {best}, {beside} {others[best]}"
+    is_routing = gain.mean - gain.margin < MIN_GAIN
+    remedy = "record more sequences" if is_routing else "measure your machines (relibra calibrate), or try it"
     return (
         Answer.NOT_ENOUGH_DATA,
-        f"throughput changes by {gain}, which may be above or below {MIN_GAIN:.0%}: record more sequences",
+        f"throughput changes by {gain}, which may be above or below {MIN_GAIN:.0%}: {remedy}",
     )
 
 
@@ -182,7 +228,8 @@ def limit_of(outcomes: Sequence[Outcome]) -> str:
         ),
         "experts that move between steps": share(lambda each: each.step.reorder_s),
         "weights and gradients of replicas": share(lambda each: each.step.transfer_s),
-        "mapping tokens to copies": share(lambda each: each.step.decision_s),
+        "the job's first placement": share(lambda each: each.step.first_placement_s),
+        "host time for cells with replicas": share(lambda each: each.step.decision_s),
     }
     cause, part = max(causes.items(), key=lambda item: item[1])
     if part < lost / 4:
@@ -190,7 +237,11 @@ def limit_of(outcomes: Sequence[Outcome]) -> str:
     return f"mainly {cause} ({part:.1%} of the step)"
 
 
-def _run(question: Question, steps: tuple[Workload, Workload], policies: Sequence[str]) -> dict[str, _Run]:
+def _gain(outcomes: Sequence[Outcome]) -> Gain:
+    ranges = [Interval(each.over_plain_range.low - 1, each.over_plain_range.high - 1) for each in outcomes]
+    return Gain.of([each.over_plain - 1 for each in outcomes], ranges)
+
+
+def _run(question: Question, steps: tuple[Workload, Workload], policies: Sequence[str]) -> dict[str, Outcome]:
     before, now = (replace(each, cluster=question.cluster) for each in steps)
-    plain, *others = simulate(now, before, question.training, ("plain", *policies))
-    return {each.policy: _Run(gain=plain.step.total_s / each.step.total_s - 1, outcome=each) for each in others}
+    return {each.policy: each for each in simulate(now, before, question.training, policies)}

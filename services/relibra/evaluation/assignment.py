@@ -36,6 +36,9 @@ class Assignment:
     known: Known = Known.AHEAD
     decision_us: float = 0.0
     """The time for which every cell waits before it knows where its tokens go."""
+    maps_on_host: bool = False
+    """Whether the host maps tokens to copies and starts transfers, as relibra's agent does. Published ways get the time
+    of UltraEP's kernel."""
 
     @classmethod
     def of_plan(cls, plan: Plan) -> "Assignment":
@@ -45,6 +48,7 @@ class Assignment:
             index_Q4=plan.quota_index_Q4,
             tokens_Q=plan.quota_tokens_Q,
             num_rows=plan.num_rows,
+            maps_on_host=True,
         )
 
     @property

@@ -1,8 +1,8 @@
 """The time in which tokens travel to their experts and back, which the busiest adapter or link decides.
 
-An all-to-all sends every token copy on its own. DeepEP sends a token once to every node that has experts for it, and
-there once to every such rank. So a crowded node is less of a bottleneck than its copies suggest: most of its tokens
-want several experts there.
+An all-to-all sends every token copy on its own. DeepEP and HybridEP send a token once to every node that has experts
+for it, and there once to every such rank. So a crowded node is less of a bottleneck than its copies suggest: most of
+its tokens want several experts there.
 
 M rows, L layers, E experts, R EP ranks, N source nodes, D destination nodes, G ranks per node, Q quotas.
 """
@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.evaluation.assignment import Assignment
+from relibra.evaluation.constants import Constants
 from relibra.evaluation.model_shape import ModelShape
-from relibra.planning.cost import CostModel
 from relibra.planning.job import Cluster
 from relibra.planning.load import StepLoad
 
@@ -62,13 +62,18 @@ def even_copies(load: StepLoad, cluster: Cluster) -> NDArray[np.float64]:
 
 
 def dispatch_us_ML(
-    copies_MLNR: NDArray[np.float64], cost: CostModel, cluster: Cluster, once_to: ModelShape | None
+    copies_MLNR: NDArray[np.float64],
+    token_size_bytes: float,
+    constants: Constants,
+    cluster: Cluster,
+    once_to: ModelShape | None,
 ) -> NDArray[np.float64]:
     """Return the time of dispatch and combine of every cell; both networks work at the same time.
 
     Args:
         copies_MLNR: the result of `copies_of`.
-        cost: the token size and the bandwidths.
+        token_size_bytes: the bytes that dispatch and combine of one token copy move together.
+        constants: the rates of dispatch.
         cluster: the EP groups.
         once_to: the model, if a token is sent once to each node and once to each rank; None if every copy is sent.
     """
@@ -88,8 +93,8 @@ def dispatch_us_ML(
         entering_ML = _crossing(to_node_MLND).sum(axis=-2).max(axis=-1) / size
     leaving_ML = _crossing(to_node_MLND).sum(axis=-1).max(axis=-1) / size
     us_ML: NDArray[np.float64] = np.maximum(
-        inside_MLR.max(axis=-1) * ((size - 1) / size * cost.token_size_bytes / cost.intra_node_bytes_per_us),
-        np.maximum(entering_ML, leaving_ML) * (cost.token_size_bytes / cost.inter_node_bytes_per_us),
+        inside_MLR.max(axis=-1) * ((size - 1) / size * token_size_bytes / constants.dispatch_inside_bytes_per_us),
+        np.maximum(entering_ML, leaving_ML) * (token_size_bytes / constants.dispatch_across_bytes_per_us),
     )
     return us_ML
 

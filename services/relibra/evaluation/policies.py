@@ -98,7 +98,10 @@ def _baseline(function: Callable[[NDArray[np.int64], Model, Cluster], Assignment
 
 
 def _eplb_history(situation: Situation) -> Decision:
-    """Decide as deployed EPLB does: place for the loads of the previous step, and charge no move to that placement."""
+    """Decide as deployed EPLB does: place for the loads of the previous step.
+
+    The simulation charges the first move to that placement, and no later one.
+    """
     seen_MLE = situation.previous.load.load_MLE
     load_MLE, model, cluster = situation.load_MLE, situation.model, situation.cluster
     assignment, decide_time_s = _timed(lambda: baselines.eplb(load_MLE, model, cluster, seen_MLE))
@@ -154,7 +157,11 @@ def _replicate_only(situation: Situation) -> Decision:
     price = price_replicas(situation.params, load_MLE, situation.model, cluster)
     (quotas, _), decide_time_s = _timed(lambda: replicate(load_MLE, home_LE, cluster, price, situation.num_threads))
     assignment = Assignment(
-        home_LE=home_LE, index_Q4=quotas.index_Q4, tokens_Q=quotas.tokens_Q, num_rows=len(situation.load_MLE)
+        home_LE=home_LE,
+        index_Q4=quotas.index_Q4,
+        tokens_Q=quotas.tokens_Q,
+        num_rows=len(situation.load_MLE),
+        maps_on_host=True,
     )
     return Decision(
         assignment=assignment, load=situation.workload.load, previous_home_LE=home_LE, decide_time_s=decide_time_s

@@ -4,10 +4,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from relibra.evaluation.cell_time import Training
+from relibra.evaluation.dispatcher import Dispatcher
 from relibra.evaluation.hardware import Hardware
 from relibra.evaluation.model_shape import ModelShape
 from relibra.evaluation.routing_statistics import RoutingStatistics
+from relibra.evaluation.training import Training
 from relibra.evaluation.workload import Workload, drawn, tiled
 from relibra.planning.job import Cluster
 from relibra.routing.trace import RoutingTrace
@@ -30,6 +31,9 @@ class Question:
     tokens_per_rank: int = 8192
     """The tokens of a rank in a micro-batch."""
     sequence_length: float = 8192.0
+    dispatcher: Dispatcher = Dispatcher.ALLTOALL
+    num_steps: float = 100.0
+    """The steps that the job trains."""
 
     def __post_init__(self) -> None:
         self.cluster.experts_per_rank(self.model.model())
@@ -55,8 +59,13 @@ class Question:
     @property
     def training(self) -> Training:
         """The training that the simulation runs."""
-        return Training(
-            model=self.model, hardware=self.hardware, cluster=self.cluster, sequence_length=self.sequence_length
+        return Training.of(
+            self.model,
+            self.hardware,
+            self.cluster,
+            self.dispatcher,
+            sequence_length=self.sequence_length,
+            num_steps=self.num_steps,
         )
 
     def with_slots(self, redundant_slots: int) -> "Question":

@@ -17,6 +17,7 @@ _PARTS = {
     "transfer_s": ("replicas: weights and gradients", "#e0a030"),
     "decision_s": ("decisions, mapping of tokens", "#c05050"),
     "reorder_s": ("experts moving", "#8050a0"),
+    "first_placement_s": ("share of the first placement", "#b890c8"),
     "bubble_s": ("pipeline bubble", "#c0c0c0"),
 }
 _STYLE = """
@@ -49,8 +50,9 @@ def _page(question: Question, outcomes: Sequence[Outcome]) -> str:
     setting = (
         f"{question.num_micro_batches} micro-batches of {question.tokens_per_rank} tokens per GPU from {source}; "
         f"{cluster.redundant_slots} redundant slots per GPU for every policy that uses them, which take "
-        f"{cluster.redundant_slots * question.model.slot_size_bytes / 1e9:.2f} GB together. Times are simulated for "
-        f"{question.hardware.source}."
+        f"{cluster.redundant_slots * question.model.slot_size_bytes / 1e9:.2f} GB together. Tokens travel by "
+        f"{question.dispatcher.value}. Times are simulated for {question.hardware.source}; ranges in the table come "
+        "from what is not known of such machines."
     )
     figures = [
         _figure(_throughput(outcomes), "Throughput as a share of perfect balance", first=True),
@@ -109,12 +111,13 @@ def _figure(figure: go.Figure, title: str, *, first: bool) -> str:
 
 def _table(outcomes: Sequence[Outcome], num_ranks: int) -> str:
     best = max(outcomes, key=lambda each: each.of_balanced)
-    plain = next((each for each in outcomes if each.policy == "plain"), None)
     headings = (
         "policy",
         "step, s",
         "over plain",
+        "range",
         "of balanced",
+        "range",
         "imbalance",
         "replicas per cell",
         "experts moved",
@@ -125,8 +128,10 @@ def _table(outcomes: Sequence[Outcome], num_ranks: int) -> str:
         (
             each.policy,
             f"{each.step.total_s:.2f}",
-            f"{plain.step.total_s / each.step.total_s:.3f}" if plain else "",
+            f"{each.over_plain:.3f}",
+            f"{each.over_plain_range.low:.2f} to {each.over_plain_range.high:.2f}",
             f"{each.of_balanced:.1%}",
+            f"{each.of_balanced_range.low:.1%} to {each.of_balanced_range.high:.1%}",
             f"{each.imbalance:.4f}",
             f"{each.replicas_per_cell:.1f}",
             str(each.num_moved_experts),

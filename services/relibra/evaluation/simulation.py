@@ -2,12 +2,16 @@
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from relibra.errors import InvalidInput, Unsupported
-from relibra.evaluation.cell_time import Training
-from relibra.evaluation.policies import POLICIES, Situation, usable_policies
-from relibra.evaluation.step_time import StepTime, balanced_step_time, sent_bytes, step_time
+from relibra.evaluation.constants import Constants
+from relibra.evaluation.policies import POLICIES, Decision, Situation, usable_policies
+from relibra.evaluation.step_time import StepTime, balanced_time_of, sent_bytes, time_of
+from relibra.evaluation.training import Training
+from relibra.evaluation.uncertainty import Interval, interval_of
+from relibra.evaluation.work import even_work, work_of
 from relibra.evaluation.workload import Workload
 from relibra.planning.job import PlanParams
 from relibra.planning.load import imbalance
@@ -22,6 +26,10 @@ class Outcome:
     imbalance: float
     of_balanced: float
     """Throughput relative to that of a router that spreads its tokens evenly."""
+    of_balanced_range: Interval
+    over_plain: float
+    """Throughput relative to that of plain expert parallelism."""
+    over_plain_range: Interval
     replicas_per_cell: float
     num_moved_experts: int
     sent_bytes: int
@@ -40,6 +48,9 @@ def simulate(
     num_threads: int = os.cpu_count() or 1,
 ) -> list[Outcome]:
     """Run policies on a step; return their outcomes in the same order.
+
+    Policies decide with the middles of the ranges of `training`, as a job does that has measured nothing. The intervals
+    say how its time may differ if the machines turn out otherwise.
 
     Args:
         workload: the step.
@@ -67,20 +78,25 @@ def simulate(
         params=params or PlanParams(cost=training.planning_cost),
         num_threads=num_threads,
     )
-    ideal_s = balanced_step_time(workload.load, training).total_s
+    even = even_work(workload.load, training.model.num_experts, training.cluster)
+    ideal = _timed(training, lambda other: balanced_time_of(even, other))
+    plain = _timed(training, _deciding(POLICIES["plain"](situation), training))
     outcomes = []
     for name in names:
         on_policy(name)
         decision = POLICIES[name](situation)
         assignment = decision.assignment
-        step = step_time(assignment, decision.load, training, decision.previous_home_LE)
+        step = plain if name == "plain" else _timed(training, _deciding(decision, training))
         num_cells = assignment.num_rows * len(assignment.home_LE)
         outcomes.append(
             Outcome(
                 policy=name,
-                step=step,
+                step=step(training.constants),
                 imbalance=imbalance(assignment.rank_loads_MLR(training.cluster)),
-                of_balanced=ideal_s / step.total_s,
+                of_balanced=_ratio(ideal, step)(training.constants),
+                of_balanced_range=interval_of(_ratio(ideal, step), training.constants, training.ranges),
+                over_plain=_ratio(plain, step)(training.constants),
+                over_plain_range=interval_of(_ratio(plain, step), training.constants, training.ranges),
                 replicas_per_cell=int(assignment.is_replica_Q.sum()) / num_cells,
                 num_moved_experts=int((assignment.home_LE != decision.previous_home_LE).sum()),
                 sent_bytes=sent_bytes(assignment, training, decision.previous_home_LE),
@@ -88,3 +104,20 @@ def simulate(
             )
         )
     return outcomes
+
+
+_Step = Callable[[Constants], StepTime]
+
+
+def _timed(training: Training, time: Callable[[Training], StepTime]) -> _Step:
+    """Return the step as a function of the constants. Several ratios ask for the same constants."""
+    return cache(lambda constants: time(replace(training, constants=constants)))
+
+
+def _deciding(decision: Decision, training: Training) -> Callable[[Training], StepTime]:
+    work = work_of(decision.assignment, decision.load, training.cluster)
+    return lambda other: time_of(decision.assignment, work, other, decision.previous_home_LE)
+
+
+def _ratio(one: _Step, other: _Step) -> Callable[[Constants], float]:
+    return lambda constants: one(constants).total_s / other(constants).total_s

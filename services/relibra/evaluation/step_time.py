@@ -7,14 +7,13 @@ A layer waits for its slowest rank, so the time of a micro-batch is a sum over l
 A step has a recompute phase (forward of all micro-batches, without gradients) and an update phase (forward and
 backward). The backward pass computes twice the forward pass and sends token gradients the same ways. It fetches weights
 again, because all layers share the slots, while the gradients of replicas return in fp32 and are added to those of the
-home. Weights that are known ahead travel during the layer's attention. Weights that are known only after the router has
-run travel during dispatch, if they stay in their node. At the beginning of a step experts move to their new homes, and
-nothing hides that.
+home. Weights that are known ahead travel during the layer's attention, and take multiprocessors from it. Weights that
+are known only after the router has run travel during dispatch, if they stay in their node. At the beginning of a step
+experts move to their new homes, and nothing hides that. The job's first placement moves most experts; all steps of the
+job share its cost.
 
 The simulation leaves out costs that are the same for all policies: the optimizer, gradients of data parallelism, and
-latencies of collectives and launches. They would bring all figures closer together. It also leaves out what experts of
-unequal sizes cost in matrix multiplications besides their weights, which UltraEP calls the main reason why it stays 5 %
-below balance.
+latencies of collectives and launches. They would bring all figures closer together.
 
 M rows (EP groups x micro-batches), L layers, E experts, R EP ranks, N nodes, G ranks per node, Q quotas.
 """
@@ -25,11 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.evaluation.assignment import Assignment, Known
-from relibra.evaluation.cell_time import Cells, Training, balanced_cells, cells_of
+from relibra.evaluation.cell_time import Cells, cells_of
+from relibra.evaluation.constants import GRADIENT_BYTES_PER_WEIGHT_BYTE
+from relibra.evaluation.training import Training
+from relibra.evaluation.work import Work, even_work, work_of
 from relibra.planning.load import StepLoad
 
-_GRADIENT_BYTES_PER_WEIGHT_BYTE = 2
-"""fp32 gradients of bf16 weights; counts on the network between nodes."""
+_KERNEL_US = 37.0
+"""The time of UltraEP's kernel that maps the router's output to copies, once in a forward pass (README: 36 to 39)."""
 
 _BACKWARD = 2
 """The compute of a backward pass, in forward passes."""
@@ -47,6 +49,9 @@ class StepTime:
     """The exposed transfers of replica weights and gradients, and what hidden transfers take from attention."""
     decision_s: float
     reorder_s: float
+    """Experts that move at the start of the step."""
+    first_placement_s: float
+    """The step's share of the job's first placement, which moves experts away from plain expert parallelism."""
     bubble_s: float
     """The wait of pipeline stages for the first and the last micro-batch."""
 
@@ -54,7 +59,7 @@ class StepTime:
     def total_s(self) -> float:
         """The seconds of the whole step."""
         parts = (self.attention_s, self.experts_s, self.dispatch_s, self.transfer_s, self.decision_s)
-        return sum(parts) + self.reorder_s + self.bubble_s
+        return sum(parts) + self.reorder_s + self.first_placement_s + self.bubble_s
 
 
 def step_time(
@@ -66,24 +71,49 @@ def step_time(
         assignment: the assignment of all cells of `load`.
         load: the token copies by source rank.
         training: the model, the machines and how they train.
-        previous_home_LE: the home ranks in the step before; by default nothing moves.
+        previous_home_LE: the home ranks in the step before; by default nothing moves, and nothing ever moved.
     """
-    cells = cells_of(assignment, load, training)
-    reorder_s = 0.0 if previous_home_LE is None else _reorder_s(assignment.home_LE, previous_home_LE, training)
-    return _add_up(cells, assignment.known, assignment.decision_us, training, reorder_s)
+    return time_of(assignment, work_of(assignment, load, training.cluster), training, previous_home_LE)
+
+
+def time_of(
+    assignment: Assignment, work: Work, training: Training, previous_home_LE: NDArray[np.int32] | None = None
+) -> StepTime:
+    """Simulate a step whose work is known. Args as those of `step_time`; `work` is that of the assignment."""
+    reorder_s = first_s = 0.0
+    if previous_home_LE is not None:
+        identity_LE = training.cluster.identity_placement(training.model.model())
+        reorder_s = _reorder_s(assignment.home_LE, previous_home_LE, training)
+        first_s = _reorder_s(previous_home_LE, identity_LE, training) / training.num_steps
+    host_us = training.constants.host_us
+    return _add_up(
+        cells_of(work, training),
+        assignment.known,
+        training,
+        decision_us=assignment.decision_us,
+        forward_us=host_us if assignment.maps_on_host else _KERNEL_US,
+        backward_us=host_us if assignment.maps_on_host else 0.0,
+        reorder_s=reorder_s,
+        first_placement_s=first_s,
+    )
 
 
 def sent_bytes(assignment: Assignment, training: Training, previous_home_LE: NDArray[np.int32]) -> int:
     """Return the bytes that all ranks send for balance: weights and gradients of replicas, and experts that move."""
     model = training.model.model()
-    a_replica = (_num_forwards(training) + 1 + _GRADIENT_BYTES_PER_WEIGHT_BYTE) * model.expert_weight_size_bytes
+    a_replica = (_num_forwards(training) + 1 + GRADIENT_BYTES_PER_WEIGHT_BYTE) * model.expert_weight_size_bytes
     num_moved = int((assignment.home_LE != previous_home_LE).sum())
     return int(assignment.is_replica_Q.sum()) * a_replica + num_moved * model.expert_state_size_bytes
 
 
 def balanced_step_time(load: StepLoad, training: Training) -> StepTime:
     """Simulate the step with a router that spreads tokens evenly over all experts, which no balancing can beat."""
-    return _add_up(balanced_cells(load, training), Known.AHEAD, 0.0, training, 0.0)
+    return balanced_time_of(even_work(load, training.model.num_experts, training.cluster), training)
+
+
+def balanced_time_of(work: Work, training: Training) -> StepTime:
+    """Simulate the balanced step, given its `even_work`."""
+    return _add_up(cells_of(work, training), Known.AHEAD, training)
 
 
 def _num_forwards(training: Training) -> int:
@@ -100,8 +130,8 @@ def _reorder_s(home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32], train
         to_X, from_X = to_LE[moved_LE], from_LE[moved_LE]
         is_inside_X = to_X // cluster.gpus_per_node == from_X // cluster.gpus_per_node
         for is_link_X, bytes_per_us in (
-            (is_inside_X, training.hardware.intra_node_bytes_per_us),
-            (~is_inside_X, training.hardware.inter_node_bytes_per_us),
+            (is_inside_X, training.constants.state_inside_bytes_per_us),
+            (~is_inside_X, training.constants.state_across_bytes_per_us),
         ):
             for end_X in (to_X, from_X):
                 most = np.bincount(end_X[is_link_X], minlength=1).max()
@@ -109,27 +139,42 @@ def _reorder_s(home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32], train
     return slowest_us / 1e6
 
 
-def _add_up(cells: Cells, known: Known, decision_us: float, training: Training, reorder_s: float) -> StepTime:
-    num_forwards = _num_forwards(training)
-    window_ML = training.hiding_share * cells.attention_ML
+def _add_up(
+    cells: Cells,
+    known: Known,
+    training: Training,
+    *,
+    decision_us: float = 0.0,
+    forward_us: float = 0.0,
+    backward_us: float = 0.0,
+    reorder_s: float = 0.0,
+    first_placement_s: float = 0.0,
+) -> StepTime:
+    """Add up all cells. `forward_us` and `backward_us` are what a pass over a cell with replicas takes on top."""
+    num_forwards, constants = _num_forwards(training), training.constants
+    window_ML = constants.hiding_share * cells.attention_ML
     fetch_ML = np.maximum(cells.fetch_inside_ML, cells.fetch_across_ML)
     if known is Known.AHEAD:
         exposed_ML = np.maximum(fetch_ML - window_ML, 0.0)
+        taken_ML = constants.weight_sm_share * np.minimum(cells.fetch_inside_ML, window_ML)
     else:  # dispatch takes half of the time of dispatch and combine, and has the network between nodes to itself
         exposed_ML = np.maximum(cells.fetch_inside_ML - cells.dispatch_ML / 2, cells.fetch_across_ML)
+        taken_ML = np.zeros_like(fetch_ML)
     # In the backward pass every policy knows its replicas ahead.
-    return_ML = training.gradient_fetches * cells.fetch_inside_ML
-    across_ML = (1 + _GRADIENT_BYTES_PER_WEIGHT_BYTE) * cells.fetch_across_ML
+    return_ML = constants.return_weights * cells.fetch_inside_ML
+    across_ML = (1 + GRADIENT_BYTES_PER_WEIGHT_BYTE) * cells.fetch_across_ML
     both_ways_ML = np.maximum(cells.fetch_inside_ML + return_ML, across_ML)
     exposed_backward_ML = np.maximum(both_ways_ML - _BACKWARD * window_ML, 0.0)
-    taken_ML = training.gradient_sm_share * np.minimum(return_ML, _BACKWARD * window_ML)
+    taken_backward_ML = constants.weight_sm_share * np.minimum(cells.fetch_inside_ML, _BACKWARD * window_ML)
+    taken_backward_ML += constants.gradient_sm_share * np.minimum(return_ML, _BACKWARD * window_ML)
+    has_replicas_ML = fetch_ML > 0
     parts_XML = np.stack(
         [
             (num_forwards + _BACKWARD) * (cells.attention_ML + cells.other_ML),
             (num_forwards + _BACKWARD) * cells.experts_ML,
             (num_forwards + 1) * cells.dispatch_ML,
-            num_forwards * exposed_ML + exposed_backward_ML + taken_ML,
-            num_forwards * (decision_us + training.reroute_us * (fetch_ML > 0)),
+            num_forwards * (exposed_ML + taken_ML) + exposed_backward_ML + taken_backward_ML,
+            num_forwards * (decision_us + forward_us * has_replicas_ML) + backward_us * has_replicas_ML,
         ]
     )
     stages = np.array_split(parts_XML, training.num_pipeline_stages, axis=2)
@@ -147,5 +192,6 @@ def _add_up(cells: Cells, known: Known, decision_us: float, training: Training, 
         transfer_s=float(seconds_X[3]),
         decision_s=float(seconds_X[4]),
         reorder_s=reorder_s,
+        first_placement_s=first_placement_s,
         bubble_s=bubble_s,
     )

@@ -1,5 +1,7 @@
 """The simulation of steps that a clock also measures."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -14,8 +16,9 @@ NUM_TOKENS = 512
 COST = CostModel(expert_us=(0.0, 4.0), intra_node_bytes_per_us=1e6, hidden_transfer_share=0.0)
 
 
-def predicted(counts: list[np.ndarray]) -> dict[str, float]:
-    return predict(counts, routing.schedule(2, 2), MODEL, CLUSTER, COST, 8, 8, 64, balanced_s=1.0)
+def predicted(counts: list[np.ndarray], host_us: float = 0.0, host_step_us: float = 0.0) -> dict[str, float]:
+    cost = replace(COST, host_us=host_us)
+    return predict(counts, routing.schedule(2, 2), MODEL, CLUSTER, cost, 8, 8, 64, 1.0, host_step_us)
 
 
 def counted(routed_MRLTK: np.ndarray) -> np.ndarray:
@@ -27,7 +30,7 @@ def test_even_routing_gains_nothing_and_takes_as_long_as_was_measured() -> None:
     assert even.sum() == 2 * 2 * MODEL.num_layers * NUM_TOKENS * MODEL.top_k
     row = predicted([even, even])
     assert row["plain_s"] == pytest.approx(1.0)
-    assert row["gain"] == pytest.approx(1.0)
+    assert row["gain"] == pytest.approx(1 / (1 + row["planning_s"]), rel=1e-3)
     assert row["replicas_per_cell"] == 0
 
 
@@ -37,4 +40,14 @@ def test_skewed_routing_costs_what_the_slowest_rank_computes_more() -> None:
     assert row["plain_imbalance"] > 1.1
     assert row["plain_s"] == pytest.approx(1 + row["experts_share"] * (row["plain_imbalance"] - 1))
     assert row["relibra_imbalance"] < 1.01
-    assert row["gain"] > 1 + 0.8 * row["experts_share"] * (row["plain_imbalance"] - 1)
+    gain = row["plain_s"] / (row["relibra_s"] - row["planning_s"])
+    assert gain > 1 + 0.8 * row["experts_share"] * (row["plain_imbalance"] - 1)
+
+
+def test_hosts_cost_their_time_in_every_cell_with_replicas_and_in_every_step() -> None:
+    steps = [counted(routing.skewed(MODEL, 2, 2, NUM_TOKENS, step, sigma=2.0)) for step in range(2)]
+    free, dear = predicted(steps), predicted(steps, host_us=2.0, host_step_us=50_000.0)
+    added_s = (dear["relibra_s"] - dear["planning_s"]) - (free["relibra_s"] - free["planning_s"])
+    assert dear["replicas_per_cell"] == free["replicas_per_cell"] > 0
+    assert 0.05 < added_s < 0.05 + 3 * 2 * MODEL.num_layers * 1e-6 * 2.001  # at most three passes over every cell
+    assert dear["plain_s"] == free["plain_s"]
