@@ -5,11 +5,12 @@ from dataclasses import replace
 from functools import cache
 
 from benchmarks import results
-from relibra.evaluation.cell_time import Training
+from relibra.evaluation.dispatcher import Dispatcher
 from relibra.evaluation.hardware import hardware_of
 from relibra.evaluation.model_presets import model_shape
 from relibra.evaluation.question import Question
 from relibra.evaluation.simulation import Outcome, simulate
+from relibra.evaluation.training import Training
 from relibra.evaluation.workload import Workload
 from relibra.planning import Cluster
 from relibra.routing import RoutingTrace, read_trace
@@ -17,6 +18,8 @@ from relibra.routing.trace_sets import split_by_domain
 
 GPT_OSS, DEEPSEEK_LITE = "gpt-oss-20b_mmlu", "deepseek-v2-lite_esft"
 GPUS_PER_NODE = 8
+NUM_MICRO_BATCHES = 8
+DISPATCHERS = (Dispatcher.ALLTOALL, Dispatcher.DEEPEP)
 MAIN_POLICIES = ("plain", "longest-first", "eplb-history", "eplb-oracle", "ultraep", "reorder-only", "relibra")
 
 
@@ -32,7 +35,12 @@ def of_domain(recorded: RoutingTrace, domain: str) -> RoutingTrace:
 
 
 def question(
-    model: str, ep: int, hardware: str = "h100", slots: int = 2, trace_name: str | None = None, **others: float
+    model: str,
+    ep: int,
+    hardware: str = "h100",
+    slots: int = 2,
+    trace_name: str | None = None,
+    dispatcher: Dispatcher = Dispatcher.ALLTOALL,
 ) -> Question:
     """Return the question for a model on `ep` GPUs.
 
@@ -44,19 +52,21 @@ def question(
         model=model_shape(model),
         hardware=hardware_of(hardware),
         cluster=Cluster(num_nodes=ep // GPUS_PER_NODE, gpus_per_node=GPUS_PER_NODE, redundant_slots=slots),
-        **others,  # type: ignore[arg-type]
+        num_micro_batches=NUM_MICRO_BATCHES,
+        dispatcher=dispatcher,
     )
 
 
-def row(outcome: Outcome, outcomes: Sequence[Outcome], **where: object) -> dict[str, object]:
+def row(outcome: Outcome, **where: object) -> dict[str, object]:
     """Return the figures of an outcome that the results keep."""
-    plain_s = next(each.step.total_s for each in outcomes if each.policy == "plain")
     step = outcome.step
     return {
         **where,
         "policy": outcome.policy,
-        "over_plain": plain_s / step.total_s,
+        "over_plain": outcome.over_plain,
+        "over_plain_range": [outcome.over_plain_range.low, outcome.over_plain_range.high],
         "of_balanced": outcome.of_balanced,
+        "of_balanced_range": [outcome.of_balanced_range.low, outcome.of_balanced_range.high],
         "imbalance": outcome.imbalance,
         "step_s": step.total_s,
         "experts_share": step.experts_s / step.total_s,
@@ -64,6 +74,7 @@ def row(outcome: Outcome, outcomes: Sequence[Outcome], **where: object) -> dict[
         "transfer_share": step.transfer_s / step.total_s,
         "decision_share": step.decision_s / step.total_s,
         "reorder_share": step.reorder_s / step.total_s,
+        "first_placement_share": step.first_placement_s / step.total_s,
         "replicas_per_cell": outcome.replicas_per_cell,
         "num_moved_experts": outcome.num_moved_experts,
         "sent_bytes": outcome.sent_bytes,
@@ -82,4 +93,4 @@ def rows_on(
     """Compare policies on the second of two consecutive steps, with the slots of `training`."""
     before, now = (replace(each, cluster=training.cluster) for each in steps)
     outcomes = simulate(now, before, training, policies, num_threads=1)  # the cases already fill the cores
-    return [row(outcome, outcomes, **where) for outcome in outcomes]
+    return [row(outcome, **where) for outcome in outcomes]

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks import results
-from benchmarks.evaluation.cases import MAIN_POLICIES, question, rows_on
+from benchmarks.evaluation.cases import DISPATCHERS, MAIN_POLICIES, question, rows_on
 from benchmarks.workload_mix import mix_workloads
 from relibra.evaluation.workload import Workload
 from relibra.planning import Schedule
@@ -19,13 +19,16 @@ _SEQUENCES_PER_RANK = 2
 
 def counts() -> Iterator[Callable[[], Rows]]:
     """Yield one case for every number of ranks."""
-    for ep in (64, 32, 16, 8):
+    for ep in (32, 16):
         yield partial(_rows, ep)
 
 
 def _rows(ep: int) -> Rows:
-    training = question(_MODEL, ep).training
-    return rows_on((_step(ep, 0), _step(ep, 1)), training, MAIN_POLICIES, model=_MODEL, ep=ep)
+    steps, found = (_step(ep, 0), _step(ep, 1)), list[dict[str, object]]()
+    for dispatcher in DISPATCHERS:
+        training = question(_MODEL, ep, dispatcher=dispatcher).training
+        found += rows_on(steps, training, MAIN_POLICIES, model=_MODEL, ep=ep, dispatcher=dispatcher.value)
+    return found
 
 
 def _step(ep: int, seed: int) -> Workload:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from benchmarks import results
 from benchmarks.drawing import write_figure
-from benchmarks.evaluation.tables import cases
+from benchmarks.evaluation.page import cases
 
 _POLICIES = {
     "plain": ("plain expert parallelism", "#b0b0b0", "o"),
@@ -20,15 +20,20 @@ _POLICIES = {
 
 
 def presets(axes: list[Axes]) -> None:
-    """Draw throughput as a share of that of perfect balance, by model and EP size."""
-    found = cases("presets", "model", "ep")
-    for axis, ep in zip(axes, (8, 16, 32, 64), strict=True):
-        of_size = sorted((case["model"], of) for case, of in found if case["ep"] == ep)
+    """Draw throughput as a share of that of perfect balance, by model, EP size and dispatcher, with relibra's range."""
+    found = cases("presets", "dispatcher", "ep", "model")
+    panels = list(dict.fromkeys((case["dispatcher"], case["ep"]) for case, _ in found))
+    for axis, (dispatcher, ep) in zip(axes, sorted(panels), strict=True):
+        chosen = [(case["model"], of) for case, of in found if (case["dispatcher"], case["ep"]) == (dispatcher, ep)]
+        of_size = sorted(chosen, key=lambda each: each[0])
+        models = [model for model, _ in of_size]
+        lows, highs = zip(*(of["relibra"]["of_balanced_range"] for _, of in of_size), strict=True)
+        axis.hlines(models, [100 * low for low in lows], [100 * high for high in highs], color="#2a7f6280", linewidth=3)
         for name, (label, colour, marker) in _POLICIES.items():
             values = [100 * of[name]["of_balanced"] for _, of in of_size]
-            axis.plot(values, [model for model, _ in of_size], marker, color=colour, label=label, markersize=5)
-        axis.axvline(97 if ep < 64 else 95, color="#808080", linestyle=":", linewidth=1)
-        axis.set_title(f"EP {ep}")
+            axis.plot(values, models, marker, color=colour, label=label, markersize=5)
+        axis.axvline(96, color="#808080", linestyle=":", linewidth=1)
+        axis.set_title(f"{dispatcher}, EP {ep}")
         axis.set_xlabel("% of perfect balance")
     axes[0].invert_yaxis()
 
@@ -88,7 +93,7 @@ def mismatch(axes: list[Axes]) -> None:
 def main() -> None:
     """Write the figures as SVG."""
     write_figure("evaluation-presets", presets, num_panels=4, size=(11, 3.2), legend_columns=4)
-    write_figure("evaluation-tornado", tornado, num_panels=2, size=(11, 5.5))
+    write_figure("evaluation-tornado", tornado, num_panels=2, size=(11, 8))
     write_figure("evaluation-mismatch", mismatch, num_panels=2, size=(9, 3.4))
 
 

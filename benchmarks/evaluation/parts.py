@@ -8,7 +8,7 @@ that run on all cores, one thread each.
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -16,8 +16,10 @@ from functools import partial
 from benchmarks import results
 from benchmarks.evaluation.cases import (
     DEEPSEEK_LITE,
+    DISPATCHERS,
     GPT_OSS,
     MAIN_POLICIES,
+    NUM_MICRO_BATCHES,
     of_domain,
     question,
     rows_of,
@@ -27,13 +29,14 @@ from benchmarks.evaluation.cases import (
 from benchmarks.evaluation.counts import counts
 from benchmarks.evaluation.mismatch import mismatch
 from benchmarks.evaluation.sensitivity import sensitivity
+from relibra.evaluation.dispatcher import Dispatcher
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.policies import POLICIES
 
 Rows = list[dict[str, object]]
 Case = Callable[[], Rows]
 
-_EP = (8, 16, 32, 64)
+_EP = (16, 32)
 _ABLATION = ("plain", "reorder-only", "replicate-only", "relibra", "relibra-packed")
 
 
@@ -41,37 +44,33 @@ def _presets() -> Iterator[Case]:
     """All models on H100, the largest first, so that all cores finish together."""
     cases = [(model, ep) for model in MODELS.values() for ep in _EP if model.num_experts % ep == 0]
     for model, ep in sorted(cases, key=lambda case: -case[0].num_layers * case[0].num_experts * case[1]):
-        yield partial(_rows, model.name, ep)
+        for dispatcher in DISPATCHERS:
+            yield partial(_rows, model.name, ep, "h100", dispatcher)
 
 
 def _hardware() -> Iterator[Case]:
-    for hardware in ("h200", "h800", "a100"):
-        for ep in (16, 32):
-            yield partial(_rows, "qwen3-30b-a3b", ep, hardware)
+    for hardware in ("h200", "h800", "a100", "b200"):
+        for dispatcher in DISPATCHERS:
+            yield partial(_rows, "qwen3-30b-a3b", 32, hardware, dispatcher)
 
 
-def _rows(model: str, ep: int, hardware: str = "h100") -> Rows:
-    return rows_of(question(model, ep, hardware), MAIN_POLICIES, model=model, ep=ep, hardware=hardware)
+def _rows(model: str, ep: int, hardware: str, dispatcher: Dispatcher, policies: Sequence[str] = MAIN_POLICIES) -> Rows:
+    asked = question(model, ep, hardware, dispatcher=dispatcher)
+    return rows_of(asked, policies, model=model, ep=ep, hardware=hardware, dispatcher=dispatcher.value)
 
 
 def _baselines() -> Iterator[Case]:
     """All policies on one model; LPLB only up to EP 16, because its linear program is slow to solve."""
-    for ep in (8, 16, 32):
-        yield partial(_all_policies, ep)
-
-
-def _all_policies(ep: int) -> Rows:
-    names = [name for name in POLICIES if ep < 32 or name != "lplb"]
-    return rows_of(question("qwen3-30b-a3b", ep), names, model="qwen3-30b-a3b", ep=ep)
+    for ep in (16, 32):
+        names = [name for name in POLICIES if ep < 32 or name != "lplb"]
+        for dispatcher in DISPATCHERS:
+            yield partial(_rows, "qwen3-30b-a3b", ep, "h100", dispatcher, names)
 
 
 def _ablation() -> Iterator[Case]:
     for model in ("qwen3-235b-a22b", "gpt-oss-20b"):
-        yield partial(_ablate, model)
-
-
-def _ablate(model: str) -> Rows:
-    return rows_of(question(model, 32), _ABLATION, model=model, ep=32)
+        for dispatcher in DISPATCHERS:
+            yield partial(_rows, model, 32, "h100", dispatcher, _ABLATION)
 
 
 def _slots() -> Iterator[Case]:
@@ -130,5 +129,7 @@ def main() -> None:
         started = time.monotonic()
         for part, futures in running.items():
             rows = [row for future in futures for row in future.result()]
-            path = results.write(f"evaluation-{part}", rows, trace=GPT_OSS, micro_batches=32, tokens_per_gpu=8192)
+            path = results.write(
+                f"evaluation-{part}", rows, trace=GPT_OSS, micro_batches=NUM_MICRO_BATCHES, tokens_per_gpu=8192
+            )
             print(f"{path}  {time.monotonic() - started:.0f} s", flush=True)

@@ -5,9 +5,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from benchmarks.evaluation.cases import question, rows_on, trace
-from relibra.evaluation.cell_time import Training
+from benchmarks.evaluation.cases import NUM_MICRO_BATCHES, question, rows_on, trace
+from relibra.evaluation.dispatcher import Dispatcher
 from relibra.evaluation.routing_statistics import RoutingStatistics
+from relibra.evaluation.training import Training
 from relibra.evaluation.workload import drawn
 
 Rows = list[dict[str, object]]
@@ -16,51 +17,31 @@ _MODEL, _EP = "qwen3-30b-a3b", 32
 _POLICIES = ("plain", "eplb-oracle", "ultraep", "relibra")
 
 
-def _hardware(field: str, factor: float) -> Callable[[Training], Training]:
-    def change(training: Training) -> Training:
-        return replace(training, hardware=replace(training.hardware, **{field: factor * _value(training, field)}))
-
-    return change
-
-
-def _value(training: Training, field: str) -> float:
-    return float(getattr(training.hardware, field))
-
-
 def _training(**fields: Any) -> Callable[[Training], Training]:
     return lambda training: replace(training, **fields)
 
 
-_COEFFICIENTS: dict[str, dict[str, Callable[[Training], Training]]] = {
-    "share of peak FLOP/s (0.40)": {"0.25": _hardware("flop_per_us", 0.625), "0.60": _hardware("flop_per_us", 1.5)},
-    "share of HBM (0.80)": {"0.40": _hardware("hbm_bytes_per_us", 0.5), "1.00": _hardware("hbm_bytes_per_us", 1.25)},
-    "NVLink (360 GB/s)": {
-        "180": _hardware("intra_node_bytes_per_us", 0.5),
-        "720": _hardware("intra_node_bytes_per_us", 2.0),
-    },
-    "network (45 GB/s a GPU)": {
-        "22": _hardware("inter_node_bytes_per_us", 0.5),
-        "90": _hardware("inter_node_bytes_per_us", 2.0),
-    },
-    "attention that hides transfers (all)": {"none": _training(hiding_share=0.0), "half": _training(hiding_share=0.5)},
-    "gradients' return (8 fetches)": {"2": _training(gradient_fetches=2.0), "16": _training(gradient_fetches=16.0)},
-    "multiprocessors it takes (42/132)": {
-        "none": _training(gradient_sm_share=0.0),
-        "all": _training(gradient_sm_share=1.0),
-    },
-    "mapping tokens to copies (37 us)": {"0": _training(reroute_us=0.0), "200": _training(reroute_us=200.0)},
+def _by(dispatcher: Dispatcher) -> Callable[[Training], Training]:
+    return lambda training: Training.of(training.model, training.hardware, training.cluster, dispatcher)
+
+
+_JOBS: dict[str, dict[str, Callable[[Training], Training]]] = {
     "sequence length (8192)": {
         "1024": _training(sequence_length=1024.0),
         "32768": _training(sequence_length=32768.0),
     },
-    "dispatch (once per node and rank)": {"every copy": _training(sends_once_per_node=False)},
+    "steps that share the first placement (100)": {
+        "16": _training(num_steps=16.0),
+        "1000": _training(num_steps=1000.0),
+    },
     "activation recomputation (no)": {"yes": _training(recompute_activations=True)},
     "pipeline stages (1)": {"4": _training(num_pipeline_stages=4)},
+    "dispatcher (alltoall)": {"deepep": _by(Dispatcher.DEEPEP), "hybridep": _by(Dispatcher.HYBRIDEP)},
 }
 
 _DRAWS: dict[str, dict[str, dict[str, float]]] = {
     "tokens a GPU and micro-batch (8192)": {"2048": {"tokens": 2048}, "32768": {"tokens": 32768}},
-    "micro-batches (32)": {"8": {"micro_batches": 8}, "128": {"micro_batches": 128}},
+    f"micro-batches ({NUM_MICRO_BATCHES})": {"2": {"micro_batches": 2}, "32": {"micro_batches": 32}},
     "sequences a GPU and micro-batch (2)": {"1": {"sequences": 1}, "8": {"sequences": 8}},
     "variance of popularity (0.59)": {"half": {"popularity": 0.5}, "double": {"popularity": 2.0}},
     "variance of domains (0.01)": {"0": {"domain": 0.0}, "0.25": {"domain": 0.25 / 0.00766}},
@@ -70,13 +51,11 @@ _DRAWS: dict[str, dict[str, dict[str, float]]] = {
 
 
 def sensitivity() -> Iterator[Callable[[], Rows]]:
-    """Yield one case per draw, and two cases that vary the coefficients on the base draw."""
+    """Yield one case per draw, and one that varies jobs and constants on the base draw."""
     for name, values in _DRAWS.items():
         for value, changes in values.items():
             yield partial(_redrawn, name, value, changes)
-    half = len(_COEFFICIENTS) // 2
-    for names in (list(_COEFFICIENTS)[:half], list(_COEFFICIENTS)[half:]):
-        yield partial(_recalculated, names)
+    yield _recalculated
 
 
 def _steps(changes: dict[str, float]) -> Any:
@@ -91,7 +70,7 @@ def _steps(changes: dict[str, float]) -> Any:
             statistics,
             asked.model,
             asked.cluster,
-            int(changes.get("micro_batches", 32)),
+            int(changes.get("micro_batches", NUM_MICRO_BATCHES)),
             int(changes.get("tokens", 8192)),
             seed=0,
             step=step,
@@ -107,10 +86,16 @@ def _redrawn(name: str, value: str, changes: dict[str, float]) -> Rows:
     return rows_on(_steps(changes), training, _POLICIES, coefficient=name, value=value)
 
 
-def _recalculated(names: list[str]) -> Rows:
+def _recalculated() -> Rows:
     steps, training = _steps({}), question(_MODEL, _EP).training
     found = rows_on(steps, training, _POLICIES, coefficient="base", value="")
-    for name in names:
-        for value, change in _COEFFICIENTS[name].items():
-            found += rows_on(steps, change(training), _POLICIES, coefficient=name, value=value)
+    for name, each in training.ranges.items():
+        for value in (each.low, each.high):
+            if value != each.mid:
+                changed = replace(training, constants=replace(training.constants, **{name: value}), ranges={})
+                label = f"{name.replace('_', ' ')} ({each.mid:.4g})"
+                found += rows_on(steps, changed, _POLICIES, coefficient=label, value=f"{value:.4g}")
+    for name, values in _JOBS.items():
+        for value_name, change in values.items():
+            found += rows_on(steps, change(training), _POLICIES, coefficient=name, value=value_name)
     return found

@@ -3,21 +3,28 @@
 S sequences, L MoE layers, E experts.
 """
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.evaluation.cell_time import Training
+from relibra.evaluation.assignment import Assignment, at_home
+from relibra.evaluation.constants import Constants
+from relibra.evaluation.dispatcher import Dispatcher
 from relibra.evaluation.hardware import Hardware
 from relibra.evaluation.model_shape import ModelShape
-from relibra.evaluation.simulation import simulate
-from relibra.evaluation.step_time import balanced_step_time
-from relibra.evaluation.workload import Workload
-from relibra.planning import Cluster, Model, PlanParams, Schedule
+from relibra.evaluation.step_time import balanced_step_time, step_time
+from relibra.evaluation.training import Training
+from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad
 from relibra.planning.cost import CostModel
+from relibra.planning.load import imbalance
+from relibra.planning.solve import solve
+
+_STATE_SIZE = 14 / 12
+"""The simulation moves bf16 weights with fp32 masters and moments; fp32 weights with moments have 12 bytes."""
 
 
 def predict(
@@ -30,26 +37,69 @@ def predict(
     expert_ffn_size: int,
     sequence_length: int,
     balanced_s: float,
+    host_step_us: float,
 ) -> dict[str, float]:
-    """Simulate training steps on two CPU cores.
+    """Simulate training steps on CPU cores.
 
     Args:
         counts: the token copies `[S, L, E]` of the warm-up step and of every step after it.
         schedule: the schedule of every step.
         model: the MoE layers that were trained.
         cluster: the EP group, on one node.
-        cost: the measured times of an expert, and the bytes sent per microsecond.
+        cost: the measured times of an expert and of hosts, and the bytes sent per microsecond.
         hidden_size: the hidden size of the model.
         expert_ffn_size: the intermediate size of an expert.
         sequence_length: the number of tokens that attention sees.
         balanced_s: the measured seconds of a step under forced balance. They determine the speed of everything but
             experts and dispatch.
+        host_step_us: the measured host time of a step with an agent.
 
     Returns:
-        Means over steps: the seconds of plain and relibra steps, the gain, the share of balance, imbalances, replicas
-        per cell, and the experts' share of a balanced step.
+        Means over steps: the seconds of plain and relibra steps, and of planning in the latter; the gain, the share of
+        balance, imbalances, replicas per cell, and the experts' share of a balanced step.
     """
-    preset = ModelShape(
+    training = _training(model, cluster, cost, hidden_size, expert_ffn_size, sequence_length)
+    loads = [StepLoad.of(each, schedule, cluster) for each in counts]
+    untuned = balanced_step_time(loads[1], training)
+    rest_s = balanced_s - (untuned.total_s - untuned.attention_s)
+    flop_per_us = training.constants.flop_per_us * untuned.attention_s / rest_s
+    training = replace(training, constants=replace(training.constants, flop_per_us=flop_per_us))
+    params, rows = PlanParams(cost=cost), []
+    home_LE = solve(loads[0], schedule, model, cluster, params).home_rank_LE
+    for load in loads[1:]:
+        began_s = time.perf_counter()
+        plan = solve(load, schedule, model, cluster, params, home_LE)
+        planning_s = time.perf_counter() - began_s
+        relibra, plain = Assignment.of_plan(plan), at_home(load.load_MLE, cluster.identity_placement(model))
+        plain_s = step_time(plain, load, training).total_s
+        relibra_s = step_time(relibra, load, training, home_LE).total_s + planning_s + host_step_us / 1e6
+        home_LE = plan.home_rank_LE
+        rows.append(
+            {
+                "plain_s": plain_s,
+                "relibra_s": relibra_s,
+                "planning_s": planning_s,
+                "gain": plain_s / relibra_s,
+                "of_balance": balanced_s / relibra_s,
+                "plain_imbalance": imbalance(plain.rank_loads_MLR(cluster)),
+                "relibra_imbalance": imbalance(relibra.rank_loads_MLR(cluster)),
+                "replicas_per_cell": float(relibra.is_replica_Q.sum() / load.load_MLE[..., 0].size),
+                "experts_share": untuned.experts_s / balanced_s,
+            }
+        )
+    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+
+def _training(
+    model: Model,
+    cluster: Cluster,
+    cost: CostModel,
+    hidden_size: int,
+    expert_ffn_size: int,
+    sequence_length: int,
+) -> Training:
+    """Return the job as the simulation knows it, with attention at one FLOP per microsecond."""
+    shape = ModelShape(
         name="wall-clock",
         num_layers=model.num_layers,
         num_dense_layers=0,
@@ -63,48 +113,39 @@ def predict(
         attention_width=hidden_size,
         vocabulary_size=1024,
     )
+    rate = cost.intra_node_bytes_per_us
+    constants = Constants(
+        flop_per_us=1.0,
+        hbm_bytes_per_us=1.0,  # experts have measured times
+        weight_bytes_per_us=rate / 2,  # the simulation counts weights in bf16; these are fp32
+        gradient_bytes_per_us=rate,
+        state_inside_bytes_per_us=rate * _STATE_SIZE,
+        state_across_bytes_per_us=rate * _STATE_SIZE,
+        dispatch_inside_bytes_per_us=rate,
+        dispatch_across_bytes_per_us=rate,
+        hiding_share=0.0,  # a rank has one core, so it cannot compute while it copies
+        weight_sm_share=0.0,
+        gradient_sm_share=0.0,
+        host_us=cost.host_us,
+        tile_rows=1.0,
+    )
     hardware = Hardware(
-        name="two CPU cores",
+        name="CPU cores",
         flop_per_us=1.0,
         hbm_bytes_per_us=1.0,
-        intra_node_bytes_per_us=cost.intra_node_bytes_per_us / 2,  # presets count weights in bf16; these are fp32
-        inter_node_bytes_per_us=1.0,
+        nvlink=0,
+        nvlink_bytes_per_us=rate,
+        network_bytes_per_us=rate,
+        num_sms=1,
         source="measured in the same run",
         measured=cost,
     )
-    training = Training(
-        model=preset,
+    return Training(
+        model=shape,
         hardware=hardware,
         cluster=cluster,
+        dispatcher=Dispatcher.ALLTOALL,
+        constants=constants,
         sequence_length=sequence_length,
-        sends_once_per_node=False,
-        hiding_share=0.0,  # a rank has one core, so it cannot compute while it copies
-        gradient_fetches=1.0,  # fp32 gradients have as many bytes as fp32 weights
-        gradient_sm_share=0.0,
-        reroute_us=0.0,
+        num_steps=math.inf,  # the warm-up step makes the first placement
     )
-    steps = [_workload(each, schedule, cluster, model.top_k) for each in counts]
-    untuned = balanced_step_time(steps[1].load, training)
-    rest_s = balanced_s - (untuned.total_s - untuned.attention_s)
-    training = replace(training, hardware=replace(hardware, flop_per_us=untuned.attention_s / rest_s))
-    rows = []
-    for before, now in pairwise(steps):
-        plain, relibra = simulate(now, before, training, ("plain", "relibra"), PlanParams(cost=cost))
-        rows.append(
-            {
-                "plain_s": plain.step.total_s,
-                "relibra_s": relibra.step.total_s,
-                "gain": plain.step.total_s / relibra.step.total_s,
-                "of_balance": relibra.of_balanced,
-                "plain_imbalance": plain.imbalance,
-                "relibra_imbalance": relibra.imbalance,
-                "replicas_per_cell": relibra.replicas_per_cell,
-                "experts_share": untuned.experts_s / balanced_s,
-            }
-        )
-    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
-
-
-def _workload(counts_SLE: NDArray[np.uint32], schedule: Schedule, cluster: Cluster, top_k: int) -> Workload:
-    length_S = counts_SLE[:, 0].sum(axis=-1).astype(np.int64) // top_k
-    return Workload(counts_SLE=counts_SLE, length_S=length_S, schedule=schedule, cluster=cluster)

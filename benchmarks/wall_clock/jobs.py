@@ -1,0 +1,133 @@
+"""The jobs whose steps are timed: megatron alone, and with an agent of relibra."""
+
+import functools
+import time
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from benchmarks.gpt_on_cpu import Gpt, Shape
+from benchmarks.wall_clock import routing
+from relibra.agent import Agent, AgentConfig, Phase, attach
+from relibra.planning import Cluster, Model, PlanParams
+from relibra.rollout import RolloutReporter
+from relibra.wire.client import PlannerClient
+
+HIDDEN_SIZE, FFN_SIZE = 512, 1024
+EXPERT_SIZE_BYTES = 4 * 3 * HIDDEN_SIZE * FFN_SIZE
+MODEL = Model(
+    num_layers=3,
+    num_experts=16,
+    top_k=2,
+    expert_weight_size_bytes=EXPERT_SIZE_BYTES,
+    expert_state_size_bytes=3 * EXPERT_SIZE_BYTES,
+)
+NUM_MICRO_BATCHES = 4
+SEQUENCE_LENGTH = 512
+
+
+class PlainJob:
+    """Megatron alone, which replays given routing."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._gpt = Gpt(shape)
+
+    def step(self, step: int, routed_MLTK: torch.Tensor) -> float:
+        """Train one step; return its seconds."""
+        dist.barrier()
+        began = time.perf_counter()
+        self._step(step, routed_MLTK)
+        dist.barrier()
+        return time.perf_counter() - began
+
+    def _step(self, step: int, routed_MLTK: torch.Tensor) -> None:
+        losses = [functools.partial(self._loss, index, routed_MLTK[index]) for index in range(NUM_MICRO_BATCHES)]
+        with torch.no_grad():
+            for loss in losses:
+                loss()
+        self._gpt.train(losses)
+
+    def _loss(self, index: int, routed_LTK: torch.Tensor) -> torch.Tensor:
+        self._gpt.replay(routed_LTK)
+        return self._gpt.loss(index)
+
+    def expert_us(self, num_tokens: int) -> float:
+        """Return the forward time of one expert, with all ranks busy.
+
+        Measures two forward passes and a backward pass, which counts as two more, and divides by four.
+        """
+        expert = self._gpt.moe_layers[0].experts.local_experts[0]
+        tokens = torch.randn(num_tokens, HIDDEN_SIZE, requires_grad=True)
+        share = torch.ones(num_tokens)
+        times_s = []
+        for _ in range(8):
+            dist.barrier()
+            began = time.perf_counter()
+            with torch.no_grad():
+                expert(tokens, share)
+            with self._gpt.ddp.no_sync():
+                expert(tokens, share)[0].sum().backward()
+            times_s.append(time.perf_counter() - began)
+        return float(np.median(times_s[1:])) / 4 * 1e6
+
+
+class BalancedJob(PlainJob):
+    """Megatron with an agent of relibra."""
+
+    def __init__(self, shape: Shape, cluster: Cluster, planner_address: str, params: PlanParams) -> None:
+        super().__init__(shape)
+        self._planner = PlannerClient(planner_address)
+        self._reporter = RolloutReporter(planner_address, "wall-clock", num_experts=MODEL.num_experts)
+        if dist.get_rank() == 0:
+            self._planner.register_job("wall-clock", MODEL, cluster, params)
+        dist.barrier()
+        config = AgentConfig(planner_address=planner_address, job_id="wall-clock", model=MODEL, cluster=cluster)
+        self._agent: Agent = attach(self._gpt.ddp, self._gpt.optimizer, config)
+        self._schedule = routing.schedule(NUM_MICRO_BATCHES, cluster.num_ranks)
+        self._sequence_ids = [f"sequence-{index}" for index in range(self._schedule.num_sequences)]
+
+    def report(self, step: int, routed_MRLTK: NDArray[np.int64]) -> None:
+        """Report the step's routing, as rollout workers do before the step."""
+        routed_SLTK = routed_MRLTK.reshape(-1, *routed_MRLTK.shape[2:])
+        for sequence_id, routed_LTK in zip(self._sequence_ids, routed_SLTK, strict=True):
+            self._reporter.report(step, sequence_id, routed_LTK.swapaxes(0, 1))
+        self._reporter.flush()
+
+    def close(self) -> None:
+        """Detach the agent and close the connections."""
+        self._agent.detach()
+        self._reporter.close()
+        self._planner.close()
+
+    def _step(self, step: int, routed_MLTK: torch.Tensor) -> None:
+        if dist.get_rank() == 0:
+            self._planner.submit_schedule("wall-clock", step, self._sequence_ids, self._schedule)
+        outcome = self._agent.begin_step(step, Phase.RECOMPUTE)
+        if outcome.applied is None:
+            raise SystemExit(f"step {step} ran without its plan: {outcome.reason}")
+        losses = [functools.partial(self._loss, index, routed_MLTK[index]) for index in range(NUM_MICRO_BATCHES)]
+        with torch.no_grad():
+            for loss in losses:
+                loss()
+        self._agent.begin_step(step, Phase.UPDATE)
+        self._gpt.train(losses)
+        self._agent.end_step()
+
+    def _loss(self, index: int, routed_LTK: torch.Tensor) -> torch.Tensor:
+        with self._agent.micro_batch(index, routed_LTK):
+            return self._gpt.loss(index)
+
+
+def all_to_all_bytes_per_us(size_bytes: int = 8 << 20) -> float:
+    """Measure the rate at which a rank sends and receives at the same time."""
+    sent = torch.zeros(size_bytes // 4)
+    received = torch.zeros_like(sent)
+    times_s = []
+    for _ in range(8):
+        dist.barrier()
+        began = time.perf_counter()
+        dist.all_to_all_single(received, sent)
+        times_s.append(time.perf_counter() - began)
+    return size_bytes * (1 - 1 / dist.get_world_size()) / float(np.median(times_s[1:])) / 1e6
