@@ -19,6 +19,7 @@ from redis import Redis
 from harness.services import Service
 from harness.watched_job import WatchedJob
 from relibra.planning import Cluster, Model, Phase
+from relibra.planning.cost import CostModel
 from relibra.store import EmbeddedRedis, Store
 from relibra.store.keys import AttemptKeys, JobKeys
 
@@ -64,7 +65,17 @@ async def fill(url: str) -> None:
 
         async def register(name: str, shape: tuple[Model, Cluster], num_micro_batches: int = 4) -> WatchedJob:
             model, cluster = shape
-            job = WatchedJob(store, name, model=model, cluster=cluster, num_micro_batches=num_micro_batches)
+            # A time of experts with which they take a part of the phases that is usual.
+            cost = CostModel(expert_tokens=(0.0, 1.0), expert_us=(0.0, 7.0 if shape is _LARGE else 80.0))
+            job = WatchedJob(
+                store,
+                name,
+                model=model,
+                cluster=cluster,
+                num_micro_batches=num_micro_batches,
+                phase_s=20.0,
+                cost=cost,
+            )
             await job.register()
             return job
 

@@ -4,6 +4,7 @@ from http import HTTPStatus
 
 import pytest
 
+from relibra.cli.output import hours_text
 from relibra.errors import InvalidInput, NotFound, UnknownJob
 from relibra.status.health import JobState
 
@@ -15,6 +16,9 @@ def test_a_job_with_its_health(relibra, watched):
         "failing: step 3 cannot be planned: the load is [empty]; 1 of the last 2 steps ran without a plan\n"
     )
     assert "3 MoE layers x 8 experts, top 2" in printed
+    savings = json.loads(relibra("show", "job", "--json"))["savings"]
+    figure = re.escape(hours_text(savings["saved_gpu_hours"]))
+    assert re.search(rf"GPU-hours saved +{figure}\. Assumes that one token copy takes", printed)
     assert json.loads(relibra("show", "job", "--json"))["health"]["verdict"] == "failing"
 
 

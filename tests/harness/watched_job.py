@@ -18,6 +18,7 @@ from relibra.planning import (
     Schedule,
     StepLoad,
 )
+from relibra.planning.cost import CostModel
 from relibra.planning.launch import Launch
 from relibra.planning.load import narrow_counts
 from relibra.planning.routing_check import RoutingCheck
@@ -39,10 +40,14 @@ class WatchedJob:
         cluster: Cluster,
         num_micro_batches: int = 4,
         tokens_per_sequence: int = 256,
+        phase_s: float = 2.0,
+        cost: CostModel | None = None,
     ) -> None:
         self.store, self.job_id, self.model, self.cluster = store, job_id, model, cluster
         self._num_micro_batches = num_micro_batches
         self._tokens_per_sequence = tokens_per_sequence
+        self._phase_s = phase_s
+        self._registered_params = PlanParams(cost=cost)
         self._home_LE = cluster.identity_placement(model)
         self.schedule = Schedule.round_robin(num_micro_batches * cluster.num_ranks, num_micro_batches, cluster)
         self.ids = [f"sequence-{index}" for index in range(self.schedule.num_sequences)]
@@ -51,7 +56,7 @@ class WatchedJob:
 
     async def register(self, launch: Launch = Launch()) -> JobRecord:  # noqa: B008
         self.record = await self.store.register_job(
-            self.job_id, self.model, self.cluster, PlanParams(), launch=launch, silence_s=0
+            self.job_id, self.model, self.cluster, self._registered_params, launch=launch, silence_s=0
         )
         return self.record
 
@@ -127,6 +132,8 @@ class WatchedJob:
                         reorder_s=0.2,
                         replica_wait_s=0.001 * rank,
                         routing=routing or RoutingCheck(),
+                        duration_s=self._phase_s + 0.25 * rank,
+                        num_processes=1,
                     ),
                 )
 

@@ -25,6 +25,8 @@ def report(group: int, rank: int, tokens: object, **changes: object) -> Executio
         "plan_wait_s": 0.1 * rank,
         "reorder_s": 0.5 * group,
         "replica_wait_s": 0.2 * rank,
+        "duration_s": 4.0 + rank,
+        "num_processes": 2,
     }
     return ExecutionReport(**(fields | changes))  # type: ignore[arg-type]
 
@@ -38,6 +40,7 @@ def test_imbalance_is_over_the_cells_of_all_groups() -> None:
     assert (execution.reorder_sent_bytes, execution.replica_sent_bytes) == (40, 4)
     assert execution.plan_wait_s == pytest.approx(0.1)
     assert (execution.reorder_s, execution.replica_wait_s) == pytest.approx((0.5, 0.2))
+    assert (execution.duration_s, execution.num_processes, execution.num_token_copies) == (5.0, 8, 12)
 
 
 def test_S9_cells_routed_otherwise_are_summed_by_cause() -> None:
@@ -55,6 +58,12 @@ def test_missing_ranks_are_named_and_get_no_numbers() -> None:
     assert execution.num_reports == 3
     assert execution.imbalance is None
     assert execution.rank_tokens == (None, 6)
+    assert execution.num_token_copies is None
+
+
+def test_processes_are_not_counted_if_an_agent_does_not_say_how_many_it_speaks_for() -> None:
+    (execution,) = executions([report(0, 0, [[3]]), report(0, 1, [[3]], num_processes=0)], CLUSTER)
+    assert execution.num_processes == 0
 
 
 def test_loads_of_different_shapes_have_no_imbalance() -> None:

@@ -39,6 +39,8 @@ def report(job: JobRecord, phase: Phase, rank: int, step: int = 1) -> ExecutionR
         plan_wait_s=0.25,
         reorder_s=0.5,
         replica_wait_s=0.75,
+        duration_s=8.5,
+        num_processes=2,
         routing=RoutingCheck(num_cells=3, otherwise={RoutingCause.FILLERS: 1}) if rank else RoutingCheck(),
     )
 
@@ -56,6 +58,7 @@ def test_reports_are_kept_by_phase_and_rank(store: Store, run: Loop, job: JobRec
     assert found[1].routing == reports[0].routing
     assert (found[0].applied, found[0].causes) == (None, (Cause.LATE, Cause.STALE))
     assert (found[0].reorder_s, found[0].replica_wait_s) == (0.5, 0.75)
+    assert (found[0].duration_s, found[0].num_processes) == (8.5, 2)
     np.testing.assert_array_equal(found[1].realised_load_ML, reports[0].realised_load_ML)
 
 

@@ -156,6 +156,8 @@ LIES: dict[str, st.SearchStrategy[Message]] = {
         plan_wait_s=st.floats(),
         reorder_s=st.floats(),
         replica_wait_s=st.floats(),
+        duration_s=st.floats(),
+        num_processes=st.integers(0, 2**32 - 1),
     ),
     "counts": st.builds(
         routing_pb2.ReportRoutingRequest, sequence_id=st.text(max_size=3), num_rows=LONG_NUMBERS, counts=ARRAYS

@@ -155,6 +155,8 @@ def test_execution_reports_survive_the_wire(applied: PlanId | None, phase: Phase
         plan_wait_s=0.5,
         reorder_s=0.25,
         replica_wait_s=0.125,
+        duration_s=8.5,
+        num_processes=4,
         routing=RoutingCheck(num_cells=70, otherwise={cause: 2 + index for index, cause in enumerate(RoutingCause)}),
     )
     data = messages.encode_execution_report("job", report).SerializeToString()
@@ -171,6 +173,8 @@ def test_execution_reports_survive_the_wire(applied: PlanId | None, phase: Phase
         ({"plan_wait_s": math.nan}, "plan_wait_s: expected seconds, at least 0, got nan"),
         ({"reorder_s": -1.0}, "reorder_s: expected seconds"),
         ({"replica_wait_s": math.inf}, "replica_wait_s: expected seconds"),
+        ({"duration_s": -math.inf}, "duration_s: expected seconds"),
+        ({"num_processes": 65537}, "num_processes: expected at most 65536, got 65537"),
         (
             {"num_cells_compared": 3, "routed_otherwise": [execution_pb2.RoutedOtherwise(cause=1, num_cells=4)]},
             r"routed_otherwise: expected at most 3 cells, all that were compared, got 4",

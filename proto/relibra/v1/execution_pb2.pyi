@@ -54,7 +54,7 @@ class RoutedOtherwise(_message.Message):
     def __init__(self, cause: _Optional[_Union[RoutingCause, str]] = ..., num_cells: _Optional[int] = ...) -> None: ...
 
 class ReportExecutionRequest(_message.Message):
-    __slots__ = ("job_id", "step", "phase", "ep_group", "ep_rank", "applied", "reason", "realised_load", "reorder_sent_bytes", "replica_sent_bytes", "plan_wait_s", "reorder_s", "replica_wait_s", "causes", "num_cells_compared", "routed_otherwise", "epoch")
+    __slots__ = ("job_id", "step", "phase", "ep_group", "ep_rank", "applied", "reason", "realised_load", "reorder_sent_bytes", "replica_sent_bytes", "plan_wait_s", "reorder_s", "replica_wait_s", "causes", "num_cells_compared", "routed_otherwise", "epoch", "duration_s", "num_processes")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,8 @@ class ReportExecutionRequest(_message.Message):
     NUM_CELLS_COMPARED_FIELD_NUMBER: _ClassVar[int]
     ROUTED_OTHERWISE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROCESSES_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     step: int
     phase: Phase
@@ -89,7 +91,9 @@ class ReportExecutionRequest(_message.Message):
     num_cells_compared: int
     routed_otherwise: _containers.RepeatedCompositeFieldContainer[RoutedOtherwise]
     epoch: int
-    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., ep_group: _Optional[int] = ..., ep_rank: _Optional[int] = ..., applied: _Optional[_Union[_plan_pb2.PlanId, _Mapping]] = ..., reason: _Optional[str] = ..., realised_load: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., reorder_sent_bytes: _Optional[int] = ..., replica_sent_bytes: _Optional[int] = ..., plan_wait_s: _Optional[float] = ..., reorder_s: _Optional[float] = ..., replica_wait_s: _Optional[float] = ..., causes: _Optional[_Iterable[_Union[Cause, str]]] = ..., num_cells_compared: _Optional[int] = ..., routed_otherwise: _Optional[_Iterable[_Union[RoutedOtherwise, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    duration_s: float
+    num_processes: int
+    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., ep_group: _Optional[int] = ..., ep_rank: _Optional[int] = ..., applied: _Optional[_Union[_plan_pb2.PlanId, _Mapping]] = ..., reason: _Optional[str] = ..., realised_load: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., reorder_sent_bytes: _Optional[int] = ..., replica_sent_bytes: _Optional[int] = ..., plan_wait_s: _Optional[float] = ..., reorder_s: _Optional[float] = ..., replica_wait_s: _Optional[float] = ..., causes: _Optional[_Iterable[_Union[Cause, str]]] = ..., num_cells_compared: _Optional[int] = ..., routed_otherwise: _Optional[_Iterable[_Union[RoutedOtherwise, _Mapping]]] = ..., epoch: _Optional[int] = ..., duration_s: _Optional[float] = ..., num_processes: _Optional[int] = ...) -> None: ...
 
 class ReportExecutionResponse(_message.Message):
     __slots__ = ()

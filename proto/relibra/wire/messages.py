@@ -253,6 +253,8 @@ def decode_rank_plan(message: plan_pb2.RankPlan, model: Model) -> RankPlan:
     )
 
 
+_MAX_PROCESSES = 1 << 16
+"""Far more processes than a report can speak for: it would falsify the GPU-hours of its job for good."""
 _PHASES = {Phase.RECOMPUTE: execution_pb2.PHASE_RECOMPUTE, Phase.UPDATE: execution_pb2.PHASE_UPDATE}
 _CAUSES = {
     Cause.UNSPECIFIED: execution_pb2.CAUSE_UNSPECIFIED,
@@ -298,6 +300,8 @@ def encode_execution_report(
             for cause, num_cells in report.routing.otherwise.items()
         ],
         epoch=epoch,
+        duration_s=report.duration_s,
+        num_processes=report.num_processes,
     )
 
 
@@ -320,9 +324,11 @@ def decode_execution_report(
     ):
         if value >= bound:
             raise InvalidInput.of(field, expected=f"0 to {bound - 1}", got=value)
-    for field in ("plan_wait_s", "reorder_s", "replica_wait_s"):
+    for field in ("plan_wait_s", "reorder_s", "replica_wait_s", "duration_s"):
         if not 0 <= getattr(request, field) < math.inf:
             raise InvalidInput.of(field, expected="seconds, at least 0", got=getattr(request, field))
+    if request.num_processes > _MAX_PROCESSES:
+        raise InvalidInput.of("num_processes", expected=f"at most {_MAX_PROCESSES}", got=request.num_processes)
     load_ML = array.decode(request.realised_load, "realised_load", kinds="i", shape=(None, model.num_layers))
     if load_ML.min(initial=0) < 0:
         raise InvalidInput.of("realised_load", expected="token copies, at least 0", got=load_ML.min())
@@ -343,6 +349,8 @@ def decode_execution_report(
         replica_wait_s=request.replica_wait_s,
         causes=tuple(dict.fromkeys(_CAUSE_OF_NUMBER.get(each, Cause.UNSPECIFIED) for each in request.causes)),
         routing=_decode_routing(request),
+        duration_s=request.duration_s,
+        num_processes=request.num_processes,
     )
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from relibra.cli.completion import complete_stored_job
 from relibra.cli.known_jobs import unknown_job
-from relibra.cli.output import AsJson, open_console, print_json, print_table
+from relibra.cli.output import AsJson, hours_text, open_console, print_json, print_table
 from relibra.cli.service import RedisUrl
 from relibra.cli.status_client import DEFAULT_URL, StatusClient, StatusUrl
 from relibra.errors import Conflict, UnknownJob
@@ -59,6 +59,13 @@ def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
         console.print("No job is registered. The driver of a training registers its job when it starts.")
         return
     print_table(console, table)
+    # Older services say nothing of savings.
+    saved = [job["savings"]["saved_gpu_hours"] for job in found if job.get("savings")]
+    if known := [each for each in saved if each is not None]:
+        console.print(
+            f"GPU-hours saved in {len(known)} of {len(found)} jobs: {hours_text(sum(known))}. `relibra show` says what "
+            "that rests on."
+        )
     for job in found:
         if job["health"]["verdict"] != "well":
             runbook = job.get("runbook")  # older services have none

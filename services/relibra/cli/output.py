@@ -29,6 +29,11 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
 
 
+def hours_text(hours: float) -> str:
+    """Return a number of hours for people, without the sign of what rounds to nothing."""
+    return f"{round(hours, 3) + 0.0:,.3f}"
+
+
 def open_console(*, stderr: bool = False) -> Console:
     """Return a console that is as wide as its terminal, or unbounded if it writes to a pipe or a file."""
     width = None if is_terminal(sys.stderr if stderr else sys.stdout) else _UNBOUNDED

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from relibra.cli.output import AsJson, open_console, print_json, print_table
+from relibra.cli.output import AsJson, hours_text, open_console, print_json, print_table
 from relibra.cli.status_client import DEFAULT_URL, AttemptNumber, JobId, StatusClient, StatusUrl
 from relibra.errors import InvalidInput
 
@@ -86,8 +86,15 @@ def _print_job(console: Console, job: dict[str, Any]) -> None:
             "EP group": f"{cluster['num_nodes']} nodes x {cluster['gpus_per_node']} GPUs, "
             f"{cluster['redundant_slots']} redundant slots; {cluster['num_ep_groups']} of them",
         }
-        | {f"attempt {each['number']}": _past(each) for each in job["attempts"] if each["ended_at"]},
+        | {f"attempt {each['number']}": _past(each) for each in job["attempts"] if each["ended_at"]}
+        # Older services say nothing of savings.
+        | ({"GPU-hours saved": _saved(job["savings"])} if job.get("savings") else {}),
     )
+
+
+def _saved(savings: dict[str, Any]) -> str:
+    saved = savings["saved_gpu_hours"]
+    return escape(savings["assumption"] if saved is None else f"{hours_text(saved)}. {savings['assumption']}")
 
 
 def _launch(attempt: dict[str, Any]) -> str:

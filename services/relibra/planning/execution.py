@@ -77,6 +77,10 @@ class ExecutionReport:
     """All causes of the fallback, each once. Empty where a plan was applied, and from agents that send no causes."""
     routing: RoutingCheck = field(default_factory=RoutingCheck)
     """The routing of this rank's own tokens, compared with what the plan was made for."""
+    duration_s: float = 0.0
+    """How long the phase took, without the wait for the plan and the reorder; 0 from agents that do not say."""
+    num_processes: int = 0
+    """Processes that the report speaks for: pipeline stages x parts of each expert; 0 from agents that do not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,10 @@ class Execution:
     """The wait of the rank that waited longest for replicas and their gradients."""
     routing: RoutingCheck = field(default_factory=RoutingCheck)
     """The routing of all ranks, compared with what the plan was made for. A cell counts once for every rank."""
+    duration_s: float = 0.0
+    """The phase of the rank for which it took longest, without plan wait and reorder; 0 if no rank says."""
+    num_processes: int = 0
+    """Processes that the reports speak for, each on a GPU of its own; 0 if a rank does not say."""
 
     @property
     def num_reports(self) -> int:
@@ -119,6 +127,11 @@ class Execution:
     def num_fallbacks(self) -> int:
         """Ranks that kept the previous placement."""
         return self.num_reports - self.num_applied
+
+    @property
+    def num_token_copies(self) -> int | None:
+        """Token copies that all ranks computed; None where a report is missing."""
+        return None if self.missing else sum(each or 0 for each in self.rank_tokens)
 
 
 class ExecutionSums:
@@ -170,6 +183,9 @@ class _PhaseSum:
         self._reorder_sent_bytes = self._replica_sent_bytes = 0
         self._plan_wait_s = self._reorder_s = self._replica_wait_s = 0.0
         self._routing = RoutingCheck()
+        self._duration_s = 0.0
+        self._num_processes = 0
+        self._is_timed = True
 
     def add(self, report: ExecutionReport) -> None:
         rank = (report.ep_group, report.ep_rank)
@@ -188,6 +204,9 @@ class _PhaseSum:
         self._reorder_s = max(self._reorder_s, report.reorder_s)
         self._replica_wait_s = max(self._replica_wait_s, report.replica_wait_s)
         self._routing = RoutingCheck.total([self._routing, report.routing])
+        self._duration_s = max(self._duration_s, report.duration_s)
+        self._num_processes += report.num_processes
+        self._is_timed = self._is_timed and report.num_processes > 0
 
     def _note_reason(self, reason: str, rank: tuple[int, int]) -> None:
         self._reasons[reason] = min(rank, self._reasons.get(reason, rank))
@@ -226,6 +245,8 @@ class _PhaseSum:
             reorder_s=self._reorder_s,
             replica_wait_s=self._replica_wait_s,
             routing=self._routing,
+            duration_s=self._duration_s,
+            num_processes=self._num_processes if self._is_timed else 0,
         )
 
     def _imbalance(self) -> float:

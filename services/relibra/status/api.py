@@ -15,6 +15,7 @@ from relibra.status.figures import check_index
 from relibra.status.history_models import ExpertPoint, HistoryPoint, RankPoint
 from relibra.status.job_models import AttemptStepsView, JobHealthView
 from relibra.status.models import ExecutionView, ReportView, StepView
+from relibra.status.savings import TokenTime
 from relibra.status.summary_models import StepOrSummaryView
 from relibra.store import PlanRecord, StepRecord, StepState, StepSummary
 
@@ -30,19 +31,14 @@ async def list_jobs(app: App, viewer: Looker, request: Request) -> Response:
     """All registered jobs that the caller may see, by id; there are at most `max_jobs`, each with its health."""
     jobs = [job for job in await app.store.list_jobs() if viewer.may_see(job.job_id)]
     glances = await app.reader.glances(jobs)
-    return await app.tagged.json(
-        request,
-        lambda: [JobHealthView.show(each.choice, each.health, each.balance, each.refused_launch) for each in glances],
-    )
+    return await app.tagged.json(request, lambda: [JobHealthView.show(each) for each in glances])
 
 
 @api.get("/jobs/{job_id}", tags=["jobs"], response_model=JobHealthView)
 async def get_job(app: App, seen: Seen, request: Request) -> Response:
     """One job, its current attempt and its health; or an attempt that is over, and the health of the job at its end."""
     glance = await app.reader.glance(seen)
-    return await app.tagged.json(
-        request, lambda: JobHealthView.show(seen, glance.health, glance.balance, glance.refused_launch)
-    )
+    return await app.tagged.json(request, lambda: JobHealthView.show(glance))
 
 
 @api.get("/jobs/{job_id}/attempts", tags=["jobs"], response_model=list[AttemptStepsView])
@@ -134,7 +130,9 @@ async def get_history(
         steps = await app.reader.summaries(job, limit=limit, before=before)
     else:
         steps = await app.reader.sample(job, points)
-    return await app.tagged.json(request, lambda: [HistoryPoint.of(step) for step in reversed(steps)])
+    return await app.tagged.json(
+        request, lambda: [HistoryPoint.of(step, TokenTime.of(job)) for step in reversed(steps)]
+    )
 
 
 @api.get("/jobs/{job_id}/history/layers/{layer}/experts/{expert}", tags=["history"], response_model=list[ExpertPoint])

@@ -12,6 +12,7 @@ from relibra.planning.execution import Execution
 from relibra.planning.plan import Prediction
 from relibra.planning.summary import PlanTotals
 from relibra.status.models import Shown
+from relibra.status.savings import TokenTime, saving_of
 from relibra.store import StepState, StepSummary
 from relibra.store.step_summary import PhaseSummary, PlanBrief
 
@@ -49,6 +50,10 @@ class HistoryPoint(Shown):
         description="Imbalance without balancing over realised imbalance. Both count tokens, not seconds.",
         examples=[1.8],
     )
+    saved_gpu_hours: float | None = Field(
+        description="GPU-hours that balancing saved; `savings` of the job says what they rest on.",
+        examples=[0.21],
+    )
     published_at: datetime | None = None
     plan_latency_s: float | None = Field(None, description="Time from schedule to plan.", examples=[0.62])
     plan_wait_s: float | None = Field(description="Longest wait of a rank for the plan, in any phase.", examples=[0.02])
@@ -59,11 +64,12 @@ class HistoryPoint(Shown):
     num_fallbacks: int = Field(description="Ranks that kept the previous placement, in the worst phase.", examples=[0])
     num_replicas: int | None = Field(None, examples=[4100])
     num_moved_experts: int | None = Field(None, examples=[24])
+    is_complete: bool = Field(description="Whether all ranks have reported the update, which ends a step.")
     is_expired: bool = Field(description="Whether only this summary of the step remains.", examples=[False])
 
     @classmethod
-    def of(cls, step: StepSummary) -> "HistoryPoint":
-        """Return the point of one step."""
+    def of(cls, step: StepSummary, time: TokenTime | None) -> "HistoryPoint":
+        """Return the point of one step of a job whose experts take this time."""
         executed = step.phases
         realised = realised_imbalance(executed)
         return cls(
@@ -74,6 +80,8 @@ class HistoryPoint(Shown):
             reorder_s=max((each.reorder_s for each in executed), default=None),
             replica_wait_s=max((each.replica_wait_s for each in executed), default=None),
             num_fallbacks=max((each.num_fallbacks for each in executed), default=0),
+            saved_gpu_hours=saving_of(step, time).saved_gpu_hours,
+            is_complete=any(each.phase is Phase.UPDATE and each.num_reports == each.num_expected for each in executed),
             is_expired=step.expired is not None,
             **({} if step.plan is None else _of_plan(step.plan, realised)),
         )

@@ -9,8 +9,10 @@ from relibra.status.attempts import AttemptChoice
 from relibra.status.balance import Balance
 from relibra.status.health import JobHealth
 from relibra.status.models import Shown, moment
+from relibra.status.reader import JobGlance
 from relibra.status.runbook import runbook_path
-from relibra.store import Attempt, Refusal
+from relibra.status.savings_models import SavingsView
+from relibra.store import Attempt
 
 
 class AttemptView(Shown):
@@ -116,15 +118,17 @@ class JobHealthView(JobView):
         description="The newest launch that asked for the same job id in vain; null again when a schedule is accepted."
     )
 
+    savings: SavingsView
+
     @classmethod
-    def show(
-        cls, choice: AttemptChoice, health: JobHealth, balance: Balance, refused: Refusal | None
-    ) -> "JobHealthView":
+    def show(cls, glance: JobGlance) -> "JobHealthView":
         """Return the view of a job with its health."""
+        refused = glance.refused_launch
         return cls(
-            **dict(JobView.of(choice)),
-            health=health,
-            runbook=None if choice.is_over else runbook_path(health.verdict),
-            balance=balance,
+            **dict(JobView.of(glance.choice)),
+            health=glance.health,
+            runbook=None if glance.choice.is_over else runbook_path(glance.health.verdict),
+            balance=glance.balance,
             refused_launch=None if refused is None else RefusedLaunchView(text=refused.text, at=moment(refused.at)),
+            savings=SavingsView.of(glance.saving, glance.choice.current.record),
         )

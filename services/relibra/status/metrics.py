@@ -100,6 +100,23 @@ class _Collector:
         yield from self._health()
         yield from self._plans()
         yield from self._executions()
+        yield from self._savings()
+
+    def _savings(self) -> Iterator[Metric]:
+        saved = _gauge(
+            "saved_gpu_hours",
+            "GPU-hours that balancing saved in all kept steps; absent while unknown. /v1/jobs says what they rest on.",
+            "job_id",
+        )
+        trained = _gauge("training_gpu_hours", "GPU-hours of the phases that saved_gpu_hours is about.", "job_id")
+        left_out = _gauge("steps_without_savings", "Reported steps that saved_gpu_hours leaves out.", "job_id")
+        for each in self._figures:
+            names, saving = [each.glance.job.job_id], each.glance.saving
+            if saving.saved_gpu_hours is not None:
+                saved.add_metric(names, saving.saved_gpu_hours)
+            trained.add_metric(names, saving.trained_s / 3600)
+            left_out.add_metric(names, saving.num_left_out)
+        yield from (saved, trained, left_out)
 
     def _attempts(self) -> Iterator[Metric]:
         number = _gauge("job_attempt", "The number of the current attempt; it rises with every restart.", "job_id")
@@ -189,6 +206,9 @@ class _Collector:
         lasted = _gauge(
             "transfer_seconds", "Longest reorder of a rank, or its longest wait for replicas.", *labels, "kind"
         )
+        took = _gauge(
+            "phase_seconds", "Longest phase of a rank, without its wait for the plan and the reorder.", *labels
+        )
         for each in self._figures:
             job_id = each.glance.job.job_id
             damaged.add_metric([job_id], len(each.glance.damaged))
@@ -205,8 +225,10 @@ class _Collector:
                     otherwise.add_metric([*names, likely], execution.routing.otherwise.get(likely, 0))
                 compared.add_metric(names, execution.routing.num_cells)
                 wait.add_metric(names, execution.plan_wait_s)
+                if execution.duration_s:
+                    took.add_metric(names, execution.duration_s)
                 sent.add_metric([*names, "reorder"], execution.reorder_sent_bytes)
                 sent.add_metric([*names, "replica"], execution.replica_sent_bytes)
                 lasted.add_metric([*names, "reorder"], execution.reorder_s)
                 lasted.add_metric([*names, "replica"], execution.replica_wait_s)
-        yield from (step, imbalance, missing, fallbacks, otherwise, compared, wait, sent, lasted, damaged)
+        yield from (step, imbalance, missing, fallbacks, otherwise, compared, wait, sent, lasted, took, damaged)

@@ -157,6 +157,14 @@ class ReportView(Shown):
     plan_wait_s: float
     reorder_s: float
     replica_wait_s: float
+    duration_s: float = Field(
+        description="How long the phase took, without plan wait and reorder; 0 from agents that do not say.",
+        examples=[182.5],
+    )
+    num_processes: int = Field(
+        description="Processes that the report speaks for: pipeline stages x parts of each expert; 0 if unknown.",
+        examples=[4],
+    )
     routing: RoutingView
 
     @classmethod
@@ -175,6 +183,8 @@ class ReportView(Shown):
             plan_wait_s=report.plan_wait_s,
             reorder_s=report.reorder_s,
             replica_wait_s=report.replica_wait_s,
+            duration_s=report.duration_s,
+            num_processes=report.num_processes,
             routing=RoutingView.of(report.routing),
         )
 
@@ -200,6 +210,13 @@ class ExecutionView(Shown):
     plan_wait_s: float = Field(description="Longest wait of a rank for the plan.")
     reorder_s: float = Field(description="Longest reorder of a rank.")
     replica_wait_s: float = Field(description="Longest wait of a rank for transfers of replicas and their gradients.")
+    duration_s: float = Field(
+        description="The phase of the rank for which it took longest, without plan wait and reorder; 0 if unknown."
+    )
+    num_processes: int = Field(description="Processes of all ranks; 0 if an agent does not say.", examples=[256])
+    num_token_copies: int | None = Field(
+        description="Token copies that all ranks computed; null until all have reported.", examples=[4_194_304]
+    )
     routing: RoutingView
 
     @classmethod

@@ -26,6 +26,7 @@ from relibra.status.load_models import CellView
 from relibra.status.overview import Order, arrange, count_states, fold
 from relibra.status.problems import Problem
 from relibra.status.runbook import runbook_html, runbook_path
+from relibra.status.savings import Saving, TokenTime, assumption, hours_text, saving_of, total
 from relibra.status.sparkline import sparkline
 from relibra.status.summary_models import expiry_text
 from relibra.store import StepSummary
@@ -56,6 +57,7 @@ async def overview(
     if not state and not search:
         found, num_folded = fold(found)
     shown: dict[str, Any] = {"asked": asked, "orders": list(Order), "counts": count_states(glances)}
+    shown["saved"] = total(each.saving for each in glances)
     return _page(request, "jobs.html", glances=found, num_folded=num_folded, **shown)
 
 
@@ -68,6 +70,8 @@ async def show_job(app: App, seen: Seen, request: Request, before: Before = None
     glance = await app.reader.glance(seen)
     attempts = await app.reader.attempts(seen.attempts)
     shown: dict[str, Any] = {"rows": rows, "before": before, "has_older": has_older}
+    shown["assumption"] = assumption(glance.saving, TokenTime.of(seen.current.record))
+    shown["time"] = TokenTime.of(job)
     return _page(request, "job.html", seen=seen, glance=glance, attempts=attempts, **shown)
 
 
@@ -184,6 +188,8 @@ def _templates() -> Environment:
         "seconds": _seconds,
         "realised": realised_imbalance,
         "speedup": speedup,
+        "saving": saving_of,
+        "hours": _hours,
     }
     return environment
 
@@ -199,6 +205,10 @@ def _ratio(value: float | None) -> str:
 
 def _seconds(time_s: float | None) -> str:
     return "\N{EN DASH}" if time_s is None else f"{time_s:.2f} s"
+
+
+def _hours(saving: Saving) -> str:
+    return "\N{EN DASH}" if saving.saved_gpu_hours is None else hours_text(saving.saved_s)
 
 
 def _count(value: float) -> str:

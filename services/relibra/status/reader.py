@@ -15,6 +15,8 @@ from relibra.status.attempts import AttemptChoice, choose_attempt, refused_launc
 from relibra.status.balance import GLANCE_STEPS, Balance, balance_of
 from relibra.status.figures import PlanFigures
 from relibra.status.health import JobHealth, JobState, job_health
+from relibra.status.ledger import Ledger
+from relibra.status.savings import Saving
 from relibra.store import Attempt, JobRecord, PlanRecord, Refusal, StepRecord, StepSummary, Store
 from relibra.store.single_flight import SingleFlight
 
@@ -42,6 +44,8 @@ class JobGlance:
     """Those of the newest steps one of whose reports is not the one that was stored."""
     refused_launch: Refusal | None
     """The newest refusal of another launch, since a schedule was last accepted; None once the attempt is over."""
+    saving: Saving
+    """What balancing saved in all attempts of the job that are kept."""
 
     @property
     def job(self) -> JobRecord:
@@ -54,6 +58,7 @@ class Reader:
 
     def __init__(self, store: Store, *, num_plans: int) -> None:
         self.store = store
+        self.ledger = Ledger(store, self._in_brief)
         self._figures: SingleFlight[PlanFigures] = SingleFlight(num_plans)
         self._executions: SingleFlight[list[Execution] | Corrupt] = SingleFlight(_NUM_EXECUTIONS)
         self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="status")
@@ -201,6 +206,7 @@ class Reader:
             executed=executed,
             damaged=damaged,
             refused_launch=None if choice.is_over else refused_launch(refusals),
+            saving=await self.ledger.of_job(choice.attempts),
         )
 
     async def latest_plan(self, job: JobRecord) -> PlanRecord | None:

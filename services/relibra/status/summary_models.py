@@ -41,6 +41,9 @@ class PhaseView(Shown):
     plan_wait_s: float
     reorder_s: float
     replica_wait_s: float
+    duration_s: float
+    num_processes: int
+    num_token_copies: int | None
     num_otherwise: int = Field(description="Cells whose routing differed from the plan.", examples=[0])
 
 

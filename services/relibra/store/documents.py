@@ -150,6 +150,8 @@ def encode_execution_report(report: ExecutionReport) -> str:
             "replica_wait_s": report.replica_wait_s,
             "causes": report.causes,
             "routing": asdict(report.routing),
+            "duration_s": report.duration_s,
+            "num_processes": report.num_processes,
         }
     )
 
@@ -173,6 +175,8 @@ def decode_execution_report(step: int, document: bytes, realised_load_ML: NDArra
         replica_wait_s=fields.get("replica_wait_s", 0.0),
         causes=tuple(dict.fromkeys(map(_cause, fields.get("causes", ())))),
         routing=_routing(fields),
+        duration_s=fields.get("duration_s", 0.0),
+        num_processes=fields.get("num_processes", 0),
     )
 
 

@@ -77,6 +77,9 @@ class PhaseSummary:
     replica_sent_bytes: int
     num_otherwise: int
     """Cells that were routed otherwise than planned."""
+    num_token_copies: int | None = None
+    duration_s: float = 0.0
+    num_processes: int = 0
 
     @property
     def num_fallbacks(self) -> int:
@@ -99,6 +102,9 @@ class PhaseSummary:
             reorder_sent_bytes=execution.reorder_sent_bytes,
             replica_sent_bytes=execution.replica_sent_bytes,
             num_otherwise=execution.routing.num_otherwise,
+            num_token_copies=execution.num_token_copies,
+            duration_s=execution.duration_s,
+            num_processes=execution.num_processes,
         )
 
 

@@ -22,6 +22,11 @@ class Steps(Connected):
         steps = await self._redis.zrevrangebyscore(key, highest, "-inf", start=0, num=limit)
         return await self.get_steps(attempt, map(int, steps))
 
+    @raises_unavailable
+    async def step_numbers(self, attempt: AttemptId) -> list[int]:
+        """Return the numbers of all steps whose full data is kept, in order."""
+        return [int(each) for each in await self._redis.zrange(AttemptKeys.of_attempt(attempt).of("steps"), 0, -1)]
+
     async def get_step(self, attempt: AttemptId, step: int) -> StepRecord:
         """Return the state of one step; a step without any data is a step with no sequences."""
         return (await self.get_steps(attempt, [step]))[0]

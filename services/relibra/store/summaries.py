@@ -31,6 +31,18 @@ class Summaries(Connected):
         return [decode_summary(each) for each in found]
 
     @raises_unavailable
+    async def summaries_after(self, attempt: AttemptId, step: int, *, limit: int) -> list[StepSummary]:
+        """Return the first `limit` expired steps above `step`, oldest first."""
+        key = AttemptKeys.of_attempt(attempt).of("summaries")
+        found = await self._redis.zrangebyscore(key, f"({step}", "+inf", start=0, num=limit)
+        return [decode_summary(each) for each in found]
+
+    @raises_unavailable
+    async def count_summaries(self, attempt: AttemptId, last_step: int) -> int:
+        """Return how many steps up to `last_step` have expired."""
+        return int(await self._redis.zcount(AttemptKeys.of_attempt(attempt).of("summaries"), "-inf", last_step))
+
+    @raises_unavailable
     async def sample_summaries(self, attempt: AttemptId, num: int) -> list[StepSummary]:
         """Return `num` expired steps from first to last, evenly spaced and newest first; all if there are no more."""
         key = AttemptKeys.of_attempt(attempt).of("summaries")

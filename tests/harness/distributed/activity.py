@@ -20,6 +20,9 @@ def assert_active(results: list[dict[str, Any]], *, tokens_per_rank: int = 16) -
         assert sum(result["replica_sent_bytes"][step] for result in reports) > 0
         assert sum(result["reorder_sent_bytes"][step] for result in reports) > 0
         assert min(result[kind][step] for result in reports for kind in ("reorder_s", "replica_wait_s")) > 0
+        assert all(result["duration_s"][step] > result["replica_wait_s"][step] for result in reports)
+        # Each process is spoken for once, also those of later stages and with other parts of the experts.
+        assert sum(result["num_processes"][step] for result in reports) == len(results)
         loads = [result["realised_load"][step] for result in reports]
         for micro_batch in zip(*loads, strict=True):
             per_layer = [sum(layer) for layer in zip(*micro_batch, strict=True)]

@@ -95,6 +95,8 @@ def compare(
         "reorder_sent_bytes": [report.reorder_sent_bytes for report in plans.reports],
         "replica_wait_s": [report.replica_wait_s for report in plans.reports],
         "reorder_s": [report.reorder_s for report in plans.reports],
+        "duration_s": [report.duration_s for report in plans.reports],
+        "num_processes": [report.num_processes for report in plans.reports],
         "is_shared_within_a_parameter": shared,
         "realised_load": [report.realised_load_ML.tolist() for report in plans.reports],
     }

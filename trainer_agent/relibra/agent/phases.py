@@ -101,7 +101,11 @@ class Phases:
             record.add_up(self._groups.pipeline, self._groups.everyone)
             if self._groups.stage_index == 0:
                 seat = self._groups.seat
-                self._plans.report(record.report(ep_group=seat.ep_group, ep_rank=seat.ep_rank))
+                # Stages of the topology are pipeline stages, once for each part of the experts.
+                num_processes = len(self._groups.topology.stages)
+                self._plans.report(
+                    record.report(ep_group=seat.ep_group, ep_rank=seat.ep_rank, num_processes=num_processes)
+                )
         self._records = []
 
     def drop(self) -> None:

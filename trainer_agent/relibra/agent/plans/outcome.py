@@ -1,5 +1,6 @@
 """The outcome of a step, which the caller gets at its beginning, and the report of a phase, which the planner gets."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -50,6 +51,7 @@ class _Figures:
     replica_sent_bytes: int
     reorder_s: float
     replica_wait_s: float
+    duration_s: float
     routing: RoutingCheck
 
 
@@ -92,6 +94,8 @@ class PhaseRecord:
     """The number of micro-batches whose forward has begun, by `id` of the model chunk."""
     reorder_sent_bytes: int = 0
     reorder_s: float = 0.0
+    began_at: float = field(default_factory=time.monotonic)
+    duration_s: float = 0.0
     routing: RoutingCheck = field(default_factory=RoutingCheck)
     """The result of `check_routing`."""
 
@@ -121,7 +125,8 @@ class PhaseRecord:
         )
 
     def end(self) -> None:
-        """Take the replica traffic since the beginning of the phase; a later call takes it up to then."""
+        """Take time and replica traffic since the beginning of the phase; a later call takes both up to then."""
+        self.duration_s = time.monotonic() - self.began_at
         self.replica_sent_bytes = self.transport.sent_bytes - self.sent_bytes_before
         self.replica_wait_s = self.transport.waited_s - self.waited_before_s
 
@@ -163,6 +168,7 @@ class PhaseRecord:
             replica_sent_bytes=self.replica_sent_bytes,
             reorder_s=self.reorder_s,
             replica_wait_s=self.replica_wait_s,
+            duration_s=self.duration_s,
             routing=self.routing,
         )
         of_stages = told(mine, "adding up the reports of pipeline stages", pipeline, everyone)
@@ -173,10 +179,11 @@ class PhaseRecord:
         self.replica_sent_bytes = sum(each.replica_sent_bytes for each in of_stages)
         self.reorder_s = max(each.reorder_s for each in of_stages)
         self.replica_wait_s = max(each.replica_wait_s for each in of_stages)
+        self.duration_s = max(each.duration_s for each in of_stages)
         self.routing = RoutingCheck.total(each.routing for each in of_stages)
 
-    def report(self, *, ep_group: int, ep_rank: int) -> ExecutionReport:
-        """Return the report for the planner."""
+    def report(self, *, ep_group: int, ep_rank: int, num_processes: int) -> ExecutionReport:
+        """Return the report for the planner; it speaks for all processes that share the EP rank and EP group."""
         return ExecutionReport(
             step=self.outcome.step,
             phase=self.phase,
@@ -192,4 +199,6 @@ class PhaseRecord:
             reorder_s=self.reorder_s,
             replica_wait_s=self.replica_wait_s,
             routing=self.routing,
+            duration_s=self.duration_s,
+            num_processes=num_processes,
         )

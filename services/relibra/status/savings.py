@@ -1,0 +1,153 @@
+"""The GPU time that balancing saves, from what ranks did and how long it took. Pure functions.
+
+Without balancing, the slowest rank of every cell would have computed more token copies, while the other ranks waited:
+
+    saved = (imbalance without balancing / realised imbalance - 1) * GPU time in experts
+            - GPU time in waits for plans, reorders and replicas
+
+Realised loads, the duration of phases and waits are the job's own. The assumption is how much of a phase was GPU time
+in experts: realised imbalance * token copies * the time of one by the cost model, and at most the whole phase. Ranks
+report their own loads, not those of experts, so the imbalance without balancing is that of the plan.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from relibra.planning import Phase
+from relibra.planning.cost import CostModel
+from relibra.planning.plan import Basis
+from relibra.store import JobRecord, StepSummary
+from relibra.store.step_summary import PhaseSummary
+
+_FORWARD_PASSES = {Phase.RECOMPUTE: 1, Phase.UPDATE: 3}
+"""Compute of a phase, in forward passes; a backward counts as two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTime:
+    """How long an expert computes one token copy in a forward pass."""
+
+    us: float
+    is_measured: bool
+    """Whether the job registered a measured cost model; else the time is that of H100-class nodes."""
+
+    @classmethod
+    def of(cls, job: JobRecord) -> "TokenTime | None":
+        """Return the time that the registration of a job gives; None if it gives neither a cost model nor a size."""
+        if job.params.cost is not None:
+            return cls(us=job.params.cost.us_per_token, is_measured=True)
+        size_bytes = job.model.expert_weight_size_bytes
+        return cls(us=CostModel.of_expert(size_bytes).us_per_token, is_measured=False) if size_bytes else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """What balancing saved in some steps. Times are GPU-seconds over all processes of the job."""
+
+    saved_s: float = 0.0
+    """Below 0 where balancing cost more than it saved."""
+    trained_s: float = 0.0
+    """The phases of the steps that count."""
+    expert_s: float = 0.0
+    """The part of them that is taken for computation of experts."""
+    waited_s: float = 0.0
+    """Waits for plans, reorders and replicas, which `saved_s` already lacks."""
+    num_steps: int = 0
+    """Steps that count."""
+    num_forecasts: int = 0
+    """Those of them whose imbalance without balancing is itself a forecast."""
+    num_left_out: int = 0
+    """Steps with reports that do not count, because something is not known."""
+
+    def __add__(self, other: "Saving") -> "Saving":
+        return Saving(
+            saved_s=self.saved_s + other.saved_s,
+            trained_s=self.trained_s + other.trained_s,
+            expert_s=self.expert_s + other.expert_s,
+            waited_s=self.waited_s + other.waited_s,
+            num_steps=self.num_steps + other.num_steps,
+            num_forecasts=self.num_forecasts + other.num_forecasts,
+            num_left_out=self.num_left_out + other.num_left_out,
+        )
+
+    @property
+    def saved_gpu_hours(self) -> float | None:
+        """The GPU-hours saved; None while no step counts."""
+        return self.saved_s / 3600 if self.num_steps else None
+
+
+NOTHING = Saving()
+
+
+def total(savings: Iterable[Saving]) -> Saving:
+    """Return the sum of some savings."""
+    return sum(savings, NOTHING)
+
+
+def saving_of(step: StepSummary, time: TokenTime | None) -> Saving:
+    """Return what balancing saved in one step.
+
+    A step without reports is nothing yet. A step counts if it has a plan, all ranks reported each phase that any rank
+    reported, and agents say how long the phases took.
+    """
+    if not step.phases:
+        return NOTHING
+    if time is None or step.plan is None:
+        return Saving(num_left_out=1)
+    prediction = step.plan.prediction
+    phases = [_of_phase(each, prediction.imbalance_before, time) for each in step.phases]
+    counted = [each for each in phases if each is not None]
+    if len(counted) < len(phases):
+        return Saving(num_left_out=1)
+    return total(counted) + Saving(num_steps=1, num_forecasts=int(prediction.basis is not Basis.REPLAY))
+
+
+def _of_phase(phase: PhaseSummary, imbalance_before: float, time: TokenTime) -> Saving | None:
+    if phase.imbalance is None or phase.num_token_copies is None or not phase.num_processes or not phase.duration_s:
+        return None
+    trained_s = phase.duration_s * phase.num_processes
+    copy_s = _FORWARD_PASSES[phase.phase] * time.us / 1e6
+    expert_s = min(trained_s, phase.imbalance * phase.num_token_copies * copy_s)
+    waited_s = (phase.plan_wait_s + phase.reorder_s + phase.replica_wait_s) * phase.num_processes
+    return Saving(
+        saved_s=(imbalance_before / phase.imbalance - 1) * expert_s - waited_s,
+        trained_s=trained_s,
+        expert_s=expert_s,
+        waited_s=waited_s,
+    )
+
+
+def assumption(saving: Saving, time: TokenTime | None) -> str:
+    """Say what the GPU-hours saved rest on, or why they are unknown."""
+    if time is None:
+        return (
+            "GPU-hours saved are unknown, because the job registered neither a measured cost model nor the size of its "
+            "experts (expert_weight_size_bytes)."
+        )
+    num_reported = saving.num_steps + saving.num_left_out
+    if not num_reported:
+        return "No rank has reported a step yet."
+    if not saving.num_steps:
+        return f"GPU-hours saved are unknown: none of {num_reported} reported steps counts. {_WHAT_COUNTS}"
+    source = "by the cost model that the job registered" if time.is_measured else "a guess for H100-class nodes"
+    text = (
+        f"Assumes that one token copy takes {time.us:.3g} µs in a forward pass of an expert ({source}) and twice as "
+        f"long in a backward pass, so that experts take {saving.expert_s / saving.trained_s:.1%} of "
+        f"{hours_text(saving.trained_s)} GPU-hours of training. Waits for plans, reorders and replicas, "
+        f"{hours_text(saving.waited_s)} GPU-hours, are subtracted."
+    )
+    if saving.num_forecasts:
+        text += f" In {saving.num_forecasts} steps the imbalance without balancing is a forecast."
+    if saving.num_left_out:
+        text += f" {saving.num_steps} of {num_reported} reported steps count. {_WHAT_COUNTS}"
+    return text
+
+
+_WHAT_COUNTS = "A step counts if it has a plan, reports of all ranks, and agents that say how long its phases took."
+
+
+def hours_text(time_s: float) -> str:
+    """Return seconds as a number of hours for people, with three decimals below 10 hours."""
+    hours = time_s / 3600
+    decimals = 3 if abs(hours) < 10 else 1 if abs(hours) < 1000 else 0
+    return f"{round(hours, decimals) + 0.0:,.{decimals}f}"
