@@ -7,5 +7,6 @@ Only this package and the gRPC services handle messages. The generated code live
     status                     the error tree as gRPC status codes, and back
     channel, credentials       connections with measured settings, and how a client authenticates
     client                     the planner as a trainer sees it
+    status_service             the status service as programs see it: JSON over HTTP
     launch, heartbeat          which launch of a training a process belongs to, and that the process is alive
 """

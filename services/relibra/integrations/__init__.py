@@ -11,6 +11,7 @@ Out:  the routing, reported as parts that start from one EP rank each, and the s
     routing_counter                       sequences counted when they are finished, before their micro-batch is known
     background                            reports and submits while the training loop goes on, and loses no error
     forecast                              a step whose routing is not known in advance
+    tracking, tracked_runs                a job's figures in its own run of W&B, MLflow or TensorBoard
     export                                weights that leave under the names of logical experts
 
 Every adapter of a framework that replays routing offers the same two functions:
