@@ -9,6 +9,8 @@ PAGES = (
     "/jobs/job/steps/2",
     "/jobs/job/steps/3",
     "/jobs/job/steps/1/cells/1/2",
+    "/compare?left=job&right=job",
+    "/compare?left=job&left_step=1&right=job&right_step=1",
     "/docs",
     "/runbook",
 )

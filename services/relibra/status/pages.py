@@ -1,33 +1,26 @@
-"""The HTML pages, complete without scripts; `static/pages.js` adds charts and live updates."""
+"""The HTML pages, complete without scripts; `static/` adds charts and live updates."""
 
 import functools
 import gzip
 import hashlib
-from collections.abc import Mapping
-from datetime import UTC, datetime
 from importlib import resources
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
-from relibra.status.attempts import AttemptChoice, why_ended
+from relibra.status.attempts import AttemptChoice
 from relibra.status.context import MAX_INDEX, App, Before, Layer, Looker, Row, Seen, Step
-from relibra.status.explain import explain, size_text
+from relibra.status.explain import explain
 from relibra.status.figures import slowest_ranks
 from relibra.status.health import JobState
-from relibra.status.history_models import realised_imbalance, speedup
 from relibra.status.load_models import CellView
 from relibra.status.overview import Order, arrange, count_states, fold
+from relibra.status.page import page
 from relibra.status.problems import Problem
-from relibra.status.runbook import runbook_html, runbook_path
-from relibra.status.savings import Saving, TokenTime, assumption, hours_text, saving_of, total
-from relibra.status.sparkline import sparkline
+from relibra.status.runbook import runbook_html
+from relibra.status.savings import TokenTime, assumption, total
 from relibra.status.summary_models import expiry_text
 from relibra.store import StepSummary
 
@@ -58,7 +51,7 @@ async def overview(
         found, num_folded = fold(found)
     shown: dict[str, Any] = {"asked": asked, "orders": list(Order), "counts": count_states(glances)}
     shown["saved"] = total(each.saving for each in glances)
-    return _page(request, "jobs.html", glances=found, num_folded=num_folded, **shown)
+    return page(request, "jobs.html", glances=found, num_folded=num_folded, **shown)
 
 
 @pages.get("/jobs/{job_id}")
@@ -72,7 +65,7 @@ async def show_job(app: App, seen: Seen, request: Request, before: Before = None
     shown: dict[str, Any] = {"rows": rows, "before": before, "has_older": has_older}
     shown["assumption"] = assumption(glance.saving, TokenTime.of(seen.current.record))
     shown["time"] = TokenTime.of(job)
-    return _page(request, "job.html", seen=seen, glance=glance, attempts=attempts, **shown)
+    return page(request, "job.html", seen=seen, glance=glance, attempts=attempts, **shown)
 
 
 @pages.get("/jobs/{job_id}/steps/{step}")
@@ -85,7 +78,7 @@ async def show_step(app: App, seen: Seen, request: Request, step: Step) -> Respo
     if isinstance(record, StepSummary):
         assert record.expired is not None, "only expired steps have summaries in the store"
         text = expiry_text(record.expired, await app.store.num_kept_steps(job))
-        return _page(request, "expired.html", seen=seen, step=record, text=text)
+        return page(request, "expired.html", seen=seen, step=record, text=text)
     executed = await app.reader.executed(job, step)
     shown: dict[str, Any] = {"seen": seen, "step": record, "executed": executed}
     shown["explanation"] = explain(record, job.cluster, executed, is_over=seen.is_over)
@@ -97,7 +90,9 @@ async def show_step(app: App, seen: Seen, request: Request, step: Step) -> Respo
         shown["replicated"] = totals.most_replicated(_NUM_NAMED)
         shown["totals"] = totals
         shown["slowest"] = slowest_ranks(totals)
-    return _page(request, "step.html", **shown)
+        earlier = await app.store.plan_before(job, step)
+        shown["previous"] = None if earlier is None else earlier.step
+    return page(request, "step.html", **shown)
 
 
 @pages.get("/jobs/{job_id}/steps/{step}/cells")
@@ -120,19 +115,19 @@ async def show_cell(app: App, seen: Seen, request: Request, step: Step, row: Row
     plan = await app.reader.planned(seen.job, step)
     figures = await app.reader.figures(seen.job, plan)
     cell = await app.reader.off_loop(CellView.of, figures, row, layer)
-    return _page(request, "cell.html", seen=seen, step=step, plan=plan, cell=cell, num_rows=figures.plan.num_rows)
+    return page(request, "cell.html", seen=seen, step=step, plan=plan, cell=cell, num_rows=figures.plan.num_rows)
 
 
 @pages.get("/docs")
 async def describe(request: Request) -> Response:
     """The JSON API, rendered from its OpenAPI schema. FastAPI's own page would load scripts from other hosts."""
-    return _page(request, "docs.html", api=request.app.openapi())
+    return page(request, "docs.html", api=request.app.openapi())
 
 
 @pages.get("/runbook")
 async def show_runbook(request: Request) -> Response:
     """What to do about a state or an alert; the links of alerts lead here."""
-    return _page(request, "runbook.html", content=runbook_html())
+    return page(request, "runbook.html", content=runbook_html())
 
 
 def plotly(request: Request) -> Response:
@@ -146,7 +141,7 @@ def plotly(request: Request) -> Response:
 
 def show_problem(request: Request, problem: Problem) -> Response:
     """Return the HTML page of an error."""
-    return _page(request, "problem.html", status=problem.status, problem=problem)
+    return page(request, "problem.html", status=problem.status, problem=problem)
 
 
 @functools.cache
@@ -163,58 +158,3 @@ def _permanent(request: Request, seen: AttemptChoice) -> Response:
     """Redirect to the URL that names the attempt, so that an open page and a link stay right after a restart."""
     here = request.url.replace(scheme="", netloc="")
     return RedirectResponse(str(here.include_query_params(attempt=seen.chosen.number)))
-
-
-def _page(request: Request, template: str, *, status: int = 200, **shown: Any) -> Response:
-    access = request.app.state.context.access
-    text = _templates().get_template(template).render(is_open=not access.is_required, **shown)
-    return HTMLResponse(text, status, {"Cache-Control": "private, no-store", "Vary": "Authorization"})
-
-
-@functools.cache
-def _templates() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("relibra.status"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals |= {"plotly_version": version("plotly"), "sparkline": sparkline, "why_ended": why_ended}
-    environment.globals["runbook_path"] = runbook_path
-    environment.filters |= {"ratio": _ratio, "size": size_text, "when": _when, "count": _count}
-    environment.filters |= {
-        "addressed": _addressed,
-        "seconds": _seconds,
-        "realised": realised_imbalance,
-        "speedup": speedup,
-        "saving": saving_of,
-        "hours": _hours,
-    }
-    return environment
-
-
-def _addressed(asked: Mapping[str, str], **change: str) -> str:
-    """Return the query of what was asked with a change; empty values are left out."""
-    return urlencode({name: value for name, value in {**asked, **change}.items() if value})
-
-
-def _ratio(value: float | None) -> str:
-    return "\N{EN DASH}" if value is None else f"{value:.3f}"
-
-
-def _seconds(time_s: float | None) -> str:
-    return "\N{EN DASH}" if time_s is None else f"{time_s:.2f} s"
-
-
-def _hours(saving: Saving) -> str:
-    return "\N{EN DASH}" if saving.saved_gpu_hours is None else hours_text(saving.saved_s)
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
-
-
-def _when(unix_time_s: float) -> Markup:
-    moment = datetime.fromtimestamp(unix_time_s, tz=UTC)
-    return Markup('<time datetime="{}">{}</time>').format(moment.isoformat(), f"{moment:%Y-%m-%d %H:%M:%S} UTC")

@@ -10,8 +10,9 @@ function makeWalkable(Plotly, plot, traces, layout, choose) {
   const [rows, columns] = grid ? [grid.length, grid[0].length] : [1, traces[0].x.length];
   const at = plot.walkedTo ??= { row: 0, column: grid ? 0 : columns - 1 };  // the last step is the newest
   const subplots = [...new Set(traces.map((each) => `${each.xaxis ?? "x"}${each.yaxis ?? "y"}`))];
-  const valueOf = (trace) => (grid ? trace.z[at.row][at.column] : trace.y[at.column]);
   const x = () => (grid ? at.column : traces[0].x[at.column]);
+  const indexIn = (trace) => trace.x.indexOf(x());  // two jobs may have other steps
+  const valueOf = (trace) => (grid ? trace.z[at.row]?.[at.column] : trace.y[indexIn(trace)]);
 
   function show() {
     at.row = within(at.row, rows);
@@ -19,7 +20,7 @@ function makeWalkable(Plotly, plot, traces, layout, choose) {
     const shown = traces.map((trace, curveNumber) => ({ trace, curveNumber })).filter(({ trace }) => valueOf(trace) != null);
     // Of two heat maps, the last one shows the place: Plotly marks a square in one plot at a time.
     if (grid) Plotly.Fx.hover(plot, { xval: at.column, yval: at.row }, subplots.at(-1));
-    else Plotly.Fx.hover(plot, shown.map(({ curveNumber }) => ({ curveNumber, pointNumber: at.column })), subplots);
+    else Plotly.Fx.hover(plot, shown.map(({ trace, curveNumber }) => ({ curveNumber, pointNumber: indexIn(trace) })), subplots);
     const place = `${layout.xaxis.title.text} ${x()}${grid ? `, ${layout.yaxis.title.text} ${at.row}` : ""}`;
     const values = shown.map(({ trace }) => `${trace.name} ${Number(valueOf(trace).toFixed(3))}`);
     plot.nextElementSibling.textContent = `${place}: ${values.join(", ")}`;
@@ -32,7 +33,7 @@ function makeWalkable(Plotly, plot, traces, layout, choose) {
   plot.onblur = () => Plotly.Fx.unhover(plot);
   plot.onkeydown = (event) => {
     if (event.key === "Enter") {
-      const address = choose({ points: [{ x: x(), y: at.row }] });
+      const address = choose({ points: [{ x: x(), y: at.row, customdata: traces[0].customdata?.[at.column] }] });
       if (address) location.assign(address);
     }
     if (!MOVES[event.key]) return;

@@ -1,4 +1,4 @@
-// Lets the keyboard scroll tables that are wider than the page, and saves tables as CSV.
+// Lets the keyboard scroll tables that are wider than the page, and offers to save tables.
 "use strict";
 
 // Return the heading above a table.
@@ -22,36 +22,21 @@ function tellScrollable() {
   }
 }
 
-// Return a table as CSV: times as ISO 8601, numbers without separators, nothing for a dash.
-function csvOf(table) {
-  const text = (cell) => {
-    const time = cell.querySelector("time")?.dateTime;
-    const shown = time ?? cell.innerText.trim().replace(/\s*\n\s*/g, "; ").replace(/(?<=\d)\u202f(?=\d)/g, "");
-    return shown === "–" ? "" : /[",\n]/.test(shown) ? `"${shown.replaceAll('"', '""')}"` : shown;
-  };
-  return [...table.rows].map((row) => `${[...row.cells].map(text).join(",")}\r\n`).join("");
-}
-
-function save(table) {
-  const name = `${document.title.replace(" · relibra", "")} ${nameOf(table)}`.replace(/[^\w.-]+/g, "-").slice(0, 80);
-  const address = URL.createObjectURL(new Blob([csvOf(table)], { type: "text/csv" }));
-  Object.assign(document.createElement("a"), { href: address, download: `${name}.csv` }).click();
-  URL.revokeObjectURL(address);
-}
-
-function offerCsv() {
+function offerToSave() {
   for (const part of document.querySelectorAll(".scroll")) {
-    if (part.nextElementSibling?.matches(".csv")) continue;
-    const button = Object.assign(document.createElement("button"), { className: "csv", type: "button", textContent: "CSV" });
-    button.setAttribute("aria-label", `Save as CSV: ${nameOf(part.querySelector("table"))}`);
-    button.onclick = () => save(part.querySelector("table"));
-    part.after(button);
+    if (part.nextElementSibling?.matches(".saves")) continue;
+    const table = () => part.querySelector("table");  // live updates may replace it
+    const name = nameOf(table());
+    part.after(saveButtons(name, {
+      csv: () => downloadCsv(rowsOfTable(table()), name),
+      png: () => saveTableAsPng(table(), name),
+    }));
   }
 }
 
 function prepareTables() {
   tellScrollable();
-  offerCsv();
+  offerToSave();
 }
 
 addEventListener("resize", tellScrollable);

@@ -1,0 +1,85 @@
+"""How templates become pages: their filters, and the headers of every page."""
+
+import functools
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+from urllib.parse import urlencode
+
+from fastapi import Request, Response
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from relibra.status.attempts import why_ended
+from relibra.status.explain import size_text
+from relibra.status.history_models import realised_imbalance, speedup
+from relibra.status.runbook import runbook_path
+from relibra.status.savings import Saving, hours_text, saving_of
+from relibra.status.sparkline import sparkline
+
+_DASH = "\N{EN DASH}"
+
+
+def page(request: Request, template: str, *, status: int = 200, **shown: Any) -> Response:
+    """Return a page from its template and what the template shows."""
+    access = request.app.state.context.access
+    text = _templates().get_template(template).render(is_open=not access.is_required, **shown)
+    return HTMLResponse(text, status, {"Cache-Control": "private, no-store", "Vary": "Authorization"})
+
+
+@functools.cache
+def _templates() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("relibra.status"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= {"plotly_version": version("plotly"), "sparkline": sparkline, "why_ended": why_ended}
+    environment.globals["runbook_path"] = runbook_path
+    environment.filters |= {"ratio": _ratio, "size": size_text, "when": _when, "clock": _clock, "count": _count}
+    environment.filters |= {
+        "addressed": _addressed,
+        "seconds": _seconds,
+        "realised": realised_imbalance,
+        "speedup": speedup,
+        "saving": saving_of,
+        "hours": _hours,
+        "gpu_hours": lambda hours: hours_text(hours * 3600),
+    }
+    return environment
+
+
+def _addressed(asked: Mapping[str, str], **change: str) -> str:
+    """Return the query of what was asked with a change; empty values are left out."""
+    return urlencode({name: value for name, value in {**asked, **change}.items() if value})
+
+
+def _ratio(value: float | None) -> str:
+    return _DASH if value is None else f"{value:.3f}"
+
+
+def _seconds(time_s: float | None) -> str:
+    return _DASH if time_s is None else f"{time_s:.2f} s"
+
+
+def _hours(saving: Saving) -> str:
+    return _DASH if saving.saved_gpu_hours is None else hours_text(saving.saved_s)
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def _clock(unix_time_s: float) -> Markup:
+    """Return a time that stays a time of day, where `_when` becomes an age."""
+    moment = datetime.fromtimestamp(unix_time_s, tz=UTC)
+    return Markup('<time class="clock" datetime="{}">{}</time>').format(moment.isoformat(), f"{moment:%m-%d %H:%M:%S}")
+
+
+def _when(unix_time_s: float) -> Markup:
+    moment = datetime.fromtimestamp(unix_time_s, tz=UTC)
+    return Markup('<time datetime="{}">{}</time>').format(moment.isoformat(), f"{moment:%Y-%m-%d %H:%M:%S} UTC")
