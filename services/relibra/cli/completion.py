@@ -1,4 +1,4 @@
-"""The values that the shell completes: ids of jobs, names of models, hardware and policies.
+"""The values that the shell completes: ids of jobs, names of models, hardware, policies, formats and trainers.
 
 Completion never shows an error and never waits long: without an answer there is nothing to complete.
 """
@@ -63,6 +63,20 @@ def complete_policies(incomplete: str) -> list[str]:
     chosen, comma, last = incomplete.rpartition(",")
     given = chosen.split(",")
     return [f"{chosen}{comma}{name}" for name in _beginning(last, POLICIES) if name not in given]
+
+
+def complete_format(incomplete: str) -> list[str]:
+    """Return the formats of recorded responses that begin with `incomplete`."""
+    from relibra.routing.formats import FORMATS
+
+    return _beginning(incomplete, FORMATS)
+
+
+def complete_trainer(incomplete: str) -> list[str]:
+    """Return the trainers whose rules for missing routes are known, and that begin with `incomplete`."""
+    from relibra.routing import FILLER_RULES
+
+    return _beginning(incomplete, FILLER_RULES)
 
 
 def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:

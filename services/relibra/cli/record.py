@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from relibra.cli.completion import complete_format, complete_trainer
 from relibra.cli.left_out_report import describe_left_out, print_left_out
 from relibra.cli.output import AsJson, open_console, print_json, writing
 from relibra.cli.recorded_model import model_of_options, physical_experts_of_options
@@ -54,13 +55,18 @@ def record(
     ] = "",
     format_name: Annotated[
         str | None,
-        typer.Option("--format", help=f"Format of the responses: {', '.join(FORMATS)}. Detected if unambiguous."),
+        typer.Option(
+            "--format",
+            help=f"Format of the responses: {', '.join(FORMATS)}. Detected if unambiguous.",
+            autocompletion=complete_format,
+        ),
     ] = None,
     trainer: Annotated[
         str | None,
         typer.Option(
             help=f"Give tokens without a recorded route the experts that this trainer gives them: "
-            f"{', '.join(FILLER_RULES)}. Default: leave those tokens out."
+            f"{', '.join(FILLER_RULES)}. Default: leave those tokens out.",
+            autocompletion=complete_trainer,
         ),
     ] = None,
     turns_by: Annotated[

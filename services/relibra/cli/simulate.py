@@ -52,7 +52,7 @@ def simulate(
         before, step = question.steps(seed)
         outcomes = run(step, before, question.training, chosen, on_policy=now)
     if report is not None:
-        from relibra.evaluation.report import write_report  # loads plotly
+        from relibra.evaluation.report import write_report
 
         with writing("--report"):
             write_report(report, question, outcomes)

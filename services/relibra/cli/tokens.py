@@ -9,6 +9,7 @@ import typer
 from rich.box import SIMPLE
 from rich.table import Table
 
+from relibra.cli.completion import complete_stored_job
 from relibra.cli.output import AsJson, open_console, print_json, print_table
 from relibra.cli.service import RedisUrl
 from relibra.store import ALL_JOBS, Role, Store, TokenRecord
@@ -26,7 +27,9 @@ def create(
             help="What the holder may do: report routing (rollout), train, look (viewer), or all of it (admin)."
         ),
     ],
-    job: Annotated[str, typer.Option(help="Job that the token is for; * for all jobs.")] = ALL_JOBS,
+    job: Annotated[
+        str, typer.Option(help="Job that the token is for; * for all jobs.", autocompletion=complete_stored_job)
+    ] = ALL_JOBS,
     days: Annotated[float | None, typer.Option(min=0, help="Days until the token expires; never if not given.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -1,11 +1,12 @@
 """Write a page that compares policies: one self-contained HTML file with its figures."""
 
 import html
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import plotly.graph_objects as go
-
+from relibra import charting
 from relibra.atomic_file import write_atomically
 from relibra.evaluation.question import Question
 from relibra.evaluation.simulation import Outcome
@@ -29,6 +30,7 @@ th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #8884
 th:first-child, td:first-child { text-align: left }
 tr.best { font-weight: 600; background: #2a7f6230 }
 """
+_CONFIG = {"displayModeBar": False, "responsive": True}
 _CLEAR = "rgba(0, 0, 0, 0)"
 _INK = "#808890"
 """This grey is readable on white and on black; a figure does not know which of them it stands on."""
@@ -55,58 +57,70 @@ def _page(question: Question, outcomes: Sequence[Outcome]) -> str:
         "from what is not known of such machines."
     )
     figures = [
-        _figure(_throughput(outcomes), "Throughput as a share of perfect balance", first=True),
-        _figure(_step_times(outcomes), "The parts of a step, in seconds", first=False),
+        _figure("throughput", "Throughput as a share of perfect balance", *_throughput(outcomes)),
+        _figure("parts", "The parts of a step, in seconds", *_step_times(outcomes)),
     ]
+    library = f"<script>{charting.library().decode()}</script>"
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><link rel="icon" href="data:,">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1><p>{html.escape(setting)}</p>"
-        f"{''.join(figures)}{_table(outcomes, cluster.num_ranks)}</html>"
+        f"{library}{''.join(figures)}{_table(outcomes, cluster.num_ranks)}</html>"
     )
 
 
-def _throughput(outcomes: Sequence[Outcome]) -> go.Figure:
-    figure = go.Figure(
-        go.Bar(
-            x=[each.of_balanced for each in outcomes],
-            y=[each.policy for each in outcomes],
-            orientation="h",
-            text=[f"{each.of_balanced:.1%}" for each in outcomes],
-            marker_color=["#2a7f62" if each.policy.startswith("relibra") else "#9aa5b1" for each in outcomes],
-        )
-    )
-    figure.add_vline(x=1, line_dash="dot", line_color=_INK)
-    figure.update_xaxes(tickformat=".0%", rangemode="tozero")
-    return figure
+def _throughput(outcomes: Sequence[Outcome]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the traces and the layout of a bar for each policy."""
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "x": [each.of_balanced for each in outcomes],
+        "y": [each.policy for each in outcomes],
+        "text": [f"{each.of_balanced:.1%}" for each in outcomes],
+        "marker": {"color": ["#2a7f62" if each.policy.startswith("relibra") else "#9aa5b1" for each in outcomes]},
+    }
+    balanced = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1}
+    layout = {
+        "xaxis": {"tickformat": ".0%", "rangemode": "tozero"},
+        "shapes": [balanced | {"line": {"color": _INK, "dash": "dot"}}],
+    }
+    return [bars], layout
 
 
-def _step_times(outcomes: Sequence[Outcome]) -> go.Figure:
-    figure = go.Figure()
+def _step_times(outcomes: Sequence[Outcome]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the traces and the layout of a stacked bar for each policy."""
+    policies = [each.policy for each in outcomes]
+    bars = []
     for part, (label, colour) in _PARTS.items():
         seconds = [getattr(each.step, part) for each in outcomes]
         if any(seconds):
-            policies = [each.policy for each in outcomes]
-            figure.add_bar(x=seconds, y=policies, orientation="h", name=label, marker_color=colour)
-    figure.update_layout(barmode="stack", legend={"orientation": "h", "traceorder": "normal"})
-    return figure
+            bars.append(
+                {
+                    "type": "bar",
+                    "orientation": "h",
+                    "name": label,
+                    "x": seconds,
+                    "y": policies,
+                    "marker": {"color": colour},
+                }
+            )
+    return bars, {"barmode": "stack", "showlegend": True, "legend": {"orientation": "h", "traceorder": "normal"}}
 
 
-def _figure(figure: go.Figure, title: str, *, first: bool) -> str:
-    figure.update_yaxes(autorange="reversed", color=_INK, automargin=True)
-    figure.update_xaxes(color=_INK, gridcolor="#8883", zeroline=False)
-    figure.update_layout(
-        template="none",
-        font={"color": _INK, "family": "system-ui, sans-serif"},
-        paper_bgcolor=_CLEAR,
-        plot_bgcolor=_CLEAR,
-        height=460,
-        margin={"l": 10, "r": 20, "t": 10, "b": 40},
-    )
-    drawing = figure.to_html(
-        full_html=False, include_plotlyjs=first, config={"displayModeBar": False, "responsive": True}
-    )
-    return f"<h2>{html.escape(title)}</h2>{drawing}"
+def _figure(name: str, title: str, traces: list[dict[str, Any]], layout: dict[str, Any]) -> str:
+    axis = {"color": _INK, "gridcolor": "#8883", "zeroline": False}
+    shown = layout | {
+        "xaxis": axis | layout.get("xaxis", {}),
+        "yaxis": {"color": _INK, "autorange": "reversed", "automargin": True},
+        "font": {"color": _INK, "family": "system-ui, sans-serif"},
+        "paper_bgcolor": _CLEAR,
+        "plot_bgcolor": _CLEAR,
+        "height": 460,
+        "margin": {"l": 10, "r": 20, "t": 10, "b": 40},
+    }
+    # A policy or label that ended the script element would end the page.
+    drawn = ", ".join(json.dumps(each).replace("<", "\\u003c") for each in (traces, shown, _CONFIG))
+    return f'<h2>{html.escape(title)}</h2><div id="{name}"></div><script>Plotly.newPlot("{name}", {drawn})</script>'
 
 
 def _table(outcomes: Sequence[Outcome], num_ranks: int) -> str:

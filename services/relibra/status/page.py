@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlencode
 
@@ -12,6 +11,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from relibra import charting
 from relibra.status.attempts import why_ended
 from relibra.status.explain import size_text
 from relibra.status.history_models import realised_imbalance, speedup
@@ -38,7 +38,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"plotly_version": version("plotly"), "sparkline": sparkline, "why_ended": why_ended}
+    environment.globals |= {"plotly_version": charting.VERSION, "sparkline": sparkline, "why_ended": why_ended}
     environment.globals["runbook_path"] = runbook_path
     environment.filters |= {"ratio": _ratio, "size": size_text, "when": _when, "clock": _clock, "count": _count}
     environment.filters |= {

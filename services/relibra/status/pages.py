@@ -3,13 +3,13 @@
 import functools
 import gzip
 import hashlib
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
+from relibra import charting
 from relibra.status.attempts import AttemptChoice
 from relibra.status.context import MAX_INDEX, App, Before, Layer, Looker, Row, Seen, Step
 from relibra.status.explain import explain
@@ -131,7 +131,7 @@ async def show_runbook(request: Request) -> Response:
 
 
 def plotly(request: Request) -> Response:
-    """The charting library from the installed package. It is compressed once, in a thread, because that takes long."""
+    """The charting library. It is compressed once, in a thread, because that takes long."""
     content, tag = _plotly()
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers={"ETag": tag})
@@ -146,7 +146,7 @@ def show_problem(request: Request, problem: Problem) -> Response:
 
 @functools.cache
 def _plotly() -> tuple[bytes, str]:
-    content = gzip.compress(resources.files("plotly").joinpath("package_data/plotly.min.js").read_bytes(), mtime=0)
+    content = gzip.compress(charting.library(), mtime=0)
     return content, f'"{hashlib.blake2b(content, digest_size=12).hexdigest()}"'
 
 
