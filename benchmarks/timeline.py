@@ -3,8 +3,9 @@
     python -m benchmarks.timeline [--trace FILE]
 
 Two expert-parallel ranks on CPU, a core each, train a small GPT with MoE layers. In every layer each rank has replicas
-of two experts of the other rank; weights and gradients travel by the `peer` transport. The last of three steps runs
-under torch.profiler. docs/images/timeline.svg shows what rank 0 did. FILE gets the Chrome trace of that step.
+of two experts of the other rank; weights and gradients travel through gloo, in threads that the trace does not show.
+The last of three steps runs under torch.profiler. docs/images/timeline.svg shows what rank 0 did. FILE gets the Chrome
+trace of that step.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import matplotlib.pyplot as plt
 import torch.multiprocessing as mp
 from matplotlib.axes import Axes
 from torch import nn
-from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile, record_function
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.drawing import IMAGES, STYLE
 from benchmarks.fixed_plans import FixedPlans
@@ -34,13 +35,12 @@ SHAPE = Shape(model=MODEL, hidden_size=512, expert_ffn_size=512, num_sequences=1
 REPLICAS = [(0, layer, expert, 1 - expert // 4) for layer in range(MODEL.num_layers) for expert in (0, 1, 4, 5)]
 """(micro_batch, layer, expert, rank) of every replica."""
 
-ROWS = ("computes", "waits, adds up", "transport")
+ROWS = ("computes", "waits, adds up")
 LOOKS: Mapping[str, tuple[str, str]] = {
     "attention": (ROWS[0], "#4060a0"),
     "experts": (ROWS[0], "#2a7f62"),
     "relibra::fetched": (ROWS[1], "#c0392b"),
     "relibra::returned": (ROWS[1], "#c0392b"),
-    "relibra::move": (ROWS[2], "#e0a030"),
 }
 """The row and colour of a span, by the beginning of its name."""
 STARTS: Mapping[str, str] = {"relibra::fetch layer": "weights", "relibra::return layer": "gradients"}
@@ -90,7 +90,7 @@ def run_rank(rank: int, folder: str, trace: Path | None) -> None:
     """Train three steps; rank 0 draws the last one."""
     join(folder, rank, CLUSTER.num_ranks)
     gpt = Gpt(SHAPE)
-    config = AgentConfig(planner_address="none:0", job_id="timeline", model=MODEL, cluster=CLUSTER, transport="peer")
+    config = AgentConfig(planner_address="none:0", job_id="timeline", model=MODEL, cluster=CLUSTER)
     agent = attach(gpt.ddp, gpt.optimizer, config, plans=FixedPlans(MODEL, CLUSTER, 1, REPLICAS))
     for index, layer in enumerate(gpt.ddp.module.decoder.layers):
         name_ranges(layer.self_attention, f"attention {index}")
@@ -107,9 +107,7 @@ def run_rank(rank: int, folder: str, trace: Path | None) -> None:
 
     train(0)
     train(1)
-    with profile(
-        activities=[ProfilerActivity.CPU], experimental_config=_ExperimentalConfig(profile_all_threads=True)
-    ) as profiled:
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
         train(2)
     agent.detach()
     if rank == 0:

@@ -25,14 +25,13 @@ from relibra.agent.transport import (
     Copy,
     ExpertTransport,
     HostWeights,
-    PeerTransport,
     ProcessGroupTransport,
     Pull,
     fetch_copies,
     return_gradients,
 )
 
-WORLD, TIMEOUT_S = 4, 60.0
+WORLD = 4
 CELLS = {
     # Two hot experts, each with a replica on every other rank.
     "skewed": (*(Copy(0, 0, r, 0) for r in (1, 2, 3)), *(Copy(1, 0, r, s) for r, s in ((0, 0), (2, 1), (3, 1)))),
@@ -96,7 +95,7 @@ def run_rank(rank: int, folder: str, num_turns: int, expert_bytes: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD)
     everyone = dist.group.WORLD
     assert everyone is not None
-    messages, shared = ProcessGroupTransport(everyone), PeerTransport(everyone, torch.device("cpu"), TIMEOUT_S)
+    messages = ProcessGroupTransport(everyone)
     rows: list[dict[str, object]] = []
     for cell, copies in CELLS.items():
         layer = Layer(copies, rank, expert_bytes)
@@ -107,8 +106,6 @@ def run_rank(rank: int, folder: str, num_turns: int, expert_bytes: int) -> None:
             ("all-to-all", "return"): collective.give_back,
             ("process_group", "fetch"): lambda layer=layer: layer.fetch(messages),
             ("process_group", "return"): lambda layer=layer: layer.give_back(messages),
-            ("peer", "fetch"): lambda layer=layer: layer.fetch(shared),
-            ("peer", "return"): lambda layer=layer: layer.give_back(shared),
             ("host", "fetch"): lambda layer=layer, host=host: layer.pull(host),
         }
         times_s: dict[tuple[str, str], list[float]] = {way: [] for way in ways}

@@ -32,7 +32,6 @@ from relibra.kernels import (
     REST,
     driver,
     expert_pack,
-    expert_push,
     expert_unpack,
     grad_accumulate,
     nvrtc,
@@ -82,17 +81,6 @@ def _moves(report: GpuReport, size_bytes: int) -> None:
     for name, operator in (("expert_pack", expert_pack), ("expert_unpack", expert_unpack)):
         by_torch = partial(getattr(reference, name), *arguments[name])
         report.kernels.append(_rate(name, case, moved_bytes, partial(operator, *arguments[name]), by_torch))
-
-
-def _pushes(report: GpuReport, size_bytes: int) -> None:
-    experts = _experts(size_bytes, max(2, _TOTAL_BYTES // 4 // size_bytes))
-    slots = [torch.empty_like(tensor) for tensor in experts]
-    moved_bytes = 2 * sum(tensor.nbytes for tensor in experts)
-    by_copies = partial(reference.expert_push, experts, slots)
-    for num_sms in (4, 8, 16, 32):
-        case = f"{size_bytes // 10**6} MB experts, {num_sms} SMs, same device"
-        run = partial(expert_push, experts, slots, num_sms=num_sms)
-        report.kernels.append(_rate("expert_push", case, moved_bytes, run, by_copies))
 
 
 def _sums(report: GpuReport, size_bytes: int) -> None:
@@ -160,7 +148,6 @@ def _launches(report: GpuReport) -> None:
         "torch": partial(slot.add_, 1),
         "expert_pack": partial(expert_pack, [value], _CUDA),
         "expert_unpack": partial(expert_unpack, packed, [slot]),
-        "expert_push": partial(expert_push, [value], [slot]),
         "grad_accumulate": partial(grad_accumulate, [slot], [[value]]),
         "quota_remap": partial(
             quota_remap, probs_TE, probs_TE > 0, slot_expert_P, torch.full_like(slot_expert_P, REST)
@@ -221,9 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     report = GpuReport(machine=_machine())
     parts: list[Callable[[GpuReport], None]] = [_device_copy, _launches, _routings]
-    parts += [
-        partial(part, size_bytes=size) for part in (_moves, _sums, _pushes, _host_paths) for size in _EXPERT_SIZES
-    ]
+    parts += [partial(part, size_bytes=size) for part in (_moves, _sums, _host_paths) for size in _EXPERT_SIZES]
     parts += [partial(_expert_times, preset=preset) for preset in PRESETS]
     folders = [RESULTS, *([Path(os.environ["OUT"])] if os.environ.get("OUT") else [])]
     for part in parts:

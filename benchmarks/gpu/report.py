@@ -40,9 +40,9 @@ class KernelRate:
     copy_gb_per_s: float
     share_of_copy: float
     is_below_goal: bool
-    """Whether the share is below `GOAL`; a push on few multiprocessors is not meant to reach it."""
+    """Whether the share is below `GOAL`."""
     reference_us: float
-    """The time of the same work by torch operations; for a push, by copies."""
+    """The time of the same work by torch operations."""
 
     def __str__(self) -> str:
         """Return a row of the table."""

@@ -48,12 +48,14 @@ def test_L1_ranks_that_come_late_and_wait_for_their_plan_need_time_too(
     assert ("raise collective_timeout_s" in (config.advice or "")) == is_warned
 
 
-def test_an_unknown_transport_is_refused_by_name() -> None:
-    with pytest.raises(InvalidInput, match="transport: expected process_group or peer, got pigeons"):
+@pytest.mark.parametrize(("transport", "hint"), [("pigeons", ""), ("peer", r" \(symmetric replaces peer\)")])
+def test_an_unknown_transport_is_refused_by_name(transport: str, hint: str) -> None:
+    known = "process_group or symmetric or symmetric_if_possible"
+    with pytest.raises(InvalidInput, match=f"transport: expected {known}{hint}, got {transport}"):
         AgentConfig(
             planner_address="127.0.0.1:1",
             job_id="job",
             model=Model(num_layers=1, num_experts=3, top_k=1),
             cluster=CLUSTER,
-            transport="pigeons",  # type: ignore[arg-type]
+            transport=transport,  # type: ignore[arg-type]
         )

@@ -22,7 +22,7 @@ def assert_active(results, *, replicas=True):
         assert (results[0]["replicas"][step] > 0) == replicas
 
 
-@pytest.mark.parametrize("scenario", ["sgd", "sgd_peer"])
+@pytest.mark.parametrize("scenario", ["sgd", "sgd_symmetric"])
 def test_S5_all_micro_batches_in_flight_train_as_plain_megatron(two_nodes, scenario):
     assert_active(two_nodes.of(scenario))
     worst = two_nodes.worst(scenario)
@@ -118,7 +118,7 @@ def test_realised_load_is_what_the_plans_made_it(two_nodes):
     assert [r["realised_load"] for r in balanced] != [r["realised_load"] for r in plain]
 
 
-@pytest.mark.parametrize("name", ["both_phases", "both_phases_host_copy", "both_phases_peer_host_copy"])
+@pytest.mark.parametrize("name", ["both_phases", "both_phases_host_copy", "both_phases_symmetric_host_copy"])
 def test_S5_both_phases_of_a_step_execute_one_plan(two_nodes, name):
     for result in two_nodes.of(name):
         assert result["same_plan"]

@@ -13,7 +13,7 @@ def test_on_the_cpu_everything_runs():
 @pytest.mark.parametrize(
     ("way", "layout", "scenario", "why"),
     [
-        (Way.NCCL_HOST_IDS, "two_nodes", "sgd_peer", None),
+        (Way.NCCL_HOST_IDS, "two_nodes", "sgd_symmetric", None),
         (Way.NCCL_HOST_IDS, "gpt_ep4", "full-plain-fp32", None),
         (Way.NCCL_HOST_IDS, "two_nodes", "fp8", "fp8 of two_nodes runs on the CPU only"),
         (Way.NCCL_HOST_IDS, "slime_ep4", "any scenario", "runs on the CPU only"),
@@ -27,8 +27,8 @@ def test_a_scenario_runs_on_a_device_or_says_why_not(way, layout, scenario, why)
 
 
 def test_every_transport_and_every_kind_of_expert_runs_on_a_device():
-    assert {"sgd", "sgd_peer", "both_phases_peer_host_copy"} <= set(on_cuda.SCENARIOS["two_nodes"])
-    assert on_cuda.chosen(Way.NCCL_HOST_IDS, "two_nodes", ["sgd", "fp8", "sgd_peer"]) == ["sgd", "sgd_peer"]
+    assert {"sgd", "sgd_symmetric", "both_phases_symmetric_host_copy"} <= set(on_cuda.SCENARIOS["two_nodes"])
+    assert on_cuda.chosen(Way.NCCL_HOST_IDS, "two_nodes", ["sgd", "fp8", "sgd_symmetric"]) == ["sgd", "sgd_symmetric"]
 
 
 def test_a_name_that_no_layout_has_is_refused():

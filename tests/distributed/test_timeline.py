@@ -43,7 +43,14 @@ def beside(spans, begin_us, end_us):
     return moves
 
 
+def assert_a_rank_of_each_node_moved(moved):
+    """Assert that in every transfer of a node, a pair of ranks, one had something to send beside its computation."""
+    for first, second in zip(moved[::2], moved[1::2], strict=True):
+        assert all(map(any, zip(first, second, strict=True)))
+
+
 def test_the_weights_of_a_layer_travel_during_the_forward_of_the_layer_before(of_ranks):
+    moved = list[list[bool]]()
     for spans in of_ranks:
         forwards, arrivals = named(spans, "forward layer"), named(spans, "relibra::fetched layer")
         fetches = [each for each in named(spans, "relibra::fetch layer") if each.end_us < forwards[-1].end_us]
@@ -52,15 +59,19 @@ def test_the_weights_of_a_layer_travel_during_the_forward_of_the_layer_before(of
         for fetch, forward in ahead:
             assert fetch.layer > forward.layer
             assert next(each for each in arrivals if each.layer == fetch.layer).begin_us > forward.end_us
-            assert beside(spans, fetch.begin_us, forward.end_us)
+        moved.append([bool(beside(spans, fetch.begin_us, forward.end_us)) for fetch, forward in ahead])
+    assert_a_rank_of_each_node_moved(moved)
 
 
 def test_gradients_travel_during_the_backward_of_attention(of_ranks):
+    moved = list[list[bool]]()
     for spans in of_ranks:
+        moved.append([])
         departures = named(spans, "relibra::return layer")
         assert departures
         for departure in departures:
             (arrival,) = [each for each in named(spans, "relibra::returned") if each.layer == departure.layer]
             backwards = named(spans, "attention backward")
             assert any(each.is_within(departure.end_us, arrival.begin_us) for each in backwards)
-            assert beside(spans, departure.begin_us, arrival.begin_us)
+            moved[-1].append(bool(beside(spans, departure.begin_us, arrival.begin_us)))
+    assert_a_rank_of_each_node_moved(moved)

@@ -12,7 +12,6 @@ from relibra.kernels import (
     REST,
     driver,
     expert_pack,
-    expert_push,
     expert_unpack,
     grad_accumulate,
     quota_remap,
@@ -67,14 +66,6 @@ def test_pack_and_unpack(shapes: list[tuple[int, ...]], shift: int, dtype: torch
         expert_unpack(buffer, into)
     assert torch.equal(buffer.cpu(), reference.expert_pack(tensors, torch.device("cpu")))
     assert all(torch.equal(a, b.cpu()) for a, b in zip(tensors, into, strict=True))
-
-
-def test_push_in_one_process() -> None:
-    tensors = [_random(1000, 77).cuda(), _random(5, dtype=torch.bfloat16).cuda()]
-    slots = [torch.zeros_like(tensor) for tensor in tensors]
-    with _no_waiting():
-        expert_push(tensors, slots, num_sms=4)
-    assert all(map(torch.equal, slots, tensors))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -150,9 +141,7 @@ def _all_operators(values: Tensor, slot_expert: Tensor, share: Tensor) -> list[T
     into, into_probs = torch.empty_like(values), torch.empty_like(probs)
     expert_unpack(buffer, [into, into_probs])
     grad_accumulate([into], [[values, values]])
-    slot = torch.empty_like(values)
-    expert_push([into], [slot], num_sms=2)
-    return [probs, physical_map, buffer, into, slot]
+    return [probs, physical_map, buffer, into]
 
 
 def test_a_cuda_graph_replays_every_operator_on_new_values() -> None:

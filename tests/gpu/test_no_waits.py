@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from relibra.agent.cells.token_copies import token_copies
-from relibra.kernels import REST, expert_pack, expert_push, expert_unpack, grad_accumulate, quota_remap
+from relibra.kernels import REST, expert_pack, expert_unpack, grad_accumulate, quota_remap
 
 T, E, P, K = 64, 32, 40, 8
 
@@ -26,7 +26,6 @@ def hot_path(probs: torch.Tensor, slot_expert: torch.Tensor, share: torch.Tensor
     physical.sum().backward()
     weights = [probs.detach(), physical.detach()]
     expert_unpack(expert_pack(weights, probs.device), [torch.empty_like(each) for each in weights])
-    expert_push(weights, [torch.empty_like(each) for each in weights], num_sms=2)
     grad_accumulate([torch.zeros_like(probs)], [[probs.detach(), probs.detach()]])
 
 

@@ -77,31 +77,6 @@ def test_pack_of_whole_experts_is_one_launch_and_overwrites_what_the_allocator_l
     assert torch.equal(buffer, reference.expert_pack(sources, torch.device("cpu")))
 
 
-@_few
-@given(st.lists(st.tuples(_SIZES, st.integers(0, 15)), min_size=1, max_size=4), st.integers(1, 5))
-def test_push_fills_the_slots(run: Run, specs: list[tuple[int, int]], num_sms: int) -> None:
-    tensors = [_random(size_bytes, i) for i, (size_bytes, _) in enumerate(specs)]
-    arena = Arena(sum(size_bytes + 2 * _MARGIN_BYTES + 64 for size_bytes, _ in specs))
-    slots = [arena.like(tensor, shift) for tensor, (_, shift) in zip(tensors, specs, strict=True)]
-    cuda.expert_push(run, tensors, slots, num_sms)
-    assert all(map(torch.equal, slots, tensors))
-    arena.assert_untouched()
-
-
-def test_a_push_of_more_tensors_than_a_table_holds_takes_several_launches_of_few_blocks(run: Run) -> None:
-    launches: list[Launch] = []
-
-    def recorded(launch: Launch) -> None:
-        launches.append(launch)
-        run(launch)
-
-    tensors = [_random(40, i) for i in range(MAX_SEGMENTS + 1)]
-    slots = [torch.zeros_like(tensor) for tensor in tensors]
-    cuda.expert_push(recorded, tensors, slots, num_sms=3)
-    assert [launch.num_blocks for launch in launches] == [(3, 1), (1, 1)]
-    assert all(map(torch.equal, slots, tensors))
-
-
 _DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 _COUNTS = st.one_of(st.integers(0, 40), st.integers(TILE_ELEMENTS - 5, TILE_ELEMENTS + 5))
 

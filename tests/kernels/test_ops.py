@@ -13,7 +13,6 @@ from relibra.kernels import (
     REST,
     checks,
     expert_pack,
-    expert_push,
     expert_unpack,
     grad_accumulate,
     quota_remap,
@@ -39,7 +38,6 @@ def _cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
         "quota_give_back": (OPS.quota_give_back.default, (torch.rand(9, 6), routing_map_TP, rest[1], 4)),
         "expert_pack": (OPS.expert_pack.default, (tensors,)),
         "expert_unpack": (OPS.expert_unpack.default, (torch.zeros(80, dtype=torch.uint8), tensors)),
-        "expert_push": (OPS.expert_push.default, (tensors, [t.clone() for t in tensors], 4)),
         "grad_accumulate": (OPS.grad_accumulate.default, ([torch.zeros(3), torch.zeros(2)], [torch.randn(2)], [0, 1])),
     }
 
@@ -107,14 +105,6 @@ _REFUSED: Sequence[tuple[str, Callable[[], object]]] = [
     (r"slot_expert_P: .* got torch.float32", lambda: quota_remap(_PROBS, _MAP, _EXPERTS.float(), _SHARES)),
     (r"slot_expert_P: expected experts 0 to 3, .* got 5", lambda: quota_remap(_PROBS, _MAP, _EXPERTS + 2, _SHARES)),
     (r"slot_expert_P: .* or -1 \(empty\), got -2", lambda: quota_remap(_PROBS, _MAP, _EXPERTS - 1, _SHARES)),
-    (r"slots: expected 1, one for each tensor, got 0", lambda: expert_push([torch.zeros(2)], [])),
-    (r"tensors: expected at least one", lambda: expert_push([], [])),
-    (r"slots\[0\]: expected torch.float32 \[2\]", lambda: expert_push([torch.zeros(2)], [torch.zeros(3)])),
-    (
-        r"slots\[1\]: expected on cpu, got meta",
-        lambda: checks.expert_push([_PROBS] * 2, [_PROBS, _PROBS.to("meta")], 1),
-    ),
-    (r"num_sms: expected at least 1", lambda: expert_push([_PROBS], [_PROBS.clone()], num_sms=0)),
     (r"into\[0\]: expected torch.float32", lambda: grad_accumulate([torch.zeros(2).half()], [[torch.zeros(2).half()]])),
     (
         r"gradients\[0\]\[1\]: expected torch",

@@ -16,7 +16,6 @@ from relibra.kernels import (
     REST,
     expert_checksum,
     expert_pack,
-    expert_push,
     expert_unpack,
     grad_accumulate,
     packed_size_bytes,
@@ -150,13 +149,6 @@ def test_the_order_of_gradients_matters_and_is_kept() -> None:
     sums = torch.zeros(1), torch.zeros(1)
     grad_accumulate(sums, [[small, large, -large], [large, -large, small]])
     assert [float(total) for total in sums] == [0.0, 1.0]
-
-
-def test_a_push_fills_slots() -> None:
-    tensors = [torch.randn(3, 4), torch.arange(5)]
-    slots = [torch.zeros(3, 4), torch.zeros(5, dtype=torch.int64)]
-    expert_push(tensors, slots)
-    assert all(map(torch.equal, slots, tensors))
 
 
 def test_S7_a_buffer_of_the_wrong_size_is_refused() -> None:

@@ -61,8 +61,8 @@ def test_nvcc_takes_every_file_with_warnings_as_errors(file: str, tmp_path: Path
 
 @pytest.mark.usefixtures("compiler")
 def test_the_second_start_does_not_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = compiled("expert_push.cu", 90, tmp_path)
+    first = compiled("expert_copy.cu", 90, tmp_path)
     sources.compiled.cache_clear()
     monkeypatch.setattr(nvrtc.Nvrtc, "compile", lambda *_: pytest.fail("compiled again"))
-    assert compiled("expert_push.cu", 90, tmp_path) == first
+    assert compiled("expert_copy.cu", 90, tmp_path) == first
     assert len(list(tmp_path.iterdir())) == 1

@@ -24,8 +24,8 @@ def test_torch_sees_no_device() -> None:
     ("arguments", "marker_expression"),
     [
         (["tests/gpu"], ""),
-        ([f"{TESTS}/gpu/test_peer_push.py::test_x"], ""),
-        (["tests/gpu/test_peer_push.py", "tests/kernels/../gpu"], ""),
+        ([f"{TESTS}/gpu/test_symmetric_on_cuda.py::test_x"], ""),
+        (["tests/gpu/test_symmetric_on_cuda.py", "tests/kernels/../gpu"], ""),
         (["tests"], "gpu"),
     ],
 )

@@ -14,7 +14,7 @@ _LAUNCHES = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cudaGraphLaunch
 _COPIES = ("cudaMemcpyAsync", "cudaMemsetAsync")
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_TRANSFERS = ("nccl", "expert_push", "memcpy ptop", "memcpy htod", "memcpy dtoh", "memcpy p2p")
+_TRANSFERS = ("nccl", "memcpy ptop", "memcpy htod", "memcpy dtoh", "memcpy p2p")
 
 
 def runtime_calls(events: Iterable[Event]) -> dict[str, int]:

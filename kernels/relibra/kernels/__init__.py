@@ -1,17 +1,17 @@
 """Torch operators that move experts and their tokens; each has a CUDA kernel and a torch reference with equal results.
 
 In:   router output, replica shares, expert tensors, gradients of replicas.
-Out:  physical routing, packed buffers, filled slots of peers, main gradients.
+Out:  physical routing, packed buffers, main gradients.
 
     ops         the operators; `checks` checks their arguments, `packed` defines the layout of buffers
     reference   every operation in pure torch: the CPU path, and the oracle for the kernels
     cuda        every operation as launches (`launch`) of the kernels in `csrc`
     driver      runs launches on a device; `nvrtc` compiles the kernels from `sources`, `cubin_cache` keeps the result
+    stream_wait lets a stream wait for a value in memory
 """
 
 from relibra.kernels.ops import (
     expert_pack,
-    expert_push,
     expert_unpack,
     grad_accumulate,
     quota_remap,
@@ -25,7 +25,6 @@ __all__ = [
     "REST",
     "expert_checksum",
     "expert_pack",
-    "expert_push",
     "expert_unpack",
     "grad_accumulate",
     "packed_size_bytes",

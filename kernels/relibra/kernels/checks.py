@@ -45,21 +45,6 @@ def packed_buffer(buffer: Tensor, tensors: Sequence[Tensor]) -> None:
         raise InvalidInput.of("buffer", expected=f"{size_bytes} bytes for {len(tensors)} tensors", got=buffer.numel())
 
 
-def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], num_sms: int) -> None:
-    """Require at least one tensor, a slot of the same shape and dtype for each, and at least one multiprocessor."""
-    if not tensors:
-        raise InvalidInput.of("tensors", expected="at least one", got=0)
-    if len(slots) != len(tensors):
-        raise InvalidInput.of("slots", expected=f"{len(tensors)}, one for each tensor", got=len(slots))
-    for i, (tensor, slot) in enumerate(zip(tensors, slots, strict=True)):
-        if (tensor.dtype, tensor.shape) != (slot.dtype, slot.shape):
-            raise InvalidInput.of(f"slots[{i}]", expected=_described(tensor), got=_described(slot))
-        _one_device(f"tensors[{i}]", tensors[0], [tensor])
-        _one_device(f"slots[{i}]", slots[0], [slot])
-    if num_sms < 1:
-        raise InvalidInput.of("num_sms", expected="at least 1", got=num_sms)
-
-
 def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
     """Require fp32 targets, and for each target a list of gradients that have its shape and share one dtype."""
     if len(gradients) != len(into):

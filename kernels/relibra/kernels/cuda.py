@@ -47,13 +47,6 @@ def expert_unpack(run: Run, buffer: Tensor, into: Sequence[Tensor]) -> None:
     _copy(run, [(place, t.data_ptr(), t.nbytes) for t, place in zip(into, places, strict=True)], zero_padding=False)
 
 
-def expert_push(run: Run, tensors: Sequence[Tensor], slots: Sequence[Tensor], num_sms: int) -> None:
-    """Run `reference.expert_push`; a block of 1024 threads keeps one multiprocessor busy."""
-    segments = [(t.data_ptr(), slot.data_ptr(), t.nbytes) for t, slot in zip(tensors, slots, strict=True)]
-    for table, num_tiles in _tables(segments):
-        run(Launch(kernel="expert_push", num_blocks=(min(num_sms, num_tiles), 1), num_threads=1024, args=(table,)))
-
-
 def grad_accumulate(run: Run, into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
     """Run `reference.grad_accumulate`; all gradients of one target have the same dtype."""
     for targets in _groups(into, gradients):

@@ -10,7 +10,6 @@ from relibra.errors import RelibraError
 from relibra.kernels import sources
 from relibra.kernels.launch import Launch
 
-_PEER_ACCESS_ALREADY_ENABLED = 704
 _NUM_REGISTERS = 4
 
 
@@ -27,7 +26,6 @@ class Device:
         self._handle = ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(self._handle), index)
         self._context = self._primary_context(index)
-        self._reached = {index}
         major, minor = torch.cuda.get_device_capability(index)
         modules = {file: ctypes.c_void_p() for file in sorted(set(sources.KERNELS.values()))}
         self._functions = {kernel: ctypes.c_void_p() for kernel in sources.KERNELS}
@@ -60,23 +58,6 @@ class Device:
             self._call("cuLaunchKernel", function, *blocks, *threads, shared_bytes, stream, parameters, None)
         finally:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
-
-    def reach(self, peer: int) -> None:
-        """Let kernels of this device write to the memory of another device.
-
-        Raises:
-            RelibraError: the hardware does not let the two devices reach each other.
-        """
-        if peer in self._reached:
-            return
-        self._call("cuCtxPushCurrent_v2", self._context)
-        try:
-            status = self._lib.cuCtxEnablePeerAccess(self._primary_context(peer), 0)
-            if status != _PEER_ACCESS_ALREADY_ENABLED:
-                self._check("cuCtxEnablePeerAccess", status)
-        finally:
-            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
-        self._reached.add(peer)
 
     def _primary_context(self, index: int) -> ctypes.c_void_p:
         handle, context = ctypes.c_int(), ctypes.c_void_p()

@@ -166,36 +166,6 @@ def expert_unpack(buffer: Tensor, into: Sequence[Tensor]) -> None:
 
 
 @torch.library.custom_op(
-    "relibra::expert_push",
-    mutates_args=("slots",),
-    schema="(Tensor[] tensors, Tensor(a!)[] slots, int num_sms) -> ()",
-)
-def _expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], num_sms: int) -> None:
-    checks.expert_push(tensors, slots, num_sms)
-    run = _kernels(tensors[0].device, [*tensors, *slots])
-    if run is None:
-        reference.expert_push(tensors, slots)
-        return
-    run.reach(slots[0].device.index)
-    cuda.expert_push(run, tensors, slots, num_sms)
-
-
-def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor], *, num_sms: int = 16) -> None:
-    """Run `reference.expert_push`, by a kernel that occupies few multiprocessors beside computation on other streams.
-
-    Args:
-        tensors: at least one tensor, all on one device.
-        slots: one for each tensor, of its shape and dtype, in memory of the peer, such as tensors opened by CUDA IPC.
-        num_sms: number of multiprocessors that push.
-
-    Raises:
-        InvalidInput: a tensor and its slot differ in shape or dtype, or the slots are on several devices.
-        RelibraError: the two devices cannot reach each other.
-    """
-    _expert_push([tensor.detach() for tensor in tensors], [slot.detach() for slot in slots], num_sms)
-
-
-@torch.library.custom_op(
     "relibra::grad_accumulate",
     mutates_args=("into",),
     schema="(Tensor(a!)[] into, Tensor[] gradients, int[] num_gradients) -> ()",

@@ -87,12 +87,6 @@ def expert_unpack(buffer: Tensor, into: Sequence[Tensor]) -> None:
         tensor.detach().copy_(place)
 
 
-def expert_push(tensors: Sequence[Tensor], slots: Sequence[Tensor]) -> None:
-    """Write each tensor to its slot, memory that another process reads after it is told that the push is done."""
-    for tensor, slot in zip(tensors, slots, strict=True):
-        slot.detach().copy_(tensor.detach())
-
-
 def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
     """Add to each fp32 tensor its gradients, in fp32 and in the order given."""
     for target, added in zip(into, gradients, strict=True):

@@ -10,7 +10,6 @@ FOLDER = Path(__file__).parent / "csrc"
 
 KERNELS = {
     "expert_copy": "expert_copy.cu",
-    "expert_push": "expert_push.cu",
     "grad_accumulate": "grad_accumulate.cu",
     "quota_count": "quota_remap.cu",
     "quota_prefix": "quota_remap.cu",

@@ -5,12 +5,13 @@ import pytest
 pytestmark = pytest.mark.distributed
 
 
-def test_S5_gradients_are_added_in_fp32_in_ascending_order_of_rank(node_run):
+@pytest.mark.parametrize("scenario", ["gradients", "gradients_symmetric"])
+def test_S5_gradients_are_added_in_fp32_in_ascending_order_of_rank(node_run, scenario):
     """In fp32, 0.25 + 1e8 + 1 - 1e8 is 0 in this order, and another number in every other order.
 
     A bf16 `main_grad` of 0.25 gets the fp32 sum of the others, which is 0.
     """
-    home, other_home, *_ = node_run("gradients")
+    home, other_home, *_ = node_run(scenario)
     assert home["main_grad_and_rest"] == expected(in_fp32=[0.0], in_bf16=[0.25], without=[0.0])
     assert other_home["main_grad_and_rest"] == expected(in_fp32=[5.25], in_bf16=[5.25], without=[5.0])
 

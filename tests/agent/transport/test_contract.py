@@ -5,7 +5,7 @@ import pytest
 pytestmark = pytest.mark.distributed
 
 
-@pytest.fixture(params=["process_group", "peer"])
+@pytest.fixture(params=["process_group", "symmetric"])
 def transport(request):
     return request.param
 
@@ -43,7 +43,7 @@ def test_S5_a_slot_that_is_being_filled_is_refused_to_others(node_run, ranks, tr
 
 def test_what_arrives_is_sent_on_where_the_transport_says_so_and_refused_elsewhere(node_run, ranks, transport):
     for result in node_run(f"{ranks}{transport}/relays"):
-        if transport == "peer":
+        if transport == "symmetric":
             assert result == {"is_right": True}
         else:
             assert result["message"].startswith("InvalidInput: parcel.tensor")

@@ -21,15 +21,19 @@ class OneRank:
 
     num_ranks, sent_bytes = NUM_RANKS, 0
 
-    def __init__(self, rank: int, relays: bool, sent: Lists, received: Lists) -> None:
+    def __init__(self, rank: int, relays: bool, sent: Lists, received: Lists, places: Lists | None = None) -> None:
         self.rank, self.relays, self._sent, self._received = rank, relays, sent, received
+        self.needs_places, self._places = places is not None, places
         self.num_calls = 0
 
     def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> "OneRank":
         self.num_calls += 1
-        for peer, tensor in sends:
+        for peer, tensor, place in sends:
             self._sent[self.rank, peer].append(tensor)
-        for peer, tensor in receives:
+            if self._places is not None:
+                assert place is not None
+                self._places[self.rank, peer].append(place)
+        for peer, tensor, _ in receives:
             self._received[peer, self.rank].append(tensor)
         return self
 
@@ -105,3 +109,17 @@ def test_S5_gradients_come_home_straight_and_in_their_own_room(copies: tuple[Cop
     move(sent, received, 1)
     for copy, arrival in zip(copies, arrivals, strict=True):
         assert arrival == named(copy.destination_rank, copy.destination_slot)
+
+
+@given(transfer_cells(), st.booleans())
+def test_S5_senders_name_the_place_at_which_the_receiver_waits(copies: tuple[Copy, ...], relays: bool) -> None:
+    """All ranks have the same layout, so one tensor stands for its place on every rank."""
+    sent, received, places = Lists(list), Lists(list), Lists(list)
+    slots, arrivals = torch.arange(24.0), torch.arange(24.0)
+    for rank in range(NUM_RANKS):
+        transport = OneRank(rank, relays, sent, received, places)
+        fetch_copies(transport, copies, home=lambda _: [torch.zeros(())], slot=lambda slot: [slots[slot]])
+        return_gradients(transport, copies, slot=lambda _: [torch.zeros(())], arrival=lambda copy: [arrivals[copy]])
+    assert places.keys() == received.keys()
+    for pair, named in places.items():
+        assert [place.data_ptr() for place in named] == [tensor.data_ptr() for tensor in received[pair]]

@@ -1,6 +1,7 @@
 """Scenarios that ranks run with every transport. Each returns JSON for its tests."""
 
 import gc
+import math
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,25 +11,27 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from harness.agent.emulated_memory import emulated_transport
 from relibra.agent.transport import (
     Copy,
     ExpertTransport,
     Handle,
     Parcel,
-    PeerTransport,
     ProcessGroupTransport,
     fetch_copies,
     return_gradients,
 )
 from relibra.errors import RelibraError
+from relibra.kernels import ALIGNMENT_BYTES
 
 TIMEOUT_S = 20.0
 SHORT_S = 0.5
 DTYPES = [torch.uint8, torch.bfloat16, torch.float32]
 Result = dict[str, Any]
 Make = Callable[[dist.ProcessGroup, float], ExpertTransport]
-NUM_CELLS = 500
+NUM_CELLS, NUM_UNDER_WAY = 300, 4
 
 
 def impatient(group: dist.ProcessGroup, timeout_s: float) -> dist.ProcessGroup:
@@ -44,11 +47,23 @@ def process_group(group: dist.ProcessGroup, timeout_s: float) -> ExpertTransport
     return ProcessGroupTransport(impatient(group, timeout_s))
 
 
-def peer(group: dist.ProcessGroup, timeout_s: float) -> ExpertTransport:
-    return PeerTransport(group, torch.device("cpu"), timeout_s)
+TRANSPORTS: dict[str, Make] = {"process_group": process_group, "symmetric": emulated_transport}
 
 
-TRANSPORTS: dict[str, Make] = {"process_group": process_group, "peer": peer}
+class Room:
+    """Tensors in memory of a transport. Ranks that ask for the same tensors in the same order get the same places."""
+
+    def __init__(self, memory: Tensor) -> None:
+        self._left = memory
+
+    @classmethod
+    def of(cls, transport: ExpertTransport, size_bytes: int) -> "Room":
+        return cls(transport.memory(size_bytes, torch.get_default_device()))
+
+    def tensor(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        size_bytes = math.prod(shape) * dtype.itemsize
+        taken, self._left = self._left[:size_bytes], self._left[-(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES :]
+        return taken.view(dtype).view(shape).zero_()
 
 
 def message_of(action: Callable[[], object]) -> str:
@@ -64,19 +79,20 @@ def arrival(make: Make, group: dist.ProcessGroup) -> Result:
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     rng, own = np.random.default_rng(5), np.random.default_rng(rank)
     transport, calls, sent_bytes = make(group, TIMEOUT_S), [], 0
+    room = Room.of(transport, 64 << 20)
     for call in range(12):
         sends, receives = list[Parcel](), list[Parcel]()
         expected = []
         for k in range(int(rng.integers(0, 9))):
             source, destination = (int(each) for each in rng.permutation(world)[:2])
-            # Now and then larger than all that is under way at a time.
-            shape = (int(rng.integers(1, 4)) << 20,) if rng.random() < 0.1 else tuple(rng.integers(0, 40, 2).tolist())
+            shape = (int(rng.integers(1, 4)) << 18,) if rng.random() < 0.1 else tuple(rng.integers(0, 40, 2).tolist())
             values = torch.full(shape, (7 * call + k) % 200).to(DTYPES[int(rng.integers(len(DTYPES)))])
+            place = room.tensor(*shape, dtype=values.dtype)
             if source == rank:
-                sends.append(Parcel(destination, values))
+                sends.append(Parcel(destination, values, place))
                 sent_bytes += values.nbytes
             if destination == rank:
-                receives.append(Parcel(source, torch.zeros_like(values)))
+                receives.append(Parcel(source, place))
                 expected.append(values)
         calls.append((transport.start(sends, receives), receives, expected))
     for i in own.permutation(len(calls)):
@@ -94,11 +110,11 @@ def ownership(make: Make, group: dist.ProcessGroup) -> Result:
     """`start` returns before the peer takes part. The handle keeps tensors alive until `wait`, and no longer."""
     rank, transport, store = dist.get_rank(group), make(group, TIMEOUT_S), dist.distributed_c10d._get_default_store()
     peer, name = rank ^ 1, f"{make}/{dist.get_process_group_ranks(group)}"
+    received = Room.of(transport, 4 << 20).tensor(1 << 20)
     if rank % 2:
         store.wait([f"{name}/{peer}"])
     sent = torch.full((1 << 20,), float(rank))
-    received = torch.empty(1 << 20)
-    handle = transport.start([Parcel(peer, sent)], [Parcel(peer, received)])
+    handle = transport.start([Parcel(peer, sent, received)], [Parcel(peer, received)])
     store.set(f"{name}/{rank}", "")
     alive = weakref.ref(sent)
     del sent
@@ -118,15 +134,16 @@ def refusal(make: Make, group: dist.ProcessGroup) -> Result:
 def reuse(make: Make, group: dist.ProcessGroup) -> Result:
     """While a transfer fills a slot, the transport refuses all other uses of it. After the wait it is free again."""
     transport, peer = make(group, TIMEOUT_S), dist.get_rank(group) ^ 1
-    slot, other = torch.zeros(16), torch.zeros(4)
-    first = transport.start([Parcel(peer, torch.ones(16))], [Parcel(peer, slot)])
+    room = Room.of(transport, 128)
+    slot, other = room.tensor(16), room.tensor(4)
+    first = transport.start([Parcel(peer, torch.ones(16), slot)], [Parcel(peer, slot)])
     messages = [
         message_of(lambda: transport.start([], [Parcel(peer, slot[4:8])])),
-        message_of(lambda: transport.start([Parcel(peer, slot[4:8])], [])),
+        message_of(lambda: transport.start([Parcel(peer, slot[4:8], other)], [])),
         message_of(lambda: transport.start([], [Parcel(peer, other), Parcel(peer, other)])),
     ]
     first.wait()
-    transport.start([Parcel(peer, torch.full((16,), 2.0))], [Parcel(peer, slot)]).wait()
+    transport.start([Parcel(peer, torch.full((16,), 2.0), slot)], [Parcel(peer, slot)]).wait()
     return {"messages": messages, "is_right": bool((slot == 2).all())}
 
 
@@ -134,26 +151,33 @@ def wrong_size(make: Make, group: dist.ProcessGroup) -> Result:
     """Send one byte too many and one too few, on one transport each, because a transport is unusable afterwards."""
     rank, peer, results = dist.get_rank(group), dist.get_rank(group) ^ 1, list[tuple[str, bool]]()
     for sent_bytes in (7, 9):
-        transport, received = make(group, SHORT_S), torch.zeros(8, dtype=torch.uint8)
+        transport = make(group, SHORT_S)
+        received = Room.of(transport, 16).tensor(8, dtype=torch.uint8)
         sent = torch.ones(sent_bytes, dtype=torch.uint8)
-        sends, receives = ([Parcel(peer, sent)], []) if rank % 2 else ([], [Parcel(peer, received)])
-        message = message_of(transport.start(sends, receives).wait)
+        sends, receives = ([Parcel(peer, sent, received)], []) if rank % 2 else ([], [Parcel(peer, received)])
+        message = message_of(partial(_move, transport, sends, receives))
         dist.barrier(group)  # to the others, a rank that has dropped its transport is gone
         results.append((message, bool(received.any())))
     return {"is_sender": bool(rank % 2), "results": results}
 
 
 def relays(make: Make, group: dist.ProcessGroup) -> Result:
-    """Relay a chain through all ranks in one call, larger than the memory under way at once, or return the refusal."""
+    """Relay a chain through all ranks in one call, or return the refusal."""
     rank, world, transport = dist.get_rank(group), dist.get_world_size(group), make(group, TIMEOUT_S)
-    tensor = torch.zeros(3 << 20) if rank else torch.arange(3.0 * (1 << 20))
+    tensor = Room.of(transport, 4 << 20).tensor(1 << 20)
+    if not rank:
+        tensor.copy_(torch.arange(1.0 * (1 << 20)))
     if not transport.relays:
         own = [Parcel(rank ^ 1, tensor)]
         return {"message": message_of(lambda: transport.start(own, own))}
-    ahead = [Parcel(rank + 1, tensor)] if rank + 1 < world else []
+    ahead = [Parcel(rank + 1, tensor, tensor)] if rank + 1 < world else []
     behind = [Parcel(rank - 1, tensor)] if rank else []
     transport.start(ahead, behind).wait()
-    return {"is_right": torch.equal(tensor, torch.arange(3.0 * (1 << 20)))}
+    return {"is_right": torch.equal(tensor, torch.arange(1.0 * (1 << 20)))}
+
+
+def _move(transport: ExpertTransport, sends: list[Parcel], receives: list[Parcel]) -> None:
+    transport.start(sends, receives).wait()
 
 
 def random_cell(rng: np.random.Generator, world: int) -> tuple[Copy, ...]:
@@ -170,12 +194,13 @@ def random_cell(rng: np.random.Generator, world: int) -> tuple[Copy, ...]:
 class Cell:
     """The experts of one random cell that travel to this rank, and what returns. Every value encodes its origin."""
 
-    def __init__(self, transport: ExpertTransport, copies: tuple[Copy, ...], turn: int, size: int) -> None:
+    def __init__(self, transport: ExpertTransport, room: Room, copies: tuple[Copy, ...], turn: int, size: int) -> None:
         self._copies, self._rank, self._turn = copies, transport.rank, turn
         self._homes = [torch.full((size,), self._value(transport.rank, slot)) for slot in range(2)]
-        self._slots = [torch.zeros(size) for copy in copies if copy.destination_rank == transport.rank]
-        self._sent = [torch.full((size,), self._value(transport.rank, -1 - slot)) for slot in range(len(self._slots))]
-        self._arrivals = [torch.zeros(size) for _ in copies]
+        num_slots = max((copy.destination_slot + 1 for copy in copies), default=0)
+        self._slots = [room.tensor(size) for _ in range(num_slots)]
+        self._sent = [torch.full((size,), self._value(transport.rank, -1 - slot)) for slot in range(num_slots)]
+        self._arrivals = [room.tensor(size) for _ in copies]
         self.handles: list[Handle] = fetch_copies(
             transport, copies, lambda slot: [self._homes[slot]], lambda slot: [self._slots[slot]]
         )
@@ -204,15 +229,18 @@ class Cell:
 def schedules(make: Make, group: dist.ProcessGroup) -> Result:
     """Move random cells there and back, several at once, and wait for them in another order on every rank."""
     rng, own = np.random.default_rng(3), np.random.default_rng(dist.get_rank(group))
-    transport, under_way, num_wrong, num_copies = make(group, TIMEOUT_S), list[Cell](), 0, 0
+    transport, num_wrong, num_copies = make(group, TIMEOUT_S), 0, 0
+    rooms = [transport.memory(2 << 20, torch.get_default_device()) for _ in range(NUM_UNDER_WAY)]
+    under_way = dict[int, Cell]()
     for turn in range(NUM_CELLS):
-        copies = random_cell(rng, transport.num_ranks)
+        copies, room = random_cell(rng, transport.num_ranks), turn % NUM_UNDER_WAY
         num_copies += len(copies)
-        # Now and then larger than all that is under way at a time.
-        under_way.append(Cell(transport, copies, turn, size=3 << 18 if turn % 100 == 0 else 5))
-        while len(under_way) > int(own.integers(0, 4)):
-            num_wrong += under_way.pop(int(own.integers(len(under_way)))).num_wrong()
-    return {"wrong": num_wrong + sum(cell.num_wrong() for cell in under_way), "copies": num_copies}
+        if room in under_way:
+            num_wrong += under_way.pop(room).num_wrong()
+        under_way[room] = Cell(transport, Room(rooms[room]), copies, turn, size=3 << 12 if turn % 100 == 0 else 5)
+        while len(under_way) > int(own.integers(0, NUM_UNDER_WAY)):
+            num_wrong += under_way.pop(int(own.choice(list(under_way)))).num_wrong()
+    return {"wrong": num_wrong + sum(cell.num_wrong() for cell in under_way.values()), "copies": num_copies}
 
 
 SCENARIOS: dict[str, Callable[[dist.ProcessGroup], Result]] = {

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from harness.agent.contract_scenarios import SHORT_S, TIMEOUT_S, TRANSPORTS, Result, impatient, message_of
+from harness.agent.contract_scenarios import SHORT_S, TIMEOUT_S, TRANSPORTS, Result, Room, impatient, message_of
 from relibra.agent.transport import ExpertTransport, HostWeights, Parcel, Pull
 
 
@@ -17,7 +17,9 @@ def hung_and_dead_peer(group: dist.ProcessGroup) -> Result:
     rank, last = dist.get_rank(group), dist.get_world_size(group) - 1
     store = dist.distributed_c10d._get_default_store()
     hung = {name: make(group, SHORT_S) for name, make in TRANSPORTS.items()}
-    dead = {name: make(group, TIMEOUT_S) for name, make in TRANSPORTS.items()}
+    # Symmetric memory outlives its process, so only the timeout tells of a death.
+    dead = {name: make(group, SHORT_S if name == "symmetric" else TIMEOUT_S) for name, make in TRANSPORTS.items()}
+    rooms = {each: Room.of(each, 4 << 20).tensor(1 << 20) for each in (*hung.values(), *dead.values())}
     # Only the ranks that meet the dead one in a barrier notice at once; the others wait for these ranks.
     hosts = [HostWeights(impatient(group, SHORT_S), [[torch.full((4,), float(rank))]]) for _ in range(2)]
     for host in hosts:
@@ -25,7 +27,8 @@ def hung_and_dead_peer(group: dist.ProcessGroup) -> Result:
     key = f"dead/{dist.get_process_group_ranks(group)}"
 
     def exchange(transport: ExpertTransport) -> None:
-        transport.start([Parcel(last, torch.zeros(1 << 20))], [Parcel(last, torch.zeros(1 << 20))]).wait()
+        place = rooms[transport]
+        transport.start([Parcel(last, torch.zeros(1 << 20), place)], [Parcel(last, place)]).wait()
 
     if rank == last:
         store.wait([f"{key}/{each}" for each in range(last)])

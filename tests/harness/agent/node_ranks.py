@@ -17,11 +17,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from harness.agent import (
+    choice_scenarios,
     contract_scenarios,
     host_scenarios,
     loss_scenarios,
     node_scenarios,
-    peer_scenarios,
     shared_memory_scenarios,
 )
 
@@ -29,7 +29,7 @@ WORLD = node_scenarios.WORLD
 TIMEOUT_S = 20.0
 TRANSPORTS = (
     contract_scenarios.SCENARIOS
-    | peer_scenarios.SCENARIOS
+    | choice_scenarios.SCENARIOS
     | shared_memory_scenarios.SCENARIOS
     | host_scenarios.SCENARIOS
 )

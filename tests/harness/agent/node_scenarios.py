@@ -1,5 +1,6 @@
 """Scenarios that the four ranks of a node run together. Each returns JSON for its tests."""
 
+import functools
 import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -9,7 +10,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from harness.agent.contract_scenarios import TIMEOUT_S
+from harness.agent.emulated_memory import emulated_transport
 from harness.distributed.plans import random_plans
+from relibra.agent.cells.arrivals import Arrivals
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.fetch import Fetcher, Moment, Use, next_use
 from relibra.agent.cells.gradient_return import GradientReturn
@@ -96,9 +100,10 @@ def random_uses(group: dist.ProcessGroup) -> Result:
     return {"wrong": wrong, "as_guessed": as_guessed, "versions": version, "sent": sum(fetched)}
 
 
-def gradients(group: dist.ProcessGroup) -> Result:
+def gradients(group: dist.ProcessGroup, *, is_symmetric: bool = False) -> Result:
     """Expert 0 of rank 0 has replicas on the three other ranks. Their gradients cancel only if added in one order."""
     rank = dist.get_rank(group)
+    transport = emulated_transport(group, TIMEOUT_S) if is_symmetric else ProcessGroupTransport(group)
     copies = (*(Copy(0, 0, peer, 0) for peer in (1, 2, 3)), Copy(1, 0, 2, 1))
     home = [[torch.nn.Parameter(torch.zeros(10, 4, dtype=torch.bfloat16))]]
     mine = {1: [1e8], 2: [1.0, 5.0], 3: [-1e8]}.get(rank, [])
@@ -109,10 +114,16 @@ def gradients(group: dist.ProcessGroup) -> Result:
     ):
         home[0][0].main_grad = None if main_dtype is None else torch.full((10, 4), 0.25, dtype=main_dtype)
         sent = [[each.to(dtype or each.dtype) for each in of_slot] for of_slot in own]
-        under_way = GradientReturn(ProcessGroupTransport(group), copies, sent, home, dtype, arriving_bytes)
+        memory = None
+        if is_symmetric:
+            memory = Arrivals(transport, [SimpleNamespace(parameters=home)], 2, dtype, CPU, arriving_bytes // 2)
+        under_way = GradientReturn(transport, copies, sent, home, dtype, arriving_bytes, memory)
         arriving.append(sum(each.nbytes for each in under_way.arrivals))
         if is_early:
             under_way.wait()
+        if is_early and memory is not None:  # another cell needs the memory before this one is added up
+            noise = [[torch.full_like(each, 7.0) for each in of_slot] for of_slot in sent]
+            GradientReturn(transport, copies, noise, home, dtype, arriving_bytes, memory).wait()
         parameters = home[0] if rank in (0, 1) else []
         (rest,) = under_way.add_up(parameters) or [None]
         added = home[0][0].main_grad
@@ -133,7 +144,8 @@ def host_copy(group: dist.ProcessGroup) -> Result:
             for slot, parameters in enumerate(each.parameters):
                 for parameter in parameters:
                     parameter.detach().fill_(value(layer, 10 * rank + slot, version))
-        host.refresh()
+        scratch = [torch.zeros_like(each) for each in experts[2].parameters[0]]
+        host.refresh(lambda _, scratch=scratch: scratch)
         for layer, each in experts.items():
             frozen = host.of(layer)
             speeds.append(frozen.speed)
@@ -157,4 +169,4 @@ def host_copy(group: dist.ProcessGroup) -> Result:
 
 SCENARIOS: dict[str, Callable[[dist.ProcessGroup], Result]] = {
     each.__name__: each for each in (random_uses, gradients, host_copy)
-}
+} | {"gradients_symmetric": functools.partial(gradients, is_symmetric=True)}

@@ -141,7 +141,7 @@ LAYOUTS = {
         cluster=EP4,
         scenarios={
             "sgd": functools.partial(neutrality, optimizer="sgd"),
-            "sgd_peer": functools.partial(neutrality, optimizer="sgd", transport="peer"),
+            "sgd_symmetric": functools.partial(neutrality, optimizer="sgd", transport="symmetric"),
             "reorder_only": functools.partial(neutrality, plan={"replicate": False}, clip_grad=0.0),
             "reorder_only_bf16": functools.partial(neutrality, plan={"replicate": False}, clip_grad=0.0, **BF16),
             "no_gradient_return": functools.partial(mutated, mutation=no_gradient_return),
@@ -149,7 +149,7 @@ LAYOUTS = {
             "fallbacks": fallbacks,
             "both_phases": both_phases,
             "both_phases_host_copy": functools.partial(both_phases, host_copy=True),
-            "both_phases_peer_host_copy": functools.partial(both_phases, transport="peer", host_copy=True),
+            "both_phases_symmetric_host_copy": functools.partial(both_phases, transport="symmetric", host_copy=True),
             "guard": attachments.guard,
             "without_ddp": attachments.without_ddp,
             "detachment": attachments.detachment,

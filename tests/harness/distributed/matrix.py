@@ -6,6 +6,7 @@ from typing import Any
 
 from megatron.core import parallel_state
 
+from harness.agent.emulated_memory import emulated
 from harness.distributed import optimizers
 from harness.distributed.gpt_job import GptJob
 from harness.distributed.gpt_model import RECOMPUTE
@@ -51,7 +52,8 @@ def balanced_job(
         collective_timeout_s=collective_timeout_s,
         transport=transport,
     )
-    job.agent = attach(job.chunks, job.optimizer, config, plans=plans)
+    with emulated():
+        job.agent = attach(job.chunks, job.optimizer, config, plans=plans)
     return job, plans
 
 

@@ -11,7 +11,7 @@ from harness.distributed.ways_to_join import Way
 
 _NEUTRALITY = (
     "sgd",
-    "sgd_peer",
+    "sgd_symmetric",
     "reorder_only",
     "reorder_only_bf16",
     "no_gradient_return",
@@ -19,7 +19,7 @@ _NEUTRALITY = (
     "fallbacks",
     "both_phases",
     "both_phases_host_copy",
-    "both_phases_peer_host_copy",
+    "both_phases_symmetric_host_copy",
 )
 _SHARDED = ("sgd", "sharded_bf16_reorder_only", "sharded_stay", "sharded_no_wait", "sharded_no_moments_moved")
 _EXPERTS = tuple(

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from harness.agent.emulated_memory import emulated
 from harness.distributed import state
 from harness.distributed.device import DEVICE
 from harness.distributed.networks import BATCH, HIDDEN, MODEL, SEQUENCE, TOKENS, Trained, routing
@@ -49,7 +50,8 @@ def attached(
         host_copy=host_copy,
         reorder_buffer_bytes=reorder_buffer_bytes,
     )
-    trained.agent = attach(trained.ddp, trained.optimizer, config, plans=plans)
+    with emulated():
+        trained.agent = attach(trained.ddp, trained.optimizer, config, plans=plans)
     return trained, plans
 
 

@@ -18,7 +18,7 @@ from harness.distributed.matrix import balanced_job
 from relibra.agent import Phase
 from relibra.agent.cells.layer import LayerExecution
 from relibra.agent.experts import SequentialExperts
-from relibra.agent.transport import PeerTransport
+from relibra.agent.transport import SymmetricTransport
 from relibra.planning import Cluster
 
 DEADLINE_S = 10.0
@@ -33,18 +33,19 @@ def compute_until(is_over: Callable[[], bool]) -> None:
 
 def timeline(cluster: Cluster) -> Result:
     """Return the spans of agent, layers and attention, each as (name, thread, begin, end) in microseconds."""
-    job, _ = balanced_job(cluster, transport="peer")
+    job, _ = balanced_job(cluster, transport="symmetric")
     agent = job.agent
     assert agent is not None
-    start, run, compute = PeerTransport.start, SequentialExperts.run, LayerExecution.compute
+    start, run, compute = SymmetricTransport.start, SequentialExperts.run, LayerExecution.compute
     started = []
 
-    def noted_start(self: PeerTransport, *args: Any) -> Any:
-        started.append(start(self, *args))
-        return started[-1]
+    def noted_start(self: SymmetricTransport, *args: Any) -> Any:
+        transfer = start(self, *args)
+        started.extend(transfer._marks)
+        return transfer
 
     def has_arrived() -> bool:
-        return all(transfer._is_over.is_set() for transfer in started)
+        return all(mark.is_over.is_set() for mark in started)
 
     def busy_run(self: SequentialExperts, *args: Any) -> torch.Tensor:
         compute_until(has_arrived)
@@ -63,7 +64,7 @@ def timeline(cluster: Cluster) -> Result:
     agent.begin_step(0, Phase.UPDATE)
     threads = _ExperimentalConfig(profile_all_threads=True)
     with (
-        mock.patch.object(PeerTransport, "start", noted_start),
+        mock.patch.object(SymmetricTransport, "start", noted_start),
         mock.patch.object(SequentialExperts, "run", busy_run),
         mock.patch.object(LayerExecution, "compute", named_compute),
         profile(activities=[ProfilerActivity.CPU], experimental_config=threads) as profiled,

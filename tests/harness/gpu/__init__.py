@@ -1,1 +1,1 @@
-"""Programs of peer processes that share a CUDA device with a test."""
+"""Programs of processes that share the CUDA devices with a test."""

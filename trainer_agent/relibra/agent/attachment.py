@@ -10,7 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 from relibra.agent.agent import Agent
+from relibra.agent.cells.arrivals import Arrivals
 from relibra.agent.cells.fetch import Fetcher
+from relibra.agent.cells.gradient_return import ARRIVING_BYTES
 from relibra.agent.cells.host_copy import HostCopy
 from relibra.agent.cells.slots import Slots
 from relibra.agent.cells.visit import ReplicaContext
@@ -35,7 +37,8 @@ from relibra.agent.plans.plan_source import PlanSource
 from relibra.agent.plans.session import Session
 from relibra.agent.plans.trainer_group import RankLaunch, TrainerGroup
 from relibra.agent.refusals import replay_obstacle
-from relibra.agent.transport import ExpertTransport, PeerTransport, ProcessGroupTransport
+from relibra.agent.transport import ProcessGroupTransport
+from relibra.agent.transport.choice import chosen_transport
 from relibra.agent.transport.timed import TimedTransport
 from relibra.errors import InvalidInput, RelibraError
 
@@ -112,11 +115,7 @@ def attach(
         gather_parameters=lambda: megatron.gather_parameters(chunks),
         buffer_bytes=config.reorder_buffer_bytes,
     )
-    transport: ExpertTransport = (
-        PeerTransport(groups.node, device, config.collective_timeout_s)
-        if config.transport == "peer"
-        else ProcessGroupTransport(groups.node)
-    )
+    transport = chosen_transport(config, groups.node, device)
     if isinstance(transport, ProcessGroupTransport):
         messages = transport
         groups.on_rebuilt(lambda: messages.use(groups.node))
@@ -131,9 +130,15 @@ def attach(
     attached: list[Agent] = []
 
     def hook_in() -> None:
+        # First, because memory of the transport is collective, and no rank may raise before it.
+        num_slots = config.cluster.redundant_slots
+        slots = Slots(experts, num_slots, device, with_gradients=is_fused, memory=timed.memory)
+        arrivals = None
+        if timed.needs_places:
+            window_bytes = ARRIVING_BYTES // 2
+            arrivals = Arrivals(timed, experts.values(), num_slots, slots.gradient_dtype, device, window_bytes)
         guard = WeightGuard(experts, state, device)
         places = PlaceNames(homes, guard, original)
-        slots = Slots(experts, config.cluster.redundant_slots, device, with_gradients=is_fused)
         agent = Agent(
             config=config,
             models=models,
@@ -149,7 +154,10 @@ def attach(
             groups=groups,
             plans=source,
             context=ReplicaContext(
-                transport=timed, slots=slots, fetcher=Fetcher(timed, slots, experts, gathered, host_copy)
+                transport=timed,
+                slots=slots,
+                fetcher=Fetcher(timed, slots, experts, gathered, host_copy),
+                arrivals=arrivals,
             ),
             reduces_early=config.cluster.num_ep_groups > 1 and any(map(megatron.reduces_early, chunks)),
             replay_obstacle=lambda: next(

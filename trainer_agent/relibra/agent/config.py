@@ -6,7 +6,8 @@ from typing import Literal, get_args
 from relibra.errors import InvalidInput
 from relibra.planning import Cluster, Model
 
-Transport = Literal["process_group", "peer"]
+Transport = Literal["process_group", "symmetric", "symmetric_if_possible"]
+_REPLACED = {"peer": " (symmetric replaces peer)"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +34,13 @@ class AgentConfig:
     exceeds `plan_timeout_s`, because ranks that have their plan wait in a collective for those that do not. Twice as
     much is better, because ranks arrive at different times. Both times must be equal on all ranks."""
     transport: Transport = "process_group"
-    """How replicas travel inside a node. `process_group`: as messages of a process group (NCCL or gloo). `peer`:
-    through memory that the ranks of the node share."""
+    """How replicas travel inside a node. `process_group`: as messages of a process group (NCCL or gloo). `symmetric`:
+    pushed by copy engines into memory that all GPUs of the node map; where that is impossible, `attach` refuses.
+    `symmetric_if_possible`: as `symmetric`, or else as `process_group` with a warning in the log."""
     host_copy: bool = False
-    """Whether to keep a second copy of the weights of a node's experts in its host memory, pinned on machines with
-    GPUs. In phase RECOMPUTE, the agent takes replicas from this copy where that is faster, and `begin_step` waits for
-    the copy. The ranks of a node must run in one container."""
+    """Whether to keep a second copy of the weights of a node's experts in its host memory. On machines with GPUs, each
+    rank pins its own experts and those that it reads. In phase RECOMPUTE, the agent takes replicas from this copy where
+    that is faster, and `begin_step` waits for the copy. The ranks of a node must run in one container."""
     reorder_buffer_bytes: int = 1 << 30
     """The memory of a rank for the messages of a reorder: experts and their optimizer state, sent and received. A
     reorder that needs more runs in several waves. Sending 1 GiB takes 20 ms at 50 GB/s, so what ranks exchange to agree
@@ -60,7 +62,8 @@ class AgentConfig:
                 got=f"{self.collective_timeout_s:g} s",
             )
         if self.transport not in get_args(Transport):
-            raise InvalidInput.of("transport", expected=" or ".join(get_args(Transport)), got=self.transport)
+            expected = " or ".join(get_args(Transport)) + _REPLACED.get(self.transport, "")
+            raise InvalidInput.of("transport", expected=expected, got=self.transport)
         self.cluster.experts_per_rank(self.model)
 
     @property

@@ -126,7 +126,7 @@ class Fetcher:
             return
         for gathered in self._gathered.values():
             gathered()
-        self._host_copy.refresh()
+        self._host_copy.refresh(lambda layer: self._slots.weights(0, 0, layer))
         self._is_frozen = True
 
     def _fill(self, use: Use, side: int) -> None:

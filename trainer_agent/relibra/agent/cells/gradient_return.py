@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from relibra.agent.cells.arrivals import Arrivals
 from relibra.agent.cells.gradient_windows import TensorSize, Tile, Window, windows_of
 from relibra.agent.experts import Experts
 from relibra.agent.transport import Copy, ExpertTransport, Handle, return_gradients
@@ -23,7 +24,7 @@ _NUM_UNDER_WAY = 2
 """The number of windows under way at a time: one arrives while the home adds up the other."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Arrivals:
     """A window under way: its tiles at this home, each with the memory for its replicas' gradients, in their order."""
 
@@ -41,6 +42,7 @@ class GradientReturn:
         home: the parameters of this rank, by home slot.
         dtype: the dtype of all gradients; None if each gradient has the dtype of its parameter.
         arriving_bytes: the most memory for gradients that arrive at a rank; equal on all ranks of the node.
+        memory: where gradients arrive, if the transport needs places; otherwise they arrive in new memory.
     """
 
     def __init__(
@@ -51,12 +53,16 @@ class GradientReturn:
         home: Sequence[Sequence[nn.Parameter]],
         dtype: torch.dtype | None,
         arriving_bytes: int = ARRIVING_BYTES,
+        memory: Arrivals | None = None,
     ) -> None:
-        self._transport, self._copies, self._dtype = transport, copies, dtype
+        self._transport, self._copies, self._dtype, self._memory = transport, copies, dtype, memory
+        if memory is not None:
+            memory.lend(self._move_out)
         self._own = [[gradient.contiguous().view(-1) for gradient in of_slot] for of_slot in own]
         self._home = [trained(of_slot) for of_slot in home]
         sizes = tuple(TensorSize(each.numel(), self._dtype_of(each).itemsize) for each in self._home[0])
-        self._left = deque(windows_of(copies, sizes, arriving_bytes // _NUM_UNDER_WAY))
+        window_bytes = arriving_bytes // _NUM_UNDER_WAY if memory is None else memory.window_bytes
+        self._left, self._num_started = deque(windows_of(copies, sizes, window_bytes)), 0
         self._under_way = deque[_Arrivals]()
         for _ in range(_NUM_UNDER_WAY):
             self._start_next()
@@ -97,10 +103,13 @@ class GradientReturn:
         """Begin to move the next window, if there is one. All ranks of the node make this call at the same points."""
         if not self._left:
             return
+        if self._memory is not None and len(self._under_way) >= _NUM_UNDER_WAY:
+            self._take_out(self._under_way[-_NUM_UNDER_WAY])  # the next window arrives in its place
         window, rank = self._left.popleft(), self._transport.rank
-        arriving = [(tile, self._room(tile)) for tile in window if tile.home_rank == rank]
-        of_copy: dict[int, list[Tensor]] = {i: [] for tile, _ in arriving for i in tile.copies}
-        for tile, rows in arriving:
+        rooms = [(tile, rows) for tile, rows in zip(window, self._rooms(window), strict=True) if rows]
+        arriving = [(tile, rows) for tile, rows in rooms if tile.home_rank == rank]
+        of_copy: dict[int, list[Tensor]] = {i: [] for tile, _ in rooms for i in tile.copies}
+        for tile, rows in rooms:
             for i, row in zip(tile.copies, rows, strict=True):
                 of_copy[i].append(row)
         leaving = self._leaving(window)
@@ -108,6 +117,18 @@ class GradientReturn:
             self._transport, self._copies, lambda slot: leaving.get(slot, ()), lambda copy: of_copy.get(copy, ())
         )
         self._under_way.append(_Arrivals(arriving, handle))
+        self._num_started += 1
+
+    def _move_out(self) -> None:
+        """Bring everything home, and leave the transport's memory to another cell."""
+        self.wait()
+        for window in self._under_way:
+            self._take_out(window)
+
+    def _take_out(self, window: _Arrivals) -> None:
+        """Copy what arrived out of the transport's memory."""
+        window.handle.wait()
+        window.tiles = [(tile, [row.clone() for row in rows]) for tile, rows in window.tiles]
 
     def _leaving(self, window: Window) -> Mapping[int, Sequence[Tensor]]:
         """Return the parts of this rank's gradients that travel in `window`, by redundant slot."""
@@ -118,6 +139,12 @@ class GradientReturn:
                     gradient = self._own[copy.destination_slot][tile.tensor]
                     leaving.setdefault(copy.destination_slot, []).append(_part(gradient, tile))
         return leaving
+
+    def _rooms(self, window: Window) -> Sequence[Sequence[Tensor]]:
+        """Return memory for the replicas of each tile: at this home, or at every home if the transport needs places."""
+        if self._memory is not None:
+            return self._memory.rows(window, self._num_started, [self._dtype_of(each) for each in self._home[0]])
+        return [self._room(tile) if tile.home_rank == self._transport.rank else () for tile in window]
 
     def _room(self, tile: Tile) -> Sequence[Tensor]:
         parameter = self._home[tile.home_slot][tile.tensor]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from relibra.agent.experts import Experts
 from relibra.agent.transport import FrozenLayer, HostWeights, Parcel, Pull, peers_by_round
+from relibra.agent.transport.delivery import Tensors
 from relibra.agent.transport.lost_ranks import noticing_death
 from relibra.agent.transport.timed import TimedHost, TimedTransport
 
@@ -44,27 +45,29 @@ class HostCopy:
         self._group = group
         self._host.use(group)
 
-    def refresh(self) -> None:
+    def refresh(self, into: Tensors) -> None:
         """Collective: copy the present weights of all experts, while no fetch is under way.
+
+        Args:
+            into: returns, by layer, room for the weights of an expert, whose content may be lost: a redundant slot.
 
         Raises:
             RelibraError: a peer is gone.
         """
         self._host.refresh()
         if not self._speed:
-            self._speed = self._measured_speed()
+            self._speed = self._measured_speed(into(min(self._first)))
 
     def of(self, layer: int) -> FrozenLayer:
         """Return where the host copy has the weights of a layer."""
         return FrozenLayer(TimedHost(self._host, self._transport), self._first[layer], self._speed)
 
-    def _measured_speed(self) -> float:
+    def _measured_speed(self, into: Sequence[Tensor]) -> float:
         """Return how many experts arrive from the host in the time of one from a peer; equal on all ranks."""
         ahead, behind = peers_by_round(self._transport.rank, self._transport.num_ranks)[0]
-        into = [torch.empty_like(tensor) for tensor in self._one]
 
         def from_peer() -> None:
-            sends = [Parcel(ahead, tensor.detach()) for tensor in self._one]
+            sends = [Parcel(ahead, tensor.detach(), place) for tensor, place in zip(self._one, into, strict=True)]
             self._transport.start(sends, [Parcel(behind, tensor) for tensor in into]).wait()
 
         def from_host() -> None:

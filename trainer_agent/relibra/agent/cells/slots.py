@@ -5,7 +5,7 @@ same side in forward and backward, so its replicas have the same addresses in bo
 forward are valid again once the side is filled again.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,14 @@ from relibra.agent.experts import Experts
 from relibra.kernels.packed import packed_size_bytes, packed_views
 
 NUM_SIDES = 2
+
+Memory = Callable[[int, torch.device], Tensor]
+"""Returns as many zero bytes on a device, uint8."""
+
+
+def zeros(size_bytes: int, device: torch.device) -> Tensor:
+    """Return memory that only this rank fills."""
+    return torch.zeros(size_bytes, dtype=torch.uint8, device=device)
 
 
 class Slots:
@@ -24,15 +32,22 @@ class Slots:
         num_slots: redundant slots of a rank.
         device: where the experts are.
         with_gradients: whether to make room for fp32 gradients, too, for kernels that add to `main_grad`.
+        memory: allocates the slots of weights, which peers fill; it may be collective.
     """
 
     def __init__(
-        self, experts: Mapping[int, Experts], num_slots: int, device: torch.device, *, with_gradients: bool
+        self,
+        experts: Mapping[int, Experts],
+        num_slots: int,
+        device: torch.device,
+        *,
+        with_gradients: bool,
+        memory: Memory = zeros,
     ) -> None:
         self._like = {layer: [_like(each) for each in of.parameters[0]] for layer, of in experts.items()}
-        self._weights = _memory(self._like.values(), num_slots, device)
+        self._weights = _sides(self._like.values(), num_slots, device, memory)
         self._like_gradients = {layer: [_fp32(each) for each in like] for layer, like in self._like.items()}
-        self._gradients = _memory(self._like_gradients.values(), num_slots if with_gradients else 0, device)
+        self._gradients = _sides(self._like_gradients.values(), num_slots if with_gradients else 0, device, zeros)
         self.has_gradients = with_gradients
         self._views: dict[tuple[int, int, int, bool], list[Tensor]] = {}
 
@@ -73,6 +88,6 @@ def _fp32(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=torch.float32, device="meta")
 
 
-def _memory(of_layers: Iterable[Sequence[Tensor]], num_slots: int, device: torch.device) -> Tensor:
+def _sides(of_layers: Iterable[Sequence[Tensor]], num_slots: int, device: torch.device, memory: Memory) -> Tensor:
     size_bytes = max(map(packed_size_bytes, of_layers), default=0)
-    return torch.zeros(NUM_SIDES, num_slots, size_bytes, dtype=torch.uint8, device=device)
+    return memory(NUM_SIDES * num_slots * size_bytes, device).view(NUM_SIDES, num_slots, size_bytes)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from relibra.agent.cells.arrivals import Arrivals
 from relibra.agent.cells.fetch import Fetcher, Moment, Use, next_use
 from relibra.agent.cells.gradient_return import GradientReturn, returning, trained
 from relibra.agent.cells.slots import NUM_SIDES, Slots
@@ -40,6 +41,8 @@ class ReplicaContext:
     transport: TimedTransport
     slots: Slots
     fetcher: Fetcher
+    arrivals: Arrivals | None = None
+    """Where gradients arrive, if the transport needs places."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,6 +142,7 @@ class Visit:
                 own=[produced[slot * size : (slot + 1) * size] for slot in range(self._num_own)],
                 home=self._experts.parameters,
                 dtype=self._context.slots.gradient_dtype,
+                memory=self._context.arrivals,
             )
         self._context.fetcher.hold(self._side, under_way)
         self._home.arriving.append(under_way)

@@ -6,6 +6,9 @@
   as far as the transport has a choice.
 - **Sizes.** Both ends agree on shape and dtype. If a parcel does not have the size that the receiver expects, it is not
   delivered, and the receiver fails as if the peer were gone. NCCL alone does not check sizes.
+- **Places.** If `needs_places` is true, received tensors lie in memory that `memory` returned, and a send names the
+  place of its parcel there. This memory has the same layout on all ranks, so a sender names a place by its own tensor
+  at that place. A parcel whose size differs from its place is refused at the sender.
 - **Relays.** If `relays` is true, a call may also send tensors that it receives; the transport sends them on as they
   arrive. Parcels that wait for each other in a circle would wait forever; `schedule` makes none.
 - **Ownership.** The caller owns all tensors. From `start` to the end of `wait`, the caller neither writes sent tensors
@@ -15,13 +18,15 @@
   after `wait` comes after the transfer. The transfer itself need not run on the current stream.
 - **Abandoning.** A transfer cannot be cancelled. Before its memory is used again, somebody must wait for it.
 - **Failure.** `start` or `wait` raise `RelibraError` on the ranks that miss a peer, at the latest after the timeout of
-  the transport. Over NCCL, `wait` blocks a stream and not the host, so NCCL's watchdog ends the process instead. After
-  a failure, received tensors and the transport are undefined, and the job restarts from a checkpoint.
+  the transport. Over NCCL and through symmetric memory, `wait` blocks a stream and not the host, so a watchdog ends the
+  process instead. After a failure, received tensors and the transport are undefined, and the job restarts from a
+  checkpoint.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -43,6 +48,8 @@ class Parcel(NamedTuple):
     """The other rank, as an index within the group."""
     tensor: Tensor
     """A contiguous tensor."""
+    place: Tensor | None = None
+    """For a tensor to send, this rank's tensor at the place that the peer's tensor has, if the transport needs it."""
 
 
 class Handle(Protocol):
@@ -72,14 +79,26 @@ class ExpertTransport(Protocol):
         """Whether a call may send tensors that it receives."""
 
     @property
+    def needs_places(self) -> bool:
+        """Whether parcels arrive in memory of the transport, and sends name the place."""
+
+    @property
     def sent_bytes(self) -> int:
         """The bytes that this rank has sent, or begun to send, so far."""
+
+    def memory(self, size_bytes: int, device: torch.device) -> Tensor:
+        """Collective: return zeroed memory for arriving parcels, uint8, of the same size on all ranks.
+
+        Raises:
+            RelibraError: a peer is gone.
+            Unsupported: on all ranks, if one of them has too little memory.
+        """
 
     def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Handle:
         """Begin to send and to receive, and return at once.
 
         Raises:
             RelibraError: a peer is gone.
-            InvalidInput: a transfer under way fills the memory of a tensor.
+            InvalidInput: a transfer under way fills the memory of a tensor, or a place is missing or wrong.
             ValueError: a tensor is not contiguous.
         """

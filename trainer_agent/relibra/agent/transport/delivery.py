@@ -14,7 +14,8 @@ from relibra.agent.transport.host import HostPulls, Pull
 from relibra.agent.transport.schedule import transfer_schedule
 
 Tensors = Callable[[int], Sequence[Tensor]]
-"""Returns the tensors of a slot on this rank, or of a copy."""
+"""Returns the tensors of a slot on this rank, or of a copy. If the transport needs places, senders also call it for
+their own tensors at the place of a peer's."""
 
 
 class FrozenLayer(NamedTuple):
@@ -50,9 +51,10 @@ def fetch_copies(
         if hop.sender == rank:
             relayed = hop.sent_copy
             tensors = home(copy.source_slot) if relayed is None else slot(copies[relayed].destination_slot)
-            sends += [Parcel(copy.destination_rank, each) for each in tensors]
+            places = slot(copy.destination_slot) if transport.needs_places else None
+            sends += _parcels(copy.destination_rank, tensors, places)
         if copy.destination_rank == rank:
-            receives += [Parcel(hop.sender, each) for each in slot(copy.destination_slot)]
+            receives += _parcels(hop.sender, slot(copy.destination_slot))
     handles: list[Handle] = [transport.start(sends, receives)]
     pulled = [copies[i] for i in schedule.from_host if copies[i].destination_rank == rank]
     if frozen is not None and pulled:
@@ -77,7 +79,14 @@ def return_gradients(transport: ExpertTransport, copies: tuple[Copy, ...], slot:
     for hop in transfer_schedule(copies, relays=False).hops:
         copy = copies[hop.copy]
         if copy.destination_rank == rank:
-            sends += [Parcel(copy.source_rank, each) for each in slot(copy.destination_slot)]
+            places = arrival(hop.copy) if transport.needs_places else None
+            sends += _parcels(copy.source_rank, slot(copy.destination_slot), places)
         if copy.source_rank == rank:
-            receives += [Parcel(copy.destination_rank, each) for each in arrival(hop.copy)]
+            receives += _parcels(copy.destination_rank, arrival(hop.copy))
     return transport.start(sends, receives)
+
+
+def _parcels(peer: int, tensors: Sequence[Tensor], places: Sequence[Tensor] | None = None) -> list[Parcel]:
+    if places is None:
+        return [Parcel(peer, each) for each in tensors]
+    return [Parcel(peer, each, place) for each, place in zip(tensors, places, strict=True)]

@@ -1,12 +1,13 @@
 """A copy of the node's expert weights in host memory, from which every rank pulls weights without involving a peer.
 
 The copy is useful in phase RECOMPUTE, in which weights do not change: pulls use the link between host and GPU, which is
-idle then. The memory is shared between the ranks and, on machines with GPUs, pinned.
+idle then. The memory is shared between the ranks. On machines with GPUs, each rank pins its own weights and those that
+it pulls (`pins`).
 """
 
+import mmap
 import weakref
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 from relibra.agent.transport.claims import Claim, Claims
 from relibra.agent.transport.contract import Handle
 from relibra.agent.transport.lost_ranks import noticing_death
-from relibra.agent.transport.shared_memory import jointly, shared_blocks
+from relibra.agent.transport.pins import Pins
+from relibra.agent.transport.shared_memory import shared_blocks
 from relibra.errors import InvalidInput, RelibraError
 from relibra.kernels.packed import packed_size_bytes, packed_views
 
@@ -49,28 +51,26 @@ class HostWeights:
 
     Raises:
         RelibraError: a peer is gone.
-        Unsupported: on all ranks, if one of them has too little host memory, or cannot open or pin another rank's.
+        Unsupported: on all ranks, if one of them has too little host memory, or cannot open another rank's.
     """
 
     def __init__(self, group: dist.ProcessGroup, experts: Sequence[Sequence[Tensor]]) -> None:
         self._group, self._experts, self._claims = group, experts, Claims()
         self._is_filled, self._num_under_way = False, 0
-        flat = [tensor for expert in experts for tensor in expert]
-        is_cuda = any(tensor.is_cuda for tensor in flat)
+        is_cuda = any(tensor.is_cuda for expert in experts for tensor in expert)
         self._stream = torch.cuda.Stream() if is_cuda else None  # type: ignore[no-untyped-call]
-        blocks = shared_blocks(packed_size_bytes(flat), group)
+        # Experts are pinned one by one, and pages are pinned once.
+        sizes_bytes = [-(-packed_size_bytes(expert) // mmap.PAGESIZE) * mmap.PAGESIZE for expert in experts]
+        blocks = shared_blocks(sum(sizes_bytes), group)
+        self._pages = [list(_parts(block, sizes_bytes)) for block in blocks]
+        self._copies = [
+            [packed_views(pages, expert) for pages, expert in zip(of_rank, experts, strict=True)]
+            for of_rank in self._pages
+        ]
+        self._pins: Pins | None = None
         if is_cuda:
-            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-
-            def pinned(block: Tensor) -> int:
-                torch.cuda.check_error(runtime.cudaHostRegister(block.data_ptr(), block.nbytes, 0))
-                return block.data_ptr()
-
-            attempts = [(f"pin {block.nbytes} bytes of host memory", partial(pinned, block)) for block in blocks]
-            for address in jointly(attempts, "do without the host copy", group, undo=runtime.cudaHostUnregister):
-                weakref.finalize(self, runtime.cudaHostUnregister, address)
-        views = (iter(packed_views(block, flat)) for block in blocks)
-        self._copies = [[[next(of_rank) for _ in expert] for expert in experts] for of_rank in views]
+            self._pins = _cuda_pins(limit_bytes=2 * sum(sizes_bytes))
+            weakref.finalize(self, self._pins.clear)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -82,7 +82,11 @@ class HostWeights:
         if self._num_under_way:
             raise RelibraError(f"{self._num_under_way} pulls are under way: wait for them before refresh")
         self._meet()
-        for copies, tensors in zip(self._copies[dist.get_rank(self._group)], self._experts, strict=True):
+        rank = dist.get_rank(self._group)
+        if self._pins is not None:
+            self._pins.trim()
+        for i, (copies, tensors) in enumerate(zip(self._copies[rank], self._experts, strict=True)):
+            self._pin(rank, i)
             for copy, tensor in zip(copies, tensors, strict=True):
                 copy.copy_(tensor)
         self._meet()
@@ -104,6 +108,7 @@ class HostWeights:
             want, got = ([(tuple(each.shape), each.dtype) for each in tensors] for tensors in (source, pull.into))
             if want != got:
                 raise InvalidInput.of("pull.into", expected=f"tensors of {want}", got=got)
+            self._pin(pull.peer, pull.expert)
             pairs += zip(pull.into, source, strict=True)
         claim = self._claims.take([], [into for into, _ in pairs])
         self._num_under_way += 1
@@ -112,6 +117,10 @@ class HostWeights:
     def use(self, group: dist.ProcessGroup) -> None:
         """Meet in `group`, which has the same ranks."""
         self._group = group
+
+    def _pin(self, rank: int, expert: int) -> None:
+        if self._pins is not None:
+            self._pins.pin((rank, expert), self._pages[rank][expert])
 
     def _meet(self) -> None:
         with noticing_death("the host copy of weights"):
@@ -143,3 +152,19 @@ class _Pulled:
         host._claims.release(self._claim)
         host._num_under_way -= 1
         self._pairs = ()
+
+
+def _parts(block: Tensor, sizes_bytes: Sequence[int]) -> Iterator[Tensor]:
+    begin = 0
+    for size_bytes in sizes_bytes:
+        yield block[begin : begin + size_bytes]
+        begin += size_bytes
+
+
+def _cuda_pins(limit_bytes: int) -> Pins:
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+    def register(block: Tensor) -> None:
+        torch.cuda.check_error(runtime.cudaHostRegister(block.data_ptr(), block.nbytes, 0))
+
+    return Pins(register, runtime.cudaHostUnregister, limit_bytes)

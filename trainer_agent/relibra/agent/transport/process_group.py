@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -44,9 +45,18 @@ class ProcessGroupTransport:
         return False
 
     @property
+    def needs_places(self) -> bool:
+        """See `ExpertTransport`; messages go to any memory."""
+        return False
+
+    @property
     def sent_bytes(self) -> int:
         """See `ExpertTransport`."""
         return self._sent_bytes
+
+    def memory(self, size_bytes: int, device: torch.device) -> Tensor:
+        """See `ExpertTransport`."""
+        return torch.zeros(size_bytes, dtype=torch.uint8, device=device)
 
     def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> "_Messages":
         """See `ExpertTransport`."""

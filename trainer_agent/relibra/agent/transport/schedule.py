@@ -1,10 +1,10 @@
 """The order and the way in which the copies of a cell travel inside a node. All ranks compute it without messages.
 
 The schedule has rounds. In a round, a rank sends to at most one peer and receives from at most one, so that every link
-carries one expert at full speed. `peer` keeps to this order; a process group gets all hops of a cell at once. A rank
-that has received an expert may send it on in a later round (a relay), so that the copies of an expert spread as a tree
-and a home with many replicas is no bottleneck (as in UltraEP, arXiv 2606.04101). If weights are also in host memory,
-some copies come from there instead, so many that both ways end together (as in ForeMoE, arXiv 2606.11867).
+carries one expert at full speed. `symmetric` keeps to this order; a process group gets all hops of a cell at once. A
+rank that has received an expert may send it on in a later round (a relay), so that the copies of an expert spread as a
+tree and a home with many replicas is no bottleneck (as in UltraEP, arXiv 2606.04101). If weights are also in host
+memory, some copies come from there instead, so many that both ways end together (as in ForeMoE, arXiv 2606.11867).
 """
 
 import functools

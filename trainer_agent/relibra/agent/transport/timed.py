@@ -4,6 +4,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import torch
+from torch import Tensor
+
 from relibra.agent.transport import ExpertTransport, Handle, HostPulls, Parcel, Pull
 
 Result = TypeVar("Result")
@@ -12,7 +15,7 @@ Result = TypeVar("Result")
 class TimedTransport:
     """A transport that adds up how long the host waits for its handles.
 
-    With NCCL the stream of a GPU waits and not the host, so the sum is close to 0.
+    With NCCL or symmetric memory the stream of a GPU waits and not the host, so the sum is close to 0.
 
     Args:
         transport: the transport that moves the tensors.
@@ -40,9 +43,18 @@ class TimedTransport:
         return self._transport.relays
 
     @property
+    def needs_places(self) -> bool:
+        """See `ExpertTransport`."""
+        return self._transport.needs_places
+
+    @property
     def sent_bytes(self) -> int:
         """See `ExpertTransport`."""
         return self._transport.sent_bytes
+
+    def memory(self, size_bytes: int, device: torch.device) -> Tensor:
+        """See `ExpertTransport`."""
+        return self._transport.memory(size_bytes, device)
 
     def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Handle:
         """See `ExpertTransport`."""

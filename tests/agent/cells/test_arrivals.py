@@ -1,0 +1,66 @@
+"""The places of arriving gradients: enough for every window, and none for two gradients."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.agent.transfer_cells import transfer_cells
+from relibra.agent.cells.arrivals import Arrivals
+from relibra.agent.cells.gradient_windows import TensorSize, windows_of
+from relibra.agent.transport import Copy
+
+NUM_RANKS, NUM_SLOTS = 8, 24
+DTYPES = [torch.bfloat16, torch.float32]
+
+
+def arrivals_of(shapes: list[tuple[int, torch.dtype]], window_bytes: int) -> Arrivals:
+    parameters = [torch.nn.Parameter(torch.zeros(num, dtype=dtype)) for num, dtype in shapes]
+    transport: Any = SimpleNamespace(
+        num_ranks=NUM_RANKS, memory=lambda size_bytes, device: torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+    )
+    experts: Any = SimpleNamespace(parameters=[parameters])
+    return Arrivals(transport, [experts], NUM_SLOTS, None, torch.device("cpu"), window_bytes)
+
+
+@given(
+    transfer_cells(),
+    st.lists(st.tuples(st.integers(1, 60), st.sampled_from(DTYPES)), min_size=1, max_size=3),
+    st.sampled_from([24 * 16, 1000, 1 << 20]),
+)
+def test_gradients_of_windows_under_way_have_places_of_their_own(
+    copies: tuple[Copy, ...], shapes: list[tuple[int, torch.dtype]], window_bytes: int
+) -> None:
+    arrivals = arrivals_of(shapes, window_bytes)
+    dtypes = [dtype for _, dtype in shapes]
+    windows = windows_of(copies, tuple(TensorSize(num, dtype.itemsize) for num, dtype in shapes), window_bytes)
+    before = dict[int, list[tuple[int, int]]]()
+    for number, window in enumerate(windows):
+        taken = {rank: list[tuple[int, int]]() for rank in range(NUM_RANKS)}
+        for tile, rows in zip(window, arrivals.rows(window, number, dtypes), strict=True):
+            assert len(rows) == len(tile.copies)
+            for row in rows:
+                assert row.dtype == dtypes[tile.tensor]
+                assert len(row) == tile.end - tile.begin
+                mine = row.data_ptr(), row.data_ptr() + row.nbytes
+                assert mine[0] % 16 == 0
+                others = taken[tile.home_rank] + before.get(tile.home_rank, [])
+                assert all(mine[1] <= begin or end <= mine[0] for begin, end in others)
+                taken[tile.home_rank].append(mine)
+        before = taken
+
+
+def test_a_new_user_gets_the_memory_once_the_last_one_has_moved_out() -> None:
+    arrivals, told = arrivals_of([(4, torch.float32)], 1 << 20), list[str]()
+    arrivals.lend(lambda: told.append("first moves out"))
+    assert told == []
+    arrivals.lend(lambda: told.append("second moves out"))
+    assert told == ["first moves out"]
+
+
+def test_memory_is_as_small_as_the_gradients_of_a_cell_allow() -> None:
+    num_replicas = NUM_SLOTS * (NUM_RANKS - 1)
+    assert arrivals_of([(1000, torch.float32)], 1 << 20).size_bytes == 4000 * num_replicas
+    assert arrivals_of([(1000, torch.float32)], 16_000).size_bytes == 2 * 16_000

@@ -1,0 +1,153 @@
+"""The protocol of pushes and signals, under every order of work that devices may choose."""
+
+import random
+from collections.abc import Callable, Sequence
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from harness.agent.simulated_memory import Device, Step, run_all, simulated_node
+from harness.agent.transfer_cells import transfer_cells
+from relibra.agent.transport import Copy, Handle, Parcel, SymmetricTransport, fetch_copies, return_gradients, symmetric
+from relibra.errors import InvalidInput
+
+NUM_RANKS, NUM_HOME, NUM_SLOTS = 8, 4, 24
+MODULUS, COUNTED = 256, 250
+"""Words begin anew during the first cells."""
+SIZE_BYTES = 8 * 3 * NUM_SLOTS
+"""Two sides of slots and the arrivals, each an int64."""
+
+
+class Rank:
+    """The program of one rank: fetches and returns as the agent makes them. Every value encodes its origin."""
+
+    def __init__(self, device: Device) -> None:
+        device.words[:] = [COUNTED] * len(device.words)
+        self._device, self.wrong = device, list[str]()
+        self._transport = SymmetricTransport(device)
+        self._transport._num_opened[:] = self._transport._num_sent[:] = [COUNTED] * NUM_RANKS
+        self._sides = self._transport.memory(SIZE_BYTES, torch.device("cpu")).view(torch.int64).view(3, NUM_SLOTS)
+        self._homes, self._gradients = (torch.zeros(num, dtype=torch.int64) for num in (NUM_HOME, NUM_SLOTS))
+        self._returning: tuple[Handle, int, Sequence[Copy]] | None = None
+
+    def run(self, turn: int, copies: tuple[Copy, ...]) -> None:
+        """Queue a cell: fetch its weights, while the gradients of the last cell return, and then return its own."""
+        rank, side = self._device.rank, self._sides[turn % 2]
+        self._then(lambda: self._homes.copy_(values(turn, rank, NUM_HOME)))
+        fetches = fetch_copies(
+            self._transport, copies, lambda slot: [self._homes[slot : slot + 1]], lambda slot: [side[slot : slot + 1]]
+        )
+        self.settle()
+        for handle in fetches:
+            handle.wait()
+        own = [copy for copy in copies if copy.destination_rank == rank]
+        for copy in own:
+            want = values(turn, copy.source_rank, NUM_HOME)[copy.source_slot]
+            self._expect(f"weights {turn} {copy}", side, copy.destination_slot, want)
+        self._then(lambda: self._gradients.copy_(-values(turn, rank, NUM_SLOTS)))
+        returning = return_gradients(
+            self._transport,
+            copies,
+            lambda slot: [self._gradients[slot : slot + 1]],
+            lambda copy: [self._sides[2][copy : copy + 1]],
+        )
+        self._returning = returning, turn, copies
+
+    def settle(self) -> None:
+        """Wait for the gradients under way."""
+        if self._returning is None:
+            return
+        handle, turn, copies = self._returning
+        handle.wait()
+        for i, copy in enumerate(copies):
+            if copy.source_rank == self._device.rank:
+                want = -values(turn, copy.destination_rank, NUM_SLOTS)[copy.destination_slot]
+                self._expect(f"gradients {turn} {copy}", self._sides[2], i, want)
+        self._returning = None
+
+    def _then(self, run: Callable[[], object]) -> None:
+        self._device.current.queue(Step(run))
+
+    def _expect(self, what: str, memory: Tensor, index: int, want: Tensor) -> None:
+        def check() -> None:
+            if memory[index] != want:
+                self.wrong.append(f"{what}: expected {int(want)}, got {int(memory[index])}")
+
+        self._then(check)
+
+
+def values(turn: int, rank: int, num: int) -> Tensor:
+    return 10_000 * (turn + 1) + 100 * rank + torch.arange(num)
+
+
+@given(st.lists(transfer_cells(), min_size=1, max_size=4), st.integers(0, 2**32 - 1))
+def test_S5_no_order_of_work_loses_doubles_or_mixes_up_a_parcel(cells: list[tuple[Copy, ...]], seed: int) -> None:
+    """Slots and arrivals are filled again in every cell, homes change, relays wait, and words begin anew."""
+    with mock.patch.object(symmetric, "_WORD", MODULUS):
+        node = simulated_node(NUM_RANKS, SIZE_BYTES, MODULUS)
+        ranks = [Rank(device) for device in node]
+        for rank in ranks:
+            for turn, copies in enumerate(cells):
+                rank.run(turn, copies)
+            rank.settle()
+        assert run_all(node, random.Random(seed).randrange) == {}
+        assert [rank.wrong for rank in ranks] == [[]] * NUM_RANKS
+
+
+@given(st.lists(transfer_cells(), min_size=2, max_size=3), st.integers(0, NUM_RANKS - 1), st.integers(0, 2**32 - 1))
+def test_ranks_that_miss_a_dead_one_know_whom_they_wait_for(
+    cells: list[tuple[Copy, ...]], dead: int, seed: int
+) -> None:
+    """The dead rank runs the first cell alone. A rank may wait for one that waits for the dead one."""
+    node = simulated_node(NUM_RANKS, SIZE_BYTES, 2**32)
+    ranks = [Rank(device) for device in node]
+    for index, rank in enumerate(ranks):
+        for turn, copies in enumerate(cells[:1] if index == dead else cells):
+            rank.run(turn, copies)
+        rank.settle()
+    stuck = run_all(node, random.Random(seed).randrange)
+    missing = {dead}
+    for _ in node:
+        missing |= {rank for rank, peers in stuck.items() if peers & missing}
+    assert stuck.keys() <= missing
+    assert all(stuck.values())
+    served = {rank for copies in cells[1:] for c in copies for rank in (c.source_rank, c.destination_rank)}
+    assert bool(stuck) == (dead in served)
+    assert [rank.wrong for rank in ranks] == [[]] * NUM_RANKS
+
+
+def pair() -> tuple[SymmetricTransport, SymmetricTransport]:
+    first, second = (SymmetricTransport(device) for device in simulated_node(2, 64, 2**32))
+    return first, second
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (None, "parcel.place: expected a place of 8 bytes, as the parcel has, got none"),
+        (slice(0, 16), "parcel.place: expected a place of 8 bytes, as the parcel has, got one of 16 bytes"),
+        ("elsewhere", r"parcel.place: expected memory that `memory` of this transport returned, got a \(8,\) tensor"),
+    ],
+)
+def test_a_parcel_without_a_fitting_place_is_refused_and_leaves_nothing_behind(
+    place: slice | str | None, message: str
+) -> None:
+    transport, _ = pair()
+    memory, tensor = transport.memory(64, torch.device("cpu")), torch.zeros(8, dtype=torch.uint8)
+    bad = torch.zeros_like(tensor) if place == "elsewhere" else None if place is None else memory[place]
+    with pytest.raises(InvalidInput, match=message):
+        transport.start([Parcel(1, tensor, bad)], [Parcel(1, memory[:8])])
+    assert transport.sent_bytes == 0
+    transport.start([Parcel(1, tensor, memory[56:])], [Parcel(1, memory[:8])])
+    assert transport.sent_bytes == 8
+
+
+def test_a_parcel_is_received_in_memory_of_the_transport_alone() -> None:
+    transport, _ = pair()
+    transport.memory(64, torch.device("cpu"))
+    with pytest.raises(InvalidInput, match=r"parcel.tensor: expected memory that `memory` of this transport returned"):
+        transport.start([], [Parcel(1, torch.zeros(8))])
