@@ -10,16 +10,16 @@ from harness.distributed.ways_to_join import WAYS_ON_CUDA, Way
 
 
 @pytest.fixture(scope="session")
-def way(request: pytest.FixtureRequest) -> Way:
+def way_to_join(request: pytest.FixtureRequest) -> Way:
     """How ranks join: over gloo on the CPU, or with `--device cuda` as `--way` says."""
     options = request.config.option
     return Way.CPU if options.device == "cpu" else Way(options.way or WAYS_ON_CUDA[0])
 
 
 @pytest.fixture(scope="session")
-def layout_run(tmp_path_factory: pytest.TempPathFactory, way: Way) -> Iterator[Callable[[str], Run]]:
+def layout_run(tmp_path_factory: pytest.TempPathFactory, way_to_join: Way) -> Iterator[Callable[[str], Run]]:
     """A function that runs a layout on first use, and returns its results."""
-    ranks = Ranks(way)
+    ranks = Ranks(way_to_join)
     yield functools.cache(lambda layout: ranks.run(layout, tmp_path_factory.mktemp(layout)))
     ranks.stop()
 
