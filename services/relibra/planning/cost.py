@@ -15,7 +15,7 @@ Defaults are for nodes of 8 H100 or H200 and come from `CostModel.of_expert`:
   long as filling two slots over NVLink (52 of 2100 us for a 30B model, 210 of 5700 us for a 235B one).
 
 With these defaults, a replica whose transfer is not hidden at all pays from about 1300 tokens on, whatever the size of
-the expert. UltraEP, which hides no transfer, uses 1024.
+the expert. UltraEP, which hides no transfer, uses 1024 where it cannot get within a few per cent of balance.
 """
 
 from bisect import bisect_right

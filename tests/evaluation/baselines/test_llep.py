@@ -25,6 +25,13 @@ def test_small_spills_are_not_made_while_a_larger_one_can_be():
     ]  # spills of 10 and 20 tokens are too small, so the least loaded takes all
 
 
+def test_ranks_are_ordered_once_for_an_expert_whose_home_has_no_room():
+    # Rank 0 has no room for expert 0, because expert 1 lives there too and comes later. Rank 2 takes 60 tokens and is
+    # full; ranks 1 and 3 have less room than a spill needs. So the rest goes to the rank that was lightest at first.
+    pieces = spill([100, 100, 90, 40, 95], [0, 0, 1, 2, 3], num_ranks=4, max_tokens=100, min_tokens=50)
+    assert pieces[:2] == [(0, 2, 60), (0, 2, 40)]
+
+
 def test_even_cells_are_left_alone():
     cluster, model = (
         Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1),

@@ -6,14 +6,25 @@ from relibra.planning import Cluster
 from relibra.planning.replicas.replicate import replicate_layer
 
 
-def test_a_hot_expert_is_shared_out_evenly():
-    replica_Y3 = quota_replicas(np.array([8000, 0, 0, 0]), 4, 1, 100)
-    assert replica_Y3[:, 0].tolist() == [0, 0, 0]
-    np.testing.assert_allclose(replica_Y3[:, 2], 2000, rtol=0.02)
+def test_a_hot_expert_is_shared_out_to_one_per_cent_above_the_mean():
+    # The first two take all room below 2020 tokens; what is left for the third is less.
+    assert quota_replicas(np.array([8000, 0, 0, 0]), 4, 1, 1024).tolist() == [[0, 1, 2020], [0, 2, 2020], [0, 3, 1940]]
 
 
-def test_small_replicas_are_not_made():
-    assert len(quota_replicas(np.array([900, 0, 0, 0]), 4, 2, 1024)) == 0
+def test_a_replica_may_be_small_if_it_is_a_fair_share_of_the_excess():
+    assert quota_replicas(np.array([900, 0, 0, 0]), 4, 1, 1024).tolist() == [[0, 1, 228], [0, 2, 228], [0, 3, 216]]
+
+
+def test_the_limit_rises_by_one_per_cent_of_the_heaviest_rank_until_it_works():
+    # Below 1010 tokens rank 2 has room for 470, and rank 1 must hand over 490; below 1025 there is room.
+    assert quota_replicas(np.array([1500, 1500, 540, 460]), 4, 1, 1024).tolist() == [[0, 3, 475], [1, 2, 475]]
+
+
+def test_the_search_finds_the_lowest_limit_but_makes_no_small_replicas():
+    # The two raised limits, 1025 and 1040, do not work either.
+    load_X = np.array([1500, 1500, 600, 400])
+    assert quota_replicas(load_X, 4, 1, 100).tolist() == [[0, 3, 450], [1, 2, 450]]
+    assert len(quota_replicas(load_X, 4, 1, 1024)) == 0
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -48,9 +48,9 @@ def _cell(
     native_R = np.bincount(home_E, weights=load_E, minlength=num_ranks)
     if native_R.max() * num_ranks < MIN_IMBALANCE * total:
         return [(expert, int(home_E[expert]), tokens) for expert, tokens in enumerate(tokens_E) if tokens]
-    return spill(
-        tokens_E, home_E.tolist(), num_ranks, max(1, int(max_tokens_factor * (total // num_ranks))), min_tokens
-    )
+    balanced = total // num_ranks
+    max_tokens = max(1, int(max_tokens_factor * balanced) if balanced else total)
+    return spill(tokens_E, home_E.tolist(), num_ranks, max_tokens, min_tokens)
 
 
 def spill(
@@ -87,14 +87,16 @@ def spill(
             give(expert, home, kept)
             left -= kept
         others = [rank for rank in range(num_ranks) if rank != home]
+        lightest = sorted(others, key=load_R.__getitem__)
         while left and others:
-            others.sort(key=load_R.__getitem__)
-            for rank in others:
+            if kept:  # the published code orders the ranks only once if the home takes no part
+                lightest = sorted(others, key=load_R.__getitem__)
+            for rank in lightest:
                 chunk = min(left, max_tokens - load_R[rank])
                 if chunk > 0 and (chunk >= min_tokens or chunk == left):
                     break
             else:
-                rank, chunk = others[0], left  # no rank has room: the least loaded takes all of it
+                rank, chunk = lightest[0], left  # no rank has room: the least loaded takes all of it
             give(expert, rank, chunk)
             left -= chunk
         if left:

@@ -1,9 +1,13 @@
 """UltraEP: homes stay, and every cell replicates its hot experts inside the node after the router has run.
 
-Reimplements the published description of its quota planner (arXiv 2606.04101; Dots-Infra/UltraEP at commit 94cab09). A
-binary search lowers the limit T on the slowest rank's tokens. For a given T, the ranks above it hand over their excess,
-heaviest rank and heaviest expert first. The excess of an expert goes to the rank with the most room that has a free
-slot and no copy of the expert yet.
+Reimplements the quota planner of Dots-Infra/UltraEP (arXiv 2606.04101; `csrc/kernels/placement.cu` at commit 94cab09).
+Given a limit on the slowest rank's tokens, the ranks above it hand over their excess, heaviest rank and heaviest expert
+first. The excess of an expert goes to the rank with the most room that has a free slot and no copy of the expert yet.
+The planner takes the first limit that works: 1 % above the mean, then two that are each 1 % of the heaviest rank
+higher. There a replica must have an even share of what is left to hand over, however little that is. If no such limit
+works, the planner searches for the lowest one at which every replica has 1024 tokens.
+
+The original runs on GPUs only, and was not run beside this.
 
 M rows, L layers, E experts, R EP ranks, N nodes, G ranks per node, S slots, X experts of a node, Y replicas.
 """
@@ -16,10 +20,17 @@ from relibra.planning.jit import compiled
 from relibra.planning.job import Cluster, Model
 
 MIN_TOKENS = 1024
-"""The fewest tokens of a replica in the published configuration."""
+"""The fewest tokens of a replica in the search, by default."""
 DECISION_US = 73.0
 """The published time is 67 to 78 us, for 256 experts on 64 ranks."""
-_TOLERANCE = 0.01
+_TOLERANCE_PERCENT = 1
+"""How far above the mean the first limit is."""
+_NUM_RAISED = 2
+"""How often the limit is raised before the search."""
+_NUM_PROBES = 4
+"""The limits that a round of the search tries."""
+_EVEN_SHARE = 0
+"""Instead of a number of tokens: a replica must have an even share of what its rank has left to hand over."""
 
 
 def ultraep(load_MLE: NDArray[np.integer], model: Model, cluster: Cluster, min_tokens: int = MIN_TOKENS) -> Assignment:
@@ -50,26 +61,43 @@ def quota_replicas(load_X: NDArray[np.int64], num_ranks: int, slots: int, min_to
     load_G = np.zeros(num_ranks, dtype=np.int64)
     for expert in range(len(load_X)):
         load_G[expert // share] += load_X[expert]
-    too_low, reached = load_G.sum() // num_ranks - 1, load_G.max()
-    tolerance = max(1, int(_TOLERANCE * (load_G.sum() // num_ranks)))
-    best_Y3 = np.zeros((0, 3), dtype=np.int64)
-    while slots > 0 and reached - too_low > tolerance:
-        limit = (too_low + reached) // 2
-        replica_Y3, is_reached = _hand_over(load_X, load_G, slots, min_tokens, limit)
+    if slots == 0 or num_ranks == 1:
+        return np.zeros((0, 3), dtype=np.int64)
+    lowest = -(-load_G.sum() // num_ranks)
+    highest = max(load_G.max(), lowest)
+    limit = -(-lowest * (100 + _TOLERANCE_PERCENT) // 100)
+    for _ in range(1 + _NUM_RAISED):
+        replica_Y3, is_reached = _hand_over(load_X, load_G, slots, _EVEN_SHARE, limit)
         if is_reached:
-            reached, best_Y3 = limit, replica_Y3
-        else:
+            return replica_Y3
+        limit = min(highest, limit + max(1, -(-highest // 100)))
+    replica_Y3, is_reached = _hand_over(load_X, load_G, slots, min_tokens, lowest)
+    if is_reached:
+        return replica_Y3
+    lowest = min(lowest + 1, highest)
+    while lowest < highest:
+        span, too_low = highest - lowest, lowest - 1
+        for probe in range(_NUM_PROBES):
+            if span <= _NUM_PROBES:
+                limit = lowest + min(probe, span - 1)
+            else:
+                limit = lowest + span * (probe + 1) // (_NUM_PROBES + 1)
+            if _hand_over(load_X, load_G, slots, min_tokens, limit)[1]:
+                highest = limit
+                break
             too_low = limit
-    return best_Y3
+        lowest = too_low + 1
+    return _hand_over(load_X, load_G, slots, min_tokens, lowest)[0]
 
 
 @compiled
 def _hand_over(
     load_X: NDArray[np.int64], before_G: NDArray[np.int64], slots: int, min_tokens: int, limit: int
 ) -> tuple[NDArray[np.int64], bool]:
+    """Return the replicas that bring all ranks down to the limit, and whether they do."""
     num_ranks = len(before_G)
     share = len(load_X) // num_ranks
-    slack_G = limit - before_G
+    slack_G = np.maximum(limit - before_G, 0)
     held_GS = np.full((num_ranks, slots), -1, dtype=np.int64)
     used_G = np.zeros(num_ranks, dtype=np.int64)
     replica_Y3 = np.empty((num_ranks * slots, 3), dtype=np.int64)
@@ -77,17 +105,18 @@ def _hand_over(
     for source in np.argsort(-before_G, kind="mergesort"):
         excess = before_G[source] - limit
         for expert in source * share + np.argsort(-load_X[source * share : (source + 1) * share], kind="mergesort"):
-            left = load_X[expert]
-            while excess > 0:
-                best = -1
+            left = load_X[expert] - 1  # one token stays at home
+            while excess > 0 and left > 0:
+                best, num_open = -1, 0
                 for rank in range(num_ranks):
-                    is_open = rank != source and slack_G[rank] > 0 and used_G[rank] < slots
-                    if is_open and not (held_GS[rank] == expert).any() and (best < 0 or slack_G[rank] > slack_G[best]):
-                        best = rank
+                    if slack_G[rank] > 0 and used_G[rank] < slots and not (held_GS[rank] == expert).any():
+                        num_open += 1
+                        if best < 0 or slack_G[rank] > slack_G[best]:
+                            best = rank
                 if best < 0:
                     break
                 tokens = min(excess, slack_G[best], left)
-                if tokens < min_tokens:
+                if tokens < (-(-excess // num_open) if min_tokens == _EVEN_SHARE else min_tokens):
                     break
                 replica_Y3[num_replicas] = np.array([expert, best, tokens])
                 num_replicas += 1
