@@ -8,7 +8,7 @@ FRAMEWORKS_PYTHON ?= $(PYTHON)
 FRAMEWORKS_READY := .venv-frameworks/ready
 DEMO_READY := $(VENV)/ready-for-demo
 
-.PHONY: demo test test-containers test-megatron test-frameworks test-robustness test-long docs audit lint proto proto-check gpu-bundle gpu-check bench evaluation clean
+.PHONY: demo test test-containers test-megatron test-frameworks test-robustness test-long docs audit lint proto proto-check gpu-bundle gpu-check bench bench-peers evaluation clean
 
 demo: $(DEMO_READY)  ## run a real MoE RL job, plain and balanced, on this machine; ARGS=--keep leaves its pages up
 	$(BIN)/relibra demo $(ARGS)
@@ -67,6 +67,11 @@ gpu-check:  ## run all tests and benchmarks that need a CUDA device; ARGS="--sta
 
 bench: $(READY)  ## measure and draw docs/benchmarks.md; about five minutes, needs RELIBRA_TRACES
 	for each in imbalance scale gap pack crossing figures balance; do $(BIN)/python -m benchmarks.$$each || exit 1; done
+
+# PEERS is a folder of checkouts: python -m benchmarks.peers.checkouts DIR makes it.
+bench-peers: $(READY)  ## run the planners that others publish, from PEERS=DIR, and write docs/peers.md; minutes of a core, needs RELIBRA_TRACES
+	@test -n '$(PEERS)' || { echo 'which peers? $(BIN)/python -m benchmarks.peers.checkouts DIR, then make bench-peers PEERS=DIR'; exit 2; }
+	for each in 'peers $(PEERS)' peers.tables; do $(BIN)/python -m benchmarks.$$each || exit 1; done
 
 evaluation: $(READY)  ## compute and draw docs/evaluation.md; ten to fifteen minutes on two cores, needs RELIBRA_TRACES
 	for each in evaluation evaluation.tables evaluation.figures; do $(BIN)/python -m benchmarks.$$each || exit 1; done

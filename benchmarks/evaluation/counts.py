@@ -24,11 +24,16 @@ def counts() -> Iterator[Callable[[], Rows]]:
 
 
 def _rows(ep: int) -> Rows:
-    steps, found = (_step(ep, 0), _step(ep, 1)), list[dict[str, object]]()
+    drawn, found = steps(ep), list[dict[str, object]]()
     for dispatcher in DISPATCHERS:
         training = question(_MODEL, ep, dispatcher=dispatcher).training
-        found += rows_on(steps, training, MAIN_POLICIES, model=_MODEL, ep=ep, dispatcher=dispatcher.value)
+        found += rows_on(drawn, training, MAIN_POLICIES, model=_MODEL, ep=ep, dispatcher=dispatcher.value)
     return found
+
+
+def steps(ep: int) -> tuple[Workload, Workload]:
+    """Return two consecutive steps."""
+    return _step(ep, 0), _step(ep, 1)
 
 
 def _step(ep: int, seed: int) -> Workload:

@@ -1,13 +1,13 @@
 """Run policies on the same step: throughput, imbalance, and the costs of each policy."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
 from relibra.errors import InvalidInput, Unsupported
 from relibra.evaluation.constants import Constants
-from relibra.evaluation.policies import POLICIES, Decision, Situation, usable_policies
+from relibra.evaluation.policies import POLICIES, Decision, Policy, Situation, usable_policies
 from relibra.evaluation.step_time import StepTime, balanced_time_of, sent_bytes, time_of
 from relibra.evaluation.training import Training
 from relibra.evaluation.uncertainty import Interval, interval_of
@@ -46,8 +46,9 @@ def simulate(
     params: PlanParams | None = None,
     on_policy: Callable[[str], None] = lambda name: None,
     num_threads: int = os.cpu_count() or 1,
+    others: Mapping[str, Policy] | None = None,
 ) -> list[Outcome]:
-    """Run policies on a step; return their outcomes in the same order.
+    """Run policies on a step; return their outcomes in the same order, those of `others` last.
 
     Policies decide with the middles of the ranges of `training`, as a job does that has measured nothing. The intervals
     say how its time may differ if the machines turn out otherwise.
@@ -60,6 +61,7 @@ def simulate(
         params: how to plan; by default with the cost model that follows from `training`.
         on_policy: called with the name of each policy before it runs.
         num_threads: the threads that planning uses.
+        others: further policies, by name.
 
     Raises:
         InvalidInput: a policy does not exist.
@@ -71,6 +73,7 @@ def simulate(
             raise InvalidInput.of("policy", expected=f"one of {', '.join(POLICIES)}", got=name)
         if name not in usable_policies():
             raise Unsupported(f"{name} needs scipy: pip install scipy, or leave it out")
+    run = {name: POLICIES[name] for name in names} | dict(others or {})
     situation = Situation(
         workload=workload,
         previous=previous,
@@ -82,9 +85,9 @@ def simulate(
     ideal = _timed(training, lambda other: balanced_time_of(even, other))
     plain = _timed(training, _deciding(POLICIES["plain"](situation), training))
     outcomes = []
-    for name in names:
+    for name, policy in run.items():
         on_policy(name)
-        decision = POLICIES[name](situation)
+        decision = policy(situation)
         assignment = decision.assignment
         step = plain if name == "plain" else _timed(training, _deciding(decision, training))
         num_cells = assignment.num_rows * len(assignment.home_LE)

@@ -2,10 +2,12 @@
 
 Reimplements deepseek-ai/EPLB (commit d52c72d).
 
-M rows, L layers, E experts, R EP ranks, N nodes, P physical experts (home copies and replicas), B bins, X pieces.
+M rows, L layers, E experts, R EP ranks, N nodes, P physical experts (home copies and replicas), B bins, X pieces
+or copies.
 """
 
 import heapq
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +31,15 @@ def eplb(
     Every rank has `redundant_slots` more physical experts than E/R. An expert's home is the rank of its first copy.
     """
     logical_LP = physical_experts((load_MLE if seen_MLE is None else seen_MLE).sum(axis=0), model, cluster)
-    return _share_evenly(load_MLE, [logical_LP] * len(load_MLE), logical_LP, cluster, Known.AHEAD)
+    home_LE = first_copies(logical_LP, model, cluster)
+    return share_evenly(load_MLE, [logical_LP] * len(load_MLE), home_LE, cluster)
 
 
 def eplb_per_micro_batch(load_MLE: NDArray[np.integer], model: Model, cluster: Cluster) -> Assignment:
     """Place again in every micro-batch, after its routers have run; the homes are those of `eplb`."""
-    home_LP = physical_experts(load_MLE.sum(axis=0), model, cluster)
+    home_LE = first_copies(physical_experts(load_MLE.sum(axis=0), model, cluster), model, cluster)
     logical_M = [physical_experts(load_LE, model, cluster) for load_LE in load_MLE]
-    return _share_evenly(load_MLE, logical_M, home_LP, cluster, Known.ROUTED)
+    return share_evenly(load_MLE, logical_M, home_LE, cluster, Known.ROUTED, DECISION_US)
 
 
 def physical_experts(load_LE: NDArray[np.integer], model: Model, cluster: Cluster) -> NDArray[np.int64]:
@@ -45,30 +48,49 @@ def physical_experts(load_LE: NDArray[np.integer], model: Model, cluster: Cluste
     return rebalance_experts(load_LE, num_physical, model.num_experts, cluster.num_nodes, cluster.num_ranks)
 
 
-def _share_evenly(
-    load_MLE: NDArray[np.integer],
-    logical_M: list[NDArray[np.int64]],
-    home_LP: NDArray[np.int64],
-    cluster: Cluster,
-    known: Known,
-) -> Assignment:
-    num_rows, num_layers, num_experts = load_MLE.shape
-    rank_P = np.arange(home_LP.shape[1]) // (home_LP.shape[1] // cluster.num_ranks)
-    home_LE = np.empty((num_layers, num_experts), dtype=np.int32)
-    for layer, logical_P in enumerate(home_LP):
+def first_copies(logical_LP: NDArray[np.integer], model: Model, cluster: Cluster) -> NDArray[np.int32]:
+    """Return the rank of each expert's first copy, `[L, E]`: EPLB knows no homes, so this counts as the home."""
+    num_layers, num_physical = logical_LP.shape
+    rank_P = np.arange(num_physical) // (num_physical // cluster.num_ranks)
+    home_LE = np.empty((num_layers, model.num_experts), dtype=np.int32)
+    for layer, logical_P in enumerate(logical_LP):
         home_LE[layer, logical_P[::-1]] = rank_P[::-1]  # the first copy is written last, so it is the home
+    return home_LE
+
+
+def share_evenly(
+    load_MLE: NDArray[np.integer],
+    logical_MLP: Sequence[NDArray[np.integer]],
+    home_LE: NDArray[np.int32],
+    cluster: Cluster,
+    known: Known = Known.AHEAD,
+    decision_us: float = 0.0,
+) -> Assignment:
+    """Return the assignment in which the copies of an expert share its tokens evenly.
+
+    Args:
+        load_MLE: the tokens of every cell.
+        logical_MLP: the logical expert of every physical expert, `[L, P]` for each row, rank by rank; -1 if a slot is
+            empty.
+        home_LE: the home rank of each expert.
+        cluster: the EP group.
+        known: when the placement is known.
+        decision_us: the time for which every cell waits for the placement.
+    """
+    num_rows, _, num_experts = load_MLE.shape
     index, tokens = [], []
-    for row, logical_LP in enumerate(logical_M):
+    for row, logical_LP in enumerate(logical_MLP):
         for layer, logical_P in enumerate(logical_LP):
-            copies_E = np.bincount(logical_P, minlength=num_experts)
-            order_P = np.argsort(logical_P, kind="stable")
-            turn_P = np.empty_like(order_P)
-            turn_P[order_P] = np.arange(len(order_P)) - (np.cumsum(copies_E) - copies_E)[logical_P[order_P]]
-            copies_P = copies_E[logical_P]
-            tokens.append((load_MLE[row, layer, logical_P] + copies_P - 1 - turn_P) // copies_P)
-            place_P = np.zeros_like(rank_P)
-            index.append(np.stack([place_P + row, place_P + layer, logical_P, rank_P], axis=1))
-    decision_us = DECISION_US if known is Known.ROUTED else 0.0
+            filled_X = np.flatnonzero(logical_P >= 0)
+            expert_X, rank_X = logical_P[filled_X], filled_X // (len(logical_P) // cluster.num_ranks)
+            copies_E = np.bincount(expert_X, minlength=num_experts)
+            order_X = np.argsort(expert_X, kind="stable")
+            turn_X = np.empty_like(order_X)
+            turn_X[order_X] = np.arange(len(order_X)) - (np.cumsum(copies_E) - copies_E)[expert_X[order_X]]
+            copies_X = copies_E[expert_X]
+            tokens.append((load_MLE[row, layer, expert_X] + copies_X - 1 - turn_X) // copies_X)
+            place_X = np.zeros_like(rank_X)
+            index.append(np.stack([place_X + row, place_X + layer, expert_X, rank_X], axis=1))
     return from_pieces(np.concatenate(index), np.concatenate(tokens), home_LE, num_rows, known, decision_us)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from relibra.errors import Unsupported
 from relibra.evaluation.assignment import Assignment, Known, from_pieces
-from relibra.evaluation.baselines.eplb import eplb, physical_experts
+from relibra.evaluation.baselines.eplb import first_copies, physical_experts
 from relibra.planning.job import Cluster, Model
 
 DECISION_US = 100.0
@@ -35,7 +35,7 @@ def lplb(load_MLE: NDArray[np.integer], model: Model, cluster: Cluster) -> Assig
             tokens.append(share_by_program(load_LE[layer], copy_P2, cluster.num_ranks))
             place_P2 = np.full_like(copy_P2, [row, layer])
             index.append(np.concatenate([place_P2, copy_P2], axis=1))
-    home_LE = eplb(load_MLE, model, cluster).home_LE
+    home_LE = first_copies(logical_LP, model, cluster)
     pieces = np.concatenate(index), np.concatenate(tokens)
     return from_pieces(*pieces, home_LE, len(load_MLE), Known.AHEAD, DECISION_US)
 

@@ -1,0 +1,104 @@
+"""A planner that others publish: how it is started, and how it becomes a policy of the simulation.
+
+M rows, L layers, E experts.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from hashlib import sha256
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.peers.answers import Answer, require_complete
+from relibra.evaluation.assignment import Assignment
+from relibra.evaluation.policies import Decision, Policy, Situation
+from relibra.evaluation.renaming import renamed
+from relibra.planning import Cluster, Model
+
+_Returned = TypeVar("_Returned")
+
+
+class Decides(Enum):
+    """How often a peer decides."""
+
+    EACH_STEP = "once a step"
+    EACH_CELL = "in every cell"
+
+
+Planner = Callable[[NDArray[np.int64]], Answer]
+"""From the loads of a step, `[M, L, E]`, to the peer's answer. It may remember the steps before."""
+Reimplementation = Callable[[NDArray[np.int64], Model, Cluster], Assignment]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """A published planner."""
+
+    name: str
+    checkout: str
+    """The folder of its checkout, a name in `checkouts.CHECKOUTS`."""
+    file: str
+    """The file with its code, below the checkout."""
+    decides: Decides
+    start: Callable[[Path, Model, Cluster], Planner]
+    """Loads the code from the folder of checkouts, for a job."""
+    ours: Reimplementation | None = None
+    """Our reimplementation of it, if there is one."""
+    library: str | None = None
+    """What someone has to build from the file first, below the checkout; None if the file runs as it is."""
+
+    def absence(self, folder: Path) -> str | None:
+        """Return why the peer cannot run from this folder of checkouts, None if it can."""
+        needed = [name for name in (self.file, self.library) if name is not None]
+        missing = [name for name in needed if not (folder / self.checkout / name).is_file()]
+        return f"there is no {self.checkout}/{missing[0]} in the folder of checkouts" if missing else None
+
+    def digest(self, folder: Path) -> str:
+        """Return the SHA-256 of the peer's file."""
+        return sha256((folder / self.checkout / self.file).read_bytes()).hexdigest()
+
+    def policy(self, folder: Path, keep: Callable[[Assignment], None] = lambda answer: None) -> Policy:
+        """Return the peer as a policy of the simulation. It decides the step before, then the step, with the same code.
+
+        Args:
+            folder: the folder of checkouts.
+            keep: called with the answer for the step, with the ranks named as the peer named them.
+        """
+
+        def decide(situation: Situation) -> Decision:
+            planner = self.start(folder, situation.model, situation.cluster)
+            before_MLE, now_MLE = situation.previous.load.load_MLE, situation.load_MLE
+            before, now = planner(before_MLE).assignment, planner(now_MLE)
+            require_complete(self.name, now.assignment, now_MLE)
+            keep(now.assignment)
+            return Decision(
+                assignment=renamed(now.assignment, before.home_LE, situation.cluster),
+                load=situation.workload.load,
+                previous_home_LE=before.home_LE,
+                decide_time_s=now.cpu_s,
+            )
+
+        return decide
+
+
+def on_cpu_clock(call: Callable[[], _Returned]) -> tuple[_Returned, float]:
+    """Return what a call returns, and the processor time that it took."""
+    began_s = time.process_time()
+    returned = call()
+    return returned, time.process_time() - began_s
+
+
+def clocked(policy: Policy) -> Policy:
+    """Return a policy of the simulation that counts processor time, as peers do, and not the step before."""
+
+    def decide(situation: Situation) -> Decision:
+        situation.previous_home_LE(situation.cluster.redundant_slots)
+        decision, cpu_s = on_cpu_clock(lambda: policy(situation))
+        return replace(decision, decide_time_s=cpu_s)
+
+    return decide
