@@ -44,7 +44,8 @@ from relibra.agent.transport import Parcel
 from relibra.agent.transport.timed import TimedTransport
 from relibra.kernels import ops
 from relibra.kernels.launch import Launch
-from relibra.planning import Basis, Cluster, Model, PlanId, RankPlan
+from relibra.planning import Cluster, Model, PlanId, RankPlan
+from relibra.planning.plan import Basis
 
 CPU = torch.device("cpu")
 MODEL = Model(num_layers=4, num_experts=128, top_k=8)
