@@ -244,7 +244,11 @@ def main() -> None:
     num_turns = parser.parse_args().cells // MODEL.num_layers
     torch.set_num_threads(1)
     kernels = NoKernels()
-    with mock.patch.object(ops, "_kernels", return_value=kernels):
+
+    def on_a_device(*_: object) -> NoKernels:
+        return kernels
+
+    with mock.patch.object(ops, "_kernels", on_a_device):
         cases = {
             "plain": Layers(None, is_replayed=False),
             "no replicas": Layers([], is_replayed=False),

@@ -25,11 +25,11 @@ def quota_remap(probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor,
         raise InvalidInput.of("routing_map_TE", expected=f"bool {list(probs_TE.shape)}", got=_described(routing_map_TE))
     for name, values_P in (("slot_expert_P", slot_expert_P), ("share_P", share_P)):
         if values_P.dtype not in _SLOT_DTYPES or values_P.shape != slot_expert_P.shape or values_P.dim() != 1:
-            raise InvalidInput.of(name, expected=f"int32 or int64 [{len(slot_expert_P)}]", got=_described(values_P))
+            raise InvalidInput.of(name, expected=f"int32 or int64 [{slot_expert_P.shape[0]}]", got=_described(values_P))
     _one_device("routing_map_TE", probs_TE, [routing_map_TE])
     _one_device("slot_expert_P", probs_TE, [slot_expert_P])
     _one_device("share_P", probs_TE, [share_P])
-    if slot_expert_P.is_cpu and len(slot_expert_P):
+    if slot_expert_P.is_cpu and slot_expert_P.numel():
         num_experts, (least, most) = probs_TE.shape[1], map(int, slot_expert_P.aminmax())
         if least < -1 or most >= num_experts:
             got = most if most >= num_experts else least

@@ -67,14 +67,14 @@ def quota_remap(
     run: Run, probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Run `reference.quota_remap`, with experts and shares as int32."""
-    (num_tokens, num_experts), num_slots = probs_TE.shape, len(slot_expert_P)
+    (num_tokens, num_experts), (num_slots,) = probs_TE.shape, slot_expert_P.shape
     probs_TP = probs_TE.new_empty(num_tokens, num_slots)
     routing_map_TP = routing_map_TE.new_empty(num_tokens, num_slots)
     if probs_TP.numel() == 0:
         return probs_TP, routing_map_TP
     num_chunks = -(-num_tokens // _CHUNK_TOKENS)
     count_CE = slot_expert_P.new_empty(num_chunks, num_experts)
-    begin_P, end_P = slot_expert_P.new_empty(2, num_slots, dtype=torch.int64)
+    begin_P, end_P = slot_expert_P.new_empty((2, num_slots), dtype=torch.int64).unbind()
     shape = (c_int32(num_tokens), c_int32(num_experts))
     run(
         Launch(

@@ -59,7 +59,8 @@ class GradientReturn:
         if memory is not None:
             memory.lend(self._move_out)
         self._own = [[gradient.contiguous().view(-1) for gradient in of_slot] for of_slot in own]
-        self._home = [trained(of_slot) for of_slot in home]
+        used = {0, *(copy.source_slot for copy in copies if copy.source_rank == transport.rank)}
+        self._home = [trained(of_slot) if slot in used else [] for slot, of_slot in enumerate(home)]
         sizes = tuple(TensorSize(each.numel(), self._dtype_of(each).itemsize) for each in self._home[0])
         window_bytes = arriving_bytes // _NUM_UNDER_WAY if memory is None else memory.window_bytes
         self._left, self._num_started = deque(windows_of(copies, sizes, window_bytes)), 0
