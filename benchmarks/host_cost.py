@@ -5,8 +5,8 @@
 One process plays one rank of a node of eight. A cell is a forward and a backward of one layer with tiny tensors: the
 agent's own code runs, and everything around it is replaced by as little as possible. Experts are one autograd function,
 transfers go nowhere, and relibra's kernels get their tables filled and are not launched. So what is left of the time
-is the host's, with neither computation nor transfers, and without the driver's few microseconds per launch. It is time of
-the processor, which other work on the machine disturbs little.
+is the host's, with neither computation nor transfers, and without the driver's few microseconds per launch. The time is
+that of the processor, which other work on the machine disturbs little.
 
 - *Plain* is the same layer without the agent, and its time is subtracted.
 - *Operations* are those that torch's dispatcher counts: on a GPU, most of them are launches. *Kernels* are relibra's.
