@@ -66,7 +66,11 @@ REPLICAS = sorted(
 class Nowhere:
     """A transport of rank 0 that moves nothing."""
 
-    rank, num_ranks, relays, sent_bytes = 0, CLUSTER.gpus_per_node, False, 0
+    rank, num_ranks, relays, needs_places, sent_bytes = 0, CLUSTER.gpus_per_node, False, False, 0
+
+    def memory(self, size_bytes: int, device: torch.device) -> Tensor:
+        """Return zeroed memory."""
+        return torch.zeros(size_bytes, dtype=torch.uint8, device=device)
 
     def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> "Nowhere":
         """Return at once."""
@@ -191,7 +195,7 @@ class Layers:
         slots = Slots(by_layer, CLUSTER.redundant_slots, CPU, with_gradients=False)
         gathered: dict[int, Callable[[], None]] = {layer: lambda: None for layer in by_layer}
         context = ReplicaContext(
-            transport=transport, slots=slots, fetcher=Fetcher(transport, slots, by_layer, gathered)
+            transport=transport, slots=slots, fetcher=Fetcher(transport, slots, by_layer, gathered), arrivals=None
         )
         self._executions = [
             LayerExecution(
