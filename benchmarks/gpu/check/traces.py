@@ -41,8 +41,8 @@ def annotated_us(events: Iterable[Event]) -> dict[str, float]:
 def overlap(events: Sequence[Event]) -> dict[str, float] | None:
     """Return the device time of transfers and of computation, and how much of the former lies beside the latter.
 
-    Transfers are NCCL's kernels, the agent's push kernel, and copies that leave or reach the device; all other kernels
-    are computation. Returns None if the trace has no event of a device.
+    Transfers are NCCL's kernels and copies between devices or with the host; all other kernels are computation.
+    Returns None if the trace has no event of a device.
     """
     on_device = [event for event in events if event.get("cat") in _ON_DEVICE and "dur" in event]
     if not on_device:
