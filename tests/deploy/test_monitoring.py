@@ -35,6 +35,7 @@ _WORDS = {
     "unless",
     "vector",
     "changes",
+    "clamp_min",
 }
 """Words in queries that are neither metrics nor labels."""
 
@@ -48,6 +49,12 @@ def _dashboard_queries() -> list[str]:
     panels = json.loads((_DEPLOY / "grafana" / "relibra.json").read_text())["panels"]
     queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
     return [each.replace("$__rate_interval", "5m").replace("$job", ".*") for each in queries]
+
+
+def _adapter_queries() -> list[str]:
+    """The queries of external metrics, with the labels that the adapter puts in."""
+    rules = yaml.safe_load((_DEPLOY / "prometheus" / "adapter.yaml").read_text())["rules"]["external"]
+    return [each["metricsQuery"].replace("<<.LabelMatchers>>", 'namespace="relibra"') for each in rules]
 
 
 @pytest.fixture(scope="module")
@@ -93,13 +100,13 @@ def exposed(store: Store, run, redis_url: str, tmp_path: Path) -> tuple[set[str]
     names = {family.name + suffix for family in families for suffix in suffixes.get(family.type, [""])}
     # A planner exposes these labels only after the first call or solve.
     labels = {label for family in families for sample in family.samples for label in sample.labels}
-    return names, labels | {"method", "error", "outcome", "instance"}
+    return names, labels | {"method", "error", "outcome", "instance", "namespace"}
 
 
 @pytest.mark.integration
 def test_queries_use_exposed_metrics_only(exposed: tuple[set[str], set[str]]) -> None:
     names, labels = exposed
-    for query in [*_dashboard_queries(), *(each["expr"] for each in _alerts())]:
+    for query in [*_dashboard_queries(), *_adapter_queries(), *(each["expr"] for each in _alerts())]:
         bare = re.sub(r'"[^"]*"', "", query)
         assert set(re.findall(r"\brelibra_\w+", bare)) <= names, query
         words = set(re.findall(r"\b[a-z_]+\b", re.sub(r"\[[^]]*\]", "", bare)))
@@ -115,7 +122,10 @@ def test_exposed_metrics_are_documented(exposed: tuple[set[str], set[str]]) -> N
 
 
 def test_queries_are_valid(tmp_path: Path) -> None:
-    rules = [{"record": f"query:{index}", "expr": query} for index, query in enumerate(_dashboard_queries())]
+    rules = [
+        {"record": f"query:{index}", "expr": query}
+        for index, query in enumerate([*_dashboard_queries(), *_adapter_queries()])
+    ]
     path = tmp_path / "queries.yaml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     _promtool("check", "rules", path)

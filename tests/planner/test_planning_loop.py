@@ -214,6 +214,29 @@ def test_S6_jobs_take_turns_and_one_that_hangs_holds_up_nobody(store: Store, run
     assert solver.steps[-1] == ("job", 2)
 
 
+def queue_waits(metrics: Metrics) -> tuple[float, float]:
+    """Return how many waits for a solver were observed, and their sum in seconds."""
+    (family,) = metrics.queue_wait_s.collect()
+    found = {each.name.rpartition("_")[2]: each.value for each in family.samples}
+    return found["count"], found["sum"]
+
+
+def test_a_job_waits_for_a_solver_but_not_for_its_own_step_before(store: Store, run: Loop, job: JobRecord) -> None:
+    async def see_the_queue(job_id: str, step: int) -> None:
+        assert {each.job_id for each in await store.pending_steps() if each.is_leased} == {job_id}
+
+    alone = run(plan_until(store, Solver(see_the_queue), lambda: is_idle(store), num_solvers=1))
+    assert queue_waits(alone) == (2, 0)
+    other = run(store.register_job("other", MODEL, CLUSTER, PARAMS))
+    run(store.put_schedule(job, 3, IDS, SCHEDULE))
+    run(store.put_schedule(other, 1, IDS, SCHEDULE))
+    num_waits, waited_s = queue_waits(
+        run(plan_until(store, Solver(see_the_queue), lambda: is_idle(store), num_solvers=1))
+    )
+    assert num_waits == 2
+    assert waited_s > 0
+
+
 def test_S7_old_steps_expire_where_every_step_fails(store: Store, run: Loop, job: JobRecord) -> None:
     async def refuse(job_id: str, step: int) -> None:
         raise InvalidInput("there is no load")

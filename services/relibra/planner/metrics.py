@@ -86,6 +86,12 @@ class Metrics:
         self.solve_s = Histogram(
             "relibra_planner_solve_seconds", "From lease to plan in hand.", buckets=_SOLVE_BUCKETS_S, registry=registry
         )
+        self.queue_wait_s = Histogram(
+            "relibra_planner_queue_wait_seconds",
+            "How long jobs with a step to solve waited for a free solver.",
+            buckets=_SOLVE_BUCKETS_S,
+            registry=registry,
+        )
         self.expired_steps = Counter(
             "relibra_planner_expired_steps_total",
             "Steps whose full data expired, by cause.",

@@ -12,6 +12,7 @@ from relibra.errors import Conflict, LimitExceeded, LostLease, RelibraError, Sta
 from relibra.planner.fair_order import next_turns
 from relibra.planner.metrics import OUT_OF_MEMORY, Metrics
 from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
+from relibra.planner.queue_wait import QueueWaits
 from relibra.planner.settings import PlannerSettings
 from relibra.planner.step_expiry import StepExpiry
 from relibra.store import EncodedPlan, Lease, Store
@@ -49,6 +50,7 @@ class PlanningLoop:
         self._solves: dict[str, asyncio.Task[None]] = {}
         self._last_turn: dict[str, int] = {}
         self._num_turns = 0
+        self._waits = QueueWaits()
 
     @property
     def obstacle(self) -> str:
@@ -80,18 +82,22 @@ class PlanningLoop:
 
     async def _start_solves(self) -> None:
         # A planner that still compiles would win steps from one that could solve them at once.
-        if self.obstacle or len(self._solves) >= self._settings.num_solvers:
+        if self.obstacle:
             return
         pending = await self._store.pending_steps()
         waiting = {each.job_id for each in pending}
         self._last_turn = {job_id: turn for job_id, turn in self._last_turn.items() if job_id in waiting}
-        for job_id in next_turns(pending, self._last_turn, self._solves):
+        turns = next_turns(pending, self._last_turn, self._solves)
+        for job_id in turns:
             if self._is_stopping or len(self._solves) >= self._settings.num_solvers:
-                return
+                break
             if lease := await self._store.take_lease(job_id, self._settings.lease_s):
+                self._metrics.queue_wait_s.observe(self._waits.end(job_id))
                 self._num_turns += 1
                 self._last_turn[job_id] = self._num_turns
                 self._solves[job_id] = asyncio.create_task(self._plan(lease))
+        solved = self._solves.keys() | {each.job_id for each in pending if each.is_leased}
+        self._waits.look(job_id for job_id in turns if job_id not in solved)
 
     async def _plan(self, lease: Lease) -> None:
         """Solve the leased step and publish its plan, or keep why it has none; then old steps expire."""

@@ -118,6 +118,8 @@ class PendingStep:
     job_id: str
     step: int
     submitted_at: float
+    is_leased: bool = False
+    """Whether some planner solves a step of this job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,10 +105,12 @@ class Schedules(Attempts):
         epochs = await self.current_epochs(each.decode() for each in await self._redis.smembers(JOBS))
         pipe = self._redis.pipeline(transaction=False)
         for job_id, epoch in epochs.items():
+            pipe.exists(JobKeys(job_id).of("lease"))
             pipe.zrange(JobKeys(job_id).attempt(epoch).of("pending"), 0, -1, withscores=True)
+        answers = await pipe.execute() if epochs else []
         found = [
-            PendingStep(job_id=job_id, step=int(step), submitted_at=submitted_at)
-            for job_id, steps in zip(epochs, await pipe.execute() if epochs else [], strict=True)
+            PendingStep(job_id=job_id, step=int(step), submitted_at=submitted_at, is_leased=bool(is_leased))
+            for job_id, is_leased, steps in zip(epochs, answers[::2], answers[1::2], strict=True)
             for step, submitted_at in steps
         ]
         return sorted(found, key=lambda each: (each.submitted_at, each.job_id, each.step))
