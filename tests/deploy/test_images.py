@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from harness.chart_cases import objects_of
 from harness.services import Service
 from relibra.store import EmbeddedRedis
 
@@ -58,12 +59,13 @@ def environment(tmp_path_factory, wheel):
 
 def _commands():
     compose = _compose()
-    base = _REPOSITORY / "deploy" / "kubernetes" / "base"
+    pods = {
+        each["metadata"]["name"]: each["spec"]["template"]
+        for each in objects_of("defaults")
+        if each["kind"] == "Deployment"
+    }
     for verb in ("planner", "status"):
-        container = next(yaml.safe_load_all((base / f"{verb}.yaml").read_text()))["spec"]["template"]["spec"][
-            "containers"
-        ][0]
-        yield f"kubernetes {verb}", container["args"]
+        yield f"kubernetes {verb}", pods[verb]["spec"]["containers"][0]["args"]
         yield f"compose {verb}", compose["planner-1" if verb == "planner" else verb]["command"]
 
 

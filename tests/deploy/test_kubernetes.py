@@ -1,4 +1,4 @@
-"""The manifests as kustomize renders them: valid for the Kubernetes API, hardened, and with existing options."""
+"""Manifests of overlays and chart: valid for the Kubernetes API, hardened, and with existing options."""
 
 import json
 import shutil
@@ -12,6 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from harness.chart_cases import CASES, environment, objects_of
 from relibra.cli.app import app
 from relibra.planner.settings import PlannerSettings
 from relibra.status.settings import StatusSettings
@@ -19,10 +20,9 @@ from relibra.wire.credentials import Credentials
 
 _ROOT = Path(__file__).parents[2] / "deploy" / "kubernetes"
 _VERSION = "1.31"
-_PATCHES = {"planner-tls.yaml", "status-tls.yaml"}
-_WRITTEN = sorted(path for path in _ROOT.rglob("*.yaml") if path.name not in _PATCHES | {"kustomization.yaml"})
-_OF_PROMETHEUS = {"ServiceMonitor", "PrometheusRule"}
-"""Kinds of the Prometheus operator, which Kubernetes has no schemas for; test_monitoring checks the rules."""
+_WRITTEN = sorted(path for path in _ROOT.rglob("*.yaml") if path.name != "kustomization.yaml")
+_OF_OPERATORS = {"ServiceMonitor", "PrometheusRule", "Certificate", "ExternalSecret"}
+"""Kinds of operators, which Kubernetes has no schemas for; test_monitoring checks the rules."""
 
 
 def _render(overlay: str) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ def _known_to_kubernetes(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
             for name, each in manifest["spec"]["pytorchReplicaSpecs"].items():
                 pod = each["template"]
                 yield {"apiVersion": "v1", "kind": "Pod"} | pod | {"metadata": {"name": name} | pod["metadata"]}
-        case kind if kind not in _OF_PROMETHEUS:
+        case kind if kind not in _OF_OPERATORS:
             yield manifest
 
 
@@ -60,9 +60,9 @@ def _check_with_kubernetes(manifest: dict[str, Any]) -> None:
         kubernetes_validate.validate(each, _VERSION, strict=True)
 
 
-@pytest.fixture(scope="module", params=["dev", "prod"])
+@pytest.fixture(scope="module", params=["dev", "prod", *CASES])
 def objects(request):
-    return _render(request.param)
+    return objects_of(request.param) if request.param in CASES else _render(request.param)
 
 
 @pytest.mark.parametrize("path", _WRITTEN, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -123,9 +123,10 @@ def test_both_services_mount_the_ca_of_redis_and_the_status_service_no_key():
     pods = _pods(_render("prod"))
     for name in ("planner", "status"):
         (container,) = pods[name]["spec"]["containers"]
-        assert {"name": "tls", "mountPath": "/etc/relibra/tls", "readOnly": True} in container["volumeMounts"]
-    (tls,) = [each["secret"] for each in pods["status"]["spec"]["volumes"] if each["name"] == "tls"]
-    assert [item["key"] for item in tls["items"]] == ["ca.crt"]
+        assert {"name": "redis", "mountPath": "/etc/relibra/redis", "readOnly": True} in container["volumeMounts"]
+        (volume,) = [each["secret"] for each in pods[name]["spec"]["volumes"] if each["name"] == "redis"]
+        assert ([item["key"] for item in volume["items"]], volume["optional"]) == (["ca.crt"], True)
+    assert "tls" not in [each["name"] for each in pods["status"]["spec"]["volumes"]]
 
 
 def test_pods_have_minimal_privileges(objects):
@@ -140,6 +141,7 @@ def test_pods_have_minimal_privileges(objects):
             assert context["capabilities"] == {"drop": ["ALL"]}, name
             assert "memory" in container["resources"]["limits"], name
             assert container["readinessProbe"], name
+            assert ("startupProbe" in container) == ("livenessProbe" in container) == (name != "redis"), name
             tag = container["image"].rpartition(":")[2]
             assert tag not in ("", "latest"), name
 
@@ -160,7 +162,18 @@ def test_services_and_policies_select_pods_that_exist(objects):
 def test_redis_for_trials_admits_other_pods_whatever_its_image_was_compiled_with():
     pod = _pods(_render("dev"))["redis"]
     (container,) = pod["spec"]["containers"]
-    assert " ".join(container["args"]).count("--protected-mode no") == 1
+    assert container["command"][2].count("--protected-mode no") == 1
+    for option in ("--appendonly yes", "--appendfsync always", "--maxmemory-policy noeviction"):
+        assert option in container["command"][2], "acknowledged data must last"
+
+
+def test_services_are_spread_and_nodes_can_be_drained(objects):
+    budgets = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "PodDisruptionBudget"}
+    assert {name: each["maxUnavailable"] for name, each in budgets.items()} == {"planner": 1, "status": 1}
+    for name in budgets:
+        spread = _pods(objects)[name]["spec"]["topologySpreadConstraints"]
+        assert [each["topologyKey"] for each in spread] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+        assert all(each["labelSelector"]["matchLabels"] == {"app.kubernetes.io/name": name} for each in spread)
 
 
 def test_planners_that_hang_are_restarted_and_those_that_start_or_miss_redis_are_not(objects):
@@ -178,28 +191,21 @@ def test_a_solve_uses_the_cores_that_the_pod_asks_for(objects):
 
 
 def test_settings_exist_and_commands_are_valid(objects):
-    for each in objects:
-        if each["metadata"]["name"].startswith("relibra-settings"):
-            names = {key.removeprefix("RELIBRA_").lower() for key in each["data"]} - {"log_format"}
-            assert names <= {*PlannerSettings.model_fields, *StatusSettings.model_fields}
+    known = {*PlannerSettings.model_fields, *StatusSettings.model_fields, "log_format"}
     for name, pod in _pods(objects).items():
         for container in pod["spec"]["containers"]:
-            if container["image"].startswith("relibra/"):
+            if "relibra/services" in container["image"]:
+                assert {each.removeprefix("RELIBRA_").lower() for each in environment(pod)} <= known
                 result = CliRunner().invoke(app, [*container["args"], "--help"])
                 assert result.exit_code == 0, (name, result.output)
 
 
 def test_prod_requires_tokens_and_tls_and_dev_does_not():
-    settings = {
-        overlay: next(
-            each["data"] for each in _render(overlay) if each["metadata"]["name"].startswith("relibra-settings")
-        )
-        for overlay in ("dev", "prod")
-    }
-    assert settings["prod"]["RELIBRA_AUTH"] == "required"
-    assert settings["prod"]["RELIBRA_TLS_CERT_FILE"]
-    assert "RELIBRA_INSECURE" not in settings["prod"]
-    assert settings["dev"]["RELIBRA_INSECURE"] == "true"
+    prod, dev = (environment(_pods(_render(overlay))["planner"]) for overlay in ("prod", "dev"))
+    assert prod["RELIBRA_AUTH"] == "required"
+    assert prod["RELIBRA_TLS_CERT_FILE"]
+    assert "RELIBRA_INSECURE" not in prod
+    assert dev["RELIBRA_INSECURE"] == "true"
 
 
 def test_prometheus_scrapes_existing_ports_that_policies_admit():

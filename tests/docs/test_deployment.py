@@ -1,5 +1,7 @@
 """The page on deployment names files that exist, and creates every secret that the manifests need."""
 
+import functools
+import json
 import os
 import re
 import shlex
@@ -9,9 +11,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
+from deploy.helm.render import CHART, merged
+from deploy.helm.render import render as render_chart
+from harness.chart_cases import environment
 from harness.doc_blocks import REPOSITORY, blocks
 
 PAGE = REPOSITORY / "docs" / "deployment.md"
@@ -34,8 +40,10 @@ def references(node: Any) -> set[tuple[str, str]]:
     match node:
         case {"secretKeyRef": {"name": name, "key": key}}:
             found.add((name, key))
+        case {"secret": {"secretName": name, "items": items}}:
+            found |= {(name, each["key"]) for each in items}
         case {"secret": {"secretName": name}, "name": "tls"}:
-            found |= {(name, key) for key in ("tls.crt", "tls.key", "ca.crt")}
+            found |= {(name, "tls.crt"), (name, "tls.key")}
         case {"configMap": {"name": "relibra-ca"}}:
             found.add(("relibra-ca", "ca.crt"))
     children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
@@ -78,7 +86,7 @@ def test_files_services_and_deployments_on_the_page_are_there() -> None:
 
 
 def test_an_overlay_of_your_own_is_production_with_its_image(tmp_path: Path) -> None:
-    (block,) = [block for block in BLOCKS if block.language == "yaml"]
+    (block,) = [block for block in BLOCKS if block.language == "yaml" and "kind: Kustomization" in block.text]
     production = os.path.relpath(KUBERNETES / "overlays" / "prod", tmp_path.resolve())
     (tmp_path / "kustomization.yaml").write_text(block.text.replace("../prod", production))
     objects = render(tmp_path)
@@ -89,5 +97,19 @@ def test_an_overlay_of_your_own_is_production_with_its_image(tmp_path: Path) -> 
         for container in each["spec"]["template"]["spec"]["containers"]
     }
     assert images == {"registry.example/relibra/services:0.1.0"}
-    (settings,) = [each["data"] for each in objects if each["metadata"]["name"].startswith("relibra-settings")]
+    planner = next(each for each in objects if each["kind"] == "Deployment" and each["metadata"]["name"] == "planner")
+    settings = environment(planner["spec"]["template"])
     assert (settings["RELIBRA_NUM_SOLVERS"], settings["RELIBRA_AUTH"]) == ("4", "required")
+
+
+def test_the_values_on_the_page_are_values_of_the_chart() -> None:
+    (block,) = [block for block in BLOCKS if block.language == "yaml" and "certManager" in block.text]
+    values = merged(yaml.safe_load((CHART / "values.yaml").read_text()), yaml.safe_load(block.text))
+    jsonschema.validate(values, json.loads((CHART / "values.schema.json").read_text()))
+    kinds = {each["kind"] for each in yaml.safe_load_all(render_chart(values)) if each}
+    assert {"Certificate", "ExternalSecret"} <= kinds
+    section = PAGE.read_text().partition("## Kubernetes, with Helm")[2]
+    named = re.findall(r"`((?:planner|redis|tls|autoscaling|status)\.[\w.]+)(?:: \w+)?`", section)
+    assert named
+    for path in named:
+        functools.reduce(lambda node, name: node[name], path.split("."), values)
