@@ -44,6 +44,21 @@ audit:  ## look up known vulnerabilities in the versions of constraints.txt; ask
 	.venv-audit/bin/python -m pip install --quiet pip-audit==2.10.1
 	.venv-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict --vulnerability-service osv
 
+.PHONY: lock sbom dist
+lock:  ## resolve deploy/locks anew, from pyproject.toml and constraints.txt
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet uv==0.13.9
+	.venv-lock/bin/python deploy/lock.py
+
+sbom:  ## write the bills of materials of the images, and of what a trainer installs, into build/sbom (CycloneDX)
+	mkdir -p build/sbom
+	for each in services demo trainer; do $(PYTHON) deploy/sbom.py $$each > build/sbom/$$each.cdx.json || exit 1; done
+
+dist:  ## build wheel and sdist of the last commit into dist/, twice, and compare; needs a package index once
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet --require-hashes --requirement deploy/locks/release.txt
+	deploy/dist.sh .venv-dist/bin
+
 lint: $(READY) proto-check  ## check style, types, imports and generated code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -77,7 +92,7 @@ evaluation: $(READY)  ## compute and draw docs/evaluation.md; ten to fifteen min
 	for each in evaluation evaluation.tables evaluation.figures; do $(BIN)/python -m benchmarks.$$each || exit 1; done
 
 clean:
-	rm -rf .venv .venv-3.* .venv-audit .venv-frameworks .venv-proto
+	rm -rf .venv .venv-3.* .venv-audit .venv-dist .venv-lock .venv-frameworks .venv-proto
 
 $(DEMO_READY): pyproject.toml constraints.txt
 	@echo "installing the packages of the demo into $(VENV), once: 1.4 GB, and more with the CUDA build of torch"

@@ -40,6 +40,8 @@ environment() {
   ln -sf "$engine"/usr/libexec/docker/cli-plugins/* "$folder/config/cli-plugins/"
   cat > "$folder/environment" <<T
 export DOCKER_HOST=unix://$run/docker.sock DOCKER_CONFIG=$folder/config PATH=$engine/usr/bin:$engine/usr/sbin:\$PATH
+# The stand-ins below, in place of the digests of official images.
+export PYTHON_IMAGE=python:3.11.11-slim-bookworm REDIS_IMAGE=redis:7.2.5-alpine PROMETHEUS_IMAGE=prom/prometheus:v2.53.1
 T
   source "$folder/environment"
 }

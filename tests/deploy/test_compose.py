@@ -71,12 +71,14 @@ def test_containers_have_minimal_privileges(services):
     for name, each in services.items():
         assert each["mem_limit"], name
         assert re.search(r":v?\d+\.\d+\.\d+", each["image"]), name
+        assert each["image"].startswith("relibra/") or re.search(r"@sha256:[0-9a-f]{64}$", each["image"]), name
         assert each["read_only"], name
         assert each["init"], name
         assert each["cap_drop"] == ["ALL"], name
         assert each["security_opt"] == ["no-new-privileges:true"], name
         if "build" in each:
-            assert (_REPOSITORY / each["build"]["dockerfile"]).is_file()
+            dockerfile = (_REPOSITORY / each["build"]["dockerfile"]).read_text()
+            assert f"ARG PYTHON_IMAGE={each['build']['args']['PYTHON_IMAGE']}\n" in dockerfile
     # The image starts as root, and our command bypasses the entrypoint that would switch to another user.
     assert services["redis"]["user"].partition(":")[0] not in ("", "0", "root")
 
@@ -124,7 +126,8 @@ def test_any_password_opens_the_redis_of_compose(services, tmp_path, monkeypatch
 @pytest.mark.parametrize("path", sorted((_REPOSITORY / "deploy" / "docker").glob("*.Dockerfile")), ids=lambda p: p.stem)
 def test_images_have_an_exact_base_version_and_an_unprivileged_user(path):
     text = path.read_text()
-    assert all(re.search(r":\d+\.\d+\.\d+-", base) for base in re.findall(r"^FROM (\S+)", text, re.M))
+    assert set(re.findall(r"^FROM (\S+)", text, re.M)) == {"${PYTHON_IMAGE}"}
+    assert re.search(r"^ARG PYTHON_IMAGE=python:\d+\.\d+\.\d+-\S+@sha256:[0-9a-f]{64}$", text, re.M)
     assert re.search(r"^USER 10001:10001$", text, re.M)
     assert "--gid 10001 relibra && useradd --system --uid 10001 --gid relibra" in text
 

@@ -32,18 +32,23 @@ def wheel(tmp_path_factory) -> Path:
     return wheel
 
 
-def _install(image: str, wheel: Path, folder: Path, *options: str) -> str:
-    """Create the virtual environment of a Dockerfile with its own pip command; return the extra that it installs.
+def _install(image: str, wheel: Path, folder: Path, *, packages: bool = True) -> None:
+    """Create the virtual environment of a Dockerfile, with the pip commands that it has.
 
     The environment gets neither a pip nor compiled modules: both take longer than the rest, and no test needs them.
     """
     dockerfile = (_REPOSITORY / "deploy" / "docker" / f"{image}.Dockerfile").read_text()
-    extra = re.search(r"pip install --no-cache-dir -c constraints\.txt --no-deps '\.\[(.*)\]'", dockerfile)[1]
+    locked = re.search(r"/opt/relibra/bin/pip install --no-cache-dir (--require-hashes --no-deps -r \S+)", dockerfile)[
+        1
+    ]
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python"]
-    install = [*pip, "install", "--quiet", "--no-compile", "-c", "constraints.txt", *options, f"{wheel}[{extra}]"]
-    subprocess.run(install, cwd=_REPOSITORY, check=True)
-    return extra
+    install = [*pip, "install", "--quiet", "--no-compile"]
+    if packages:
+        subprocess.run([*install, *locked.split()], cwd=_REPOSITORY, check=True)
+    subprocess.run([*install, "--no-index", "--no-deps", wheel], check=True)
+    if packages:
+        subprocess.run([*pip, "check"], check=True)
 
 
 def _compose():
@@ -103,7 +108,7 @@ def test_services_start_from_a_fresh_environment_without_torch(environment, tmp_
 def test_the_demo_trains_with_the_planner_of_compose_from_a_fresh_environment(tmp_path, wheel):
     # Only relibra is installed anew. Its dependencies, above all torch, are large and come from this environment.
     folder = tmp_path / "image"
-    assert _install("demo", wheel, folder, "--no-deps") == "all"
+    _install("demo", wheel, folder, packages=False)
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "needed.pth").write_text(sysconfig.get_path("purelib"))
     where = [folder / "bin" / "python", "-c", "import relibra.demo as it; print(it.__file__)"]
