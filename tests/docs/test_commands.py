@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from redis import Redis
 from typer.testing import CliRunner
 
 from docs.command_line import commands
@@ -24,6 +25,7 @@ from harness.watched_job import WatchedJob
 from relibra.cli.app import app
 from relibra.planning import PlanParams
 from relibra.store import EmbeddedRedis, Role, Store
+from relibra.store.keys import JobKeys
 
 ELSEWHERE = {"relibra advise trace.npz --model gpt-oss-20b --nodes 1": "tests/integration/test_will_it_help.py"}
 """The test that runs a slow command and examines its answer."""
@@ -77,6 +79,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     shutil.copy(folder / "trace.npz", folder / "step.npz")
     with EmbeddedRedis(folder / "redis") as redis:
         token_id = asyncio.run(fill(redis.url))
+        with Redis.from_url(redis.url) as client:
+            client.hincrby(JobKeys("old-job").of("job"), "seen_at", -3_600_000)
         services = [Service(verb, redis.url, folder) for verb in ("planner", "status")]
         planner, status = (each.address for each in services)
         stands_for = {
