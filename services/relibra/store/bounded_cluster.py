@@ -42,10 +42,13 @@ class BoundedCluster(RedisCluster):
 
 @asynccontextmanager
 async def _closed_by_another() -> AsyncIterator[None]:
-    """Raise a ConnectionError for the AttributeError of redis-py when another command closed the connection."""
+    """Raise a ConnectionError for what redis-py and asyncio raise when another command closed the connection.
+
+    redis-py raises an AttributeError, and the transports of asyncio in Python 3.12 a TypeError.
+    """
     try:
         yield
-    except AttributeError as error:
+    except (AttributeError, TypeError) as error:
         raise exceptions.ConnectionError("the connection was closed while it was in use") from error
 
 
