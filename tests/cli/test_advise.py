@@ -65,7 +65,8 @@ def _run(*args: object, status: int) -> str:
 
 def test_routing_that_differs_by_sequence_says_turn_it_on(tmp_path, model):
     trace = _trace(tmp_path / "trace.npz", 80, variance=2.0)
-    job = (*_SMALL, "--micro-batches", 4, "--tokens-per-gpu", 32768, "--sequence-length", 2048)
+    # Two nodes: on one, where no expert can move to another node, UltraEP does as well.
+    job = (*_SMALL, "--nodes", 2, "--micro-batches", 4, "--tokens-per-gpu", 32768, "--sequence-length", 2048)
     said = json.loads(_run(trace, *model, *job, "--rollout-share", 0.75, "--json", status=0))
     assert said["answer"] == "turn it on"
     assert said["gain"]["high"] > said["gain"]["mean"] > said["gain"]["low"] >= 0.02

@@ -41,9 +41,14 @@ def test_a_setting_that_does_not_fit_the_container_stays_and_is_told_of(caplog: 
     assert f"set solver_memory_bytes to {GIB // 2}" in caplog.text
 
 
-def test_the_kubernetes_base_has_room_for_the_default() -> None:
-    path = REPOSITORY / "deploy" / "kubernetes" / "base" / "planner.yaml"
-    (deployment,) = [each for each in yaml.safe_load_all(path.read_text()) if each["kind"] == "Deployment"]
+@pytest.mark.parametrize("overlay", ["dev", "prod"])
+def test_the_planner_of_kubernetes_has_room_for_the_default(overlay: str) -> None:
+    path = REPOSITORY / "deploy" / "kubernetes" / "overlays" / overlay / "relibra.yaml"
+    (deployment,) = [
+        each
+        for each in yaml.safe_load_all(path.read_text())
+        if (each["kind"], each["metadata"]["name"]) == ("Deployment", "planner")
+    ]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     resources = container["resources"]
     limit, request = (int(resources[each]["memory"].removesuffix("Gi")) * GIB for each in ("limits", "requests"))
