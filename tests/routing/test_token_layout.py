@@ -172,11 +172,13 @@ def test_context_parallel_ranks_have_the_tokens_that_megatron_gives_them(context
     layout = ParallelLayout(data=1, context=context, expert=context)
     length = 4 * context
     laid = lay_out([[[0]]], np.array([length]), layout, TokenPacking.verl(layout))
-    monkeypatch.setattr(megatron_utils.parallel_state, "get_context_parallel_world_size", lambda: context)
-    # megatron-core 0.19 splits otherwise where each micro-batch has a context-parallel size of its own.
+    # megatron-core 0.19 asks torch and not its own state, and splits otherwise for micro-batches of hybrid sizes.
     is_of_0_19 = "is_hybrid_cp" in inspect.signature(megatron_utils.get_batch_on_this_cp_rank).parameters
     hybrid = {"is_hybrid_cp": False} if is_of_0_19 else {}
+    monkeypatch.setattr(megatron_utils.parallel_state, "get_context_parallel_world_size", lambda: context)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: context)
     for rank in range(context):
         monkeypatch.setattr(megatron_utils.parallel_state, "get_context_parallel_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda group, rank=rank: rank)
         batch = megatron_utils.get_batch_on_this_cp_rank({"tokens": torch.arange(length)[None]}, **hybrid)
         assert sorted(laid.position_N[laid.source_rank_N == rank]) == batch["tokens"][0].tolist()
