@@ -75,7 +75,7 @@ def test_a_backup_brings_back_what_it_held_and_nothing_since(run: Loop, tmp_path
         assert run(store.find_token(later_token)) is None
         restarted = run(store.register_job("job", MODEL, CLUSTER, PARAMS, known_epoch=later.epoch))
         assert restarted.epoch > later.epoch > job.epoch
-        # What is written from here on is durable too.
+        # Later writes are durable too.
         assert _publish(store, run, restarted, 1) == 1
         run(store.close())
         server.kill()

@@ -40,7 +40,7 @@ FIGURES = (
     "num_replicas",
     "num_moved_experts",
 )
-"""What is logged of a step, by its names in `HistoryPoint`; what is not known of a step is left out."""
+"""The figures logged for each step, by their names in `HistoryPoint`. Figures that a step lacks are left out."""
 
 _POLL_INTERVAL_S = 15.0
 _USUAL_STEPS, _MOST_STEPS = 20, 1000

@@ -1,4 +1,4 @@
-"""What is refused before a GPU is asked; tests/gpu tests the rest."""
+"""Refusals that need no GPU; tests/gpu tests the rest."""
 
 import pytest
 import torch

@@ -162,7 +162,7 @@ class SlimeActor:
 
 def built_job(cluster: Cluster, *, sharded: bool) -> GptJob:
     """Return a model whose routers slime's replay can take over, and its optimizer."""
-    # Of overlapped reductions and gathers, slime's train takes none for a second rollout.
+    # slime's train cannot run a second rollout with overlapped reductions or gathers.
     job = GptJob(
         cluster, sharded=sharded, overlapped=False, grouped=True, clip_grad=0.0, moe_enable_routing_replay=False
     )
