@@ -10,6 +10,7 @@ With `rediss` in place of `redis`, all connections use TLS. The query may set TL
 `?ssl_ca_certs=/path`; without options, certificates are checked. Sentinels are asked without a password.
 """
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -123,12 +124,24 @@ def _open_sentinel(parts: SplitResult, guard: ConnectionGuard) -> Redis:
     )
     redis: Redis = sentinels.master_for(
         name,
+        redis_class=_PrimaryClient,
         connection_pool_class=_PrimaryPool,
         max_connections=MAX_CONNECTIONS,
         timeout=ANSWER_TIMEOUT_S,
         redis_connect_func=guard.on_connect,
     )
     return redis
+
+
+class _PrimaryClient(Redis):
+    """A client of the primary, which has the Sentinels to itself."""
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        """Close all connections, also those to the Sentinels, which redis-py leaves to its caller."""
+        await super().aclose(close_connection_pool)
+        pool = self.connection_pool
+        assert isinstance(pool, SentinelConnectionPool)
+        await asyncio.gather(*(each.aclose() for each in pool.sentinel_manager.sentinels))
 
 
 class _PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
