@@ -67,7 +67,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 SCHEMA = "relibra:schema"
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 JOBS = "relibra:jobs"
 TOKENS = "relibra:tokens"
 
