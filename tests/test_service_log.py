@@ -16,10 +16,13 @@ RELIBRA = [sys.executable, "-m", "relibra.cli"]
 
 def test_a_log_of_json_has_no_other_line(redis_url: str, tmp_path: Path) -> None:  # noqa: F811
     for verb in ("planner", "status"):
-        service = Service(verb, redis_url, tmp_path, RELIBRA_LOG_FORMAT="json")
+        settings = {"RELIBRA_LOG_FORMAT": "json", "GRPC_VERBOSITY": "debug", "GRPC_TRACE": "tcp"}
+        service = Service(verb, redis_url, tmp_path, **settings)
         assert service.stop() == 0
         lines = [json.loads(line) for line in service.log().splitlines()]
         assert any(service.address in line["message"] for line in lines), verb
+        # gRPC's core, which only the planner has, writes text to standard error by itself.
+        assert any(line["logger"] == "stderr" for line in lines) == (verb == "planner")
 
 
 def test_why_a_service_does_not_start_is_a_line_of_its_log(tmp_path: Path) -> None:

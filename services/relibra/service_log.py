@@ -1,14 +1,19 @@
 """The log of services and of their worker processes: lines on standard error, as JSON with RELIBRA_LOG_FORMAT=json."""
 
+import atexit
 import json
 import logging
 import os
+import signal
+import sys
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NoReturn
 
 logger = logging.getLogger(__name__)
 
 _FIELDS = ("job", "step", "version", "trace")
+_END = b"\0\n"
+"""The line after which this process writes to standard error itself again."""
 
 
 def is_json() -> bool:
@@ -30,6 +35,66 @@ def has_told(error: Exception, *, with_traceback: bool) -> bool:
         return False
     logger.error("%s: %s", type(error).__name__, error, exc_info=error if with_traceback else None)
     return True
+
+
+def take_over_stderr() -> None:
+    """If the log is JSON, make it so all that this process and its children write to standard error.
+
+    gRPC's core, for example, writes lines of text. A child process reads them, so that the last words of a process that
+    dies are in the log too.
+    """
+    if not is_json():
+        return
+    sys.stderr.flush()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(writer)
+        _forward(reader)
+    os.close(reader)
+    stderr = os.dup(2)
+    os.dup2(writer, 2)
+    os.close(writer)
+    atexit.register(_give_back, stderr, pid)
+
+
+def _give_back(stderr: int, pid: int) -> None:
+    sys.stderr.flush()
+    os.write(2, _END)
+    os.dup2(stderr, 2)
+    # Children may still have the pipe, and whoever waits for this process wants to read all of its log.
+    os.waitpid(pid, 0)
+
+
+def _forward(reader: int) -> NoReturn:
+    """Write each line to standard error as JSON, until the process that logs and its children have ended."""
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    try:
+        with open(reader, "rb") as lines, open(2, "wb", closefd=False) as stderr:
+            for line in lines:
+                if text := line.removesuffix(_END):
+                    stderr.write(_as_json(text))
+                    stderr.flush()
+                if text != line:
+                    break
+    finally:
+        os._exit(0)  # the rest of the program belongs to the parent
+
+
+def _as_json(line: bytes) -> bytes:
+    try:
+        if isinstance(json.loads(line), dict):
+            return line
+    except ValueError:
+        pass
+    record = {
+        "time": datetime.now(UTC).isoformat(),
+        "level": "WARNING",
+        "logger": "stderr",
+        "message": line.decode(errors="replace").rstrip("\n"),
+    }
+    return json.dumps(record).encode() + b"\n"
 
 
 class _JsonFormatter(logging.Formatter):

@@ -49,7 +49,11 @@ Plaintext = Annotated[
     typer.Option("--plaintext", help="Take tokens from other machines without TLS: something else encrypts."),
 ]
 ReadyFile = Annotated[
-    Path | None, typer.Option(help="When ready, write the addresses to this file as JSON; scripts can wait for it.")
+    Path | None,
+    typer.Option(
+        help="When calls are answered, write the addresses to this file as JSON; scripts can wait for it. "
+        "The first plan also waits until the solver is warm."
+    ),
 ]
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -57,6 +61,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def start_logging() -> None:
     """Log to standard error, and begin with the environment variables that nothing reads."""
+    service_log.take_over_stderr()
     service_log.start()
     for name, nearest in unknown_variables(os.environ).items():
         logger.warning(complaint(name, nearest))
