@@ -86,7 +86,8 @@ def start_planner(
     return process, json.loads(ready_file.read_text())["planner"]
 
 
-def _metric(port: int, name: str) -> float:
+def metric(port: int, name: str) -> float:
+    """Return a metric without labels of the service whose metrics are on a port."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
         text = response.read().decode()
     found = re.search(rf"^{name} (\S+)$", text, re.M)
@@ -233,7 +234,7 @@ def main() -> None:
                 tell(f"ingest, {num_processes} reporter process(es)", rate, "sequences/s", ">= 2000")
             tell("schedule submitted to plan in hand", _plan(address, arguments.folder), "s")
             for name, what in (("solve", "read, solve, check, encode"), ("publish", "publish")):
-                tell(what, _metric(port, f"relibra_planner_{name}_seconds_sum"), "s")
+                tell(what, metric(port, f"relibra_planner_{name}_seconds_sum"), "s")
             times, answers = asyncio.run(_fetch(address))
             started = time.perf_counter()
             for answer in answers:
