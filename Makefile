@@ -52,7 +52,7 @@ lock:  ## resolve deploy/locks anew, from pyproject.toml and constraints.txt
 
 sbom:  ## write the bills of materials of the images, and of what a trainer installs, into build/sbom (CycloneDX)
 	mkdir -p build/sbom
-	for each in services demo trainer; do $(PYTHON) deploy/sbom.py $$each > build/sbom/$$each.cdx.json || exit 1; done
+	for each in status services demo trainer; do $(PYTHON) deploy/sbom.py $$each > build/sbom/$$each.cdx.json || exit 1; done
 
 dist:  ## build wheel and sdist of the last commit into dist/, twice, and compare; needs a package index once
 	$(PYTHON) -m venv .venv-dist

@@ -63,6 +63,15 @@ def test_services_answer_and_doctor_finds_nothing(stack: Stack) -> None:
         assert urllib.request.urlopen(f"{STATUS}/{page}", timeout=10).status == 200, page
 
 
+@pytest.mark.parametrize(("service", "most_mb"), [("status", 350), ("planner-1", 500)])
+def test_images_are_small(stack: Stack, service: str, most_mb: int) -> None:
+    config = stack.config()["services"][service]
+    size_mb, base_mb = map(stack.image_mb, (config["image"], config["build"]["args"]["PYTHON_IMAGE"]))
+    print(f"{config['image']}: {size_mb:.0f} MB, of which {base_mb:.0f} are its base")
+    # A stand-in for the base may have any size; the official one has less than 150 MB.
+    assert size_mb - base_mb < most_mb - 150
+
+
 @pytest.mark.parametrize("service", ["planner-1", "status", "redis"])
 def test_S6_containers_are_confined(stack: Stack, service: str) -> None:
     assert stack.inside(service, CONFINED) == ""

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import time
 import urllib.request
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from relibra.store import EmbeddedRedis
 
 _REPOSITORY = Path(__file__).parents[2]
 _START_TIMEOUT_S = 240.0
+_MOST_MIB = {"status": 150.0, "services": 350.0}
+"""What an image adds to its base, without compiled modules."""
 
 
 @pytest.fixture(scope="module")
@@ -32,75 +35,83 @@ def wheel(tmp_path_factory) -> Path:
     return wheel
 
 
-def _install(image: str, wheel: Path, folder: Path, *, packages: bool = True) -> None:
-    """Create the virtual environment of a Dockerfile, with the pip commands that it has.
-
-    The environment gets neither a pip nor compiled modules: both take longer than the rest, and no test needs them.
-    """
-    dockerfile = (_REPOSITORY / "deploy" / "docker" / f"{image}.Dockerfile").read_text()
-    locked = re.search(r"/opt/relibra/bin/pip install --no-cache-dir (--require-hashes --no-deps -r \S+)", dockerfile)[
-        1
-    ]
+def _create(folder: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python"]
-    install = [*pip, "install", "--quiet", "--no-compile"]
-    if packages:
-        subprocess.run([*install, *locked.split()], cwd=_REPOSITORY, check=True)
-    subprocess.run([*install, "--no-index", "--no-deps", wheel], check=True)
-    if packages:
-        subprocess.run([*pip, "check"], check=True)
+
+
+def _pip(folder: Path, *arguments: "str | Path") -> None:
+    """Run pip of this environment for another one, as the Dockerfiles do."""
+    command = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", *arguments]
+    subprocess.run(command, cwd=_REPOSITORY, check=True)
+
+
+def _install(folder: Path, *arguments: "str | Path") -> None:
+    """Install without compiled modules, which take longer than the rest and which no test needs."""
+    _pip(folder, "install", "--quiet", "--no-compile", *arguments)
 
 
 def _compose():
     return yaml.safe_load((_REPOSITORY / "docker-compose.yml").read_text())["services"]
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory, wheel):
-    folder = tmp_path_factory.mktemp("image")
-    _install("services", wheel, folder)
-    return folder
-
-
-def _commands():
+def _commands(service: str) -> Iterator[tuple[str, list[str]]]:
     compose = _compose()
     pods = {
         each["metadata"]["name"]: each["spec"]["template"]
         for each in objects_of("defaults")
         if each["kind"] == "Deployment"
     }
-    for verb in ("planner", "status"):
-        yield f"kubernetes {verb}", pods[verb]["spec"]["containers"][0]["args"]
-        yield f"compose {verb}", compose["planner-1" if verb == "planner" else verb]["command"]
+    yield f"kubernetes {service}", pods[service]["spec"]["containers"][0]["args"]
+    yield f"compose {service}", compose["planner-1" if service == "planner" else service]["command"]
+
+
+def _start_and_stop(environment: Path, service: str, redis_url: str) -> None:
+    for name, command in _commands(service):
+        ready = environment / f"{name}.json"
+        # Free ports on loopback; RELIBRA_INSECURE as in the overlay dev.
+        arguments = ["127.0.0.1" if each == "0.0.0.0" else re.sub(r"^74\d\d$", "0", each) for each in command]
+        process = subprocess.Popen(
+            [environment / "bin" / "relibra", *arguments, "--ready-file", ready],
+            env=os.environ | {"RELIBRA_REDIS_URL": redis_url, "RELIBRA_INSECURE": "true"},
+            cwd=environment,
+        )
+        try:
+            deadline = time.monotonic() + _START_TIMEOUT_S
+            while not ready.exists():
+                assert process.poll() is None, name
+                assert time.monotonic() < deadline, name
+                time.sleep(0.05)
+            if url := json.loads(ready.read_text()).get("status"):
+                assert urllib.request.urlopen(f"{url}/readyz", timeout=10).status == 200
+                assert b'id="relibrajobstalled"' in urllib.request.urlopen(f"{url}/runbook", timeout=10).read()
+        finally:
+            process.terminate()
+            assert process.wait(30) == 0, name
+
+
+def _size_mib(folder: Path) -> float:
+    return sum(path.lstat().st_size for path in folder.rglob("*")) / 2**20
 
 
 @pytest.mark.integration
-def test_services_start_from_a_fresh_environment_without_torch(environment, tmp_path):
-    relibra = environment / "bin" / "relibra"
-    torch = subprocess.run([environment / "bin" / "python", "-c", "import torch"], capture_output=True, check=False)
-    assert torch.returncode != 0
+def test_services_start_from_a_fresh_environment_with_the_packages_of_their_image(wheel: Path, tmp_path: Path) -> None:
+    dockerfile = (_REPOSITORY / "deploy" / "docker" / "services.Dockerfile").read_text()
+    folder = tmp_path / "image"
+    _create(folder)
     with EmbeddedRedis(tmp_path / "redis") as redis:
-        for name, command in _commands():
-            ready = tmp_path / f"{name}.json"
-            # Free ports on loopback; RELIBRA_INSECURE as in the overlay dev.
-            arguments = ["127.0.0.1" if each == "0.0.0.0" else re.sub(r"^74\d\d$", "0", each) for each in command]
-            process = subprocess.Popen(
-                [relibra, *arguments, "--ready-file", ready],
-                env=os.environ | {"RELIBRA_REDIS_URL": redis.url, "RELIBRA_INSECURE": "true"},
-                cwd=tmp_path,
+        for image, service, absent in (("status", "status", "numba"), ("services", "planner", "torch")):
+            # The second image begins with the packages of the first.
+            ((packages, trim),) = re.findall(
+                rf"(--require-hashes --no-deps -r deploy/locks/{image}\.txt) \\\n    && (.*)", dockerfile
             )
-            try:
-                deadline = time.monotonic() + _START_TIMEOUT_S
-                while not ready.exists():
-                    assert process.poll() is None, name
-                    assert time.monotonic() < deadline, name
-                    time.sleep(0.05)
-                if url := json.loads(ready.read_text()).get("status"):
-                    assert urllib.request.urlopen(f"{url}/readyz", timeout=10).status == 200
-                    assert b'id="relibrajobstalled"' in urllib.request.urlopen(f"{url}/runbook", timeout=10).read()
-            finally:
-                process.terminate()
-                assert process.wait(30) == 0, name
+            _install(folder, *packages.split())
+            subprocess.run(trim.replace("/opt/relibra", str(folder)), shell=True, check=True)
+            _install(folder, "--no-index", "--no-deps", wheel)
+            _pip(folder, "check")
+            found = subprocess.run([folder / "bin" / "python", "-c", f"import {absent}"], stderr=subprocess.DEVNULL)
+            assert found.returncode != 0, f"{absent} is in the image {image}"
+            assert _size_mib(folder) < _MOST_MIB[image], image
+            _start_and_stop(folder, service, redis.url)
 
 
 @pytest.mark.integration
@@ -108,7 +119,8 @@ def test_services_start_from_a_fresh_environment_without_torch(environment, tmp_
 def test_the_demo_trains_with_the_planner_of_compose_from_a_fresh_environment(tmp_path, wheel):
     # Only relibra is installed anew. Its dependencies, above all torch, are large and come from this environment.
     folder = tmp_path / "image"
-    _install("demo", wheel, folder, packages=False)
+    _create(folder)
+    _install(folder, "--no-index", "--no-deps", wheel)
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "needed.pth").write_text(sysconfig.get_path("purelib"))
     where = [folder / "bin" / "python", "-c", "import relibra.demo as it; print(it.__file__)"]

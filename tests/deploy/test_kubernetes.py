@@ -194,7 +194,7 @@ def test_settings_exist_and_commands_are_valid(objects):
     known = {*PlannerSettings.model_fields, *StatusSettings.model_fields, "log_format"}
     for name, pod in _pods(objects).items():
         for container in pod["spec"]["containers"]:
-            if "relibra/services" in container["image"]:
+            if "relibra/" in container["image"]:
                 assert {each.removeprefix("RELIBRA_").lower() for each in environment(pod)} <= known
                 result = CliRunner().invoke(app, [*container["args"], "--help"])
                 assert result.exit_code == 0, (name, result.output)

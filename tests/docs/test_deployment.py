@@ -96,7 +96,7 @@ def test_an_overlay_of_your_own_is_production_with_its_image(tmp_path: Path) -> 
         if each["kind"] == "Deployment"
         for container in each["spec"]["template"]["spec"]["containers"]
     }
-    assert images == {"registry.example/relibra/services:0.1.0"}
+    assert images == {"registry.example/relibra/services:0.1.0", "registry.example/relibra/status:0.1.0"}
     planner = next(each for each in objects if each["kind"] == "Deployment" and each["metadata"]["name"] == "planner")
     settings = environment(planner["spec"]["template"])
     assert (settings["RELIBRA_NUM_SOLVERS"], settings["RELIBRA_AUTH"]) == ("4", "required")

@@ -19,7 +19,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "queue-wait": {"autoscaling": {"queueWait": {"enabled": True, "targetSeconds": 0.5}}},
     "elsewhere": {
-        "image": {"repository": "registry.example/relibra/services", "tag": "0.1.1"},
+        "image": {
+            "planner": "registry.example/relibra/services",
+            "status": "registry.example/relibra/status",
+            "tag": "0.1.1",
+        },
         "settings": {"NUM_SOLVERS": "4"},
         "autoscaling": {"enabled": False},
         "planner": {"replicas": 3, "pod": {"nodeSelector": {"pool": "cpu"}, "priorityClassName": "high"}},

@@ -44,6 +44,11 @@ class Stack:
         names = [f"{PROJECT}-{service}-1", "--format", f"{{{{{field}}}}}"]
         return subprocess.run(["docker", "inspect", *names], capture_output=True, text=True, check=False).stdout.strip()
 
+    def image_mb(self, image: str) -> float:
+        """Return the size of an image in MB, as `docker images` prints it."""
+        asked = ["docker", "image", "inspect", "--format", "{{.Size}}", image]
+        return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout) / 1e6
+
     def inside(self, service: str, script: str) -> str:
         """Run a shell script in a container and return what it printed."""
         return self.compose("exec", "-T", service, "sh", "-c", script)

@@ -7,7 +7,7 @@ from redis import Redis
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
 from harness.step_samples import COUNTS_SLE, IDS, PLAN, SCHEDULE, expire, lease_of, publish, report_all, sequence
-from relibra.errors import Conflict
+from relibra.errors import Conflict, Unavailable
 from relibra.planning import Cause, ExecutionReport, Phase
 from relibra.planning.launch import Launch
 from relibra.store import ExpiryCause, JobRecord, StepState, Store
@@ -47,6 +47,22 @@ def test_S7_an_expired_step_leaves_a_summary_and_nothing_else(
     outcomes = report_all(store, run, 1)
     assert [type(each) for each in outcomes] == [Conflict] * 8
     assert "step 1 of job 'job' has expired" in str(outcomes[0])
+
+
+def test_S7_a_full_redis_makes_room(store: Store, run: Loop, job: JobRecord, redis_url: str) -> None:
+    for step in range(1, 4):
+        report_all(store, run, step)
+    with Redis.from_url(redis_url) as client:
+        client.config_set("maxmemory", "1")
+        try:
+            with pytest.raises(Unavailable, match="maxmemory"):
+                report_all(store, run, 4)
+            assert run(store.claim_sweep("job", 60.0))
+            assert expire(store, run, job, [1, 2]) == [1, 2]
+            assert [each.step for each in run(store.list_summaries(job))] == [2, 1]
+            run(store.remove_job("job"))
+        finally:
+            client.config_set("maxmemory", "0")
 
 
 def test_the_summary_says_how_the_step_went(store: Store, run: Loop, job: JobRecord) -> None:

@@ -29,6 +29,7 @@ from relibra.planner.plan_cache import PlanCache
 from relibra.planner.plan_notifier import PlanNotifier
 from relibra.planner.plan_service import PlanService
 from relibra.planner.planning_loop import PlanningLoop
+from relibra.planner.redis_memory import tell_of_room
 from relibra.planner.routing_service import RoutingService
 from relibra.planner.settings import PlannerSettings
 from relibra.planner.solver import SolverPool
@@ -89,6 +90,7 @@ class PlannerServer:
         self._admission = Admission(settings)
         try:
             await self._store.check()
+            tell_of_room(settings, await self._store.max_memory_bytes())
             if settings.metrics_port is not None:
                 port = self._metrics.serve(settings.host, settings.metrics_port)
                 logger.info("metrics on http://%s:%d/metrics", settings.host, port)

@@ -130,6 +130,18 @@ class Store(Joining, Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries,
         if self._guard.policy_fault:
             raise Unsupported(self._guard.policy_fault)
 
+    @raises_unavailable
+    async def max_memory_bytes(self) -> int | None:
+        """Return the memory at which Redis refuses writes; None if it has no such limit, or does not tell.
+
+        Of the primaries of a Cluster the smallest one counts, because all data of a job lies on one of them.
+        """
+        try:
+            limits = await self._configured_but("maxmemory", "0")
+        except ResponseError:
+            return None
+        return min(map(int, limits.split(", "))) if limits else None
+
     @property
     def fault(self) -> str:
         """Why this Redis may not keep the state of jobs; empty while it may, as far as is known."""

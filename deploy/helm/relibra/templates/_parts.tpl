@@ -33,9 +33,8 @@ securityContext:
   capabilities: { drop: [ALL] }
 {{- end -}}
 
-{{- define "relibra.image" -}}
-image: "{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}"
-imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{- define "relibra.tag" -}}
+{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 
 {{- define "relibra.settings" -}}

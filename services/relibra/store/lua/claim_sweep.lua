@@ -11,5 +11,7 @@ local swept_at = redis.call('HGET', KEYS[1], 'swept_at') or '0'
 if redis.call('EXISTS', KEYS[1]) == 0 or math.abs(now_ms - swept_at) < tonumber(ARGV[1]) then
   return 0
 end
+-- A Redis that is full refuses a script whose first write takes memory, and sweeps make room.
+redis.call('HDEL', KEYS[1], 'swept_at')
 redis.call('HSET', KEYS[1], 'swept_at', string.format('%.0f', now_ms))
 return 1

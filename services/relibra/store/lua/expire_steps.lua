@@ -20,12 +20,13 @@ for index = 1, num_steps do
   -- A report that came after the summary was made would be in neither; the step expires the next time.
   local is_reported = redis.call('HLEN', KEYS[first + ARGV[2]]) > tonumber(num_reports)
   if is_known and not has_schedule_since and not has_begun_again and not is_reported then
-    -- Later reports for an expired step are refused; they do not start the step again.
-    local floor = tonumber(redis.call('GET', KEYS[1]) or '0')
-    redis.call('SET', KEYS[1], string.format('%.0f', math.max(floor, tonumber(step) + 1)))
+    -- First of all, because a Redis that is full refuses a script whose first write takes memory.
     for number = 1, keys_per_step do
       redis.call('UNLINK', KEYS[first + number])
     end
+    -- Later reports for an expired step are refused; they do not start the step again.
+    local floor = tonumber(redis.call('GET', KEYS[1]) or '0')
+    redis.call('SET', KEYS[1], string.format('%.0f', math.max(floor, tonumber(step) + 1)))
     for number = 2, 6 do
       redis.call('ZREM', KEYS[number], step)
     end

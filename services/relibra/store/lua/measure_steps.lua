@@ -27,9 +27,9 @@ for index = 3, #ARGV do
     end
     size = size + (used or 0)
   end
-  -- A step that expired meanwhile leaves nothing behind here.
+  -- A step that expired meanwhile leaves nothing behind here. A Redis that is full refuses this, and the step has no age yet.
   if redis.call('ZSCORE', KEYS[2], step) then
-    redis.call('ZADD', KEYS[6], 'NX', string.format('%.3f', now_ms / 1000), step)
+    redis.pcall('ZADD', KEYS[6], 'NX', string.format('%.3f', now_ms / 1000), step)
   end
   local begun = tonumber(redis.call('ZSCORE', KEYS[6], step) or now_ms / 1000)
   measured[#measured + 1] = {
