@@ -44,8 +44,15 @@ def test_measured_times_become_a_cost_model_shown_with_the_default(report, tmp_p
     assert cost.us_per_token == pytest.approx(180 / 7168)
     assert cost.token_size_bytes == 4 * 4096
     assert cost.inter_node_bytes_per_us == 20e3
+    assert not cost.sends_once_per_node
     for text in ("some device", "measured", "default", "fewest tokens for a replica"):
         assert text in printed
+
+
+def test_a_cost_model_knows_the_dispatcher(report, tmp_path):
+    output = tmp_path / "cost.json"
+    _run(report, "--model", "glm-4.5-air", "-o", output, "--dispatcher", "deepep")
+    assert read_cost(output).sends_once_per_node
 
 
 def test_the_model_must_be_one_that_was_measured(report, tmp_path):

@@ -32,6 +32,11 @@ def test_planning_is_told_what_one_more_copy_adds_to_the_network():
     assert once == pytest.approx(copy_size_bytes / 2, rel=1e-3)
 
 
+@pytest.mark.parametrize("dispatcher", Dispatcher)
+def test_planning_is_told_which_adapters_copies_enter(dispatcher):
+    assert _of(dispatcher).planning_cost.sends_once_per_node == dispatcher.sends_once_per_node
+
+
 def test_planning_is_told_the_rate_of_the_dispatcher():
     assert _of(Dispatcher.ALLTOALL).planning_cost.inter_node_bytes_per_us == pytest.approx(0.60 * 50e3)
     assert _of(Dispatcher.DEEPEP).planning_cost.inter_node_bytes_per_us == pytest.approx(0.87 * 50e3)

@@ -34,7 +34,9 @@ for cluster in (Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1, num_ep_
         schedule = Schedule.round_robin(32, 2, cluster)
         load = StepLoad.of(counts, schedule, cluster)
         for basis in Basis:
-            for params in (PlanParams(), PlanParams(seed=7, min_tokens_per_replica=3), PlanParams(cost=CostModel())):
+            for params in (PlanParams(), PlanParams(seed=7, min_tokens_per_replica=3), PlanParams(cost=CostModel()),
+                           PlanParams(cost=CostModel(token_size_bytes=1e7)),
+                           PlanParams(cost=CostModel(token_size_bytes=1e7, sends_once_per_node=True))):
                 solve(load, schedule, model, cluster, params, previous, basis=basis)
 assert machine_code() == code, (code, machine_code())
 """

@@ -79,6 +79,7 @@ def test_a_cost_model_survives_json():
         ({"token_size_bytes": float("nan")}, "cost.token_size_bytes"),
         ({"hidden_transfer_share": 1.5}, "cost.hidden_transfer_share: expected 0 to 1"),
         ({"host_us": -1.0}, "cost.host_us: expected at least 0"),
+        ({"sends_once_per_node": 1}, "cost.sends_once_per_node: expected true or false"),
         ({"hidden": 1}, "cost: expected the keys .* got hidden"),
         ({"expert_us": "fast"}, "cost: expected numbers"),
         ({"expert_us": None}, "cost: expected numbers"),

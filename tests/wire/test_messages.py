@@ -46,7 +46,9 @@ def same(left: object, right: object) -> bool:
     groups=st.integers(1, 4),
     size_bytes=st.integers(0, 2**40),
     seed=st.integers(0, 2**63),
-    cost=st.sampled_from([None, CostModel(), CostModel.of_expert(10**8, token_size_bytes=28_672)]),
+    cost=st.sampled_from(
+        [None, CostModel(sends_once_per_node=True), CostModel.of_expert(10**8, token_size_bytes=28_672)]
+    ),
 )
 def test_registrations_survive_the_wire(
     layers: int, shares: int, nodes: int, gpus: int, groups: int, size_bytes: int, seed: int, cost: CostModel | None

@@ -42,7 +42,7 @@ class PlanParams(_message.Message):
     def __init__(self, seed: _Optional[int] = ..., min_tokens_per_replica: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ...) -> None: ...
 
 class CostModel(_message.Message):
-    __slots__ = ("expert_tokens", "expert_us", "token_size_bytes", "intra_node_bytes_per_us", "inter_node_bytes_per_us", "hidden_transfer_share", "host_us")
+    __slots__ = ("expert_tokens", "expert_us", "token_size_bytes", "intra_node_bytes_per_us", "inter_node_bytes_per_us", "hidden_transfer_share", "host_us", "sends_once_per_node")
     EXPERT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EXPERT_US_FIELD_NUMBER: _ClassVar[int]
     TOKEN_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class CostModel(_message.Message):
     INTER_NODE_BYTES_PER_US_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_TRANSFER_SHARE_FIELD_NUMBER: _ClassVar[int]
     HOST_US_FIELD_NUMBER: _ClassVar[int]
+    SENDS_ONCE_PER_NODE_FIELD_NUMBER: _ClassVar[int]
     expert_tokens: _containers.RepeatedScalarFieldContainer[float]
     expert_us: _containers.RepeatedScalarFieldContainer[float]
     token_size_bytes: float
@@ -57,7 +58,8 @@ class CostModel(_message.Message):
     inter_node_bytes_per_us: float
     hidden_transfer_share: float
     host_us: float
-    def __init__(self, expert_tokens: _Optional[_Iterable[float]] = ..., expert_us: _Optional[_Iterable[float]] = ..., token_size_bytes: _Optional[float] = ..., intra_node_bytes_per_us: _Optional[float] = ..., inter_node_bytes_per_us: _Optional[float] = ..., hidden_transfer_share: _Optional[float] = ..., host_us: _Optional[float] = ...) -> None: ...
+    sends_once_per_node: bool
+    def __init__(self, expert_tokens: _Optional[_Iterable[float]] = ..., expert_us: _Optional[_Iterable[float]] = ..., token_size_bytes: _Optional[float] = ..., intra_node_bytes_per_us: _Optional[float] = ..., inter_node_bytes_per_us: _Optional[float] = ..., hidden_transfer_share: _Optional[float] = ..., host_us: _Optional[float] = ..., sends_once_per_node: bool = ...) -> None: ...
 
 class RegisterJobRequest(_message.Message):
     __slots__ = ("job_id", "model", "cluster", "params", "known_epoch", "token", "owner", "launch", "restart", "age_ms")

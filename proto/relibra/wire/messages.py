@@ -140,6 +140,7 @@ def decode_registration(
             inter_node_bytes_per_us=cost.inter_node_bytes_per_us,
             hidden_transfer_share=cost.hidden_transfer_share,
             host_us=cost.host_us,
+            sends_once_per_node=cost.sends_once_per_node,
         )
         if request.params.HasField("cost")
         else None,

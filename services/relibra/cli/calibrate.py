@@ -17,6 +17,7 @@ from relibra.cli.output import AsJson, open_console, print_json, print_table, wr
 from relibra.errors import InvalidInput
 from relibra.evaluation import calibration
 from relibra.evaluation.calibration import Measurement, read_measurements
+from relibra.evaluation.dispatcher import Dispatcher
 from relibra.planning.cost import CostModel
 
 _ROWS: dict[str, Callable[[CostModel, int], str]] = {
@@ -48,6 +49,9 @@ def calibrate(
         float | None,
         typer.Option(help="Time of hosts for a pass over a cell with replicas, in us. 0 by default.", min=0),
     ] = None,
+    dispatcher: Annotated[
+        Dispatcher, typer.Option(help="What sends tokens to experts: NCCL's all-to-all, DeepEP or HybridEP.")
+    ] = Dispatcher.ALLTOALL,
     as_json: AsJson = False,
 ) -> None:
     """Turn GPU measurements into a cost model."""
@@ -59,7 +63,8 @@ def calibrate(
         "hidden_transfer_share": hidden_share,
         "host_us": host_us,
     }
-    cost = calibration.calibrate(chosen, {field: value for field, value in given.items() if value is not None})
+    known = {field: value for field, value in given.items() if value is not None}
+    cost = calibration.calibrate(chosen, known, dispatcher.sends_once_per_node)
     with writing("--output"):
         write_atomically(output, (json.dumps(cost.to_dict(), indent=2) + "\n").encode())
     if as_json:

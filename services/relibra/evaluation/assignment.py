@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from relibra.planning.job import Cluster
 from relibra.planning.load import rank_loads
-from relibra.planning.plan import Plan
+from relibra.planning.plan import Basis, Plan
 
 
 class Known(Enum):
@@ -36,19 +36,23 @@ class Assignment:
     known: Known = Known.AHEAD
     decision_us: float = 0.0
     """The time for which every cell waits before it knows where its tokens go."""
+    crossing_Q: NDArray[np.int64] | None = None
+    """Of the tokens of each replica, those that come from other nodes; homes have 0 here, and get what replicas leave.
+    By default every copy of an expert gets the same part of every source node's tokens."""
     maps_on_host: bool = False
     """Whether the host maps tokens to copies and starts transfers, as relibra's agent does. Published ways get the time
     of UltraEP's kernel."""
 
     @classmethod
     def of_plan(cls, plan: Plan) -> "Assignment":
-        """Return the assignment that a plan makes."""
+        """Return the assignment that a plan makes. The shares of a forecast are the same for all sources."""
         return cls(
             home_LE=plan.home_rank_LE,
             index_Q4=plan.quota_index_Q4,
             tokens_Q=plan.quota_tokens_Q,
             num_rows=plan.num_rows,
             maps_on_host=True,
+            crossing_Q=_crossing_Q(plan) if plan.prediction.basis is Basis.REPLAY else None,
         )
 
     @property
@@ -103,3 +107,18 @@ def from_pieces(
         known=known,
         decision_us=decision_us,
     )
+
+
+def _crossing_Q(plan: Plan) -> NDArray[np.int64]:
+    """Return how many tokens of each replica come from ranks of other nodes, by the plan's shares; 0 for homes."""
+    size = plan.cluster.gpus_per_node
+    node_Y = plan.quota_index_Q4[plan.is_replica_Q, 3] // size
+    crossing_Q = np.zeros(len(plan.quota_tokens_Q), dtype=np.int64)
+    crossing_Y, begin = np.zeros(len(node_Y), dtype=np.int64), 0
+    for share_BR in plan.shares.blocks():
+        end = begin + len(share_BR)
+        crosses_BR = np.arange(plan.cluster.num_ranks) // size != node_Y[begin:end, None]
+        crossing_Y[begin:end] = (share_BR * crosses_BR).sum(axis=1)
+        begin = end
+    crossing_Q[plan.is_replica_Q] = crossing_Y
+    return crossing_Q

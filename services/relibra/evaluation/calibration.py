@@ -49,7 +49,7 @@ def read_measurements(path: Path) -> list[Measurement]:
         ) from error
 
 
-def calibrate(measurement: Measurement, networks: Mapping[str, float]) -> CostModel:
+def calibrate(measurement: Measurement, networks: Mapping[str, float], sends_once_per_node: bool = False) -> CostModel:
     """Turn a measurement into a cost model.
 
     The cost model takes only the times of experts from the report; the rest of the report is for people.
@@ -60,6 +60,7 @@ def calibrate(measurement: Measurement, networks: Mapping[str, float]) -> CostMo
     Args:
         measurement: the measurement for the model that will be planned.
         networks: the known values of other fields of the cost model, which a single device cannot measure.
+        sends_once_per_node: how the job's dispatcher sends tokens.
 
     Raises:
         InvalidInput: fewer than two points, or values out of range.
@@ -72,6 +73,7 @@ def calibrate(measurement: Measurement, networks: Mapping[str, float]) -> CostMo
         expert_tokens=(0.0, *tokens[1:]),
         expert_us=tuple(accumulate(times, max)),
         token_size_bytes=measurement.token_size_bytes,
+        sends_once_per_node=sends_once_per_node,
         **networks,
     )
 

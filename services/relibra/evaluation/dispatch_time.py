@@ -32,22 +32,55 @@ def reached(share: NDArray[np.floating], model: ModelShape) -> NDArray[np.float6
 def copies_of(assignment: Assignment, load: StepLoad, cluster: Cluster) -> NDArray[np.float64]:
     """Return the token copies by source node and computing rank, `[M, L, N, R]`.
 
-    Each copy of an expert gets the same share of every source node's tokens.
+    Where the assignment does not say how many tokens of a replica cross, each copy of an expert gets the same part of
+    every source node's tokens. Those that cross come from the other nodes in equal parts.
     """
     row_Q, layer_Q, expert_Q, rank_Q = assignment.index_Q4.T.astype(np.int64)
     num_layers, num_nodes, num_ranks = len(assignment.home_LE), cluster.num_nodes, cluster.num_ranks
-    share_Q = assignment.tokens_Q / load.load_MLE[row_Q, layer_Q, expert_Q]
+    node_Q = rank_Q // cluster.gpus_per_node
     copies_MLNR = np.zeros((assignment.num_rows, num_layers, num_nodes, num_ranks))
     for row in range(assignment.num_rows):
         of_row_X = np.flatnonzero(row_Q == row)
+        layer_X, expert_X, node_X = layer_Q[of_row_X], expert_Q[of_row_X], node_Q[of_row_X]
         local_NLE = load.source_load_RLE(row).reshape(num_nodes, -1, *load.load_MLE.shape[1:]).sum(axis=1)
-        layer_X, expert_X = layer_Q[of_row_X], expert_Q[of_row_X]
+        of_node_XN = local_NLE[:, layer_X, expert_X].T
+        local_X = of_node_XN[np.arange(len(of_row_X)), node_X]
+        crossing_X = _crossing_X(assignment, of_row_X, of_node_XN.sum(axis=1) - local_X, local_X)
         place_X = layer_X * num_ranks + rank_Q[of_row_X]
-        for node, local_LE in enumerate(local_NLE):
-            copies_X = share_Q[of_row_X] * local_LE[layer_X, expert_X]
+        elsewhere_X = np.maximum(of_node_XN.sum(axis=1) - local_X, 1)
+        for node in range(num_nodes):
+            copies_X = np.where(
+                node_X == node,
+                assignment.tokens_Q[of_row_X] - crossing_X,
+                crossing_X * of_node_XN[:, node] / elsewhere_X,
+            )
             sum_X = np.bincount(place_X, weights=copies_X, minlength=num_layers * num_ranks)
             copies_MLNR[row, :, node] = sum_X.reshape(num_layers, num_ranks)
     return copies_MLNR
+
+
+def _crossing_X(
+    assignment: Assignment, of_row_X: NDArray[np.int64], elsewhere_X: NDArray[np.int64], local_X: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return how many tokens of these quotas of one row come from other nodes.
+
+    Args:
+        assignment: the assignment that the quotas are a part of.
+        of_row_X: the numbers of the quotas.
+        elsewhere_X: the tokens that other nodes have for the quota's expert.
+        local_X: the tokens that the quota's node has for it.
+    """
+    if assignment.crossing_Q is None:
+        tokens_X = assignment.tokens_Q[of_row_X].astype(np.float64)
+        return tokens_X * (elsewhere_X / (elsewhere_X + local_X))
+    crossing_X = assignment.crossing_Q[of_row_X].astype(np.float64)
+    _, layer_X, expert_X, _ = assignment.index_Q4[of_row_X].T.astype(np.int64)
+    key_X = layer_X * assignment.home_LE.shape[1] + expert_X
+    by_replicas_X = np.bincount(key_X, weights=crossing_X)[key_X]
+    at_home_X: NDArray[np.float64] = np.where(
+        assignment.is_replica_Q[of_row_X], crossing_X, elsewhere_X - by_replicas_X
+    )
+    return at_home_X
 
 
 def even_copies(load: StepLoad, cluster: Cluster) -> NDArray[np.float64]:

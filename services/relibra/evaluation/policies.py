@@ -24,6 +24,7 @@ from relibra.planning.plan import Plan
 from relibra.planning.prices import price_replicas
 from relibra.planning.replicas.replicate import replicate
 from relibra.planning.solve import solve
+from relibra.planning.traffic import Traffic
 
 _Decided = TypeVar("_Decided")
 
@@ -155,12 +156,16 @@ def _replicate_only(situation: Situation) -> Decision:
     load_MLE, cluster = situation.load_MLE, situation.cluster
     home_LE = cluster.identity_placement(situation.model)
     price = price_replicas(situation.params, load_MLE, situation.model, cluster)
-    (quotas, _), decide_time_s = _timed(lambda: replicate(load_MLE, home_LE, cluster, price, situation.num_threads))
+    traffic = Traffic.of(situation.workload.load, cluster, situation.params)
+    (quotas, _), decide_time_s = _timed(
+        lambda: replicate(load_MLE, home_LE, cluster, price, situation.num_threads, traffic=traffic)
+    )
     assignment = Assignment(
         home_LE=home_LE,
         index_Q4=quotas.index_Q4,
         tokens_Q=quotas.tokens_Q,
         num_rows=len(situation.load_MLE),
+        crossing_Q=quotas.crossing_Q,
         maps_on_host=True,
     )
     return Decision(

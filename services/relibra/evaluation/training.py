@@ -76,6 +76,7 @@ class Training:
             inter_node_bytes_per_us=constants.dispatch_across_bytes_per_us,
             hidden_transfer_share=max(0.0, 1 - taken / WEIGHT_TRANSFERS),
             host_us=constants.host_us,
+            sends_once_per_node=self.dispatcher.sends_once_per_node,
         )
         if not self.dispatcher.sends_once_per_node:
             return cost

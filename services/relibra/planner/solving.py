@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from relibra import service_log
 from relibra.errors import Corrupt
-from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad, check_plan
+from relibra.planning import Cluster, CostModel, Model, PlanParams, Schedule, StepLoad, check_plan
 from relibra.planning.expected.loads import WINDOW, expected_step
 from relibra.planning.plan import Basis
 from relibra.store import EncodedPlan, JobRecord, Store
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from relibra.planning.jit import MachineCode
 
 logger = logging.getLogger(__name__)
+
+_DEAR_DISPATCH = CostModel(token_size_bytes=1e6)
+"""A cost model that makes the warm-up compile what counts dispatch, too."""
 
 _MAX_STACK_BYTES = 64 << 20
 _SELF = Path("/proc/self/status")
@@ -71,8 +75,8 @@ def warm_up(memory_bytes: int | None = None, num_threads: int = 1) -> "MachineCo
     counts_SLE = np.arange(64, dtype=np.uint32).reshape(8, 1, 8)
     schedule = Schedule.round_robin(8, 2, cluster)
     load = StepLoad.of(counts_SLE, schedule, cluster)
-    for basis in Basis:
-        plan = solve(load, schedule, model, cluster, PlanParams(), basis=basis)
+    for basis, cost in product(Basis, (None, _DEAR_DISPATCH)):
+        plan = solve(load, schedule, model, cluster, PlanParams(cost=cost), basis=basis)
         check_plan(plan, load.load_MLE)
         EncodedPlan.of(plan)
     if memory_bytes is not None and sys.platform == "linux":

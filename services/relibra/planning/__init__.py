@@ -4,8 +4,8 @@ In:   `StepLoad` (token copies per micro-batch, layer, source rank and expert), 
       `PlanParams`, and the previous placement.
 Out:  a `Plan` that passes `check_plan`, with its lower bound and a sentence of reason.
 
-    load -> prices -> placement -> replicas -> bounds -> summary -> plan      `solve` runs them in this order
-                                   shares                                     computed when the plan is read
+    load -> prices, traffic -> placement -> replicas -> bounds -> summary -> plan     `solve` runs them in this order
+                                            shares                                    computed when the plan is read
 
     expected.loads       before `solve`, where loads are not known: estimates them
     expected.replicas    in `solve`, where loads come from previous steps: chooses replicas in place of `replicas`
@@ -13,8 +13,8 @@ Out:  a `Plan` that passes `check_plan`, with its lower bound and a sentence of 
     packing              optional, before `solve`: chooses which sequences share a micro-batch
     bounds, check        how good and how valid a plan is
 
-Importing this package needs numpy alone, and so do the modules outside its wings except `solve` and `jit`: the trainer
-takes `plan`, `rank_plan`, `check`, `job`, `shares` and `execution` from it, and has no numba.
+Importing this package needs numpy alone, and so do the modules outside its wings except `solve`, `traffic` and `jit`:
+the trainer takes `plan`, `rank_plan`, `check`, `job`, `shares` and `execution` from it, and has no numba.
 """
 
 from relibra.planning.check import check_placement, check_plan, check_rank_plan

@@ -69,6 +69,9 @@ class CostModel:
     host_us: float = 0.0
     """The time that hosts need for a pass (recompute, forward, backward) over a cell with replicas, beside a cell
     without. By default hosts are ahead of their GPUs, and it costs nothing."""
+    sends_once_per_node: bool = False
+    """Whether dispatch sends a token once to a node, where all adapters share what enters it (DeepEP, HybridEP). By
+    default every copy enters the adapter of its own rank, as in an all-to-all."""
 
     def __post_init__(self) -> None:
         tokens, times = tuple(map(float, self.expert_tokens)), tuple(map(float, self.expert_us))
@@ -97,6 +100,8 @@ class CostModel:
             raise InvalidInput.of("cost.hidden_transfer_share", expected="0 to 1", got=self.hidden_transfer_share)
         if not 0 <= self.host_us <= _FREE:
             raise InvalidInput.of("cost.host_us", expected="at least 0", got=self.host_us)
+        if not isinstance(self.sends_once_per_node, bool):
+            raise InvalidInput.of("cost.sends_once_per_node", expected="true or false", got=self.sends_once_per_node)
 
     @classmethod
     def tokens(cls) -> "CostModel":

@@ -55,6 +55,13 @@ class Prediction:
     """No plan of any placement has a lower imbalance."""
     basis: Basis = Basis.REPLAY
     """What the loads are based on."""
+    time_us: float | None = None
+    """The modelled time of experts and dispatch in the step, summed over cells. None: dispatch has no price, and only
+    tokens count."""
+    time_bound_us: float | None = None
+    """No plan with this placement and these slots takes less time."""
+    time_floor_us: float | None = None
+    """No plan of any placement takes less time."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "basis", Basis(self.basis))  # JSON gives text
@@ -65,10 +72,15 @@ class Prediction:
             object.__setattr__(self, "replica_size_bytes", None)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the numbers as stored plans have them: an unknown size is 0, and `basis` replay is left out."""
+        """Return the numbers as stored plans have them.
+
+        An unknown size is 0, and `basis` replay and times that are not modelled are left out.
+        """
         numbers = asdict(self)
         numbers |= {key: numbers[key] or 0 for key in ("reorder_size_bytes", "replica_size_bytes")}
-        return numbers if self.basis is not Basis.REPLAY else {key: numbers[key] for key in numbers if key != "basis"}
+        left_out = {"basis"} if self.basis is Basis.REPLAY else set()
+        left_out |= {key for key, value in numbers.items() if value is None}
+        return {key: value for key, value in numbers.items() if key not in left_out}
 
 
 @dataclass(frozen=True, kw_only=True)

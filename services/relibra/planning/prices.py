@@ -1,13 +1,9 @@
-"""What replicas, moves and crossing nodes cost, in tokens: the cost model applied to one step.
+"""What replicas and moves cost, in tokens: the cost model applied to one step. `traffic` has the price of dispatch.
 
 Where a job brings no cost model of its own, the defaults are a guess about its hardware, so their effect is limited:
 the least size of a replica is at most `_MAX_LOSS` of a rank's tokens, and what moves must gain lies between two bounds.
 
-The network between nodes is the slow one, so a token copy that crosses nodes costs as much time as some number of
-computed tokens (`CostModel.crossing_tokens`). The reorder weighs balance against traffic in these units. Where the cost
-model does not say how large a token is, crossing is free and only balance counts.
-
-M rows, L layers, N nodes, E experts, S sequences.
+M rows, L layers, E experts.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +14,6 @@ from numpy.typing import NDArray
 
 from relibra.planning.cost import CostModel
 from relibra.planning.job import Cluster, Model, PlanParams
-from relibra.planning.load import StepLoad
 
 MIN_GAIN = 0.005
 """The part of a layer's slowest-rank tokens that a reorder must save where the size of experts is not known. Reordering
@@ -32,9 +27,6 @@ _GUESSED_GAIN = (0.001, 0.02)
 """Bounds on the gain asked for where the cost model is a guess, as parts of the layer's tokens."""
 _MAX_LOSS = 0.01
 """Cap on the least size of a replica where the cost model is a guess, as a part of a rank's mean tokens in a cell."""
-
-_UNIT_BITS = 10
-"""Prices are whole multiples of 2**-10 tokens, so that they are the same on every host (S8)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +73,8 @@ class Hysteresis:
 def price_replicas(params: PlanParams, load_MLE: NDArray[np.int64], model: Model, cluster: Cluster) -> ReplicaPrice:
     """Return what replicas cost by the cost model, where sizes are known.
 
-    A least size given in `params` takes precedence over the one that the cost model gives.
+    A least size given in `params` takes precedence over the one that the cost model gives. Where every copy enters the
+    adapter of its rank, a replica's tokens save the copies that come with them, so it may be smaller.
     """
     # No cell can save more than all tokens, so a higher price means the same.
     of_cell = 0 if params.cost is None else round(min(params.cost.cell_tokens, float(load_MLE.sum()) + 1))
@@ -92,7 +85,11 @@ def price_replicas(params: PlanParams, load_MLE: NDArray[np.int64], model: Model
     if params.cost is None:
         mean_tokens = int(load_MLE.sum()) / (load_MLE[..., 0].size * cluster.num_ranks)
         tokens = max(1, min(tokens, int(_MAX_LOSS * mean_tokens)))
-    return ReplicaPrice(least=params.min_tokens_per_replica or tokens, of_busiest=tokens, of_cell=of_cell)
+    worth = 1.0
+    if params.cost is not None and not params.cost.sends_once_per_node:
+        worth += params.cost.crossing_tokens * (cluster.num_nodes - 1) / cluster.num_nodes
+    least = params.min_tokens_per_replica or max(1, round(tokens / worth))
+    return ReplicaPrice(least=least, of_busiest=tokens, of_cell=of_cell)
 
 
 def price_moves(params: PlanParams, model: Model, cluster: Cluster) -> Hysteresis:
@@ -103,21 +100,3 @@ def price_moves(params: PlanParams, model: Model, cluster: Cluster) -> Hysteresi
     move_us = cost.reorder_us(1, cluster.num_ranks, model.expert_state_size_bytes)
     least, most = _GUESSED_GAIN if params.cost is None else (0.0, inf)
     return Hysteresis(tokens_per_move=move_us / cost.saved_us(1), least=least, most=most)
-
-
-def price_crossing(load: StepLoad, cluster: Cluster, params: PlanParams) -> NDArray[np.int64] | None:
-    """Return what it costs to have an expert on a node, in tokens of the largest node, int64 `[L, N, E]`.
-
-    The cost is that of the token copies that come from other nodes. It is summed over the rows of the step, and shared
-    by all nodes, which send and receive at once. Returns None where there is only one node or crossing costs nothing.
-    """
-    crossing_tokens = params.cost.crossing_tokens if params.cost is not None else 0.0
-    price = round(crossing_tokens / cluster.num_nodes * (1 << _UNIT_BITS))
-    if cluster.num_nodes == 1 or price == 0:
-        return None
-    num_layers, num_experts = load.counts_SLE.shape[1:]
-    stays_LNE = np.zeros((num_layers, cluster.num_nodes, num_experts), dtype=np.int64)
-    for sequence, node in enumerate(load.source_rank_S // cluster.gpus_per_node):
-        stays_LNE[:, node] += load.counts_SLE[sequence].astype(np.int64, copy=False)
-    crossing_LNE: NDArray[np.int64] = (stays_LNE.sum(axis=1, keepdims=True) - stays_LNE) * price >> _UNIT_BITS
-    return crossing_LNE

@@ -3,24 +3,28 @@
 M rows, L layers, E experts, R EP ranks.
 """
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
 from relibra.planning.bounds.cell import lower_bound_ML
 from relibra.planning.bounds.step import step_bound_L
+from relibra.planning.bounds.time import time_in_tokens
 from relibra.planning.check import check_placement
 from relibra.planning.expected.replicas import hedge_layer
 from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad
 from relibra.planning.placement.reorder import reorder
 from relibra.planning.plan import Basis, Plan
-from relibra.planning.prices import price_crossing, price_moves, price_replicas
-from relibra.planning.replicas.replicate import replicate, replicate_layer
+from relibra.planning.prices import price_moves, price_replicas
+from relibra.planning.replicas.replicate import replicate
 from relibra.planning.replicas.split import split
 from relibra.planning.schedule import Packing, Schedule
 from relibra.planning.shares import fraction_shares
 from relibra.planning.summary import predict, sentence
+from relibra.planning.traffic import Traffic
 
 
 def solve(
@@ -49,8 +53,9 @@ def solve(
             hedged: it gives up some balance of the expected load for balance of the loads that may come instead.
 
     Returns:
-        A plan that passes `check_plan` with this load. Unless it is hedged, it is at most as imbalanced as the identity
-        plan. Equal arguments give the same plan on any host.
+        A plan that passes `check_plan` with this load. Unless it is hedged, its slowest ranks have at most the tokens
+        that they have under the identity plan; where dispatch has a price, this holds for the modelled time of experts
+        and dispatch instead. Equal arguments give the same plan on any host.
 
     Raises:
         InvalidInput: the arguments contradict each other, or the ranks do not divide the experts.
@@ -67,19 +72,19 @@ def solve(
 
     start_LE = previous_LE if packing is None else packing.home_LE
     price, hysteresis = price_replicas(params, load_MLE, model, cluster), price_moves(params, model, cluster)
-    crossing_LNE = price_crossing(load, cluster, params)
+    traffic = Traffic.of(load, cluster, params, picks_sources=basis is Basis.REPLAY)
     home_LE, why_reordered = reorder(
-        load_MLE, start_LE, identity_LE, cluster, price, params.seed, num_threads, hysteresis, crossing_LNE
+        load_MLE, start_LE, identity_LE, cluster, price, params.seed, num_threads, hysteresis, traffic
     )
     if packing is not None:
         why_reordered = f"sequences are packed for a placement that moves {(home_LE != previous_LE).sum()} experts"
-    choose = hedge_layer if basis is Basis.PREVIOUS_STEPS else replicate_layer
-    quotas, why_replicated = replicate(load_MLE, home_LE, cluster, price, num_threads, choose)
+    choose = hedge_layer if basis is Basis.PREVIOUS_STEPS else None
+    quotas, why_replicated = replicate(load_MLE, home_LE, cluster, price, num_threads, choose, traffic)
     if basis is Basis.REPLAY:
-        shares = split(load, quotas, home_LE)
+        shares = split(load, quotas, home_LE, cluster.gpus_per_node)
     else:
         shares = fraction_shares(quotas.index_Q4, quotas.tokens_Q, home_LE, cluster.num_ranks)
-    bound_ML = lower_bound_ML(load_MLE, home_LE, cluster)
+    bound_ML, floor_L = lower_bound_ML(load_MLE, home_LE, cluster), step_bound_L(load_MLE, cluster)
     prediction = predict(
         load_MLE,
         home_LE,
@@ -87,11 +92,29 @@ def solve(
         quotas.index_Q4,
         quotas.tokens_Q,
         bound_ML,
-        step_bound_L(load_MLE, cluster),
+        floor_L,
         model,
         cluster,
         basis,
     )
+    if traffic is not None and params.cost is not None:
+        time = time_in_tokens(
+            load_MLE,
+            home_LE,
+            quotas.index_Q4,
+            quotas.tokens_Q,
+            quotas.crossing_Q,
+            bound_ML,
+            floor_L,
+            cluster,
+            traffic,
+        )
+        prediction = replace(
+            prediction,
+            time_us=params.cost.saved_us(time.planned),
+            time_bound_us=params.cost.saved_us(time.bound),
+            time_floor_us=params.cost.saved_us(time.floor),
+        )
 
     return Plan(
         model=model,

@@ -40,7 +40,7 @@ def predict(
         basis: what the loads are based on.
 
     Returns:
-        The prediction; its bytes are summed over all EP groups, and None where the model gives no sizes.
+        The prediction without times; its bytes are summed over all EP groups, and None where the model gives no sizes.
     """
     num_rows, num_layers, _ = load_MLE.shape
     loads_MLR = rank_loads(quota_index_Q4, quota_tokens_Q, num_rows, num_layers, cluster.num_ranks)
@@ -68,6 +68,12 @@ def sentence(prediction: Prediction, parts: list[str]) -> str:
     change = f"falls from {before:.3f} to" if after < before else "stays at"
     gap = "the lower bound" if after <= bound else f"{after / bound - 1:.2%} above the lower bound"
     floor = f"no placement gets below {prediction.imbalance_floor:.3f}"
+    if prediction.time_us and prediction.time_bound_us and prediction.time_floor_us:
+        of_bound, of_floor = (
+            prediction.time_us / each for each in (prediction.time_bound_us, prediction.time_floor_us)
+        )
+        time = f"experts and dispatch take {of_bound - 1:.1%} longer than the lower bound of this placement"
+        parts = [f"{time}, and {of_floor - 1:.1%} longer than that of any placement", *parts]
     said = f"imbalance {change} {after:.3f}, {gap} of this placement, and {floor}: {'; '.join(parts)}"
     return said if prediction.basis is Basis.REPLAY else f"forecast from the {prediction.basis}: {said}"
 

@@ -106,7 +106,10 @@ def _replicas(prediction: Prediction, cluster: Cluster) -> list[str]:
     if prediction.basis is Basis.PREVIOUS_STEPS:
         sentences.append("The loads are a forecast: replicas are placed so that no rank depends on a single expert.")
     elif prediction.imbalance_after > prediction.imbalance_bound * _CLOSE:
-        sentences.append("Closing the remaining gap to the bound would need replicas that cost more than they save.")
+        or_dispatch = "" if prediction.time_us is None else ", or that make dispatch slower"
+        sentences.append(
+            f"Closing the remaining gap to the bound would need replicas that cost more than they save{or_dispatch}."
+        )
     return sentences
 
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -6,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relibra.planning.placement.partition import spread
-from relibra.planning.placement.swap_search import improve, num_proposals
+from relibra.planning.placement.swap_search import improve, num_proposals, objective
+from relibra.planning.traffic import LayerTraffic
 
 
 def _cost(load_ME, group_E, num_groups):
@@ -36,6 +38,52 @@ def test_search_finds_the_best_of_all_splits_in_two(seed):
     best = min(_cost(load_ME, group_E, 2) for group_E in every)
     found_E = improve(load_ME, spread(load_ME.sum(axis=0), 2), 2, seed, 20_000)
     assert _cost(load_ME, found_E, 2) == best
+
+
+def _traffic(seed, load_ME, num_nodes, ranks_per_node):
+    rng = np.random.default_rng(seed)
+    part_NEM = rng.dirichlet(np.ones(num_nodes), load_ME.T.shape).transpose(2, 0, 1)
+    local_NEM = (part_NEM * load_ME.T).astype(np.int64)
+    price = int(rng.integers(1, 8 << 10))
+    layer = LayerTraffic(local_NEM=local_NEM, price=price, by_rank=True)
+    return layer.of_ranks(ranks_per_node) if ranks_per_node > 1 else layer.of_nodes()
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    num_nodes=st.integers(2, 4),
+    ranks_per_node=st.integers(1, 2),
+    size=st.integers(1, 4),
+    num_rows=st.integers(1, 5),
+)
+@settings(max_examples=60, deadline=None)
+def test_search_with_traffic_keeps_group_sizes_and_never_worsens(seed, num_nodes, ranks_per_node, size, num_rows):
+    num_groups = num_nodes * ranks_per_node
+    load_ME = _loads(seed, num_rows, num_groups * size)
+    traffic = _traffic(seed, load_ME, num_nodes, ranks_per_node)
+    start_E = spread(load_ME.sum(axis=0), num_groups)
+    found_E = improve(load_ME, start_E, num_groups, seed, 2000, traffic=traffic)
+    assert (np.bincount(found_E, minlength=num_groups) == size).all()
+    assert objective(load_ME, found_E, num_groups, traffic) <= objective(load_ME, start_E, num_groups, traffic)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_search_with_traffic_finds_the_best_of_all_splits_in_two(seed):
+    load_ME = _loads(seed, 4, 10)
+    traffic = _traffic(seed, load_ME, 2, 1)
+    every = (np.isin(np.arange(10), half).astype(np.int32) for half in combinations(range(10), 5))
+    best = min(objective(load_ME, group_E, 2, traffic) for group_E in every)
+    found_E = improve(load_ME, spread(load_ME.sum(axis=0), 2), 2, seed, 20_000, traffic=traffic)
+    assert objective(load_ME, found_E, 2, traffic) <= 1.001 * best
+
+
+def test_loads_beyond_32_bits_are_searched_with_traffic_as_well():
+    load_ME = _loads(1, 16, 64)
+    traffic = _traffic(1, load_ME, 4, 1)
+    large = replace(traffic, local_NEM=traffic.local_NEM << 20, out_PM=traffic.out_PM << 20)
+    start_E = spread(load_ME.sum(axis=0), 4)
+    found_E = improve(load_ME << 20, start_E, 4, 0, 20_000, traffic=large)
+    assert objective(load_ME, found_E, 4, traffic) < objective(load_ME, start_E, 4, traffic)
 
 
 def test_search_beats_the_greedy_split_it_starts_from():
@@ -73,3 +121,4 @@ def test_a_step_gets_the_same_work_however_it_is_cut():
     assert num_proposals(1000, 1, 64) < num_proposals(10, 1, 64)
     assert num_proposals(10**6, 60, 256) > 256 * 100
     assert num_proposals(1, 1, 4) <= 16_000
+    assert num_proposals(16, 10, 64, has_traffic=True) == num_proposals(80, 10, 64)

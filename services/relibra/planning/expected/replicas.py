@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from relibra.planning.jit import compiled
 from relibra.planning.job import Cluster
 from relibra.planning.prices import ReplicaPrice
-from relibra.planning.replicas.replicate import LayerReplicas, worth_their_cell
+from relibra.planning.replicas.layer_replicas import LayerReplicas, worth_their_cell
 from relibra.planning.shares import WHOLE
 
 _SCALE = 1 << 20

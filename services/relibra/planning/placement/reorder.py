@@ -8,13 +8,13 @@ Every layer chooses among three placements, cheapest to reach first:
 
 Placements are judged by the slowest rank *after* replication. A layer takes a later one only where that gains more than
 its moves cost, because experts travel with their optimizer state. Where moves have a price, a second split is tried
-that stays close to the previous one. Where crossing nodes has a price (`prices.price_crossing`), it counts like tokens
-of the slowest rank.
+that stays close to the previous one. Where dispatch has a price (`traffic`), the copies that the busiest adapter sends
+or receives count like tokens of the slowest rank.
 
 M rows, L layers, E experts, R EP ranks, N nodes, G ranks per node, P groups (nodes or ranks), X experts of a group.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from relibra.planning.placement.partition import align, fill, largest_groups, sp
 from relibra.planning.placement.swap_search import NUM_STARTS, improve, num_proposals, objective
 from relibra.planning.prices import Hysteresis, ReplicaPrice
 from relibra.planning.replicas.replicate import FREE, replicate_layer
+from relibra.planning.traffic import GroupTraffic, LayerTraffic, Traffic
 
 
 def reorder(
@@ -36,7 +37,7 @@ def reorder(
     seed: int = 0,
     num_threads: int = 1,
     hysteresis: Hysteresis | None = None,
-    crossing_LNE: NDArray[np.int64] | None = None,
+    traffic: Traffic | None = None,
 ) -> tuple[NDArray[np.int32], str]:
     """Choose the home rank of every expert.
 
@@ -49,15 +50,15 @@ def reorder(
         seed: seed of the search; every layer has a stream of its own.
         num_threads: threads that plan layers; the result is the same for any number.
         hysteresis: what moves must gain; `Hysteresis()` by default.
-        crossing_LNE: what it costs to have an expert on a node, in tokens of the largest node; nothing by default.
+        traffic: where token copies come from and what dispatch costs; nothing by default.
 
     Returns:
         The placement, int32 `[L, E]`, and why it was chosen. In every layer, the slowest ranks summed over rows have at
-        most the tokens that they have under `identity_LE` without replicas.
+        most the tokens that they have under `identity_LE` without replicas, dispatch included where it has a price.
     """
     hysteresis = hysteresis or Hysteresis()
-    num_layers = len(previous_LE)
-    proposals = num_proposals(*load_MLE.shape)
+    num_rows, num_layers, num_experts = load_MLE.shape
+    proposals = num_proposals(num_rows, num_layers, num_experts, traffic is not None)
 
     def reorder_one(layer: int) -> NDArray[np.int32]:
         is_first = np.array_equal(previous_LE[layer], identity_LE[layer])
@@ -68,7 +69,7 @@ def reorder(
             hysteresis=hysteresis.of_first_placement() if is_first else hysteresis,
             seed=seed + layer,
             num_proposals=proposals,
-            crossing_NE=None if crossing_LNE is None else crossing_LNE[layer],
+            traffic=None if traffic is None else traffic.layer(layer),
         )
         return search.run(previous_LE[layer], identity_LE[layer])
 
@@ -90,29 +91,30 @@ class _LayerSearch:
     hysteresis: Hysteresis
     seed: int
     num_proposals: int
-    crossing_NE: NDArray[np.int64] | None
+    traffic: LayerTraffic | None
 
     def run(self, previous_E: NDArray[np.int32], identity_E: NDArray[np.int32]) -> NDArray[np.int32]:
         home_E, tokens = self._choose_nodes(previous_E)
         home_E, tokens = self._choose_ranks(home_E, tokens)
-        plain = largest_groups(self.load_ME, identity_E, self.cluster.num_ranks)
-        return identity_E if tokens - self._crossing(home_E) > plain else home_E
+        return identity_E if tokens > self._plain(identity_E) else home_E
+
+    def _plain(self, home_E: NDArray[np.int32]) -> int:
+        """Return the tokens of the slowest ranks without replicas, plus what dispatch costs."""
+        if self.traffic is None:
+            return largest_groups(self.load_ME, home_E, self.cluster.num_ranks)
+        cluster = replace(self.cluster, redundant_slots=0)
+        return int(replicate_layer(self.load_ME, home_E, cluster, FREE, self.traffic).cost_M.sum())
 
     def _slowest(self, home_E: NDArray[np.int32]) -> int:
-        """Return the tokens of the slowest ranks after replication, plus what replicas and crossing nodes cost."""
-        cost_M = replicate_layer(self.load_ME, home_E, self.cluster, self.price).cost_M
-        return int(cost_M.sum()) + self._crossing(home_E)
+        """Return the tokens of the slowest ranks after replication, plus what replicas and dispatch cost."""
+        return int(replicate_layer(self.load_ME, home_E, self.cluster, self.price, self.traffic).cost_M.sum())
 
     def _floor(self, home_E: NDArray[np.int32], num_ranks: int) -> int:
-        """Return a lower bound on `_slowest`, for replicas that stay inside groups of `num_ranks` ranks."""
+        """Return a lower bound on `_slowest`, for replicas and experts that stay inside groups of `num_ranks` ranks."""
         groups_E, num_groups = home_E // np.int32(num_ranks), self.cluster.num_ranks // num_ranks
-        return largest_groups(self.load_ME, groups_E, num_groups) // num_ranks + self._crossing(home_E)
-
-    def _crossing(self, home_E: NDArray[np.int32]) -> int:
-        if self.crossing_NE is None:
-            return 0
-        size = self.cluster.gpus_per_node
-        return int(self.crossing_NE[home_E // np.int32(size), np.arange(len(home_E))].sum()) // size
+        is_node = num_ranks == self.cluster.gpus_per_node
+        traffic = self.traffic.of_nodes() if self.traffic is not None and is_node else None
+        return objective(self.load_ME, groups_E, num_groups, traffic) // num_ranks
 
     def _net_gain(self, tokens: int, proposed: int, home_E: NDArray[np.int32], proposal_E: NDArray[np.int32]) -> float:
         return self.hysteresis.net_gain(tokens, proposed, int((home_E != proposal_E).sum()))
@@ -138,8 +140,7 @@ class _LayerSearch:
     def _choose_ranks(self, home_E: NDArray[np.int32], tokens: int) -> tuple[NDArray[np.int32], int]:
         """Split experts over ranks anew if that gains enough: inside nodes, or over all ranks if there are no slots."""
         num_ranks = self.cluster.gpus_per_node if self.cluster.redundant_slots else self.cluster.num_ranks
-        may_cross = num_ranks > self.cluster.gpus_per_node and self.crossing_NE is not None
-        if not may_cross and self.hysteresis.net_gain(tokens, self._floor(home_E, num_ranks), 0) <= 0:
+        if self.hysteresis.net_gain(tokens, self._floor(home_E, num_ranks), 0) <= 0:
             return home_E, tokens
         proposal_E = self._move_inside_groups(home_E, num_ranks)
         proposed = self._slowest(proposal_E)
@@ -153,7 +154,7 @@ class _LayerSearch:
         num_groups: int,
         num_proposals: int,
         stay_close: bool = False,
-        price_PE: NDArray[np.int64] | None = None,
+        traffic: GroupTraffic | None = None,
     ) -> NDArray[np.int32]:
         """Split experts over groups anew.
 
@@ -162,14 +163,15 @@ class _LayerSearch:
         """
 
         def improved(group_E: NDArray[np.int32], first_start: int) -> NDArray[np.int32]:
-            return improve(load_ME, group_E, num_groups, self.seed, num_proposals, first_start, price_PE)
+            return improve(load_ME, group_E, num_groups, self.seed, num_proposals, first_start, traffic)
 
         if stay_close:
             return improved(previous_E, NUM_STARTS - 1)
         greedy_E = align(spread(load_ME.sum(axis=0), num_groups), previous_E, num_groups)
-        start_E = min(previous_E, greedy_E, key=lambda group_E: objective(load_ME, group_E, num_groups, price_PE))
+        start_E = min(previous_E, greedy_E, key=lambda group_E: objective(load_ME, group_E, num_groups, traffic))
         split_E = improved(start_E, 0)
-        return align(split_E, previous_E, num_groups) if price_PE is None else split_E
+        has_equal_groups = traffic is None or len(traffic.local_NEM) == 1
+        return align(split_E, previous_E, num_groups) if has_equal_groups else split_E
 
     def _move_between_nodes(self, previous_E: NDArray[np.int32], stay_close: bool) -> NDArray[np.int32]:
         """Split experts over nodes anew. Experts that stay on a node keep their rank, and newcomers fill the gaps."""
@@ -181,7 +183,7 @@ class _LayerSearch:
             self.cluster.num_nodes,
             self.num_proposals,
             stay_close,
-            self.crossing_NE,
+            None if self.traffic is None else self.traffic.of_nodes(),
         )
         home_E, total_E = previous_E.copy(), self.load_ME.sum(axis=0)
         room = len(home_E) // self.cluster.num_ranks
@@ -199,15 +201,27 @@ class _LayerSearch:
     def _move_inside_groups(self, home_E: NDArray[np.int32], num_ranks: int) -> NDArray[np.int32]:
         """Keep every expert in its group of ranks, and split the experts of each group over its ranks anew."""
         moved_E = home_E.copy()
-        num_groups, price_PE = self.cluster.num_ranks // num_ranks, None
-        if self.crossing_NE is not None and num_groups == 1:
-            price_PE = np.repeat(self.crossing_NE // self.cluster.gpus_per_node, self.cluster.gpus_per_node, axis=0)
+        num_groups = self.cluster.num_ranks // num_ranks
         for group in range(num_groups):
             first = np.int32(group * num_ranks)
             expert_X = np.flatnonzero(home_E // num_ranks == group)
             load_MX = np.ascontiguousarray(self.load_ME[:, expert_X])
             rank_X = self._regroup(
-                load_MX, home_E[expert_X] - first, num_ranks, self.num_proposals // num_groups, price_PE=price_PE
+                load_MX,
+                home_E[expert_X] - first,
+                num_ranks,
+                self.num_proposals // num_groups,
+                traffic=self._traffic_of_ranks(group, expert_X, num_groups),
             )
             moved_E[expert_X] = first + rank_X
         return moved_E
+
+    def _traffic_of_ranks(self, group: int, expert_X: NDArray[np.int64], num_groups: int) -> GroupTraffic | None:
+        """Return the traffic that a split over ranks can change: of all ranks, or of those of one node."""
+        if self.traffic is None:
+            return None
+        if num_groups == 1:
+            return self.traffic.of_ranks(self.cluster.gpus_per_node)
+        if not self.traffic.by_rank:
+            return None  # the ranks of a node share what enters it
+        return self.traffic.of_ranks_inside(group, expert_X, self.cluster.gpus_per_node)

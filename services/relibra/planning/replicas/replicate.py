@@ -1,6 +1,6 @@
 """Replicas and quotas of every cell: which hot experts are copied to which ranks of their node, with how many tokens.
 
-M rows, L layers, E experts, R EP ranks, N nodes, X experts of a node (rank by rank), Y replicas of a layer, Q quotas.
+M rows, L layers, E experts, Y replicas of a layer, Q quotas.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from relibra.planning.jit import compiled, for_each_layer
 from relibra.planning.job import Cluster
 from relibra.planning.prices import ReplicaPrice
-from relibra.planning.replicas.node_replicas import replicate_rows
+from relibra.planning.replicas.by_time import replicate_by_time
+from relibra.planning.replicas.layer_replicas import LayerReplicas, balance_layer, worth_their_cell
+from relibra.planning.traffic import LayerTraffic, Traffic
 
 FREE = ReplicaPrice()
 """The price where replicas cost nothing and only balance counts."""
@@ -29,21 +31,9 @@ class Quotas:
     """(row, layer, expert, rank), sorted and unique."""
     tokens_Q: NDArray[np.int64]
     """At least 1 each."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerReplicas:
-    """The replicas of one layer, row by row: those of row m are lines `end_M[m - 1]` to `end_M[m]`."""
-
-    limit_M: NDArray[np.int64]
-    """Tokens of the slowest rank with these replicas."""
-    cost_M: NDArray[np.int64]
-    """`limit_M` plus what replicas cost, in tokens: those of the busiest rank, and that there are any."""
-    end_M: NDArray[np.int64]
-    index_Y2: NDArray[np.int32]
-    """(expert, rank) of every replica."""
-    tokens_Y: NDArray[np.int64]
-    """Tokens of every replica."""
+    crossing_Q: NDArray[np.int64] | None = None
+    """Of the tokens of replicas, those that come from other nodes; homes have 0 here, and get what replicas leave.
+    None: it does not matter where tokens come from."""
 
 
 ChooseReplicas = Callable[[NDArray[np.int64], NDArray[np.int32], Cluster, ReplicaPrice], LayerReplicas]
@@ -57,6 +47,7 @@ def replicate(
     price: ReplicaPrice = FREE,
     num_threads: int = 1,
     choose: ChooseReplicas | None = None,
+    traffic: Traffic | None = None,
 ) -> tuple[Quotas, str]:
     """Choose replicas and quotas under a placement; return them and why.
 
@@ -67,20 +58,26 @@ def replicate(
         price: what replicas cost.
         num_threads: threads that plan layers; the result is the same for any number.
         choose: chooses the replicas of one layer; `replicate_layer` by default.
+        traffic: where token copies come from and what dispatch costs; nothing by default. Only `replicate_layer`
+            counts it.
     """
-    choose = choose or replicate_layer
 
     def replicate_one(layer: int) -> LayerReplicas:
-        return choose(load_MLE[:, layer], home_LE[layer], cluster, price)
+        if choose is not None:
+            return choose(load_MLE[:, layer], home_LE[layer], cluster, price)
+        of_layer = None if traffic is None else traffic.layer(layer)
+        return replicate_layer(load_MLE[:, layer], home_LE[layer], cluster, price, of_layer)
 
     layers = for_each_layer(replicate_one, len(home_LE), num_threads)
-    index_Q4, tokens_Q = _merge(
+    crossing = [np.zeros_like(layer.tokens_Y) if layer.crossing_Y is None else layer.crossing_Y for layer in layers]
+    index_Q4, tokens_Q, crossing_Q = _merge(
         load_MLE,
         home_LE,
         np.stack([layer.end_M for layer in layers]),
         np.cumsum([0] + [len(layer.tokens_Y) for layer in layers]),
         np.concatenate([layer.index_Y2 for layer in layers]),
         np.concatenate([layer.tokens_Y for layer in layers]),
+        np.concatenate(crossing),
     )
     num_replicas = sum(len(layer.tokens_Y) for layer in layers)
     moved = sum(int(layer.tokens_Y.sum()) for layer in layers)
@@ -88,50 +85,25 @@ def replicate(
     reason = f"{num_replicas / num_cells:.1f} replicas per cell compute {share:.1%} of the tokens"
     if num_replicas and price.least > 1:
         reason += f", each at least {price.least} tokens"
-    return Quotas(index_Q4=index_Q4, tokens_Q=tokens_Q), reason
+    has_sources = any(layer.crossing_Y is not None for layer in layers)
+    return Quotas(index_Q4=index_Q4, tokens_Q=tokens_Q, crossing_Q=crossing_Q if has_sources else None), reason
 
 
 def replicate_layer(
-    load_ME: NDArray[np.int64], home_E: NDArray[np.int32], cluster: Cluster, price: ReplicaPrice = FREE
+    load_ME: NDArray[np.int64],
+    home_E: NDArray[np.int32],
+    cluster: Cluster,
+    price: ReplicaPrice = FREE,
+    traffic: LayerTraffic | None = None,
 ) -> LayerReplicas:
-    """Choose the replicas of one layer, for known loads.
+    """Choose the replicas of one layer, for known loads: those that `balance_layer` finds, where they are worth it.
 
-    In every cell the slowest rank has at most the tokens it has without replicas. Nodes below the slowest one get only
-    the replicas they need to stay below it. Balance that costs more than it is worth is left.
+    Where dispatch has a price (`traffic`), it counts as `replicate_by_time` says.
     """
-    by_rank_NX = np.argsort(home_E, kind="stable").reshape(cluster.num_nodes, -1)
-    limit_M, cost_M, end_M, index_Y2, tokens_Y = replicate_rows(
-        np.ascontiguousarray(load_ME),
-        by_rank_NX,
-        cluster.gpus_per_node,
-        cluster.redundant_slots,
-        price.least,
-        price.of_busiest,
-    )
-    found = LayerReplicas(
-        limit_M=limit_M, cost_M=cost_M, end_M=end_M, index_Y2=index_Y2.copy(), tokens_Y=tokens_Y.copy()
-    )
+    if traffic is not None:
+        return replicate_by_time(load_ME, home_E, cluster, price, traffic)
+    found = balance_layer(load_ME, home_E, cluster, price.least, price.of_busiest)
     return worth_their_cell(found, load_ME, home_E, cluster, price.of_cell)
-
-
-def worth_their_cell(
-    found: LayerReplicas, load_ME: NDArray[np.int64], home_E: NDArray[np.int32], cluster: Cluster, of_cell: int
-) -> LayerReplicas:
-    """Return the replicas of those rows where they save more than `of_cell` tokens of the slowest rank."""
-    if of_cell == 0:
-        return found
-    by_rank_RX = np.argsort(home_E, kind="stable").reshape(cluster.num_ranks, -1)
-    at_home_M = load_ME[:, by_rank_RX].sum(axis=-1).max(axis=-1)
-    num_M = np.diff(found.end_M, prepend=0)
-    is_kept_M = (num_M > 0) & (at_home_M - found.cost_M > of_cell)
-    is_kept_Y = np.repeat(is_kept_M, num_M)
-    return LayerReplicas(
-        limit_M=np.where(is_kept_M, found.limit_M, at_home_M),
-        cost_M=np.where(is_kept_M, found.cost_M + of_cell, at_home_M),
-        end_M=np.cumsum(np.where(is_kept_M, num_M, 0)),
-        index_Y2=found.index_Y2[is_kept_Y],
-        tokens_Y=found.tokens_Y[is_kept_Y],
-    )
 
 
 @compiled
@@ -142,7 +114,8 @@ def _merge(
     first_L: NDArray[np.int64],
     index_Y2: NDArray[np.int32],
     tokens_Y: NDArray[np.int64],
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    crossing_Y: NDArray[np.int64],
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
     """Return home and replica quotas of all cells in order; `first_L` says where the replicas of a layer begin."""
     num_rows, num_layers, num_experts = load_MLE.shape
     num_quotas = len(tokens_Y)
@@ -152,6 +125,7 @@ def _merge(
                 num_quotas += load_MLE[row, layer, expert] > 0
     index_Q4 = np.empty((num_quotas, 4), dtype=np.int32)
     tokens_Q = np.empty(num_quotas, dtype=np.int64)
+    crossing_Q = np.zeros(num_quotas, dtype=np.int64)
     kept_E = np.empty(num_experts, dtype=np.int64)
     first_E = np.empty(num_experts, dtype=np.int64)  # the replicas of an expert are a list by rising rank
     next_Y = np.empty(len(tokens_Y), dtype=np.int64)
@@ -181,6 +155,7 @@ def _merge(
                         home_is_left = False
                     else:
                         rank, tokens = index_Y2[replica, 1], tokens_Y[replica]
+                        crossing_Q[written] = crossing_Y[replica]
                         replica = next_Y[replica]
                     index_Q4[written, 0] = row
                     index_Q4[written, 1] = layer
@@ -188,4 +163,4 @@ def _merge(
                     index_Q4[written, 3] = rank
                     tokens_Q[written] = tokens
                     written += 1
-    return index_Q4[:written], tokens_Q[:written]
+    return index_Q4[:written], tokens_Q[:written], crossing_Q[:written]

@@ -1,0 +1,118 @@
+"""The time of experts and dispatch under a plan, and what no plan goes below. Only where dispatch has a price.
+
+All three are sums over cells, in tokens of a slowest rank; `traffic` says what a copy counts for.
+
+- The *bound* holds for every plan with the same placement and slots. Tokens of the slowest rank are bounded by
+  `bounds/cell.py`. So are the copies from other nodes that enter a rank of an all-to-all: the argument holds for any
+  part of an expert's tokens that its copies divide. The placement alone decides what leaves a node.
+- The *floor* holds for every placement. Tokens are bounded by `bounds/step.py`. An expert has the fewest copies from
+  other nodes if it lives on the node that has most of its tokens, summed over rows. The busiest adapter of a row
+  receives at least the mean of all R.
+
+Neither bounds other schedules: sequences that start on other ranks cross less or more.
+
+M rows, L layers, E experts, R EP ranks, Q quotas.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.planning.bounds.cell import lower_bound_ML
+from relibra.planning.job import Cluster
+from relibra.planning.load import home_loads, rank_loads
+from relibra.planning.traffic import UNIT_BITS, Traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeInTokens:
+    """The time of experts and dispatch of all cells, in tokens of a slowest rank."""
+
+    planned: float
+    bound: float
+    """No plan with this placement and these slots takes less."""
+    floor: float
+    """No plan of any placement takes less."""
+
+
+def time_in_tokens(
+    load_MLE: NDArray[np.int64],
+    home_LE: NDArray[np.int32],
+    quota_index_Q4: NDArray[np.int32],
+    quota_tokens_Q: NDArray[np.int64],
+    crossing_Q: NDArray[np.int64] | None,
+    bound_ML: NDArray[np.float64],
+    floor_L: NDArray[np.int64],
+    cluster: Cluster,
+    traffic: Traffic,
+) -> TimeInTokens:
+    """Return the time of experts and dispatch under a plan, and its bounds.
+
+    Args:
+        load_MLE: the loads that it was made for.
+        home_LE: its placement.
+        quota_index_Q4: its quotas, as in `Plan`.
+        quota_tokens_Q: their tokens.
+        crossing_Q: the tokens of replicas that come from other nodes, as in `Quotas`. None: replicas get the same part
+            of every source's tokens.
+        bound_ML: tokens of the slowest rank that no plan with this placement goes below.
+        floor_L: tokens of the slowest rank, summed over rows, that no plan of any placement goes below.
+        cluster: the EP groups.
+        traffic: where token copies come from and what dispatch costs.
+    """
+    shape = (*load_MLE.shape[:2], cluster.num_ranks)
+    size = cluster.gpus_per_node
+    crossing_MLE, copies_ML = np.empty_like(load_MLE), np.empty(shape[:2], dtype=np.int64)
+    fewest = 0
+    for layer, home_E in enumerate(home_LE):
+        of_layer, load_ME, node_E = traffic.layer(layer), load_MLE[:, layer], home_E // size
+        crossing_MLE[:, layer] = of_layer.crossing_ME(load_ME, node_E)
+        if traffic.by_rank:
+            copies_ML[:, layer] = of_layer.leaving_M(node_E)
+        else:
+            copies_ML[:, layer] = of_layer.of_nodes().busiest_M(load_ME, node_E)
+        fewest += int((load_ME.sum(axis=0) - of_layer.local_NEM.sum(axis=2).max(axis=0)).sum())
+    bound_copies_ML = copies_ML
+    if traffic.by_rank:
+        enters_ML = _most_that_enter_ML(
+            crossing_MLE, load_MLE, home_LE, quota_index_Q4, quota_tokens_Q, crossing_Q, shape[2]
+        )
+        least_ML = lower_bound_ML(crossing_MLE, home_LE, cluster).astype(np.int64)
+        bound_copies_ML = np.maximum(copies_ML, least_ML * size)
+        copies_ML = np.maximum(copies_ML, enters_ML * size)
+    slowest_ML = rank_loads(quota_index_Q4, quota_tokens_Q, *shape).max(axis=-1)
+    copy = traffic.price / (1 << UNIT_BITS)  # the tokens that a copy of every adapter of a node counts for
+    return TimeInTokens(
+        planned=int(slowest_ML.sum()) + copy * int(copies_ML.sum()) / size,
+        bound=float(bound_ML.sum()) + copy * int(bound_copies_ML.sum()) / size,
+        floor=int(floor_L.sum()) + copy * fewest / cluster.num_ranks,
+    )
+
+
+def _most_that_enter_ML(
+    crossing_MLE: NDArray[np.int64],
+    load_MLE: NDArray[np.int64],
+    home_LE: NDArray[np.int32],
+    quota_index_Q4: NDArray[np.int32],
+    quota_tokens_Q: NDArray[np.int64],
+    crossing_Q: NDArray[np.int64] | None,
+    num_ranks: int,
+) -> NDArray[np.int64]:
+    """Return the most copies from other nodes that enter a rank of every cell."""
+    _, layer_Q, expert_Q, rank_Q = quota_index_Q4.T
+    is_replica_Q = home_LE[layer_Q, expert_Q] != rank_Q
+    to_Y4 = quota_index_Q4[is_replica_Q]
+    row_Y, layer_Y, expert_Y, _ = to_Y4.T
+    if crossing_Q is not None:
+        crossing_Y = crossing_Q[is_replica_Q]
+    else:
+        of_expert_Y, load_Y = crossing_MLE[row_Y, layer_Y, expert_Y], load_MLE[row_Y, layer_Y, expert_Y]
+        crossing_Y = quota_tokens_Q[is_replica_Q] * of_expert_Y // load_Y
+    from_Y4 = to_Y4.copy()
+    from_Y4[:, 3] = home_LE[layer_Y, expert_Y]
+    shape = (*load_MLE.shape[:2], num_ranks)
+    enters_MLR = home_loads(crossing_MLE, home_LE, num_ranks)
+    enters_MLR += rank_loads(to_Y4, crossing_Y, *shape) - rank_loads(from_Y4, crossing_Y, *shape)
+    most_ML: NDArray[np.int64] = enters_MLR.max(axis=-1)
+    return most_ML

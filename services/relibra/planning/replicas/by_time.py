@@ -1,0 +1,305 @@
+"""Replicas where dispatch costs time: choices are judged by the modelled time of their cells.
+
+The time of a cell, in tokens of its slowest rank, is
+
+    tokens of the slowest rank + price x the most copies that one adapter sends or receives + the price of replicas
+
+Replicas stay on the node of their home, so the same copies leave and enter a node with any of them. Where the ranks of
+a node share what enters it, dispatch is the same for all choices, and tokens alone decide.
+
+In an all-to-all, a replica also takes copies off its home's adapter: those of its tokens that come from other nodes.
+Its other tokens are local. Two choices are made in every cell:
+
+- One balances the tokens of ranks. Which of a replica's tokens cross is then chosen so that the copies that enter ranks
+  are even too.
+- The other balances the copies that enter ranks. How many local tokens a replica has is then chosen so that the tokens
+  of ranks are even too.
+
+A cell takes the faster of the two, or no replicas if that is faster still.
+
+The second sum of a choice is evened out by moving parts of experts between their home and one replica after another,
+each time until both ranks have equally much or nothing is left to move. Each move lowers the sum of squares, whose
+smallest value has the smallest maximum. A forecast cannot do this, because its replicas get the same part of every
+source's tokens.
+
+M rows, E experts, R EP ranks, Y replicas, K choices.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.planning.jit import compiled
+from relibra.planning.job import Cluster
+from relibra.planning.prices import ReplicaPrice
+from relibra.planning.replicas.layer_replicas import LayerReplicas, balance_layer, worth_their_cell
+from relibra.planning.traffic import UNIT_BITS, LayerTraffic
+
+_NUM_SWEEPS = 8
+"""How often replicas are evened out, one after the other; fewer if nothing moves any more."""
+
+
+def replicate_by_time(
+    load_ME: NDArray[np.int64], home_E: NDArray[np.int32], cluster: Cluster, price: ReplicaPrice, traffic: LayerTraffic
+) -> LayerReplicas:
+    """Choose the replicas of one layer where dispatch has a price; no cell is slower than without replicas.
+
+    Args:
+        load_ME: tokens of every expert.
+        home_E: the placement.
+        cluster: nodes, ranks and slots.
+        price: what replicas cost.
+        traffic: where the layer's copies come from and what dispatch costs.
+    """
+    size = cluster.gpus_per_node
+    node_E = home_E // np.int32(size)
+    if not traffic.by_rank:
+        found = balance_layer(load_ME, home_E, cluster, price.least, price.of_busiest)
+        found = worth_their_cell(found, load_ME, home_E, cluster, price.of_cell)
+        busiest_M = traffic.of_nodes().busiest_M(load_ME, node_E)
+        return replace(found, cost_M=found.cost_M + (-(-busiest_M * traffic.price // size) >> UNIT_BITS))
+    load_ME, crossing_ME = np.ascontiguousarray(load_ME), traffic.crossing_ME(load_ME, node_E)
+    leaving_M = -(-traffic.leaving_M(node_E) // size)
+    choices = [_nothing(len(load_ME))]
+    tokens, crossing = max(int(load_ME.sum()), 1), int(crossing_ME.sum())
+    if cluster.redundant_slots:
+        # What a token of the slowest rank is worth, if it comes with the mean number of copies.
+        worth = (1 << UNIT_BITS) + traffic.price * crossing // tokens
+        of_busiest = (price.of_busiest << UNIT_BITS) // worth
+        of_tokens = balance_layer(load_ME, home_E, cluster, price.least, of_busiest)
+        choices.append(_with_copies(of_tokens, load_ME, crossing_ME))
+        if crossing:
+            least, of_busiest = max(1, price.least * crossing // tokens), of_busiest * crossing // tokens
+            of_copies = balance_layer(crossing_ME, home_E, cluster, least, of_busiest)
+            choices.append(_with_tokens(of_copies, load_ME, crossing_ME, price.least))
+    if traffic.picks_sources:
+        for each, is_of_tokens in zip(choices[1:], (True, False), strict=False):
+            _even_out(
+                load_ME,
+                crossing_ME,
+                home_E,
+                cluster.num_ranks,
+                each.end_M,
+                each.index_Y2,
+                each.tokens_Y,
+                _copies(each),
+                price.least,
+                is_of_tokens,
+            )
+    found = _fastest(
+        [_timed(each, load_ME, crossing_ME, home_E, leaving_M, price, traffic.price, cluster) for each in choices]
+    )
+    return found if traffic.picks_sources else replace(found, crossing_Y=None)
+
+
+def _nothing(num_rows: int) -> LayerReplicas:
+    """Return the choice of no replicas; its times are not known yet."""
+    none_M, none_Y = np.zeros(num_rows, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    return LayerReplicas(
+        limit_M=none_M,
+        cost_M=none_M,
+        end_M=none_M,
+        index_Y2=np.zeros((0, 2), dtype=np.int32),
+        tokens_Y=none_Y,
+        crossing_Y=none_Y,
+    )
+
+
+def _with_copies(of_tokens: LayerReplicas, load_ME: NDArray[np.int64], crossing_ME: NDArray[np.int64]) -> LayerReplicas:
+    """Return the choice whose replicas get the same part of an expert's crossing tokens as of all its tokens."""
+    crossing_Y = _parts(crossing_ME, load_ME, of_tokens.end_M, of_tokens.index_Y2, of_tokens.tokens_Y)
+    return replace(of_tokens, crossing_Y=crossing_Y)
+
+
+def _with_tokens(
+    of_copies: LayerReplicas, load_ME: NDArray[np.int64], crossing_ME: NDArray[np.int64], least: int
+) -> LayerReplicas:
+    """Return the choice whose replicas get the same part of an expert's tokens as of its crossing tokens.
+
+    Replicas that have fewer than `least` tokens are left out.
+    """
+    tokens_Y = _parts(load_ME, crossing_ME, of_copies.end_M, of_copies.index_Y2, of_copies.tokens_Y)
+    is_kept_Y = tokens_Y >= least
+    num_kept_Y = np.concatenate([[0], np.cumsum(is_kept_Y)])
+    return replace(
+        of_copies,
+        end_M=num_kept_Y[of_copies.end_M],
+        index_Y2=of_copies.index_Y2[is_kept_Y],
+        tokens_Y=tokens_Y[is_kept_Y],
+        crossing_Y=of_copies.tokens_Y[is_kept_Y],
+    )
+
+
+def _copies(choice: LayerReplicas) -> NDArray[np.int64]:
+    assert choice.crossing_Y is not None
+    return choice.crossing_Y
+
+
+def _timed(
+    choice: LayerReplicas,
+    load_ME: NDArray[np.int64],
+    crossing_ME: NDArray[np.int64],
+    home_E: NDArray[np.int32],
+    leaving_M: NDArray[np.int64],
+    price: ReplicaPrice,
+    traffic_price: int,
+    cluster: Cluster,
+) -> LayerReplicas:
+    """Return the choice with the times of its cells."""
+    limit_M, copies_M, busiest_M = _busiest_ranks(
+        load_ME,
+        crossing_ME,
+        home_E,
+        cluster.num_ranks,
+        choice.end_M,
+        choice.index_Y2,
+        choice.tokens_Y,
+        _copies(choice),
+    )
+    dispatch_M = -(-np.maximum(copies_M, leaving_M) * traffic_price >> UNIT_BITS)
+    of_replicas_M = busiest_M * price.of_busiest + (busiest_M > 0) * price.of_cell
+    return replace(choice, limit_M=limit_M, cost_M=limit_M + dispatch_M + of_replicas_M)
+
+
+def _fastest(choices: list[LayerReplicas]) -> LayerReplicas:
+    """Return the fastest choice of every row; of equally fast ones, the first."""
+    limit_KM, cost_KM = (np.stack([getattr(each, name) for each in choices]) for name in ("limit_M", "cost_M"))
+    fastest_M, row_M = cost_KM.argmin(axis=0), np.arange(cost_KM.shape[1])
+    row_Y = np.concatenate([np.repeat(row_M, np.diff(each.end_M, prepend=0)) for each in choices])
+    choice_Y = np.repeat(np.arange(len(choices)), [len(each.tokens_Y) for each in choices])
+    taken_Y = np.flatnonzero(fastest_M[row_Y] == choice_Y)
+    taken_Y = taken_Y[np.argsort(row_Y[taken_Y], kind="stable")]
+    return LayerReplicas(
+        limit_M=limit_KM[fastest_M, row_M],
+        cost_M=cost_KM.min(axis=0),
+        end_M=np.searchsorted(row_Y[taken_Y], row_M, side="right"),
+        index_Y2=np.concatenate([each.index_Y2 for each in choices])[taken_Y],
+        tokens_Y=np.concatenate([each.tokens_Y for each in choices])[taken_Y],
+        crossing_Y=np.concatenate([_copies(each) for each in choices])[taken_Y],
+    )
+
+
+@compiled
+def _parts(
+    whole_ME: NDArray[np.int64],
+    of_ME: NDArray[np.int64],
+    end_M: NDArray[np.int64],
+    index_Y2: NDArray[np.int32],
+    part_Y: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return what every replica has of `whole_ME`, if it has `part_Y` of `of_ME`, in whole numbers.
+
+    Replicas that have all of the one also have all of the other.
+    """
+    result_Y = np.empty(len(part_Y), dtype=np.int64)
+    taken_E = np.zeros(whole_ME.shape[1], dtype=np.int64)
+    begin = 0
+    for row in range(len(whole_ME)):
+        for replica in range(begin, end_M[row]):
+            taken_E[index_Y2[replica, 0]] = 0
+        for replica in range(begin, end_M[row]):
+            expert = index_Y2[replica, 0]
+            whole, of, before = whole_ME[row, expert], of_ME[row, expert], taken_E[expert]
+            after = before + part_Y[replica]
+            result_Y[replica] = after * whole // of - before * whole // of
+            taken_E[expert] = after
+        begin = end_M[row]
+    return result_Y
+
+
+@compiled
+def _even_out(
+    load_ME: NDArray[np.int64],
+    crossing_ME: NDArray[np.int64],
+    home_E: NDArray[np.int32],
+    num_ranks: int,
+    end_M: NDArray[np.int64],
+    index_Y2: NDArray[np.int32],
+    tokens_Y: NDArray[np.int64],
+    crossing_Y: NDArray[np.int64],
+    least: int,
+    is_of_tokens: bool,
+) -> None:
+    """Change, in place, which tokens of replicas cross (`is_of_tokens`), or else how many local tokens they have."""
+    num_experts = load_ME.shape[1]
+    sum_R = np.empty(num_ranks, dtype=np.int64)
+    local_E = np.empty(num_experts, dtype=np.int64)  # what the homes have left
+    left_E = np.empty(num_experts, dtype=np.int64)
+    begin = 0
+    for row in range(len(load_ME)):
+        end = end_M[row]
+        sum_R[:] = 0
+        for expert in range(num_experts):
+            left_E[expert] = crossing_ME[row, expert]
+            local_E[expert] = load_ME[row, expert] - left_E[expert]
+            sum_R[home_E[expert]] += left_E[expert] if is_of_tokens else load_ME[row, expert]
+        for replica in range(begin, end):
+            expert, crossing = index_Y2[replica, 0], crossing_Y[replica]
+            left_E[expert] -= crossing
+            local_E[expert] -= tokens_Y[replica] - crossing
+            moved = crossing if is_of_tokens else tokens_Y[replica]
+            sum_R[home_E[expert]] -= moved
+            sum_R[index_Y2[replica, 1]] += moved
+        for _ in range(_NUM_SWEEPS):
+            is_even = True
+            for replica in range(begin, end):
+                expert, rank = index_Y2[replica, 0], index_Y2[replica, 1]
+                home, tokens, crossing = home_E[expert], tokens_Y[replica], crossing_Y[replica]
+                if is_of_tokens:  # a crossing token and a local one change places
+                    most, fewest = min(left_E[expert], tokens - crossing), -min(crossing, local_E[expert])
+                else:
+                    most, fewest = local_E[expert], max(crossing, least) - tokens
+                moved = max(fewest, min(most, (sum_R[home] - sum_R[rank]) // 2))
+                if moved == 0:
+                    continue
+                is_even = False
+                local_E[expert] -= -moved if is_of_tokens else moved
+                if is_of_tokens:
+                    left_E[expert] -= moved
+                    crossing_Y[replica] += moved
+                else:
+                    tokens_Y[replica] += moved
+                sum_R[home] -= moved
+                sum_R[rank] += moved
+            if is_even:
+                break
+        begin = end
+
+
+@compiled
+def _busiest_ranks(
+    load_ME: NDArray[np.int64],
+    crossing_ME: NDArray[np.int64],
+    home_E: NDArray[np.int32],
+    num_ranks: int,
+    end_M: NDArray[np.int64],
+    index_Y2: NDArray[np.int32],
+    tokens_Y: NDArray[np.int64],
+    crossing_Y: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the most tokens of a rank, copies that enter one, and replicas that leave or enter one, `[M]` each."""
+    num_rows, num_experts = load_ME.shape
+    most_tokens_M = np.zeros(num_rows, dtype=np.int64)
+    most_copies_M = np.zeros(num_rows, dtype=np.int64)
+    most_replicas_M = np.zeros(num_rows, dtype=np.int64)
+    sum_R4 = np.empty((num_ranks, 4), dtype=np.int64)  # tokens, copies, replicas that leave, replicas that come
+    begin = 0
+    for row in range(num_rows):
+        sum_R4[:] = 0
+        for expert in range(num_experts):
+            sum_R4[home_E[expert], 0] += load_ME[row, expert]
+            sum_R4[home_E[expert], 1] += crossing_ME[row, expert]
+        for replica in range(begin, end_M[row]):
+            home, rank = home_E[index_Y2[replica, 0]], index_Y2[replica, 1]
+            sum_R4[home, 0] -= tokens_Y[replica]
+            sum_R4[rank, 0] += tokens_Y[replica]
+            sum_R4[home, 1] -= crossing_Y[replica]
+            sum_R4[rank, 1] += crossing_Y[replica]
+            sum_R4[home, 2] += 1
+            sum_R4[rank, 3] += 1
+        begin = end_M[row]
+        most_tokens_M[row] = sum_R4[:, 0].max()
+        most_copies_M[row] = sum_R4[:, 1].max()
+        most_replicas_M[row] = sum_R4[:, 2:].max()
+    return most_tokens_M, most_copies_M, most_replicas_M
