@@ -122,6 +122,15 @@ def test_S1_a_surprise_on_one_rank_ends_attaching_on_all(two_nodes):
     assert all(result["left_behind"] == [] for result in results)
 
 
+def test_S1_a_node_that_cannot_connect_its_ranks_is_refused_on_all(two_nodes):
+    """Ranks 2 and 3 are the second node. Those of the first one connect, and do not wait for the others."""
+    messages = [result["messages"]["a node without NVLink"] for result in two_nodes.of("refusals")]
+    refusal = "Unsupported: connecting the ranks of a node while attaching failed on ranks 2, 3"
+    assert all(text.startswith(refusal) for text in messages)
+    assert ["no NVLink on this machine" in text for text in messages] == [False, False, True, True]
+    assert all('transport="symmetric_if_possible"' in text for text in messages[:2])
+
+
 @pytest.mark.parametrize(
     ("case", "field"),
     [

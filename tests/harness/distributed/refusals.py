@@ -25,7 +25,7 @@ from megatron.core.transformer.moe.token_dispatcher import (
 from harness.distributed.needs import unnoticed_removals
 from harness.distributed.networks import MODEL, Trained, routing
 from harness.distributed.plans import ScriptedPlans
-from relibra.agent import AgentConfig, Phase, attach, megatron
+from relibra.agent import AgentConfig, Phase, attach, connection, megatron
 from relibra.errors import Unsupported
 from relibra.planning import Cluster
 
@@ -212,6 +212,10 @@ def refusals(cluster: Cluster) -> Result:
     for case, surprise in surprises.items():
         with surprise if rank == 2 else nullcontext():
             messages[case] = refused(trained)
+    waits = {"plan_timeout_s": 10.0, "collective_timeout_s": 30.0}
+    missing = mock.patch.object(connection, "chosen_transport", side_effect=Unsupported("no NVLink on this machine"))
+    with missing if rank >= 2 else nullcontext():
+        messages["a node without NVLink"] = refused(trained, dataclasses.replace(config, **waits))
     left_behind = [name for layer in trained.network.moe for name in vars(layer) if name == "preprocess"]
     for case, changes in {
         "num_layers": {"model": dataclasses.replace(MODEL, num_layers=3)},

@@ -13,10 +13,10 @@ from relibra.agent.agent import Agent
 from relibra.agent.cells.arrivals import Arrivals
 from relibra.agent.cells.fetch import Fetcher
 from relibra.agent.cells.gradient_return import ARRIVING_BYTES
-from relibra.agent.cells.host_copy import HostCopy
 from relibra.agent.cells.slots import Slots
 from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.config import AgentConfig
+from relibra.agent.connection import connect
 from relibra.agent.expert_sizes import ExpertSizes
 from relibra.agent.experts import Experts, experts_of
 from relibra.agent.groups import Groups, Member, Topology
@@ -37,9 +37,6 @@ from relibra.agent.plans.plan_source import PlanSource
 from relibra.agent.plans.session import Session
 from relibra.agent.plans.trainer_group import RankLaunch, TrainerGroup
 from relibra.agent.refusals import replay_obstacle
-from relibra.agent.transport import ProcessGroupTransport
-from relibra.agent.transport.choice import chosen_transport
-from relibra.agent.transport.timed import TimedTransport
 from relibra.errors import InvalidInput, RelibraError
 
 log = logging.getLogger(__name__)
@@ -115,17 +112,9 @@ def attach(
         gather_parameters=lambda: megatron.gather_parameters(chunks),
         buffer_bytes=config.reorder_buffer_bytes,
     )
-    transport = chosen_transport(config, groups.node, device)
-    if isinstance(transport, ProcessGroupTransport):
-        messages = transport
-        groups.on_rebuilt(lambda: messages.use(groups.node))
-    timed = TimedTransport(transport)
+    timed, host_copy = connect(config, groups, experts, device)
     is_fused = any(layer.config.gradient_accumulation_fusion for layer, _ in found)
     gathered = {index: megatron.gathering(chunk, layer.experts) for index, (layer, chunk) in by_index.items()}
-    host_copy = HostCopy(groups.node, timed, experts) if config.host_copy else None
-    if host_copy is not None:
-        kept = host_copy
-        groups.on_rebuilt(lambda: kept.use(groups.node))
     source = plans or Session(config, groups.seat.ep_rank, trainers)
     attached: list[Agent] = []
 
