@@ -164,7 +164,9 @@ def host_copy(group: dist.ProcessGroup) -> Result:
                 for slot, tensors in enumerate(slots):
                     want = value(layer, 10 * ((rank - 1) % WORLD) + slot, version)
                     wrong += not all(bool((tensor == want).all()) for tensor in tensors)
-    return {"wrong": wrong, "speeds": speeds, "pulled": num_pulled}
+    asked = list[int]()
+    HostCopy(group, transport, {}).refresh(asked.append)
+    return {"wrong": wrong, "speeds": speeds, "pulled": num_pulled, "asked_without_layers": asked}
 
 
 SCENARIOS: dict[str, Callable[[dist.ProcessGroup], Result]] = {

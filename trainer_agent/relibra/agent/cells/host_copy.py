@@ -55,7 +55,7 @@ class HostCopy:
             RelibraError: a peer is gone.
         """
         self._host.refresh()
-        if not self._speed:
+        if self._first and not self._speed:  # a pipeline stage without MoE layers copies nothing
             self._speed = self._measured_speed(into(min(self._first)))
 
     def of(self, layer: int) -> FrozenLayer:
