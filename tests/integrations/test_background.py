@@ -47,3 +47,12 @@ def test_S7_reports_that_do_not_end_do_not_pile_up_and_L1_nobody_waits_for_them(
             reporting.wait(0.01)
         go_on.set()
     assert done == [1]
+
+
+def test_a_caller_that_has_waited_starts_as_many_calls_as_before() -> None:
+    """What a call leaves behind in the background, after its result is there, does not count as unfinished."""
+    with BackgroundReporting() as reporting:
+        for _ in range(200):
+            reporting.start(int)
+            reporting.start(int)
+            reporting.wait()

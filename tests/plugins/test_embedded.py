@@ -9,14 +9,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from harness import child_process
 from harness.services import eventually, is_alive
+from harness.thread_ranks import ThreadRanks
 from relibra.errors import Forbidden, Unauthenticated, Unavailable
 from relibra.planning import Cluster, Model
 from relibra.plugins import embedded
+from relibra.plugins.settings import PluginSettings
 from relibra.wire.client import PlannerClient
 from relibra.wire.credentials import Credentials
 
@@ -86,6 +89,20 @@ def test_a_planner_that_does_not_start_is_refused_by_name(monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(Unavailable, match=r"(?s)did not start: exit status 1; its log .*planner extra.*redis-server"):
         embedded.start("broken", is_local=True)
+
+
+def test_S1_whatever_keeps_the_planner_from_starting_is_raised_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = ThreadRanks(2)
+    monkeypatch.setattr(embedded, "dist", ranks)
+    monkeypatch.setattr(embedded, "start", mock.Mock(side_effect=subprocess.TimeoutExpired("relibra tokens", 60)))
+
+    def settle(_: int) -> str:
+        with pytest.raises(Unavailable) as refused:
+            embedded.settled(PluginSettings(planner="embedded", job="job"))
+        return str(refused.value)
+
+    (refusal,) = set(ranks.run(settle))
+    assert refusal.startswith("the embedded planner did not start: TimeoutExpired: ")
 
 
 @pytest.mark.parametrize(

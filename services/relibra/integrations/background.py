@@ -29,7 +29,8 @@ class BackgroundReporting:
         self._max_unfinished = max_unfinished
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="relibra-reporting")
         self._lock = threading.Lock()
-        self._unfinished: set[Future[None]] = set()
+        self._started: list[Future[None]] = []
+        """The calls that had not ended when the last one was started, and that one."""
         self._error: Exception | None = None
         self._logged: set[type[Exception]] = set()
 
@@ -49,16 +50,15 @@ class BackgroundReporting:
             Exception: the first error of earlier calls; this call was started all the same.
         """
         with self._lock:
-            if len(self._unfinished) >= self._max_unfinished:
+            self._started = [each for each in self._started if not each.done()]
+            if len(self._started) >= self._max_unfinished:
                 raise LimitExceeded(
                     f"the reports of {self._max_unfinished} earlier calls have not ended, so this call was not "
                     "started: check that the planner answers, or report less often"
                 )
             # Taken before the call runs: its own error belongs to the next call of start.
             error, self._error = self._error, None
-            future = self._pool.submit(self._run, report, *args, **kwargs)
-            self._unfinished.add(future)
-        future.add_done_callback(self._forget)
+            self._started.append(self._pool.submit(self._run, report, *args, **kwargs))
         if error is not None:
             raise error
 
@@ -70,8 +70,8 @@ class BackgroundReporting:
             Exception: the first error of earlier calls.
         """
         with self._lock:
-            unfinished = set(self._unfinished)
-        if wait_for(unfinished, timeout_s).not_done:
+            started = list(self._started)
+        if wait_for(started, timeout_s).not_done:
             raise Unavailable(f"reports have not ended within {timeout_s:g} s: check that the planner answers")
         self._raise()
 
@@ -97,10 +97,6 @@ class BackgroundReporting:
                     "are not logged; the next call of start, wait or close raises them",
                     error,
                 )
-
-    def _forget(self, future: Future[None]) -> None:
-        with self._lock:
-            self._unfinished.discard(future)
 
     def _raise(self) -> None:
         with self._lock:

@@ -73,6 +73,8 @@ def settled(settings: PluginSettings) -> PluginSettings:
             access = start(settings.job, is_local=len({host for _, host in told}) == 1)
         except RelibraError as error:
             access = Access(refusal=error)
+        except Exception as error:  # any error: the other ranks wait to hear from this one
+            access = Access(refusal=Unavailable(f"the embedded planner did not start: {type(error).__name__}: {error}"))
     shared = [access]
     dist.broadcast_object_list(shared, src=0)
     (access,) = shared

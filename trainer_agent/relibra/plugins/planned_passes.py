@@ -1,15 +1,17 @@
 """The passes of one engine on their way to the planner: all ranks act together, and training never stops for it."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 import torch.distributed as dist
 from numpy.typing import NDArray
 
 from relibra.agent.plans.trouble import Trouble
-from relibra.errors import RelibraError
+from relibra.errors import RelibraError, StaleEpoch, UnknownJob
 from relibra.integrations import RankBatch, RankSchedule, TrainerLayout, report_rank, submit_forecast, submit_step
 from relibra.planning import Cluster, Model
 from relibra.plugins.settings import PluginSettings
@@ -17,24 +19,34 @@ from relibra.rollout import RolloutReporter
 from relibra.wire.client import PlannerClient
 
 _AGAIN_S = 60.0
-"""How long a job whose planner is away trains on before it asks for the planner again."""
+"""How long a job that is not registered trains on before it asks for the planner again."""
+_TAKEOVER_TIMEOUT_S = 60.0
+"""How long a job that starts waits for an earlier launch of the same name to fall silent."""
 _CALL_TIMEOUT_S = 10.0
+
+
+class _Answer(Enum):
+    """What became of a call to the planner."""
+
+    TAKEN = "the planner took it"
+    REFUSED = "the planner refused it, or the framework's batch could not be read"
+    LOST = "the planner is away, or has lost the job, which must be registered again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Told:
     """What a rank tells the others about a pass."""
 
+    answer: _Answer = _Answer.TAKEN
     schedule: RankSchedule | None = None
-    is_away: bool = False
-    """Whether the planner did not answer this rank."""
 
 
 class PlannedPasses:
     """Registers the job and has its passes planned. All ranks make its calls together.
 
-    If the planner is away or refuses, the pass has no plan, training goes on, and the log says so once. Rank 0 asks for
-    the planner again every minute, and the log says when planning works again.
+    If the planner is away or refuses, the pass has no plan, training goes on, and the log says so once. If the planner
+    is away or has lost the job, rank 0 registers the job again, at most once a minute. The log says when planning works
+    again.
 
     Args:
         settings: the settings of the plug-in.
@@ -62,13 +74,14 @@ class PlannedPasses:
         self._is_first = dist.get_rank() == 0
         self._planner = PlannerClient(settings.planner, timeout_s=_CALL_TIMEOUT_S, attempt=attempt)
         self._reporter = RolloutReporter(settings.planner, settings.job, num_experts=model.num_experts, attempt=attempt)
-        self._trouble = Trouble("relibra: passes are planned again, after %d without a plan")
+        self._unplanned = Trouble("relibra: passes are planned again, after %d without a plan")
+        self._unreported = Trouble("relibra: the routing of passes is reported again, after %d that was not")
         self._is_registered = False
         self._asked_s = 0.0
 
     def register(self) -> None:
         """Collective over all ranks: register the job, or note that the planner is away."""
-        self._ask()
+        self._ask(_TAKEOVER_TIMEOUT_S)
         self._share()
 
     def plan(self, pass_index: int, batch: Callable[[], RankBatch]) -> bool:
@@ -76,36 +89,38 @@ class PlannedPasses:
 
         Args:
             pass_index: the number of the pass, which is its step at the planner.
-            batch: makes the batch of this data-parallel rank. Only reporting ranks call it.
+            batch: makes the batch of this data-parallel rank. Only reporting ranks call it. If it raises, the pass has
+                no plan.
         """
-        if not self._is_registered:
-            self._ask_again()
+        if not self._has_planner():
             return False
         told = self._reported(pass_index, batch) if self.is_reporting else _Told()
         everyone = [told] * dist.get_world_size()
         dist.all_gather_object(everyone, told)
+        self._note({each.answer for each in everyone})
         schedules = [each.schedule for each in everyone if each.schedule is not None]
-        if any(each.is_away for each in everyone):
-            self._is_registered = False
-            self._asked_s = time.monotonic()
         if len(schedules) < self._trainer.ranks.data:
             return False
-        if self._is_first:
-            self._call(pass_index, lambda: submit_step(self._planner, self._settings.job, pass_index, schedules))
-        return True
+        return self._submitted(
+            pass_index, lambda: submit_step(self._planner, self._settings.job, pass_index, schedules)
+        )
 
     def forecast(self, pass_index: int, num_micro_batches: int) -> bool:
-        """Collective over all ranks: have a pass planned whose routing nobody knows yet."""
-        if not self._is_registered:
-            self._ask_again()
+        """Collective over all ranks: have a pass planned whose routing nobody knows yet.
+
+        Args:
+            pass_index: the number of the pass, which is its step at the planner.
+            num_micro_batches: the micro-batches of each EP group.
+
+        Returns:
+            Whether the plan of the pass follows.
+        """
+        if not self._has_planner():
             return False
-        if self._is_first:
-            job = self._settings.job
-            self._call(
-                pass_index,
-                lambda: submit_forecast(self._planner, job, pass_index, num_micro_batches, self._cluster),
-            )
-        return True
+        job = self._settings.job
+        return self._submitted(
+            pass_index, lambda: submit_forecast(self._planner, job, pass_index, num_micro_batches, self._cluster)
+        )
 
     def note_routed(self, pass_index: int, counts_LE: NDArray[np.uint32]) -> None:
         """Report how this rank routed the tokens of a pass, for the forecasts of later passes.
@@ -114,10 +129,22 @@ class PlannedPasses:
             pass_index: the number of the pass.
             counts_LE: the tokens of every layer and expert.
         """
-        if self._is_registered and counts_LE.any():
-            num_rows = int(counts_LE.sum(axis=1).max()) // self._model.top_k
-            name = f"rank-{dist.get_rank()}"
-            self._call(pass_index, lambda: self._reporter.report_counts(pass_index, name, counts_LE, num_rows))
+        if not self._is_registered or not counts_LE.any():
+            return
+        num_rows = int(counts_LE.sum(axis=1).max()) // self._model.top_k
+        try:
+            self._reporter.report_counts(pass_index, f"rank-{dist.get_rank()}", counts_LE, num_rows)
+        except RelibraError as error:
+            self._unreported.met(
+                type(error).__name__, "relibra: no forecast knows the routing of pass %d: %s", pass_index, error
+            )
+        else:
+            self._unreported.over()
+
+    def close(self) -> None:
+        """End the calls to the planner, for example because the engine builds another model."""
+        self._reporter.close()
+        self._planner.close()
 
     def _reported(self, pass_index: int, batch: Callable[[], RankBatch]) -> _Told:
         schedules = list[RankSchedule]()
@@ -134,28 +161,53 @@ class PlannedPasses:
                 )
             )
 
-        error = self._call(pass_index, report)
-        return _Told(schedule=schedules[0] if schedules else None, is_away=error is not None and error.retryable)
+        answer = self._call(pass_index, report)
+        return _Told(answer=answer, schedule=schedules[0] if schedules else None)
 
-    def _call(self, pass_index: int, call: Callable[[], None]) -> RelibraError | None:
-        """Make a call to the planner; return its error, which costs balance only."""
+    def _submitted(self, pass_index: int, submit: Callable[[], None]) -> bool:
+        """Collective over all ranks: submit a pass on rank 0; return whether the planner took it.
+
+        All ranks hear of a refusal, and so do not wait for a plan that nobody makes.
+        """
+        told = [self._call(pass_index, submit) if self._is_first else _Answer.TAKEN]
+        dist.broadcast_object_list(told, src=0)
+        self._note(set(told))
+        is_taken = told == [_Answer.TAKEN]
+        if is_taken:
+            self._unplanned.over()
+        return is_taken
+
+    def _call(self, pass_index: int, call: Callable[[], None]) -> _Answer:
+        """Make a call to the planner; an error costs balance only."""
+        message = "relibra: pass %d trains without a plan: %s"
         try:
             call()
         except RelibraError as error:
-            self._trouble.met(type(error).__name__, "relibra: pass %d trains without a plan: %s", pass_index, error)
-            return error
-        self._trouble.over()
-        return None
+            self._unplanned.met(type(error).__name__, message, pass_index, error)
+            return _Answer.LOST if error.retryable or isinstance(error, UnknownJob | StaleEpoch) else _Answer.REFUSED
+        except Exception as error:  # any error: the other ranks wait to hear from this one
+            text = f"{type(error).__name__}: {error}"
+            self._unplanned.met(text, message, pass_index, text, level=logging.ERROR, exc_info=True)
+            return _Answer.REFUSED
+        return _Answer.TAKEN
 
-    def _ask(self) -> None:
+    def _note(self, answers: set[_Answer]) -> None:
+        """Remember, on all ranks alike, that the job must be registered again."""
+        if _Answer.LOST in answers:
+            self._is_registered = False
+            self._asked_s = time.monotonic()
+
+    def _ask(self, takeover_timeout_s: float) -> None:
         """Register the job, on rank 0."""
         self._asked_s = time.monotonic()
         if not self._is_first:
             return
         try:
-            self._planner.register_job(self._settings.job, self._model, self._cluster)
+            self._planner.register_job(
+                self._settings.job, self._model, self._cluster, takeover_timeout_s=takeover_timeout_s
+            )
         except RelibraError as error:
-            self._trouble.met(
+            self._unplanned.met(
                 type(error).__name__,
                 "relibra: job %s trains without plans, because it could not be registered at %s: %s",
                 self._settings.job,
@@ -164,12 +216,14 @@ class PlannedPasses:
             )
         else:
             self._is_registered = True
-            self._trouble.over()
 
-    def _ask_again(self) -> None:
-        if time.monotonic() - self._asked_s >= _AGAIN_S:
-            self._ask()
-        self._share()
+    def _has_planner(self) -> bool:
+        """Collective over all ranks: return whether the job is registered, and register it again when that is due."""
+        if not self._is_registered:
+            if time.monotonic() - self._asked_s >= _AGAIN_S:
+                self._ask(takeover_timeout_s=0.0)  # training waits for the call, so the call waits for no other launch
+            self._share()
+        return self._is_registered
 
     def _share(self) -> None:
         told = [self._is_registered]

@@ -30,6 +30,7 @@ def balanced(engine: type[Any]) -> type[Any]:
         """The agent, in an engine that trains."""
         plan_source: PlanSource | None = None
         """Where plans come from, if not from the planner."""
+        _pass_index = -1
 
         def initialize(self) -> None:
             """Build the model as verl does, and attach an agent to it.
@@ -38,8 +39,10 @@ def balanced(engine: type[Any]) -> type[Any]:
                 InvalidInput: a setting is missing or wrong.
                 Unsupported: the agent cannot execute the model, the optimizer or a setting of verl.
             """
-            if self.agent is not None:  # verl builds the model anew, so the old one is given up as it is
+            # verl builds the model anew, so the old one is given up as it is. The job goes on, and its passes count on.
+            if self.agent is not None:
                 self.agent.detach()
+                self._passes.close()
                 self.agent = None
             super().initialize()
             if self.optimizer is None:
@@ -50,7 +53,6 @@ def balanced(engine: type[Any]) -> type[Any]:
                 relibra_section(configuration), os.environ, default_job=default_job(configuration)
             )
             self._layers = read_model_config(self.model_config.local_path)
-            self._pass_index = -1
             with self._on_device():
                 job = attach_job(
                     settings,
