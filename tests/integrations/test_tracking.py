@@ -41,8 +41,14 @@ class WandbLike:
     """W&B: figures with `commit=False` wait for the row that the training loop logs next."""
 
     def __init__(self) -> None:
-        self.step, self.rows, self.defined = 0, [], []
-        self._row: dict[str, float] = {}
+        self.rows, self.defined, self.is_finished = [], [], False
+        self._step, self._row = 0, dict[str, float]()
+
+    @property
+    def step(self) -> int:
+        if self.is_finished:
+            raise RuntimeError("the run is finished")
+        return self._step
 
     def define_metric(self, name: str, step_metric: str | None = None) -> None:
         self.defined.append((name, step_metric))
@@ -51,7 +57,7 @@ class WandbLike:
         self._row |= figures
         if commit:
             self.rows.append(self._row)
-            self._row, self.step = {}, self.step + 1
+            self._row, self._step = {}, self._step + 1
 
     @property
     def logged(self) -> list[int]:
@@ -95,6 +101,7 @@ def test_every_step_is_logged_once_from_the_call_on(
         run(train(job, 4, 5))
         eventually(lambda: (f"relibra/{FIGURES[-1]}", 5) in writer.scalars)
         assert {step for _, step in writer.scalars} == {4, 5}
+    assert "is not in TensorBoard" not in caplog.text  # the thread survives what the writer raises
     assert set(FIGURES) <= set(HistoryPoint.model_fields)
     assert writer.scalars["relibra/imbalance_before", 5] == job.plans[5].prediction.imbalance_before
     with track("job", run=(later := Writer()), url=service.address, poll_interval_s=POLL_S):
@@ -121,6 +128,22 @@ def test_wandb_gets_one_step_in_each_row_of_the_training_loop(
     assert wandb.logged == [1, 2, 3]
     assert wandb.rows[0]["loss"] == 0.5
     assert ("relibra/*", "relibra/step") in wandb.defined
+
+
+def test_S9_a_run_that_was_finished_costs_its_own_steps_only(
+    service: Service, job: WatchedJob, run: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    wandb = WandbLike()
+    run(job.register())
+    with track("job", run=wandb, url=service.address, poll_interval_s=POLL_S):
+        eventually(lambda: "are logged from step 0 on" in caplog.text)
+        run(train(job, 1))
+        eventually(lambda: wandb.logged == [1])
+        wandb.is_finished = True
+        run(train(job, 2, 3))
+        lost = [f"step {step} of job job is not in W&B: the run is finished" for step in (2, 3)]
+        eventually(lambda: all(each in caplog.text for each in lost))
 
 
 def test_mlflow_gets_steps_from_another_thread(

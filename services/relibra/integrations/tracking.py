@@ -143,7 +143,7 @@ class Tracking:
         return points
 
     def _log(self, *, is_last: bool) -> None:
-        while self._waiting and (is_last or all(run.is_free() for run in self._runs)):
+        while self._waiting and (is_last or all(map(_is_free, self._runs))):
             point = self._waiting.pop(0)
             figures = {f"relibra/{name}": point[name] for name in FIGURES if point.get(name) is not None}
             for run in self._runs:
@@ -162,6 +162,14 @@ class Tracking:
         if self._trouble is not None:
             logger.info("figures of relibra are logged again")
         self._trouble = None
+
+
+def _is_free(run: TrackedRun) -> bool:
+    """Return whether a run takes a step now. One that cannot tell is given the step, and then says what is wrong."""
+    try:
+        return run.is_free()
+    except Exception:  # whatever a tracker raises must not end the thread
+        return True
 
 
 def track(
