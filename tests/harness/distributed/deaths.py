@@ -26,7 +26,9 @@ from relibra.planning import Cluster
 Result = dict[str, Any]
 VICTIM = 1
 TIMEOUT_S = 3.0
-"""The other ranks notice a dead rank when its sockets close, and a hanging rank after this time."""
+"""The other ranks notice a hanging rank after this time."""
+PATIENT_S = 60.0
+"""They notice a dead rank when its sockets close. No other rank may look dead because the machine is busy."""
 
 
 class Point(NamedTuple):
@@ -108,10 +110,12 @@ def left(agent: Agent, steps: Callable[[], None]) -> Result:
     return {"raised": raised, "told": sorted(told)}
 
 
-def in_a_step(cluster: Cluster, *, point: Point, strike: Callable[[], None] = die) -> Result:
+def in_a_step(
+    cluster: Cluster, *, point: Point, strike: Callable[[], None] = die, collective_timeout_s: float = PATIENT_S
+) -> Result:
     """Strike in the second of two steps, which both move experts and make replicas; compare with its start."""
     plans = plan_by_step(cluster, dist.get_rank(), range(2))
-    balanced, _ = attached(cluster, plans, collective_timeout_s=TIMEOUT_S)
+    balanced, _ = attached(cluster, plans, collective_timeout_s=collective_timeout_s)
     agent = balanced.agent
     assert agent is not None
     agent.begin_step(0, Phase.UPDATE)
@@ -136,7 +140,7 @@ def in_a_step(cluster: Cluster, *, point: Point, strike: Callable[[], None] = di
 
 def in_a_pipeline(cluster: Cluster, *, point: Point) -> Result:
     """Strike in a pipeline, in or between its stages."""
-    job, _ = balanced_job(cluster, collective_timeout_s=TIMEOUT_S)
+    job, _ = balanced_job(cluster, collective_timeout_s=PATIENT_S)
     agent = job.agent
     assert agent is not None
 
@@ -154,11 +158,17 @@ SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
     name: functools.partial(in_a_step, point=point) for name, point in POINTS.items()
 }
 SCENARIOS["hanging"] = functools.partial(
-    in_a_step, point=POINTS["agreeing"], strike=functools.partial(hang, waited_for_by=[0, 2, 3])
+    in_a_step,
+    point=POINTS["agreeing"],
+    strike=functools.partial(hang, waited_for_by=[0, 2, 3]),
+    collective_timeout_s=TIMEOUT_S,
 )
 # Ranks of the other node wait in one of megatron's collectives until the process of the victim ends.
 SCENARIOS["hanging_in_a_fetch"] = functools.partial(
-    in_a_step, point=POINTS["fetching_again"], strike=functools.partial(hang, waited_for_by=[0])
+    in_a_step,
+    point=POINTS["fetching_again"],
+    strike=functools.partial(hang, waited_for_by=[0]),
+    collective_timeout_s=TIMEOUT_S,
 )
 SCENARIOS["failing_in_a_fetch"] = functools.partial(in_a_step, point=POINTS["fetching"], strike=fail)
 PIPELINE_SCENARIOS: dict[str, Callable[[Cluster], Result]] = {
