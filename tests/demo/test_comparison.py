@@ -1,9 +1,11 @@
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
-from relibra.demo.comparison import StepComparison, judge, weight_difference
+from relibra.demo.batch import Batch
+from relibra.demo.comparison import StepComparison, compare, judge, weight_difference
+from relibra.demo.job import StepRecord
 from relibra.planning.plan import Prediction
 
 GOOD = StepComparison(
@@ -44,6 +46,26 @@ def test_S5_a_run_that_differs_fails_and_says_where(difference: float) -> None:
     comparison = judge([GOOD, replace(GOOD, step=1, difference=difference)])
     assert not comparison.passed
     assert "step 1" in comparison.neutral_reason
+
+
+@pytest.mark.parametrize("field", ["loss", "grad_norm"])
+def test_S5_a_run_whose_numbers_are_none_fails(field: str) -> None:
+    weights = {"a": np.ones(2, np.float32), "b": np.array([np.nan], np.float32), "c": np.ones(1, np.float32)}
+    nothing = np.zeros((1, 1, 1, 1), np.uint8)
+    record = StepRecord(
+        batch=Batch(tokens=nothing, routed_experts=nothing, rewards=np.zeros(1), advantages=np.zeros(1)),
+        num_resampled=0,
+        loss=1.0,
+        grad_norm=1.0,
+        load_MLR=np.ones((1, 1, 2), np.int64),
+        applied=("1.1", "1.1"),
+        reason="",
+        weights={name: np.ones_like(value) for name, value in weights.items()},
+    )
+    broken = replace(record, weights=weights, **{field: float("nan")})  # type: ignore[arg-type]
+    compared = compare(0, record, broken, asdict(GOOD.prediction), [])
+    assert not judge([compared]).neutral
+    assert np.isnan(compared.weight_difference)
 
 
 @pytest.mark.parametrize(

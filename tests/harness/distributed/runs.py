@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from harness import child_process
+from harness.differences import largest
 from harness.distributed import on_cuda
 from harness.distributed.ways_to_join import VARIABLE, Way
 
@@ -47,7 +48,7 @@ class Run:
         """Return the largest relative difference of each kind over all ranks that have it."""
         results = self.of(scenario)
         noted = [(kind, value) for each in results for kind, value in each["difference"].items()]
-        return {kind: max(value for other, value in noted if other == kind) for kind in dict(noted)}
+        return {kind: largest(value for other, value in noted if other == kind) for kind in dict(noted)}
 
 
 class Ranks:

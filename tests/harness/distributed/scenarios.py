@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.agent.emulated_memory import emulated
+from harness.differences import largest
 from harness.distributed import state
 from harness.distributed.device import DEVICE
 from harness.distributed.networks import BATCH, HIDDEN, MODEL, SEQUENCE, TOKENS, Trained, routing
@@ -73,8 +74,8 @@ class Differences:
             pairs = list(zip(got, want, strict=True))
         if not pairs:
             return
-        worst = max(relative(torch.as_tensor(g), torch.as_tensor(w)) for g, w in pairs)
-        self.of[kind] = max(self.of.get(kind, 0.0), worst)
+        found = [relative(torch.as_tensor(g), torch.as_tensor(w)) for g, w in pairs]
+        self.of[kind] = largest([self.of.get(kind, 0.0), *found])
 
     def note_step(self, plain: Trained, balanced: Trained, step: int, **options: Any) -> None:
         """Train both for one step, and compare losses, outputs, gradients, moments and weights."""

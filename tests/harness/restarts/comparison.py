@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from harness.differences import largest
 from harness.restarts.run import Record, Run
 
 Key = tuple[int, int, int, int]
@@ -38,12 +39,12 @@ def differences(balanced: Run, plain: Run) -> Difference:
     assert not lonely, f"only one of the runs trained {lonely[:4]}"
     both = sorted(got.keys() & want.keys())
     return Difference(
-        loss=max(
+        loss=largest(
             _relative(mine, reference)
             for key in both
             for mine, reference in zip(got[key]["losses"], want[key]["losses"], strict=True)
         ),
-        grad_norm=max(_relative(got[key]["grad_norm"], want[key]["grad_norm"]) for key in both),
+        grad_norm=largest(_relative(got[key]["grad_norm"], want[key]["grad_norm"]) for key in both),
         num_compared=len(both),
     )
 

@@ -29,7 +29,7 @@ class StepComparison:
     plain_grad_norm: float
     balanced_grad_norm: float
     difference: float
-    """The larger of the relative differences of loss and gradient norm."""
+    """The larger of the relative differences of loss and gradient norm; nan if one of them is."""
     weight_difference: float
     """The largest difference of a weight sent to the rollout worker, relative to the largest weight of its tensor."""
     num_resampled: int
@@ -76,7 +76,7 @@ def compare(
         balanced_loss=balanced.loss,
         plain_grad_norm=plain.grad_norm,
         balanced_grad_norm=balanced.grad_norm,
-        difference=max(_relative(plain.loss, balanced.loss), _relative(plain.grad_norm, balanced.grad_norm)),
+        difference=_largest([_relative(plain.loss, balanced.loss), _relative(plain.grad_norm, balanced.grad_norm)]),
         weight_difference=weight_difference(plain.weights, balanced.weights),
         num_resampled=balanced.num_resampled,
         plain_imbalance=imbalance(plain.load_MLR),
@@ -130,9 +130,13 @@ def weight_difference(plain: Weights, balanced: Weights) -> float:
     """
     if plain.keys() != balanced.keys():
         raise KeyError(sorted(plain.keys() ^ balanced.keys()))
-    return max(
-        float(np.abs(value - balanced[name]).max() / max(np.abs(value).max(), 1e-12)) for name, value in plain.items()
+    return _largest(
+        [np.abs(value - balanced[name]).max() / max(np.abs(value).max(), 1e-12) for name, value in plain.items()]
     )
+
+
+def _largest(differences: Sequence[float]) -> float:
+    return float(np.max(differences))  # nan if one of them is, which Python's max may pass over
 
 
 def _relative(reference: float, value: float) -> float:
