@@ -2,13 +2,12 @@
 
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 
 from harness.thread_ranks import ThreadRanks
-from relibra.agent import megatron
+from relibra import agent
 from relibra.errors import Unsupported
 from relibra.planning import Model
 from relibra.plugins import model_sizes
@@ -28,8 +27,12 @@ def test_S1_a_rank_that_cannot_measure_leaves_no_other_waiting_and_attach_to_ref
             raise Unsupported("grouped experts without a parameter weight{i} for every expert")
         return [(SimpleNamespace(experts=experts), None)] if ranks.get_rank() == 0 else []
 
-    with mock.patch.object(megatron, "find_layers", find_layers):
-        sized = ranks.run(lambda _: model_sizes.sized(MODEL, [], None))
-    assert [each.expert_weight_size_bytes for each in sized] == [8 * 4 * 4] * 3
-    assert sized[0] == sized[1] == sized[2]
+    def optimizer_state(_: Any) -> Any:
+        return SimpleNamespace(bytes_per_element=lambda _: 8)
+
+    # The module itself would import megatron-core.
+    megatron = SimpleNamespace(find_layers=find_layers, optimizer_state=optimizer_state)
+    monkeypatch.setattr(agent, "megatron", megatron, raising=False)
+    sized = ranks.run(lambda _: model_sizes.sized(MODEL, [], None))
+    assert {(each.expert_weight_size_bytes, each.expert_state_size_bytes) for each in sized} == {(32 * 4, 32 * 12)}
     assert caplog.text.count("grouped experts without a parameter") == 1

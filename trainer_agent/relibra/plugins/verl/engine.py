@@ -10,6 +10,7 @@ from relibra.agent.plans.plan_source import PlanSource
 from relibra.errors import InvalidInput, Unsupported
 from relibra.integrations.verl import rank_batch, trainer_layout
 from relibra.plugins.attached_job import attach_job
+from relibra.plugins.planned_passes import PlannedPasses
 from relibra.plugins.settings import PluginSettings
 from relibra.plugins.verl.configuration import default_job, find_configuration, relibra_section
 from relibra.routing import read_model_config
@@ -30,6 +31,7 @@ def balanced(engine: type[Any]) -> type[Any]:
         """The agent, in an engine that trains."""
         plan_source: PlanSource | None = None
         """Where plans come from, if not from the planner."""
+        _passes: PlannedPasses
         _pass_index = -1
 
         def initialize(self) -> None:
