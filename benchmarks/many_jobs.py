@@ -1,11 +1,12 @@
 """Measure many jobs on few planners: their processor time and memory, the wait for plans, and what Redis keeps.
 
-    python -m benchmarks.many_jobs [PLANNERSxJOBS ...] [--interval 15] [--steps 2]
+    python -m benchmarks.many_jobs [PLANNERSxJOBS ...] [--interval 30] [--steps 1]
 
-Without arguments: 20 and 200 jobs on one planner, and 200 on three; about three minutes. Each case starts an embedded
-Redis (append-only file on) and its planners. Every `interval` seconds each job takes a step, and the jobs take turns
-evenly: 64 sequences are reported, the schedule is submitted, 8 ranks fetch their plans and report what they did. A step
-has 16 micro-batches x 8 layers = 128 cells of 64 experts, with random loads. The first step of a job is not measured.
+Without arguments: 20 and 200 jobs on one planner, and 200 on three, in three and a half minutes. Each case starts an
+embedded Redis (append-only file on) and its planners. Every `interval` seconds each job takes a step, and the jobs take
+turns evenly: 64 sequences are reported, the schedule is submitted, 8 ranks fetch their plans and report what they did.
+A step has 16 micro-batches x 8 layers = 128 cells of 64 experts, with random loads. The first step of a job is not
+measured.
 
 - Plan: from submitting the schedule until the first rank holds its plan.
 - CPU: of all processes of the planners, and of Redis. Clients run on the same machine and are not counted.
@@ -223,8 +224,8 @@ def main() -> None:
     """Measure, print the table and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=CASES, metavar="PLANNERSxJOBS")
-    parser.add_argument("--interval", type=float, default=15.0, help="seconds between two steps of a job")
-    parser.add_argument("--steps", type=int, default=2, help="measured steps of each job")
+    parser.add_argument("--interval", type=float, default=30.0, help="seconds between two steps of a job")
+    parser.add_argument("--steps", type=int, default=1, help="measured steps of each job")
     arguments = parser.parse_args()
     columns = ("planners", "jobs", "steps_per_s", "planner_cores", "planner_cpu_ms_per_step", "planner_mib",
                "redis_cores", "redis_mib", "redis_kib_per_step", "plan_p50_ms", "plan_p99_ms", "num_late")  # fmt: skip
