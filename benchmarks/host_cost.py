@@ -10,16 +10,19 @@ that of the processor, which other work on the machine disturbs little.
 
 - *Plain* is the same layer without the agent, and its time is subtracted.
 - *Operations* are those that torch's dispatcher counts: on a GPU, most of them are launches. *Kernels* are relibra's.
-- A replicated cell has 14 replicas of the experts of this node. Two of them are on this rank, and two have their home
-  here. Their gradients return.
+- A replicated cell has 14 replicas of two experts in this node. One replica is on this rank, and seven are of an expert
+  whose home this rank is. Gradients return.
+- *First time*: the cell has not run before in this step, so what follows from the plan alone is found on the way. The
+  other cells ran before, as in an earlier phase of the step or in the forward before a recomputation.
+- *Symmetric memory*: that transport queues its copies and signals on a device that does nothing.
 
 Writes `benchmarks/results/host_cost.json`.
 """
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -31,17 +34,21 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.results import write
+from relibra.agent.cells.arrivals import Arrivals
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.fetch import Fetcher
+from relibra.agent.cells.gradient_return import ARRIVING_BYTES
+from relibra.agent.cells.gradient_windows import windows_on
 from relibra.agent.cells.layer import LayerExecution
-from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, current, running
+from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, running
 from relibra.agent.cells.replay import MicroBatchReplay, check_routing
 from relibra.agent.cells.routed_tokens import RoutedTokens
 from relibra.agent.cells.slots import Slots
 from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.experts import Dispatched, ExpertsForward
 from relibra.agent.placement import Placement
-from relibra.agent.transport import Parcel
+from relibra.agent.transport import ExpertTransport, Parcel, SymmetricTransport, delivery, transfer_schedule
+from relibra.agent.transport.symmetric_memory import SymmetricMemory
 from relibra.agent.transport.timed import TimedTransport
 from relibra.kernels import ops
 from relibra.kernels.launch import Launch
@@ -54,13 +61,13 @@ CLUSTER = Cluster(num_nodes=1, gpus_per_node=8, redundant_slots=2)
 NUM_TOKENS, HIDDEN = 64, 8
 NUM_HOME = CLUSTER.experts_per_rank(MODEL)
 REPLICAS = sorted(
-    (layer, home * NUM_HOME + slot, rank)
+    (layer, home * NUM_HOME + layer, rank)
     for layer in range(MODEL.num_layers)
-    for slot, home in enumerate((0, 1))
+    for home in (0, 1)
     for rank in range(8)
     if rank != home
 )
-"""(layer, expert, rank): an expert of ranks 0 and 1 on all other ranks."""
+"""(layer, expert, rank): an expert of ranks 0 and 1 on all other ranks, another one in every layer."""
 
 
 class Nowhere:
@@ -74,6 +81,39 @@ class Nowhere:
 
     def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> "Nowhere":
         """Return at once."""
+        return self
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+class NoDevice:
+    """Symmetric memory of a device that does nothing, and the streams and marks of it."""
+
+    rank, num_ranks = 0, CLUSTER.gpus_per_node
+
+    def allocate(self, size_bytes: int) -> Sequence[Tensor]:
+        """Return zeroed memory of this rank, which stands for that of its peers."""
+        return [torch.zeros(size_bytes, dtype=torch.uint8)] * self.num_ranks
+
+    def side_stream(self) -> "NoDevice":
+        """Return a stream."""
+        return self
+
+    def follow(self) -> None:
+        """Do nothing."""
+
+    def copy(self, into: Tensor, source: Tensor) -> None:
+        """Do nothing."""
+
+    def put_signal(self, peer: int, word: int, value: int) -> None:
+        """Do nothing."""
+
+    def wait_signal(self, word: int, value: int) -> None:
+        """Do nothing."""
+
+    def mark(self) -> "NoDevice":
+        """Return a mark."""
         return self
 
     def wait(self) -> None:
@@ -168,9 +208,16 @@ class Layers:
     Args:
         replicas: (layer, expert, rank) of each replica; None for no agent.
         is_replayed: whether the caller gives the routing.
+        device: symmetric memory through which replicas travel; None to let them travel nowhere.
     """
 
-    def __init__(self, replicas: Sequence[tuple[int, int, int]] | None, *, is_replayed: bool) -> None:
+    def __init__(
+        self,
+        replicas: Sequence[tuple[int, int, int]] | None,
+        *,
+        is_replayed: bool = False,
+        device: SymmetricMemory | None = None,
+    ) -> None:
         self._experts = [TinyExperts() for _ in range(MODEL.num_layers)]
         self._routed_TK = torch.stack([torch.randperm(MODEL.num_experts)[: MODEL.top_k] for _ in range(NUM_TOKENS)])
         self._tokens = torch.zeros(NUM_TOKENS, HIDDEN, requires_grad=True)
@@ -179,23 +226,18 @@ class Layers:
         self._executions: list[LayerExecution] = []
         if replicas is None:
             return
-        cells = StepCells(
-            Placement.identity(MODEL, CLUSTER), CLUSTER, ep_group=0, ep_rank=0, plan=plan_with(replicas), device=CPU
-        )
-        routed_LTK = self._routed_TK.expand(MODEL.num_layers, -1, -1)
-        self._micro_batch = MicroBatch(
-            owner=self,
-            index=0,
-            cells=cells,
-            realised=RealisedLoad(1, MODEL.num_layers),
-            routed=RoutedTokens(np.zeros((1, MODEL.num_layers, MODEL.num_experts), np.int64)),
-            given_experts=check_routing(routed_LTK, MODEL, CPU) if is_replayed else None,
-        )
-        transport, by_layer = TimedTransport(Nowhere()), dict(enumerate(self._experts))
-        slots = Slots(by_layer, CLUSTER.redundant_slots, CPU, with_gradients=False)
+        self._plan, self._is_replayed = plan_with(replicas), is_replayed
+        self.begin_step()
+        by_layer = dict(enumerate(self._experts))
+        moved: ExpertTransport = Nowhere() if device is None else SymmetricTransport(device)
+        transport, num_slots = TimedTransport(moved), CLUSTER.redundant_slots
+        slots = Slots(by_layer, num_slots, CPU, with_gradients=False, memory=transport.memory)
         gathered: dict[int, Callable[[], None]] = {layer: lambda: None for layer in by_layer}
         context = ReplicaContext(
-            transport=transport, slots=slots, fetcher=Fetcher(transport, slots, by_layer, gathered), arrivals=None
+            transport=transport,
+            slots=slots,
+            fetcher=Fetcher(transport, slots, by_layer, gathered),
+            arrivals=Arrivals(transport, self._experts, num_slots, None, CPU, ARRIVING_BYTES // 2) if device else None,
         )
         self._executions = [
             LayerExecution(
@@ -204,7 +246,8 @@ class Layers:
                 experts=each,
                 context=context,
                 reduces_early=False,
-                active=lambda: (cells, current(self)),
+                owner=self,
+                cells=lambda: self._micro_batch.cells,
                 has_routing=lambda: False,
                 logical_experts=lambda _: range(NUM_HOME),
                 check_weights=lambda _: None,
@@ -213,6 +256,23 @@ class Layers:
             for layer, each in enumerate(self._experts)
         ]
         self._replays = [MicroBatchReplay(None, each.routing) for each in self._executions]
+
+    def begin_step(self) -> None:
+        """Begin a step with the same plan, of which nobody has run a cell yet."""
+        cells = StepCells(
+            Placement.identity(MODEL, CLUSTER), CLUSTER, ep_group=0, ep_rank=0, plan=self._plan, device=CPU
+        )
+        routed_LTK = self._routed_TK.expand(MODEL.num_layers, -1, -1)
+        self._micro_batch = MicroBatch(
+            owner=self,
+            index=0,
+            cells=cells,
+            realised=RealisedLoad(1, MODEL.num_layers),
+            routed=RoutedTokens(np.zeros((1, MODEL.num_layers, MODEL.num_experts), np.int64)),
+            given_experts=check_routing(routed_LTK, MODEL, CPU) if self._is_replayed else None,
+        )
+        for known in (transfer_schedule, delivery._returns, windows_on):
+            known.cache_clear()
 
     def run(self) -> None:
         """Run all layers forward, and then backward."""
@@ -242,44 +302,68 @@ def _no_topk(scores: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return scores, scores
 
 
-def main() -> None:
-    """Measure, print a table and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=int, default=2000)
-    num_turns = parser.parse_args().cells // MODEL.num_layers
-    torch.set_num_threads(1)
+def measured_us(cases: dict[str, Layers], num_turns: int, *, is_first_time: bool = False) -> dict[str, float]:
+    """Run all cases in turn; return the median time of a cell of each."""
+    times_us: dict[str, list[float]] = {name: [] for name in cases}
+    for turn in range(num_turns):
+        for name, layers in cases.items():
+            if is_first_time:
+                layers.begin_step()
+            began_s = time.thread_time()
+            layers.run()
+            times_us[name] += [(time.thread_time() - began_s) / MODEL.num_layers * 1e6] * (turn > 10)
+    return {name: float(np.median(each)) for name, each in times_us.items()}
+
+
+def counts(layers: Layers, kernels: NoKernels) -> tuple[float, float]:
+    """Run all layers; return the operations of torch and the launches of `kernels` per cell."""
+    before = kernels.num_launches
+    with Operations() as operations:
+        layers.run()
+    return operations.num / MODEL.num_layers, (kernels.num_launches - before) / MODEL.num_layers
+
+
+@contextmanager
+def without_launches() -> Iterator[NoKernels]:
+    """Let the operators of relibra prepare launches in the body, and launch nothing."""
     kernels = NoKernels()
 
     def on_a_device(*_: object) -> NoKernels:
         return kernels
 
     with mock.patch.object(ops, "_kernels", on_a_device):
+        yield kernels
+
+
+def main() -> None:
+    """Measure, print a table and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=int, default=2000)
+    num_turns = parser.parse_args().cells // MODEL.num_layers
+    torch.set_num_threads(1)
+    with without_launches() as kernels:
         cases = {
-            "plain": Layers(None, is_replayed=False),
-            "no replicas": Layers([], is_replayed=False),
+            "plain": Layers(None),
+            "no replicas": Layers([]),
             "no replicas, replay": Layers([], is_replayed=True),
-            "replicas": Layers(REPLICAS, is_replayed=False),
+            "replicas": Layers(REPLICAS),
             "replicas, replay": Layers(REPLICAS, is_replayed=True),
+            "replicas, symmetric memory": Layers(REPLICAS, device=NoDevice()),
         }
-        times_us: dict[str, list[float]] = {name: [] for name in cases}
-        for turn in range(num_turns):
-            for name, layers in cases.items():
-                began_s = time.thread_time()
-                layers.run()
-                times_us[name] += [(time.thread_time() - began_s) / MODEL.num_layers * 1e6] * (turn > 10)
+        first_times = {"replicas, first time": Layers(REPLICAS)}
+        times_us = measured_us(cases, num_turns) | measured_us(first_times, num_turns, is_first_time=True)
+        cases |= first_times
         rows = list[dict[str, object]]()
-        plain_us, num_plain = float(np.median(times_us["plain"])), 0
+        plain_us, (num_plain, _) = times_us["plain"], counts(cases["plain"], kernels)
         for name, layers in cases.items():
-            kernels.num_launches = 0
-            with Operations() as operations:
-                layers.run()
-            num_plain = operations.num if name == "plain" else num_plain
+            num_operations, num_launches = counts(layers, kernels)
+            beyond = name != "plain"
             rows.append(
                 {
                     "cell": name,
-                    "host_us": round(float(np.median(times_us[name])) - (plain_us if name != "plain" else 0.0), 1),
-                    "operations": (operations.num - (num_plain if name != "plain" else 0)) / MODEL.num_layers,
-                    "kernels": kernels.num_launches / MODEL.num_layers,
+                    "host_us": round(times_us[name] - beyond * plain_us, 1),
+                    "operations": num_operations - beyond * num_plain,
+                    "kernels": num_launches,
                 }
             )
     table = Table(*rows[0], title="per layer and micro-batch, forward and backward, beyond the plain layer")

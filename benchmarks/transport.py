@@ -24,10 +24,10 @@ from benchmarks.results import write
 from relibra.agent.transport import (
     Copy,
     ExpertTransport,
+    Fetch,
     HostWeights,
     ProcessGroupTransport,
     Pull,
-    fetch_copies,
     return_gradients,
 )
 
@@ -55,8 +55,8 @@ class Layer:
 
     def fetch(self, transport: ExpertTransport) -> None:
         """Fetch all replicas as the agent does."""
-        handles = fetch_copies(transport, self.copies, lambda slot: [self.home[slot]], lambda slot: [self.slots[slot]])
-        for handle in handles:
+        fetch = Fetch.of(transport, self.copies, lambda slot: [self.home[slot]], lambda slot: [self.slots[slot]])
+        for handle in fetch.start():
             handle.wait()
 
     def give_back(self, transport: ExpertTransport) -> None:

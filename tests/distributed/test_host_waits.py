@@ -11,5 +11,5 @@ def test_the_host_waits_for_no_device_in_forward_and_backward(layout_run):
         assert result["num_replicas"] > 0
         assert result["waits"] == {}
         assert result["moves"] == result["micro_batches"]
-        for module in ("layer", "replay", "given_routing", "gradient_return"):
+        for module in ("visit", "replay", "given_routing", "gradient_return"):
             assert result["calls"][f"relibra.agent.cells.{module}"] > 0, "the count sees what this module calls"

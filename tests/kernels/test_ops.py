@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -63,6 +64,19 @@ def test_S5_gradients_pass_through_the_remap() -> None:
     assert torch.equal(got_TE, want_TE)
 
 
+def test_slots_of_a_checked_plan_are_not_read_again() -> None:
+    probs_TE, routing_map_TE, slot_expert_P, share_P = _routing()
+    with mock.patch.object(checks, "slots", side_effect=AssertionError("read")):
+        got = quota_remap(probs_TE, routing_map_TE, slot_expert_P, share_P, has_valid_slots=True)
+    assert all(map(torch.equal, got, quota_remap(probs_TE, routing_map_TE, slot_expert_P, share_P)))
+
+
+def test_rows_of_one_tensor_are_added_as_single_gradients() -> None:
+    rows, into = torch.randn(3, 4), torch.zeros(4)
+    grad_accumulate([into], [rows])
+    assert torch.equal(into, rows[0] + rows[1] + rows[2])
+
+
 def test_operators_trace_into_one_graph() -> None:
     @torch.compile(backend="eager", fullgraph=True)
     def step(probs_TE: Tensor, map_TE: Tensor, expert_P: Tensor, share_P: Tensor, into: Tensor) -> tuple[Tensor, ...]:
@@ -115,6 +129,11 @@ _REFUSED: Sequence[tuple[str, Callable[[], object]]] = [
         lambda: grad_accumulate([torch.zeros(2)], [[torch.zeros(2).double()]]),
     ),
     (r"gradients: expected 1 lists", lambda: grad_accumulate([torch.zeros(2)], [])),
+    (
+        r"gradients\[0\]: expected torch.float32 \[3, 2\]",
+        lambda: grad_accumulate([torch.zeros(2)], [torch.zeros(3, 4)]),
+    ),
+    (r"gradients\[0\]: .* got torch.float64", lambda: grad_accumulate([torch.zeros(2)], [torch.zeros(3, 2).double()])),
 ]
 
 

@@ -6,8 +6,9 @@ callers have checked the arguments, and all tensors are contiguous.
 T tokens, E logical experts, P physical slots, C chunks of tokens.
 """
 
-from collections.abc import Iterator, Sequence
-from ctypes import c_int32
+from collections.abc import Iterable, Iterator, Sequence
+from ctypes import c_int32, c_void_p
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,18 +48,17 @@ def expert_unpack(run: Run, buffer: Tensor, into: Sequence[Tensor]) -> None:
     _copy(run, [(place, t.data_ptr(), t.nbytes) for t, place in zip(into, places, strict=True)], zero_padding=False)
 
 
-def grad_accumulate(run: Run, into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
+def grad_accumulate(run: Run, into: Sequence[Tensor], gradients: Sequence[Tensor | Sequence[Tensor]]) -> None:
     """Run `reference.grad_accumulate`; all gradients of one target have the same dtype."""
-    for targets in _groups(into, gradients):
+    for targets in _groups(into, map(_Added.of, gradients)):
         table, num_tiles, num_gradients = Gradients(num_targets=len(targets)), 0, 0
         for i, (target, added) in enumerate(targets):
             table.into[i], table.num_elements[i] = target.data_ptr(), target.numel()
-            for gradient in added:
-                table.gradient[num_gradients] = gradient.data_ptr()
-                num_gradients += 1
+            first, num_gradients = num_gradients, num_gradients + len(added.addresses)
+            table.gradient[first:num_gradients] = added.addresses
             num_tiles += -(-target.numel() // TILE_ELEMENTS)
             table.first_gradient[i + 1], table.first_tile[i + 1] = num_gradients, num_tiles
-        element = _ELEMENTS[targets[0][1][0].dtype]
+        element = _ELEMENTS[targets[0][1].dtype]
         args = (table, c_int32(element))
         run(Launch(kernel="grad_accumulate", num_blocks=(num_tiles, 1), num_threads=256, args=args))
 
@@ -73,15 +73,17 @@ def quota_remap(
     if probs_TP.numel() == 0:
         return probs_TP, routing_map_TP
     num_chunks = -(-num_tokens // _CHUNK_TOKENS)
-    count_CE = slot_expert_P.new_empty(num_chunks, num_experts)
-    begin_P, end_P = slot_expert_P.new_empty((2, num_slots), dtype=torch.int64).unbind()
+    # One allocation for the ranges of the slots, int64 [2, P], and the counts, int32 [C, E].
+    ranges_bytes = 16 * num_slots
+    scratch = slot_expert_P.new_empty(ranges_bytes // 4 + num_chunks * num_experts)
+    begin, end, count = (scratch.data_ptr() + offset for offset in (0, ranges_bytes // 2, ranges_bytes))
     shape = (c_int32(num_tokens), c_int32(num_experts))
     run(
         Launch(
             kernel="quota_count",
             num_blocks=(num_chunks, -(-num_experts // 128)),
             num_threads=128,
-            args=(routing_map_TE, *shape, count_CE),
+            args=(routing_map_TE, *shape, c_void_p(count)),
         )
     )
     run(
@@ -90,19 +92,18 @@ def quota_remap(
             num_blocks=(-(-num_experts // 32), 1),
             num_threads=1024,
             args=(
-                count_CE,
+                c_void_p(count),
                 c_int32(num_chunks),
                 c_int32(num_experts),
                 slot_expert_P,
                 share_P,
                 c_int32(num_slots),
-                begin_P,
-                end_P,
+                c_void_p(begin),
+                c_void_p(end),
             ),
         )
     )
-    pointers = [tensor.data_ptr() for tensor in (slot_expert_P, count_CE, begin_P, end_P)]
-    routing = Routing(*pointers, num_tokens, num_experts, num_slots)
+    routing = Routing(slot_expert_P.data_ptr(), count, begin, end, num_tokens, num_experts, num_slots)
     element_bytes = c_int32(probs_TE.element_size())
     run(
         Launch(
@@ -154,20 +155,32 @@ def _tables(segments: Sequence[Segment]) -> Iterator[tuple[Segments, int]]:
         yield table, num_tiles
 
 
-def _groups(
-    into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]
-) -> Iterator[list[tuple[Tensor, Sequence[Tensor]]]]:
+class _Added(NamedTuple):
+    """The gradients of one target."""
+
+    addresses: Sequence[int]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, gradients: Tensor | Sequence[Tensor]) -> "_Added":
+        if not isinstance(gradients, Tensor):
+            return cls([each.data_ptr() for each in gradients], gradients[0].dtype if gradients else torch.float32)
+        first, step = gradients.data_ptr(), gradients.stride(0) * gradients.element_size()
+        return cls([first + i * step for i in range(gradients.shape[0])], gradients.dtype)
+
+
+def _groups(into: Sequence[Tensor], gradients: Iterable[_Added]) -> Iterator[list[tuple[Tensor, _Added]]]:
     """Yield the content of each table, in order; a target with very many gradients spans several tables."""
-    group: list[tuple[Tensor, Sequence[Tensor]]] = []
+    group: list[tuple[Tensor, _Added]] = []
     num_gradients = 0
     for target, added in zip(into, gradients, strict=True):
-        for first in range(0, len(added) if target.numel() else 0, MAX_GRADIENTS):
-            some = added[first : first + MAX_GRADIENTS]
-            is_full = len(group) == MAX_TARGETS or num_gradients + len(some) > MAX_GRADIENTS
-            if group and (is_full or some[0].dtype != group[0][1][0].dtype):
+        for first in range(0, len(added.addresses) if target.numel() else 0, MAX_GRADIENTS):
+            some = added._replace(addresses=added.addresses[first : first + MAX_GRADIENTS])
+            is_full = len(group) == MAX_TARGETS or num_gradients + len(some.addresses) > MAX_GRADIENTS
+            if group and (is_full or some.dtype != group[0][1].dtype):
                 yield group
                 group, num_gradients = [], 0
             group.append((target, some))
-            num_gradients += len(some)
+            num_gradients += len(some.addresses)
     if group:
         yield group

@@ -2,7 +2,8 @@
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -10,21 +11,25 @@ MAX_SEGMENTS, TILE_BYTES = 128, 32768
 MAX_TARGETS, MAX_GRADIENTS, TILE_ELEMENTS = 64, 256, 8192
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class Launch(NamedTuple):
     """A kernel, its grid and its arguments; a tensor in `args` stands for its address."""
 
     kernel: str
     num_blocks: tuple[int, int]
     num_threads: int
-    args: tuple["Tensor | ctypes.Structure | ctypes._SimpleCData[int]", ...]
+    args: tuple["Tensor | ctypes.Structure | ctypes.c_int32 | ctypes.c_void_p", ...]
 
     def parameters(self) -> "ctypes.Array[ctypes.c_void_p]":
         """Return the array of argument addresses that the driver takes; the array keeps the arguments alive."""
         values = [ctypes.c_void_p(arg.data_ptr()) if isinstance(arg, Tensor) else arg for arg in self.args]
-        parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        parameters = _addresses(len(values))(*map(ctypes.addressof, values))
         parameters.values = values  # type: ignore[attr-defined]
         return parameters
+
+
+@cache
+def _addresses(num: int) -> "type[ctypes.Array[ctypes.c_void_p]]":
+    return ctypes.c_void_p * num
 
 
 Run = Callable[[Launch], None]

@@ -31,9 +31,17 @@ def _kernels(device: torch.device, tensors: Sequence[Tensor] = ()) -> driver.Dev
 
 
 def quota_remap(
-    probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor
+    probs_TE: Tensor,
+    routing_map_TE: Tensor,
+    slot_expert_P: Tensor,
+    share_P: Tensor,
+    *,
+    has_valid_slots: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Run `reference.quota_remap`; differentiable in `probs_TE`.
+
+    With `has_valid_slots`, the caller vouches for `slot_expert_P` and `share_P`, as it does for those of a checked
+    plan, and only the routing is checked.
 
     Raises:
         InvalidInput: shapes, dtypes or devices do not fit, or (checked on the CPU only) a slot's expert does not exist.
@@ -42,7 +50,13 @@ def quota_remap(
     if torch.compiler.is_compiling():
         remapped = _quota_remap(probs_TE, routing_map_TE, slot_expert_P, share_P)
     else:
-        remapped = _QuotaRemap.apply(probs_TE, routing_map_TE, slot_expert_P, share_P)  # type: ignore[no-untyped-call]
+        checks.routing(probs_TE, routing_map_TE)
+        if not has_valid_slots:
+            checks.slots(probs_TE, slot_expert_P, share_P)
+        if torch.is_grad_enabled() and probs_TE.requires_grad:
+            remapped = _QuotaRemap.apply(probs_TE, routing_map_TE, slot_expert_P, share_P)  # type: ignore[no-untyped-call]
+        else:
+            remapped = _remapped(probs_TE, routing_map_TE, slot_expert_P, share_P)
     return remapped
 
 
@@ -50,13 +64,14 @@ def quota_remap(
 def _quota_remap(
     probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor
 ) -> tuple[Tensor, Tensor]:
+    checks.routing(probs_TE, routing_map_TE)
+    checks.slots(probs_TE, slot_expert_P, share_P)
     return _remapped(probs_TE, routing_map_TE, slot_expert_P, share_P)
 
 
 def _remapped(
     probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor
 ) -> tuple[Tensor, Tensor]:
-    checks.quota_remap(probs_TE, routing_map_TE, slot_expert_P, share_P)
     run = _kernels(probs_TE.device)
     if run is None:
         return reference.quota_remap(probs_TE, routing_map_TE, slot_expert_P, share_P)
@@ -175,21 +190,25 @@ def _grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Tensor], num_gr
     _accumulate(into, [[next(remaining) for _ in range(num)] for num in num_gradients])
 
 
-def _accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
+def _accumulate(into: Sequence[Tensor], gradients: Sequence[Tensor | Sequence[Tensor]]) -> None:
     checks.grad_accumulate(into, gradients)
-    run = _kernels(into[0].device, [*into, *chain.from_iterable(gradients)])
+    together = [each for each in gradients if isinstance(each, Tensor)]
+    one_by_one = chain.from_iterable(each for each in gradients if not isinstance(each, Tensor))
+    has_dense_rows = all(each.dim() == 2 and each.stride(1) == 1 for each in together)
+    run = _kernels(into[0].device, [*into, *one_by_one]) if has_dense_rows else None
     if run is None:
         reference.grad_accumulate(into, gradients)
     else:
         cuda.grad_accumulate(run, into, gradients)
 
 
-def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
+def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Tensor | Sequence[Tensor]]) -> None:
     """Run `reference.grad_accumulate`, bitwise: one thread per element adds the gradients in the order given.
 
     Args:
         into: fp32 main gradients; none overlaps another one or a gradient.
-        gradients: for each tensor of `into`, tensors of its shape that are all fp32, all bf16 or all fp16.
+        gradients: for each tensor of `into`, tensors of its shape that are all fp32, all bf16 or all fp16; or one
+            tensor whose rows they are.
 
     Raises:
         InvalidInput: shapes, dtypes or devices do not fit.

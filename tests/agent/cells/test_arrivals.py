@@ -39,9 +39,11 @@ def test_gradients_of_windows_under_way_have_places_of_their_own(
     before = dict[int, list[tuple[int, int]]]()
     for number, window in enumerate(windows):
         taken = {rank: list[tuple[int, int]]() for rank in range(NUM_RANKS)}
-        for tile, rows in zip(window, arrivals.rows(window, number, dtypes), strict=True):
-            assert len(rows) == len(tile.copies)
-            for row in rows:
+        for tile, room in zip(window, arrivals.rooms(window, number, dtypes), strict=True):
+            assert room.gradients_RN.shape == (len(tile.copies), tile.end - tile.begin)
+            for row, gradient in zip(room.rows, room.gradients_RN, strict=True):
+                assert row.is_contiguous()
+                assert row.data_ptr() == gradient.data_ptr()
                 assert row.dtype == dtypes[tile.tensor]
                 assert len(row) == tile.end - tile.begin
                 mine = row.data_ptr(), row.data_ptr() + row.nbytes

@@ -1,6 +1,9 @@
+from unittest import mock
+
 import pytest
 import torch
 
+from relibra.agent.cells import given_routing
 from relibra.agent.cells.given_routing import GivenRouting
 from relibra.agent.cells.replay import NATIVE, LayerRouting
 
@@ -32,10 +35,15 @@ def test_S5_routers_that_use_other_experts_are_refused(experts, drops_tokens, is
     assert (given.refusal() is not None) == is_refused
 
 
-def test_S5_one_layer_that_differs_in_one_cell_is_named() -> None:
+@pytest.mark.parametrize("held_bytes", [1, 90, 1 << 20])
+def test_S5_one_layer_that_differs_in_one_cell_is_named(held_bytes: int) -> None:
+    """Cells wait to be compared together, and have different numbers of tokens."""
     given, routing = GivenRouting(), LayerRouting(GIVEN[:2], has_native=False)
-    for layer, experts in ((3, ([0, 2], [1, 3])), (5, ([0, 2], [0, 3])), (5, ([0, 2], [1, 3])), (5, ([0, 1], [1, 3]))):
-        given.compare(layer, routing, chosen(*experts))
-    refusal = given.refusal()
-    assert refusal is not None
-    assert "MoE layers [5] chose other experts" in str(refusal)
+    with mock.patch.object(given_routing, "HELD_BYTES", held_bytes):
+        given.compare(4, LayerRouting(GIVEN[:1], has_native=False), chosen([0, 2]))
+        for layer, experts in ((3, ([0, 2], [1, 3])), (5, ([0, 2], [0, 3])), (5, ([0, 2], [1, 3]))):
+            given.compare(layer, routing, chosen(*experts))
+        for _ in range(2):
+            refusal = given.refusal()
+            assert refusal is not None
+            assert "MoE layers [5] chose other experts" in str(refusal)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.agent.transfer_cells import transfer_cells
-from relibra.agent.cells.gradient_windows import TensorSize, Tile, padded_bytes, windows_of
+from relibra.agent.cells.gradient_windows import TensorSize, Tile, padded_bytes, windows_of, windows_on
 from relibra.agent.transport import Copy
 
 SIZES = st.lists(st.builds(TensorSize, st.integers(1, 300), st.sampled_from([2, 4])), min_size=1, max_size=3).map(tuple)
@@ -33,6 +33,21 @@ def test_S5_every_element_of_every_replica_arrives_once_and_in_the_order_of_rank
             arrived.update((i, tile.tensor, element) for element in range(tile.begin, tile.end))
     wanted = {(i, t, e) for i in range(len(copies)) for t, size in enumerate(sizes) for e in range(size.num_elements)}
     assert arrived == Counter(wanted)
+
+
+@given(transfer_cells(), SIZES, st.integers(MANY, 9000))
+def test_S5_every_rank_sends_the_parts_of_its_replicas(
+    copies: tuple[Copy, ...], sizes: tuple[TensorSize, ...], window_bytes: int
+) -> None:
+    windows = windows_of(copies, sizes, window_bytes)
+    sent = list[tuple[Copy, Tile]]()
+    for rank in range(8):
+        of_rank = windows_on(rank, copies, sizes, window_bytes)
+        assert [window.tiles for window in of_rank] == list(windows)
+        for slot, tile in (each for window in of_rank for each in window.leaving):
+            sent.append((Copy(tile.home_rank, tile.home_slot, rank, slot), tile))
+    wanted = [(copies[i], tile) for window in windows for tile in window for i in tile.copies]
+    assert sorted(sent) == sorted(wanted)
 
 
 @given(transfer_cells(), SIZES, st.integers(MANY, 9000))

@@ -14,6 +14,16 @@ def test_recording_again_sets_the_same_value() -> None:
     assert realised.load_ML.tolist() == [[0, 0, 0], [0, 0, 5]]
 
 
+def test_the_tokens_of_all_slots_of_a_cell_count() -> None:
+    realised = RealisedLoad(2, 2)
+    realised.record(0, 0, torch.tensor([3, 0, 4]))
+    realised.record(0, 1, torch.tensor(5))
+    realised.record(1, 1, torch.tensor([0, 0, 0, 2], dtype=torch.int32))
+    assert realised.load_ML.tolist() == [[7, 5], [0, 2]]
+    realised.record(1, 0, torch.tensor([1]))
+    assert realised.load_ML.tolist() == [[7, 5], [1, 2]]
+
+
 def test_more_micro_batches_than_planned_still_count() -> None:
     realised = RealisedLoad(0, 2)
     realised.record(2, 0, torch.tensor(4))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from harness.agent.transfer_cells import transfer_cells
-from relibra.agent.transport import Copy, FrozenLayer, Parcel, Pull, fetch_copies, return_gradients, transfer_schedule
+from relibra.agent.transport import Copy, Fetch, FrozenLayer, Parcel, Pull, return_gradients, transfer_schedule
 
 NUM_RANKS, FIRST_EXPERT = 8, 100
 Lists = defaultdict[tuple[int, int], list[Tensor]]
@@ -78,13 +78,15 @@ def test_S5_weights_come_to_every_slot_from_peers_or_the_host(
     for rank in range(NUM_RANKS):
         transport = OneRank(rank, relays, sent, received)
         homes = [torch.tensor(named(rank, slot)) for slot in range(4)]
-        fetch_copies(
+        fetch = Fetch.of(
             transport,
             copies,
             home=lambda slot, homes=homes: [homes[slot]],
             slot=lambda slot, rank=rank: [slots[rank, slot]],
             frozen=frozen,
         )
+        assert transport.num_calls == 0
+        fetch.start()
         assert transport.num_calls == 1, "all ranks call equally often, also with nothing to move"
     schedule = transfer_schedule(copies, relays=relays, host_speed=host_speed)
     assert sum(map(len, sent.values())) == len(copies) - len(schedule.from_host)
@@ -111,6 +113,19 @@ def test_S5_gradients_come_home_straight_and_in_their_own_room(copies: tuple[Cop
         assert arrival == named(copy.destination_rank, copy.destination_slot)
 
 
+def test_ranks_begin_to_send_gradients_to_different_homes() -> None:
+    """Every rank has replicas of experts of three other ranks."""
+    copies = tuple(Copy(home, 0, (home + ahead) % NUM_RANKS, ahead) for home in range(NUM_RANKS) for ahead in (1, 2, 3))
+    orders = list[list[int]]()
+    for rank in range(NUM_RANKS):
+        sent = Lists(list)
+        transport = OneRank(rank, False, sent, Lists(list))
+        return_gradients(transport, copies, lambda _: [torch.zeros(())], lambda _: [torch.zeros(())])
+        orders.append([home for _, home in sent])
+    for turn in zip(*orders, strict=True):
+        assert len(set(turn)) == NUM_RANKS
+
+
 @given(transfer_cells(), st.booleans())
 def test_S5_senders_name_the_place_at_which_the_receiver_waits(copies: tuple[Copy, ...], relays: bool) -> None:
     """All ranks have the same layout, so one tensor stands for its place on every rank."""
@@ -118,7 +133,7 @@ def test_S5_senders_name_the_place_at_which_the_receiver_waits(copies: tuple[Cop
     slots, arrivals = torch.arange(24.0), torch.arange(24.0)
     for rank in range(NUM_RANKS):
         transport = OneRank(rank, relays, sent, received, places)
-        fetch_copies(transport, copies, home=lambda _: [torch.zeros(())], slot=lambda slot: [slots[slot]])
+        Fetch.of(transport, copies, home=lambda _: [torch.zeros(())], slot=lambda slot: [slots[slot]]).start()
         return_gradients(transport, copies, slot=lambda _: [torch.zeros(())], arrival=lambda copy: [arrivals[copy]])
     assert places.keys() == received.keys()
     for pair, named in places.items():

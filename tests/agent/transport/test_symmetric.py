@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.agent.simulated_memory import Device, Step, run_all, simulated_node
 from harness.agent.transfer_cells import transfer_cells
-from relibra.agent.transport import Copy, Handle, Parcel, SymmetricTransport, fetch_copies, return_gradients, symmetric
+from relibra.agent.transport import Copy, Fetch, Handle, Parcel, SymmetricTransport, return_gradients, symmetric
 from relibra.errors import InvalidInput
 
 NUM_RANKS, NUM_HOME, NUM_SLOTS = 8, 4, 24
@@ -38,9 +38,9 @@ class Rank:
         """Queue a cell: fetch its weights, while the gradients of the last cell return, and then return its own."""
         rank, side = self._device.rank, self._sides[turn % 2]
         self._then(lambda: self._homes.copy_(values(turn, rank, NUM_HOME)))
-        fetches = fetch_copies(
+        fetches = Fetch.of(
             self._transport, copies, lambda slot: [self._homes[slot : slot + 1]], lambda slot: [side[slot : slot + 1]]
-        )
+        ).start()
         self.settle()
         for handle in fetches:
             handle.wait()

@@ -17,10 +17,10 @@ from harness.agent.emulated_memory import emulated_transport
 from relibra.agent.transport import (
     Copy,
     ExpertTransport,
+    Fetch,
     Handle,
     Parcel,
     ProcessGroupTransport,
-    fetch_copies,
     return_gradients,
 )
 from relibra.errors import RelibraError
@@ -201,9 +201,9 @@ class Cell:
         self._slots = [room.tensor(size) for _ in range(num_slots)]
         self._sent = [torch.full((size,), self._value(transport.rank, -1 - slot)) for slot in range(num_slots)]
         self._arrivals = [room.tensor(size) for _ in copies]
-        self.handles: list[Handle] = fetch_copies(
+        self.handles: list[Handle] = Fetch.of(
             transport, copies, lambda slot: [self._homes[slot]], lambda slot: [self._slots[slot]]
-        )
+        ).start()
         arrivals = self._arrivals
         self.handles.append(
             return_gradients(transport, copies, lambda slot: [self._sent[slot]], lambda copy: [arrivals[copy]])

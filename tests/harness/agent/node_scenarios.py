@@ -21,7 +21,7 @@ from relibra.agent.cells.host_copy import HostCopy
 from relibra.agent.cells.slots import NUM_SIDES, Slots
 from relibra.agent.experts import SequentialExperts
 from relibra.agent.placement import Placement
-from relibra.agent.transport import Copy, ProcessGroupTransport, fetch_copies
+from relibra.agent.transport import Copy, Fetch, ProcessGroupTransport
 from relibra.agent.transport.timed import TimedTransport
 from relibra.planning import Cluster, Model
 
@@ -151,13 +151,13 @@ def host_copy(group: dist.ProcessGroup) -> Result:
             speeds.append(frozen.speed)
             for speed in (frozen.speed, 0.0, 1e9):  # as measured, from peers alone, and from the host alone
                 slots = [[torch.zeros_like(t) for t in each.parameters[0]] for _ in range(2)]
-                handles = fetch_copies(
+                handles = Fetch.of(
                     transport,
                     copies,
                     lambda slot, each=each: [parameter.detach() for parameter in each.parameters[slot]],
                     slots.__getitem__,
                     frozen._replace(speed=speed),
-                )
+                ).start()
                 for handle in handles:
                     handle.wait()
                 num_pulled += len(handles) - 1

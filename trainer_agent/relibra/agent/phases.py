@@ -13,7 +13,7 @@ from torch import Tensor
 
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.given_routing import GivenRouting
-from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, current, running
+from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, running
 from relibra.agent.cells.replay import check_routing
 from relibra.agent.cells.routed_tokens import RoutedTokens
 from relibra.agent.groups import Groups
@@ -135,10 +135,6 @@ class Phases:
                 "the optimizer stepped in phase RECOMPUTE, whose replicas may be copies of the weights before the "
                 "step: call begin_step(step, Phase.UPDATE) before the forwards that train"
             )
-
-    def active(self) -> tuple[StepCells, MicroBatch | None]:
-        """Return the cells of the open step, and the micro-batch that runs now, if any."""
-        return self._cells(), current(self)
 
     def has_routing(self) -> bool:
         """Return whether the caller has set routing in the open phase."""

@@ -6,6 +6,7 @@ under way at a time, each in a part of its own.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,23 @@ from torch import Tensor
 from relibra.agent.cells.gradient_windows import Window, padded_bytes
 from relibra.agent.experts import Experts
 from relibra.agent.transport import ExpertTransport
+
+_MOST_ROOMS = 1024
+"""Rooms that are remembered. There are few unless the cells of a step differ very much."""
+
+
+class Room(NamedTuple):
+    """Memory for the gradients of one tile."""
+
+    gradients_RN: Tensor
+    """All of them: R replicas in the order of the tile, N elements."""
+    rows: Sequence[Tensor]
+    """Each of them, contiguous."""
+
+    @classmethod
+    def of(cls, gradients_RN: Tensor) -> "Room":
+        """Return the room in this memory."""
+        return cls(gradients_RN, gradients_RN.unbind())
 
 
 class Arrivals:
@@ -46,6 +64,7 @@ class Arrivals:
         num_parts = 1 if most_bytes <= window_bytes else 2
         self._memory = transport.memory(num_parts * self._part_bytes, device)
         self._move_out: Callable[[], None] = lambda: None
+        self._rooms: dict[tuple[int, int, int, torch.dtype], Room] = {}
 
     @property
     def size_bytes(self) -> int:
@@ -61,7 +80,7 @@ class Arrivals:
         self._move_out()
         self._move_out = move_out
 
-    def rows(self, window: Window, number: int, dtypes: Sequence[torch.dtype]) -> list[list[Tensor]]:
+    def rooms(self, window: Window, number: int, dtypes: Sequence[torch.dtype]) -> list[Room]:
         """Return, for each tile, the places of its replicas' gradients in the memory of the tile's home.
 
         Args:
@@ -69,13 +88,20 @@ class Arrivals:
             number: of the window in its cell. Windows of one parity share memory.
             dtypes: of the tensors of an expert that require gradients.
         """
-        used_bytes, places = Counter[int](), list[list[Tensor]]()
+        used_bytes, rooms = Counter[int](), list[Room]()
         for tile in window:
-            dtype, rows = dtypes[tile.tensor], list[Tensor]()
-            size_bytes = (tile.end - tile.begin) * dtype.itemsize
-            for _ in tile.copies:
-                begin = number % 2 * self._part_bytes + used_bytes[tile.home_rank]
-                rows.append(self._memory[begin : begin + size_bytes].view(dtype))
-                used_bytes[tile.home_rank] += padded_bytes(size_bytes)
-            places.append(rows)
-        return places
+            begin_bytes = number % 2 * self._part_bytes + used_bytes[tile.home_rank]
+            dtype, num_replicas, num_elements = dtypes[tile.tensor], len(tile.copies), tile.end - tile.begin
+            rooms.append(self._room(begin_bytes, num_replicas, num_elements, dtype))
+            used_bytes[tile.home_rank] += num_replicas * padded_bytes(num_elements * dtype.itemsize)
+        return rooms
+
+    def _room(self, begin_bytes: int, num_replicas: int, num_elements: int, dtype: torch.dtype) -> Room:
+        key = begin_bytes, num_replicas, num_elements, dtype
+        if key not in self._rooms:
+            if len(self._rooms) >= _MOST_ROOMS:
+                self._rooms.clear()
+            end_bytes = begin_bytes + num_replicas * padded_bytes(num_elements * dtype.itemsize)
+            padded_RN = self._memory[begin_bytes:end_bytes].view(dtype).view(num_replicas, -1)
+            self._rooms[key] = Room.of(padded_RN[:, :num_elements])
+        return self._rooms[key]

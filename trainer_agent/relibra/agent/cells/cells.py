@@ -79,7 +79,7 @@ class StepCells:
         plan: RankPlan | None,
         device: torch.device,
     ) -> None:
-        self._cluster, self._ep_rank, self._placement = cluster, ep_rank, placement
+        self._cluster, self._ep_rank = cluster, ep_rank
         self.num_micro_batches = plan.num_micro_batches if plan is not None else 0
         home_LE, rest_LE = _home_table(placement, cluster, num_redundant=0)
         self._home_LE, self._rest_LE = (torch.from_numpy(each).to(device) for each in (home_LE, rest_LE))
@@ -102,9 +102,17 @@ class StepCells:
                 self.planned_MLB = plan.source_load_MLB[first_row : first_row + plan.num_micro_batches]
         self.has_replicas = bool(len(index_Q4))
         self._is_forecast = plan is not None and plan.basis is not Basis.REPLAY
-        self._index_Q4 = index_Q4
+        self._num_replicas = len(index_Q4)
         self._redundant_slot_Q = redundant_slots(index_Q4)
-        num_layers = len(home_LE)
+        num_layers, (_, layer_Q, expert_Q, rank_Q) = len(home_LE), index_Q4.T
+        first_rank = ep_rank // cluster.gpus_per_node * cluster.gpus_per_node
+        home_rank_Q, home_slot_Q = (
+            each_LE[layer_Q, expert_Q] for each_LE in (placement.home_rank_LE, placement.home_slot_LE)
+        )
+        self._copy_Q4: list[list[int]] = np.stack(
+            [home_rank_Q - first_rank, home_slot_Q, rank_Q - first_rank, self._redundant_slot_Q], axis=1
+        ).tolist()
+        """The fields of each replica's `Copy`, as seen from this node."""
         self._cell_start: list[int] = np.searchsorted(
             index_Q4[:, 0] * num_layers + index_Q4[:, 1], np.arange(self.num_micro_batches * num_layers + 1)
         ).tolist()
@@ -130,7 +138,7 @@ class StepCells:
     @property
     def num_replicas(self) -> int:
         """The number of replicas of this rank's EP group, over all cells."""
-        return len(self._index_Q4)
+        return self._num_replicas
 
     def table(self, micro_batch: int | None, layer: int) -> SlotTable | None:
         """Return the table of a cell, or None if all experts are at their identity places and routing needs no remap.
@@ -184,28 +192,15 @@ class StepCells:
         ]
 
     def _replicas_of(self, micro_batch: int, layer: int) -> range:
-        """Return the rows of a cell in `_index_Q4`."""
+        """Return the rows of a cell in `_copy_Q4`."""
         if micro_batch >= self.num_micro_batches:
             return range(0)
         cell = micro_batch * len(self._home_LE) + layer
         return range(self._cell_start[cell], self._cell_start[cell + 1])
 
     def _copies_in(self, rows: range) -> tuple[Copy, ...]:
-        of_cell = slice(rows.start, rows.stop)
-        size = self._cluster.gpus_per_node
-        first_rank = self._ep_rank // size * size
-        return tuple(
-            Copy(
-                source_rank=int(self._placement.home_rank_LE[layer, expert]) - first_rank,
-                source_slot=int(self._placement.home_slot_LE[layer, expert]),
-                destination_rank=rank - first_rank,
-                destination_slot=slot,
-            )
-            for (_, layer, expert, rank), slot in zip(
-                self._index_Q4[of_cell].tolist(), self._redundant_slot_Q[of_cell].tolist(), strict=True
-            )
-            if first_rank <= rank < first_rank + size
-        )
+        in_node = range(self._cluster.gpus_per_node)
+        return tuple(Copy(*each) for each in self._copy_Q4[rows.start : rows.stop] if each[2] in in_node)
 
 
 def num_home_slots(placement: Placement, cluster: Cluster) -> int:

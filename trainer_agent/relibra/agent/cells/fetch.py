@@ -5,19 +5,16 @@ same layers of the same micro-batches. Guesses are equal on all ranks of a node,
 time guesses the same use as the rank that receives them.
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
-
-from torch import Tensor
 
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.host_copy import HostCopy
 from relibra.agent.cells.slots import NUM_SIDES, Slots
 from relibra.agent.cells.span import span
 from relibra.agent.experts import Experts
-from relibra.agent.transport import Copy, ExpertTransport, Handle, fetch_copies
+from relibra.agent.transport import Copy, ExpertTransport, Fetch, Handle
 
 
 class Moment(Enum):
@@ -90,6 +87,9 @@ class Fetcher:
         self._host_copy, self._is_frozen = host_copy, False
         self._pending: list[list[Handle]] = [[] for _ in range(NUM_SIDES)]
         self._expected: Use | None = None
+        self._cells: StepCells | None = None
+        self._fetches: dict[tuple[int, int, int, bool], Fetch] = {}
+        """The transfers for `_cells` by micro-batch, layer, side, and whether weights are frozen."""
 
     def prefetch(self, use: Use, side: int) -> None:
         """Begin to fetch `use`, unless that fetch has begun. A fetch of another use is dropped."""
@@ -126,23 +126,32 @@ class Fetcher:
             return
         for gathered in self._gathered.values():
             gathered()
-        self._host_copy.refresh(lambda layer: self._slots.weights(0, 0, layer))
+        self._host_copy.refresh(lambda layer: self._slots.places(0, 0, layer))
         self._is_frozen = True
 
     def _fill(self, use: Use, side: int) -> None:
         self._settle(side)
         self._gathered[use.layer]()
-        frozen = self._host_copy.of(use.layer) if self._host_copy is not None and self._is_frozen else None
-
-        @functools.cache  # an expert may go to every other rank
-        def home(slot: int) -> Sequence[Tensor]:
-            return [parameter.detach() for parameter in self._experts[use.layer].parameters[slot]]
-
-        def redundant(slot: int) -> Sequence[Tensor]:
-            return self._slots.weights(side, slot, use.layer)
-
         with span("fetch", use.layer):
-            self._pending[side] += fetch_copies(self._transport, use.copies, home, redundant, frozen)
+            self._pending[side] += self._fetch_of(use, side).start()
+
+    def _fetch_of(self, use: Use, side: int) -> Fetch:
+        """Return the transfers for a use, which are the same in forward and backward and in every phase of a step."""
+        if use.cells is not self._cells:
+            self._cells, self._fetches = use.cells, {}
+        key = use.micro_batch, use.layer, side, self._is_frozen
+        if key not in self._fetches:
+            frozen = self._host_copy.of(use.layer) if self._host_copy is not None and self._is_frozen else None
+            home = self._experts[use.layer].parameters
+            self._fetches[key] = Fetch.of(
+                self._transport,
+                use.copies,
+                # Parameters and not views of them, which would keep their memory when the model is offloaded.
+                home=lambda slot: home[slot],
+                slot=lambda slot: self._slots.places(side, slot, use.layer),
+                frozen=frozen,
+            )
+        return self._fetches[key]
 
     def _settle(self, side: int) -> None:
         for handle in self._pending[side]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from relibra.agent.cells.arrivals import Arrivals
-from relibra.agent.cells.gradient_windows import TensorSize, Tile, Window, windows_of
+from relibra.agent.cells.arrivals import Arrivals, Room
+from relibra.agent.cells.gradient_windows import OwnWindow, TensorSize, Tile, Window, windows_on
 from relibra.agent.experts import Experts
 from relibra.agent.transport import Copy, ExpertTransport, Handle, return_gradients
 from relibra.kernels import grad_accumulate
@@ -26,9 +26,10 @@ _NUM_UNDER_WAY = 2
 
 @dataclass(slots=True)
 class _Arrivals:
-    """A window under way: its tiles at this home, each with the memory for its replicas' gradients, in their order."""
+    """A window under way."""
 
-    tiles: Sequence[tuple[Tile, Sequence[Tensor]]]
+    tiles: Sequence[tuple[Tile, Tensor]]
+    """The tiles of this home, each with the memory for its replicas' gradients, `[R, N]` in the order of the tile."""
     handle: Handle
 
 
@@ -55,15 +56,18 @@ class GradientReturn:
         arriving_bytes: int = ARRIVING_BYTES,
         memory: Arrivals | None = None,
     ) -> None:
-        self._transport, self._copies, self._dtype, self._memory = transport, copies, dtype, memory
+        self._transport, self._copies, self._memory = transport, copies, memory
         if memory is not None:
             memory.lend(self._move_out)
         self._own = [[gradient.contiguous().view(-1) for gradient in of_slot] for of_slot in own]
-        used = {0, *(copy.source_slot for copy in copies if copy.source_rank == transport.rank)}
-        self._home = [trained(of_slot) if slot in used else [] for slot, of_slot in enumerate(home)]
-        sizes = tuple(TensorSize(each.numel(), self._dtype_of(each).itemsize) for each in self._home[0])
+        self._home = home
+        self._trained = [i for i, each in enumerate(home[0]) if each.requires_grad]
+        one = [home[0][i] for i in self._trained]
+        self._dtypes = [dtype or each.dtype for each in one]
+        sizes = tuple(TensorSize(each.numel(), dt.itemsize) for each, dt in zip(one, self._dtypes, strict=True))
         window_bytes = arriving_bytes // _NUM_UNDER_WAY if memory is None else memory.window_bytes
-        self._left, self._num_started = deque(windows_of(copies, sizes, window_bytes)), 0
+        self._left = deque(windows_on(transport.rank, copies, sizes, window_bytes))
+        self._num_started = 0
         self._under_way = deque[_Arrivals]()
         for _ in range(_NUM_UNDER_WAY):
             self._start_next()
@@ -71,7 +75,7 @@ class GradientReturn:
     @property
     def arrivals(self) -> Iterator[Tensor]:
         """The memory of all gradients that are on their way to this rank."""
-        return (each for window in self._under_way for _, rows in window.tiles for each in rows)
+        return (gradients_RN for window in self._under_way for _, gradients_RN in window.tiles)
 
     def wait(self) -> None:
         """Bring all gradients to their homes, and return when this rank's have left and arrived; see `Handle`.
@@ -107,12 +111,12 @@ class GradientReturn:
         if self._memory is not None and len(self._under_way) >= _NUM_UNDER_WAY:
             self._take_out(self._under_way[-_NUM_UNDER_WAY])  # the next window arrives in its place
         window, rank = self._left.popleft(), self._transport.rank
-        rooms = [(tile, rows) for tile, rows in zip(window, self._rooms(window), strict=True) if rows]
-        arriving = [(tile, rows) for tile, rows in rooms if tile.home_rank == rank]
-        of_copy: dict[int, list[Tensor]] = {i: [] for tile, _ in rooms for i in tile.copies}
-        for tile, rows in rooms:
-            for i, row in zip(tile.copies, rows, strict=True):
-                of_copy[i].append(row)
+        arriving, of_copy = list[tuple[Tile, Tensor]](), dict[int, list[Tensor]]()
+        for tile, room in self._rooms(window.tiles):
+            if tile.home_rank == rank:
+                arriving.append((tile, room.gradients_RN))
+            for i, row in zip(tile.copies, room.rows, strict=True):
+                of_copy.setdefault(i, []).append(row)
         leaving = self._leaving(window)
         handle = return_gradients(
             self._transport, self._copies, lambda slot: leaving.get(slot, ()), lambda copy: of_copy.get(copy, ())
@@ -129,34 +133,34 @@ class GradientReturn:
     def _take_out(self, window: _Arrivals) -> None:
         """Copy what arrived out of the transport's memory."""
         window.handle.wait()
-        window.tiles = [(tile, [row.clone() for row in rows]) for tile, rows in window.tiles]
+        window.tiles = [(tile, gradients_RN.clone()) for tile, gradients_RN in window.tiles]
 
-    def _leaving(self, window: Window) -> Mapping[int, Sequence[Tensor]]:
+    def _leaving(self, window: OwnWindow) -> Mapping[int, Sequence[Tensor]]:
         """Return the parts of this rank's gradients that travel in `window`, by redundant slot."""
         leaving: dict[int, list[Tensor]] = {}
-        for tile in window:
-            for copy in (self._copies[i] for i in tile.copies):
-                if copy.destination_rank == self._transport.rank:
-                    gradient = self._own[copy.destination_slot][tile.tensor]
-                    leaving.setdefault(copy.destination_slot, []).append(_part(gradient, tile))
+        for slot, tile in window.leaving:
+            leaving.setdefault(slot, []).append(_part(self._own[slot][tile.tensor], tile))
         return leaving
 
-    def _rooms(self, window: Window) -> Sequence[Sequence[Tensor]]:
-        """Return memory for the replicas of each tile: at this home, or at every home if the transport needs places."""
+    def _rooms(self, tiles: Window) -> Iterator[tuple[Tile, Room]]:
+        """Yield tiles and their memory: those of this home, or of every home if the transport needs places."""
         if self._memory is not None:
-            return self._memory.rows(window, self._num_started, [self._dtype_of(each) for each in self._home[0]])
-        return [self._room(tile) if tile.home_rank == self._transport.rank else () for tile in window]
+            yield from zip(tiles, self._memory.rooms(tiles, self._num_started, self._dtypes), strict=True)
+            return
+        for tile in tiles:
+            if tile.home_rank == self._transport.rank:
+                shape = len(tile.copies), tile.end - tile.begin
+                like = self._parameter(tile)
+                yield tile, Room.of(torch.empty(shape, dtype=self._dtypes[tile.tensor], device=like.device))
 
-    def _room(self, tile: Tile) -> Sequence[Tensor]:
-        parameter = self._home[tile.home_slot][tile.tensor]
-        shape = len(tile.copies), tile.end - tile.begin
-        return torch.empty(shape, dtype=self._dtype_of(parameter), device=parameter.device).unbind()
+    def _parameter(self, tile: Tile) -> nn.Parameter:
+        return self._home[tile.home_slot][self._trained[tile.tensor]]
 
     def _add(self, window: _Arrivals, sums: dict[nn.Parameter, Tensor]) -> None:
         """Add what arrived in a window to `main_grad`, or to the fp32 sum of a parameter without one."""
         totals, rounded = list[Tensor](), list[tuple[Tensor, Tensor]]()
         for tile, _ in window.tiles:
-            parameter = self._home[tile.home_slot][tile.tensor]
+            parameter = self._parameter(tile)
             main_grad: Tensor | None = getattr(parameter, "main_grad", None)
             if main_grad is not None and main_grad.dtype == torch.float32:
                 totals.append(_part(main_grad.view(-1), tile))
@@ -167,12 +171,9 @@ class GradientReturn:
                 if parameter not in sums:
                     sums[parameter] = _zeros(parameter)
                 totals.append(_part(sums[parameter].view(-1), tile))
-        grad_accumulate(totals, [rows for _, rows in window.tiles])
+        grad_accumulate(totals, [gradients_RN for _, gradients_RN in window.tiles])
         for main_grad, total in rounded:
             main_grad.add_(total)
-
-    def _dtype_of(self, parameter: nn.Parameter) -> torch.dtype:
-        return self._dtype or parameter.dtype
 
 
 def returning_bytes(experts: Iterable[Experts], num_slots: int, num_ranks: int, dtype: torch.dtype | None) -> int:
@@ -204,7 +205,7 @@ def trained(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def _part(flat: Tensor, tile: Tile) -> Tensor:
-    return flat if tile.end - tile.begin == len(flat) else flat[tile.begin : tile.end]
+    return flat if tile.end - tile.begin == flat.numel() else flat[tile.begin : tile.end]
 
 
 def _zeros(parameter: nn.Parameter) -> Tensor:

@@ -40,7 +40,23 @@ class Tile(NamedTuple):
 Window = tuple[Tile, ...]
 
 
-@functools.lru_cache(maxsize=4096)
+class Leaving(NamedTuple):
+    """A part of the gradient of a replica on this rank, which travels in a window."""
+
+    slot: int
+    """The redundant slot of the replica."""
+    tile: Tile
+
+
+class OwnWindow(NamedTuple):
+    """A window as one rank takes part in it."""
+
+    tiles: Window
+    """All tiles, of all homes."""
+    leaving: tuple[Leaving, ...]
+    """What this rank sends, in the order of the tiles."""
+
+
 def windows_of(copies: tuple[Copy, ...], sizes: tuple[TensorSize, ...], window_bytes: int) -> tuple[Window, ...]:
     """Return the windows of a cell, in the order in which they travel; no window if nothing arrives anywhere.
 
@@ -54,24 +70,46 @@ def windows_of(copies: tuple[Copy, ...], sizes: tuple[TensorSize, ...], window_b
     """
     if window_bytes < len(copies) * ALIGNMENT_BYTES:
         raise ValueError(f"expected a window of {len(copies) * ALIGNMENT_BYTES} bytes or more, got {window_bytes}")
+    of_experts = dict[tuple[int, int], list[int]]()
+    for i, copy in enumerate(copies):
+        of_experts.setdefault((copy.source_rank, copy.source_slot), []).append(i)
     windows: list[list[Tile]] = []
-    for home_rank in sorted({copy.source_rank for copy in copies}):
-        number, room_bytes = 0, window_bytes
-        for home_slot in sorted({copy.source_slot for copy in copies if copy.source_rank == home_rank}):
-            expert = home_rank, home_slot
-            of_expert = tuple(i for i, each in enumerate(copies) if (each.source_rank, each.source_slot) == expert)
-            for tensor, (num_elements, element_bytes) in enumerate(sizes):
-                begin = 0
-                while begin < num_elements:
-                    end = begin + _that_fit(num_elements - begin, element_bytes, room_bytes // len(of_expert))
-                    if end == begin:
-                        number, room_bytes = number + 1, window_bytes
-                        continue
-                    windows += [[] for _ in range(number + 1 - len(windows))]
-                    windows[number].append(Tile(home_rank, home_slot, tensor, begin, end, of_expert))
-                    room_bytes -= padded_bytes((end - begin) * element_bytes) * len(of_expert)
-                    begin = end
+    number, room_bytes, last_home = 0, window_bytes, None
+    for (home_rank, home_slot), indices in sorted(of_experts.items()):
+        if home_rank != last_home:
+            number, room_bytes, last_home = 0, window_bytes, home_rank
+        of_expert = tuple(indices)
+        for tensor, (num_elements, element_bytes) in enumerate(sizes):
+            begin = 0
+            while begin < num_elements:
+                end = begin + _that_fit(num_elements - begin, element_bytes, room_bytes // len(of_expert))
+                if end == begin:
+                    number, room_bytes = number + 1, window_bytes
+                    continue
+                windows += [[] for _ in range(number + 1 - len(windows))]
+                windows[number].append(Tile(home_rank, home_slot, tensor, begin, end, of_expert))
+                room_bytes -= padded_bytes((end - begin) * element_bytes) * len(of_expert)
+                begin = end
     return tuple(map(tuple, windows))
+
+
+@functools.lru_cache(maxsize=4096)
+def windows_on(
+    rank: int, copies: tuple[Copy, ...], sizes: tuple[TensorSize, ...], window_bytes: int
+) -> tuple[OwnWindow, ...]:
+    """Return the windows of `windows_of` as `rank` takes part in them."""
+    return tuple(
+        OwnWindow(
+            window,
+            tuple(
+                Leaving(copies[i].destination_slot, tile)
+                for tile in window
+                for i in tile.copies
+                if copies[i].destination_rank == rank
+            ),
+        )
+        for window in windows_of(copies, sizes, window_bytes)
+    )
 
 
 def padded_bytes(size_bytes: int) -> int:

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from relibra.agent.cells.cells import SlotTable, StepCells
-from relibra.agent.cells.fetch import Moment, Use
-from relibra.agent.cells.micro_batch import MicroBatch
+from relibra.agent.cells.fetch import Moment
+from relibra.agent.cells.micro_batch import MicroBatch, current
 from relibra.agent.cells.replay import LayerRouting
+from relibra.agent.cells.replicated_cell import ReplicatedCell
 from relibra.agent.cells.visit import Passage, ReplicaContext, Visit
 from relibra.agent.experts import Dispatched, Experts, ExpertsForward
 from relibra.errors import RelibraError
@@ -24,7 +25,8 @@ class LayerExecution:
         experts: the layer's experts on this rank.
         context: shared by all layers of this rank.
         reduces_early: whether DDP reduces gradients during the backward, and other ranks hold the same experts.
-        active: returns the cells of the open step, and the micro-batch that runs now, if any.
+        owner: opens the micro-batches of this layer.
+        cells: returns the cells of the open step.
         has_routing: returns whether the caller has set routing in the open phase.
         logical_experts: returns the logical expert that is in every home slot of a layer now.
         check_weights: raises if the weights of a layer were written behind the agent's back.
@@ -39,19 +41,23 @@ class LayerExecution:
         experts: Experts,
         context: ReplicaContext,
         reduces_early: bool,
-        active: Callable[[], tuple[StepCells, MicroBatch | None]],
+        owner: object,
+        cells: Callable[[], StepCells],
         has_routing: Callable[[], bool],
         logical_experts: Callable[[int], Sequence[int]],
         check_weights: Callable[[int], None],
         note_forward: Callable[[], None],
     ) -> None:
         self.index, self.experts, self._logical_experts = index, experts, logical_experts
-        self._chunk, self._context, self._active, self._has_routing = chunk, context, active, has_routing
-        self._check_weights, self._note_forward = check_weights, note_forward
+        self._chunk, self._context, self._owner, self._cells = chunk, context, owner, cells
+        self._has_routing, self._check_weights, self._note_forward = has_routing, check_weights, note_forward
         self._reduces_early = reduces_early
         self._visit: Visit | Passage | None = None
         self._asked: LayerRouting | None = None
         """The routing of the present cell that its router has asked for, on the device."""
+        self._known: dict[int, ReplicatedCell | None] = {}
+        """By micro-batch of `_known_cells`, the cell of this layer; None if no node has replicas of it."""
+        self._known_cells: StepCells | None = None
 
     def logical_experts(self) -> Sequence[int]:
         """Return the logical expert that is in every home slot now."""
@@ -59,7 +65,7 @@ class LayerExecution:
 
     def routing(self) -> LayerRouting | None:
         """Return the routing that the caller set for the micro-batch that runs now, if any."""
-        _, micro_batch = self._active()
+        micro_batch = current(self._owner)
         if micro_batch is None or micro_batch.given_experts is None:
             return None
         self._asked = micro_batch.given_experts.of(self.index)
@@ -67,9 +73,9 @@ class LayerExecution:
 
     def enter(self) -> None:
         """Begin the cell where the transformer layer begins. Without this call, `remap` begins it."""
-        _, micro_batch = self._active()
-        if micro_batch is not None:
-            self._visit = self._visit_of(micro_batch)
+        micro_batch = current(self._owner)
+        if micro_batch is not None and (cell := self._cell(micro_batch)) is not None:
+            self._visit = self._visit_of(cell, micro_batch)
 
     def remap(
         self, probs_TE: Tensor, routing_map_TE: Tensor, *, training: bool, drops_tokens: bool = False
@@ -77,30 +83,30 @@ class LayerExecution:
         """Return the physical probabilities and routing map, `[T, P]` each. P is E in a cell without replicas.
 
         A router that drops tokens (`drops_tokens`) leaves fewer copies than the plan knows of, so these are not
-        compared with the plan.
+        compared with the plan. Nobody may write into the logical routing map afterwards.
 
         Raises:
             RelibraError: a training forward outside a micro-batch while the step has replicas or routing, or a forward
                 without gradients over weights that were written behind the agent's back.
         """
-        _, micro_batch = self._active()
+        micro_batch = current(self._owner)
         self._note_forward()
         if not torch.is_grad_enabled():
             self._check_weights(self.index)
-        self._visit = self._visit_of(micro_batch) if micro_batch is not None else None
-        asked, self._asked = self._asked, None
-        if micro_batch is not None and micro_batch.given_experts is not None:
-            if asked is None:
-                micro_batch.given.note_not_asked(self.index)
-            else:
-                micro_batch.given.compare(self.index, asked, routing_map_TE, drops_tokens=drops_tokens)
-        if micro_batch is not None and micro_batch.routed is not None and not drops_tokens:
-            micro_batch.routed.record(micro_batch.index, self.index, routing_map_TE)
-        table = self._table(training)
+        if micro_batch is None:
+            self._visit, table = None, self._table_outside(training)
+        else:
+            cell = self._cell(micro_batch)
+            self._visit = None if cell is None else self._visit_of(cell, micro_batch)
+            self._record(micro_batch, routing_map_TE, drops_tokens)
+            table = micro_batch.cells.table(micro_batch.index, self.index)
+        self._asked = None
         if table is None:
             return probs_TE, routing_map_TE
         share_P = table.tokens(routing_map_TE)
-        physical: tuple[Tensor, Tensor] = quota_remap(probs_TE, routing_map_TE, table.slot_expert_P, share_P)
+        physical: tuple[Tensor, Tensor] = quota_remap(
+            probs_TE, routing_map_TE, table.slot_expert_P, share_P, has_valid_slots=True
+        )
         return physical
 
     def compute(
@@ -111,48 +117,82 @@ class LayerExecution:
         probs: Tensor,
         *,
         is_padded: bool = False,
+        is_lent: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Run the experts, in place of the forward of the experts module.
 
-        With `is_padded`, some tokens only fill up their slots. They have probability 0 and do not count as load.
+        With `is_padded`, some tokens only fill up their slots. They have probability 0 and do not count as load. With
+        `is_lent`, the dispatcher may write into `tokens_per_slot` again.
         """
-        _, micro_batch = self._active()
+        micro_batch = current(self._owner)
         if micro_batch is not None and micro_batch.realised is not None:
-            num_tokens = probs.count_nonzero() if is_padded else tokens_per_slot.sum()
+            num_tokens = tokens_per_slot
+            if is_padded:
+                num_tokens = probs.count_nonzero()
+            elif is_lent:
+                num_tokens = tokens_per_slot.clone()
             micro_batch.realised.record(micro_batch.index, self.index, num_tokens)
         visit, self._visit = self._visit, None
-        if isinstance(visit, Passage):
+        if isinstance(visit, Visit):
+            tokens, probs, replicas = visit.begin(tokens, probs)
+            outputs = self.experts.run(forward, Dispatched(tokens, tokens_per_slot, probs), replicas)
+            return visit.end(outputs, replicas), None
+        if visit is not None:
             tokens = visit.begin(tokens)
-        if not isinstance(visit, Visit):
-            return forward(tokens, tokens_per_slot[: self.experts.num_home_slots], probs)
-        tokens, probs, replicas = visit.begin(tokens, probs)
-        outputs = self.experts.run(forward, Dispatched(tokens, tokens_per_slot, probs), replicas)
-        return visit.end(outputs, replicas), None
+        if tokens_per_slot.shape[0] > self.experts.num_home_slots:  # all replicas of the cell are in other nodes
+            tokens_per_slot = tokens_per_slot[: self.experts.num_home_slots]
+        return forward(tokens, tokens_per_slot, probs)
 
-    def _visit_of(self, micro_batch: MicroBatch) -> Visit | Passage | None:
-        """Return the visit of the present cell, if it has replicas: the entered one if it fits, else a new one."""
-        cells, recorded = micro_batch.cells, torch.is_grad_enabled()
-        has_replicas = bool(cells.copies(micro_batch.index, self.index))
-        must_pass = recorded and self._reduces_early and cells.is_replicated_anywhere(micro_batch.index, self.index)
-        if not has_replicas and not must_pass:
+    def _cell(self, micro_batch: MicroBatch) -> ReplicatedCell | None:
+        """Return the present cell if the layer has to do more than compute its home experts."""
+        if micro_batch.cells is not self._known_cells:
+            self._known_cells, self._known = micro_batch.cells, {}
+        if micro_batch.index not in self._known:
+            self._known[micro_batch.index] = self._found(micro_batch.cells, micro_batch.index)
+        return self._known[micro_batch.index]
+
+    def _found(self, cells: StepCells, micro_batch: int) -> ReplicatedCell | None:
+        must_pass = self._reduces_early and cells.is_replicated_anywhere(micro_batch, self.index)
+        if not must_pass and not cells.copies(micro_batch, self.index):
             return None
-        moment = Moment.INFERENCE
-        if micro_batch.is_checkpointed:
-            moment = Moment.RECOMPUTATION if recorded else Moment.FORWARD
-        elif recorded:
-            moment = Moment.FORWARD
-        use = Use(cells, micro_batch.index, self.index, in_backward=moment is Moment.RECOMPUTATION)
-        if self._visit is not None and (self._visit.use, self._visit.is_recorded) == (use, recorded):
-            return self._visit
-        if not has_replicas:
-            return Passage(use, self.experts)
-        layers = cells.replicated(micro_batch.index, self._chunk)
-        return Visit(self._context, use, moment, layers, self.experts, reduces_early=self._reduces_early)
+        return ReplicatedCell(
+            cells,
+            micro_batch,
+            self.index,
+            chunk=self._chunk,
+            experts=self.experts,
+            rank=self._context.transport.rank,
+            reduces_early=self._reduces_early,
+        )
 
-    def _table(self, training: bool) -> SlotTable | None:
-        cells, micro_batch = self._active()
-        if micro_batch is not None:
-            return micro_batch.cells.table(micro_batch.index, self.index)
+    def _visit_of(self, cell: ReplicatedCell, micro_batch: MicroBatch) -> Visit | Passage | None:
+        """Return the visit of the present cell: the entered one if it fits, else a new one."""
+        is_recorded, moment = torch.is_grad_enabled(), Moment.INFERENCE
+        if micro_batch.is_checkpointed:
+            moment = Moment.RECOMPUTATION if is_recorded else Moment.FORWARD
+        elif is_recorded:
+            moment = Moment.FORWARD
+        use = cell.use_in_backward if moment is Moment.RECOMPUTATION else cell.use
+        visit = self._visit
+        if visit is not None and visit.use is use and visit.is_recorded is is_recorded:
+            return visit
+        if cell.copies:
+            return Visit(self._context, cell, use, moment)
+        return Passage(cell, use) if is_recorded else None
+
+    def _record(self, micro_batch: MicroBatch, routing_map_TE: Tensor, drops_tokens: bool) -> None:
+        """Record what the router chose, to be compared with what the caller gave and what the plan expects."""
+        if micro_batch.given_experts is not None:
+            if self._asked is None:
+                micro_batch.given.note_not_asked(self.index)
+            else:
+                micro_batch.given.compare(self.index, self._asked, routing_map_TE, drops_tokens=drops_tokens)
+        if micro_batch.routed is not None and not drops_tokens:
+            micro_batch.routed.record(micro_batch.index, self.index, routing_map_TE)
+
+    def _table_outside(self, training: bool) -> SlotTable | None:
+        """Return the table of a forward outside every micro-batch."""
+        cells = self._cells()
         missed = "replicas" if cells.has_replicas else "routing" if self._has_routing() else None
         if training and missed is not None:
             raise RelibraError(

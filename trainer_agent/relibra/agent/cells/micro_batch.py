@@ -29,7 +29,10 @@ class RealisedLoad:
         if self._unread:
             micro_batch_C, layer_C = np.array(list(self._unread)).T
             self._grow(int(micro_batch_C.max()) + 1)
-            self._load_ML[micro_batch_C, layer_C] = torch.stack(list(self._unread.values())).cpu().numpy()
+            counts = [each.reshape(-1) for each in self._unread.values()]
+            end_C = np.cumsum([len(each) for each in counts])
+            total = np.concatenate([[0], torch.cat(counts).cpu().numpy().cumsum()])
+            self._load_ML[micro_batch_C, layer_C] = np.diff(total[end_C], prepend=0)
             self._unread.clear()
         return self._load_ML.copy()
 
@@ -39,7 +42,11 @@ class RealisedLoad:
         self._load_ML[: len(load_ML)] += load_ML
 
     def record(self, micro_batch: int, layer: int, num_tokens: Tensor) -> None:
-        """Set one count, a scalar on any device, without waiting for it. A recomputation sets the same count again."""
+        """Set the count of one cell to the sum of a tensor. A recomputation sets the same count again.
+
+        The tensor is kept, on any device, and read with all others by `load_ML`, so that a cell costs no operation.
+        Nobody may write into it meanwhile.
+        """
         self._unread[micro_batch, layer] = num_tokens
 
     def _grow(self, num_micro_batches: int) -> None:

@@ -61,22 +61,26 @@ class Slots:
         """The size of all slots. It depends on neither the number of layers nor the micro-batches in flight."""
         return self._weights.nbytes + self._gradients.nbytes
 
-    def weights(self, side: int, slot: int, layer: int) -> list[Tensor]:
-        """Return the tensors of an expert of `layer` in one slot, hidden from autograd and its version counters."""
+    def places(self, side: int, slot: int, layer: int) -> Sequence[Tensor]:
+        """Return the memory of an expert of `layer` in one slot, tensor by tensor, to be filled by transfers."""
         return self._viewed(self._weights, side, slot, layer, self._like[layer])
 
-    def gradients(self, side: int, slot: int, layer: int) -> Sequence[Tensor | None]:
-        """Return the fp32 gradients of these weights, or None for each without room for gradients."""
+    def weights(self, side: int, slot: int, layer: int) -> list[Tensor]:
+        """Return new tensors with this memory, for autograd, which does not see what transfers write."""
+        return [each.data for each in self.places(side, slot, layer)]
+
+    def gradients(self, side: int, slot: int, layer: int) -> Sequence[Tensor]:
+        """Return the memory of the fp32 gradients of these weights; empty without room for gradients."""
         if not self.has_gradients:
-            return [None] * len(self._like[layer])
+            return []
         return self._viewed(self._gradients, side, slot, layer, self._like_gradients[layer])
 
-    def _viewed(self, memory: Tensor, side: int, slot: int, layer: int, like: Sequence[Tensor]) -> list[Tensor]:
-        """Return new tensors with a part of `memory`. Their places are computed once."""
+    def _viewed(self, memory: Tensor, side: int, slot: int, layer: int, like: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the tensors of a part of `memory`, which are made once."""
         key = side, slot, layer, memory is self._weights
         if key not in self._views:
             self._views[key] = packed_views(memory[side, slot], like)
-        return [each.data for each in self._views[key]]
+        return self._views[key]
 
 
 def _like(tensor: Tensor) -> Tensor:

@@ -1,13 +1,14 @@
 """Replicas in the autograd graph: weights arrive before the experts run, gradients return home after their backward.
 
-Every cell with replicas has three autograd functions, at points that all ranks of the node pass in the same order:
+Every cell with replicas has two autograd functions and a hook on the gradient of the outputs, at points that all ranks
+of the node pass in the same order:
 
-    function   forward runs where                backward
+    point      forward runs where                backward
     accept     the transformer layer begins      the homes add up the gradients of replicas
     begin      the experts begin                 the ranks begin to send these gradients
-    end        the experts end                   the ranks fetch the weights again
+    end        the experts end                   the ranks fetch the weights again (the hook)
 
-Autograd runs the functions in reverse order. So the backward of `accept` comes after the backward of dispatch and
+Autograd passes the points in reverse order. So the backward of `accept` comes after the backward of dispatch and
 attention, during which gradients travel. The home parameters are inputs of `accept`, so its backward comes before DDP
 learns that their gradients are ready.
 
@@ -27,10 +28,10 @@ from torch.autograd.function import once_differentiable
 
 from relibra.agent.cells.arrivals import Arrivals
 from relibra.agent.cells.fetch import Fetcher, Moment, Use, next_use
-from relibra.agent.cells.gradient_return import GradientReturn, returning, trained
-from relibra.agent.cells.slots import NUM_SIDES, Slots
+from relibra.agent.cells.gradient_return import GradientReturn, trained
+from relibra.agent.cells.replicated_cell import ReplicatedCell
+from relibra.agent.cells.slots import Slots
 from relibra.agent.cells.span import span
-from relibra.agent.experts import Experts
 from relibra.agent.transport.timed import TimedTransport
 
 
@@ -45,22 +46,25 @@ class ReplicaContext:
     """Where gradients arrive, if the transport needs places."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Home:
-    """The parameters of a layer that are inputs of `accept`, and the returns under way to them."""
+    """The end of the gradients' way, which `accept` keeps. It holds no visit, because the graph of one leads here."""
 
-    layer: int
-    parameters: Sequence[nn.Parameter]
-    has_replicas: bool
-    """Whether the cell has replicas in this node, whose gradients return before `accept`."""
+    cell: ReplicatedCell
     arriving: list[GradientReturn] = field(default_factory=list)
+    """The gradients of the replicas, while they are under way."""
 
-    def accept(self, experts: Experts) -> Tensor:
+    def accept(self) -> Tensor:
         """Return the output of `accept`, which a later function of the cell must take as an input."""
-        # All ranks of the node need the same graph, even a rank with nothing to return or accept.
-        anchor = experts.parameters[0][0].new_empty(0).requires_grad_()
-        accepted: Tensor = _Accept.apply(self, anchor, *self.parameters)  # type: ignore[no-untyped-call]
+        accepted: Tensor = _Accept.apply(self, self.cell.anchor, *self.cell.accepting)  # type: ignore[no-untyped-call]
         return accepted
+
+    def add_up(self) -> list[Tensor | None]:
+        """Add up the gradients that arrived; return those of the accepting parameters that autograd must add."""
+        if not self.cell.copies:
+            return [None] * len(self.cell.accepting)
+        with span("returned", self.cell.use.layer):
+            return self.arriving.pop().add_up(self.cell.accepting)
 
 
 class Visit:
@@ -68,40 +72,30 @@ class Visit:
 
     Args:
         context: shared by the layers of this rank.
-        use: the cell and pass.
+        cell: the cell.
+        use: the use of its replicas.
         moment: the kind of pass.
-        layers: the layers of the model chunk that have replicas in this micro-batch, ascending.
-        experts: the experts of the layer.
-        reduces_early: whether DDP reduces gradients during the backward, and other ranks hold the same experts.
     """
 
-    def __init__(
-        self,
-        context: ReplicaContext,
-        use: Use,
-        moment: Moment,
-        layers: Sequence[int],
-        experts: Experts,
-        *,
-        reduces_early: bool,
-    ) -> None:
+    def __init__(self, context: ReplicaContext, cell: ReplicatedCell, use: Use, moment: Moment) -> None:
         self.use, self.is_recorded = use, torch.is_grad_enabled()
-        self._context, self._moment, self._layers, self._experts = context, moment, layers, experts
-        self._side = layers.index(use.layer) % NUM_SIDES
-        rank = context.transport.rank
-        self._num_own = sum(copy.destination_rank == rank for copy in use.copies)
-        parameters = _all_trained(experts) if reduces_early else returning(rank, use.copies, experts.parameters)
-        self._home = _Home(layer=use.layer, parameters=parameters, has_replicas=True)
-        self._anchor = self._home.accept(experts)
-        context.fetcher.prefetch(use, self._side)
+        self._context, self._cell, self._moment = context, cell, moment
+        self._home = _Home(cell)
+        if self.is_recorded:
+            self._anchor = self._home.accept()
+        context.fetcher.prefetch(use, cell.side)
 
     def begin(self, tokens: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, list[list[Tensor]]]:
         """Return tokens and probabilities unchanged, and the weights of this rank's replicas by redundant slot."""
-        tokens, probs, *weights = _Begin.apply(self, self._anchor, tokens, probs)  # type: ignore[no-untyped-call]
-        size = len(self._experts.parameters[0])
-        for weight, gradient in zip(weights, self._gradients(), strict=True):
-            if gradient is not None:
+        weights: list[Any]
+        if self.is_recorded:
+            tokens, probs, *weights = _Begin.apply(self, self._anchor, tokens, probs)  # type: ignore[no-untyped-call]
+        else:
+            weights = [*self.fetch()]
+        if into := self._gradients():
+            for weight, gradient in zip(weights, into, strict=True):
                 weight.main_grad = gradient
+        size = len(self._cell.experts.parameters[0])
         return tokens, probs, [weights[i : i + size] for i in range(0, len(weights), size)]
 
     def end(self, outputs: Tensor, replicas: Sequence[Sequence[Tensor]]) -> Tensor:
@@ -109,21 +103,28 @@ class Visit:
 
         The graph keeps `replicas` alive, because kernels may hold only weak references to weights.
         """
-        ended: Tensor = _End.apply(self, replicas, outputs)  # type: ignore[no-untyped-call]
+        if not self.is_recorded:
+            return outputs
+        ended = outputs.view_as(outputs)  # what else hooks into the outputs finds the weights in their slots
+
+        def fetch_again(_: Tensor, replicas: object = replicas) -> None:
+            self.fetch_again()
+
+        ended.register_hook(fetch_again)  # type: ignore[no-untyped-call]
         return ended
 
     def fetch(self) -> list[Tensor]:
         """Return the weights of this rank's replicas, slot by slot."""
-        self._take(self.use, self._moment)
-        own = range(self._num_own)
-        return [each for slot in own for each in self._context.slots.weights(self._side, slot, self.use.layer)]
+        cell, slots = self._cell, self._context.slots
+        self._context.fetcher.take(self.use, cell.side, next_use(self.use, self._moment, cell.layers))
+        return [each for slot in range(cell.num_own) for each in slots.weights(cell.side, slot, self.use.layer)]
 
     def fetch_again(self) -> None:
         """Fill the slots with the weights of the forward, and zero the gradients that kernels add to."""
-        self._take(self.use._replace(in_backward=True), Moment.BACKWARD)
+        cell, use = self._cell, self._cell.use_in_backward
+        self._context.fetcher.take(use, cell.side, next_use(use, Moment.BACKWARD, cell.layers))
         for gradient in self._gradients():
-            if gradient is not None:
-                gradient.zero_()
+            gradient.zero_()
 
     def send_gradients(self, gradients: Sequence[Tensor | None]) -> None:
         """Begin to send the gradients of this rank's replicas home.
@@ -131,28 +132,29 @@ class Visit:
         Args:
             gradients: from autograd, slot by slot; None for a tensor that has none.
         """
-        one = self._experts.parameters[0]
-        of_tensors = zip([*one] * self._num_own, gradients, self._gradients(), strict=True)
-        produced = [_produced(like, gradient, into) for like, gradient, into in of_tensors if like.requires_grad]
-        size = len(trained(one))
+        cell, home = self._cell, self._cell.experts.parameters
+        into: Sequence[Tensor | None] = self._gradients() or [None] * len(gradients)
+        of_tensors = zip([*home[0]] * cell.num_own, gradients, into, strict=True)
+        produced = [_produced(like, gradient, added) for like, gradient, added in of_tensors if like.requires_grad]
+        size = len(trained(home[0]))
         with span("return", self.use.layer):
             under_way = GradientReturn(
                 self._context.transport,
-                self.use.copies,
-                own=[produced[slot * size : (slot + 1) * size] for slot in range(self._num_own)],
-                home=self._experts.parameters,
+                cell.copies,
+                own=[produced[slot * size : (slot + 1) * size] for slot in range(cell.num_own)],
+                home=home,
                 dtype=self._context.slots.gradient_dtype,
                 memory=self._context.arrivals,
             )
-        self._context.fetcher.hold(self._side, under_way)
+        self._context.fetcher.hold(cell.side, under_way)
         self._home.arriving.append(under_way)
 
-    def _take(self, use: Use, moment: Moment) -> None:
-        self._context.fetcher.take(use, self._side, next_use(use, moment, self._layers))
-
-    def _gradients(self) -> list[Tensor | None]:
-        own = range(self._num_own)
-        return [each for slot in own for each in self._context.slots.gradients(self._side, slot, self.use.layer)]
+    def _gradients(self) -> list[Tensor]:
+        """Return the memory of this rank's replicas' gradients, tensor by tensor; empty if kernels do not add to it."""
+        cell, slots = self._cell, self._context.slots
+        if not slots.has_gradients:
+            return []
+        return [each for slot in range(cell.num_own) for each in slots.gradients(cell.side, slot, self.use.layer)]
 
 
 class Passage:
@@ -161,22 +163,18 @@ class Passage:
     Its gradients become ready in the same order as on the ranks with replicas.
 
     Args:
-        use: the cell and pass.
-        experts: the experts of the layer.
+        cell: the cell.
+        use: the use of its replicas.
     """
 
-    def __init__(self, use: Use, experts: Experts) -> None:
-        self.use, self.is_recorded = use, torch.is_grad_enabled()
-        self._anchor = _Home(layer=use.layer, parameters=_all_trained(experts), has_replicas=False).accept(experts)
+    def __init__(self, cell: ReplicatedCell, use: Use) -> None:
+        self.use, self.is_recorded = use, True
+        self._anchor = _Home(cell).accept()
 
     def begin(self, tokens: Tensor) -> Tensor:
         """Return the tokens unchanged."""
         passed: Tensor = _Pass.apply(self._anchor, tokens)  # type: ignore[no-untyped-call]
         return passed
-
-
-def _all_trained(experts: Experts) -> list[nn.Parameter]:
-    return [parameter for of_slot in experts.parameters for parameter in trained(of_slot)]
 
 
 def _produced(like: Tensor, gradient: Tensor | None, into: Tensor | None) -> Tensor:
@@ -191,24 +189,19 @@ class _Accept(torch.autograd.Function):
     def forward(ctx: Any, home: _Home, anchor: Tensor, *parameters: nn.Parameter) -> Tensor:
         ctx.home = home
         ctx.set_materialize_grads(False)
-        return anchor.view_as(anchor)
+        return anchor
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        home: _Home = ctx.home
-        if not home.has_replicas:
-            return None, None, *(None for _ in home.parameters)
-        with span("returned", home.layer):
-            gradients = home.arriving.pop().add_up(home.parameters)
-        return None, None, *gradients
+        return None, None, *ctx.home.add_up()
 
 
 class _Pass(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tokens: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
-        return tokens.view_as(tokens)
+        return tokens
 
     @staticmethod
     @once_differentiable
@@ -222,9 +215,11 @@ class _Begin(torch.autograd.Function):
         ctx.visit = visit
         ctx.set_materialize_grads(False)
         weights = visit.fetch()
-        one = visit._experts.parameters[0]
-        ctx.mark_non_differentiable(*(w for i, w in enumerate(weights) if not one[i % len(one)].requires_grad))
-        return tokens.view_as(tokens), probs.view_as(probs), *weights
+        one = visit._cell.experts.parameters[0]
+        frozen = [i for i, each in enumerate(one) if not each.requires_grad]
+        if frozen:
+            ctx.mark_non_differentiable(*(weights[i + j] for i in range(0, len(weights), len(one)) for j in frozen))
+        return tokens, probs, *weights
 
     @staticmethod
     @once_differentiable
@@ -233,16 +228,3 @@ class _Begin(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         ctx.visit.send_gradients(weights)
         return None, None, tokens, probs
-
-
-class _End(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, visit: Visit, replicas: Sequence[Sequence[Tensor]], outputs: Tensor) -> Tensor:
-        ctx.visit, ctx.replicas = visit, replicas
-        return outputs.view_as(outputs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, outputs: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.visit.fetch_again()
-        return None, None, outputs

@@ -45,9 +45,12 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
         layer.token_dispatcher = plain_dispatcher if without_replicas else physical_dispatcher
         return plain_preprocess(hidden_states, probs, routing_map)
 
+    is_padded = _is_padded(layer.config)
+    is_lent = layer.config.moe_token_dispatcher_type == "flex"  # DeepEP and HybridEP may have buffers of their own
+
     @functools.wraps(plain_forward)
     def forward(tokens: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> tuple[Tensor, Tensor | None]:
-        return execution.compute(plain_forward, tokens, tokens_per_expert, probs, is_padded=_is_padded(layer.config))
+        return execution.compute(plain_forward, tokens, tokens_per_expert, probs, is_padded=is_padded, is_lent=is_lent)
 
     layer.preprocess, layer.experts.forward = preprocess, forward
     if has_replay:  # else the framework's own replay or the router decides; `replay_obstacle` says so

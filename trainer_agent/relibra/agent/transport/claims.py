@@ -1,6 +1,8 @@
 """Claims on memory: while a transfer fills memory, no other transfer may fill or send it."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
@@ -8,20 +10,67 @@ from torch import Tensor
 from relibra.errors import InvalidInput
 
 
-class _Range(NamedTuple):
+class _Part(NamedTuple):
     begin: int
     end: int
-    is_filled: bool
+    tensor: int
+    """The index of the tensor."""
 
 
-Claim = Sequence[_Range]
+class _Memory(NamedTuple):
+    """The memory of some tensors."""
+
+    begin: int
+    end: int
+    parts: Sequence[_Part]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> "_Memory":
+        """Return the memory of tensors, but for empty ones."""
+        parts = list[_Part]()
+        for i, tensor in enumerate(tensors):
+            if not tensor.is_contiguous():
+                raise ValueError(f"a parcel must be contiguous, got strides {tensor.stride()}")
+            if size_bytes := tensor.nbytes:
+                begin = tensor.data_ptr()
+                parts.append(_Part(begin, begin + size_bytes, i))
+        if not parts:
+            return cls(0, 0, parts)
+        return cls(min(parts)[0], max(part.end for part in parts), parts)
+
+    def overlap(self, others: Iterable["_Memory"]) -> int | None:
+        """Return a tensor that overlaps the memory of others, if one does."""
+        for other in others:
+            # The slots of one side and the weights of a layer lie close together, so most pairs end here.
+            if self.begin >= other.end or other.begin >= self.end:
+                continue
+            for part in self.parts:
+                for begin, end, _ in other.parts:
+                    if part.begin < end and begin < part.end:
+                        return part.tensor
+        return None
+
+    def overlap_within(self) -> int | None:
+        """Return a tensor that overlaps another one of these, if one does."""
+        for before, part in itertools.pairwise(sorted(self.parts)):
+            if part.begin < before.end:
+                return part.tensor
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Claim:
+    """The memory of one transfer."""
+
+    sent: _Memory
+    filled: _Memory
 
 
 class Claims:
     """The claims of all transfers of one transport that are under way."""
 
     def __init__(self) -> None:
-        self._held: list[_Range] = []
+        self._held: list[Claim] = []
 
     def take(self, sent: Sequence[Tensor], filled: Sequence[Tensor]) -> Claim:
         """Claim the memory of all tensors until `release`, or raise and claim nothing.
@@ -31,26 +80,26 @@ class Claims:
                 tensor overlaps memory that a transfer under way fills.
             ValueError: a tensor is not contiguous.
         """
-        taken = list[_Range]()
-        for is_filled, tensors in ((False, sent), (True, filled)):
-            for tensor in tensors:
-                if not tensor.is_contiguous():
-                    raise ValueError(f"a parcel must be contiguous, got strides {tensor.stride()}")
-                begin = tensor.data_ptr()
-                mine = _Range(begin, begin + tensor.nbytes, is_filled)
-                for other in (*self._held, *taken):
-                    overlap = mine.begin < other.end and other.begin < mine.end
-                    if overlap and (is_filled or other.is_filled):
-                        raise InvalidInput.of(
-                            "parcel.tensor",
-                            expected="memory that no transfer under way fills; wait for that transfer first",
-                            got=f"a {tuple(tensor.shape)} tensor in such memory",
-                        )
-                taken.append(mine)
-        self._held += taken
-        return taken
+        mine = Claim(_Memory.of(sent), _Memory.of(filled))
+        all_filled = [mine.filled, *(each.filled for each in self._held)]
+        if (tensor := mine.sent.overlap(all_filled)) is not None:
+            raise _refusal(sent[tensor])
+        others = [*(each.filled for each in self._held), *(each.sent for each in self._held)]
+        for tensor in (mine.filled.overlap_within(), mine.filled.overlap(others)):
+            if tensor is not None:
+                raise _refusal(filled[tensor])
+        self._held.append(mine)
+        return mine
 
-    def release(self, claim: Claim) -> None:
-        """Release a claim."""
-        for each in claim:
-            self._held.remove(each)
+    def release(self, claim: Claim | None) -> None:
+        """Release a claim, if there is one."""
+        if claim is not None:
+            self._held.remove(claim)
+
+
+def _refusal(tensor: Tensor) -> InvalidInput:
+    return InvalidInput.of(
+        "parcel.tensor",
+        expected="memory that no transfer under way fills; wait for that transfer first",
+        got=f"a {tuple(tensor.shape)} tensor in such memory",
+    )

@@ -1,9 +1,12 @@
-"""The transfers of a cell in the order of its schedule: experts from homes to slots, gradients from slots to homes.
+"""The transfers of a cell: experts from homes to slots in the order of its schedule, gradients from slots to homes.
 
 All ranks of the node call these functions equally often and in the same order. Gradients are never relayed: a relay
-would have to add on the way, and the sum at the home would no longer be in ascending order of rank.
+would have to add on the way, and the sum at the home would no longer be in ascending order of rank. So they need no
+schedule: each rank sends them in order of the distance to their homes, so that no two ranks begin with the same one if
+every rank has gradients for every home.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -28,42 +31,62 @@ class FrozenLayer(NamedTuple):
     """`host_speed` of `transfer_schedule`."""
 
 
-def fetch_copies(
-    transport: ExpertTransport,
-    copies: tuple[Copy, ...],
-    home: Tensors,
-    slot: Tensors,
-    frozen: FrozenLayer | None = None,
-) -> list[Handle]:
-    """Begin to bring the experts of a cell into redundant slots.
+class Fetch(NamedTuple):
+    """The transfers of one rank that bring the experts of a cell into redundant slots, as often as `start` is called.
 
-    Args:
-        transport: between the ranks of the node.
-        copies: the replicas of the cell.
-        home: returns the weights of a home slot.
-        slot: returns the weights of a redundant slot.
-        frozen: the place of the weights in host memory, if they are there.
+    The tensors must stay the same objects. Their memory may change between two calls.
     """
-    rank, sends, receives = transport.rank, list[Parcel](), list[Parcel]()
-    schedule = transfer_schedule(copies, relays=transport.relays, host_speed=frozen.speed if frozen else 0.0)
-    for hop in schedule.hops:
-        copy = copies[hop.copy]
-        if hop.sender == rank:
-            relayed = hop.sent_copy
-            tensors = home(copy.source_slot) if relayed is None else slot(copies[relayed].destination_slot)
-            places = slot(copy.destination_slot) if transport.needs_places else None
-            sends += _parcels(copy.destination_rank, tensors, places)
-        if copy.destination_rank == rank:
-            receives += _parcels(hop.sender, slot(copy.destination_slot))
-    handles: list[Handle] = [transport.start(sends, receives)]
-    pulled = [copies[i] for i in schedule.from_host if copies[i].destination_rank == rank]
-    if frozen is not None and pulled:
+
+    transport: ExpertTransport
+    sends: Sequence[Parcel]
+    receives: Sequence[Parcel]
+    host: HostPulls | None
+    pulls: Sequence[Pull]
+
+    @classmethod
+    def of(
+        cls,
+        transport: ExpertTransport,
+        copies: tuple[Copy, ...],
+        home: Tensors,
+        slot: Tensors,
+        frozen: FrozenLayer | None = None,
+    ) -> "Fetch":
+        """Return the transfers of this rank.
+
+        Args:
+            transport: between the ranks of the node.
+            copies: the replicas of the cell.
+            home: returns the weights of a home slot.
+            slot: returns the weights of a redundant slot.
+            frozen: the place of the weights in host memory, if they are there.
+        """
+        rank, sends, receives = transport.rank, list[Parcel](), list[Parcel]()
+        schedule = transfer_schedule(copies, relays=transport.relays, host_speed=frozen.speed if frozen else 0.0)
+        for hop in schedule.hops:
+            copy = copies[hop.copy]
+            if hop.sender == rank:
+                relayed = hop.sent_copy
+                tensors = home(copy.source_slot) if relayed is None else slot(copies[relayed].destination_slot)
+                places = slot(copy.destination_slot) if transport.needs_places else None
+                sends += _parcels(copy.destination_rank, tensors, places)
+            if copy.destination_rank == rank:
+                receives += _parcels(hop.sender, slot(copy.destination_slot))
+        if frozen is None:
+            return cls(transport, sends, receives, None, ())
+        pulled = [copies[i] for i in schedule.from_host if copies[i].destination_rank == rank]
         pulls = [
             Pull(copy.source_rank, frozen.first_expert + copy.source_slot, slot(copy.destination_slot))
             for copy in pulled
         ]
-        handles.append(frozen.host.start(pulls))
-    return handles
+        return cls(transport, sends, receives, frozen.host, pulls)
+
+    def start(self) -> list[Handle]:
+        """Begin the transfers."""
+        handles: list[Handle] = [self.transport.start(self.sends, self.receives)]
+        if self.host is not None and self.pulls:
+            handles.append(self.host.start(self.pulls))
+        return handles
 
 
 def return_gradients(transport: ExpertTransport, copies: tuple[Copy, ...], slot: Tensors, arrival: Tensors) -> Handle:
@@ -75,15 +98,23 @@ def return_gradients(transport: ExpertTransport, copies: tuple[Copy, ...], slot:
         slot: returns the gradients of a redundant slot.
         arrival: returns memory at the home for the gradients of a copy, by its index.
     """
-    rank, sends, receives = transport.rank, list[Parcel](), list[Parcel]()
-    for hop in transfer_schedule(copies, relays=False).hops:
-        copy = copies[hop.copy]
-        if copy.destination_rank == rank:
-            places = arrival(hop.copy) if transport.needs_places else None
-            sends += _parcels(copy.source_rank, slot(copy.destination_slot), places)
-        if copy.source_rank == rank:
-            receives += _parcels(copy.destination_rank, arrival(hop.copy))
+    leaving, arriving = _returns(copies, transport.rank, transport.num_ranks)
+    sends, receives = list[Parcel](), list[Parcel]()
+    for i in leaving:
+        places = arrival(i) if transport.needs_places else None
+        sends += _parcels(copies[i].source_rank, slot(copies[i].destination_slot), places)
+    for i in arriving:
+        receives += _parcels(copies[i].destination_rank, arrival(i))
     return transport.start(sends, receives)
+
+
+@functools.lru_cache(maxsize=4096)
+def _returns(copies: tuple[Copy, ...], rank: int, num_ranks: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the copies whose gradients leave a rank, and those whose gradients arrive there, in their order."""
+    ends = [(source, destination, i) for i, (source, _, destination, _) in enumerate(copies)]
+    leaving = sorted(((source - rank) % num_ranks, i) for source, destination, i in ends if destination == rank)
+    arriving = sorted(((rank - destination) % num_ranks, i) for source, destination, i in ends if source == rank)
+    return [i for _, i in leaving], [i for _, i in arriving]
 
 
 def _parcels(peer: int, tensors: Sequence[Tensor], places: Sequence[Tensor] | None = None) -> list[Parcel]:

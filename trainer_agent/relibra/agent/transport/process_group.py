@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from relibra.agent.transport.claims import Claims
+from relibra.agent.transport.claims import Claim, Claims
 from relibra.agent.transport.contract import Parcel
 from relibra.agent.transport.lost_ranks import missing
 
@@ -70,9 +70,9 @@ class _Messages:
         self, group: dist.ProcessGroup, sends: Sequence[Parcel], receives: Sequence[Parcel], claims: Claims
     ) -> None:
         self._parcels, self._claims = (sends, receives), claims
-        self._claim = claims.take([each.tensor for each in sends], [each.tensor for each in receives])
+        self._claim: Claim | None = claims.take([each.tensor for each in sends], [each.tensor for each in receives])
         operations = [
-            dist.P2POp(operation, parcel.tensor, group=group, group_peer=parcel.peer, tag=_tag(parcel.tensor))
+            dist.P2POp(operation, parcel.tensor.detach(), group=group, group_peer=parcel.peer, tag=_tag(parcel.tensor))
             for operation, parcels in ((dist.irecv, receives), (dist.isend, sends))
             for parcel in parcels
         ]
@@ -85,7 +85,7 @@ class _Messages:
             for request in self._requests:
                 request.wait()
         self._claims.release(self._claim)
-        self._requests, self._parcels, self._claim = [], ((), ()), ()
+        self._requests, self._parcels, self._claim = [], ((), ()), None
 
     @contextmanager
     def _noticing_death(self) -> Iterator[None]:

@@ -90,29 +90,39 @@ def _from_host(copies: Sequence[Copy], num_per_rank: int) -> set[int]:
 
 def _rounds(copies: Sequence[Copy], indices: Sequence[int], *, relays: bool) -> tuple[tuple[Hop, ...], ...]:
     """Return the rounds. Each is a greedy matching that takes the copies of the busiest ranks first."""
-    delivered: dict[tuple[int, int], list[int]] = {(copy.source_rank, copy.source_slot): [] for copy in copies}
-    pending, rounds = list(indices), list[tuple[Hop, ...]]()
+    # Plain lists by rank: a step has thousands of cells, and the host computes them beside the training.
+    ends = [(copy.source_rank, copy.destination_rank) for copy in copies]
+    num_ranks = 1 + max(map(max, ends), default=0)
+    to_send, to_receive = [0] * num_ranks, [0] * num_ranks
+    for source, destination in (ends[i] for i in indices):
+        to_send[source] += 1
+        to_receive[destination] += 1
+    # The ranks that hold each expert, with the copy that they got; None at the home.
+    holders: dict[tuple[int, int], list[tuple[int, int | None]]] = {}
+    for copy in copies:
+        holders[copy.source_rank, copy.source_slot] = [(copy.source_rank, None)]
+    of_copy = [holders[copy.source_rank, copy.source_slot] for copy in copies]
+    pending, rounds = sorted(indices), list[tuple[Hop, ...]]()
     while pending:
-        to_send = Counter(copies[i].source_rank for i in pending)
-        to_receive = Counter(copies[i].destination_rank for i in pending)
-        senders, receivers, hops = set[int](), set[int](), list[Hop]()
-        load = {i: to_send[copies[i].source_rank] + to_receive[copies[i].destination_rank] for i in pending}
-        for i in sorted(pending, key=lambda i: (-load[i], i)):
-            copy = copies[i]
-            holders: list[tuple[int, int | None]] = [(copy.source_rank, None)]
-            if relays:
-                holders += [(copies[j].destination_rank, j) for j in delivered[copy.source_rank, copy.source_slot]]
-            free = [holder for holder in holders if holder[0] not in senders]
-            if copy.destination_rank in receivers or not free:
+        sends, receives, hops = [False] * num_ranks, [False] * num_ranks, list[Hop]()
+        load = {i: -to_send[ends[i][0]] - to_receive[ends[i][1]] for i in pending}
+        for i in sorted(pending, key=load.__getitem__):
+            destination = ends[i][1]
+            if receives[destination]:
                 continue
             # If the home has more to send, a rank that relays the expert is the better sender.
-            sender, sent_copy = min(free, key=lambda holder: (to_send[holder[0]], holder[0]))
-            senders.add(sender)
-            receivers.add(copy.destination_rank)
+            free = [(to_send[rank], rank, sent_copy) for rank, sent_copy in of_copy[i] if not sends[rank]]
+            if not free:
+                continue
+            _, sender, sent_copy = free[0] if len(free) == 1 else min(free, key=lambda each: each[:2])
+            sends[sender] = receives[destination] = True
             hops.append(Hop(i, sender, sent_copy))
-        for hop in hops:
-            copy = copies[hop.copy]
-            delivered[copy.source_rank, copy.source_slot].append(hop.copy)
-            pending.remove(hop.copy)
+        for i, _, _ in hops:
+            source, destination = ends[i]
+            to_send[source] -= 1
+            to_receive[destination] -= 1
+            pending.remove(i)
+            if relays:
+                of_copy[i].append((destination, i))
         rounds.append(tuple(hops))
     return tuple(rounds)

@@ -12,6 +12,7 @@ under way. No thread moves bytes, no byte is copied twice, and on a GPU no host 
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,11 @@ from relibra.agent.transport.symmetric_memory import Mark, SymmetricMemory
 from relibra.errors import InvalidInput
 
 _WORD = 1 << 32
+_MOST_SEEN = 1 << 14
+"""Places that are remembered."""
+
+_Range = tuple[int, int]
+"""The address and the size in bytes of a tensor."""
 
 
 class SymmetricTransport:
@@ -39,6 +45,8 @@ class SymmetricTransport:
         self._incoming, self._outgoing = device.side_stream(), device.side_stream()
         self._num_opened, self._num_sent = [0] * device.num_ranks, [0] * device.num_ranks
         self._sent_bytes, self._claims = 0, Claims()
+        self._seen = dict[tuple[int, _Range, torch.dtype, torch.Size], Tensor]()
+        """The memory of peers by the place in this rank's memory and what lies there."""
 
     @property
     def rank(self) -> int:
@@ -62,98 +70,111 @@ class SymmetricTransport:
 
     def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> "_Transfer":
         """See `ExpertTransport`."""
-        arriving = {_range(parcel.tensor) for parcel in receives if parcel.tensor.nbytes}
-        own = [parcel.tensor for parcel in sends if _range(parcel.tensor) not in arriving]
+        incoming = [_range(parcel.tensor) for parcel in receives]
+        outgoing = [_range(parcel.tensor) for parcel in sends]
+        arriving = {each for each in incoming if each[1]}
+        own = [parcel.tensor for parcel, place in zip(sends, outgoing, strict=True) if place not in arriving]
         claim = self._claims.take(own, [parcel.tensor for parcel in receives])
         try:
-            for parcel in receives:
-                self._seen_by(self.rank, "parcel.tensor", parcel.tensor)
-            targets = [self._target(parcel) for parcel in sends]
+            for parcel, place in zip(receives, incoming, strict=True):
+                self._seen_by(self.rank, "parcel.tensor", parcel.tensor, place)
+            targets = [self._target(parcel, place[1]) for parcel, place in zip(sends, outgoing, strict=True)]
         except InvalidInput:
             self._claims.release(claim)
             raise
         marks = list[Mark]()
-        arrivals = self._open(receives)
+        arrivals = self._open(receives, incoming)
         if receives:
             marks.append(self._incoming.mark())
         if sends:
-            self._push(sends, targets, arrivals)
+            pushes = [_Push(*each) for each in zip(sends, targets, map(arrivals.get, outgoing), strict=True)]
+            self._push(pushes)
             marks.append(self._outgoing.mark())
-        self._sent_bytes += sum(parcel.tensor.nbytes for parcel in sends)
+        self._sent_bytes += sum(size_bytes for _, size_bytes in outgoing)
         return _Transfer(self._claims, claim, marks, (*sends, *receives))
 
-    def _open(self, receives: Sequence[Parcel]) -> dict[tuple[int, int], tuple[int, int]]:
+    def _open(self, receives: Sequence[Parcel], places: Sequence[_Range]) -> dict[_Range, tuple[int, int]]:
         """Let peers fill the memory of all parcels; return the peer and the number of each, by range of memory."""
-        arrivals = dict[tuple[int, int], tuple[int, int]]()
-        for parcel in receives:
+        arrivals = dict[_Range, tuple[int, int]]()
+        for parcel, place in zip(receives, places, strict=True):
             self._num_opened[parcel.peer] += 1
-            if parcel.tensor.nbytes:
-                arrivals[_range(parcel.tensor)] = parcel.peer, self._num_opened[parcel.peer]
-        for peer in dict.fromkeys(parcel.peer for parcel in receives):
+            if place[1]:
+                arrivals[place] = parcel.peer, self._num_opened[parcel.peer]
+        peers = dict.fromkeys(parcel.peer for parcel in receives)
+        for peer in peers:
             self._device.put_signal(peer, self.rank, self._num_opened[peer] % _WORD)
-        for peer in dict.fromkeys(parcel.peer for parcel in receives):
+        for peer in peers:
             self._incoming.wait_signal(self.num_ranks + peer, self._num_opened[peer] % _WORD)
         return arrivals
 
-    def _push(
-        self,
-        sends: Sequence[Parcel],
-        targets: Sequence[Tensor | None],
-        arrivals: dict[tuple[int, int], tuple[int, int]],
-    ) -> None:
+    def _push(self, pushes: Sequence["_Push"]) -> None:
         """Queue all pushes in their order, each after its memory is open and, for a relay, after its bytes arrived."""
         self._outgoing.follow()
-        due = {peer: self._num_sent[peer] + num for peer, num in Counter(each.peer for each in sends).items()}
-        for parcel, target in zip(sends, targets, strict=True):
+        num_due = Counter(parcel.peer for parcel, _, _ in pushes)
+        due = {peer: self._num_sent[peer] + num for peer, num in num_due.items()}
+        for parcel, target, arrival in pushes:
             if parcel.peer in due:
                 self._outgoing.wait_signal(parcel.peer, due.pop(parcel.peer) % _WORD)
             self._num_sent[parcel.peer] += 1
-            arrival = arrivals.get(_range(parcel.tensor))
             if arrival is not None:
                 source, number = arrival
                 self._outgoing.wait_signal(self.num_ranks + source, number % _WORD)
             if target is not None:
-                self._outgoing.copy(target, _bytes(parcel.tensor))
+                # `data` hides the access from autograd and its version counters, as with every other transport.
+                self._outgoing.copy(target, parcel.tensor.data)
             self._outgoing.put_signal(parcel.peer, self.num_ranks + self.rank, self._num_sent[parcel.peer] % _WORD)
 
-    def _target(self, parcel: Parcel) -> Tensor | None:
+    def _target(self, parcel: Parcel, size_bytes: int) -> Tensor | None:
         """Return the place of a parcel in the memory of its peer; None for an empty one."""
-        place, size_bytes = parcel.place, parcel.tensor.nbytes
+        place = parcel.place
         if place is None or place.nbytes != size_bytes:
             got = "none" if place is None else f"one of {place.nbytes} bytes"
             raise InvalidInput.of("parcel.place", expected=f"a place of {size_bytes} bytes, as the parcel has", got=got)
-        return self._seen_by(parcel.peer, "parcel.place", place)
+        return self._seen_by(parcel.peer, "parcel.place", parcel.tensor, _range(place))
 
-    def _seen_by(self, peer: int, name: str, tensor: Tensor) -> Tensor | None:
-        """Return the memory of `peer` at the place that `tensor` has in this rank's memory; None if it is empty."""
-        if not tensor.nbytes:
+    def _seen_by(self, peer: int, name: str, tensor: Tensor, place: _Range) -> Tensor | None:
+        """Return the memory of `peer` at `place` of this rank's memory, viewed as `tensor`; None if it is empty."""
+        begin, size_bytes = place
+        if not size_bytes:
             return None
+        key = peer, place, tensor.dtype, tensor.shape
+        if key in self._seen:
+            return self._seen[key]
         for region in self._regions:
-            first = tensor.data_ptr() - region[self.rank].data_ptr()
-            if 0 <= first <= region[self.rank].nbytes - tensor.nbytes:
-                return region[peer][first : first + tensor.nbytes]
+            first = begin - region[self.rank].data_ptr()
+            if 0 <= first <= region[self.rank].nbytes - size_bytes:
+                if len(self._seen) >= _MOST_SEEN:
+                    self._seen.clear()
+                self._seen[key] = region[peer][first : first + size_bytes].view(tensor.dtype).view(tensor.shape)
+                return self._seen[key]
         expected = "memory that `memory` of this transport returned"
         raise InvalidInput.of(name, expected=expected, got=f"a {tuple(tensor.shape)} tensor elsewhere")
+
+
+class _Push(NamedTuple):
+    """A parcel on its way out."""
+
+    parcel: Parcel
+    target: Tensor | None
+    """Its place in the memory of its peer; None if it is empty."""
+    arrival: tuple[int, int] | None
+    """For a relay, the peer that it comes from, and its number."""
 
 
 class _Transfer:
     """The handle of one `start`."""
 
     def __init__(self, claims: Claims, claim: Claim, marks: Sequence[Mark], parcels: Sequence[Parcel]) -> None:
-        self._claims, self._claim, self._marks, self._parcels = claims, claim, marks, parcels
+        self._claims, self._marks, self._parcels = claims, marks, parcels
+        self._claim: Claim | None = claim
 
     def wait(self) -> None:
         """Return when work queued from now on comes after the transfer; on a CPU, when the transfer is over."""
         for mark in self._marks:
             mark.wait()
         self._claims.release(self._claim)
-        self._claim, self._marks, self._parcels = (), (), ()
+        self._claim, self._marks, self._parcels = None, (), ()
 
 
-def _range(tensor: Tensor) -> tuple[int, int]:
+def _range(tensor: Tensor) -> _Range:
     return tensor.data_ptr(), tensor.nbytes
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    # `data` hides the access from autograd and its version counters, as with every other transport.
-    return tensor.data.view(-1).view(torch.uint8)

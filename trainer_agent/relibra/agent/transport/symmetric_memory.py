@@ -27,7 +27,7 @@ class SideStream(Protocol):
         """Come after all work queued so far on the current stream."""
 
     def copy(self, into: Tensor, source: Tensor) -> None:
-        """Copy bytes, uint8 `[bytes]` each, within the device or to a peer."""
+        """Copy a tensor to one of its shape and dtype, within the device or to a peer; both are contiguous."""
 
     def put_signal(self, peer: int, word: int, value: int) -> None:
         """Write a word of a peer, after everything that this stream did before is visible to the peer."""

@@ -1,0 +1,29 @@
+"""What the agent adds to a cell, in operations and launches: each costs the host as much as several hooks do."""
+
+import pytest
+
+from benchmarks.host_cost import REPLICAS, Layers, NoDevice, counts, without_launches
+
+
+@pytest.fixture(scope="module")
+def plain() -> float:
+    with without_launches() as kernels:
+        return counts(Layers(None), kernels)[0]
+
+
+def beyond(plain: float, layers: Layers) -> tuple[float, float]:
+    """Return the operations and launches of a cell that has run before."""
+    with without_launches() as kernels:
+        layers.run()
+        num_operations, num_launches = counts(layers, kernels)
+        return num_operations - plain, num_launches
+
+
+def test_a_cell_without_replicas_costs_no_operation(plain: float) -> None:
+    assert beyond(plain, Layers([])) == (0, 0)
+
+
+@pytest.mark.parametrize("device", [None, NoDevice()], ids=["nowhere", "symmetric"])
+def test_a_replicated_cell_costs_four_launches_and_no_operation(plain: float, device: NoDevice | None) -> None:
+    """Three place tokens and give them back, and one adds up gradients."""
+    assert beyond(plain, Layers(REPLICAS, device=device)) == (0, 4)

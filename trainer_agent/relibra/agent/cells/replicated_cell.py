@@ -1,0 +1,65 @@
+"""A cell with replicas, as one layer of a rank runs it: all that follows from the plan alone, found once per step."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from torch import Tensor, nn
+
+from relibra.agent.cells.cells import StepCells
+from relibra.agent.cells.fetch import Use
+from relibra.agent.cells.gradient_return import returning, trained
+from relibra.agent.cells.slots import NUM_SIDES
+from relibra.agent.experts import Experts
+
+
+class ReplicatedCell:
+    """A cell of which some node has replicas. The passes over the cell share the object.
+
+    Args:
+        cells: the step's cells.
+        micro_batch: the index of the micro-batch.
+        layer: the index of the layer.
+        chunk: the indices of all layers of the same model chunk, ascending.
+        experts: the experts of the layer.
+        rank: this rank within its node.
+        reduces_early: whether DDP reduces gradients during the backward, and other ranks hold the same experts.
+    """
+
+    def __init__(
+        self,
+        cells: StepCells,
+        micro_batch: int,
+        layer: int,
+        *,
+        chunk: Sequence[int],
+        experts: Experts,
+        rank: int,
+        reduces_early: bool,
+    ) -> None:
+        self.experts = experts
+        self.use = Use(cells, micro_batch, layer, in_backward=False)
+        """The forward over the cell."""
+        self.use_in_backward = self.use._replace(in_backward=True)
+        """Its backward, or a recomputation within the backward."""
+        self.copies = self.use.copies
+        """The replicas on ranks of this node; none if only other nodes or EP groups have replicas."""
+        self.layers = cells.replicated(micro_batch, chunk)
+        """The layers of the chunk that have replicas in this micro-batch, ascending."""
+        self.side = self.layers.index(layer) % NUM_SIDES if self.copies else 0
+        """The side of the slots that its replicas fill."""
+        self.num_own = sum(copy.destination_rank == rank for copy in self.copies)
+        """The number of replicas on this rank."""
+        self._rank, self._reduces_early = rank, reduces_early
+
+    @cached_property
+    def accepting(self) -> Sequence[nn.Parameter]:
+        """The parameters that are inputs of `accept`, found in the first pass that has a backward."""
+        home = self.experts.parameters
+        if self._reduces_early:
+            return [parameter for of_slot in home for parameter in trained(of_slot)]
+        return returning(self._rank, self.copies, home)
+
+    @cached_property
+    def anchor(self) -> Tensor:
+        """An input of `accept`, because all ranks of the node need the same graph, even with nothing to accept."""
+        return self.experts.parameters[0][0].new_empty(0).requires_grad_()
