@@ -16,16 +16,16 @@ pytestmark = pytest.mark.integration
 def test_a_planner_that_hangs_is_ended_so_that_its_container_restarts(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(probe, "HUNG_AFTER_S", 1.0)
     planner = Service("planner", redis_url, tmp_path, RELIBRA_METRICS_PORT="0")
     try:
         url = planner.log().partition("metrics on ")[2].split()[0].removesuffix("/metrics")
         arguments = [f"{url}/readyz", f"{url}/livez", str(tmp_path / "planner.json")]
         eventually(lambda: probe.main(arguments) == 0)
         os.kill(planner.process.pid, signal.SIGSTOP)
+        monkeypatch.setattr(probe, "HUNG_AFTER_S", 1.0)
         assert probe.main(arguments) == 1
         assert f"process {planner.process.pid} was ended" in capsys.readouterr().out
-        assert planner.process.wait(30) == -signal.SIGKILL
+        assert planner.process.wait(60) == -signal.SIGKILL
         assert probe.main(arguments) == 1
         assert "nothing listens at" in capsys.readouterr().out
     finally:

@@ -1,11 +1,11 @@
 """The three ways to run Redis, as real servers; the primary that holds one job can be killed and brought back."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ _DEAD_AFTER_MS = 500
 _NEVER_MS = 3_600_000
 _BUS_OFFSET = 10_000
 """The distance from a server's port to the port on which it talks to the other servers of a Cluster."""
+_FIRST_PORT = 12_000
 
 
 class Deployment(Protocol):
@@ -224,14 +225,16 @@ def _cluster_is_ok(client: "Redis") -> bool:
 
 
 def free_ports() -> Iterator[int]:
-    """Yield free ports whose cluster bus port is free as well."""
+    """Yield free ports whose cluster bus port is free as well.
+
+    A server takes its port a moment later, and again when it restarts. So the kernel must not give the port to somebody
+    else meanwhile: connections get theirs from 32768 on.
+    """
     while True:
-        with closing(socket.create_server(("127.0.0.1", 0))) as server:
-            port = int(server.getsockname()[1]) - _BUS_OFFSET
-        if port < 1024:
-            continue
+        port = random.randrange(_FIRST_PORT, _FIRST_PORT + _BUS_OFFSET)
         try:
-            socket.create_server(("127.0.0.1", port)).close()
+            for each in (port, port + _BUS_OFFSET):
+                socket.create_server(("127.0.0.1", each)).close()
         except OSError:
             continue
         yield port

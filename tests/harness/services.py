@@ -125,14 +125,14 @@ class Service:
     def kill(self) -> None:
         """Send SIGKILL to the service, and wait until it is dead."""
         self.process.kill()
-        assert self.process.wait(timeout=10) == -signal.SIGKILL
+        assert self.process.wait(timeout=60) == -signal.SIGKILL
 
     def stop(self) -> int:
         """Send SIGTERM to the service if it runs; return its exit status."""
         if self.process.poll() is None:
             self.process.terminate()
         try:
-            return self.process.wait(timeout=30)
+            return self.process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
@@ -234,7 +234,7 @@ def report_sequences(address: str, job_id: str, step: int, num_sequences: int = 
     with RolloutReporter(address, job_id, num_experts=MODEL.num_experts) as reporter:
         for index, sequence_id in enumerate(ids):
             assert reporter.report(step, sequence_id, routed_experts(index, 5 + index))
-        assert reporter.flush(timeout_s=30) == num_sequences
+        assert reporter.flush(timeout_s=120) == num_sequences
     return ids
 
 

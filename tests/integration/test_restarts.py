@@ -8,22 +8,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from harness import child_process
 from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually, routed_experts
 from relibra.errors import AlreadyRunning, NotReady, RelibraError, StaleEpoch, Unavailable
 from relibra.planning import RankPlan, Schedule
 from relibra.rollout import RolloutReporter
+from relibra.store.keys import JobKeys
 from relibra.wire.client import PlannerClient
 
 IDS = [f"seq-{index}" for index in range(8)]
 SCHEDULE = Schedule.round_robin(len(IDS), 2, CLUSTER)
-SILENCE_S = 1.0
 
 
 @pytest.fixture
 def planner(redis_url: str, tmp_path: Path) -> Iterator[Service]:
-    service = Service("planner", redis_url, tmp_path, RELIBRA_ATTEMPT_SILENCE_S=str(SILENCE_S))
+    # No launch falls silent because a machine is busy, but only as `freeze` says.
+    service = Service("planner", redis_url, tmp_path, RELIBRA_ATTEMPT_SILENCE_S="600")
     yield service
     service.stop()
 
@@ -37,10 +39,19 @@ def raises_unavailable(call: Callable[[], object]) -> bool:
     return False
 
 
-def freeze(client: PlannerClient) -> None:
-    """Silence a client, as if its process hung or was cut off: nothing renews its attempt any more."""
+def freeze(client: PlannerClient, planner: Service) -> None:
+    """Silence a client, as if its process hung or was cut off: nothing has renewed its attempt for a long time."""
     for heartbeat in client._heartbeats.values():
         heartbeat.stop()
+    for heartbeat in client._heartbeats.values():
+        heartbeat.thread.join()
+    age(planner)
+
+
+def age(planner: Service) -> None:
+    """Let the current attempt look as if nobody had been heard of it since 1970."""
+    with Redis.from_url(planner.redis_url) as redis:
+        redis.hset(JobKeys("job").of("job"), "seen_at", 0)
 
 
 def train(client: PlannerClient, address: str, attempt: str, step: int, seed: int) -> RankPlan:
@@ -48,7 +59,7 @@ def train(client: PlannerClient, address: str, attempt: str, step: int, seed: in
     with RolloutReporter(address, "job", num_experts=MODEL.num_experts, attempt=attempt) as reporter:
         for index, sequence_id in enumerate(IDS):
             assert reporter.report(step, sequence_id, routed_experts(1000 * seed + index, 5 + index))
-        assert reporter.flush(timeout_s=30) == len(IDS)
+        assert reporter.flush() == len(IDS)
     client.submit_schedule("job", step, IDS, SCHEDULE)
     return client.fetch_plan("job", step, MODEL, 0, wait_s=60)
 
@@ -56,12 +67,13 @@ def train(client: PlannerClient, address: str, attempt: str, step: int, seed: in
 def test_L5_every_step_is_planned_again_after_each_restart_with_new_rollouts(planner: Service) -> None:
     digests, epochs = set(), set()
     for launch in range(3):
-        with PlannerClient(planner.address, timeout_s=30, attempt=f"launch-{launch}") as client:
+        with PlannerClient(planner.address, timeout_s=60, attempt=f"launch-{launch}") as client:
             epochs.add(epoch := client.register_job("job", MODEL, CLUSTER, PARAMS))
             for step in range(1, 4):
                 plan = train(client, planner.address, f"launch-{launch}", step, seed=10 * launch + step)
                 assert (plan.id.epoch, plan.id.version, plan.step) == (epoch, step, step)
                 digests.add(plan.digest)
+            freeze(client, planner)
     assert len(epochs) == 3
     assert len(digests) == 9, "a plan of an earlier attempt was handed out"
 
@@ -77,7 +89,7 @@ def test_L5_a_live_launch_refuses_another_one_and_an_older_one_is_told_that_it_i
             second.register_job("job", MODEL, CLUSTER, PARAMS, takeover_timeout_s=0)
         with pytest.raises(AlreadyRunning, match="attempt 1"):
             second.submit_schedule("job", 1, IDS, SCHEDULE)
-        freeze(first)
+        freeze(first, planner)
         second.register_job("job", MODEL, CLUSTER, PARAMS)
         for late in (
             lambda: first.submit_schedule("job", 2, IDS, SCHEDULE),
@@ -89,23 +101,26 @@ def test_L5_a_live_launch_refuses_another_one_and_an_older_one_is_told_that_it_i
 
 def test_L5_a_launch_that_goes_on_calling_is_never_taken_over(planner: Service) -> None:
     with (
+        Redis.from_url(planner.redis_url) as redis,
         PlannerClient(planner.address, attempt="one") as first,
         PlannerClient(planner.address, attempt="two") as second,
     ):
         first.register_job("job", MODEL, CLUSTER, PARAMS)
-        freeze(first)
-        refused = 0
+        report(planner, "one")
+        freeze(first, planner)
+        for call in (
+            lambda: first.submit_schedule("job", 1, IDS, SCHEDULE),
+            lambda: first.fetch_plan("job", 1, MODEL, 0, wait_s=60),
+        ):
+            age(planner)
 
-        def has_outlasted_the_silence() -> bool:
-            nonlocal refused
-            report(planner, "one")
-            first.submit_schedule("job", 1, IDS, SCHEDULE)
+            def is_heard(call: Callable[[], object] = call) -> bool:
+                call()  # a planner notes once a second that an attempt is alive
+                return int(redis.hget(JobKeys("job").of("job"), "seen_at") or 0) > 0
+
+            eventually(is_heard)
             with pytest.raises(AlreadyRunning):
                 second.register_job("job", MODEL, CLUSTER, PARAMS, takeover_timeout_s=0)
-            refused += 1
-            return first.fetch_plan("job", 1, MODEL, 0, wait_s=30).step == 1 and refused >= 20
-
-        eventually(has_outlasted_the_silence)
 
 
 def report(planner: Service, attempt: str, seed: int = 1) -> list[str]:
@@ -126,12 +141,12 @@ def test_S9_reports_of_an_older_attempt_are_refused_where_the_worker_looks(plann
         for each in (bound, following):
             each.report(1, IDS[0], routed_experts(0, 5))
             assert each.flush() == 1
-        freeze(first)
+        freeze(first, planner)
         epoch = second.register_job("job", MODEL, CLUSTER, PARAMS)
         bound.report(1, IDS[1], routed_experts(1, 5))
         with pytest.raises(StaleEpoch, match="attempt 1 of job 'job' is over"):
             bound.flush()
-        eventually(lambda: following.epoch == epoch, within_s=20)
+        eventually(lambda: following.epoch == epoch)
         following.report(1, IDS[0], routed_experts(7, 6))
         assert following.flush() == 1
 
@@ -144,16 +159,16 @@ def test_L5_an_idle_worker_hears_of_the_next_attempt_from_a_planner_that_was_res
         first.register_job("job", MODEL, CLUSTER, PARAMS)
         worker.report(1, IDS[0], routed_experts(0, 5))
         assert worker.flush() == 1
-        freeze(first)
+        freeze(first, planner)
         planner.kill()
         planner.start()
         before = worker.epoch
         with PlannerClient(planner.address, attempt="two") as second:
             # Channels of one process share the time until they connect again.
-            eventually(lambda: not raises_unavailable(lambda: second.fetch_plan("job", 1, MODEL, 0)), within_s=20)
+            eventually(lambda: not raises_unavailable(lambda: second.fetch_plan("job", 1, MODEL, 0)))
             epoch = second.register_job("job", MODEL, CLUSTER, PARAMS)
             assert epoch > before
-            eventually(lambda: worker.epoch == epoch, within_s=20)
+            eventually(lambda: worker.epoch == epoch)
             worker.report(1, IDS[0], routed_experts(7, 6))
             assert worker.flush() == 1
 
@@ -166,10 +181,10 @@ def test_L5_a_reporter_of_a_launch_waits_until_its_trainer_has_registered(planne
     ):
         first.register_job("job", MODEL, CLUSTER, PARAMS)
         reporter.report(1, IDS[0], routed_experts(0, 5))
-        eventually(lambda: reporter._trouble is not None, within_s=20)
-        freeze(first)
+        eventually(lambda: reporter._trouble is not None)
+        freeze(first, planner)
         second.register_job("job", MODEL, CLUSTER, PARAMS)
-        assert reporter.flush(timeout_s=30) == 1
+        assert reporter.flush() == 1
         assert reporter.epoch == second.register_job("job", MODEL, CLUSTER, PARAMS)
 
 
@@ -185,7 +200,7 @@ def test_L5_a_process_of_a_launch_gets_no_plan_of_another_attempt(planner: Servi
         assert first_agent.fetch_plan("job", 1, MODEL, 0).digest == digest
         with pytest.raises(NotReady, match="has not registered job 'job' yet"):
             second_agent.fetch_plan("job", 1, MODEL, 0)
-        freeze(first)
+        freeze(first, planner)
         second.register_job("job", MODEL, CLUSTER, PARAMS)
         with pytest.raises(NotReady, match="no plan yet"):
             second_agent.fetch_plan("job", 1, MODEL, 0)
@@ -241,5 +256,5 @@ def test_L5_a_reporter_of_the_next_attempt_is_not_told_the_attempt_before(
             epoch = client.register_job("job", MODEL, CLUSTER, PARAMS, takeover_timeout_s=0)
             for step in range(2):
                 reporter.report(step, IDS[0], routed_experts(10 * restart + step, 5))
-                assert reporter.flush(timeout_s=30) == 1
+                assert reporter.flush() == 1
             assert reporter.epoch == epoch

@@ -66,7 +66,7 @@ def connect(tls_planner: Service, authority: Authority) -> Iterator[Connect]:
     def connect(token: str | None = None, spiffe_id: str | None = None, **change: Path) -> PlannerClient:
         cert_file, key_file = authority.issue("client", spiffe_id=spiffe_id)
         files = {"ca_file": authority.file, "cert_file": cert_file, "key_file": key_file} | change
-        clients.append(PlannerClient(tls_planner.address, timeout_s=5, credentials=Credentials(token=token, **files)))
+        clients.append(PlannerClient(tls_planner.address, timeout_s=60, credentials=Credentials(token=token, **files)))
         return clients[-1]
 
     yield connect
@@ -98,7 +98,7 @@ def test_S6_each_role_may_do_its_part_for_its_job_and_no_more(
     )
     with RolloutReporter(tls_planner.address, "ours", num_experts=MODEL.num_experts, credentials=worker) as reporter:
         reporter.report(1, "seq", routed_experts(0, 5))
-        assert reporter.flush(timeout_s=20) == 1
+        assert reporter.flush() == 1
     for role in (Role.ROLLOUT, Role.VIEWER):
         with pytest.raises(Forbidden, match=f"role {role}, which may not call SubmitSchedule"):
             submit(connect(tokens("ours", role)), "ours")
@@ -186,7 +186,7 @@ def test_S6_wrong_and_revoked_tokens_are_refused(connect: Connect, tls_planner: 
             return True
         return False
 
-    eventually(is_refused, within_s=20)
+    eventually(is_refused)
 
 
 @pytest.fixture(scope="module")
@@ -218,11 +218,12 @@ def test_S6_streams_that_are_open_end_when_their_token_is_revoked(token_planner:
 
         def plan(step: int) -> None:
             assert reporter.report(step, "seq", routed_experts(0, 5))
-            assert reporter.flush(timeout_s=20) == 1
+            assert reporter.flush() == 1
             client.submit_schedule("ours", step, ["seq"], Schedule.round_robin(1, 1, CLUSTER))
-            client.fetch_plan("ours", step, MODEL, 0, wait_s=30)
+            client.fetch_plan("ours", step, MODEL, 0, wait_s=60)
 
-        watch = plan_pb2_grpc.PlanServiceStub(channel).WatchPlans(plan_pb2.WatchPlansRequest(job_id="ours"), timeout=60)
+        request = plan_pb2.WatchPlansRequest(job_id="ours")
+        watch = plan_pb2_grpc.PlanServiceStub(channel).WatchPlans(request, timeout=120)
         reports: queue.SimpleQueue[Any] = queue.SimpleQueue()
         stream = open_stream(channel, iter(reports.get, None))
         plan(1)
@@ -296,7 +297,7 @@ def test_S6_strangers_do_not_even_connect(connect: Connect, authority: Authority
 def test_S6_no_certificate_and_plain_text_do_not_connect(tls_planner: Service, authority: Authority) -> None:
     for credentials in (Credentials(token="x"), Credentials(token="x", ca_file=authority.file)):
         with (
-            PlannerClient(tls_planner.address, timeout_s=3, credentials=credentials) as client,
+            PlannerClient(tls_planner.address, timeout_s=60, credentials=credentials) as client,
             pytest.raises(Unavailable),
         ):
             submit(client, "ours")
@@ -331,7 +332,7 @@ def test_health_needs_no_token(tls_planner: Service, authority: Authority) -> No
         health = health_pb2_grpc.HealthStub(channel)
 
         def status(service: str) -> int:
-            return int(health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10).status)
+            return int(health.Check(health_pb2.HealthCheckRequest(service=service), timeout=60).status)
 
         eventually(lambda: status("") == health_pb2.HealthCheckResponse.SERVING)
         assert status("relibra.v1.PlanService") == health_pb2.HealthCheckResponse.SERVING

@@ -11,11 +11,12 @@ import grpc.aio
 import pytest
 
 from relibra.errors import TooManyCalls, Unavailable
+from relibra.planner import open_calls
 from relibra.planner.access import ANYBODY
 from relibra.planner.admission import Admission, account_of_connection
 from relibra.planner.call_interceptor import CallInterceptor
 from relibra.planner.metrics import Metrics
-from relibra.planner.open_calls import REFUSAL_DELAY_S, MessageTimeout
+from relibra.planner.open_calls import MessageTimeout
 from relibra.planner.open_streams import OpenStreams
 from relibra.planner.settings import PlannerSettings
 
@@ -110,7 +111,10 @@ def test_S9_the_log_names_the_cause_of_each_limit_though_the_caller_tries_again(
     assert [each.getMessage() for each in caplog.records] == ["FetchPlan refused: MessageTimeout: it did not arrive"]
 
 
-def test_S6_a_call_that_waits_for_its_refusal_counts_for_the_job_of_its_caller() -> None:
+def test_S6_a_call_that_waits_for_its_refusal_counts_for_the_job_of_its_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(open_calls, "REFUSAL_DELAY_S", 3600.0)
     admission = Admission(PlannerSettings.load(redis_url="unix:///unused"))
     interceptor = CallInterceptor(None, admission, Metrics())  # type: ignore[arg-type]  # nobody is identified here
 
@@ -135,6 +139,6 @@ def test_S6_a_call_that_waits_for_its_refusal_counts_for_the_job_of_its_caller()
         await asyncio.gather(refused, return_exceptions=True)
         assert not admission.calls._num_refused
         Context.remaining_s = 0.01
-        await asyncio.wait_for(interceptor._answering("FetchPlan", serve)(None, Context()), REFUSAL_DELAY_S)
+        await asyncio.wait_for(interceptor._answering("FetchPlan", serve)(None, Context()), 120)
 
     asyncio.run(scenario())

@@ -1,15 +1,18 @@
+import contextlib
 import dataclasses
 import re
 import urllib.request
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, eventually, routed_experts
 from relibra.errors import AlreadyRunning, Conflict, InvalidInput, LimitExceeded, StaleEpoch
 from relibra.planning import Cluster
 from relibra.rollout import RolloutReporter
 from relibra.store import Refused, Store
+from relibra.store.keys import JobKeys
 from relibra.wire.client import PlannerClient
 
 
@@ -46,17 +49,18 @@ def test_S9_two_launches_under_one_id_are_counted_by_cause_logged_once_and_kept_
     redis_url: str, tmp_path: Path, store: Store, run: Loop
 ) -> None:
     planner = Service(
-        "planner", redis_url, tmp_path, RELIBRA_METRICS_PORT="0", RELIBRA_ATTEMPT_SILENCE_S="3", COLUMNS="400"
+        "planner", redis_url, tmp_path, RELIBRA_METRICS_PORT="0", RELIBRA_ATTEMPT_SILENCE_S="600", COLUMNS="400"
     )
 
     def refused(name: str, labels: str) -> float:
         (url,) = re.findall(r"metrics on (\S+)", planner.log())
-        shown = urllib.request.urlopen(url, timeout=10).read().decode()
+        shown = urllib.request.urlopen(url, timeout=60).read().decode()
         found = re.findall(rf"^{name}{{{labels}}} (\S+)$", shown, re.M)
         return float(found[0]) if found else 0.0
 
     try:
         with (
+            Redis.from_url(redis_url) as redis,
             PlannerClient(planner.address, attempt="one") as first,
             PlannerClient(planner.address, attempt="one") as late,
             PlannerClient(planner.address, attempt="two") as second,
@@ -75,8 +79,15 @@ def test_S9_two_launches_under_one_id_are_counted_by_cause_logged_once_and_kept_
             (refusal,) = run(store.get_refusals(run(store.get_job("job"))))
             assert (refusal.what, refusal.error) == (Refused.LAUNCH, "AlreadyRunning")
             assert "launched this job too, while attempt 1 is alive" in refusal.text
-            first.close()  # which ends its heartbeat
-            second.register_job("job", MODEL, CLUSTER, PARAMS)
+            first.close()  # which ends its heartbeat, perhaps after one more beat
+
+            def is_replaced() -> bool:
+                redis.hset(JobKeys("job").of("job"), "seen_at", 0)  # nobody heard the attempt since 1970
+                with contextlib.suppress(AlreadyRunning):
+                    return bool(second.register_job("job", MODEL, CLUSTER, PARAMS, takeover_timeout_s=0))
+                return False
+
+            eventually(is_replaced)
             assert run(store.get_refusals(run(store.get_job("job")))) == []
             worker.report(1, "seq", routed_experts(0, 5))
             with pytest.raises(StaleEpoch):

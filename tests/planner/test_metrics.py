@@ -1,15 +1,19 @@
+import socket
 import urllib.error
 import urllib.request
 
 import pytest
 
 from relibra.errors import Unavailable
+from relibra.planner import metrics as metrics_module
 from relibra.planner.metrics import Metrics
+
+PATIENT_S = 60.0
 
 
 def _status(url: str) -> int:
     try:
-        return int(urllib.request.urlopen(url, timeout=5).status)
+        return int(urllib.request.urlopen(url, timeout=PATIENT_S).status)
     except urllib.error.HTTPError as error:
         return error.code
 
@@ -20,8 +24,16 @@ def test_readiness_follows_redis_beside_the_metrics():
     assert _status(f"http://127.0.0.1:{port}/readyz") == 503
     metrics.tell_ready("")
     assert _status(f"http://127.0.0.1:{port}/readyz") == 200
-    shown = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+    shown = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENT_S).read().decode()
     assert "relibra_planner_ready 1.0" in shown
+
+
+def test_S7_a_client_that_asks_nothing_keeps_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_module._Silent, "timeout", 0.05)
+    port = Metrics().serve("127.0.0.1", 0)
+    with socket.create_connection(("127.0.0.1", port), PATIENT_S) as silent:
+        silent.sendall(b"GET /livez")
+        assert silent.recv(1) == b"", "the planner hangs up"
 
 
 def test_a_port_in_use_is_refused():

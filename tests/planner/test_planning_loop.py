@@ -17,6 +17,9 @@ from relibra.planner.settings import PlannerSettings
 from relibra.store import EncodedPlan, JobRecord, StepState, Store
 
 Before = Callable[[str, int], Awaitable[None]]
+PATIENT_S = 120.0
+LONG_S = 600.0
+"""A lease that outlasts every delay of a busy machine."""
 
 
 class Solver:
@@ -49,10 +52,10 @@ async def plan_until(
     **settings: Any,
 ) -> Metrics:
     metrics = Metrics()
-    told = PlannerSettings.load(redis_url="unix:///unused", **settings)
+    told = PlannerSettings.load(redis_url="unix:///unused", **{"lease_s": LONG_S, **settings})
     loop = PlanningLoop(store, solver, notifier or PlanNotifier(), metrics, told)
     running = asyncio.create_task(loop.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENT_S):
         # Each check is a round trip to Redis, during which the loop runs.
         while not await until():
             pass
@@ -91,10 +94,10 @@ def test_L2_a_planner_whose_solver_is_not_warm_leaves_steps_to_others(store: Sto
     cold.obstacle = "the solver warms up"
 
     async def both() -> None:
-        settings = PlannerSettings.load(redis_url="unix:///unused")
+        settings = PlannerSettings.load(redis_url="unix:///unused", lease_s=LONG_S)
         loops = [PlanningLoop(store, each, PlanNotifier(), Metrics(), settings) for each in (cold, warm)]
         running = [asyncio.create_task(each.run()) for each in loops]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENT_S):
             while not await is_idle(store):
                 pass
         loops[1].stop()
@@ -102,7 +105,7 @@ def test_L2_a_planner_whose_solver_is_not_warm_leaves_steps_to_others(store: Sto
         await store.put_schedule(job, 3, IDS, SCHEDULE)
         cold.obstacle = ""
         loops[0].wake()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENT_S):
             while not await is_idle(store):
                 pass
         loops[0].stop()
@@ -178,7 +181,9 @@ def test_S4_a_lease_taken_over_mid_solve_publishes_nothing_and_stops_the_solve(
     metrics = run(plan_until(store, Solver(paused), lambda: is_idle(store), lease_s=0.2))
     assert cancelled == [1]
     assert run(store.get_plan(job, 1)).digest == OTHER_PLAN.digest
-    assert outcomes(metrics) == {"LostLease": 1, "published": 1}
+    # A busy machine may lose further leases, which are as short.
+    assert outcomes(metrics).keys() == {"LostLease", "published"}
+    assert outcomes(metrics)["published"] == 1
 
 
 def test_S4_a_plan_of_an_older_epoch_is_not_published(store: Store, run: Loop, job: JobRecord) -> None:
@@ -187,7 +192,7 @@ def test_S4_a_plan_of_an_older_epoch_is_not_published(store: Store, run: Loop, j
         await store.register_job("job", MODEL, CLUSTER, PARAMS)
 
     # The lease outlasts any delay, so that the epoch alone can stop the plan.
-    metrics = run(plan_until(store, Solver(re_create), lambda: is_idle(store), lease_s=600))
+    metrics = run(plan_until(store, Solver(re_create), lambda: is_idle(store)))
     assert run(store.latest_plan(run(store.get_job("job")))) is None
     assert outcomes(metrics) == {"StaleEpoch": 1}
 

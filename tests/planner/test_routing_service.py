@@ -218,11 +218,11 @@ def test_S7_sequences_of_a_trainer_that_registers_later_wait_in_their_stream(sto
     async def scenario() -> None:
         batch = [encode_sequence(1, "job", 1, "seq", 10, COUNTS_LE, token="later")]
         waiting = asyncio.create_task(service._wait_for_trainer(batch))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not len(service._begun):
                 await store.ping()
-        await store.register_job("job", MODEL, CLUSTER, PARAMS, launch=Launch(token="later"), silence_s=0)
         assert not waiting.done()
+        await store.register_job("job", MODEL, CLUSTER, PARAMS, launch=Launch(token="later"), silence_s=0)
         await waiting
         assert await service._keep(batch, await store.get_jobs(["job"])) == []
 

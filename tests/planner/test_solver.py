@@ -149,6 +149,41 @@ def test_S6_what_other_solves_left_in_a_worker_fails_no_step(has_worked: bool, m
         assert tried == [0], "a fresh worker has the memory that another fresh worker would have"
 
 
+def test_S6_a_solve_that_is_cancelled_as_its_worker_died_leaves_a_fresh_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_asked = asyncio.Event()
+
+    class Worker:
+        """A worker that dies of its first step, and whose end is slow to be told."""
+
+        has_worked = False
+
+        def __init__(self, *_: int) -> None:
+            self.is_dead = False
+
+        async def solve(self, *_: object) -> str:
+            self.is_dead = True
+            raise BrokenProcessPool("it died")
+
+        async def how_it_died(self) -> str:
+            is_asked.set()
+            await asyncio.Event().wait()
+            return "never"
+
+        def kill(self) -> list[object]:
+            return []
+
+    async def scenario() -> None:
+        pool = SolverPool("unix:///unused", timeout_s=600, memory_bytes=MEMORY_BYTES)
+        solving = asyncio.create_task(pool.solve("job", 1))
+        await is_asked.wait()
+        solving.cancel()
+        await asyncio.wait({solving})
+        assert [each.is_dead for each in pool._idle] == [False], "the next step would fail in a dead worker"
+
+    monkeypatch.setattr(solver, "_Worker", Worker)
+    asyncio.run(scenario())
+
+
 def test_S7_no_room_for_a_thread_is_no_memory_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     async def read(*_: object) -> None:
         raise RuntimeError("can't start new thread")

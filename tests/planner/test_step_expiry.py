@@ -77,7 +77,7 @@ def test_S7_steps_of_an_idle_job_expire_by_age(store: Store, run: Loop, job: Job
             await asyncio.sleep(0.01)
         sweeping.cancel()
 
-    run(asyncio.wait_for(sweep(), timeout=60))
+    run(asyncio.wait_for(sweep(), timeout=120))
     assert kept(store, run, job) == [3]
     assert [each.step for each in run(store.list_summaries(job))] == [2, 1]
 
@@ -126,7 +126,7 @@ def test_S6_a_job_whose_expiry_fails_holds_up_no_other_job(
 
     async def sweep() -> None:
         sweeping = asyncio.create_task(expiry(store).run())
-        await asyncio.wait_for(measured.wait(), timeout=20)
+        await asyncio.wait_for(measured.wait(), timeout=120)
         sweeping.cancel()
 
     monkeypatch.setattr(store, "measure_steps", fail_for_bad)

@@ -32,7 +32,7 @@ MAX_GROWTH_KIB = 64 << 10
 
 def call_raw(channel: grpc.Channel, method: str, data: bytes) -> grpc.StatusCode:
     try:
-        channel.unary_unary(f"/relibra.v1.{method}")(data, timeout=10)
+        channel.unary_unary(f"/relibra.v1.{method}")(data, timeout=PATIENT_S)
     except grpc.RpcError as error:
         return error.code()
     return grpc.StatusCode.OK
@@ -62,7 +62,7 @@ def test_S7_random_truncated_and_oversize_messages_are_refused(world: World, rou
         before_kib = resident_kib(planner.process.pid)
         stream = channel.stream_stream("/relibra.v1.RoutingService/ReportRouting")
         with pytest.raises(grpc.RpcError) as caught:
-            list(stream(iter([bytes(65 << 20)]), timeout=30))
+            list(stream(iter([bytes(65 << 20)]), timeout=PATIENT_S))
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert resident_kib(planner.process.pid) - before_kib < MAX_GROWTH_KIB
         clock.restart()

@@ -43,6 +43,8 @@ LARGE_MODEL = Model(num_layers=4, num_experts=512, top_k=4)
 LARGE_CLUSTER = Cluster(num_nodes=64, gpus_per_node=8, redundant_slots=1)
 LARGE_IDS = [f"seq-{index}" for index in range(2 * LARGE_CLUSTER.num_ranks)]
 LARGE_STEPS = (1, 2, 3)
+LONG_S = "600"
+"""A lease that a busy machine does not lose."""
 
 
 def published(world: World, job_ids: list[str]) -> list[tuple[str, PlanRecord]]:
@@ -149,7 +151,7 @@ def test_S6_a_flood_of_ten_times_the_quota_changes_neither_bytes_nor_deadline_of
 
 
 def test_S6_sixteen_jobs_at_once_take_turns(world: World) -> None:
-    planner = world.start_planner(RELIBRA_NUM_SOLVERS="1")
+    planner = world.start_planner(RELIBRA_NUM_SOLVERS="1", RELIBRA_LEASE_S=LONG_S)
     job_ids, num_steps = [f"job-{index}" for index in range(NUM_JOBS)], 3
     with world.fault(f"{NUM_JOBS} jobs wait for {num_steps} steps each", "S6") as clock:
         for job_id in job_ids:
@@ -178,7 +180,7 @@ def test_S6_sixteen_jobs_at_once_take_turns(world: World) -> None:
 
 
 def test_S6_a_512_rank_job_delays_a_small_one_by_one_solve_at_most(world: World) -> None:
-    planner = world.start_planner(RELIBRA_NUM_SOLVERS="1")
+    planner = world.start_planner(RELIBRA_NUM_SOLVERS="1", RELIBRA_LEASE_S=LONG_S)
     with world.fault("a small job comes behind three steps of 512 ranks, one solver", "S6") as clock:
         prepare_step(planner, 1, "small")
         prepare_large_steps(planner)
@@ -197,7 +199,7 @@ def test_S6_a_512_rank_job_delays_a_small_one_by_one_solve_at_most(world: World)
 
 
 def test_S6_a_solve_that_does_not_end_holds_up_its_own_job_alone(world: World) -> None:
-    planner = world.start_planner()
+    planner = world.start_planner(RELIBRA_LEASE_S=LONG_S)
     with world.fault("a solve hangs, two solvers", "S6 S7") as clock, world.redis.client() as redis:
         prepare_step(planner, 1, "small")
         hold_solve(world, planner)

@@ -146,7 +146,7 @@ def test_a_sender_that_waits_is_woken_by_a_sequence_and_by_the_end() -> None:
     put(box, "a")
     put(box, "b")
     box.close()
-    sender.join(timeout=10)
+    sender.join(timeout=60)
     assert not sender.is_alive()
     assert got == [(1, "a"), (2, "b")]
 
@@ -185,5 +185,5 @@ def test_S7_nothing_is_sent_beyond_the_credit_of_this_stream() -> None:
     sender.join(timeout=0.05)
     assert sender.is_alive()
     box.grant(3)
-    sender.join(timeout=10)
+    sender.join(timeout=60)
     assert got == [(3, "c")]

@@ -89,14 +89,14 @@ def test_S7_names_that_cannot_be_sent_are_refused_at_once_and_the_others_arrive(
         with pytest.raises(InvalidInput, match=fault):
             reporter.report(step, sequence_id, routed_experts(0, 6), policy_versions=policy_versions)
         assert reporter.report(np.int64(1), "seq", routed_experts(0, 6), policy_versions=(3, 4))
-        assert reporter.flush(timeout_s=20) == 1
+        assert reporter.flush() == 1
 
 
 def test_S7_a_report_that_no_message_can_say_does_not_end_the_stream(shared_planner: Service) -> None:
     with reporter_of(shared_planner.address, 17) as reporter:  # type: ignore[arg-type]
         reporter.report(1, "seq", routed_experts(0, 6))
         with pytest.raises(RelibraError, match="'seq' of step 1: it cannot be sent"):
-            reporter.flush(timeout_s=20)
+            reporter.flush()
 
 
 @pytest.mark.parametrize(
@@ -280,9 +280,8 @@ def test_L4_a_planner_that_drains_leaves_nothing_half_answered(planner: Service,
                 reporter.report(1, f"seq-{index}", routed_experts(index, 6))
             assert reporter.flush() == 10
             # The stream is open and idle; draining must end it instead of waiting for it.
-            started_at = time.monotonic()
             assert planner.stop() == 0
-            assert time.monotonic() - started_at < 8
+            eventually(lambda: "the planner is shutting down" in str(reporter._trouble))
             reporter.report(1, "seq-10", routed_experts(0, 6))
             planner.start()
             assert reporter.flush() == 1
@@ -330,5 +329,5 @@ def test_S6_a_reporter_whose_planner_is_full_comes_to_another_one(monkeypatch: p
             stack.callback(server.stop, None)
         reporter = stack.enter_context(reporter_of(f"ipv4:127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}", "job"))
         reporter.report(1, "seq", routed_experts(0, 6))
-        assert reporter.flush(20) == 1
+        assert reporter.flush() == 1
     assert len(OneOfTwo.full) == 1

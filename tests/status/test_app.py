@@ -7,12 +7,14 @@ import pytest
 import schemathesis
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
+from redis import Redis
 
 from harness.services import Loop, Service
 from harness.watched_job import WatchedJob
 from relibra.status import create_app
 from relibra.status.settings import StatusSettings
 from relibra.store import ALL_JOBS, Role, Store
+from relibra.store.keys import JobKeys
 
 NOWHERE = "unix:///nowhere/redis.sock"
 
@@ -87,6 +89,17 @@ def test_a_bug_is_a_problem_document_too(http: TestClient, monkeypatch: pytest.M
     response = http.get("/v1/jobs")
     assert response.status_code == 500
     assert response.json()["title"] == "InternalError"
+
+
+def test_S9_the_page_of_a_step_is_shown_though_the_plan_before_it_is_damaged(
+    http: TestClient, job: WatchedJob, redis_url: str
+) -> None:
+    with Redis.from_url(redis_url) as client:
+        client.hset(JobKeys("job").attempt(job.record.epoch).step(1, "plan"), "meta", bytes(100))
+    damaged, sound = (http.get(f"/jobs/job/steps/{step}", headers={"Accept": "text/html"}) for step in (1, 2))
+    assert "was changed in Redis since it was stored" in damaged.text
+    assert sound.status_code == 200
+    assert "left_step=1" in sound.text, "the step to compare with"
 
 
 def test_nothing_is_loaded_from_elsewhere(http: TestClient, job: WatchedJob) -> None:

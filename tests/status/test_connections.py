@@ -18,7 +18,7 @@ WHOLE = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 def connect(service: Service) -> socket.socket:
     url = urlsplit(service.address)
-    return socket.create_connection((url.hostname, url.port), timeout=30)
+    return socket.create_connection((url.hostname, url.port), timeout=120)
 
 
 def answer(connection: socket.socket, request: bytes = WHOLE) -> bytes:
@@ -53,6 +53,32 @@ def until_closed(connection: socket.socket) -> bytes:
     return received
 
 
+def served(service: Service) -> socket.socket | None:
+    """Return a connection over which a request was answered, or None if the service hung up before the request."""
+    connection = connect(service)
+    if b"200 OK" in answer(connection):
+        return connection
+    connection.close()
+    return None
+
+
+def num_sent_until_cut(service: Service) -> int:
+    """Send a head that never ends, a letter now and then; return how often something was sent until the hang-up."""
+    num_sent, part = 0, b"GET / HTTP/1.1\r\nx: "
+    with closing(connect(service)) as drip:
+        drip.settimeout(0.05)
+        while True:
+            try:
+                drip.sendall(part)
+                num_sent, part = num_sent + 1, b"x"
+                if drip.recv(1) == b"":
+                    return num_sent
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                return num_sent
+
+
 @pytest.fixture
 def crowded(redis_url: str, tmp_path: Path) -> Iterator[Service]:
     """A service with room for 20 connections, and time for their requests."""
@@ -74,32 +100,25 @@ def bounded(redis_url: str, tmp_path: Path) -> Iterator[Service]:
 
 def test_S7_unfinished_heads_are_hung_up_on_however_slowly_they_grow(bounded: Service) -> None:
     with ExitStack() as stack:
-        silent, half, kept = (stack.enter_context(closing(connect(bounded))) for _ in range(3))
+        silent, half = (stack.enter_context(closing(connect(bounded))) for _ in range(2))
         half.sendall(WHOLE[:-2])
-        assert b"200 OK" in answer(kept)
+        # A busy machine may need longer for a request than the service waits for it; then another connection asks.
+        kept = stack.enter_context(closing(eventually(lambda: served(bounded))))
         kept.sendall(WHOLE[:5])
         for each in (silent, half, kept):
             assert until_closed(each) == b"", "the service hangs up"
-        drip = stack.enter_context(closing(connect(bounded)))
-        drip.settimeout(0.05)
-        sent = 0
+        num_drips = 0
 
-        def is_cut() -> bool:
-            nonlocal sent
-            try:
-                drip.sendall(b"GET / HTTP/1.1\r\nx: " if sent == 0 else b"x")
-                sent += 1
-                return drip.recv(1) == b""
-            except TimeoutError:
-                return False
-            except ConnectionError:
-                return True
+        def is_cut_while_it_drips() -> bool:
+            nonlocal num_drips
+            num_drips += 1
+            return num_sent_until_cut(bounded) > 1  # one, if this test stood still meanwhile
 
-        assert eventually(is_cut, within_s=30)
-        assert sent > 1
-        with closing(connect(bounded)) as fresh:
+        eventually(is_cut_while_it_drips)
+        with closing(eventually(lambda: served(bounded))) as fresh:
             text = answer(fresh, WHOLE.replace(b"/healthz", b"/metrics"))
-    assert b'relibra_status_refused_total{setting="head_timeout_s"} 3.0' in text, "a silent connection is no fault"
+    expected = f'relibra_status_refused_total{{setting="head_timeout_s"}} {2 + num_drips}.0'
+    assert expected.encode() in text, "a silent connection is no fault"
     assert "no whole request within 0.5 s" in bounded.log()
 
 
@@ -132,21 +151,21 @@ def test_S6_making_room_for_others_refuses_nobody_who_asks_nothing_more(crowded:
     assert b'relibra_status_refused_total{setting="max_connections"} 0.0' in text
 
 
-def test_S7_connections_beyond_the_limit_are_told_so_and_room_is_used_again(bounded: Service) -> None:
+def test_S7_connections_beyond_the_limit_are_told_so_and_room_is_used_again(crowded: Service) -> None:
     def is_served() -> bool:
-        with closing(connect(bounded)) as connection:
+        with closing(connect(crowded)) as connection:
             return b"200 OK" in answer(connection)
 
     with ExitStack() as held:
-        streams = [held.enter_context(closing(connect(bounded))) for _ in range(20)]
+        streams = [held.enter_context(closing(connect(crowded))) for _ in range(20)]
         for each in streams:
             assert b"200 OK" in answer(each, WHOLE.replace(b"/healthz", b"/v1/events"))
-        with closing(connect(bounded)) as refused:
+        with closing(connect(crowded)) as refused:
             reply = until_closed(refused)
             assert reply.startswith(b"HTTP/1.1 503")
             assert b"max_connections" in reply
-    assert eventually(is_served, within_s=30)
-    assert "20 connections are open; refused another one (max_connections; 1 times so far)" in bounded.log()
+    eventually(is_served)
+    assert "20 connections are open; refused another one (max_connections; 1 times so far)" in crowded.log()
 
 
 def test_S7_viewers_that_come_at_once_do_not_exceed_the_limit(redis_url: str, tmp_path: Path) -> None:

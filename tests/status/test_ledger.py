@@ -1,5 +1,7 @@
 """The sum of savings over all steps of a job, on a real Redis."""
 
+from collections.abc import Iterable
+
 import pytest
 from fastapi.testclient import TestClient
 
@@ -8,7 +10,7 @@ from harness.watched_job import WatchedJob
 from relibra.planning.launch import Launch
 from relibra.status.reader import Reader
 from relibra.status.savings import Saving, TokenTime, saving_of, total
-from relibra.store import Store
+from relibra.store import AttemptId, Store
 
 
 @pytest.fixture
@@ -53,6 +55,22 @@ def test_a_job_saves_what_its_steps_save_whether_or_not_they_have_expired(
     run(trained.expire(3))
     assert saving(reader, run) == close_to(before)
     assert saving(Reader(store, num_plans=2), run) == close_to(before)
+
+
+def test_a_step_that_expires_while_savings_are_added_up_counts_once(
+    store: Store, run: Loop, trained: WatchedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, num_reports, left = Reader(store, num_plans=2), store.num_reports, [1, 2]
+    before = saving(reader, run)
+
+    async def count_after_expiry(attempt: AttemptId, steps: Iterable[int]) -> list[int]:
+        if left:
+            await trained.expire(left.pop(0))
+        return await num_reports(attempt, steps)
+
+    monkeypatch.setattr(store, "num_reports", count_after_expiry)
+    assert saving(reader, run) == close_to(before)
+    assert not left
 
 
 def test_a_step_is_read_again_when_more_ranks_report_it(store: Store, run: Loop, trained: WatchedJob) -> None:

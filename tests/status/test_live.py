@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 import pytest
+from redis.exceptions import ResponseError
 
 from harness.services import CLUSTER, MODEL, Loop
 from harness.watched_job import WatchedJob
@@ -14,11 +15,13 @@ from relibra.planning.launch import Launch
 from relibra.status.access import EVERYTHING, Viewer
 from relibra.status.live import Live
 from relibra.status.refusals import Bound, Refusals
-from relibra.store import ALL_JOBS, Store
+from relibra.store import ALL_JOBS, JobRecord, Store
+
+PATIENT_S = 120.0
 
 
 async def next_event(stream: AsyncIterator[str], skipped: str = "heard") -> tuple[str, dict[str, object]]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENT_S):
         while (text := await anext(stream)).startswith(("retry:", f"event: {skipped}")):
             pass
         name, data = text.strip().split("\n")
@@ -111,12 +114,40 @@ def test_an_outage_and_its_end_are_announced(store: Store, run: Loop, monkeypatc
     run(watch())
 
 
+def test_S9_updates_go_on_after_any_error_which_the_page_and_the_log_name(
+    store: Store, run: Loop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def watch() -> None:
+        list_jobs, errors = store.list_jobs, [ResponseError("NOPERM this user has no permissions")] * 3
+
+        async def deny() -> list[JobRecord]:
+            if errors:
+                raise errors.pop()
+            return await list_jobs()
+
+        monkeypatch.setattr(store, "list_jobs", deny)
+        await WatchedJob(store, "job", model=MODEL, cluster=CLUSTER).register()
+        live = Live(store, poll_interval_s=0.01, max_viewers=1)
+        stream = live.watch(EVERYTHING, None)
+        assert (await next_event(stream))[1]["is_reachable"]
+        name, told = await next_event(stream)
+        assert (name, told["is_reachable"]) == ("store", False)
+        assert str(told["detail"]).startswith("jobs cannot be read: ResponseError")
+        assert await next_event(stream) == ("store", {"is_reachable": True, "detail": None})
+        assert await next_event(stream) == ("change", {"job_ids": ["job"]})
+        await stream.aclose()
+
+    run(watch())
+    assert caplog.text.count("looking for changes of jobs failed") == 1
+    assert "NOPERM" in caplog.text
+
+
 def test_an_expired_stream_ends_with_an_event(store: Store, run: Loop) -> None:
     async def watch() -> None:
         live = Live(store, poll_interval_s=60, max_viewers=1, max_stream_s=0.01)
         stream = live.watch(EVERYTHING, None)
         assert (await next_event(stream))[0] == "store"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENT_S):
             *_, last = [event async for event in stream]
         assert last == "event: end\ndata: {}\n\n"
         assert live.num_viewers == 0

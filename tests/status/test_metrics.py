@@ -14,6 +14,7 @@ from harness.services import Loop, Service
 from harness.watched_job import WatchedJob
 from relibra.errors import Unavailable
 from relibra.planning.launch import Launch
+from relibra.status.app import create_metrics_app
 from relibra.status.serve import StatusServer
 from relibra.status.settings import StatusSettings
 from relibra.store import Store
@@ -64,14 +65,23 @@ def test_the_port_for_prometheus_wants_no_token_and_shows_nothing_else(
     service = Service("status", redis_url, tmp_path, RELIBRA_AUTH="required", RELIBRA_METRICS_PORT="0")
     try:
         (address,) = re.findall(r"metrics on (\S+)/metrics", service.log())
-        with urllib.request.urlopen(f"{address}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{address}/metrics", timeout=60) as answer:
             assert 'relibra_steps_planned_total{job_id="job"} 2.0' in answer.read().decode()
         for url in (f"{address}/v1/jobs", f"{address}/", f"{service.address}/metrics"):
             with pytest.raises(HTTPError) as refused:
-                urllib.request.urlopen(url, timeout=10)
+                urllib.request.urlopen(url, timeout=60)
             assert refused.value.code == (401 if service.address in url else 404)
     finally:
         assert service.stop() == 0
+
+
+def test_the_port_for_prometheus_answers_browsers_too(http: TestClient) -> None:
+    context = http.app.state.context  # type: ignore[attr-defined]
+    app = create_metrics_app(context, StatusSettings(redis_url="redis://nowhere"))
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as browser:
+        answer = browser.get("/", headers={"accept": "text/html"})
+        assert (answer.status_code, answer.json()["detail"]) == (404, "GET /: Not Found")
+        assert browser.get("/metrics", headers={"accept": "text/html"}).text.startswith("# HELP relibra_jobs")
 
 
 def test_a_port_that_is_taken_is_named(redis_url: str) -> None:

@@ -1,6 +1,7 @@
 """The figures of one planner for Prometheus; the status service has those of jobs."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -162,5 +163,13 @@ class Metrics:
 
 
 class _Silent(WSGIRequestHandler):
+    timeout = 10.0
+    """How long a client may stay silent, in seconds: each connection has a thread of its own."""
+
+    def handle(self) -> None:
+        """Answer one request, or hang up on a client that sends none."""
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            super().handle()
+
     def log_message(self, *_: object) -> None:
         """Log nothing: probes and scrapes come every few seconds."""

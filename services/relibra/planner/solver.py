@@ -105,9 +105,8 @@ class SolverPool:
                 limit="solver_memory_bytes",
             ) from None
         except BrokenProcessPool:
-            died = await worker.how_it_died()
-            worker = self._replace(worker)
-            raise BrokenProcessPool(died) from None
+            dead, worker = worker, self._replace(worker)  # before the wait, in which this solve may be cancelled
+            raise BrokenProcessPool(await dead.how_it_died()) from None
         except asyncio.CancelledError:
             worker = self._replace(worker)
             raise

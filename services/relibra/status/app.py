@@ -121,7 +121,7 @@ def create_metrics_app(context: Context, settings: StatusSettings) -> FastAPI:
     hosts = KnownHosts.of(settings.host, settings.allowed_hosts) if settings.is_loopback else None
     context = replace(context, hosts=hosts)
     app = FastAPI(openapi_url=None)
-    install_problem_handlers(app, show_problem)
+    install_problem_handlers(app)
 
     @app.get("/metrics")
     async def prometheus(request: Request) -> Response:

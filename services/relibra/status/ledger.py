@@ -72,10 +72,15 @@ class Ledger:
 
     async def _add_up(self, job: JobRecord) -> Saving:
         time = TokenTime.of(job)
-        kept = await self._store.step_numbers(job)
-        # Read after `kept`, so that a step that expires meanwhile is in one of both at least.
-        saving, expired_now = await self._of_expired(job, time)
-        kept = [step for step in kept if step not in expired_now]
+        while True:
+            kept = await self._store.step_numbers(job)
+            saving = await self._of_expired(job, time) + await self._of_kept(job, kept, time)
+            # A step that expired meanwhile may be in both sums, or in none.
+            if set(kept) <= set(await self._store.step_numbers(job)):
+                return saving
+
+    async def _of_kept(self, job: JobRecord, kept: Sequence[int], time: TokenTime | None) -> Saving:
+        """Return the sum over steps whose full data is kept."""
         numbers = await self._store.num_reports(job, kept)
         keys = {
             step: (job.job_id, job.epoch, step, number) for step, number in zip(kept, numbers, strict=True) if number
@@ -83,21 +88,19 @@ class Ledger:
         unread = [step for step, key in keys.items() if key not in self._kept]
         for brief in await self._in_brief(job, await self._store.get_steps(job, unread)):
             self._kept[keys[brief.step]] = saving_of(brief, time)
-        return saving + total(self._kept.get(key, NOTHING) for key in keys.values())
+        return total(self._kept.get(key, NOTHING) for key in keys.values())
 
-    async def _of_expired(self, job: JobRecord, time: TokenTime | None) -> tuple[Saving, set[int]]:
-        """Return the sum over all expired steps, and the numbers of those that were not in it before."""
+    async def _of_expired(self, job: JobRecord, time: TokenTime | None) -> Saving:
+        """Return the sum over all expired steps."""
         key = (job.job_id, job.epoch)
         known = self._expired.get(key, _Expired())
         if await self._store.count_summaries(job, known.last_step) != known.num_steps:
             known = _Expired()  # earlier steps expired late, or went to another attempt
-        added: set[int] = set()
         while found := await self._store.summaries_after(job, known.last_step, limit=_BATCH):
-            added |= {each.step for each in found}
             known = _Expired(
                 saving=known.saving + total(saving_of(each, time) for each in found),
                 num_steps=known.num_steps + len(found),
                 last_step=found[-1].step,
             )
         self._expired[key] = known
-        return known.saving, added
+        return known.saving

@@ -7,6 +7,7 @@ viewer, not a queue: a slow viewer costs no memory and receives several changes 
 
 import asyncio
 import json
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -18,6 +19,8 @@ from relibra.status.access import EVERYTHING, Viewer
 from relibra.status.balance import GLANCE_STEPS
 from relibra.status.refusals import Bound, Refusals
 from relibra.store import Store
+
+logger = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 15.0
 _MAX_STREAM_S = 600.0
@@ -146,6 +149,11 @@ class Live:
                 await self._look()
             except Unavailable as error:
                 outage = str(error)
+            except Exception as error:
+                # For example a Redis user that lost its rights. Had this task ended, pages would look live for good.
+                outage = f"jobs cannot be read: {type(error).__name__}; the log of the status service says more"
+                if self._outage is None:
+                    logger.exception("looking for changes of jobs failed")
             has_turned = (outage is None) != (self._outage is None)
             if has_turned:
                 self._outage, self._outage_time = outage, self._time + 1

@@ -90,8 +90,7 @@ async def show_step(app: App, seen: Seen, request: Request, step: Step) -> Respo
         shown["replicated"] = totals.most_replicated(_NUM_NAMED)
         shown["totals"] = totals
         shown["slowest"] = slowest_ranks(totals)
-        earlier = await app.store.plan_before(job, step)
-        shown["previous"] = None if earlier is None else earlier.step
+        shown["previous"] = await app.store.planned_before(job, step)
     return page(request, "step.html", **shown)
 
 

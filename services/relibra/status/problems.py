@@ -58,13 +58,14 @@ Show = Callable[[Request, Problem], Response]
 """Renders the page of a problem."""
 
 
-def install_problem_handlers(app: FastAPI, show: Show) -> None:
+def install_problem_handlers(app: FastAPI, show: Show | None = None) -> None:
     """Turn every error of `app` into a problem document, or into the page of `show` if a browser asks for HTML."""
 
     def respond(request: Request, error: str, status: int, detail: str, *, retryable: bool = False) -> Response:
         kind = f"urn:relibra:error:{error}"
         problem = Problem(type=kind, title=error, status=status, detail=detail, retryable=retryable)
-        if "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/v1/"):
+        wants_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/v1/")
+        if show is not None and wants_page:
             response = show(request, problem)
         else:
             response = JSONResponse(problem.model_dump(), status_code=status, media_type=MEDIA_TYPE)

@@ -186,10 +186,15 @@ class Plans(Connected):
         return (await self._records(attempt, [int(steps[0])]))[0] if steps else None
 
     @raises_unavailable
+    async def planned_before(self, attempt: AttemptId, step: int) -> int | None:
+        """Return the last planned step before `step`, or None if there is none."""
+        planned = await self._redis.zrange(AttemptKeys.of_attempt(attempt).of("plans"), 0, -1)
+        return max((each for each in map(int, planned) if each < step), default=None)
+
+    @raises_unavailable
     async def plan_before(self, attempt: AttemptId, step: int) -> PlanRecord | None:
         """Return the plan of the last planned step before `step`, or None if there is none."""
-        planned = await self._redis.zrange(AttemptKeys.of_attempt(attempt).of("plans"), 0, -1)
-        earlier = max((each for each in map(int, planned) if each < step), default=None)
+        earlier = await self.planned_before(attempt, step)
         return None if earlier is None else (await self._records(attempt, [earlier]))[0]
 
     @raises_unavailable

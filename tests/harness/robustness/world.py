@@ -204,7 +204,7 @@ def again(call: Callable[[], T]) -> T:
 def is_serving(planner: Service) -> bool:
     """Return what the health probe of an orchestrator sees."""
     with grpc.insecure_channel(planner.address) as channel:
-        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
