@@ -115,6 +115,38 @@ def test_S9_a_worker_that_dies_while_it_warms_up_is_replaced_and_the_log_says_so
     assert re.fullmatch(r"the solver is warm after \d+\.\d s: it loaded \d+ functions and compiled \d+", warm)
 
 
+def test_S9_a_solver_that_finds_no_room_for_its_process_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Worker:
+        """A worker that fails to warm up, then one that cannot be started, then one that is well."""
+
+        num_started = 0
+
+        def __init__(self, *_: int) -> None:
+            Worker.num_started += 1
+            if Worker.num_started == 2:
+                raise BlockingIOError("Resource temporarily unavailable")
+
+        async def warm_up(self) -> tuple[int, int]:
+            if Worker.num_started == 1:
+                raise MemoryError
+            return 7, 0
+
+        def kill(self) -> list[object]:
+            return []
+
+    monkeypatch.setattr(solver, "_Worker", Worker)
+    monkeypatch.setattr(solver, "_RETRY_S", 0.0)
+    pool = SolverPool("unix:///unused", timeout_s=60, memory_bytes=MEMORY_BYTES)
+    asyncio.run(pool.warm_up())
+    assert not pool.obstacle
+    assert [each.partition(". It is")[0] for each in caplog.messages] == [
+        "the solver did not start: MemoryError: ",
+        "the solver did not start: BlockingIOError: Resource temporarily unavailable",
+    ]
+
+
 @pytest.mark.parametrize("has_worked", [True, False])
 def test_S6_what_other_solves_left_in_a_worker_fails_no_step(has_worked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []

@@ -49,9 +49,9 @@ def test_a_returned_lease_is_free_at_once(store: Store, run: Loop, job: JobRecor
 
 
 def test_a_renewed_lease_lives_longer(store: Store, run: Loop, job: JobRecord) -> None:
-    lease = lease_of(store, run, job, 1, lease_s=2)
+    lease = lease_of(store, run, job, 1, lease_s=LONG_S / 2)
     run(store.renew_lease(lease, LONG_S))
-    assert run(store._redis.pttl("relibra:{job}:lease")) > 2000
+    assert run(store._redis.pttl("relibra:{job}:lease")) > LONG_S / 2 * 1000
 
 
 def test_a_step_that_cannot_be_planned_fails_until_it_is_planned(store: Store, run: Loop, job: JobRecord) -> None:
@@ -75,11 +75,11 @@ def test_S4_a_lease_of_an_older_epoch_ends_no_step(store: Store, run: Loop, job:
 
 
 def test_L2_a_lease_that_a_clock_set_back_made_endless_is_taken_over(store: Store, run: Loop, job: JobRecord) -> None:
-    held = lease_of(store, run, job, 1, lease_s=2)
-    assert run(store.take_lease("job", 2)) is None
-    # The time that the lease has left if the clock of Redis is set back by an hour.
-    run(store._redis.pexpire("relibra:{job}:lease", 3_600_000))
-    taken = run(store.take_lease("job", 2))
+    held = lease_of(store, run, job, 1)
+    assert run(store.take_lease("job", LONG_S)) is None
+    # The time that the lease has left if the clock of Redis is set back by a day.
+    run(store._redis.pexpire("relibra:{job}:lease", 86_400_000))
+    taken = run(store.take_lease("job", LONG_S))
     assert taken is not None
     assert taken.token > held.token
     with pytest.raises(LostLease):

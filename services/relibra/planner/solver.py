@@ -51,20 +51,20 @@ class SolverPool:
 
     async def warm_up(self) -> None:
         """Wait until the first worker is warm. One that ends before is replaced, and the log says why it ended."""
-        started_at = time.monotonic()
+        started_at, fault = time.monotonic(), ""
         while True:
-            worker = self._idle[0]
             try:
-                code = await worker.warm_up()
+                if fault:
+                    self._idle[0] = self._replace(self._idle[0])
+                code = await self._idle[0].warm_up()
                 break
             except BrokenProcessPool:
-                fault = await worker.how_it_died()
-            except Exception as error:
+                fault = await self._idle[0].how_it_died()
+            except Exception as error:  # also of a machine that has no room for one more process
                 fault = f"{type(error).__name__}: {error}"
             self.obstacle = f"the solver did not start: {fault}"
             logger.error("%s. It is started again in %.0f s, and no step is solved until then", self.obstacle, _RETRY_S)
             await asyncio.sleep(_RETRY_S)
-            self._idle[0] = self._replace(worker)
         self.obstacle = ""
         logger.info(
             "the solver is warm after %.1f s: it loaded %d functions and compiled %d",
