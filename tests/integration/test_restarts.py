@@ -49,7 +49,7 @@ def freeze(client: PlannerClient, planner: Service) -> None:
 
 
 def age(planner: Service) -> None:
-    """Let the current attempt look as if nobody had been heard of it since 1970."""
+    """Let the current attempt look as if nobody had been heard of it since 1970, longer than any planner waits."""
     with Redis.from_url(planner.redis_url) as redis:
         redis.hset(JobKeys("job").of("job"), "seen_at", 0)
 

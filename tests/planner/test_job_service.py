@@ -82,7 +82,7 @@ def test_S9_two_launches_under_one_id_are_counted_by_cause_logged_once_and_kept_
             first.close()  # which ends its heartbeat, perhaps after one more beat
 
             def is_replaced() -> bool:
-                redis.hset(JobKeys("job").of("job"), "seen_at", 0)  # nobody heard the attempt since 1970
+                redis.hset(JobKeys("job").of("job"), "seen_at", 0)  # silent since 1970, longer than any planner waits
                 with contextlib.suppress(AlreadyRunning):
                     return bool(second.register_job("job", MODEL, CLUSTER, PARAMS, takeover_timeout_s=0))
                 return False
