@@ -92,7 +92,7 @@ def exposed(store: Store, run, redis_url: str, tmp_path: Path) -> tuple[set[str]
     planner = Service("planner", redis_url, tmp_path, RELIBRA_METRICS_PORT="0")
     try:
         (address,) = re.findall(r"metrics on (\S+)", planner.log())
-        text += urllib.request.urlopen(address, timeout=10).read().decode()
+        text += urllib.request.urlopen(address, timeout=60).read().decode()
     finally:
         planner.stop()
     suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_count", "_sum"]}

@@ -46,7 +46,7 @@ def plan_without_faults(planner: Service, step: int) -> bytes:
 
 
 def test_L3_a_planner_killed_between_ingest_and_plan_and_between_schedule_and_plan(planner: Service) -> None:
-    with PlannerClient(planner.address, timeout_s=30) as client:
+    with PlannerClient(planner.address, timeout_s=60) as client:
         client.register_job("job", MODEL, CLUSTER, PARAMS)
         # The reporter is closed when this returns, so nothing can be reported again.
         ids = report_sequences(planner.address, "job", 1)
@@ -55,7 +55,7 @@ def test_L3_a_planner_killed_between_ingest_and_plan_and_between_schedule_and_pl
     planner.kill()
     planner.start()
 
-    with PlannerClient(planner.address, timeout_s=30) as client:
+    with PlannerClient(planner.address, timeout_s=60) as client:
         worker = stop_worker(planner)
         client.submit_schedule("job", 1, ids, SCHEDULE)
         with pytest.raises(NotReady, match="being solved for"):
@@ -66,27 +66,27 @@ def test_L3_a_planner_killed_between_ingest_and_plan_and_between_schedule_and_pl
         planner.start()
 
     # The client of before may still wait before it connects again, and no call is repeated here.
-    with PlannerClient(planner.address, timeout_s=30) as client:
+    with PlannerClient(planner.address, timeout_s=60) as client:
         plan = client.fetch_plan("job", 1, MODEL, 0, wait_s=60)
         assert plan.id.version == 1
         assert plan.digest == plan_without_faults(planner, 1)
 
 
 def test_L3_a_published_plan_is_the_same_after_a_restart(planner: Service) -> None:
-    with PlannerClient(planner.address, timeout_s=30) as client:
+    with PlannerClient(planner.address, timeout_s=60) as client:
         client.register_job("job", MODEL, CLUSTER, PARAMS)
         client.submit_schedule("job", 1, report_sequences(planner.address, "job", 1), SCHEDULE)
         before = client.fetch_plan("job", 1, MODEL, 2, wait_s=60)
     planner.kill()
     planner.start()
-    with PlannerClient(planner.address, timeout_s=30) as client:
+    with PlannerClient(planner.address, timeout_s=60) as client:
         after = client.fetch_plan("job", 1, MODEL, 2)
         assert (after.id, after.digest) == (before.id, before.digest)
         np.testing.assert_array_equal(after.replica_share_Q, before.replica_share_Q)
 
 
 def test_a_killed_planner_leaves_no_worker_behind_and_a_killed_worker_is_replaced(planner: Service) -> None:
-    with PlannerClient(planner.address, timeout_s=30) as client:
+    with PlannerClient(planner.address, timeout_s=60) as client:
         client.register_job("job", MODEL, CLUSTER, PARAMS)
         worker = stop_worker(planner)
         client.submit_schedule("job", 1, report_sequences(planner.address, "job", 1), SCHEDULE)
@@ -122,7 +122,7 @@ def restartable_redis(tmp_path: Path) -> Iterator[RestartableRedis]:
 def test_L3_what_was_acknowledged_survives_a_killed_redis(restartable_redis: RestartableRedis, tmp_path: Path) -> None:
     planner = Service("planner", restartable_redis.server.url, tmp_path)
     try:
-        with PlannerClient(planner.address, timeout_s=30) as client:
+        with PlannerClient(planner.address, timeout_s=60) as client:
             epoch = client.register_job("job", MODEL, CLUSTER, PARAMS)
             ids = report_sequences(planner.address, "job", 1)
             restartable_redis.kill_and_start_again()

@@ -33,7 +33,7 @@ def planner(redis_url: str, tmp_path: Path) -> Iterator[Service]:
 @pytest.fixture
 def launch(planner: Service) -> Iterator[PlannerClient]:
     """The driver of the training, whose token reporters may have too."""
-    with PlannerClient(planner.address, timeout_s=30, attempt="launch-1") as client:
+    with PlannerClient(planner.address, timeout_s=60, attempt="launch-1") as client:
         client.register_job("job", MODEL, CLUSTER, PARAMS)
         yield client
 
@@ -57,7 +57,7 @@ def plan(client: PlannerClient, step: int) -> RankPlan:
 
 def train(client: PlannerClient, reporter: RolloutReporter, step: int, seed: int) -> RankPlan:
     sample(reporter, step, seed)
-    assert reporter.flush(timeout_s=30) == len(IDS)
+    assert reporter.flush(timeout_s=60) == len(IDS)
     fetched = plan(client, step)
     assert fetched.step == step
     return fetched
@@ -92,11 +92,11 @@ def test_S4_sequences_of_before_are_refused_by_name_and_later_ones_are_taken(
     sample(reporter, 2, seed=77)
     may_hear.set()
     with pytest.raises(RolledBack, match=r"attempt 1 of job .job. is over: attempt 2 began .* went back to step 2"):
-        reporter.flush(timeout_s=30)
+        reporter.flush(timeout_s=60)
     with pytest.raises(NotFound, match="8 of 8 scheduled sequences were never reported for step 2"):
         plan(launch, 2)
     # It hears by itself.
-    eventually(lambda: reporter.epoch == before, within_s=30)
+    eventually(lambda: reporter.epoch == before, within_s=60)
     assert train(launch, reporter, 2, seed=88).id.epoch == before
 
 
@@ -105,7 +105,7 @@ def test_L5_the_step_that_failed_may_be_repeated(launch: PlannerClient, reporter
     train(launch, reporter, 2, seed=2)
     sample(reporter, 2, seed=3)
     with pytest.raises(Conflict, match=r"other counts.*call PlannerClient.rollback\('job', 2\)"):
-        reporter.flush(timeout_s=30)
+        reporter.flush(timeout_s=60)
     with pytest.raises(Conflict, match=r"another schedule.*`relibra jobs rollback job 2`"):
         launch.submit_schedule("job", 2, IDS[:4], Schedule.round_robin(4, 2, CLUSTER))
     reporter.follow(launch.rollback("job", 2))
@@ -155,7 +155,7 @@ def test_an_operator_lets_a_job_go_back_and_its_trainer_follows(
     command = [sys.executable, "-m", "relibra.cli", "jobs", "rollback", "job", "2", "--redis-url", redis_url]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert said == "job job went back to step 2: attempt 2 takes over all earlier steps\n"
-    eventually(lambda: reporter.epoch > before, within_s=30)
+    eventually(lambda: reporter.epoch > before, within_s=60)
     assert train(launch, reporter, 2, seed=9).id.epoch == reporter.epoch
 
 

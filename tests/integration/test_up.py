@@ -117,7 +117,7 @@ def test_nothing_is_left_when_it_is_killed(tmp_path: Path) -> None:
 
 
 def test_L3_a_killed_planner_is_brought_back_alone(tmp_path: Path) -> None:
-    with up(tmp_path) as (process, ready), PlannerClient(ready["planner"], timeout_s=30) as client:
+    with up(tmp_path) as (process, ready), PlannerClient(ready["planner"], timeout_s=60) as client:
         client.register_job("job", MODEL, CLUSTER, PARAMS)
         ids = report_sequences(ready["planner"], "job", 1)
         os.kill(ready["pids"]["planner"], signal.SIGKILL)

@@ -30,7 +30,7 @@ JOB = "Qwen3-30B-A3B_GSPO.v2"
 
 
 def get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=10) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         return json.load(response)
 
 
@@ -85,9 +85,9 @@ def test_reports_become_a_plan_that_is_executed_and_shown(planner: Service, redi
         reports = get(f"{status.address}/v1/jobs/{JOB}/steps/5/reports?realised=true")
         realised_MLR = np.stack([each["realised_tokens"] for each in reports], axis=-1)
         assert imbalance(realised_MLR) == pytest.approx(shown["prediction"]["imbalance_after"])
-        with urllib.request.urlopen(f"{status.address}/metrics", timeout=10) as metrics:
+        with urllib.request.urlopen(f"{status.address}/metrics", timeout=60) as metrics:
             assert f'relibra_job_health{{job_id="{JOB}",verdict="well"}} 1.0' in metrics.read().decode()
-        with urllib.request.urlopen(f"{status.address}/jobs/{JOB}", timeout=10) as page:
+        with urllib.request.urlopen(f"{status.address}/jobs/{JOB}", timeout=60) as page:
             assert f"<h1>{JOB}</h1>" in page.read().decode()
         with pytest.raises(urllib.error.HTTPError, match="404"):
             get(f"{status.address}/v1/jobs/{JOB.lower()}")

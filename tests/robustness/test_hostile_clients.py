@@ -162,7 +162,7 @@ def test_S7_a_step_holds_so_many_sequences_and_is_planned_from_those_scheduled(
         assert {each.error for each in refused} == {"LimitExceeded"}
         assert "may have 100 sequences (max_sequences)" in refused[0].message
         clock.restart()
-        with PlannerClient(planner.address, credentials=attacker, timeout_s=30) as client:
+        with PlannerClient(planner.address, credentials=attacker, timeout_s=60) as client:
             redis.config_resetstat()
             client.submit_schedule("attacker", 1, ["s7", "s3"], Schedule.round_robin(2, 1, CLUSTER))
             client.fetch_plan("attacker", 1, MODEL, 0, wait_s=60)
@@ -181,7 +181,7 @@ def test_S7_a_cost_model_of_many_points_is_refused(world: World, attacker: Crede
         points = tuple(map(float, range(num_points)))
         params = PlanParams(cost=CostModel(expert_tokens=points, expert_us=points))
         with (
-            PlannerClient(planner.address, credentials=attacker, timeout_s=30) as client,
+            PlannerClient(planner.address, credentials=attacker, timeout_s=60) as client,
             pytest.raises((InvalidInput, LimitExceeded), match=r"at most 256 points|takes no message of this size"),
         ):
             client.register_job("attacker", MODEL, CLUSTER, params)

@@ -33,7 +33,7 @@ LARGER_THAN_A_RENEWAL_BYTES = 500
 
 def report_many(planner: Planner) -> RolloutReporter:
     """Start to report more sequences than a planner takes in a moment."""
-    with PlannerClient(planner.address, timeout_s=30) as client:
+    with PlannerClient(planner.address, timeout_s=60) as client:
         client.register_job("job", MODEL, CLUSTER, PARAMS)
     reporter = RolloutReporter(planner.address, "job", num_experts=MODEL.num_experts)
     routed_TLK = routed_experts(0, 6)
@@ -183,7 +183,7 @@ def test_S7_a_solve_that_runs_away_is_killed_and_the_step_fails_by_name(world: W
         prepare_step(planner, 1)
         submit_step(planner, 1)
         with (
-            PlannerClient(planner.address, timeout_s=30) as client,
+            PlannerClient(planner.address, timeout_s=60) as client,
             pytest.raises(Exception, match=r"longer than 0\.01 s"),
         ):
             client.fetch_plan("job", 1, MODEL, 0, wait_s=PATIENT_S)

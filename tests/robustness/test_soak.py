@@ -48,7 +48,7 @@ class Use:
 def take_steps(planner: Planner, job_id: str, first: int, last: int) -> None:
     """Take steps of one job with one client and one reporter, as the driver of a job does."""
     with (
-        PlannerClient(planner.address, timeout_s=30) as client,
+        PlannerClient(planner.address, timeout_s=60) as client,
         RolloutReporter(planner.address, job_id, num_experts=MODEL.num_experts) as reporter,
     ):
         client.register_job(job_id, MODEL, CLUSTER, PARAMS)

@@ -213,7 +213,7 @@ def test_S6_a_solve_that_does_not_end_holds_up_its_own_job_alone(world: World) -
 
 def prepare_large_steps(planner: Planner) -> None:
     """Register the large job and report the sequences of its steps."""
-    with PlannerClient(planner.address, timeout_s=30) as client:
+    with PlannerClient(planner.address, timeout_s=60) as client:
         client.register_job("large", LARGE_MODEL, LARGE_CLUSTER)
     with RolloutReporter(planner.address, "large", num_experts=LARGE_MODEL.num_experts) as reporter:
         for step in LARGE_STEPS:
@@ -225,6 +225,6 @@ def submit_large_steps(planner: Planner) -> None:
     """Submit the schedules of all steps of the large job, with two sequences per rank."""
     micro_batch_S, source_rank_S = np.divmod(np.arange(len(LARGE_IDS), dtype=np.int32), LARGE_CLUSTER.num_ranks)
     schedule = Schedule(micro_batch_S=micro_batch_S, source_rank_S=source_rank_S, ep_group_S=micro_batch_S * 0)
-    with PlannerClient(planner.address, timeout_s=30) as client:
+    with PlannerClient(planner.address, timeout_s=60) as client:
         for step in LARGE_STEPS:
             client.submit_schedule("large", step, LARGE_IDS, schedule)
