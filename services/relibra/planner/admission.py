@@ -16,12 +16,11 @@ from relibra.planner.solve_size import solve_size_bytes
 from relibra.planning import Cluster, Model
 from relibra.planning.plan import Basis
 from relibra.store import ALL_JOBS, StoreLimits
+from relibra.store.keys import MAX_STEP
 from relibra.wire.channel import MAX_PART_SIZE_BYTES
 
-MAX_STEP = 1 << 53
-"""Redis keeps scores as doubles, which count exactly up to here."""
 MAX_EPOCH = 1 << 52
-"""Lua counts epochs in doubles too; this leaves room above any epoch that a caller may claim to know."""
+"""Lua counts epochs in doubles; this leaves room above any epoch that a caller may claim to know."""
 MAX_NUM_RANKS = 4096
 MAX_NUM_EP_GROUPS = 4096
 MAX_NUM_PROCESSES = 1 << 16

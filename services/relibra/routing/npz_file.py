@@ -11,13 +11,13 @@ import zlib
 from collections.abc import Collection
 from math import prod
 from pathlib import Path
-from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput, LimitExceeded, shown
+from relibra.routing.npy_header import read_npy_header
 
 EXPANSION_VARIABLE = "RELIBRA_MAX_EXPANSION"
 MAX_EXPANSION = 64
@@ -38,9 +38,6 @@ _UNREADABLE = (
     zlib.error,
     zipfile.BadZipFile,
 )
-_NO_HEADER = (ValueError, KeyError, TypeError, EOFError, SyntaxError, TokenError, RecursionError, MemoryError)
-"""The exceptions that numpy raises on a malformed `.npy` header."""
-_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def read_npz(path: Path, keys: Collection[str]) -> dict[str, NDArray[Any]]:
@@ -106,7 +103,9 @@ def _read(file: zipfile.ZipFile, info: zipfile.ZipInfo, key: str) -> NDArray[Any
         raise InvalidInput.of(key, expected="an array as numpy packs it", got=f"compression {info.compress_type}")
     try:
         with file.open(info) as stream:
-            shape, is_fortran, dtype = _header(stream, key)
+            shape, is_fortran, dtype = read_npy_header(stream, key)
+            if dtype.hasobject:
+                raise InvalidInput.of(key, expected="a readable array without Python objects", got=dtype)
             size_bytes = prod(shape) * dtype.itemsize
             left = info.file_size - stream.tell()
             if min(shape, default=0) < 0 or size_bytes != left:
@@ -120,17 +119,6 @@ def _read(file: zipfile.ZipFile, info: zipfile.ZipInfo, key: str) -> NDArray[Any
     except (*_UNREADABLE, MemoryError) as error:
         raise InvalidInput.of(key, expected="a readable array without Python objects", got=error) from error
     return array.T if is_fortran else array
-
-
-def _header(stream: IO[bytes], key: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    try:
-        version = np.lib.format.read_magic(stream)
-        shape, is_fortran, dtype = _HEADERS[version](stream)
-    except _NO_HEADER as error:
-        raise InvalidInput.of(key, expected="a .npy file", got=error) from error
-    if dtype.hasobject:
-        raise InvalidInput.of(key, expected="a readable array without Python objects", got=dtype)
-    return shape, is_fortran, dtype
 
 
 def _fill(array: NDArray[Any], stream: IO[bytes]) -> None:

@@ -11,12 +11,13 @@ from relibra.errors import NotFound
 from relibra.planning import Cluster
 from relibra.status.attempts import AttemptChoice, choose_attempt
 from relibra.status.comparison import Side, compare, compare_savings
-from relibra.status.context import MAX_INDEX, MAX_STEP, App, Context, Looker
+from relibra.status.context import MAX_INDEX, App, Context, Looker
 from relibra.status.load_models import DiffView
 from relibra.status.page import page
 from relibra.status.reader import JobGlance
 from relibra.status.savings import TokenTime
 from relibra.store import JobRecord, StepSummary
+from relibra.store.keys import MAX_STEP
 
 compare_pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 

@@ -16,9 +16,9 @@ from relibra.status.problems import PROBLEM_RESPONSES
 from relibra.status.reader import Reader
 from relibra.status.refusals import Bound, Refusals
 from relibra.store import JobRecord, Store
+from relibra.store.keys import MAX_STEP
 
 V1_RESPONSES = {304: {"description": "Not modified: `If-None-Match` names the current `ETag`."}} | PROBLEM_RESPONSES
-MAX_STEP = 1 << 53
 MAX_INDEX = (1 << 31) - 1
 
 

@@ -7,10 +7,11 @@ from fastapi import APIRouter, Query, Request, Response
 
 from relibra.errors import NotFound
 from relibra.planning.plan_file import plan_chunks
-from relibra.status.context import MAX_INDEX, MAX_STEP, V1_RESPONSES, App, Job, Layer, Row, Step
+from relibra.status.context import MAX_INDEX, V1_RESPONSES, App, Job, Layer, Row, Step
 from relibra.status.load_models import CellView, DiffView, HeatMapView
 from relibra.status.models import PlanSummary, PlanView
 from relibra.store import PlanRecord
+from relibra.store.keys import MAX_STEP
 
 plan_api = APIRouter(prefix="/v1/jobs/{job_id}/steps/{step}", tags=["plans"], responses=V1_RESPONSES)
 

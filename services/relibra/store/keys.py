@@ -75,6 +75,8 @@ RETAINED_ATTEMPTS = 4
 """How many attempts of a job keep the full data of steps, the current one included."""
 KNOWN_ATTEMPTS = 32
 """How many attempts of a job keep the summaries of their steps, the current one included."""
+MAX_STEP = 1 << 53
+"""Redis keeps scores as doubles, which count exactly up to here."""
 MAX_SUMMARIES = 100_000
 """How many steps of an attempt keep a summary after their full data has expired; the newest stay."""
 SETS_BY_STEP = ("steps", "open", "summaries")
