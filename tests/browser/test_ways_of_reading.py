@@ -104,6 +104,12 @@ def test_a_table_is_saved_as_csv(page: Page, job: WatchedJob, tmp_path: Path) ->
     assert datetime.fromisoformat(rows[-1][heading.index("Planned at, UTC")]).tzinfo is not None
 
 
+def test_S6_text_that_looks_like_a_formula_stays_text_in_a_spreadsheet(page: Page, job: WatchedJob) -> None:
+    page.goto("/jobs/job")
+    written = page.evaluate("csvOf([['=1+1', '@x', '-2+3', '+1|x', '-3', '+1.5 %', 'a,b', 4, null]])")
+    assert written == "'=1+1,'@x,'-2+3,'+1|x,-3,+1.5 %,\"a,b\",4,\r\n"
+
+
 def test_charts_are_saved_as_csv_over_what_they_show(
     page: Page, job: WatchedJob, tmp_path: Path, errors: list[str]
 ) -> None:

@@ -7,7 +7,10 @@ const PNG_SCALE = 2;
 const MOST_PIXELS = 16000;  // of one side of a canvas, in every browser
 
 const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-const csvOf = (rows) => rows.map((row) => `${row.map((cell) => quoted(String(cell ?? ""))).join(",")}\r\n`).join("");
+// Spreadsheets calculate what begins like a formula, and processes of a job wrote some of the text: an apostrophe keeps it text.
+const isFormula = (text) => /^[=+\-@]/.test(text) && Number.isNaN(Number(text.replace(/ ?%$/, "")));
+const cellOf = (value) => { const text = String(value ?? ""); return quoted(isFormula(text) ? `'${text}` : text); };
+const csvOf = (rows) => rows.map((row) => `${row.map(cellOf).join(",")}\r\n`).join("");
 
 function download(address, name, ending) {
   const page = document.title.replace(" · relibra", "");
