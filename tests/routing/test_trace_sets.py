@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -47,6 +49,13 @@ def test_merged_schedules_number_micro_batches_on():
     np.testing.assert_array_equal(whole.micro_batch, [*first.micro_batch, *(second.micro_batch + added)])
     np.testing.assert_array_equal(count_sequences(whole)[5:], count_sequences(second))
     assert merge_traces([first, _trace(1, scheduled=False)]).schedule is None
+
+
+def test_a_schedule_without_groups_keeps_the_groups_of_another():
+    grouped, alone = _trace(0), dataclasses.replace(_trace(1), ep_group=None)
+    np.testing.assert_array_equal(merge_traces([alone, grouped]).ep_group, [0, 0, 0, 0, 0, *grouped.ep_group])
+    assert merge_traces([alone, alone]).ep_group is None
+    assert merge_traces([grouped, _trace(1, scheduled=False)]).ep_group is None
 
 
 def test_micro_batches_of_ranks_of_one_step_keep_their_numbers():

@@ -40,9 +40,13 @@ def merge_traces(traces: Sequence[RoutingTrace], *, of_one_step: bool = False) -
     lengths = np.concatenate([np.diff(each.offsets) for each in traces])
     optional: dict[str, Any] = {
         key: np.concatenate([getattr(each, key) for each in traces])
-        for key in _PER_SEQUENCE
+        for key in ("domain", "micro_batch", "source_rank")
         if all(getattr(each, key) is not None for each in traces)
     }
+    if "micro_batch" in optional and any(each.ep_group is not None for each in traces):
+        # A schedule without EP groups has the group 0, also beside one with others.
+        schedules = [each.schedule for each in traces]
+        optional["ep_group"] = np.concatenate([each.ep_group_S for each in schedules if each is not None])
     if "micro_batch" in optional and not of_one_step:
         first_of = np.cumsum([0, *(int(each.micro_batch.max()) + 1 for each in traces if each.micro_batch is not None)])
         added = np.repeat(first_of[:-1], [each.num_sequences for each in traces])
