@@ -33,7 +33,8 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from harness.distributed import layouts, on_cuda  # noqa: E402  (builds on megatron, shims first)
 
 IS_ON_CPU = device.WAY.device == "cpu"
-COLLECTIVE_TIMEOUT_S = 30.0 if IS_ON_CPU else 120.0
+COLLECTIVE_TIMEOUT_S = 120.0
+"""Long, because ranks also wait for a rank that starts services on a busy machine."""
 
 
 def run_rank(rank: int, layout: str, folder: str) -> None:
@@ -48,7 +49,7 @@ def run_rank(rank: int, layout: str, folder: str) -> None:
         virtual_pipeline_model_parallel_size=arrangement.num_chunks,
         expert_model_parallel_size=arrangement.cluster.num_ranks,
         expert_tensor_parallel_size=arrangement.expert_tensor_parallel_size,
-        distributed_timeout_minutes=1 if IS_ON_CPU else 2,
+        distributed_timeout_minutes=2,
     )
     model_parallel_cuda_manual_seed(1)
     results: dict[str, object] = {}
