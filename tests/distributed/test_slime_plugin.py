@@ -15,11 +15,16 @@ pytestmark = [
 ROLLOUTS = 2
 ROUNDING = 1e-4
 """Replicas and reorders change the order of additions and nothing else."""
+NUM_OF_EXPERTS = 3 * 6 * 3
+"""The matrices of all experts of two ranks: MoE layers, experts of each, and matrices of an expert."""
 
 
-def check_equal(difference: dict[str, Any]) -> None:
-    assert "log_probs" in difference
-    assert max(difference.values()) < ROUNDING, difference
+def check_equal(results: list[dict[str, Any]], *, num_stages: int = 1) -> None:
+    differences = [each["difference"] for each in results]
+    # Only the last pipeline stage has an output.
+    assert sum("log_probs" in each for each in differences) == len(results) // num_stages
+    assert {"losses", "norms", "sent"} <= {kind for each in differences for kind in each}
+    assert max(value for each in differences for value in each.values()) < ROUNDING, differences
 
 
 @pytest.mark.parametrize("framework", ["slime", "miles"])
@@ -31,8 +36,7 @@ def test_S5_log_probs_losses_and_sent_weights_are_those_without_the_plugin(layou
         assert [each["step"] for each in result["outcomes"]] == list(range(8))
         assert all(each["is_applied"] and each["num_moved"] for each in result["outcomes"])
         assert any(each["num_replicas"] for each in result["outcomes"])
-        check_equal(result["difference"])
-    assert any({"losses", "norms"} <= result["difference"].keys() for result in results)
+    check_equal(results)
     assert results[0]["permuted"]["sent"] > 0.1
 
 
@@ -43,19 +47,25 @@ def test_S5_a_job_that_sleeps_and_sends_its_backups_is_that_of_slime_alone(layou
         # One training step for each rollout: both of its passes are phases of one step.
         assert [each["step"] for each in result["outcomes"]] == [0, 0, 1, 1]
         assert all(each["is_applied"] for each in result["outcomes"])
-        check_equal(result["difference"])
         assert result["num_reconnected"] >= ROLLOUTS  # slime has put new groups into the agent's
+    check_equal(run.of("forced"))
     assert run.log.count("job away trains without plans") == 1
 
 
+@pytest.mark.parametrize("layout", ["tp2", "cp2", "allgather_cp2_tp2", "pp2", "pp2_vpp2"])
 @pytest.mark.parametrize("framework", ["slime", "miles"])
-def test_a_planner_plans_every_pass_from_the_routing_that_is_replayed(layout_run: Any, framework: str) -> None:
-    run = layout_run(f"{framework}_plugin_planned")
-    for result in run.of("planned"):
+def test_S5_a_planner_plans_every_pass_of_a_parallel_layout_from_the_routing_that_is_replayed(
+    layout_run: Any, framework: str, layout: str
+) -> None:
+    run = layout_run(f"{framework}_plugin_{layout}")
+    results = run.of("planned")
+    for result in results:
         assert len(result["outcomes"]) == 4
         assert all(each["is_applied"] for each in result["outcomes"]), result["outcomes"]
         assert any(each["num_moved"] or each["num_replicas"] for each in result["outcomes"])
-        check_equal(result["difference"])
+    check_equal(results, num_stages=2 if layout.startswith("pp2") else 1)
+    # The first rank of each stage sends the experts of its layers.
+    assert sum(result["num_sent"] for result in results) == NUM_OF_EXPERTS
     assert "routing differs from what was planned" not in run.log
 
 

@@ -1,6 +1,7 @@
 """Attention over packed sequences for megatron-core on the CPU, which has none without Transformer Engine."""
 
 import copy
+import functools
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -8,9 +9,19 @@ from typing import Any
 import torch
 
 
-def install() -> None:
-    """Let megatron's own attention take sequences that follow one another, each by itself, also over several ranks."""
+@functools.cache
+def install(*, is_zigzag: bool = True) -> None:
+    """Let megatron's own attention take sequences that follow one another, each by itself, also over several ranks.
+
+    A second call does nothing. All calls of a process must say the same.
+
+    Args:
+        is_zigzag: whether a context-parallel rank holds two chunks of every sequence, as megatron cuts them. If not,
+            it holds one chunk of all sequences together, and attention knows no positions: megatron's rotary embedding
+            knows the zigzag only.
+    """
     from megatron.core import parallel_state
+    from megatron.core.models.common.embeddings import rope_utils
     from megatron.core.transformer.dot_product_attention import DotProductAttention
 
     own, plain = DotProductAttention.__init__, DotProductAttention.forward
@@ -28,7 +39,7 @@ def install() -> None:
         bounds = packed_seq_params.cu_seqlens_q_padded
         bounds = (packed_seq_params.cu_seqlens_q if bounds is None else bounds).tolist()
         group = parallel_state.get_context_parallel_group()
-        order_T = _zigzag(bounds, group.size())
+        order_T = _zigzag(bounds, group.size()) if is_zigzag else torch.arange(bounds[-1])
         query_THD, key_THD, value_THD = (
             _gathered(each.squeeze(1) if each.dim() == 4 else each, order_T, group) for each in (query, key, value)
         )
@@ -46,6 +57,8 @@ def install() -> None:
 
     DotProductAttention.__init__ = build
     DotProductAttention.forward = forward
+    if not is_zigzag:
+        rope_utils._apply_rotary_pos_emb_thd = lambda rows_THD, *_, **__: rows_THD
 
 
 def _zigzag(bounds: Sequence[int], num_ranks: int) -> torch.Tensor:

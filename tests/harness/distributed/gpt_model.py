@@ -63,6 +63,7 @@ def gpt_config(cluster: Cluster, model: Model, **options: Any) -> TransformerCon
         "expert_model_parallel_size": cluster.num_ranks,
         "expert_tensor_parallel_size": parallel_state.get_expert_tensor_parallel_world_size(),
         "tensor_model_parallel_size": tensor,
+        "context_parallel_size": parallel_state.get_context_parallel_world_size(),
         "sequence_parallel": tensor > 1,
         "pipeline_model_parallel_size": parallel_state.get_pipeline_model_parallel_world_size(),
         "virtual_pipeline_model_parallel_size": virtual,

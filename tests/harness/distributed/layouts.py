@@ -273,14 +273,13 @@ LAYOUTS = {
         },
     ),
     **{
-        f"{framework}_plugin_planned": Layout(
-            cluster=EP2_EDP2,
-            scenarios={
-                "planned": functools.partial(slime_plugin.planned, num_steps=2, sharded=False, actor=actor),
-            },
-            tensor_parallel_size=2,
+        f"{framework}_plugin_{name}": Layout(
+            cluster=cluster,
+            scenarios={"planned": functools.partial(slime_plugin.planned, actor=actor, **options)},
+            **parallel,
         )
         for framework, actor in (("slime", slime_plugin.SlimeActor), ("miles", slime_plugin.MilesActor))
+        for name, (cluster, options, parallel) in slime_plugin.PARALLEL.items()
     },
     "services": Layout(cluster=EP4, scenarios={"planner_outage": planner_outage.planner_outage}),
     "routed_otherwise": Layout(cluster=EP2, scenarios=otherwise.SCENARIOS, num_ranks=2),

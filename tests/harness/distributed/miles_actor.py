@@ -12,8 +12,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from harness import frameworks, packed_attention
-from harness.distributed import slime_actor, slime_code
+from harness import frameworks
+from harness.distributed import slime_actor, slime_code, slime_job
 from harness.distributed.slime_actor import copied, nothing
 from relibra.planning import Cluster
 
@@ -26,11 +26,13 @@ def code() -> SimpleNamespace:
     """Return the modules of miles, ready to train on this rank. The process must end afterwards."""
     folder = frameworks.checkout("miles")
     assert folder is not None, frameworks.reason("miles")
-    sys.meta_path += [slime_code.Checkout(folder, "miles"), slime_code.StandIns(slime_code.MISSING + _MISSING)]
+    sys.meta_path += [slime_code.Checkout(folder, each) for each in ("miles", "miles_plugins")]
+    sys.meta_path.append(slime_code.StandIns(slime_code.MISSING + _MISSING))
     at = "miles.backends.megatron_utils"
     modules = {
         "actor": f"{at}.actor",
         "model": f"{at}.model",
+        "parallel": f"{at}.parallel",
         "initialize": f"{at}.initialize",
         "updating": f"{at}.update_weight.update_weight_from_distributed.mixin",
         "schedule": "slime.utils.dp_schedule",
@@ -43,7 +45,6 @@ def code() -> SimpleNamespace:
     assert slime is not None, frameworks.reason("slime")
     sys.meta_path.insert(0, slime_code.Checkout(slime, "slime"))
     imported = SimpleNamespace(**{name: importlib.import_module(module) for name, module in modules.items()})
-    packed_attention.install()
     slime_code.no_pinned_memory()
     torch.cuda.mem_get_info = lambda *_: (1 << 30, 1 << 30)
     manager = imported.replay.routing_replay_manager
@@ -87,9 +88,9 @@ class MilesActor:
         miles.replay.routing_replay_manager.enabled = True
         miles.actor.Timer().start_time.clear()
         torch.manual_seed(5)
-        job = self.job = slime_actor.built_job(cluster, sharded=sharded)
-        slime_actor.write_config(folder, job.model)
-        args = self.args = slime_actor.arguments(job, folder, sharded=sharded, **options)
+        job = self.job = slime_job.built_job(cluster, sharded=sharded, is_zigzag=not options.get("allgather_cp"))
+        slime_job.write_config(folder, job.model)
+        args = self.args = slime_job.arguments(job, folder, sharded=sharded, **options)
         vars(args).update(
             qkv_format="thd",
             megatron_to_hf_mode="raw",
@@ -99,11 +100,11 @@ class MilesActor:
             global_batch_size=1,  # a default that the data of a rollout overrides
             use_dynamic_global_batch_size=False,
         )
-        miles.model.get_args = lambda: args
+        miles.model.get_args = miles.parallel.get_args = lambda: args
         miles.model.get_model = lambda *_, **__: job.chunks
         miles.model.get_megatron_optimizer = lambda **_: job.optimizer
         miles.model.load_checkpoint = lambda *_, **__: (0, 0)
-        miles.actor.load_checkpoint = slime_actor.loading_another(job)
+        miles.actor.load_checkpoint = slime_job.loading_another(job)
         self.plain = object.__new__(miles.actor.MegatronTrainRayActor)
         self.plain._heartbeat, self.plain._rank = SimpleNamespace(bump=nothing), 0
         self.plain._indep_dp_store_addr = None
@@ -114,7 +115,7 @@ class MilesActor:
 
     def train(self, rollout: int, num_steps: int) -> dict[str, Any]:
         """Train on a rollout; return what its passes over log-probabilities computed."""
-        data = slime_actor.rollout_data(self.job.model, rollout, num_steps, self._miles.schedule)
+        data = slime_job.rollout_data(self.job.model, rollout, num_steps, self._miles.schedule)
         data["total_lengths"] = [data["total_lengths"][place] for place in data["partition"]]
         data["num_rollouts"] = data["global_batch_sizes"]
         self._miles.actor.get_rollout_data = lambda *_, **__: (data, nullcontext())
@@ -122,7 +123,7 @@ class MilesActor:
         return {key: torch.cat(data[key]) for key in ("log_probs", "ref_log_probs") if key in data}
 
     def sent(self) -> dict[str, Tensor]:
-        """Update the engines; return the experts that they got, on ranks that send them."""
+        """Update the engines; return the weights that they got, on ranks that send them."""
         updater, received = self.plain.weight_updater, dict[str, Tensor]()
         updater.rollout_engines, updater._group_name = [mock.MagicMock()], "none"
         updater._update_weight_implementation = lambda tensors, *_: received.update(copied(tensors))

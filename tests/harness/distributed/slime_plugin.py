@@ -16,7 +16,8 @@ from harness.distributed.miles_actor import MilesActor
 from harness.distributed.plans import ScriptedPlans, random_plans
 from harness.distributed.scenarios import Differences
 from harness.distributed.slime import shared_folder
-from harness.distributed.slime_actor import SAMPLES, SlimeActor
+from harness.distributed.slime_actor import SlimeActor
+from harness.distributed.slime_job import SAMPLES
 from harness.services import Service
 from relibra.agent import Agent, StepOutcome
 from relibra.agent.groups import Groups
@@ -33,11 +34,27 @@ Actor = SlimeActor | MilesActor
 SEPARATE: dict[str, Any] = {"colocate": False, "offload_train": False}
 COLOCATED: dict[str, Any] = {"colocate": True, "offload_train": True, "kl_coef": 0.1}
 """With a penalty in the rewards, slime computes old log-probabilities although a rollout has one training step."""
+_TWO_GROUPS = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=3, num_ep_groups=2)
+_ONE_GROUP = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
+PARALLEL: dict[str, tuple[Cluster, dict[str, Any], dict[str, Any]]] = {
+    # Not sharded: the norm of a distributed optimizer reads marks that `built_job` makes after the optimizer.
+    "tp2": (_TWO_GROUPS, {"sharded": False}, {"tensor_parallel_size": 2}),
+    "cp2": (_TWO_GROUPS, {"sharded": True}, {"context_parallel_size": 2}),
+    "allgather_cp2_tp2": (
+        _TWO_GROUPS,
+        {"sharded": False, "allgather_cp": True},
+        {"context_parallel_size": 2, "tensor_parallel_size": 2},
+    ),
+    "pp2": (_ONE_GROUP, {"sharded": True}, {"num_stages": 2}),
+    "pp2_vpp2": (_ONE_GROUP, {"sharded": True}, {"num_stages": 2, "num_chunks": 2}),
+}
+"""By name, the parallel layouts of four ranks that a planner plans for: the ranks of a stage, options of the job, and
+how the four ranks are split."""
 Result = dict[str, Any]
 
 
 class Trained:
-    """What a job computed: losses and log-probabilities, and the experts that it sent after each rollout."""
+    """What a job computed: losses and log-probabilities, and the weights that it sent after each rollout."""
 
     def __init__(
         self, cluster: Cluster, *, num_steps: int, sharded: bool, actor: type[Actor] = SlimeActor, **options: Any
@@ -154,15 +171,20 @@ def running_planner() -> Iterator[str]:
             planner.stop()
 
 
-def planned(cluster: Cluster, *, num_steps: int, sharded: bool, actor: type[Actor] = SlimeActor) -> Result:
+def planned(cluster: Cluster, **options: Any) -> Result:
     """A real planner plans every pass from the routing that is replayed."""
-    plain = Trained(cluster, num_steps=num_steps, sharded=sharded, actor=actor, **SEPARATE).train(1)
+    job = SEPARATE | options | {"num_steps": 2}
+    plain = Trained(cluster, **job).train(1)
     with running_planner() as address, noted_outcomes() as outcomes:
         # A busy machine may take long over the first solve of a planner.
         os.environ.update(RELIBRA_PLANNER=address, RELIBRA_JOB="slime", RELIBRA_PLAN_TIMEOUT_S="200")
-        balanced = with_plugin(cluster, num_steps=num_steps, sharded=sharded, actor=actor, **SEPARATE).train(1)
+        balanced = with_plugin(cluster, **job).train(1)
         dist.barrier()
-    return {"difference": balanced.differences(plain), "outcomes": described(outcomes)}
+    return {
+        "difference": balanced.differences(plain),
+        "outcomes": described(outcomes),
+        "num_sent": sum(".mlp.experts." in name for name in plain.sent[0]),
+    }
 
 
 def refused(cluster: Cluster) -> Result:
