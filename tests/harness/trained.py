@@ -11,12 +11,13 @@ ADAM_EPS = 1e-4
 
 
 class Trained:
-    """Losses and norms of gradients, log-probabilities, and the weights that left after each update."""
+    """Losses and norms of gradients, outputs of passes without gradients, and weights that left after each update."""
 
     def __init__(self) -> None:
-        self.numbers: list[tuple[float, float]] = []
-        self.log_probs: list[torch.Tensor] = []
-        self.sent: list[dict[str, torch.Tensor]] = []
+        self.numbers: list[tuple[float, ...]] = []
+        self.outputs: list[torch.Tensor] = []
+        """Log-probabilities or values."""
+        self.exports: list[dict[str, torch.Tensor]] = []
         self.outcomes: list[Result] = []
 
     def note(self, outcome: Any) -> None:
@@ -32,15 +33,20 @@ class Trained:
             )
 
     def differences(self, other: "Trained") -> Result:
-        """Return the largest differences, and the names of weights that differ by more than rounding."""
+        """Return the largest differences, None for what this rank does not compute.
+
+        For weights, return the names of those that differ by more than rounding.
+        """
+        numbers = [
+            abs(a - b) / abs(b)
+            for of_a, of_b in zip(self.numbers, other.numbers, strict=True)
+            for a, b in zip(of_a, of_b, strict=True)
+        ]
+        outputs = [float((a - b).abs().max()) for a, b in zip(self.outputs, other.outputs, strict=True)]
         return {
-            "numbers": max(
-                abs(a - b) / abs(b)
-                for of_a, of_b in zip(self.numbers, other.numbers, strict=True)
-                for a, b in zip(of_a, of_b, strict=True)
-            ),
-            "log_probs": max(float((a - b).abs().max()) for a, b in zip(self.log_probs, other.log_probs, strict=True)),
-            "sent": [differing(a, b) for a, b in zip(self.sent, other.sent, strict=True)],
+            "numbers": max(numbers, default=None),
+            "outputs": max(outputs, default=None),
+            "exports": [differing(a, b) for a, b in zip(self.exports, other.exports, strict=True)],
         }
 
 

@@ -33,11 +33,11 @@ _engines: dict[str, Any] = {}
 
 def train_on(trained: Trained, engine: Any, data: Any) -> None:
     """Run the pass over old log-probabilities and an update, and send weights."""
-    trained.log_probs.append(engines.infer(engine, data))
+    trained.outputs.append(engines.infer(engine, data))
     trained.note(getattr(engine, "outcome", None))
     trained.numbers.append(engines.update(engine, data))
     trained.note(getattr(engine, "outcome", None))
-    trained.sent.append(engines.sent(engine))
+    trained.exports.append(engines.sent(engine))
 
 
 def prepare(folder: Path) -> None:
@@ -51,7 +51,7 @@ def plain(rank: int, folder: Path, planner: str) -> Result:
     trained = _trained["plain"] = Trained()
     for step in range(NUM_UPDATES):
         train_on(trained, engine, engines.batch(rank, step))
-    return {"numbers": trained.numbers, "num_sent": len(trained.sent[0])}
+    return {"numbers": trained.numbers, "num_exported": len(trained.exports[0])}
 
 
 def moving(rank: int, job: str, num_passes: int) -> AbstractContextManager[object]:
@@ -82,14 +82,14 @@ def scripted(rank: int, folder: Path, planner: str) -> Result:
 
 def mutants(rank: int, folder: Path, planner: str) -> Result:
     """Show that the comparison sees weights that are sent by place, and weights of another update."""
-    engine, before = _engines["scripted"], _trained["plain"].sent
+    engine, before = _engines["scripted"], _trained["plain"].exports
     return {"permuted": differing(by_place(engine), before[-1]), "stale": differing(engines.sent(engine), before[-2])}
 
 
 def saved(rank: int, folder: Path, planner: str) -> Result:
     """A checkpoint of Hugging Face from an engine whose experts have moved."""
     engine = _engines.pop("scripted")
-    return {"huggingface": differing(written(engine, folder / "huggingface"), _trained["plain"].sent[-1])}
+    return {"huggingface": differing(written(engine, folder / "huggingface"), _trained["plain"].exports[-1])}
 
 
 def written(engine: Any, folder: Path) -> dict[str, torch.Tensor]:
@@ -110,7 +110,7 @@ def default_bridge(rank: int, folder: Path, planner: str) -> Result:
         untrained = {"by_place": unequal(by_place(engine), of_file), "sent": unequal(engines.sent(engine), of_file)}
         for step in range(NUM_UPDATES):
             train_on(trained, engine, engines.batch(rank, step))
-        before = trained.sent[-1]
+        before = trained.exports[-1]
         files = written(engine, folder / "of mbridge")
         recovery = SaveLoadMeta(path=str(folder / "recovery"), weight_format="dcp", with_optim=True)
         (folder / "recovery").mkdir(exist_ok=True)
@@ -125,7 +125,7 @@ def default_bridge(rank: int, folder: Path, planner: str) -> Result:
         engine.load(SaveLoadMeta(path=str(folder / "of mbridge"), weight_format="hf", with_optim=False))
     return {
         "converter": type(engine.bridge).__module__,
-        "num_sent": len(before),
+        "num_exported": len(before),
         "untrained": untrained,
         "difference": trained.differences(alone),
         "outcomes": trained.outcomes,

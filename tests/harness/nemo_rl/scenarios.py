@@ -16,7 +16,7 @@ from harness import tiny_qwen3_moe
 from harness.distributed.plans import ScriptedPlans, random_plans
 from harness.nemo_rl import driver, rows, workers
 from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
-from harness.trained import Result, differing
+from harness.trained import Result, Trained, differing
 from relibra.errors import RelibraError
 from relibra.planning import Cluster, Model
 from relibra.plugins.nemo_rl import worker as plugin
@@ -44,14 +44,8 @@ def built(of_class: type[Any], folder: Path, mode: str = "packed", **options: An
         return of_class(workers.configuration(folder / "model", mode), **options)
 
 
-class Trained:
-    """What a worker computed: outputs of its passes, numbers of its updates, and the weights that left after each."""
-
-    def __init__(self) -> None:
-        self.numbers: list[list[float]] = []
-        self.outputs: dict[str, torch.Tensor] = {}
-        self.exports: list[dict[str, torch.Tensor]] = []
-        self.outcomes: list[Result] = []
+class TrainedWorker(Trained):
+    """What a worker computed. Outputs are log-probabilities of the policy and of the reference, in turn."""
 
     def step(self, worker: Any, rank: int, step: int, mode: str) -> None:
         """Run a step of GRPO: log-probabilities, those of the reference, updates and a refit, with offloads."""
@@ -59,11 +53,11 @@ class Trained:
         with self.noting(worker):
             shard = workers.shards(data, mode, None)[rank]
             worker.prepare_for_lp_inference()
-            self.outputs[f"log-probs {step}"] = worker.get_logprobs(data=shard)["logprobs"]
-            self.outputs[f"reference {step}"] = worker.get_reference_policy_logprobs(data=shard)["reference_logprobs"]
+            self.outputs.append(worker.get_logprobs(data=shard)["logprobs"])
+            self.outputs.append(worker.get_reference_policy_logprobs(data=shard)["reference_logprobs"])
             worker.prepare_for_training()
             update = worker.train(workers.shards(data, mode, workers.GLOBAL_BATCH)[rank], NLLLossFn())
-        self.numbers.append([float(update["global_loss"].sum()), float(update["grad_norm"])])
+        self.numbers.append((float(update["global_loss"].sum()), float(update["grad_norm"])))
         worker.offload_before_refit()
         self.exports.append(streamed(worker))
         worker.offload_after_refit()
@@ -76,31 +70,10 @@ class Trained:
 
         def begin_and_note(*args: Any) -> Any:
             is_planned = begin(*args)
-            outcome = worker.outcome if is_planned else None
-            self.outcomes.append(
-                {
-                    "is_applied": outcome is not None and outcome.applied is not None,
-                    "num_moved": outcome.num_moved_experts if outcome is not None else 0,
-                    "num_replicas": outcome.num_replicas if outcome is not None else 0,
-                    "reason": outcome.reason if outcome is not None else None,
-                }
-            )
+            self.note(worker.outcome if is_planned else None)
             return is_planned
 
         return mock.patch.object(worker, "_begin", begin_and_note)
-
-    def differences(self, other: "Trained") -> Result:
-        """Return the largest differences, and the names of exported tensors that differ by more than rounding."""
-        assert self.outputs.keys() == other.outputs.keys()
-        return {
-            "numbers": max(
-                abs(a - b) / abs(b)
-                for of_a, of_b in zip(self.numbers, other.numbers, strict=True)
-                for a, b in zip(of_a, of_b, strict=True)
-            ),
-            "outputs": max(float((each - other.outputs[name]).abs().max()) for name, each in self.outputs.items()),
-            "exports": [differing(a, b) for a, b in zip(self.exports, other.exports, strict=True)],
-        }
 
 
 def streamed(worker: Any) -> dict[str, torch.Tensor]:
@@ -136,14 +109,14 @@ def broadcast(worker: Any) -> list[torch.Tensor]:
     return [each.view(torch.float32) for each in sent]
 
 
-_trained: dict[str, Trained] = {}
+_trained: dict[str, TrainedWorker] = {}
 _workers: dict[str, Any] = {}
 
 
 def plain(rank: int, folder: Path, planner: str) -> Result:
     """NeMo-RL's own worker."""
     worker = _workers["plain"] = built(policy_worker.MegatronPolicyWorkerImpl, folder)
-    trained = _trained["plain"] = Trained()
+    trained = _trained["plain"] = TrainedWorker()
     for step in range(NUM_UPDATES):
         trained.step(worker, rank, step, "packed")
     return {"numbers": trained.numbers, "num_exported": len(trained.exports[0])}
@@ -158,7 +131,7 @@ def scripted(rank: int, folder: Path, planner: str) -> Result:
     }
     with mock.patch.object(plugin.BalancedWorker, "plan_source", ScriptedPlans(plans)):
         worker = _workers["scripted"] = built(plugin.BalancedWorker, folder)
-        trained = _trained["scripted"] = Trained()
+        trained = _trained["scripted"] = TrainedWorker()
         for step in range(NUM_UPDATES):
             trained.step(worker, rank, step, "packed")
     collective = zip(broadcast(worker), broadcast(_workers["plain"]), strict=True)
@@ -197,7 +170,7 @@ def mutants(rank: int, folder: Path, planner: str) -> Result:
     return {
         "permuted": differing(permuted, plain_run.exports[-1]),
         "stale": differing(streamed(worker), plain_run.exports[-2]),
-        "reference": float((reference - plain_run.outputs["reference 0"]).abs().max()),
+        "reference": float((reference - plain_run.outputs[1]).abs().max()),
     }
 
 
@@ -221,7 +194,7 @@ def unchanged_worker(rank: int, folder: Path, planner: str) -> Result:
 def _planned(rank: int, folder: Path, planner: str, mode: str) -> Result:
     workers.environment(planner, f"nemo-rl-{mode}")
     worker = built(plugin.BalancedWorker, folder, mode)
-    trained, alone = Trained(), Trained()
+    trained, alone = TrainedWorker(), TrainedWorker()
     trained.step(worker, rank, 0, mode)
     worker.prepare_for_training()
     worker.job.agent.detach()
@@ -249,7 +222,7 @@ def away(rank: int, folder: Path, planner: str) -> Result:
     """The planner is away: the job trains as without the plug-in."""
     workers.environment(AWAY, "away")
     worker = built(plugin.BalancedWorker, folder)
-    trained = Trained()
+    trained = TrainedWorker()
     for step in range(NUM_UPDATES):
         trained.step(worker, rank, step, "packed")
     return {"difference": trained.differences(_trained["plain"]), "outcomes": trained.outcomes}

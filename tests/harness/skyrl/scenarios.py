@@ -24,11 +24,11 @@ CLUSTER = Cluster(num_nodes=1, gpus_per_node=workers.RANKS, redundant_slots=1)
 
 def train_on(trained: Trained, worker: Any, data: Any) -> None:
     """Do what SkyRL's trainer does in a step of a colocated job."""
-    trained.log_probs.append(workers.infer(worker, data))
+    trained.outputs.append(workers.infer(worker, data))
     trained.note(getattr(worker, "outcome", None))
     trained.numbers.append(workers.update(worker, data))
     trained.note(getattr(worker, "outcome", None))
-    trained.sent.append(workers.sent(worker))
+    trained.exports.append(workers.sent(worker))
     workers.offload_and_back(worker)
 
 
@@ -49,7 +49,7 @@ def plain(rank: int, folder: Path, planner: str) -> Result:
         train_on(trained, worker, workers.batch(rank, step))
     worker.strategy.megatron_config.dist_ckpt_optim_fully_reshardable = True
     worker.save_checkpoint(str(folder / "checkpoint of plain"), worker.tokenizer)
-    return {"numbers": trained.numbers, "num_sent": len(trained.sent[0])}
+    return {"numbers": trained.numbers, "num_exported": len(trained.exports[0])}
 
 
 def scripted(rank: int, folder: Path, planner: str) -> Result:
@@ -70,7 +70,7 @@ def scripted(rank: int, folder: Path, planner: str) -> Result:
 
 def mutants(rank: int, folder: Path, planner: str) -> Result:
     """Show that the comparison sees weights that are sent by place, and weights of another update."""
-    worker, before = _workers["scripted"], _trained["plain"].sent
+    worker, before = _workers["scripted"], _trained["plain"].exports
     with mock.patch.object(BalancedPolicyWorker, "_at_original_places", lambda self: self._job.agent.copying()):
         permuted = workers.sent(worker)
     return {"permuted": differing(permuted, before[-1]), "stale": differing(workers.sent(worker), before[-2])}

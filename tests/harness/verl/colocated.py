@@ -8,7 +8,7 @@ from verl.workers.engine import EngineRegistry, MegatronEngineWithLMHead, Megatr
 from harness.trained import Result
 from harness.verl import engines
 from harness.verl.plug_in import moving, with_plug_in
-from harness.verl.trained import Trained
+from harness.verl.trained_engine import TrainedEngine
 
 NUM_UPDATES = 2
 
@@ -30,13 +30,15 @@ def colocated(rank: int, folder: Path, planner: str) -> Result:
     }
 
 
-def _run(of_class: type[Any], rank: int, folder: Path) -> tuple[tuple[Any, Any], Trained, Trained, Trained]:
+def _run(
+    of_class: type[Any], rank: int, folder: Path
+) -> tuple[tuple[Any, Any], TrainedEngine, TrainedEngine, TrainedEngine]:
     """Return actor and reference, and what actor, reference and critic computed."""
     # In verl's order: the worker of the critic comes first, and a worker builds its reference before its actor.
     critic = engines.build(MegatronEngineWithValueHead, folder / "model", mode="disabled", has_value_head=True)
     reference = engines.build(of_class, folder / "model", mode="disabled", forward_only=True)
     actor = engines.build(of_class, folder / "model")
-    of_actor, of_reference, of_critic = Trained(), Trained(), Trained()
+    of_actor, of_reference, of_critic = TrainedEngine(), TrainedEngine(), TrainedEngine()
     for step in range(NUM_UPDATES):
         unplanned = [engines.batch(rank, step, is_replayed=False) for _ in range(3)]
         of_actor.infer(actor, engines.batch(rank, step))

@@ -11,7 +11,7 @@ from harness import tiny_qwen3_moe
 from harness.trained import Result
 from harness.verl import engines
 from harness.verl.plug_in import with_plug_in
-from harness.verl.trained import Trained
+from harness.verl.trained_engine import TrainedEngine
 
 NUM_LAYERS = 4
 NUM_UPDATES = 2
@@ -46,8 +46,8 @@ def _beside_plain(name: str, layout: engines.Layout, folder: Path, planner: str)
     return {"difference": balanced.differences(alone), "outcomes": balanced.outcomes}
 
 
-def _run(of_class: Callable[[], type[Any]], layout: engines.Layout, folder: Path) -> tuple[Any, Trained]:
-    engine, trained = engines.build(of_class(), folder / "deep model", layout=layout), Trained()
+def _run(of_class: Callable[[], type[Any]], layout: engines.Layout, folder: Path) -> tuple[Any, TrainedEngine]:
+    engine, trained = engines.build(of_class(), folder / "deep model", layout=layout), TrainedEngine()
     data_rank = engine.get_data_parallel_rank()
     for step in range(NUM_UPDATES):
         data = [engines.batch(data_rank, step, num_layers=NUM_LAYERS) for _ in range(2)]

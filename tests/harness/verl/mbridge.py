@@ -8,18 +8,18 @@ from verl.workers.engine import MegatronEngineWithLMHead
 from harness.trained import Result, differing, unequal
 from harness.verl import engines, exports
 from harness.verl.plug_in import moving, with_plug_in
-from harness.verl.trained import Trained
+from harness.verl.trained_engine import TrainedEngine
 
 NUM_UPDATES = 2
 
 
 def mbridge(rank: int, folder: Path, planner: str) -> Result:
     """Train plain and with the plug-in, export after every reorder, and load a checkpoint after another one."""
-    engine, alone = engines.build(MegatronEngineWithLMHead, folder / "model", vanilla_mbridge=True), Trained()
+    engine, alone = engines.build(MegatronEngineWithLMHead, folder / "model", vanilla_mbridge=True), TrainedEngine()
     for step in range(NUM_UPDATES):
         alone.step(engine, engines.batch(rank, step), engines.batch(rank, step))
     with moving(rank, "mbridge", 2 * NUM_UPDATES + 2):
-        engine, balanced = engines.build(with_plug_in(), folder / "model", vanilla_mbridge=True), Trained()
+        engine, balanced = engines.build(with_plug_in(), folder / "model", vanilla_mbridge=True), TrainedEngine()
         of_file = load_file(folder / "model" / "model.safetensors")
         balanced.infer(engine, engines.batch(rank, 0))  # moves experts and trains nothing
         untrained = {

@@ -13,11 +13,11 @@ from harness.verl import engines, exports
 from harness.verl.colocated import colocated
 from harness.verl.mbridge import mbridge
 from harness.verl.plug_in import AWAY, moving, with_plug_in
-from harness.verl.trained import Trained
+from harness.verl.trained_engine import TrainedEngine
 
 NUM_UPDATES = 3
 
-_trained: dict[str, Trained] = {}
+_trained: dict[str, TrainedEngine] = {}
 _engines: dict[str, Any] = {}
 
 
@@ -29,7 +29,7 @@ def prepare(folder: Path) -> None:
 def plain(rank: int, folder: Path, planner: str) -> Result:
     """verl's own engine, without the plug-in."""
     engine = engines.build(MegatronEngineWithLMHead, folder / "model")
-    trained = _trained["plain"] = Trained()
+    trained = _trained["plain"] = TrainedEngine()
     for step in range(NUM_UPDATES):
         trained.step(engine, engines.batch(rank, step), engines.batch(rank, step))
     engine.checkpoint_mananager.config.megatron.dist_ckpt_optim_fully_reshardable = True
@@ -41,7 +41,7 @@ def scripted(rank: int, folder: Path, planner: str) -> Result:
     """The engine with the plug-in, under plans that move experts and make replicas before every pass."""
     with moving(rank, "scripted", 2 * NUM_UPDATES):
         engine = engines.build(with_plug_in(), folder / "model")
-        trained = Trained()
+        trained = TrainedEngine()
         for step in range(NUM_UPDATES):
             trained.step(engine, engines.batch(rank, step), engines.batch(rank, step))
         num_reports = len(engine.plan_source.reports)
@@ -113,7 +113,7 @@ def offloaded(rank: int, folder: Path, planner: str) -> Result:
     with moving(rank, "offloaded", 5):
         for of_class in (MegatronEngineWithLMHead, with_plug_in()):
             engine = engines.build(of_class, folder / "model", offload=True)
-            trained = Trained()
+            trained = TrainedEngine()
             for step in range(2):
                 trained.step(engine, engines.batch(rank, step), engines.batch(rank, step))
             engine.checkpoint_mananager.config.megatron.dist_ckpt_optim_fully_reshardable = True
@@ -131,7 +131,7 @@ def planned(rank: int, folder: Path, planner: str) -> Result:
     """A real planner plans batches of dynamic size."""
     engines.environment(planner, "verl-engine")
     engine = engines.build(with_plug_in(), folder / "model")
-    trained, alone = Trained(), Trained()
+    trained, alone = TrainedEngine(), TrainedEngine()
     for step in range(2):
         trained.step(engine, engines.batch(rank, step, dynamic=True), engines.batch(rank, step, dynamic=True))
     engine.agent.detach()
@@ -147,7 +147,7 @@ def recorded(rank: int, folder: Path, planner: str) -> Result:
     results = []
     for of_class in (MegatronEngineWithLMHead, with_plug_in()):
         engine = engines.build(of_class, folder / "model", mode="R2")
-        trained = Trained()
+        trained = TrainedEngine()
         for step in range(2):
             routes = engines.inferred(engine, engines.batch(rank, step, has_routes=False))["routed_experts"]
             data = engines.batch(rank, step, has_routes=False)
@@ -165,7 +165,7 @@ def away(rank: int, folder: Path, planner: str) -> Result:
     """The planner is away: the job trains as without the plug-in."""
     engines.environment(AWAY, "away")
     engine = engines.build(with_plug_in(), folder / "model")
-    trained = Trained()
+    trained = TrainedEngine()
     for step in range(NUM_UPDATES):
         trained.step(engine, engines.batch(rank, step), engines.batch(rank, step))
     return {"difference": trained.differences(_trained["plain"]), "outcomes": trained.outcomes}

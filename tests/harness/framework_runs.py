@@ -1,0 +1,91 @@
+"""Runs of a framework's own engine beside the one with the plug-in, in the environment with the frameworks."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import child_process
+from harness.services import Service
+
+DEADLINE_S = 600.0
+NUM_EXPORTED = 69
+"""The tensors of the tiny Qwen3-MoE as Hugging Face names them."""
+ROUNDING = 1e-5
+"""Replicas and reorders change the order of additions and nothing else."""
+
+
+class FrameworkRun:
+    """The results of all ranks, by scenario.
+
+    Args:
+        folder: has a folder `<n> ranks` for each number of ranks, with a file of results for each rank.
+        log: what all ranks printed.
+    """
+
+    def __init__(self, folder: Path, log: str) -> None:
+        self._by_world = [
+            [json.loads(file.read_text()) for file in sorted(world.glob("rank*.json"))]
+            for world in folder.glob("* ranks")
+        ]
+        self.log = log
+
+    def of(self, scenario: str) -> list[dict[str, Any]]:
+        """Return one result per rank. The test fails if a rank raised or did not reach the scenario."""
+        for by_rank in self._by_world:
+            for results in by_rank:
+                if "error" in results.get(scenario, {}):
+                    pytest.fail(f"{scenario} raised:\n{results[scenario]['error']}")
+            if by_rank and all(scenario in results for results in by_rank):
+                return [results[scenario] for results in by_rank]
+        pytest.fail(f"{scenario} did not finish; end of the log:\n{self.log[-3000:]}")
+
+
+def run(python: str, module: str, folder: Path, planner: Service, *sources: Path) -> FrameworkRun:
+    """Run a module of the harness that runs ranks; return what they computed.
+
+    Args:
+        python: the interpreter of the environment.
+        module: the module; its arguments are a folder and the address of a planner.
+        folder: where the ranks write.
+        planner: plans for the ranks.
+        sources: folders from which the ranks import packages before all others.
+    """
+    environment = child_process.environment(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1", CUDA_VISIBLE_DEVICES="")
+    environment["PYTHONPATH"] = os.pathsep.join([*map(str, sources), environment["PYTHONPATH"]])
+    log = folder / "log"
+    # Into a file: children of a rank may outlive it and would keep a pipe open.
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [python, "-m", module, str(folder), planner.address],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return FrameworkRun(folder, log.read_text())
+
+
+def check_equal(difference: dict[str, Any]) -> None:
+    """Check that a rank computed and exported the same as the framework alone (`Trained.differences`)."""
+    assert difference["numbers"] < ROUNDING
+    assert difference["outputs"] < ROUNDING
+    assert difference["exports"] == [[]] * len(difference["exports"])
+    assert difference["exports"]
+
+
+def relative(got: list[float], expected: list[float]) -> float:
+    """Return the largest relative difference."""
+    return max(abs(a - b) / abs(b) for a, b in zip(got, expected, strict=True))
