@@ -49,7 +49,7 @@ def balanced(engine: type[Any]) -> type[Any]:
             super().initialize()
             if self.optimizer is None:
                 return
-            self._mode = _checked_mode(self.engine_config)
+            self._mode = checked_mode(self.engine_config, self.tf_config)
             configuration = find_configuration()
             settings = PluginSettings.read(
                 relibra_section(configuration), os.environ, default_job=default_job(configuration)
@@ -200,15 +200,26 @@ def balanced(engine: type[Any]) -> type[Any]:
     return BalancedEngine
 
 
-def _checked_mode(engine_config: Any) -> str:
+def checked_mode(engine_config: Any, model_config: Any) -> str:
     """Return the mode of routing replay.
 
+    Args:
+        engine_config: verl's configuration of the engine.
+        model_config: megatron's configuration of the model.
+
     Raises:
+        InvalidInput: routing is not replayed.
         Unsupported: relibra cannot plan passes with these settings.
     """
     for field, needed in (("use_remove_padding", True), ("dynamic_context_parallel", False), ("pad_to_length", False)):
         if getattr(engine_config, field) is not needed:
             raise Unsupported(f"expected verl's {field}={needed}, because relibra plans no other layout of tokens")
+    variant = getattr(model_config, "experimental_attention_variant", None)
+    if variant == "dsv4_hybrid" and engine_config.context_parallel_size > 1:
+        raise Unsupported(
+            f"expected verl's context_parallel_size=1 with {variant}, because verl does not cut its sequences in "
+            f"zigzag and relibra plans no other cut, got {engine_config.context_parallel_size}"
+        )
     mode = engine_config.router_replay.mode
     if mode not in ("R3", "R2"):
         raise InvalidInput.of(
