@@ -26,8 +26,7 @@ def code() -> SimpleNamespace:
     """Return the modules of miles, ready to train on this rank. The process must end afterwards."""
     folder = frameworks.checkout("miles")
     assert folder is not None, frameworks.reason("miles")
-    sys.meta_path += [slime_code.Checkout(folder, each) for each in ("miles", "miles_plugins")]
-    sys.meta_path.append(slime_code.StandIns(slime_code.MISSING + _MISSING))
+    slime_code.import_from(folder, "miles", "miles_plugins", missing=slime_code.MISSING + _MISSING)
     at = "miles.backends.megatron_utils"
     modules = {
         "actor": f"{at}.actor",

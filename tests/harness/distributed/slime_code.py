@@ -24,7 +24,6 @@ MISSING = (
     "aiohttp",
     "datasets",
     "httpx",
-    "megatron.training",
     "pylatexenc",
     "ray",
     "safetensors",
@@ -36,13 +35,28 @@ MISSING = (
     "wandb",
 )
 """Packages that slime's modules import and that the code under test does not use."""
+_REPLACED = ("megatron.training",)
+"""Packages that are mocks even if they are installed, as this one is with megatron-core 0.19 and newer."""
+
+
+def import_from(folder: Path, *packages: str, missing: Sequence[str] = MISSING) -> None:
+    """Let packages of a checkout be imported, without the packages that are not installed here.
+
+    Args:
+        folder: the checkout.
+        packages: the packages that are imported from it.
+        missing: the packages that are mocks where they are not installed.
+    """
+    sys.meta_path += [Checkout(folder, each) for each in packages]
+    sys.meta_path.append(StandIns([name for name in missing if importlib.util.find_spec(name) is None]))
+    sys.meta_path.insert(0, StandIns(_REPLACED))
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives a package of mocks for every one of the packages that is not installed."""
+    """Gives packages of mocks."""
 
-    def __init__(self, packages: Sequence[str] = MISSING) -> None:
-        self._missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    def __init__(self, packages: Sequence[str]) -> None:
+        self._missing = packages
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         is_missing = any(f"{name}.".startswith(f"{each}.") for each in self._missing)
@@ -77,7 +91,7 @@ def imported() -> SimpleNamespace:
     """Return slime's modules, for a host without an accelerator. The process must end afterwards."""
     folder = frameworks.checkout("slime")
     assert folder is not None, frameworks.reason("slime")
-    sys.meta_path += [Checkout(folder, "slime"), StandIns()]
+    import_from(folder, "slime")
     at = "slime.backends.megatron_utils"
     modules = {
         "accelerator": "slime.utils.accelerator",
