@@ -2,13 +2,14 @@
 
 - The engine names its device by number, which is a GPU for torch, so it sees `torch.device` as the CPU.
 - Trackers of experiments are imported and not used.
-- Triton is imported for kernels of fp8, which are not used.
+- Triton is imported for kernels of fp8, which are not used. torch brings it with its build for CUDA only.
 - Process groups exist before the engine asks for them, because two engines share them here.
 - Megatron-Bridge and mbridge get layers of megatron-core that need no Transformer Engine, and mbridge trains in fp32.
 
 All else is AReaL's own code.
 """
 
+import importlib.util
 import sys
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,17 @@ from harness.tiny_qwen3_moe import OFF_ON_CPU
 def install() -> None:
     """Stand in for what is missing. Call it after `megatron_on_cpu.install` and before anything imports AReaL."""
     bridge_on_cpu.install("swanlab", "trackio", "tensorboardX", "wandb")
+    if importlib.util.find_spec("triton") is None:
+        _define_kernels()
+    from areal.engine import megatron_engine
+
+    megatron_engine.torch = _TorchOnCpu("torch")
+    _local_layers(megatron_engine.MegatronBridgeAutoBridge)
+    _mbridge(megatron_engine.mbridge.AutoBridge)
+
+
+def _define_kernels() -> None:
+    """Import AReaL's kernels of fp8 without Triton."""
     import megatron.bridge  # noqa: F401  (first, because it would take the stand-in for Triton)
 
     triton, language = bridge_on_cpu.AnyModule("triton"), bridge_on_cpu.AnyModule("triton.language")
@@ -30,11 +42,6 @@ def install() -> None:
     import areal.engine.megatron_utils.fp8.kernels  # noqa: F401
 
     del sys.modules["triton"], sys.modules["triton.language"]
-    from areal.engine import megatron_engine
-
-    megatron_engine.torch = _TorchOnCpu("torch")
-    _local_layers(megatron_engine.MegatronBridgeAutoBridge)
-    _mbridge(megatron_engine.mbridge.AutoBridge)
 
 
 def _undecorated(function: Any = None, **_: Any) -> Any:
