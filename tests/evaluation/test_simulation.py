@@ -79,8 +79,10 @@ def test_foresight_is_worth_something(outcomes):
 
 
 def test_policies_that_decide_late_wait_for_their_decisions(outcomes):
+    # Policies that know ahead pay for mapping tokens to copies alone, with UltraEP's kernel.
     for name in ("llep", "ultraep", "eplb-per-micro-batch", "lplb"):
-        assert outcomes[name].step.decision_s > outcomes["relibra"].step.decision_s > 0
+        assert outcomes[name].step.decision_s > outcomes["eplb-oracle"].step.decision_s > 0
+    assert outcomes["relibra"].step.decision_s > 0
     assert outcomes["plain"].step.decision_s == 0
 
 

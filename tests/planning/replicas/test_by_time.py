@@ -130,6 +130,14 @@ def test_a_rank_that_receives_too_much_hands_it_over_even_if_tokens_are_balanced
     home_E = np.arange(4, dtype=np.int32)
     assert len(replicate_layer(load.load_MLE[:, 0], home_E, cluster).tokens_Y) == 0
     found = replicate_layer(load.load_MLE[:, 0], home_E, cluster, traffic=_traffic(load, cluster=cluster))
-    copies = {tuple(index): tokens for index, tokens in zip(found.index_Y2.tolist(), found.crossing_Y, strict=True)}
-    assert copies[(0, 1)] == 50
-    assert found.cost_M[0] == 150 + 3 * 50
+    # Rank 1 takes half of the copies that enter rank 0, and gives it as many local tokens.
+    lines = zip(found.index_Y2.tolist(), found.tokens_Y.tolist(), found.crossing_Y.tolist(), strict=True)
+    replicas = {tuple(index): (tokens, crossing) for index, tokens, crossing in lines}
+    assert replicas == {(0, 1): (50, 50), (1, 0): (50, 0), (3, 2): (50, 50), (2, 3): (50, 0)}
+    assert found.cost_M[0] == 100 + 3 * 50
+    # Where a further replica costs more than it saves, the ranks stay uneven.
+    dear = replicate_layer(
+        load.load_MLE[:, 0], home_E, cluster, ReplicaPrice(of_busiest=60), _traffic(load, cluster=cluster)
+    )
+    assert dear.index_Y2.tolist() == [[0, 1], [3, 2]]
+    assert dear.cost_M[0] == 150 + 3 * 50 + 60

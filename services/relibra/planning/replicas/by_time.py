@@ -8,19 +8,15 @@ Replicas stay on the node of their home, so the same copies leave and enter a no
 a node share what enters it, dispatch is the same for all choices, and tokens alone decide.
 
 In an all-to-all, a replica also takes copies off its home's adapter: those of its tokens that come from other nodes.
-Its other tokens are local. Two choices are made in every cell:
+Its other tokens are local. So choices are made in every cell that start from either sum:
 
 - One balances the tokens of ranks. Which of a replica's tokens cross is then chosen so that the copies that enter ranks
   are even too.
 - The other balances the copies that enter ranks. How many local tokens a replica has is then chosen so that the tokens
-  of ranks are even too.
+  of ranks are even too (`even_out`). A third choice adds replicas of local tokens alone where slots are left.
 
-A cell takes the faster of the two, or no replicas if that is faster still.
-
-The second sum of a choice is evened out by moving parts of experts between their home and one replica after another,
-each time until both ranks have equally much or nothing is left to move. Each move lowers the sum of squares, whose
-smallest value has the smallest maximum. A forecast cannot do this, because its replicas get the same part of every
-source's tokens.
+A cell takes the fastest of them, or no replicas if that is faster still. In a forecast, replicas get the same part of
+every source's tokens, and nothing is evened out.
 
 M rows, E experts, R EP ranks, Y replicas, K choices.
 """
@@ -33,11 +29,9 @@ from numpy.typing import NDArray
 from relibra.planning.jit import compiled
 from relibra.planning.job import Cluster
 from relibra.planning.prices import ReplicaPrice
+from relibra.planning.replicas.even_out import add_local, even_out, parts
 from relibra.planning.replicas.layer_replicas import LayerReplicas, balance_layer, worth_their_cell
 from relibra.planning.traffic import UNIT_BITS, LayerTraffic
-
-_NUM_SWEEPS = 8
-"""How often replicas are evened out, one after the other; fewer if nothing moves any more."""
 
 
 def replicate_by_time(
@@ -69,24 +63,15 @@ def replicate_by_time(
         of_busiest = (price.of_busiest << UNIT_BITS) // worth
         of_tokens = balance_layer(load_ME, home_E, cluster, price.least, of_busiest)
         choices.append(_with_copies(of_tokens, load_ME, crossing_ME))
+        if traffic.picks_sources:
+            even_out(load_ME, crossing_ME, home_E, cluster.num_ranks, *_replicas(choices[-1]), price.least, True)
         if crossing:
             least, of_busiest = max(1, price.least * crossing // tokens), of_busiest * crossing // tokens
             of_copies = balance_layer(crossing_ME, home_E, cluster, least, of_busiest)
             choices.append(_with_tokens(of_copies, load_ME, crossing_ME, price.least))
-    if traffic.picks_sources:
-        for each, is_of_tokens in zip(choices[1:], (True, False), strict=False):
-            _even_out(
-                load_ME,
-                crossing_ME,
-                home_E,
-                cluster.num_ranks,
-                each.end_M,
-                each.index_Y2,
-                each.tokens_Y,
-                _copies(each),
-                price.least,
-                is_of_tokens,
-            )
+            if traffic.picks_sources:
+                even_out(load_ME, crossing_ME, home_E, cluster.num_ranks, *_replicas(choices[-1]), price.least, False)
+                choices.append(_with_local_replicas(choices[-1], load_ME, crossing_ME, home_E, cluster, price))
     found = _fastest(
         [_timed(each, load_ME, crossing_ME, home_E, leaving_M, price, traffic.price, cluster) for each in choices]
     )
@@ -108,7 +93,7 @@ def _nothing(num_rows: int) -> LayerReplicas:
 
 def _with_copies(of_tokens: LayerReplicas, load_ME: NDArray[np.int64], crossing_ME: NDArray[np.int64]) -> LayerReplicas:
     """Return the choice whose replicas get the same part of an expert's crossing tokens as of all its tokens."""
-    crossing_Y = _parts(crossing_ME, load_ME, of_tokens.end_M, of_tokens.index_Y2, of_tokens.tokens_Y)
+    crossing_Y = parts(crossing_ME, load_ME, of_tokens.end_M, of_tokens.index_Y2, of_tokens.tokens_Y)
     return replace(of_tokens, crossing_Y=crossing_Y)
 
 
@@ -119,7 +104,7 @@ def _with_tokens(
 
     Replicas that have fewer than `least` tokens are left out.
     """
-    tokens_Y = _parts(load_ME, crossing_ME, of_copies.end_M, of_copies.index_Y2, of_copies.tokens_Y)
+    tokens_Y = parts(load_ME, crossing_ME, of_copies.end_M, of_copies.index_Y2, of_copies.tokens_Y)
     is_kept_Y = tokens_Y >= least
     num_kept_Y = np.concatenate([[0], np.cumsum(is_kept_Y)])
     return replace(
@@ -129,6 +114,31 @@ def _with_tokens(
         tokens_Y=tokens_Y[is_kept_Y],
         crossing_Y=of_copies.tokens_Y[is_kept_Y],
     )
+
+
+def _with_local_replicas(
+    choice: LayerReplicas,
+    load_ME: NDArray[np.int64],
+    crossing_ME: NDArray[np.int64],
+    home_E: NDArray[np.int32],
+    cluster: Cluster,
+    price: ReplicaPrice,
+) -> LayerReplicas:
+    """Return the choice with further replicas of local tokens, in the slots that it leaves."""
+    # Such a replica takes no copies off an adapter: its tokens are worth their computation alone.
+    least, size, slots = max(price.least, price.of_busiest), cluster.gpus_per_node, cluster.redundant_slots
+    expert_RX = np.argsort(home_E, kind="stable").reshape(cluster.num_ranks, -1)
+    end_M, index_Y2, tokens_Y, crossing_Y = add_local(
+        load_ME, crossing_ME, expert_RX, size, slots, *_replicas(choice), least
+    )
+    even_out(load_ME, crossing_ME, home_E, cluster.num_ranks, end_M, index_Y2, tokens_Y, crossing_Y, price.least, False)
+    return replace(choice, end_M=end_M, index_Y2=index_Y2, tokens_Y=tokens_Y, crossing_Y=crossing_Y)
+
+
+def _replicas(
+    choice: LayerReplicas,
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+    return choice.end_M, choice.index_Y2, choice.tokens_Y, _copies(choice)
 
 
 def _copies(choice: LayerReplicas) -> NDArray[np.int64]:
@@ -152,10 +162,7 @@ def _timed(
         crossing_ME,
         home_E,
         cluster.num_ranks,
-        choice.end_M,
-        choice.index_Y2,
-        choice.tokens_Y,
-        _copies(choice),
+        *_replicas(choice),
     )
     dispatch_M = -(-np.maximum(copies_M, leaving_M) * traffic_price >> UNIT_BITS)
     of_replicas_M = busiest_M * price.of_busiest + (busiest_M > 0) * price.of_cell
@@ -178,93 +185,6 @@ def _fastest(choices: list[LayerReplicas]) -> LayerReplicas:
         tokens_Y=np.concatenate([each.tokens_Y for each in choices])[taken_Y],
         crossing_Y=np.concatenate([_copies(each) for each in choices])[taken_Y],
     )
-
-
-@compiled
-def _parts(
-    whole_ME: NDArray[np.int64],
-    of_ME: NDArray[np.int64],
-    end_M: NDArray[np.int64],
-    index_Y2: NDArray[np.int32],
-    part_Y: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Return what every replica has of `whole_ME`, if it has `part_Y` of `of_ME`, in whole numbers.
-
-    Replicas that have all of the one also have all of the other.
-    """
-    result_Y = np.empty(len(part_Y), dtype=np.int64)
-    taken_E = np.zeros(whole_ME.shape[1], dtype=np.int64)
-    begin = 0
-    for row in range(len(whole_ME)):
-        for replica in range(begin, end_M[row]):
-            taken_E[index_Y2[replica, 0]] = 0
-        for replica in range(begin, end_M[row]):
-            expert = index_Y2[replica, 0]
-            whole, of, before = whole_ME[row, expert], of_ME[row, expert], taken_E[expert]
-            after = before + part_Y[replica]
-            result_Y[replica] = after * whole // of - before * whole // of
-            taken_E[expert] = after
-        begin = end_M[row]
-    return result_Y
-
-
-@compiled
-def _even_out(
-    load_ME: NDArray[np.int64],
-    crossing_ME: NDArray[np.int64],
-    home_E: NDArray[np.int32],
-    num_ranks: int,
-    end_M: NDArray[np.int64],
-    index_Y2: NDArray[np.int32],
-    tokens_Y: NDArray[np.int64],
-    crossing_Y: NDArray[np.int64],
-    least: int,
-    is_of_tokens: bool,
-) -> None:
-    """Change, in place, which tokens of replicas cross (`is_of_tokens`), or else how many local tokens they have."""
-    num_experts = load_ME.shape[1]
-    sum_R = np.empty(num_ranks, dtype=np.int64)
-    local_E = np.empty(num_experts, dtype=np.int64)  # what the homes have left
-    left_E = np.empty(num_experts, dtype=np.int64)
-    begin = 0
-    for row in range(len(load_ME)):
-        end = end_M[row]
-        sum_R[:] = 0
-        for expert in range(num_experts):
-            left_E[expert] = crossing_ME[row, expert]
-            local_E[expert] = load_ME[row, expert] - left_E[expert]
-            sum_R[home_E[expert]] += left_E[expert] if is_of_tokens else load_ME[row, expert]
-        for replica in range(begin, end):
-            expert, crossing = index_Y2[replica, 0], crossing_Y[replica]
-            left_E[expert] -= crossing
-            local_E[expert] -= tokens_Y[replica] - crossing
-            moved = crossing if is_of_tokens else tokens_Y[replica]
-            sum_R[home_E[expert]] -= moved
-            sum_R[index_Y2[replica, 1]] += moved
-        for _ in range(_NUM_SWEEPS):
-            is_even = True
-            for replica in range(begin, end):
-                expert, rank = index_Y2[replica, 0], index_Y2[replica, 1]
-                home, tokens, crossing = home_E[expert], tokens_Y[replica], crossing_Y[replica]
-                if is_of_tokens:  # a crossing token and a local one change places
-                    most, fewest = min(left_E[expert], tokens - crossing), -min(crossing, local_E[expert])
-                else:
-                    most, fewest = local_E[expert], max(crossing, least) - tokens
-                moved = max(fewest, min(most, (sum_R[home] - sum_R[rank]) // 2))
-                if moved == 0:
-                    continue
-                is_even = False
-                local_E[expert] -= -moved if is_of_tokens else moved
-                if is_of_tokens:
-                    left_E[expert] -= moved
-                    crossing_Y[replica] += moved
-                else:
-                    tokens_Y[replica] += moved
-                sum_R[home] -= moved
-                sum_R[rank] += moved
-            if is_even:
-                break
-        begin = end
 
 
 @compiled
