@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from harness import frameworks
+from harness.differences import largest
 
 pytestmark = [
     pytest.mark.distributed,
@@ -24,7 +25,7 @@ def check_equal(results: list[dict[str, Any]], *, num_stages: int = 1) -> None:
     # Only the last pipeline stage has an output.
     assert sum("log_probs" in each for each in differences) == len(results) // num_stages
     assert {"losses", "norms", "sent"} <= {kind for each in differences for kind in each}
-    assert max(value for each in differences for value in each.values()) < ROUNDING, differences
+    assert largest(value for each in differences for value in each.values()) < ROUNDING, differences
 
 
 @pytest.mark.parametrize("framework", ["slime", "miles"])

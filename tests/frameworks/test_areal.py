@@ -28,6 +28,7 @@ def test_S5_mbridge_sends_saves_and_loads_every_expert_under_its_name_after_reor
     for result in areal_engines.of("default_bridge"):
         assert result["converter"] == "mbridge.models.qwen3moe"
         assert result["num_exported"] == NUM_EXPORTED
+        assert result["outcomes"]
         assert all(each["is_applied"] and each["num_moved"] for each in result["outcomes"])
         assert result["untrained"]["by_place"]
         assert all(".experts." in name for name in result["untrained"]["by_place"])

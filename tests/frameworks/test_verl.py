@@ -70,6 +70,7 @@ def test_S5_a_planner_plans_every_pass_of_batches_of_dynamic_size(verl_engines: 
 
 def test_recorded_routing_is_planned_for_the_update(verl_engines: Any) -> None:
     for result in verl_engines.of("recorded"):
+        assert len(result["outcomes"]) == 2
         assert all(each["is_applied"] for each in result["outcomes"]), result["outcomes"]
         check_equal(result["difference"])
 
@@ -92,6 +93,7 @@ def test_a_critic_and_a_reference_in_the_same_process_stay_as_they_are(verl_engi
     for result in verl_engines.of("colocated"):
         assert result["agents"] == [True, False]
         assert "BalancedEngine" not in result["critics"]
+        assert len(result["outcomes"]) == 4
         assert all(each["is_applied"] and each["num_moved"] for each in result["outcomes"])
         check_equal(result["difference"]["actor"])
         assert result["difference"]["reference"]["outputs"] == 0
@@ -104,6 +106,7 @@ def test_S5_mbridge_exports_and_saves_every_expert_under_its_name_after_reorders
     for result in verl_engines.of("mbridge"):
         assert result["converter"] == "mbridge.models.qwen3moe"
         assert result["num_exported"] == NUM_EXPORTED
+        assert result["outcomes"]
         assert all(each["is_applied"] and each["num_moved"] for each in result["outcomes"])
         by_place = result["untrained"].pop("by_place")
         assert by_place

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from harness import child_process
+from harness.differences import largest
 from harness.services import Service
 
 DEADLINE_S = 600.0
@@ -88,4 +89,4 @@ def check_equal(difference: dict[str, Any]) -> None:
 
 def relative(got: list[float], expected: list[float]) -> float:
     """Return the largest relative difference."""
-    return max(abs(a - b) / abs(b) for a, b in zip(got, expected, strict=True))
+    return largest(abs(a - b) / abs(b) for a, b in zip(got, expected, strict=True))

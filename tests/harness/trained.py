@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from harness.differences import largest
+
 Result = dict[str, Any]
 
 ADAM_EPS = 1e-4
@@ -44,8 +46,8 @@ class Trained:
         ]
         outputs = [float((a - b).abs().max()) for a, b in zip(self.outputs, other.outputs, strict=True)]
         return {
-            "numbers": max(numbers, default=None),
-            "outputs": max(outputs, default=None),
+            "numbers": largest(numbers) if numbers else None,
+            "outputs": largest(outputs) if outputs else None,
             "exports": [differing(a, b) for a, b in zip(self.exports, other.exports, strict=True)],
         }
 
