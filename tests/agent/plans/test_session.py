@@ -237,8 +237,12 @@ def test_L1_a_short_wait_becomes_a_whole_one_when_the_planner_answers(
     monkeypatch.setattr(session_module, "_AWAY_WAIT_S", 1.5)
     session.prefetch(0)
     until(lambda: session._last_error == "the schedule is not there yet")  # connected, so that it hears at once
-    session._is_away = True
-    assert session.wait(0, 2.0).reason == "no plan of step 0 within 2 s: the schedule is not there yet"
+
+    def is_whole() -> bool:
+        session._is_away = True
+        return session.wait(0, 2.0).reason == "no plan of step 0 within 2 s: the schedule is not there yet"
+
+    until(is_whole)  # unless the machine is too busy for an answer within the short wait
 
 
 def test_S6_an_agent_beyond_the_limit_on_calls_knows_why_and_does_not_ask_again_at_once(
