@@ -24,6 +24,6 @@ def test_a_cell_without_replicas_costs_no_operation(plain: float) -> None:
 
 
 @pytest.mark.parametrize("device", [None, NoDevice()], ids=["nowhere", "symmetric"])
-def test_a_replicated_cell_costs_four_launches_and_no_operation(plain: float, device: NoDevice | None) -> None:
-    """Three place tokens and give them back, and one adds up gradients."""
-    assert beyond(plain, Layers(REPLICAS, device=device)) == (0, 4)
+def test_a_replicated_cell_costs_five_launches_and_one_operation(plain: float, device: NoDevice | None) -> None:
+    """Three kernels place tokens, one gives their gradients back into zeroed memory, and one adds up gradients."""
+    assert beyond(plain, Layers(REPLICAS, device=device)) == (1, 5)

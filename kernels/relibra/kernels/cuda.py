@@ -51,14 +51,17 @@ def expert_unpack(run: Run, buffer: Tensor, into: Sequence[Tensor]) -> None:
 def grad_accumulate(run: Run, into: Sequence[Tensor], gradients: Sequence[Tensor | Sequence[Tensor]]) -> None:
     """Run `reference.grad_accumulate`; all gradients of one target have the same dtype."""
     for targets in _groups(into, map(_Added.of, gradients)):
-        table, num_tiles, num_gradients = Gradients(num_targets=len(targets)), 0, 0
-        for i, (target, added) in enumerate(targets):
-            table.into[i], table.num_elements[i] = target.data_ptr(), target.numel()
-            first, num_gradients = num_gradients, num_gradients + len(added.addresses)
-            table.gradient[first:num_gradients] = added.addresses
-            num_tiles += -(-target.numel() // TILE_ELEMENTS)
-            table.first_gradient[i + 1], table.first_tile[i + 1] = num_gradients, num_tiles
-        element = _ELEMENTS[targets[0][1].dtype]
+        table, num = Gradients(num_targets=len(targets)), len(targets)
+        addresses, first_gradient, first_tile = list[int](), [0], [0]
+        for target, added in targets:
+            addresses += added.addresses
+            first_gradient.append(len(addresses))
+            first_tile.append(first_tile[-1] + -(-target.numel() // TILE_ELEMENTS))
+        table.into[:num] = [target.data_ptr() for target, _ in targets]
+        table.num_elements[:num] = [target.numel() for target, _ in targets]
+        table.gradient[: len(addresses)] = addresses
+        table.first_gradient[: num + 1], table.first_tile[: num + 1] = first_gradient, first_tile
+        num_tiles, element = first_tile[-1], _ELEMENTS[targets[0][1].dtype]
         args = (table, c_int32(element))
         run(Launch(kernel="grad_accumulate", num_blocks=(num_tiles, 1), num_threads=256, args=args))
 

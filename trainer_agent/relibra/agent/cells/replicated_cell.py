@@ -6,7 +6,7 @@ from functools import cached_property
 from torch import Tensor, nn
 
 from relibra.agent.cells.cells import StepCells
-from relibra.agent.cells.fetch import Use
+from relibra.agent.cells.fetch import Moment, Use, next_use
 from relibra.agent.cells.gradient_return import returning, trained
 from relibra.agent.cells.slots import NUM_SIDES
 from relibra.agent.experts import Experts
@@ -50,6 +50,13 @@ class ReplicatedCell:
         self.num_own = sum(copy.destination_rank == rank for copy in self.copies)
         """The number of replicas on this rank."""
         self._rank, self._reduces_early = rank, reduces_early
+        self._following: dict[Moment, Use | None] = {}
+
+    def following(self, use: Use, moment: Moment) -> Use | None:
+        """Return the guess of the use after `use`, one of this cell's, which is the same whenever the moment is."""
+        if moment not in self._following:
+            self._following[moment] = next_use(use, moment, self.layers)
+        return self._following[moment]
 
     @cached_property
     def accepting(self) -> Sequence[nn.Parameter]:

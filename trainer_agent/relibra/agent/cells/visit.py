@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from relibra.agent.cells.arrivals import Arrivals
-from relibra.agent.cells.fetch import Fetcher, Moment, Use, next_use
+from relibra.agent.cells.fetch import Fetcher, Moment, Use
 from relibra.agent.cells.gradient_return import GradientReturn, trained
 from relibra.agent.cells.replicated_cell import ReplicatedCell
 from relibra.agent.cells.slots import Slots
@@ -116,13 +116,13 @@ class Visit:
     def fetch(self) -> list[Tensor]:
         """Return the weights of this rank's replicas, slot by slot."""
         cell, slots = self._cell, self._context.slots
-        self._context.fetcher.take(self.use, cell.side, next_use(self.use, self._moment, cell.layers))
+        self._context.fetcher.take(self.use, cell.side, cell.following(self.use, self._moment))
         return [each for slot in range(cell.num_own) for each in slots.weights(cell.side, slot, self.use.layer)]
 
     def fetch_again(self) -> None:
         """Fill the slots with the weights of the forward, and zero the gradients that kernels add to."""
         cell, use = self._cell, self._cell.use_in_backward
-        self._context.fetcher.take(use, cell.side, next_use(use, Moment.BACKWARD, cell.layers))
+        self._context.fetcher.take(use, cell.side, cell.following(use, Moment.BACKWARD))
         for gradient in self._gradients():
             gradient.zero_()
 

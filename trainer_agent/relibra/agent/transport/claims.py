@@ -9,12 +9,8 @@ from torch import Tensor
 
 from relibra.errors import InvalidInput
 
-
-class _Part(NamedTuple):
-    begin: int
-    end: int
-    tensor: int
-    """The index of the tensor."""
+_Part = tuple[int, int, int]
+"""The first byte, the byte after the last one, and the index of the tensor."""
 
 
 class _Memory(NamedTuple):
@@ -33,10 +29,10 @@ class _Memory(NamedTuple):
                 raise ValueError(f"a parcel must be contiguous, got strides {tensor.stride()}")
             if size_bytes := tensor.nbytes:
                 begin = tensor.data_ptr()
-                parts.append(_Part(begin, begin + size_bytes, i))
+                parts.append((begin, begin + size_bytes, i))
         if not parts:
             return cls(0, 0, parts)
-        return cls(min(parts)[0], max(part.end for part in parts), parts)
+        return cls(min(parts)[0], max([end for _, end, _ in parts]), parts)
 
     def overlap(self, others: Iterable["_Memory"]) -> int | None:
         """Return a tensor that overlaps the memory of others, if one does."""
@@ -44,17 +40,16 @@ class _Memory(NamedTuple):
             # The slots of one side and the weights of a layer lie close together, so most pairs end here.
             if self.begin >= other.end or other.begin >= self.end:
                 continue
-            for part in self.parts:
-                for begin, end, _ in other.parts:
-                    if part.begin < end and begin < part.end:
-                        return part.tensor
+            for begin, end, tensor in self.parts:
+                if any(begin < other_end and other_begin < end for other_begin, other_end, _ in other.parts):
+                    return tensor
         return None
 
     def overlap_within(self) -> int | None:
         """Return a tensor that overlaps another one of these, if one does."""
-        for before, part in itertools.pairwise(sorted(self.parts)):
-            if part.begin < before.end:
-                return part.tensor
+        for (_, end, _), (begin, _, tensor) in itertools.pairwise(sorted(self.parts)):
+            if begin < end:
+                return tensor
         return None
 
 

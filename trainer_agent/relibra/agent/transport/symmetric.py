@@ -12,7 +12,6 @@ under way. No thread moves bytes, no byte is copied twice, and on a GPU no host 
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,8 +86,7 @@ class SymmetricTransport:
         if receives:
             marks.append(self._incoming.mark())
         if sends:
-            pushes = [_Push(*each) for each in zip(sends, targets, map(arrivals.get, outgoing), strict=True)]
-            self._push(pushes)
+            self._push(sends, targets, [arrivals.get(place) for place in outgoing])
             marks.append(self._outgoing.mark())
         self._sent_bytes += sum(size_bytes for _, size_bytes in outgoing)
         return _Transfer(self._claims, claim, marks, (*sends, *receives))
@@ -107,12 +105,16 @@ class SymmetricTransport:
             self._incoming.wait_signal(self.num_ranks + peer, self._num_opened[peer] % _WORD)
         return arrivals
 
-    def _push(self, pushes: Sequence["_Push"]) -> None:
+    def _push(
+        self,
+        sends: Sequence[Parcel],
+        targets: Sequence[Tensor | None],
+        arrivals: Sequence[tuple[int, int] | None],
+    ) -> None:
         """Queue all pushes in their order, each after its memory is open and, for a relay, after its bytes arrived."""
         self._outgoing.follow()
-        num_due = Counter(parcel.peer for parcel, _, _ in pushes)
-        due = {peer: self._num_sent[peer] + num for peer, num in num_due.items()}
-        for parcel, target, arrival in pushes:
+        due = {peer: self._num_sent[peer] + num for peer, num in Counter(each.peer for each in sends).items()}
+        for parcel, target, arrival in zip(sends, targets, arrivals, strict=True):
             if parcel.peer in due:
                 self._outgoing.wait_signal(parcel.peer, due.pop(parcel.peer) % _WORD)
             self._num_sent[parcel.peer] += 1
@@ -149,16 +151,6 @@ class SymmetricTransport:
                 return self._seen[key]
         expected = "memory that `memory` of this transport returned"
         raise InvalidInput.of(name, expected=expected, got=f"a {tuple(tensor.shape)} tensor elsewhere")
-
-
-class _Push(NamedTuple):
-    """A parcel on its way out."""
-
-    parcel: Parcel
-    target: Tensor | None
-    """Its place in the memory of its peer; None if it is empty."""
-    arrival: tuple[int, int] | None
-    """For a relay, the peer that it comes from, and its number."""
 
 
 class _Transfer:
