@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from megatron.core.dist_checkpointing.utils import replace_prefix_for_sharding
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe import experts
 from megatron.core.transformer.moe.experts import TEGroupedMLP
@@ -51,6 +52,8 @@ class GroupedLinear(torch.nn.Module):
         for i in range(num_gemms):
             weight = torch.nn.Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
             init_method(weight)
+            # Transformer Engine marks weights, and no biases: other tensor-parallel ranks have other experts.
+            set_tensor_model_parallel_attributes(weight, True, 0 if self.is_column else 1, 1)
             self.register_parameter(f"weight{i}", weight)
             if bias:
                 self.register_parameter(

@@ -52,9 +52,8 @@ def built_job(cluster: Cluster, *, sharded: bool, is_zigzag: bool = True) -> Gpt
     )
     job.config.no_sync_func = None
     for parameter in (each for chunk in job.chunks for each in chunk.parameters()):
-        # As Transformer Engine marks them: those of experts are no duplicates of those on other tensor-parallel ranks.
-        is_of_expert = not getattr(parameter, "allreduce", True)
-        parameter.tensor_model_parallel = is_of_expert or getattr(parameter, "tensor_model_parallel", False)
+        # As Transformer Engine marks all parameters.
+        parameter.tensor_model_parallel = getattr(parameter, "tensor_model_parallel", False)
         parameter.partition_dim, parameter.partition_stride = getattr(parameter, "partition_dim", 0), 1
     return job
 

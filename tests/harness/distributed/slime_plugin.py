@@ -37,12 +37,11 @@ COLOCATED: dict[str, Any] = {"colocate": True, "offload_train": True, "kl_coef":
 _TWO_GROUPS = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=3, num_ep_groups=2)
 _ONE_GROUP = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
 PARALLEL: dict[str, tuple[Cluster, dict[str, Any], dict[str, Any]]] = {
-    # Not sharded: the norm of a distributed optimizer reads marks that `built_job` makes after the optimizer.
-    "tp2": (_TWO_GROUPS, {"sharded": False}, {"tensor_parallel_size": 2}),
+    "tp2": (_TWO_GROUPS, {"sharded": True}, {"tensor_parallel_size": 2}),
     "cp2": (_TWO_GROUPS, {"sharded": True}, {"context_parallel_size": 2}),
     "allgather_cp2_tp2": (
         _TWO_GROUPS,
-        {"sharded": False, "allgather_cp": True},
+        {"sharded": True, "allgather_cp": True},
         {"context_parallel_size": 2, "tensor_parallel_size": 2},
     ),
     "pp2": (_ONE_GROUP, {"sharded": True}, {"num_stages": 2}),
