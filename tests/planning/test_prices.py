@@ -68,6 +68,12 @@ def test_moves_must_gain_what_they_cost():
     assert hysteresis.net_gain(10**6, 10**6 - 2500, num_moved=10) > 0 > hysteresis.net_gain(10**6, 10**6 - 2400, 10)
 
 
+def test_moves_for_less_traffic_must_gain_twice_what_they_cost():
+    hysteresis = Hysteresis(tokens_per_move=10.0, least=0.0, most=np.inf)
+    assert hysteresis.net_gain(1000, 985, num_moved=1) > 0 > hysteresis.of_less_traffic().net_gain(1000, 985, 1)
+    assert hysteresis.of_less_traffic().net_gain(1000, 975, num_moved=1) > 0
+
+
 def test_a_guess_asks_for_a_gain_within_limits():
     hysteresis = price_moves(PlanParams(), _MODEL, _CLUSTER)
     assert hysteresis.net_gain(10**6, 10**6 - 20_001, num_moved=10**6) > 0

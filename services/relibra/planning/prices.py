@@ -23,6 +23,11 @@ _STEPS_OF_FIRST_PLACEMENT = 16
 """Steps within which the first reorder, away from the identity placement, must pay for itself. A placement lasts
 longer, but the popularity of experts drifts."""
 
+_GAIN_OF_LESS_TRAFFIC = 2.0
+"""What later moves must gain where dispatch has a price, as a multiple of their cost. Such moves would pay in most
+layers of every step, by little: for small experts they took 1 % to 2 % of a simulated step to gain as much. Rates
+between nodes are among the least certain constants, and if they are off, such a move loses."""
+
 _GUESSED_GAIN = (0.001, 0.02)
 """Bounds on the gain asked for where the cost model is a guess, as parts of the layer's tokens."""
 _MAX_LOSS = 0.01
@@ -57,6 +62,10 @@ class Hysteresis:
     def of_first_placement(self) -> "Hysteresis":
         """Return the hysteresis for a layer that was never reordered: its moves pay off over several steps."""
         return replace(self, tokens_per_move=self.tokens_per_move / _STEPS_OF_FIRST_PLACEMENT)
+
+    def of_less_traffic(self) -> "Hysteresis":
+        """Return the hysteresis for later moves where dispatch has a price: they must gain well above their cost."""
+        return replace(self, tokens_per_move=self.tokens_per_move * _GAIN_OF_LESS_TRAFFIC)
 
     def net_gain(self, tokens: int, proposed: int, num_moved: int) -> float:
         """Return the tokens saved beyond what moving `num_moved` experts must save; positive where they should move.

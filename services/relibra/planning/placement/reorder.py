@@ -62,11 +62,12 @@ def reorder(
 
     def reorder_one(layer: int) -> NDArray[np.int32]:
         is_first = np.array_equal(previous_LE[layer], identity_LE[layer])
+        later = hysteresis if traffic is None else hysteresis.of_less_traffic()
         search = _LayerSearch(
             load_ME=np.ascontiguousarray(load_MLE[:, layer]),
             cluster=cluster,
             price=price,
-            hysteresis=hysteresis.of_first_placement() if is_first else hysteresis,
+            hysteresis=hysteresis.of_first_placement() if is_first else later,
             seed=seed + layer,
             num_proposals=proposals,
             traffic=None if traffic is None else traffic.layer(layer),
