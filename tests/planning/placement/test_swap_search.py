@@ -121,4 +121,5 @@ def test_a_step_gets_the_same_work_however_it_is_cut():
     assert num_proposals(1000, 1, 64) < num_proposals(10, 1, 64)
     assert num_proposals(10**6, 60, 256) > 256 * 100
     assert num_proposals(1, 1, 4) <= 16_000
-    assert num_proposals(16, 10, 64, has_traffic=True) == num_proposals(80, 10, 64)
+    assert num_proposals(16, 10, 64, has_traffic=True) == num_proposals(48, 10, 64)
+    assert 3 * num_proposals(10**6, 60, 256, has_traffic=True) == num_proposals(10**6, 60, 256)

@@ -22,11 +22,11 @@ _STEP_WORK = 300_000_000
 _PROPOSAL_WORK = 16
 """What a proposal costs besides its rows, in rows."""
 
-_TRAFFIC_WORK = 5
+_TRAFFIC_WORK = 3
 """How many times as much work a row is where dispatch has a price."""
 
 _PROPOSALS_PER_EXPERT = 300
-"""Proposals that a layer gets at least, however large the step is."""
+"""Proposals that a layer gets at least, however large the step is; fewer where a row is more work."""
 
 _CLOSE_ENOUGH = 13
 """The search stops within 2**-13 = 0.01 % of equal groups."""
@@ -43,7 +43,7 @@ def num_proposals(num_rows: int, num_layers: int, num_experts: int, has_traffic:
     """
     row_work = _TRAFFIC_WORK if has_traffic else 1
     affordable = _STEP_WORK // (num_layers * (_PROPOSAL_WORK + num_rows * row_work))
-    return min(max(affordable, _PROPOSALS_PER_EXPERT * num_experts), 1000 * num_experts**2)
+    return min(max(affordable, _PROPOSALS_PER_EXPERT * num_experts // row_work), 1000 * num_experts**2)
 
 
 def improve(
