@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -103,6 +104,25 @@ def test_S1_whatever_keeps_the_planner_from_starting_is_raised_on_all_ranks(monk
 
     (refusal,) = set(ranks.run(settle))
     assert refusal.startswith("the embedded planner did not start: TimeoutExpired: ")
+
+
+def test_L1_a_model_that_is_built_again_after_the_planner_died_trains_without_plans(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = ThreadRanks(2)
+    monkeypatch.setattr(embedded, "dist", ranks)
+    with socket.create_server(("127.0.0.1", 0)) as planner:
+        address = f"127.0.0.1:{planner.getsockname()[1]}"
+        monkeypatch.setattr(embedded, "start", mock.Mock(return_value=embedded.Access(address=address)))
+
+        def settle(_: int) -> str:
+            return embedded.settled(PluginSettings(planner="embedded", job="job")).planner
+
+        assert ranks.run(settle) == [address] * 2
+    assert ranks.run(settle) == [address] * 2
+    embedded._check_reachable.cache_clear()
+    with pytest.raises(Unavailable, match="cannot be reached from"):
+        ranks.run(settle)
 
 
 @pytest.mark.parametrize(

@@ -221,8 +221,9 @@ def _token(job: str, redis_url: str) -> str:
     return made.stdout.strip()
 
 
+@functools.cache  # a planner that has died since costs balance only
 def _check_reachable(address: str) -> None:
-    """Collective over all ranks: connect to the planner.
+    """Collective over all ranks: connect to the planner, until all ranks have reached it once.
 
     Raises:
         Unavailable: a rank cannot connect.
