@@ -28,12 +28,16 @@ def test_readiness_follows_redis_beside_the_metrics():
     assert "relibra_planner_ready 1.0" in shown
 
 
-def test_S7_a_client_that_asks_nothing_keeps_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_S7_a_client_that_asks_nothing_keeps_no_thread(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert 0 < (metrics_module._Silent.timeout or 0) <= PATIENT_S
     monkeypatch.setattr(metrics_module._Silent, "timeout", 0.05)
     port = Metrics().serve("127.0.0.1", 0)
     with socket.create_connection(("127.0.0.1", port), PATIENT_S) as silent:
         silent.sendall(b"GET /livez")
         assert silent.recv(1) == b"", "the planner hangs up"
+    assert capsys.readouterr().err == "", "a client that hangs is no error of the planner"
 
 
 def test_a_port_in_use_is_refused():
