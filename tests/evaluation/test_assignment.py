@@ -30,3 +30,20 @@ def test_a_plan_is_an_assignment():
     assignment = Assignment.of_plan(plan)
     np.testing.assert_array_equal(assignment.rank_loads_MLR(cluster), plan.rank_loads_MLR)
     assert assignment.is_replica_Q.sum() == plan.prediction.num_replicas > 0
+
+
+def test_the_shares_of_a_plan_say_which_tokens_of_replicas_cross():
+    cluster = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
+    schedule = Schedule.round_robin(8, 2, cluster)
+    counts_SLE = np.random.default_rng(0).poisson([[90, 9, 9, 9, 9, 50, 9, 9]], (8, 1, 8))
+    plan = solve(
+        StepLoad.of(counts_SLE, schedule, cluster), schedule, Model(num_layers=1, num_experts=8, top_k=1), cluster
+    )
+    assignment = Assignment.of_plan(plan)
+    share_YR, node_Y = plan.shares.to_array(), plan.quota_index_Q4[plan.is_replica_Q, 3] // 2
+    crossing_Y = [
+        int(share_R[2 * (1 - node) : 2 * (2 - node)].sum()) for share_R, node in zip(share_YR, node_Y, strict=True)
+    ]
+    assert assignment.crossing_Q[plan.is_replica_Q].tolist() == crossing_Y
+    assert sum(crossing_Y) > 0
+    assert not assignment.crossing_Q[~plan.is_replica_Q].any()

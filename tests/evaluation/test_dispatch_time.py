@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from harness.small_training import CLUSTER, CONSTANTS, EVEN, HOME_LE, MODEL
-from relibra.evaluation.assignment import at_home
+from relibra.evaluation.assignment import Assignment, at_home
 from relibra.evaluation.dispatch_time import copies_of, dispatch_us_ML, even_copies, reached
 from relibra.planning import Cluster, StepLoad
 from relibra.routing import read_trace
@@ -66,3 +66,13 @@ def test_real_tokens_reach_about_as_many_nodes(traces_dir, name, num_nodes):
         is_there_TLK = node_TLK == node
         predicted_L = reached(is_there_TLK.mean(axis=(0, 2)), model)
         assert predicted_L.mean() == pytest.approx(is_there_TLK.any(axis=-1).mean(), rel=0.12)
+
+
+def test_the_tokens_that_cross_to_a_replica_are_those_that_were_picked():
+    # Expert 0 lives on rank 0 and has 20 tokens of its own node and 20 of the other one. Rank 1 computes half of them.
+    index_Q4 = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 2, 2], [0, 0, 3, 3]], dtype=np.int32)
+    tokens_Q = np.array([20, 20, 40, 40, 40])
+    halves = Assignment(home_LE=HOME_LE, index_Q4=index_Q4, tokens_Q=tokens_Q, num_rows=1)
+    picked = replace(halves, crossing_Q=np.array([0, 15, 0, 0, 0]))
+    np.testing.assert_array_equal(copies_of(halves, EVEN, CLUSTER)[0, 0, :, :2], [[10, 30], [10, 30]])
+    np.testing.assert_array_equal(copies_of(picked, EVEN, CLUSTER)[0, 0, :, :2], [[15, 25], [5, 35]])
