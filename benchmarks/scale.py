@@ -25,12 +25,14 @@ from rich.table import Table
 
 from benchmarks import results
 from benchmarks.workload_mix import mix_workloads
-from relibra.planning import Cluster, Model, Schedule, StepLoad, check_plan
+from relibra.planning import Cluster, CostModel, Model, PlanParams, Schedule, StepLoad, check_plan
 from relibra.planning.replicas.replicate import replicate
 from relibra.planning.solve import solve
 
 _TOP_K = 8
 _EPLB_CALLS = 3
+_EXPERT_SIZE_BYTES = 88_080_384
+"""The weights of an expert of DeepSeek-V3, for the price of dispatch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +46,14 @@ class Case:
     num_micro_batches: int = 32
     num_layers: int = 58
     num_experts: int = 256
+    token_size_bytes: int = 0
+    """The bytes that dispatch and combine of a token copy move, in an all-to-all; 0 makes dispatch free."""
     num_calls: int = 5
 
 
 _CASES = [
     Case(group="target"),
+    Case(group="all-to-all", token_size_bytes=28_672),
     *(Case(group="layers", num_layers=number) for number in (15, 29, 116)),
     *(Case(group="micro-batches", num_micro_batches=number) for number in (8, 16, 64, 128)),
     *(Case(group="experts", num_experts=number) for number in (64, 128, 512)),
@@ -124,10 +129,13 @@ def _run(case: Case, num_threads: int) -> dict[str, Any]:
     two = Schedule.round_robin(2, 1, small)
     tiny = StepLoad.of(np.arange(16, dtype=np.uint32).reshape(2, 1, 8), two, small)
     solve(tiny, two, Model(num_layers=1, num_experts=8, top_k=1), small)
+    params = PlanParams()
+    if case.token_size_bytes:
+        params = PlanParams(cost=CostModel.of_expert(_EXPERT_SIZE_BYTES, case.token_size_bytes))
     input_mib = _resident_mib()
-    plan = solve(load, schedule, model, cluster, num_threads=num_threads)
+    plan = solve(load, schedule, model, cluster, params, num_threads=num_threads)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    plan_time_s = _least(lambda: solve(load, schedule, model, cluster, num_threads=num_threads), case.num_calls)
+    plan_time_s = _least(lambda: solve(load, schedule, model, cluster, params, num_threads=num_threads), case.num_calls)
     home_LE = plan.home_rank_LE
     replicate_time_s = _least(lambda: replicate(load_MLE, home_LE, cluster), case.num_calls)
     check_plan(plan, load_MLE)
