@@ -19,9 +19,9 @@ Writes `benchmarks/results/many_jobs.json`, with the load of the machine.
 import argparse
 import asyncio
 import os
-import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -198,14 +198,16 @@ def _run(num_planners: int, num_jobs: int, interval_s: float, num_steps: int) ->
     with ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory()))
         redis = running.enter_context(EmbeddedRedis(folder / "redis"))
-        pids, addresses, ports = [], [], []
-        for number in range(num_planners):
-            (own_folder := folder / f"planner-{number}").mkdir()
-            ports.append(free_port())
-            process, address = start_planner(redis.url, ports[-1], own_folder)
-            running.callback(_stop, process)
-            pids.append(process.pid)
-            addresses.append(address)
+        ports = [free_port() for _ in range(num_planners)]
+        folders = [folder / f"planner-{port}" for port in ports]
+        for each in folders:
+            each.mkdir()
+        with ThreadPoolExecutor() as starting:
+            started = list(starting.map(partial(start_planner, redis.url), ports, folders))
+        for process, _ in started:
+            running.callback(process.wait)
+            running.callback(process.terminate)
+        pids, addresses = [process.pid for process, _ in started], [address for _, address in started]
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not all(metric(port, "relibra_planner_ready") for port in ports):
             assert time.monotonic() < deadline, "a planner is not ready"
@@ -213,11 +215,6 @@ def _run(num_planners: int, num_jobs: int, interval_s: float, num_steps: int) ->
         usage = partial(Usage.now, pids, redis)
         measured = asyncio.run(_measure(addresses, num_jobs, interval_s, num_steps, usage))
         return {"planners": num_planners, "jobs": num_jobs, **measured, "planner_mib": _resident_mib(pids)}
-
-
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    process.terminate()
-    process.wait()
 
 
 def main() -> None:
@@ -234,6 +231,7 @@ def main() -> None:
     for case in arguments.cases:
         num_planners, num_jobs = map(int, case.split("x"))
         row = _run(num_planners, num_jobs, arguments.interval, arguments.steps)
+        print(case, row, flush=True)
         rows.append({name: round(row[name], 3) for name in columns})
         table.add_row(*(f"{row[name]:.3g}" for name in columns))
     Console(width=180).print(table)
