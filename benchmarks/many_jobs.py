@@ -13,7 +13,7 @@ measured.
 - Memory: resident, of all planners with their solvers; and what Redis says it uses at the end.
 - Late: steps that began late, because the step of the job before had not ended.
 
-Writes `benchmarks/results/many_jobs.json`, with the load of the machine.
+Writes `benchmarks/results/many_jobs.json`, with the load average of the machine at the end of each case.
 """
 
 import argparse
@@ -98,12 +98,12 @@ class _Job:
 
     def __init__(self, name: str, address: str, counts: list[np.ndarray]) -> None:
         self._name, self._counts = name, counts
-        self._channel = grpc.aio.insecure_channel(address, [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)])
-        self._plans = plan_pb2_grpc.PlanServiceStub(self._channel)
+        self.channel = grpc.aio.insecure_channel(address, [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)])
+        self._plans = plan_pb2_grpc.PlanServiceStub(self.channel)
 
     async def register(self) -> None:
         request = messages.encode_registration(self._name, MODEL, CLUSTER, PlanParams())
-        await job_pb2_grpc.JobServiceStub(self._channel).RegisterJob(request, timeout=_PLAN_TIMEOUT_S)
+        await job_pb2_grpc.JobServiceStub(self.channel).RegisterJob(request, timeout=_PLAN_TIMEOUT_S)
 
     async def step(self, step: int) -> float:
         """Take a step; return the seconds from its schedule until the first rank holds its plan."""
@@ -112,7 +112,7 @@ class _Job:
             encode_sequence(ordinal, self._name, step, name, NUM_TOKENS, counts_LE)
             for ordinal, (name, counts_LE) in enumerate(encoded, start=1)
         ]
-        async for answer in routing_pb2_grpc.RoutingServiceStub(self._channel).ReportRouting(sequences):
+        async for answer in routing_pb2_grpc.RoutingServiceStub(self.channel).ReportRouting(sequences):
             assert not answer.refused, answer
         began_at = time.perf_counter()
         await self._plans.SubmitSchedule(
@@ -128,10 +128,14 @@ class _Job:
         return plan_s
 
     async def _fetch(self, step: int, rank: int) -> plan_pb2.RankPlan:
-        request = plan_pb2.FetchPlanRequest(
-            job_id=self._name, step=step, ep_rank=rank, wait_ms=int(_PLAN_TIMEOUT_S * 1000)
-        )
-        return (await self._plans.FetchPlan(request, timeout=2 * _PLAN_TIMEOUT_S)).plan
+        wait_ms = int(_PLAN_TIMEOUT_S * 1000)
+        request = plan_pb2.FetchPlanRequest(job_id=self._name, step=step, ep_rank=rank, wait_ms=wait_ms)
+        while True:
+            try:
+                return (await self._plans.FetchPlan(request, timeout=2 * _PLAN_TIMEOUT_S)).plan
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:  # the plan is not there yet
+                    raise
 
     async def _report(self, step: int, rank: int, plan: plan_pb2.RankPlan) -> None:
         report = ExecutionReport(
@@ -146,11 +150,8 @@ class _Job:
             replica_sent_bytes=0,
             plan_wait_s=0.0,
         )
-        executions = execution_pb2_grpc.ExecutionServiceStub(self._channel)
+        executions = execution_pb2_grpc.ExecutionServiceStub(self.channel)
         await executions.ReportExecution(messages.encode_execution_report(self._name, report), timeout=_PLAN_TIMEOUT_S)
-
-    async def close(self) -> None:
-        await self._channel.close()
 
 
 async def _train(job: _Job, first_at: float, interval_s: float, num_steps: int) -> tuple[list[float], int]:
@@ -179,7 +180,7 @@ async def _measure(
     before, measured_at = usage(), time.perf_counter()
     trained = await asyncio.gather(*training)
     after, measured_s = usage(), time.perf_counter() - measured_at
-    await asyncio.gather(*(job.close() for job in jobs))
+    await asyncio.gather(*(job.channel.close() for job in jobs))
     plans_s = [each for plans, _ in trained for each in plans]
     return {
         "steps_per_s": len(plans_s) / measured_s,
@@ -190,6 +191,7 @@ async def _measure(
         "redis_kib_per_step": (after.redis_bytes - before.redis_bytes) / 1024 / len(plans_s),
         "plan_p50_ms": 1e3 * float(np.percentile(plans_s, 50)),
         "plan_p99_ms": 1e3 * float(np.percentile(plans_s, 99)),
+        "load_average": os.getloadavg()[0],
         "num_late": sum(num_late for _, num_late in trained),
     }
 
@@ -225,7 +227,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1, help="measured steps of each job")
     arguments = parser.parse_args()
     columns = ("planners", "jobs", "steps_per_s", "planner_cores", "planner_cpu_ms_per_step", "planner_mib",
-               "redis_cores", "redis_mib", "redis_kib_per_step", "plan_p50_ms", "plan_p99_ms", "num_late")  # fmt: skip
+               "redis_cores", "redis_mib", "redis_kib_per_step", "plan_p50_ms", "plan_p99_ms", "num_late",
+               "load_average")  # fmt: skip
     table = Table(*columns, title=f"steps of {NUM_CELLS} cells on {os.cpu_count()} cores, clients included")
     rows = []
     for case in arguments.cases:
@@ -242,7 +245,6 @@ def main() -> None:
         steps=arguments.steps,
         cells=NUM_CELLS,
         sequences=NUM_SEQUENCES,
-        load_average=[round(each, 1) for each in os.getloadavg()],
     )
 
 
