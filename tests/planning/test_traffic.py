@@ -176,3 +176,13 @@ def test_the_time_of_a_plan_is_that_of_the_sources_that_it_has_for_replicas(basi
     assert (assignment.crossing_Q is not None) == (basis is Basis.REPLAY)
     assert plan.prediction.time_us == pytest.approx(modelled_us(assignment, skewed, _TWO_NODES, _DEAR), rel=1e-3)
     assert plan.prediction.time_bound_us <= plan.prediction.time_us
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_S8_plans_that_count_dispatch_are_the_same_for_any_number_of_threads(once):
+    load, schedule = _two_domains(0.3)
+    params = PlanParams(cost=replace(_DEAR, sends_once_per_node=once))
+    one, again, other = (
+        solve(load, schedule, _MODEL, _TWO_NODES, params, num_threads=number).digest for number in (1, 1, 3)
+    )
+    assert one == again == other
