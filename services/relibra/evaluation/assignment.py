@@ -37,7 +37,7 @@ class Assignment:
     decision_us: float = 0.0
     """The time for which every cell waits before it knows where its tokens go."""
     crossing_Q: NDArray[np.int64] | None = None
-    """Of the tokens of each replica, those that come from other nodes; homes have 0 here, and get what replicas leave.
+    """How many tokens of each replica come from other nodes; homes have 0 here, and get what replicas leave.
     By default every copy of an expert gets the same part of every source node's tokens."""
     maps_on_host: bool = False
     """Whether the host maps tokens to copies and starts transfers, as relibra's agent does. Published ways get the time

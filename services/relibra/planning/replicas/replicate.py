@@ -32,7 +32,7 @@ class Quotas:
     tokens_Q: NDArray[np.int64]
     """At least 1 each."""
     crossing_Q: NDArray[np.int64] | None = None
-    """Of the tokens of replicas, those that come from other nodes; homes have 0 here, and get what replicas leave.
+    """How many tokens of each replica come from other nodes; homes have 0 here, and get what replicas leave.
     None: it does not matter where tokens come from."""
 
 
