@@ -23,7 +23,6 @@ def test_workers_get_the_settings_and_all_other_variables_of_relibra() -> None:
     assert variables(TRAINER, {"planner": "new:2"}, environment) == {
         "RELIBRA_PLANNER": "new:2",
         "RELIBRA_JOB": "My-Project-r1",
-        "RELIBRA_SLOTS": "1",
         "RELIBRA_PLAN_TIMEOUT_S": "30.0",
         "RELIBRA_TOKEN_FILE": "/run/token",
     }

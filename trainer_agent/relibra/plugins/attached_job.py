@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from relibra.plugins.model_sizes import sized
 from relibra.plugins.nodes import cluster_of, gather_hosts
 from relibra.plugins.planned_passes import PlannedPasses
 from relibra.plugins.settings import PluginSettings
+from relibra.plugins.slots import least_free_bytes, slots_that_fit
 from relibra.routing import ModelLayers
 from relibra.routing.token_layout import ParallelLayout
 
@@ -71,11 +72,14 @@ def attach_job(
     )
     cluster = cluster_of(
         gather_hosts(dist.get_process_group_ranks(parallel_state.get_expert_model_parallel_group())),
-        slots=settings.slots,
         num_ep_groups=parallel_state.get_expert_data_parallel_world_size(),
     )
     described = Model(num_layers=layers.num_moe_layers, num_experts=layers.num_experts, top_k=layers.top_k)
     model = sized(described, [chunks] if isinstance(chunks, nn.Module) else chunks, optimizer)
+    slots, why = settings.slots, "as configured"
+    if slots is None:
+        slots, why = slots_that_fit(model.expert_weight_size_bytes, cluster.gpus_per_node, least_free_bytes())
+    cluster = replace(cluster, redundant_slots=slots)
     attempt = shared_attempt()
     passes = PlannedPasses(
         settings,
@@ -103,7 +107,7 @@ def attach_job(
     if dist.get_rank() == 0:
         log.warning(
             "relibra balances job %s: %d MoE layers of %d experts, EP groups: %d of %d nodes with %d ranks, %d "
-            "redundant slots per rank; its planner is %s",
+            "redundant slots per rank (%s); its planner is %s",
             settings.job,
             model.num_layers,
             model.num_experts,
@@ -111,6 +115,7 @@ def attach_job(
             cluster.num_nodes,
             cluster.gpus_per_node,
             cluster.redundant_slots,
+            why,
             settings.planner,
         )
     return AttachedJob(agent, passes)

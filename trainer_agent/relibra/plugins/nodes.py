@@ -10,13 +10,12 @@ from relibra.errors import Unsupported
 from relibra.planning import Cluster
 
 
-def cluster_of(hosts_of_groups: Sequence[Sequence[str]], *, slots: int, num_ep_groups: int) -> Cluster:
-    """Return the cluster of EP groups that are spread over machines alike.
+def cluster_of(hosts_of_groups: Sequence[Sequence[str]], *, num_ep_groups: int) -> Cluster:
+    """Return the cluster of EP groups that are spread over machines alike, without redundant slots.
 
     Args:
         hosts_of_groups: the name of the machine of each rank, in order of EP rank, of every EP group; pipeline stages
             and the parts of cut experts have EP groups of their own.
-        slots: the redundant slots of each rank.
         num_ep_groups: the EP groups that hold the same experts: the size of the expert-data-parallel group.
 
     Raises:
@@ -38,7 +37,7 @@ def cluster_of(hosts_of_groups: Sequence[Sequence[str]], *, slots: int, num_ep_g
             f"expected every EP group to have equally many ranks on each of its machines, got {sorted(shapes)} ranks; "
             "choose an expert-parallel size that divides the GPUs of a machine, or is a multiple of them"
         )
-    return Cluster(num_nodes=len(shape), gpus_per_node=shape[0], redundant_slots=slots, num_ep_groups=num_ep_groups)
+    return Cluster(num_nodes=len(shape), gpus_per_node=shape[0], redundant_slots=0, num_ep_groups=num_ep_groups)
 
 
 def gather_hosts(ep_ranks: Sequence[int]) -> list[list[str]]:

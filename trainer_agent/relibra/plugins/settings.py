@@ -16,7 +16,6 @@ VARIABLES = {
 """The environment variable of each setting."""
 EMBEDDED = "embedded"
 """The name of the planner that the job starts for itself; see `plugins.embedded`."""
-DEFAULT_SLOTS = 1
 DEFAULT_PLAN_TIMEOUT_S = 30.0
 
 
@@ -28,8 +27,8 @@ class PluginSettings:
     """The planner as `host:port`, or `embedded`."""
     job: str
     """The name of the job at the planner; two jobs that train at the same time need two names."""
-    slots: int = DEFAULT_SLOTS
-    """The redundant slots of each rank: memory for so many replicas of one layer."""
+    slots: int | None = None
+    """The redundant slots of each rank: memory for so many replicas of one layer. None: as many as `slots_that_fit`."""
     plan_timeout_s: float = DEFAULT_PLAN_TIMEOUT_S
     """The longest time that a pass waits for its plan."""
 
@@ -62,13 +61,13 @@ class PluginSettings:
         return cls(
             planner=given["planner"],
             job=given.get("job") or default_job,
-            slots=int(_number("slots", given.get("slots", DEFAULT_SLOTS))),
+            slots=int(_number("slots", given["slots"])) if given.get("slots") else None,
             plan_timeout_s=_number("plan_timeout_s", given.get("plan_timeout_s", DEFAULT_PLAN_TIMEOUT_S)),
         )
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that say the same."""
-        return {VARIABLES[name]: str(value) for name, value in asdict(self).items()}
+        return {VARIABLES[name]: str(value) for name, value in asdict(self).items() if value is not None}
 
 
 def job_name(*names: str | None, default: str) -> str:
