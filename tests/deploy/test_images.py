@@ -21,8 +21,9 @@ from relibra.store import EmbeddedRedis
 
 _REPOSITORY = Path(__file__).parents[2]
 _START_TIMEOUT_S = 240.0
-_MOST_MIB = {"status": 160.0, "services": 290.0}
-"""What an image may add to a base of 150 MB, without compiled modules, to have less than 350 or 500 MB with them."""
+_MOST_MIB = {"status": 160.0, "services": 300.0}
+"""What an image may add to a base of 150 MB, without compiled modules, to have less than 350 or 500 MB with them.
+Compiled modules take 30 MiB. Images have Python 3.11; the packages of 3.12 are 2 MiB larger."""
 
 
 @pytest.fixture(scope="module")
