@@ -71,6 +71,8 @@ def test_where_the_host_costs_nothing_both_halves_together_have_the_least_imbala
     free = replace(_TRAINING, constants=replace(_TRAINING.constants, host_us=0.0))
     found = simulate(now, before, free, ["plain", "reorder-only", "replicate-only", "relibra"])
     assert min(found, key=lambda each: each.imbalance).policy == "relibra"
+    # Plans are made before the step, so nothing waits for decisions.
+    assert found[-1].step.decision_s == 0
 
 
 def test_foresight_is_worth_something(outcomes):

@@ -186,3 +186,12 @@ def test_S8_plans_that_count_dispatch_are_the_same_for_any_number_of_threads(onc
         solve(load, schedule, _MODEL, _TWO_NODES, params, num_threads=number).digest for number in (1, 1, 3)
     )
     assert one == again == other
+
+
+@pytest.mark.parametrize("sends_once_per_node", [False, True])
+def test_S7_no_price_is_too_high_and_no_step_too_empty(sends_once_per_node):
+    load, schedule = _two_domains(0.2)
+    empty = StepLoad.of_sources(np.zeros((4, 2, 4, 8), dtype=np.int64))
+    cost = replace(_DEAR, token_size_bytes=1e30, sends_once_per_node=sends_once_per_node)
+    for each in (load, empty):
+        check_plan(solve(each, schedule, _MODEL, _TWO_NODES, PlanParams(cost=cost)), each.load_MLE)
