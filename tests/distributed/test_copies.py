@@ -145,6 +145,18 @@ def test_S9_an_error_in_an_export_is_logged_before_the_rank_waits_for_others(lay
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_S9_a_rank_that_cannot_write_weights_back_tells_all_ranks_and_nobody_waits_or_trains_on_them(
+    layout_run, layout
+):
+    for rank, result in enumerate(layout_run(layout).of("lost_in_export")):
+        if rank == 0:
+            assert result["half_restored"] == "OSError: the disk is gone"
+        else:
+            assert result["half_restored"].startswith("RelibraError: writing weights back failed on rank 0, whose log")
+        assert "agent.restoring(snapshot)" in result["not_trained_on"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_S9_a_rank_that_is_told_to_end_does_not_wait_for_a_move(layout_run, layout):
     for rank, result in enumerate(layout_run(layout).of("lost_in_export")):
         assert result["interrupted"] == ("KeyboardInterrupt: " if rank == 0 else "nothing")

@@ -60,6 +60,11 @@ pytestmark = pytest.mark.distributed
         ("use_megatron_fsdp", "use_megatron_fsdp=True", "megatron's DistributedDataParallel"),
         ("megatron fsdp", "FullyShardedDataParallel, which shards weights", "megatron's DistributedDataParallel"),
         ("torch fsdp", "TorchFullyShardedDataParallel, which shards", "megatron's DistributedDataParallel"),
+        (
+            "a parameter without a mark",
+            "local_experts.0.linear_fc2.weight that is not marked as tensor_model_parallel",
+            "megatron-core 0.19 or newer",
+        ),
         ("another router", "a router of type Linear", "megatron's TopKRouter"),
         ("a MoE layer without a part", "MoELayer.ep_group (places experts on ranks)", "that the tests ran on"),
         ("changed megatron", "MoELayer.preprocess(hidden_states, probs, routing_map) (maps", "that the tests ran on"),
@@ -73,6 +78,12 @@ def test_S5_what_cannot_be_executed_is_refused_with_the_alternative(two_nodes, c
         assert text.startswith("Unsupported: ")
         assert message in text
         assert alternative in text.split("; use ")[-1]
+
+
+def test_an_attach_that_fails_leaves_no_process_groups(two_nodes):
+    for result in two_nodes.of("refusals"):
+        assert any("attaching failed on rank 2" in text for text in result["messages"].values())
+        assert result["leaking"] == []
 
 
 def test_S5_no_attribute_that_the_agent_needs_can_go_unnoticed(two_nodes):

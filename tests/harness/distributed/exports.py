@@ -181,6 +181,15 @@ def lost_in_export(cluster: Cluster, **options: Any) -> Result:
         resize(is_first)
         gone_before = refusal(lambda: export(OSError("not reached")))
         resize(False)
+
+    def restore(error: BaseException) -> None:
+        with agent.restoring(agent.original_order):
+            backups.restore("reference")
+            if is_first:
+                raise error
+
+    half_restored = raised_by(lambda: restore(OSError("the disk is gone")))
+    not_trained_on = refusal(lambda: agent.begin_step(1, Phase.UPDATE))
     with agent.restoring(snapshot):
         backups.restore("actor")
     again = equal(balanced.weights(), want)
@@ -191,6 +200,8 @@ def lost_in_export(cluster: Cluster, **options: Any) -> Result:
         "raised": raised,
         "logged": [str(each) for each in logged.call_args_list],
         "gone_before": gone_before,
+        "half_restored": half_restored,
+        "not_trained_on": not_trained_on,
         "interrupted": interrupted,
         "num_moves": num_moves,
         "right": {"here": here, "again": again},

@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
+from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import FullyShardedDataParallel, TorchFullyShardedDataParallel
 from megatron.core.enums import Fp8Recipe
 from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
@@ -144,6 +144,25 @@ def without_group(trained: Trained) -> Iterator[None]:
     layer.ep_group = group
 
 
+def _duplicate_as_up_to_0_18(param: Any, tp_group: Any = None) -> Any: ...
+
+
+@contextmanager
+def without_mark(trained: Trained) -> Iterator[None]:
+    """Configure tensor parallelism, and leave a parameter of experts unmarked, as Transformer Engine leaves biases.
+
+    Megatron counts gradients as up to 0.18.
+    """
+    unmarked = trained.network.moe[1].experts.local_experts[0].linear_fc2.weight
+    with ExitStack() as stack:
+        stack.enter_context(configured(trained, {"tensor_model_parallel_size": 2}))
+        stack.enter_context(
+            mock.patch.object(tensor_parallel, "param_is_not_tensor_parallel_duplicate", _duplicate_as_up_to_0_18)
+        )
+        stack.enter_context(mock.patch.object(unmarked, "tensor_model_parallel", False))
+        yield
+
+
 def in_optimizer(holder: str, name: str, value: Any) -> Change:
     return lambda trained: mock.patch.object(getattr(trained.optimizer.chained_optimizers[0], holder), name, value)
 
@@ -176,6 +195,7 @@ CHANGED: dict[str, Change] = {
     ),
     "megatron fsdp": lambda trained: mock.patch.object(trained, "ddp", unbuilt(FullyShardedDataParallel)),
     "torch fsdp": lambda trained: mock.patch.object(trained, "ddp", unbuilt(TorchFullyShardedDataParallel)),
+    "a parameter without a mark": without_mark,
     "another router": lambda trained: mock.patch.object(trained.network.moe[1], "router", torch.nn.Linear(2, 2)),
     "a MoE layer without a part": without_group,
     "changed megatron": lambda _: mock.patch.object(MoELayer, "preprocess", with_other_parameters),
@@ -188,11 +208,16 @@ def refusals(cluster: Cluster) -> Result:
     config = AgentConfig(planner_address="none:0", job_id="test", model=MODEL, cluster=cluster)
     rank = dist.get_rank()
 
+    leaking = list[str]()
+
     def refused(trained: Trained, agent_config: AgentConfig = config) -> str:
+        num_groups = len(dist.distributed_c10d._world.pg_map)
         try:
             attach(trained.ddp, trained.optimizer, agent_config, plans=ScriptedPlans({}))
         except Exception as error:
-            return f"{type(error).__name__}: {error}"
+            text = f"{type(error).__name__}: {error}"
+            leaking.extend([text] * (len(dist.distributed_c10d._world.pg_map) > num_groups))
+            return text
         return "not refused"
 
     messages = {case: refused(Trained(cluster, **options)) for case, options in BUILT.items()}
@@ -245,7 +270,12 @@ def refusals(cluster: Cluster) -> Result:
             Trained(two, expert_tensor_parallel_size=2, moe_token_dispatcher_type="allgather"),
             dataclasses.replace(config, cluster=two),
         )
-    return {"messages": messages, "left_behind": left_behind, "unnoticed": unnoticed_removals()}
+    return {
+        "messages": messages,
+        "left_behind": left_behind,
+        "leaking": leaking,
+        "unnoticed": unnoticed_removals(),
+    }
 
 
 def replay(trained: Trained, config: AgentConfig, **options: Any) -> str:

@@ -113,7 +113,7 @@ class Agent(WeightAccess):
         return returning_bytes(self._experts.values(), cluster.redundant_slots, cluster.gpus_per_node, dtype)
 
     def hook(self, unhook: Callable[[], None]) -> None:
-        """Set the function with which `detach` takes the agent out of the model. Only `attach` calls this method."""
+        """Set the function that takes the agent out of the model and closes its groups. Only `attach` calls this."""
         self._unhook = unhook
 
     def prefetch(self, step: int) -> None:
@@ -247,13 +247,12 @@ class Agent(WeightAccess):
         self._check_weights(self._guard.check_trained, "before detaching")
         self._opener.move_back()
         self._guard.forget()
-        self._unhook()
-        self._unhook = lambda: None
         self._plans.close()
         try:
             self._check_weights(lambda: None, "in the last step", self._phases.take_refusal())
         finally:
-            self._groups.close()
+            self._unhook()
+            self._unhook = lambda: None
 
     def check_before_training(self) -> None:
         """Collective over all ranks: check what trains. Only `attach` calls this, before every step of the optimizer.

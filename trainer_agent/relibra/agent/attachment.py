@@ -92,102 +92,103 @@ def attach(
     members, trainers = _exchange(member, config, refusal)
     topology = Topology.of(members, config)
     groups = Groups.create(topology, config)
-    sizes = ExpertSizes.of((slot for each in held for slot in each.parameters), state.bytes_per_element)
-    model, advice = sizes.fill(config.model)
-    if (groups.stage_index, groups.seat.ep_group, groups.seat.ep_rank) == (0, 0, 0):
-        for each in filter(None, (advice, advice_on_version(megatron.version), advice_on_exports(), config.advice)):
-            log.warning(each)
-    config = replace(config, model=model)
-    indices = topology.stage_layers[groups.stage_index]
-    by_index = dict(zip(indices, found, strict=True))
-    experts = dict(zip(indices, held, strict=True))
-    device = next(parameter for model in models for parameter in model.parameters()).device
-    original = Placement.identity(config.model, config.cluster)
-    homes = Homes(
-        original,
-        experts,
-        state,
-        groups,
-        device,
-        gather_parameters=lambda: megatron.gather_parameters(chunks),
-        buffer_bytes=config.reorder_buffer_bytes,
-    )
-    timed, host_copy = connect(config, groups, experts, device)
-    is_fused = any(layer.config.gradient_accumulation_fusion for layer, _ in found)
-    gathered = {index: megatron.gathering(chunk, layer.experts) for index, (layer, chunk) in by_index.items()}
-    source = plans or Session(config, groups.seat.ep_rank, trainers)
-    attached: list[Agent] = []
-
-    def hook_in() -> None:
-        # First, because memory of the transport is collective, and no rank may raise before it.
-        num_slots = config.cluster.redundant_slots
-        slots = Slots(experts, num_slots, device, with_gradients=is_fused, memory=timed.memory)
-        arrivals = None
-        if timed.needs_places:
-            window_bytes = ARRIVING_BYTES // 2
-            arrivals = Arrivals(timed, experts.values(), num_slots, slots.gradient_dtype, device, window_bytes)
-        guard = WeightGuard(experts, state, device)
-        places = PlaceNames(homes, guard, original)
-        agent = Agent(
-            config=config,
-            models=models,
-            experts=experts,
-            unplanned=unplanned,
-            chunks={
-                index: [other for other, (_, of_other) in by_index.items() if of_other is chunk]
-                for index, (_, chunk) in by_index.items()
-            },
-            homes=homes,
-            guard=guard,
-            places=places,
-            groups=groups,
-            plans=source,
-            context=ReplicaContext(
-                transport=timed,
-                slots=slots,
-                fetcher=Fetcher(timed, slots, experts, gathered, host_copy),
-                arrivals=arrivals,
-            ),
-            reduces_early=config.cluster.num_ep_groups > 1 and any(map(megatron.reduces_early, chunks)),
-            replay_obstacle=lambda: next(
-                filter(None, (replay_obstacle(layer.config, megatron.router_of(layer)) for layer, _ in found)),
-                None,
-            ),
-            device=device,
-        )
-        for index, (layer, chunk) in by_index.items():
-            hooks.callback(megatron.install(layer, chunk, agent.layers[index], config.cluster))
-        for chunk, each in zip(chunks, models, strict=True):
-            hooks.callback(
-                check_state_dicts(
-                    each,
-                    [layer.experts for layer, of_layer in found if of_layer is chunk],
-                    places.order,
-                    megatron.not_stored,
-                    places.check_reading,
-                    places.check_writing,
-                )
-            )
-        levels = [level for chunk in chunks for level in megatron.levels(chunk)]
-        hooks.callback(check_named_parameters(levels, places.check_names))
-        hooks.callback(megatron.guard_checkpoints(optimizer))
-        hooks.callback(megatron.plan_every_save(places.check_local_checkpoint))
-        if optimizer is not None:
-            hooks.callback(
-                check_optimizer_state_dicts(
-                    optimizer,
-                    places.check_reading,
-                    places.check_writing_state,
-                    homes.check_at_home,
-                    places.expect_state,
-                    places.forget_sharded_names,
-                )
-            )
-            hooks.callback(around_steps(optimizer, agent.check_before_training, guard.note_trained))
-            guard.sees_optimizer = True
-        attached.append(agent)
-
     with ExitStack() as hooks:
+        hooks.callback(groups.close)
+        sizes = ExpertSizes.of((slot for each in held for slot in each.parameters), state.bytes_per_element)
+        model, advice = sizes.fill(config.model)
+        if (groups.stage_index, groups.seat.ep_group, groups.seat.ep_rank) == (0, 0, 0):
+            for each in filter(None, (advice, advice_on_version(megatron.version), advice_on_exports(), config.advice)):
+                log.warning(each)
+        config = replace(config, model=model)
+        indices = topology.stage_layers[groups.stage_index]
+        by_index = dict(zip(indices, found, strict=True))
+        experts = dict(zip(indices, held, strict=True))
+        device = next(parameter for model in models for parameter in model.parameters()).device
+        original = Placement.identity(config.model, config.cluster)
+        homes = Homes(
+            original,
+            experts,
+            state,
+            groups,
+            device,
+            gather_parameters=lambda: megatron.gather_parameters(chunks),
+            buffer_bytes=config.reorder_buffer_bytes,
+        )
+        timed, host_copy = connect(config, groups, experts, device)
+        is_fused = any(layer.config.gradient_accumulation_fusion for layer, _ in found)
+        gathered = {index: megatron.gathering(chunk, layer.experts) for index, (layer, chunk) in by_index.items()}
+        source = plans or Session(config, groups.seat.ep_rank, trainers)
+        attached: list[Agent] = []
+
+        def hook_in() -> None:
+            # First, because memory of the transport is collective, and no rank may raise before it.
+            num_slots = config.cluster.redundant_slots
+            slots = Slots(experts, num_slots, device, with_gradients=is_fused, memory=timed.memory)
+            arrivals = None
+            if timed.needs_places:
+                window_bytes = ARRIVING_BYTES // 2
+                arrivals = Arrivals(timed, experts.values(), num_slots, slots.gradient_dtype, device, window_bytes)
+            guard = WeightGuard(experts, state, device)
+            places = PlaceNames(homes, guard, original)
+            agent = Agent(
+                config=config,
+                models=models,
+                experts=experts,
+                unplanned=unplanned,
+                chunks={
+                    index: [other for other, (_, of_other) in by_index.items() if of_other is chunk]
+                    for index, (_, chunk) in by_index.items()
+                },
+                homes=homes,
+                guard=guard,
+                places=places,
+                groups=groups,
+                plans=source,
+                context=ReplicaContext(
+                    transport=timed,
+                    slots=slots,
+                    fetcher=Fetcher(timed, slots, experts, gathered, host_copy),
+                    arrivals=arrivals,
+                ),
+                reduces_early=config.cluster.num_ep_groups > 1 and any(map(megatron.reduces_early, chunks)),
+                replay_obstacle=lambda: next(
+                    filter(None, (replay_obstacle(layer.config, megatron.router_of(layer)) for layer, _ in found)),
+                    None,
+                ),
+                device=device,
+            )
+            for index, (layer, chunk) in by_index.items():
+                hooks.callback(megatron.install(layer, chunk, agent.layers[index], config.cluster))
+            for chunk, each in zip(chunks, models, strict=True):
+                hooks.callback(
+                    check_state_dicts(
+                        each,
+                        [layer.experts for layer, of_layer in found if of_layer is chunk],
+                        places.order,
+                        megatron.not_stored,
+                        places.check_reading,
+                        places.check_writing,
+                    )
+                )
+            levels = [level for chunk in chunks for level in megatron.levels(chunk)]
+            hooks.callback(check_named_parameters(levels, places.check_names))
+            hooks.callback(megatron.guard_checkpoints(optimizer))
+            hooks.callback(megatron.plan_every_save(places.check_local_checkpoint))
+            if optimizer is not None:
+                hooks.callback(
+                    check_optimizer_state_dicts(
+                        optimizer,
+                        places.check_reading,
+                        places.check_writing_state,
+                        homes.check_at_home,
+                        places.expect_state,
+                        places.forget_sharded_names,
+                    )
+                )
+                hooks.callback(around_steps(optimizer, agent.check_before_training, guard.note_trained))
+                guard.sees_optimizer = True
+            attached.append(agent)
+
         failure = together(hook_in, "attaching", groups.everyone)
         if failure is not None:
             raise RelibraError(failure)

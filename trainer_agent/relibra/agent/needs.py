@@ -112,6 +112,11 @@ NEEDS = (
         ("function", "distribute_saved_activations", "*args"),
     ),
     Need(
+        "megatron.core.tensor_parallel",
+        "param_is_not_tensor_parallel_duplicate",
+        "knows which gradients count in their norm",
+    ),
+    Need(
         "megatron.core.dist_checkpointing.mapping",
         "LocalNonpersistentObject",
         "says the order of experts in a checkpoint",
@@ -222,7 +227,8 @@ NEEDS = (
         "TransformerConfig",
         "num_moe_experts moe_router_topk moe_token_dispatcher_type moe_router_fusion moe_enable_routing_replay "
         "moe_router_load_balancing_type moe_expert_capacity_factor moe_router_padding_for_quantization "
-        "gradient_accumulation_fusion expert_tensor_parallel_size cuda_graph_impl cpu_offloading fp8 fp4",
+        "gradient_accumulation_fusion tensor_model_parallel_size expert_tensor_parallel_size "
+        "cuda_graph_impl cpu_offloading fp8 fp4",
         "checks settings",
     ),
 )

@@ -122,14 +122,18 @@ class WeightAccess:
             snapshot: that of the copy.
 
         Raises:
-            RelibraError: the experts could not be moved, or a rank is gone.
+            RelibraError: the experts could not be moved, or a rank is gone; or the body raised on another rank, and no
+                expert was moved.
         """
         self._homes.check_at_home()
         self._places.forget_sharded_names()
         self._forget_replicas()
-        with self._places.allowed():
-            yield
-        self._groups.rebuild_if_destroyed()
+        try:
+            with self._places.allowed():
+                yield
+        except Exception as error:
+            self._homes.bring_here(snapshot.placement, error)
+            raise
         self._homes.bring_here(snapshot.placement)
         self._guard.note_visiting()
 

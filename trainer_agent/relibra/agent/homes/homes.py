@@ -94,12 +94,30 @@ class Homes:
         self.has_moved |= failure is None
         return sent_bytes, failure
 
-    def bring_here(self, since: Placement) -> None:
+    def bring_here(self, since: Placement, error: Exception | None = None) -> None:
         """Collective: move weights, without optimizer state, from their order of `since` to the present placement.
 
+        Args:
+            since: the order in which all ranks have written them.
+            error: why this rank has not written all of its weights, if so. Then no rank moves any.
+
         Raises:
-            RelibraError: they could not be moved, or a rank is gone.
+            RelibraError: they could not be moved, or a rank is gone; or another rank has not written its weights.
         """
+
+        def written() -> None:
+            if error is not None:
+                raise error
+
+        self._groups.rebuild_if_destroyed()
+        failure = together(written, "writing weights back", self._groups.everyone)
+        if error is not None:
+            return
+        if failure is not None:
+            raise RelibraError(
+                f"{failure}, whose log says why. No expert was moved, so the weights are in the order of the copy: "
+                "write all of them back again, on all ranks, inside `with agent.restoring(snapshot):`"
+            )
         here = self.placement
         moves = since.moves_to(here)
         if not moves:

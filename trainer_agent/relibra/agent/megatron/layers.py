@@ -1,10 +1,11 @@
 """The MoE layers of a model: finding them, and checking that the agent can execute them."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
-from megatron.core import parallel_state
+from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.transformer.moe.experts import SequentialMLP, TEGroupedMLP
 from megatron.core.transformer.moe.moe_layer import BaseMoELayer, MoELayer
@@ -96,7 +97,8 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
     if not isinstance(layer, MoELayer):
         raise unsupported(f"a MoE layer of type {type(layer).__name__}", "megatron's MoELayer, or a subclass")
     config = layer.config
-    check_config(config, expert_tensor_parallel_size=getattr(layer.token_dispatcher, "tp_size", 1))
+    num_parts = getattr(layer.token_dispatcher, "tp_size", 1)
+    check_config(config, expert_tensor_parallel_size=num_parts)
     check_dispatcher(layer.token_dispatcher, layer.num_local_experts, cluster)
     if not isinstance(layer.experts, SequentialMLP | TEGroupedMLP):
         raise unsupported(f"experts of type {type(layer.experts).__name__}", "SequentialMLP or TEGroupedMLP")
@@ -112,6 +114,8 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
                 "no rule for experts in quant_recipe",
             )
     check_parameters(layer.experts)
+    if (config.tensor_model_parallel_size or 1) > num_parts:
+        _check_norm_of_gradients(layer.experts)
     router_of(layer)
     if not isinstance(layer.layer_number, int):
         raise unsupported("a MoE layer without a number", "layer.set_layer_number(number in the model, from 1)")
@@ -123,6 +127,30 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
     ):
         if expected != got:
             raise InvalidInput.of(field, expected=f"{expected}, as the model was built", got=got)
+
+
+def _check_norm_of_gradients(experts: nn.Module) -> None:
+    """Check that the norm of gradients, which clips them, does not depend on the ranks where experts live.
+
+    Up to 0.18, megatron counts a parameter without the mark `tensor_model_parallel` on the first tensor-parallel rank
+    alone, as if the others had the same parameter. If experts are in fewer parts than the rest of the model, the others
+    have other experts. Transformer Engine marks weights of experts, and no biases.
+
+    Raises:
+        Unsupported: a parameter has no mark, and this megatron takes it for a duplicate.
+    """
+    duplicates = inspect.signature(tensor_parallel.param_is_not_tensor_parallel_duplicate)
+    if "expert_tp_group" in duplicates.parameters:
+        return
+    for name, parameter in experts.named_parameters():
+        if parameter.requires_grad and not getattr(parameter, "tensor_model_parallel", False):
+            raise unsupported(
+                f"experts with a parameter {name} that is not marked as tensor_model_parallel, in a job with tensor "
+                "parallelism: this megatron-core leaves its gradients out of their norm on all tensor-parallel ranks "
+                "but the first, so the norm would change when experts move",
+                "megatron-core 0.19 or newer, add_bias_linear=False, tensor_model_parallel_size=1, or set "
+                "parameter.tensor_model_parallel = True for all parameters of experts before the optimizer is built",
+            )
 
 
 def expert_groups(layers: Sequence[Any]) -> tuple[list[int], list[int], int]:
