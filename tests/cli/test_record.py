@@ -56,6 +56,7 @@ def test_sglang_responses_become_a_trace_that_can_be_planned(config, tmp_path):
     printed = relibra("record", tmp_path / "responses.jsonl", "--model-config", config, "--output", trace)
     assert "imbalance of plain EP8" in printed
     assert "do not tell their number of tokens" not in printed
+    assert "48 sequences are taken to hold ids of experts, and nobody asked their engine" in printed
     assert "48 tokens without a recorded route" in printed
     np.testing.assert_array_equal(count_sequences(read_trace(trace)), [count(each, DENSE_FIRST) for each in rows])
     said = json.loads(relibra("plan", trace, "--nodes", 1, "--gpus-per-node", 8, "-o", plan, "--json"))

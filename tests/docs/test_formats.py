@@ -45,7 +45,10 @@ def test_engines_report_what_they_answer(shared_planner: Service, tmp_path, monk
     )
     with PlannerClient(shared_planner.address) as client:
         client.register_job("page-formats", model, cluster)
-        exec(WORKER.replace("planner:7420", shared_planner.address).replace("my-job", "page-formats"), names)
+        worker = WORKER.replace("planner:7420", shared_planner.address).replace("my-job", "page-formats")
+        vllm_server = {"/v1/models": {"data": [{"owned_by": "vllm"}]}, "/version": {"version": "0.33.0"}}
+        with engine_servers({"vllm": vllm_server}) as url:
+            exec(worker.replace("http://engine:8000", f"{url}/vllm"), names)
         with pytest.raises(NotFound, match="seq-2"):
             client.submit_schedule("page-formats", 0, ["seq-0", "seq-1", "seq-2"], Schedule.round_robin(3, 1, cluster))
         client.submit_schedule("page-formats", 0, ["seq-0", "seq-1"], Schedule.round_robin(2, 1, cluster))

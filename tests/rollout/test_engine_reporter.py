@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from harness.engine_payloads import sglang, vllm, vllm_in_process
+from harness.engine_servers import engine_servers
 from harness.services import CLUSTER, MODEL, PARAMS, Service, count, routed_experts
-from relibra.errors import InvalidInput, NotFound
+from relibra.errors import InvalidInput, NotFound, Unavailable, Unsupported
 from relibra.planning import Schedule, StepLoad
 from relibra.planning.solve import solve
 from relibra.rollout import EngineReporter, RolloutReporter
@@ -103,6 +104,52 @@ def test_S9_a_response_without_a_place_is_said_once(
         assert reporter.flush() == 3
     said = [each.getMessage() for each in caplog.records if "its number of tokens" in each.getMessage()]
     assert [each.split()[0] for each in said] == ["seq-0"]
+
+
+def test_S9_the_server_is_asked_once_what_its_ids_mean_and_slots_are_translated_or_refused(
+    shared_planner: Service, job_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    slot_map = json.dumps({"physical_to_logical_map": list(range(MODEL.num_experts))[::-1]})
+    sglang_059 = {"ep_dispatch_algorithm": "static", "version": "0.5.9", "init_expert_location": slot_map}
+    servers = {"slots": {"/server_info": sglang_059}, "moving": {"/server_info": sglang_059 | {"enable_eplb": True}}}
+    rows = routed_experts(0, 9)
+    slots = {"meta_info": {"routed_experts": sglang(MODEL.num_experts - 1 - rows.astype(int), LAYERS)}}
+    with reporter_of(shared_planner, job_id) as reporter:
+        with engine_servers(servers) as url:
+            asking = EngineReporter(reporter, LAYERS, server=f"{url}/slots")
+            assert asking.report_response(1, "seq", slots, start=0) == ["seq"]
+            with pytest.raises(Unsupported, match="EPLB moves experts while it serves"):
+                EngineReporter(reporter, LAYERS, server=f"{url}/moving").report_response(1, "moving", slots, start=0)
+        assert asking.report_response(1, "seq", slots, start=0) == ["seq"]  # the server is gone
+        assert asking.report_routing(1, "seq", decode_response(slots, LAYERS, start=0)[0])
+        with pytest.raises(Unavailable, match="no server answers"):
+            EngineReporter(reporter, LAYERS, server=f"{url}/slots").report_response(1, "away", slots, start=0)
+        reporter.report(1, "seq", rows)  # other counts under this name would be a conflict
+        assert reporter.flush() == 4
+    assert "nobody asked" not in caplog.text
+    with pytest.raises(InvalidInput, match="server: expected no physical beside it"):
+        EngineReporter(reporter, LAYERS, physical=None, server=url)
+
+
+def test_S9_ids_that_may_be_slots_are_said_once_where_nobody_asked(
+    shared_planner: Service, job_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = routed_experts(0, 9)
+    wide = {"meta_info": {"routed_experts": sglang(rows, LAYERS)}}
+    narrow = {"choices": [{"routed_experts": vllm(rows, LAYERS)}]}  # no vLLM that sends slots sends 8 bits
+    with reporter_of(shared_planner, job_id) as reporter:
+        unasked, known = EngineReporter(reporter, LAYERS), EngineReporter(reporter, LAYERS, physical=None)
+        unasked.report_response(1, "narrow", narrow, start=0)
+        known.report_response(1, "known", wide, start=0)
+        known.report_output(1, request_output("known-output", rows))
+        assert "nobody asked" not in caplog.text
+        for name in ("wide", "again"):
+            unasked.report_response(1, name, wide, start=0)
+        unasked.report_output(1, request_output("output", rows))
+        assert reporter.flush() == 6
+    said = [each.getMessage() for each in caplog.records if "nobody asked" in each.getMessage()]
+    assert len(said) == 1
+    assert "engine of wide whether" in said[0]
 
 
 def test_fillers_of_the_trainer_are_load_of_the_plan(

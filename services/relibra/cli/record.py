@@ -23,7 +23,7 @@ from relibra.errors import InvalidInput, RelibraError
 from relibra.routing import FILLER_RULES, ModelLayers, SequenceRouting, as_trained
 from relibra.routing.formats import FORMATS
 from relibra.routing.left_out import LeftOut
-from relibra.routing.physical_experts import PhysicalExperts
+from relibra.routing.physical_experts import PhysicalExperts, Unasked
 from relibra.routing.recording import (
     is_router_trace,
     read_batch,
@@ -121,7 +121,7 @@ def record(
             _check_untranslated(physical)
             records = [record for source in sources for record in _records(source, progress)]
             trace, num_unknown = trace_of_router_records(records, model, ep_ranks), 0
-            num_unplaced = 0
+            num_unplaced = num_unasked = 0
         else:
             routings, domains = [], []
             for source in sources:
@@ -139,11 +139,16 @@ def record(
             trace = trace_of_sequences(routings, model, domains if len(sources) > 1 else None)
             num_unknown = sum(each.num_missing for each in routings)
             num_unplaced = sum(not each.is_placed for each in routings)
+            num_unasked = sum(not each.is_logical for each in routings)
         with writing("--output"):
             write_trace(output, trace)
     said = describe_trace(trace)
     if as_json:
-        numbers = {"num_unknown_tokens": num_unknown, "num_unplaced_sequences": num_unplaced}
+        numbers = {
+            "num_unknown_tokens": num_unknown,
+            "num_unplaced_sequences": num_unplaced,
+            "num_unasked_sequences": num_unasked,
+        }
         print_json({"trace": str(output)} | numbers | {"left_out": describe_left_out(left_out)} | said)
     else:
         console = open_console()
@@ -157,6 +162,12 @@ def record(
                 f"{num_unplaced} sequences do not tell their number of tokens. Their first row is taken for the first "
                 "token, which is wrong if the requests left out a prefix."
             )
+        if num_unasked:
+            console.print(
+                f"{num_unasked} sequences are taken to hold ids of experts, and nobody asked their engine. With EPLB, "
+                "SGLang before 0.5.10 and vLLM before 0.16 send ids of slots, and most counts made from them are "
+                "wrong. --server or --server-info finds out."
+            )
     if left_out:
         print_left_out(left_out)
         raise typer.Exit(1)
@@ -168,7 +179,7 @@ def _sequences(
     progress: Progress,
     format_name: str | None,
     turns_by: str | None,
-    physical: PhysicalExperts | None,
+    physical: PhysicalExperts | Unasked | None,
     left_out: LeftOut | None,
 ) -> list[SequenceRouting]:
     with _reading(source):
@@ -181,8 +192,8 @@ def _sequences(
             )
 
 
-def _check_untranslated(physical: PhysicalExperts | None) -> None:
-    if physical is not None:
+def _check_untranslated(physical: PhysicalExperts | Unasked | None) -> None:
+    if isinstance(physical, PhysicalExperts):
         raise InvalidInput.of(
             "--server",
             expected="responses of the engine, whose ids are those of slots",

@@ -9,7 +9,7 @@ from typing import Any
 from relibra.errors import InvalidInput
 from relibra.routing import ModelLayers, read_model_config
 from relibra.routing.engine_server import ask_engine
-from relibra.routing.physical_experts import PhysicalExperts, physical_experts
+from relibra.routing.physical_experts import UNASKED, PhysicalExperts, Unasked, physical_experts
 
 
 def model_of_options(
@@ -34,8 +34,10 @@ def model_of_options(
 
 def physical_experts_of_options(
     server: str | None, server_info: Path | None, expert_map: Path | None, model: ModelLayers
-) -> PhysicalExperts | None:
+) -> PhysicalExperts | Unasked | None:
     """Return how to read the ids of the engine at an address, or of the SGLang server whose info a file holds.
+
+    Without either, nobody has asked.
 
     Raises:
         InvalidInput: options contradict each other, a file is no JSON object, or see `ask_engine`.
@@ -48,7 +50,7 @@ def physical_experts_of_options(
     if server is None and server_info is None:
         if expert_map is not None:
             raise InvalidInput.of("--expert-map", expected="--server or --server-info beside it", got="neither")
-        return None
+        return UNASKED
     given = None if expert_map is None else _json_object(expert_map).get("physical_to_logical_map")
     if expert_map is not None and given is None:
         raise InvalidInput.of("--expert-map", expected="JSON with a physical_to_logical_map", got=expert_map)

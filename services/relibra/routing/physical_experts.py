@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,15 @@ from relibra.routing.sequence_routing import SequenceRouting, as_integers, check
 _LOGICAL_SINCE = {"npu": (0, 5, 23)}
 _LOGICAL_SINCE_ELSEWHERE = (0, 5, 10)
 _MAP = "physical_to_logical_map"
+
+
+class Unasked(Enum):
+    """What is known of an engine's ids while nobody has asked the engine; `None` says that they are logical."""
+
+    UNASKED = "unasked"
+
+
+UNASKED = Unasked.UNASKED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,7 +90,7 @@ class PhysicalExperts:
         layer_L1 = np.arange(self.layers.num_moe_layers)[:, None]
         ids_TLK = self.physical_to_logical_LP[layer_L1, routing.routed_TLK].astype(self.layers.id_dtype)
         check_sample(ids_TLK, self.layers, f"routed_experts, through the {_MAP}")
-        return replace(routing, layers=self.layers, routed_TLK=ids_TLK)
+        return replace(routing, layers=self.layers, routed_TLK=ids_TLK, is_logical=True)
 
 
 def physical_experts(

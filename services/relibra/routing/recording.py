@@ -22,7 +22,7 @@ from relibra.routing.left_out import LeftOut
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.npz_file import read_npz
 from relibra.routing.partial_rollout import Keep, join
-from relibra.routing.physical_experts import PhysicalExperts
+from relibra.routing.physical_experts import UNASKED, PhysicalExperts, Unasked
 from relibra.routing.responses import decode_completion
 from relibra.routing.routed_completions import completions_of
 from relibra.routing.sequence_routing import SequenceRouting, sequence_routing
@@ -72,7 +72,7 @@ def read_responses(
     *,
     format_name: str | None = None,
     turns_by: str | None = None,
-    physical: PhysicalExperts | None = None,
+    physical: PhysicalExperts | Unasked | None = UNASKED,
     left_out: LeftOut | None = None,
 ) -> list[SequenceRouting]:
     """Read the sequences of a file of responses.
@@ -82,7 +82,7 @@ def read_responses(
         layers: the layers of the model.
         format_name: the format of the payloads; by default the responses tell it.
         turns_by: a key; responses with equal values under this key are turns of one sequence, in order.
-        physical: how to read the ids if the engine sent those of physical experts.
+        physical: how to read the ids, as the engine's server said it (see `ask_engine`); by default nobody has asked.
         left_out: takes what cannot be read: lines, responses, and choices of responses. By default the first one is
             refused.
 

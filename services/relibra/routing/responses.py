@@ -1,11 +1,12 @@
 """HTTP responses of rollout engines, decoded; `routed_completions` has the places of their routed experts."""
 
+from dataclasses import replace
 from typing import Any
 
 from relibra.errors import InvalidInput
 from relibra.routing.formats import decode
 from relibra.routing.model_layers import ModelLayers
-from relibra.routing.physical_experts import PhysicalExperts
+from relibra.routing.physical_experts import UNASKED, PhysicalExperts, Unasked
 from relibra.routing.routed_completions import RoutedCompletion, completions_of
 from relibra.routing.sequence_routing import SequenceRouting, check_no_layer_lost
 
@@ -16,7 +17,7 @@ def decode_response(
     *,
     format_name: str | None = None,
     start: int | None = None,
-    physical: PhysicalExperts | None = None,
+    physical: PhysicalExperts | Unasked | None = UNASKED,
 ) -> list[SequenceRouting]:
     """Decode all completions of a response, in order.
 
@@ -25,7 +26,7 @@ def decode_response(
         layers: the layers of the model.
         format_name: the format of the payloads; by default the response tells it.
         start: the first token with a row, if the request left out a prefix; by default the number of tokens tells it.
-        physical: how to read the ids if the engine sent those of physical experts.
+        physical: how to read the ids, as the engine's server said it (see `ask_engine`); by default nobody has asked.
 
     Raises:
         InvalidInput: a completion has no routed experts (the message names the engine's option for them), or malformed
@@ -44,7 +45,7 @@ def decode_completion(
     *,
     format_name: str | None = None,
     start: int | None = None,
-    physical: PhysicalExperts | None = None,
+    physical: PhysicalExperts | Unasked | None = UNASKED,
 ) -> SequenceRouting:
     """Decode one completion of a response; see `decode_response`.
 
@@ -56,11 +57,13 @@ def decode_completion(
         raise InvalidInput.of(completion.field, expected=completion.expected, got=completion.instead)
     routing = decode(
         completion.payload,
-        layers if physical is None else physical.as_sent,
+        physical.as_sent if isinstance(physical, PhysicalExperts) else layers,
         format_name=format_name or completion.format_name,
         num_tokens=completion.num_tokens,
         start=start,
         field=completion.field,
     )
     check_no_layer_lost(routing, completion.field)
-    return routing if physical is None else physical.logical(routing)
+    if isinstance(physical, PhysicalExperts):
+        return physical.logical(routing)
+    return replace(routing, is_logical=True) if physical is None else routing

@@ -38,6 +38,9 @@ class SequenceRouting:
     is_placed: bool = True
     """Whether the engine told where the rows begin or how many tokens there are. If not, the first row is taken for the
     first token, which is wrong if the request left out a prefix."""
+    is_logical: bool = True
+    """Whether the ids are known to be those of the model's experts. If not, they may be those of an engine's slots (see
+    `physical_experts`), and the engine was not asked."""
     blocks: BlockCounts | None = None
     """The counts of blocks of the rows, if they were counted in advance."""
 

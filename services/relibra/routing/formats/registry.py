@@ -1,6 +1,7 @@
 """The formats by name, and the detection of a payload's format."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from relibra.errors import InvalidInput
@@ -35,6 +36,9 @@ FORMATS: dict[str, Decoder] = {
     "array": sequence_routing,
 }
 """Decoders by the name that `--format` takes; `array` is a plain `[rows, layers, K]`, such as Megatron's."""
+
+_NARROW_IF_LOGICAL = ("vllm", "sglang")
+"""Formats of engines that send fewer than 32 bits only since they send the choice of the router."""
 
 
 def detect(payload: object) -> str:
@@ -91,7 +95,13 @@ def decode(
     name = detect(payload) if format_name is None else format_name
     if name not in FORMATS:
         raise InvalidInput.of("format", expected=" or ".join(FORMATS), got=name)
-    return FORMATS[name](payload, layers, num_tokens=num_tokens, start=start, field=field)
+    routing = FORMATS[name](payload, layers, num_tokens=num_tokens, start=start, field=field)
+    return replace(routing, is_logical=_is_surely_logical(name, routing))
+
+
+def _is_surely_logical(name: str, routing: SequenceRouting) -> bool:
+    """Return whether no engine sends the ids of slots (see `physical_experts`) in this encoding."""
+    return name == "array" or (name in _NARROW_IF_LOGICAL and routing.routed_TLK.itemsize < 4)
 
 
 def _has_start(payload: Any) -> bool:
