@@ -50,6 +50,7 @@ def test_S9_state_dicts_by_place_are_refused_while_experts_are_elsewhere(layout_
         for way, text in result["messages"].items():
             assert text.startswith("Unsupported: "), (way, text)
             assert "names experts by place" in text, way
+        assert result["torn"].startswith("RelibraError: experts moved while weights were copied")
         assert result["left_behind"] == []
 
 

@@ -87,6 +87,18 @@ def check_equal(difference: dict[str, Any]) -> None:
     assert difference["exports"]
 
 
+def check_nothing_moves(compared: dict[str, Any]) -> None:
+    """Check that experts stay where they are for an export, which is bit by bit that from original places.
+
+    Args:
+        compared: what `harness.exports.compared` returned.
+    """
+    assert compared["moved"] == []
+    assert compared["by_place"], "experts have not moved, or the comparison does not see it"
+    assert all(".experts." in name for name in compared["by_place"])
+    assert compared["sent_bytes"] == 0 < compared["sent_bytes_if_moved"]
+
+
 def relative(got: list[float], expected: list[float]) -> float:
     """Return the largest relative difference."""
     return largest(abs(a - b) / abs(b) for a, b in zip(got, expected, strict=True))

@@ -15,13 +15,18 @@ from relibra.routing.model_layers import ModelLayers
 
 _EXPERTS = re.compile(r"(.*?(?:^|\.)layers\.(\d+)\.(?:.*\.)?experts\.)(.+)")
 _HAS_EXPERTS = re.compile(r"(?:^|\.)experts(?:\.|$)")
+_SHARED = re.compile(r"(?:^|\.)shared_experts?\.")
 _PREDICTS_TOKENS = re.compile(r"(?:^|\.)mtp\w*\.")
 _ONE_EXPERT = re.compile(r"(\d+)(\..+)")
 _ALL_EXPERTS = re.compile(r"(?!linear_fc|local_experts|weight)[a-z]\w*(?:\.weight|\.bias)?", re.IGNORECASE)
 
 
 def logical(
-    weights: Iterable[tuple[str, Any]], expert_of_place_LE: NDArray[np.integer], layers: ModelLayers
+    weights: Iterable[tuple[str, Any]],
+    expert_of_place_LE: NDArray[np.integer],
+    layers: ModelLayers,
+    *,
+    is_whole: bool = True,
 ) -> Iterator[tuple[str, Any]]:
     """Return a stream of weights under Hugging Face names that give every expert its logical number.
 
@@ -39,11 +44,12 @@ def logical(
         weights: names and tensors (torch or numpy); read once, one by one.
         expert_of_place_LE: the logical expert at every place, `[L, E]`, as `Agent.expert_of_place_LE`.
         layers: the layers of the model, which say what MoE layer a name means.
+        is_whole: whether the stream has all weights of the model. A part of them, like a bucket, may have no experts.
 
     Raises:
         InvalidInput: at once, if the table does not fit the layers.
         Unsupported: while the stream is read, if a name of experts cannot be understood, or if experts have moved and
-            the stream ends without any. The message has the name.
+            a whole stream ends without any. The message has the name.
     """
     table_LE = np.asarray(expert_of_place_LE)
     expected = (layers.num_moe_layers, layers.num_experts)
@@ -51,16 +57,16 @@ def logical(
         raise InvalidInput.of(
             "expert_of_place_LE", expected=f"a permutation for each MoE layer, {expected}", got=table_LE.shape
         )
-    return _renamed(weights, table_LE, layers)
+    return _renamed(weights, table_LE, layers, is_whole)
 
 
 def _renamed(
-    weights: Iterable[tuple[str, Any]], table_LE: NDArray[np.integer], layers: ModelLayers
+    weights: Iterable[tuple[str, Any]], table_LE: NDArray[np.integer], layers: ModelLayers, is_whole: bool
 ) -> Iterator[tuple[str, Any]]:
     index_of_layer = {layer: index for index, layer in enumerate(np.flatnonzero(layers.is_moe).tolist())}
     has_experts = False
     for name, tensor in weights:
-        if not _HAS_EXPERTS.search(name):
+        if not _HAS_EXPERTS.search(name) or _SHARED.search(name):
             yield name, tensor
             continue
         has_experts = True
@@ -77,7 +83,7 @@ def _renamed(
             raise _unknown(name, f"layer {layer}, which is none of the MoE layers {sorted(index_of_layer)}")
         else:
             yield _of_experts(name, before, rest, tensor, table_LE[index_of_layer[layer]])
-    if not has_experts and (table_LE != np.arange(layers.num_experts)).any():
+    if is_whole and not has_experts and (table_LE != np.arange(layers.num_experts)).any():
         raise _unknown("the stream", "no tensor of experts at all, although experts have moved")
 
 

@@ -62,7 +62,12 @@ def state_dicts(cluster: Cluster, **options: Any) -> Result:
         "load_state_dict of optimizer": refusal(lambda: optimizer.load_state_dict({})),
     }
     untouched = equal(balanced.weights(), want)
-    agent.begin_step(1, Phase.RECOMPUTE)
+
+    def copy_while_a_step_begins() -> None:
+        with agent.copying():
+            agent.begin_step(1, Phase.RECOMPUTE)
+
+    torn = refusal(copy_while_a_step_begins)
     with agent.restoring(snapshot):
         network.load_state_dict(copied, strict=False)
     back = equal(balanced.weights(), want)
@@ -87,6 +92,7 @@ def state_dicts(cluster: Cluster, **options: Any) -> Result:
     left_behind = [name for name in ("state_dict", "load_state_dict") if name in vars(optimizer)]
     return {
         "messages": messages,
+        "torn": torn,
         "incomplete": incomplete,
         "unreadable": unreadable,
         "half_written": half_written,

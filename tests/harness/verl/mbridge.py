@@ -5,8 +5,9 @@ from pathlib import Path
 from safetensors.torch import load_file
 from verl.workers.engine import MegatronEngineWithLMHead
 
+from harness import exports
 from harness.trained import Result, differing, unequal
-from harness.verl import engines, exports
+from harness.verl import engines
 from harness.verl.plug_in import moving, with_plug_in
 from harness.verl.trained_engine import TrainedEngine
 
@@ -22,11 +23,8 @@ def mbridge(rank: int, folder: Path, planner: str) -> Result:
         engine, balanced = engines.build(with_plug_in(), folder / "model", vanilla_mbridge=True), TrainedEngine()
         of_file = load_file(folder / "model" / "model.safetensors")
         balanced.infer(engine, engines.batch(rank, 0))  # moves experts and trains nothing
-        untrained = {
-            "by_place": unequal(exports.by_place(engine), of_file),
-            "renamed": unequal(exports.renamed(engine), of_file),
-            "exported": unequal(engines.exported(engine), of_file),
-        }
+        untrained = unequal(engines.exported(engine), of_file)
+        compared = exports.compared(lambda: engines.exported(engine))
         balanced.outputs.clear()
         for step in range(NUM_UPDATES):
             balanced.step(engine, engines.batch(rank, step), engines.batch(rank, step))
@@ -39,6 +37,7 @@ def mbridge(rank: int, folder: Path, planner: str) -> Result:
         "converter": type(engine.bridge).__module__,
         "num_exported": len(balanced.exports[-1]),
         "untrained": untrained,
+        "compared": compared,
         "difference": balanced.differences(alone),
         "outcomes": balanced.outcomes,
         "saved": differing(load_file(saved), balanced.exports[-1]),

@@ -102,13 +102,19 @@ class WeightAccess:
         """Copy weights by name in the body, to the host or elsewhere, and keep the yielded snapshot with the copy.
 
         Raises:
-            RelibraError: the modules hold weights that were written behind the agent's back.
+            RelibraError: the modules hold weights that were written behind the agent's back, or a step began in the
+                body and moved experts.
         """
         snapshot = Snapshot(placement=self._homes.placement)
         self._places.forget_sharded_names()
         self._guard.check_known()
         with self._places.allowed():
             yield snapshot
+        if self._homes.placement.moves_to(snapshot.placement):
+            raise RelibraError(
+                "experts moved while weights were copied, so some of the copy has the new order and some the old one; "
+                "read all of it again, before the next begin_step"
+            )
 
     @contextmanager
     def restoring(self, snapshot: Snapshot) -> Iterator[None]:

@@ -10,6 +10,7 @@ from relibra.agent.plans.plan_source import PlanSource
 from relibra.errors import InvalidInput, Unsupported
 from relibra.integrations.verl import rank_batch, trainer_layout
 from relibra.plugins.attached_job import attach_job
+from relibra.plugins.logical_export import logical_export
 from relibra.plugins.planned_passes import PlannedPasses
 from relibra.plugins.settings import PluginSettings
 from relibra.plugins.verl.configuration import default_job, find_configuration, relibra_section
@@ -105,19 +106,26 @@ def balanced(engine: type[Any]) -> type[Any]:
                 super().load_checkpoint(*args, **kwargs)
 
         def get_per_tensor_param(self, *args: Any, **kwargs: Any) -> Any:
-            """Return verl's export, which has every expert at its original place while it is read.
+            """Return verl's export, with each expert under its own name, while it stays where it is.
 
-            The first read and the end of the export are collective over all ranks.
+            The first read is collective over all ranks.
             """
             with self._ignoring_names():
                 weights, adapter = super().get_per_tensor_param(*args, **kwargs)
-            return self._exported(weights), adapter
+            if self.agent is None:
+                return weights, adapter
+            # With an adapter, the export may be that of the adapter alone.
+            return logical_export(self.agent, self._layers, weights, is_whole=adapter is None), adapter
 
         def get_per_tensor_param_shard(self, *args: Any, **kwargs: Any) -> Any:
-            """Return verl's export of shards, likewise."""
+            """Return verl's export of shards, which has every expert at its original place while it is read.
+
+            verl sends what changed in a shard since the last export, under megatron's names, so a place must hold the
+            same expert each time. The first read and the end are collective over all ranks.
+            """
             with self._ignoring_names():
-                weights, adapter = super().get_per_tensor_param_shard(*args, **kwargs)
-            return self._exported(weights), adapter
+                shards, adapter = super().get_per_tensor_param_shard(*args, **kwargs)
+            return self._at_original_places(shards), adapter
 
         def _checkpoint_by_expert(self) -> None:
             assert self.agent is not None
@@ -135,7 +143,7 @@ def balanced(engine: type[Any]) -> type[Any]:
 
             manager._load_model_as_hf_via_bridge = load_by_place
 
-        def _exported(self, weights: Any) -> Iterator[Any]:
+        def _at_original_places(self, weights: Any) -> Iterator[Any]:
             if self.agent is None:
                 yield from weights
                 return
