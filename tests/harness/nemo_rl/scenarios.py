@@ -12,7 +12,7 @@ from nemo_rl.algorithms.loss.loss_functions import NLLLossFn
 from nemo_rl.models.policy import utils as policy_utils
 from nemo_rl.models.policy.workers import megatron_policy_worker as policy_worker
 
-from harness import tiny_qwen3_moe
+from harness import exports, tiny_qwen3_moe
 from harness.distributed.plans import ScriptedPlans, random_plans
 from harness.nemo_rl import driver, rows, workers
 from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
@@ -77,9 +77,12 @@ class TrainedWorker(Trained):
 
 
 def streamed(worker: Any) -> dict[str, torch.Tensor]:
-    """Return the weights that `stream_weights_via_ipc_zmq` sends, unpacked as vLLM's worker unpacks them."""
+    """Return the weights that `stream_weights_via_ipc_zmq` sends, unpacked as vLLM's worker unpacks them.
+
+    As in a job, the worker tells names, shapes and types only once.
+    """
     worker.model = worker.move_model(worker.model, "cuda", move_grads=False)
-    info = worker.prepare_refit_info()
+    info = worker.told_refit_info = getattr(worker, "told_refit_info", None) or worker.prepare_refit_info()
     sent: dict[str, torch.Tensor] = {}
 
     def receive(message: Any) -> None:
@@ -151,12 +154,6 @@ def mutants(rank: int, folder: Path, planner: str) -> Result:
     """Show that the comparison sees an export by place, stale weights, and a reference that is swapped in by place."""
     worker, plain_run = _workers["scripted"], _trained["plain"]
     agent = worker.job.agent
-
-    def where_they_are(_: Any) -> Any:
-        return agent.copying()
-
-    with mock.patch.object(plugin.BalancedWorker, "_at_original_places", where_they_are):
-        permuted = streamed(worker)
     own = policy_worker.MegatronPolicyWorkerImpl._apply_state_dict_to_model
 
     def by_place(self: Any, source: Any, **kwargs: Any) -> None:
@@ -168,7 +165,7 @@ def mutants(rank: int, folder: Path, planner: str) -> Result:
     with mock.patch.object(plugin.BalancedWorker, "_apply_state_dict_to_model", by_place):
         reference = worker.get_reference_policy_logprobs(data=shard)["reference_logprobs"]
     return {
-        "permuted": differing(permuted, plain_run.exports[-1]),
+        "compared": exports.compared(lambda: streamed(worker)),
         "stale": differing(streamed(worker), plain_run.exports[-2]),
         "reference": float((reference - plain_run.outputs[1]).abs().max()),
     }

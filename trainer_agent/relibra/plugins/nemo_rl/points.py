@@ -37,6 +37,7 @@ POINTS: Mapping[str, Points] = {
         f"{_WORKER}.use_reference_model": (),
         f"{_WORKER}._apply_state_dict_to_model": ("source_state_dict",),
         f"{_WORKER}._iter_params_with_optional_kv_scales": (),
+        f"{_WORKER}.stream_weights_via_ipc_zmq": (),
         f"{_WORKER}.prepare_refit_info": (),
         f"{_WORKER}.prepare_nccl_reshard_refit_info": (),
         f"{_WORKER}.nccl_reshard_refit": (),

@@ -20,6 +20,7 @@ from relibra.agent.plans.plan_source import PlanSource
 from relibra.errors import Unsupported
 from relibra.integrations import RankBatch
 from relibra.plugins.attached_job import AttachedJob, attach_job
+from relibra.plugins.logical_export import logical_export
 from relibra.plugins.nemo_rl import points
 from relibra.plugins.nemo_rl.configuration import Packing, check_settings
 from relibra.plugins.schedules import telling_micro_batches
@@ -40,6 +41,8 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
     """Where plans come from, if not from the planner."""
     outcome: StepOutcome | None = None
     """What became of the plan of the last pass that had one."""
+    _sends_names = False
+    """Whether the export that is read goes to a receiver that gets names together with the tensors."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         """Build the worker as NeMo-RL does, and attach an agent to its model.
@@ -109,10 +112,26 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
         assert self._order_of_own is not None
         return self._order_of_own
 
+    def stream_weights_via_ipc_zmq(self, *args: Any, **kwargs: Any) -> None:
+        """Send weights to the engines on these GPUs as NeMo-RL does, each expert from where it lives."""
+        self._sends_names = True
+        try:
+            super().stream_weights_via_ipc_zmq(*args, **kwargs)
+        finally:
+            self._sends_names = False
+
     def _iter_params_with_optional_kv_scales(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
-        """Yield NeMo-RL's export, which has every expert at its original place while it is read."""
+        """Yield NeMo-RL's export, with each expert under its own name.
+
+        A collective sends no names: its receivers know them from `prepare_refit_info`, in the order of that export. For
+        these, every expert is at its original place while the export is read.
+        """
+        weights = super()._iter_params_with_optional_kv_scales(*args, **kwargs)
+        if self.job is not None and self._sends_names:
+            yield from logical_export(self.job.agent, self._packing.layers, weights)
+            return
         with self._at_original_places():
-            yield from super()._iter_params_with_optional_kv_scales(*args, **kwargs)
+            yield from weights
 
     def prepare_refit_info(self) -> Any:
         """Name the weights that leave as NeMo-RL does, at their original places."""
