@@ -13,6 +13,7 @@ All else is SkyRL's own code.
 import functools
 import sys
 import typing
+from collections import namedtuple
 from types import ModuleType
 from typing import Any
 
@@ -63,7 +64,7 @@ class _NoCalls:
 def _vllm() -> None:
     base = _modules("vllm.distributed.weight_transfer.base")
     base.WeightSource = type("WeightSource", (), {})
-    base.ParamMeta = tuple
+    base.ParamMeta = namedtuple("ParamMeta", ["name", "dtype", "shape"])
     base.materialize_full_tensor = lambda tensor: tensor
     _modules("vllm.distributed.weight_transfer.packed_tensor").DEFAULT_PACKED_BUFFER_SIZE_BYTES = 1
 

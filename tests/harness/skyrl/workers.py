@@ -120,8 +120,12 @@ class KeptWeights:
         self.kept: dict[str, torch.Tensor] = {}
 
     def send_weights(self) -> None:
-        """Keep the weights; a rank of vLLM would get the same names and tensors."""
-        self.kept = {name: tensor.clone() for name, tensor in self._source}
+        """Keep the weights as a rank of vLLM does: it gets names and shapes first, and then tensors without names."""
+        told = self._source.metadata()
+        self.kept = {}
+        for each, (_, tensor) in zip(told, self._source, strict=True):
+            assert each.shape == tuple(tensor.shape), each
+            self.kept[each.name] = tensor.clone()
 
 
 def batch(rank: int, step: int) -> Any:

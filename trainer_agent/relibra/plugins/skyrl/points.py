@@ -26,6 +26,7 @@ WORKER: Points = {
     "MegatronPolicyWorkerBase.load_checkpoint": (),
     "MegatronPolicyWorkerBase.save_hf_model": (),
     "MegatronPolicyWorkerBase.init_weight_sync_state": (),
+    "MegatronPolicyWorkerBase._build_weight_source": ("dtype", "backend"),
     "MegatronPolicyWorkerBase.broadcast_to_inference_engines": (),
     "MegatronStrategy._dist_ckpt_optim_metadata": (),
 }

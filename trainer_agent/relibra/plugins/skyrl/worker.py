@@ -38,6 +38,8 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
     outcome: StepOutcome | None = None
     """The outcome of the last pass that began under a plan."""
     _job: AttachedJob | None = None
+    _logical_weights: Any = None
+    """The source of the weight sync, if names travel with the weights."""
 
     def init_model(self, *args: Any, **kwargs: Any) -> None:
         """Build the model as SkyRL does, and attach an agent to it.
@@ -106,9 +108,22 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
         with self._at_original_places():
             await super().init_weight_sync_state(*args, **kwargs)
 
+    def _build_weight_source(self, dtype: Any, backend: str) -> Any:
+        source = super()._build_weight_source(dtype, backend)
+        if self._job is None:
+            return source
+        from relibra.plugins.skyrl.weights import BACKENDS, LogicalWeights
+
+        if backend in BACKENDS:
+            source = self._logical_weights = LogicalWeights(source)
+        return source
+
     async def broadcast_to_inference_engines(self, *args: Any, **kwargs: Any) -> None:
-        """Collective over all ranks: send weights as SkyRL does, from original places."""
-        with self._at_original_places():
+        """Collective over all ranks: send weights as SkyRL does, each expert under its own name.
+
+        Backends that do not tell the names every time read the weights from original places.
+        """
+        with self._exporting():
             await super().broadcast_to_inference_engines(*args, **kwargs)
 
     def _in_a_pass(self, run: Callable[..., Any], *, is_training: bool) -> Callable[..., Any]:
@@ -151,6 +166,12 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
 
     def _ignoring_names(self) -> AbstractContextManager[None]:
         return nullcontext() if self._job is None else self._job.agent.ignoring_names()
+
+    def _exporting(self) -> AbstractContextManager[None]:
+        if self._job is None or self._logical_weights is None:
+            return self._at_original_places()
+        exporting: AbstractContextManager[None] = self._logical_weights.exporting(self._job.agent, self._layers)
+        return exporting
 
     def _at_original_places(self) -> AbstractContextManager[None]:
         return nullcontext() if self._job is None else self._job.agent.at_original_places()
