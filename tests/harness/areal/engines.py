@@ -4,10 +4,12 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from areal.engine.megatron_engine import MegatronEngine
 
 from harness.skyrl.workers import RANKS, save_model, seed
 from harness.trained import ADAM_EPS
@@ -105,7 +107,7 @@ def sent(engine: Any) -> dict[str, torch.Tensor]:
     """Return what AReaL sends to the rollout, through its own update of weights up to the broadcast."""
     kept: dict[str, torch.Tensor] = {}
 
-    def keep(meta: Any, named_tensors: Any) -> None:
+    def keep(engine: Any, meta: Any, named_tensors: Any) -> None:
         kept.update({name: tensor.clone() for name, tensor in named_tensors})
         named_tensors.clear()
 
@@ -113,8 +115,8 @@ def sent(engine: Any) -> dict[str, torch.Tensor]:
     engine.rollout_coordinator = engine.rollout_engine
     engine.weight_update_group_initialized = True
     engine.weight_update_master_addr, engine.weight_update_master_port = "127.0.0.1", 1
-    engine._update_bucket_weights_from_distributed = keep
-    engine.update_weights(SimpleNamespace(type="xccl", weight_chunked_mem_mb=1))
+    with mock.patch.object(MegatronEngine, "_update_bucket_weights_from_distributed", keep):
+        engine.update_weights(SimpleNamespace(type="xccl", weight_chunked_mem_mb=1))
     told = [kept]
     dist.broadcast_object_list(told, src=0)  # only the head of the pipeline stage sends
     return told[0]

@@ -13,6 +13,7 @@ from areal.api.io_struct import SaveLoadMeta
 from areal.engine.megatron_engine import MegatronPPOActor
 from safetensors.torch import load_file
 
+from harness import exports
 from harness.areal import engines
 from harness.distributed.plans import ScriptedPlans, random_plans
 from harness.skyrl.workers import RANKS, environment
@@ -63,12 +64,6 @@ def moving(rank: int, job: str, num_passes: int) -> AbstractContextManager[objec
     return mock.patch.object(BalancedPPOActor, "plan_source", ScriptedPlans(plans))
 
 
-def by_place(engine: Any) -> dict[str, torch.Tensor]:
-    """Return what AReaL would send if nobody minded that experts have moved."""
-    with mock.patch.object(BalancedPPOActor, "_at_original_places", lambda self: self._job.agent.copying()):
-        return engines.sent(engine)
-
-
 def scripted(rank: int, folder: Path, planner: str) -> Result:
     """The plug-in's engine, under plans that move experts and make replicas before every pass."""
     with moving(rank, "scripted", 2 * NUM_UPDATES):
@@ -81,9 +76,12 @@ def scripted(rank: int, folder: Path, planner: str) -> Result:
 
 
 def mutants(rank: int, folder: Path, planner: str) -> Result:
-    """Show that the comparison sees weights that are sent by place, and weights of another update."""
-    engine, before = _engines["scripted"], _trained["plain"].exports
-    return {"permuted": differing(by_place(engine), before[-1]), "stale": differing(engines.sent(engine), before[-2])}
+    """Show that the comparison sees weights that are sent by place and weights of another update, and no move."""
+    engine = _engines["scripted"]
+    return {
+        "compared": exports.compared(lambda: engines.sent(engine)),
+        "stale": differing(engines.sent(engine), _trained["plain"].exports[-2]),
+    }
 
 
 def saved(rank: int, folder: Path, planner: str) -> Result:
@@ -107,7 +105,8 @@ def default_bridge(rank: int, folder: Path, planner: str) -> Result:
         engine, trained = engines.build(BalancedPPOActor, folder / "model", "mbridge"), Trained()
         of_file = load_file(folder / "model" / "model.safetensors")
         engines.infer(engine, engines.batch(rank, 0))  # moves experts and trains nothing
-        untrained = {"by_place": unequal(by_place(engine), of_file), "sent": unequal(engines.sent(engine), of_file)}
+        untrained = unequal(engines.sent(engine), of_file)
+        compared = exports.compared(lambda: engines.sent(engine))
         for step in range(NUM_UPDATES):
             train_on(trained, engine, engines.batch(rank, step))
         before = trained.exports[-1]
@@ -127,6 +126,7 @@ def default_bridge(rank: int, folder: Path, planner: str) -> Result:
         "converter": type(engine.bridge).__module__,
         "num_exported": len(before),
         "untrained": untrained,
+        "compared": compared,
         "difference": trained.differences(alone),
         "outcomes": trained.outcomes,
         "huggingface": differing(files, before),

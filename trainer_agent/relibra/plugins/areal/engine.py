@@ -13,6 +13,7 @@ from relibra.integrations.areal import trainer_layout
 from relibra.plugins.areal import points
 from relibra.plugins.areal.recovery import StateByExpert
 from relibra.plugins.attached_job import AttachedJob, attach_job
+from relibra.plugins.logical_export import Renamed, exporting
 from relibra.plugins.points import check_points
 from relibra.plugins.routed_counts import RoutedCounts
 from relibra.plugins.schedules import telling_micro_batches
@@ -33,6 +34,8 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
     outcome: StepOutcome | None = None
     """The outcome of the last pass that began under a plan."""
     _job: AttachedJob | None = None
+    _renamed: Renamed
+    """Gives experts their own names, while an update of weights is under way."""
 
     def initialize(self, *args: Any, **kwargs: Any) -> None:
         """Build the model as AReaL does, and attach an agent to it.
@@ -49,7 +52,7 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
         if self.enable_tree_training:
             raise Unsupported("expected actor.enable_tree_training=false, because relibra does not plan for trees")
         self._pass_index = -1
-        layers = layers_of_config(self.hf_config.get_text_config().to_dict())
+        layers = self._layers = layers_of_config(self.hf_config.get_text_config().to_dict())
         self._job = attach_job(
             PluginSettings.read({}, os.environ, default_job="areal"),
             layers,
@@ -109,8 +112,18 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
         agent.accept_weights()
 
     def _update_weights_from_distributed(self, meta: Any) -> None:
-        with self._at_original_places():
+        if self._job is None:
             super()._update_weights_from_distributed(meta)
+            return
+        with exporting(self._job.agent, self._layers) as self._renamed:
+            super()._update_weights_from_distributed(meta)
+
+    def _update_bucket_weights_from_distributed(self, meta: Any, converted_named_tensors: list[Any]) -> None:
+        """Send a bucket as AReaL does, with its names, after each expert got its own."""
+        if self._job is not None:
+            # In place, because AReaL empties the list to free the tensors.
+            converted_named_tensors[:] = self._renamed(list(converted_named_tensors), is_whole=False)
+        super()._update_bucket_weights_from_distributed(meta, converted_named_tensors)
 
     def _pass(self, num_micro_batches: int, phase: Phase) -> AbstractContextManager[None]:
         """Collective over all ranks: begin a pass; return the context in which it runs."""

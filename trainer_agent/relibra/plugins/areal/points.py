@@ -20,5 +20,6 @@ ENGINE: Points = {
     "MegatronPPOActor._save_model_to_hf": ("path",),
     "MegatronPPOActor._load_model_from_hf": ("path",),
     "MegatronPPOActor._update_weights_from_distributed": ("meta",),
+    "MegatronPPOActor._update_bucket_weights_from_distributed": ("meta", "converted_named_tensors"),
 }
 """Attributes of `areal.engine.megatron_engine`."""
