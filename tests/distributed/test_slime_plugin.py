@@ -37,8 +37,10 @@ def test_S5_log_probs_losses_and_sent_weights_are_those_without_the_plugin(layou
         assert [each["step"] for each in result["outcomes"]] == list(range(8))
         assert all(each["is_applied"] and each["num_moved"] for each in result["outcomes"])
         assert any(each["num_replicas"] for each in result["outcomes"])
+        assert result["compared"]["moved"] == []
+        assert result["compared"]["sent_bytes"] == 0 < result["compared"]["sent_bytes_if_moved"]
     check_equal(results)
-    assert results[0]["permuted"]["sent"] > 0.1
+    assert results[0]["compared"]["by_place"]
 
 
 def test_S5_a_job_that_sleeps_and_sends_its_backups_is_that_of_slime_alone(layout_run: Any) -> None:

@@ -11,6 +11,7 @@ from unittest import mock
 import torch.distributed as dist
 from torch import Tensor
 
+from harness import exports
 from harness.distributed.backups import refusal
 from harness.distributed.miles_actor import MilesActor
 from harness.distributed.plans import ScriptedPlans, random_plans
@@ -22,7 +23,6 @@ from harness.services import Service
 from relibra.agent import Agent, StepOutcome
 from relibra.agent.groups import Groups
 from relibra.planning import Cluster, RankPlan
-from relibra.plugins.slime import installation
 from relibra.plugins.slime.training import BalancedTraining
 from relibra.store import EmbeddedRedis
 
@@ -137,20 +137,8 @@ def forced(
         "num_reconnected": reconnected.call_count,
     }
     if not options["colocate"]:
-        result["permuted"] = permuted(balanced)
+        result["compared"] = exports.compared(balanced.actor.sent)
     return result
-
-
-def permuted(balanced: Trained) -> dict[str, float]:
-    """Show that the comparison sees weights that leave by place."""
-    agent = installation.training().agent
-    assert agent is not None
-    del balanced.actor.plain.weight_updater.update_weights
-    with mock.patch.object(BalancedTraining, "send_right_names"), agent.copying():
-        sent = balanced.actor.sent()
-    found = Differences()
-    found.note("sent", sent, balanced.sent[-1])
-    return found.of
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """slime and miles as the plug-in sees them: the attributes that it relies on, and the options that it refuses."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +13,9 @@ from relibra.routing.token_layout import ParallelLayout
 
 Batches = Callable[[int], RankBatch]
 """Returns the batch of a training step of the rollout, by its index."""
+
+Rename = Callable[[list[tuple[str, Any]]], None]
+"""Gives every expert in a list of weights under Hugging Face names its own name."""
 
 _ACTOR: dict[str, Sequence[str]] = {
     "initialize_model_and_optimizer": ("args", "role"),
@@ -41,6 +44,11 @@ class Framework:
     """The function of the module `actor` that gets the routing of a rollout, before the first pass."""
     saving: tuple[str, str]
     """The module and the function that write a checkpoint of Hugging Face from the modules."""
+    sending: str
+    """The method of an updater of remote engines through which experts leave, under Hugging Face names that travel with
+    them."""
+    renaming: Callable[[Callable[..., Any], Rename], Callable[..., Any]]
+    """Returns the method with names changed."""
     refusals: Callable[[Any], Iterable[str]]
     """Returns options in `args` with which relibra cannot plan passes or export weights, each with its alternative."""
     trainer_layout: Callable[[Any, ParallelLayout], TrainerLayout]
@@ -64,6 +72,30 @@ class Framework:
         refused = list(self.refusals(args))
         if refused:
             raise Unsupported(f"relibra does not balance {self.name} with " + "; nor with ".join(refused))
+
+
+def _chunks_renamed(chunks: Callable[[], Iterable[list[Any]]], rename: Rename) -> Callable[[], Iterator[list[Any]]]:
+    """Return slime's `_iter_expert_chunks` with names changed in each chunk."""
+
+    def renamed() -> Iterator[list[Any]]:
+        for chunk in chunks():
+            rename(chunk)
+            yield chunk
+
+    return renamed
+
+
+def _buckets_renamed(send: Callable[..., None], rename: Rename) -> Callable[..., None]:
+    """Return miles' `_update_expert_bucket_weights` with names changed in what it hands on."""
+
+    def renamed(named_tensors: list[Any], update_bucket_weight_func: Callable[..., None], pbar: Any) -> None:
+        def update(weights: list[Any], *more: Any) -> None:
+            rename(weights)
+            update_bucket_weight_func(weights, *more)
+
+        send(named_tensors, update, pbar)
+
+    return renamed
 
 
 def _refused_in_miles(args: Any) -> Iterable[str]:
@@ -104,9 +136,12 @@ SLIME = Framework(
             "save_hf_model_to_path": ("args", "model"),
         },
         "model": _MODEL,
+        "update_weight.update_weight_from_distributed": {"UpdateWeightFromDistributed._iter_expert_chunks": ()},
     },
     filling="MegatronTrainRayActor.fill_routing_replay",
     saving=("actor", "save_hf_model_to_path"),
+    sending="_iter_expert_chunks",
+    renaming=_chunks_renamed,
     refusals=lambda _: (),
     trainer_layout=lambda args, ranks: slime.trainer_layout(
         ranks, args.data_pad_size_multiplier, allgather_cp=args.allgather_cp
@@ -121,9 +156,18 @@ MILES = Framework(
         "actor": _ACTOR | {"fill_replay_data": ("data_iterator", "num_microbatches", "rollout_data", "data_key")},
         "model": _MODEL,
         "hf_export": {"save_hf_model": ("args", "model")},
+        "update_weight.update_weight_from_distributed.mixin": {
+            "DistBucketedWeightUpdateMixin._update_expert_bucket_weights": (
+                "named_tensors",
+                "update_bucket_weight_func",
+                "pbar",
+            ),
+        },
     },
     filling="fill_replay_data",
     saving=("hf_export", "save_hf_model"),
+    sending="_update_expert_bucket_weights",
+    renaming=_buckets_renamed,
     refusals=_refused_in_miles,
     trainer_layout=lambda args, ranks: miles.trainer_layout(
         ranks, args.data_pad_size_multiplier, allgather_cp=args.allgather_cp

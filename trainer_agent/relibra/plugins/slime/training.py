@@ -10,6 +10,7 @@ from relibra.agent import Agent, Phase
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.integrations import RankBatch
 from relibra.plugins.attached_job import AttachedJob, attach_job
+from relibra.plugins.logical_export import exporting
 from relibra.plugins.settings import PluginSettings, job_name
 from relibra.plugins.slime.framework import Batches, Framework
 from relibra.routing import read_model_config
@@ -124,10 +125,29 @@ class BalancedTraining:
         """Make the updates of rollout engines send every expert under its own name; a second call does nothing."""
         if self.agent is None or "update_weights" in vars(updater):
             return
-        reads_backup = any(each.__name__ == "UpdateWeightFromTensor" for each in type(updater).__mro__)
-        # Backups have the original order, so their names are right. The modules may have no memory then.
-        around = self.agent.ignoring_names() if reads_backup else self.agent.at_original_places()
-        updater.update_weights = around(updater.update_weights)
+        if any(each.__name__ == "UpdateWeightFromTensor" for each in type(updater).__mro__):
+            # Backups have the original order, so their names are right. The modules may have no memory then. slime also
+            # sends an expert only to the rank of the engine that holds its number, for which it takes the place.
+            updater.update_weights = self.agent.ignoring_names()(updater.update_weights)
+        elif hasattr(updater, self._framework.sending):
+            self._rename_experts(self.agent, updater)
+        else:  # slime's update through files of Hugging Face, which it writes by place
+            updater.update_weights = self.agent.at_original_places()(updater.update_weights)
+
+    def _rename_experts(self, agent: Agent, updater: Any) -> None:
+        update, send = updater.update_weights, getattr(updater, self._framework.sending)
+
+        def update_weights(*args: Any, **kwargs: Any) -> Any:
+            with exporting(agent, self._layers) as renamed:
+
+                def rename(weights: list[Any]) -> None:
+                    # In place, because the frameworks empty the list to free the tensors.
+                    weights[:] = renamed(list(weights), is_whole=False)
+
+                setattr(updater, self._framework.sending, self._framework.renaming(send, rename))
+                return update(*args, **kwargs)
+
+        updater.update_weights = update_weights
 
     @contextmanager
     def _passes(self, phase: Phase | None) -> Iterator[None]:
