@@ -6,7 +6,7 @@ import pytest
 from relibra.errors import Unsupported
 from relibra.planner.admission import Admission
 from relibra.planner.settings import PlannerSettings
-from relibra.planning import Cluster, Model
+from relibra.planning import Cluster, CostModel, Model, PlanParams
 from relibra.planning.plan import Basis
 from relibra.store import StoreLimits
 
@@ -27,7 +27,8 @@ def test_limits_of_the_store_are_those_that_were_set() -> None:
 
 
 @pytest.mark.parametrize("basis", Basis)
-def test_S7_the_defaults_serve_a_large_job_whoever_counts_its_sequences(basis: Basis) -> None:
+@pytest.mark.parametrize("params", [PlanParams(), PlanParams(cost=CostModel(token_size_bytes=28_672))])
+def test_S7_the_defaults_serve_a_large_job_whoever_counts_its_sequences(basis: Basis, params: PlanParams) -> None:
     """512 data ranks count 128 micro-batches each of DeepSeek-V3's 58 layers x 256 experts, 8 EP groups of 64 ranks."""
     model = Model(num_layers=58, num_experts=256, top_k=8)
     cluster = Cluster(num_nodes=8, gpus_per_node=8, redundant_slots=2, num_ep_groups=8)
@@ -35,7 +36,7 @@ def test_S7_the_defaults_serve_a_large_job_whoever_counts_its_sequences(basis: B
     admission, num_parts, num_micro_batches = Admission(settings), 512 * 128, 128
     admission.check_num_cells(num_micro_batches * cluster.num_ep_groups, model)
     admission.check_num_sequences(num_parts)
-    admission.check_solve_size(num_parts, num_micro_batches, model, cluster, basis)
+    admission.check_solve_size(num_parts, num_micro_batches, model, cluster, params, basis)
     # A part has up to 65535 token copies of an expert, and takes the next size of Redis' allocator.
     sequences_bytes = num_parts * ((32 << 10) + 100)
     reports_bytes = 2 * 512 * ((64 << 10) + 1024)

@@ -13,7 +13,7 @@ from relibra.planner.open_calls import OpenCalls
 from relibra.planner.open_streams import OpenStreams
 from relibra.planner.settings import PlannerSettings
 from relibra.planner.solve_size import solve_size_bytes
-from relibra.planning import Cluster, Model
+from relibra.planning import Cluster, Model, PlanParams
 from relibra.planning.plan import Basis
 from relibra.store import ALL_JOBS, StoreLimits
 from relibra.store.keys import MAX_STEP
@@ -225,7 +225,13 @@ class Admission:
             )
 
     def check_solve_size(
-        self, num_sequences: int, num_micro_batches: int, model: Model, cluster: Cluster, basis: Basis
+        self,
+        num_sequences: int,
+        num_micro_batches: int,
+        model: Model,
+        cluster: Cluster,
+        params: PlanParams,
+        basis: Basis,
     ) -> None:
         """Refuse a schedule whose solve needs more memory than a solver has, before anything of that size exists.
 
@@ -233,7 +239,7 @@ class Admission:
             LimitExceeded: names the limit.
         """
         num_rows, limit = cluster.num_ep_groups * num_micro_batches, self._settings.solver_memory_bytes
-        size_bytes = solve_size_bytes(num_sequences, num_rows, model, cluster, basis)
+        size_bytes = solve_size_bytes(num_sequences, num_rows, model, cluster, params, basis)
         if size_bytes > limit:
             raise LimitExceeded(
                 f"schedule: expected a solve of at most {limit} bytes (solver_memory_bytes), got {size_bytes}: "

@@ -84,7 +84,9 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
                 got=schedule.num_micro_batches - 1,
             )
         self._admission.check_num_cells(schedule.num_rows(job.cluster), job.model)
-        self._admission.check_solve_size(len(sequence_ids), schedule.num_micro_batches, job.model, job.cluster, basis)
+        self._admission.check_solve_size(
+            len(sequence_ids), schedule.num_micro_batches, job.model, job.cluster, job.params, basis
+        )
         if basis is Basis.PREVIOUS_STEPS:
             # The sequences may be reported later or never, so an id that no report could have must be refused here.
             for sequence_id in sequence_ids:

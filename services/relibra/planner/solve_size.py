@@ -6,20 +6,24 @@ the solver. The size is known before anything of that size exists.
 M rows, L layers, E experts, R EP ranks, S sequences, B buckets of experts.
 """
 
-from relibra.planning import Cluster, Model
+from relibra.planning import Cluster, Model, PlanParams
 from relibra.planning.plan import Basis
 from relibra.planning.source_load import NUM_BUCKETS
+from relibra.planning.traffic import dispatch_costs_time, traffic_size_bytes
 
 _COUNT_SIZE_BYTES = 1
 """In the narrowest dtype; the counts of longer sequences take two bytes or four."""
 _LOAD_SIZE_BYTES = 8
 
 
-def solve_size_bytes(num_sequences: int, num_rows: int, model: Model, cluster: Cluster, basis: Basis) -> int:
+def solve_size_bytes(
+    num_sequences: int, num_rows: int, model: Model, cluster: Cluster, params: PlanParams, basis: Basis
+) -> int:
     """Return the size of the arrays that a solve needs in any case; a solve of many replicas takes more.
 
     The arrays are counts `[S, L, E]`, loads `[M, L, E]`, and for replayed routing the load by source rank
-    `[R, M, L, B]`. If the counts are expected, one entry stands for all sequences of a row and source rank.
+    `[R, M, L, B]`. If the counts are expected, one entry stands for all sequences of a row and source rank. Where
+    dispatch costs time, the sums of `planning.traffic` come on top.
     """
     cells_size_bytes = num_rows * model.num_layers * _LOAD_SIZE_BYTES
     if basis is Basis.PREVIOUS_STEPS:
@@ -28,4 +32,6 @@ def solve_size_bytes(num_sequences: int, num_rows: int, model: Model, cluster: C
     size_bytes = counts_size_bytes + cells_size_bytes * model.num_experts
     if basis is Basis.REPLAY:
         size_bytes += cells_size_bytes * cluster.num_ranks * min(NUM_BUCKETS, model.num_experts)
+    if dispatch_costs_time(cluster, params):
+        size_bytes += traffic_size_bytes(num_rows, model, cluster)
     return size_bytes

@@ -179,8 +179,11 @@ class CostModel:
     @property
     def crossing_tokens(self) -> float:
         """The tokens a rank computes in the time that one token copy takes to another node and back, over a step."""
-        crossing_us = _DISPATCHES * self.token_size_bytes / self.inter_node_bytes_per_us
-        return crossing_us / (_FORWARD_PASSES * self.us_per_token)
+        return self.crossing_us(1) / self.saved_us(1)
+
+    def crossing_us(self, num_copies: float) -> float:
+        """Return the time of a step in which an adapter sends `num_copies` token copies to other nodes and back."""
+        return _DISPATCHES * self.token_size_bytes / self.inter_node_bytes_per_us * num_copies
 
     def reorder_us(self, num_moved: float, num_ranks: int, state_size_bytes: int) -> float:
         """Return the time of moving experts between nodes at the start of a step.

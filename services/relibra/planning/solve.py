@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from relibra.errors import InvalidInput
 from relibra.planning.bounds.cell import lower_bound_ML
 from relibra.planning.bounds.step import step_bound_L
-from relibra.planning.bounds.time import time_in_tokens
+from relibra.planning.bounds.time import modelled_time
 from relibra.planning.check import check_placement
 from relibra.planning.expected.replicas import hedge_layer
 from relibra.planning.job import Cluster, Model, PlanParams
@@ -98,7 +98,7 @@ def solve(
         basis,
     )
     if traffic is not None and params.cost is not None:
-        time = time_in_tokens(
+        time = modelled_time(
             load_MLE,
             home_LE,
             quotas.index_Q4,
@@ -108,12 +108,10 @@ def solve(
             floor_L,
             cluster,
             traffic,
+            params.cost,
         )
         prediction = replace(
-            prediction,
-            time_us=params.cost.saved_us(time.planned),
-            time_bound_us=params.cost.saved_us(time.bound),
-            time_floor_us=params.cost.saved_us(time.floor),
+            prediction, time_us=time.planned_us, time_bound_us=time.bound_us, time_floor_us=time.floor_us
         )
 
     return Plan(

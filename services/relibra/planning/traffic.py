@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning.jit import compiled
-from relibra.planning.job import Cluster, PlanParams
+from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad
 
 UNIT_BITS = 10
@@ -32,9 +32,31 @@ UNIT_BITS = 10
 number built in, and does not notice if it changes."""
 
 _MAX_PRICE = 1 << 24
-"""No copy counts for more than 2**14 tokens. Sums of prices then stay within 64 bits."""
+"""No copy counts for more than 2**14 tokens where plans are chosen: dispatch then decides alone."""
+
+_MAX_CELL = 1 << 62
+"""The copies of a cell times the price stay below this, so that they fit 64 bits."""
 
 _MAX_KEPT_BYTES = 64 << 20
+
+
+def dispatch_costs_time(cluster: Cluster, params: PlanParams) -> bool:
+    """Return whether plans count what dispatch costs: the cost model says how large a token is, and nodes are many."""
+    return cluster.num_nodes > 1 and params.cost is not None and params.cost.token_size_bytes > 0
+
+
+def traffic_size_bytes(num_rows: int, model: Model, cluster: Cluster) -> int:
+    """Return the memory of the sums that a solve holds at once where dispatch costs time.
+
+    These are the copies of all cells that cross, `[M, L, E]`, the sums of a layer by source node, `[N, E, M]`, twice
+    while they are made, and the sums of all layers where they are kept.
+    """
+    cell_size_bytes = num_rows * model.num_experts * np.dtype(np.int64).itemsize
+    layer_size_bytes = cluster.num_nodes * cell_size_bytes
+    kept_size_bytes = model.num_layers * layer_size_bytes
+    if kept_size_bytes > _MAX_KEPT_BYTES:
+        kept_size_bytes = layer_size_bytes
+    return model.num_layers * cell_size_bytes + layer_size_bytes + kept_size_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +151,10 @@ class Traffic:
     def of(cls, load: StepLoad, cluster: Cluster, params: PlanParams, picks_sources: bool = True) -> "Traffic | None":
         """Return the traffic of a step, or None where there is only one node or dispatch is free."""
         cost = params.cost
-        if cost is None or cluster.num_nodes == 1:
+        if cost is None or not dispatch_costs_time(cluster, params):
             return None
-        price = round(min(cost.crossing_tokens * (1 << UNIT_BITS), _MAX_PRICE))
+        most = int(load.load_MLE.sum(axis=-1).max(initial=1))
+        price = round(min(cost.crossing_tokens * (1 << UNIT_BITS), _MAX_PRICE, _MAX_CELL // most))
         if price == 0:
             return None
         return cls(

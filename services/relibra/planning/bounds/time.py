@@ -1,6 +1,7 @@
 """The time of experts and dispatch under a plan, and what no plan goes below. Only where dispatch has a price.
 
-All three are sums over cells, in tokens of a slowest rank; `traffic` says what a copy counts for.
+All three are sums over cells, in microseconds of a step. Choices of plans round what a copy costs, and cap it
+(`traffic`); these times do neither.
 
 - The *bound* holds for every plan with the same placement and slots. Tokens of the slowest rank are bounded by
   `bounds/cell.py`. So are the copies from other nodes that enter a rank of an all-to-all: the argument holds for any
@@ -20,23 +21,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning.bounds.cell import lower_bound_ML
+from relibra.planning.cost import CostModel
 from relibra.planning.job import Cluster
 from relibra.planning.load import home_loads, rank_loads
-from relibra.planning.traffic import UNIT_BITS, Traffic
+from relibra.planning.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeInTokens:
-    """The time of experts and dispatch of all cells, in tokens of a slowest rank."""
+class ModelledTime:
+    """The time of experts and dispatch in a step, summed over cells."""
 
-    planned: float
-    bound: float
+    planned_us: float
+    bound_us: float
     """No plan with this placement and these slots takes less."""
-    floor: float
+    floor_us: float
     """No plan of any placement takes less."""
 
 
-def time_in_tokens(
+def modelled_time(
     load_MLE: NDArray[np.int64],
     home_LE: NDArray[np.int32],
     quota_index_Q4: NDArray[np.int32],
@@ -46,7 +48,8 @@ def time_in_tokens(
     floor_L: NDArray[np.int64],
     cluster: Cluster,
     traffic: Traffic,
-) -> TimeInTokens:
+    cost: CostModel,
+) -> ModelledTime:
     """Return the time of experts and dispatch under a plan, and its bounds.
 
     Args:
@@ -59,7 +62,8 @@ def time_in_tokens(
         bound_ML: tokens of the slowest rank that no plan with this placement goes below.
         floor_L: tokens of the slowest rank, summed over rows, that no plan of any placement goes below.
         cluster: the EP groups.
-        traffic: where token copies come from and what dispatch costs.
+        traffic: where token copies come from, and who shares an adapter.
+        cost: what tokens and copies cost.
     """
     shape = (*load_MLE.shape[:2], cluster.num_ranks)
     size = cluster.gpus_per_node
@@ -82,11 +86,14 @@ def time_in_tokens(
         bound_copies_ML = np.maximum(copies_ML, least_ML * size)
         copies_ML = np.maximum(copies_ML, enters_ML * size)
     slowest_ML = rank_loads(quota_index_Q4, quota_tokens_Q, *shape).max(axis=-1)
-    copy = traffic.price / (1 << UNIT_BITS)  # the tokens that a copy of every adapter of a node counts for
-    return TimeInTokens(
-        planned=int(slowest_ML.sum()) + copy * int(copies_ML.sum()) / size,
-        bound=float(bound_ML.sum()) + copy * int(bound_copies_ML.sum()) / size,
-        floor=int(floor_L.sum()) + copy * fewest / cluster.num_ranks,
+
+    def time_us(tokens: int, copies_of_nodes: int) -> float:
+        return cost.saved_us(tokens) + cost.crossing_us(copies_of_nodes / size)
+
+    return ModelledTime(
+        planned_us=time_us(int(slowest_ML.sum()), int(copies_ML.sum())),
+        bound_us=time_us(int(bound_ML.sum()), int(bound_copies_ML.sum())),
+        floor_us=time_us(int(floor_L.sum()), -(-fewest // cluster.num_nodes)),
     )
 
 

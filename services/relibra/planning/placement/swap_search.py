@@ -280,8 +280,10 @@ def _accept_swaps(
         # Where traffic has a price, the busiest group of a row takes turns with its largest.
         a, b = _choose_pair(load_PM if is_free or left % 2 == 1 else copies_PM, next_random(state))
         _write_rest(load_PM, a, b, rest_M)
+        of_rest = 0  # what the busiest of all other groups cost: no swap between a and b brings dispatch below it
         if not is_free:
             _write_rest(copies_PM, a, b, busiest_rest_M)
+            of_rest = int(busiest_rest_M.sum()) * price >> UNIT_BITS
         at_a, at_b = node_P[a], node_P[b]
         load_a_M, load_b_M, member_a_X, member_b_X = load_PM[a], load_PM[b], member_PX[a], member_PX[b]
         for _ in range(num_tries):
@@ -300,7 +302,7 @@ def _accept_swaps(
             if total_P[a] + more_a > limit or total_P[b] + more_b > limit:
                 continue
             proposed = _largest_after_swap(rest_M, load_a_M, load_b_M, load_EM[one], load_EM[other])
-            if proposed > limit:
+            if proposed + of_rest > limit:
                 continue
             if not is_free:
                 copies = _busiest_after_swap(
