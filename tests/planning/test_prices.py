@@ -68,10 +68,16 @@ def test_moves_must_gain_what_they_cost():
     assert hysteresis.net_gain(10**6, 10**6 - 2500, num_moved=10) > 0 > hysteresis.net_gain(10**6, 10**6 - 2400, 10)
 
 
-def test_moves_for_less_traffic_must_gain_twice_what_they_cost():
+def test_moves_for_less_traffic_must_gain_three_times_what_they_cost():
     hysteresis = Hysteresis(tokens_per_move=10.0, least=0.0, most=np.inf)
-    assert hysteresis.net_gain(1000, 985, num_moved=1) > 0 > hysteresis.of_less_traffic().net_gain(1000, 985, 1)
-    assert hysteresis.of_less_traffic().net_gain(1000, 975, num_moved=1) > 0
+    assert hysteresis.net_gain(1000, 985, num_moved=1) > 0 > hysteresis.of_less_traffic().net_gain(1000, 975, 1)
+    assert hysteresis.of_less_traffic().net_gain(1000, 965, num_moved=1) > 0
+
+
+def test_moves_of_all_layers_must_gain_twice_what_they_cost_the_busiest_rank():
+    hysteresis = Hysteresis(tokens_per_move=10.0, least=0.0, most=np.inf)
+    assert hysteresis.loses_at_busiest(639, num_moves=32)
+    assert not hysteresis.loses_at_busiest(640, num_moves=32)
 
 
 def test_a_guess_asks_for_a_gain_within_limits():

@@ -23,10 +23,14 @@ _STEPS_OF_FIRST_PLACEMENT = 16
 """Steps within which the first reorder, away from the identity placement, must pay for itself. A placement lasts
 longer, but the popularity of experts drifts."""
 
-_GAIN_OF_LESS_TRAFFIC = 2.0
-"""What later moves must gain where dispatch has a price, as a multiple of their cost. Such moves would pay in most
-layers of every step, by little: for small experts they took 1 % to 2 % of a simulated step to gain as much. Rates
-between nodes are among the least certain constants, and if they are off, such a move loses."""
+_GAIN_OF_LESS_TRAFFIC = 3.0
+"""What later moves must gain where dispatch has a price, as a multiple of their cost. Such moves pay in most layers of
+every step, and rates between nodes are among the least certain constants: experts may travel at 0.63 times the rate
+that is expected, and dispatch at 1.47 times. A move that gains three times its cost pays even then."""
+
+_GAIN_AT_BUSIEST = 2.0
+"""What later moves of all layers must gain together, as a multiple of the time of the rank that sends or receives most
+of them. A step with few moves waits for one rank, and its layers do not see that."""
 
 _GUESSED_GAIN = (0.001, 0.02)
 """Bounds on the gain asked for where the cost model is a guess, as parts of the layer's tokens."""
@@ -66,6 +70,15 @@ class Hysteresis:
     def of_less_traffic(self) -> "Hysteresis":
         """Return the hysteresis for later moves where dispatch has a price: they must gain well above their cost."""
         return replace(self, tokens_per_move=self.tokens_per_move * _GAIN_OF_LESS_TRAFFIC)
+
+    def loses_at_busiest(self, tokens: float, num_moves: int) -> bool:
+        """Return whether saving so many tokens in all layers is too little for the rank with the most moves.
+
+        Args:
+            tokens: tokens of slowest ranks that the moves of all layers save.
+            num_moves: the moves that would take as long, if all ranks had equally many.
+        """
+        return tokens < _GAIN_AT_BUSIEST * self.tokens_per_move * num_moves
 
     def net_gain(self, tokens: int, proposed: int, num_moved: int) -> float:
         """Return the tokens saved beyond what moving `num_moved` experts must save; positive where they should move.

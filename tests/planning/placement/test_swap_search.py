@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relibra.planning.placement.partition import spread
-from relibra.planning.placement.swap_search import improve, num_proposals, objective
+from relibra.planning.placement.swap_search import Moves, improve, num_proposals, objective
 from relibra.planning.traffic import LayerTraffic
 
 
@@ -75,6 +75,37 @@ def test_search_with_traffic_finds_the_best_of_all_splits_in_two(seed):
     best = min(objective(load_ME, group_E, 2, traffic) for group_E in every)
     found_E = improve(load_ME, spread(load_ME.sum(axis=0), 2), 2, seed, 20_000, traffic=traffic)
     assert objective(load_ME, found_E, 2, traffic) <= 1.001 * best
+
+
+@pytest.mark.parametrize("price", [1, 50, 400])
+@pytest.mark.parametrize("seed", range(3))
+def test_search_moves_the_experts_that_gain_most_for_their_price(seed, price):
+    load_ME = _loads(seed, 4, 10)
+    traffic = _traffic(seed, load_ME, 2, 1)
+    from_E = (np.arange(10) // 5).astype(np.int32)
+    moves = Moves(from_E=from_E, price=price)
+    every = (np.isin(np.arange(10), half).astype(np.int32) for half in combinations(range(10), 5))
+    best = min(objective(load_ME, group_E, 2, traffic, moves) for group_E in every)
+    found_E = improve(load_ME, from_E, 2, seed, 20_000, traffic=traffic, moves=moves)
+    found = objective(load_ME, found_E, 2, traffic, moves)
+    assert found == objective(load_ME, found_E, 2, traffic) + price * (found_E != from_E).sum()
+    assert found <= 1.001 * best
+
+
+def test_no_expert_moves_where_a_move_costs_more_than_the_load():
+    load_ME = _loads(3, 4, 12)
+    from_E = (np.arange(12) % 3).astype(np.int32)
+    dear = Moves(from_E=from_E, price=int(load_ME.sum()))
+    np.testing.assert_array_equal(improve(load_ME, from_E, 3, 0, 5000, moves=dear), from_E)
+    # A start that is dear to reach goes back, in loads of any size.
+    start_E = spread(load_ME.sum(axis=0), 3)
+    for factor in (1, 2**33):
+        back = Moves(from_E=from_E, price=dear.price * factor)
+        found_E = improve(load_ME * factor, start_E, 3, 0, 20_000, moves=back)
+        assert objective(load_ME * factor, found_E, 3, None, back) <= objective(
+            load_ME * factor, start_E, 3, None, back
+        )
+        assert (found_E != from_E).sum() < (start_E != from_E).sum()
 
 
 def test_loads_beyond_32_bits_are_searched_with_traffic_as_well():

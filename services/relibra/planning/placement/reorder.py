@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from relibra.planning.jit import for_each_layer
 from relibra.planning.job import Cluster
 from relibra.planning.placement.partition import align, fill, largest_groups, spread
-from relibra.planning.placement.swap_search import NUM_STARTS, improve, num_proposals, objective
+from relibra.planning.placement.swap_search import NUM_STARTS, Moves, improve, num_proposals, objective
 from relibra.planning.prices import Hysteresis, ReplicaPrice
 from relibra.planning.replicas.replicate import FREE, replicate_layer
 from relibra.planning.traffic import GroupTraffic, LayerTraffic, Traffic
@@ -60,26 +60,45 @@ def reorder(
     num_rows, num_layers, num_experts = load_MLE.shape
     proposals = num_proposals(num_rows, num_layers, num_experts, traffic is not None)
 
-    def reorder_one(layer: int) -> NDArray[np.int32]:
-        is_first = np.array_equal(previous_LE[layer], identity_LE[layer])
+    later_L = (previous_LE != identity_LE).any(axis=1)
+
+    def reorder_one(layer: int) -> tuple[NDArray[np.int32], int]:
         later = hysteresis if traffic is None else hysteresis.of_less_traffic()
         search = _LayerSearch(
             load_ME=np.ascontiguousarray(load_MLE[:, layer]),
             cluster=cluster,
             price=price,
-            hysteresis=hysteresis.of_first_placement() if is_first else later,
+            hysteresis=later if later_L[layer] else hysteresis.of_first_placement(),
             seed=seed + layer,
             num_proposals=proposals,
             traffic=None if traffic is None else traffic.layer(layer),
+            counts_moves=traffic is not None and bool(later_L[layer]),
         )
         return search.run(previous_LE[layer], identity_LE[layer])
 
-    home_LE = np.stack(for_each_layer(reorder_one, num_layers, num_threads))
+    each_home_E, saved = zip(*for_each_layer(reorder_one, num_layers, num_threads), strict=True)
+    home_LE = np.stack(each_home_E)
     moved_LE = home_LE != previous_LE
     if not moved_LE.any():
         needed = "what moving costs" if hysteresis.tokens_per_move else f"{hysteresis.least:.1%}"
         return home_LE, f"no expert moves, as no layer would gain {needed}"
+    if traffic is not None:
+        busiest = _most_moves(home_LE[later_L], previous_LE[later_L])
+        if hysteresis.loses_at_busiest(sum(np.array(saved)[later_L].tolist()), busiest * cluster.num_ranks):
+            home_LE = np.where(later_L[:, None], previous_LE, home_LE)
+            moved_LE = home_LE != previous_LE
+            if not moved_LE.any():
+                return (
+                    home_LE,
+                    "no expert moves, as all layers together would not gain what it costs the busiest rank",
+                )
     return home_LE, f"{moved_LE.sum()} experts move in {moved_LE.any(axis=1).sum()} of {len(home_LE)} layers"
+
+
+def _most_moves(home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32]) -> int:
+    """Return how many experts enter or leave the rank that most experts enter or leave, over all layers."""
+    moved_LE = home_LE != previous_LE
+    return max(int(np.bincount(each_LE[moved_LE], minlength=1).max()) for each_LE in (home_LE, previous_LE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +112,18 @@ class _LayerSearch:
     seed: int
     num_proposals: int
     traffic: LayerTraffic | None
+    counts_moves: bool
+    """Whether the search itself counts what moves cost, so that it moves those experts that gain most for it. A first
+    placement lasts: its search looks for the best one."""
 
-    def run(self, previous_E: NDArray[np.int32], identity_E: NDArray[np.int32]) -> NDArray[np.int32]:
-        home_E, tokens = self._choose_nodes(previous_E)
-        home_E, tokens = self._choose_ranks(home_E, tokens)
-        return identity_E if tokens > self._plain(identity_E) else home_E
+    def run(self, previous_E: NDArray[np.int32], identity_E: NDArray[np.int32]) -> tuple[NDArray[np.int32], int]:
+        """Return the home of every expert, and what it saves in tokens of slowest ranks."""
+        home_E, tokens, of_nodes = self._choose_nodes(previous_E)
+        home_E, tokens, of_ranks = self._choose_ranks(home_E, tokens)
+        plain = self._plain(identity_E)
+        if tokens > plain:
+            return identity_E, of_nodes + of_ranks + tokens - plain
+        return home_E, of_nodes + of_ranks
 
     def _plain(self, home_E: NDArray[np.int32]) -> int:
         """Return the tokens of the slowest ranks without replicas, plus what dispatch costs."""
@@ -120,10 +146,13 @@ class _LayerSearch:
     def _net_gain(self, tokens: int, proposed: int, home_E: NDArray[np.int32], proposal_E: NDArray[np.int32]) -> float:
         return self.hysteresis.net_gain(tokens, proposed, int((home_E != proposal_E).sum()))
 
-    def _choose_nodes(self, previous_E: NDArray[np.int32]) -> tuple[NDArray[np.int32], int]:
-        """Split experts over nodes anew if that gains enough; only where replicas can even out the ranks of a node."""
+    def _choose_nodes(self, previous_E: NDArray[np.int32]) -> tuple[NDArray[np.int32], int, int]:
+        """Split experts over nodes anew if that gains enough; only where replicas can even out the ranks of a node.
+
+        Returns the home of every expert, the tokens of the slowest ranks, and what moves save of them.
+        """
         if self.cluster.num_nodes == 1 or not self.cluster.redundant_slots:
-            return previous_E, self._slowest(previous_E)
+            return previous_E, self._slowest(previous_E), 0
         best_E = self._move_between_nodes(previous_E, stay_close=False)
         best = self._slowest(best_E)
         # Replicas cannot bring the previous placement below its heaviest nodes. Comparing with that bound settles most
@@ -131,22 +160,28 @@ class _LayerSearch:
         tokens = self._floor(previous_E, self.cluster.gpus_per_node)
         if self._net_gain(tokens, best, previous_E, best_E) <= 0 or self.hysteresis.tokens_per_move:
             tokens = self._slowest(previous_E)
-        if self.hysteresis.tokens_per_move:
+        if self.hysteresis.tokens_per_move and not self.counts_moves:
             close_E = self._move_between_nodes(previous_E, stay_close=True)
             close = self._slowest(close_E)
             if self._net_gain(tokens, close, previous_E, close_E) > self._net_gain(tokens, best, previous_E, best_E):
                 best_E, best = close_E, close
-        return (best_E, best) if self._net_gain(tokens, best, previous_E, best_E) > 0 else (previous_E, tokens)
+        if self._net_gain(tokens, best, previous_E, best_E) <= 0:
+            return previous_E, tokens, 0
+        return best_E, best, tokens - best
 
-    def _choose_ranks(self, home_E: NDArray[np.int32], tokens: int) -> tuple[NDArray[np.int32], int]:
-        """Split experts over ranks anew if that gains enough: inside nodes, or over all ranks if there are no slots."""
+    def _choose_ranks(self, home_E: NDArray[np.int32], tokens: int) -> tuple[NDArray[np.int32], int, int]:
+        """Split experts over ranks anew if that gains enough: inside nodes, or over all ranks if there are no slots.
+
+        Returns the same as `_choose_nodes`.
+        """
         num_ranks = self.cluster.gpus_per_node if self.cluster.redundant_slots else self.cluster.num_ranks
         if self.hysteresis.net_gain(tokens, self._floor(home_E, num_ranks), 0) <= 0:
-            return home_E, tokens
+            return home_E, tokens, 0
         proposal_E = self._move_inside_groups(home_E, num_ranks)
         proposed = self._slowest(proposal_E)
-        is_better = self._net_gain(tokens, proposed, home_E, proposal_E) > 0
-        return (proposal_E, proposed) if is_better else (home_E, tokens)
+        if self._net_gain(tokens, proposed, home_E, proposal_E) <= 0:
+            return home_E, tokens, 0
+        return proposal_E, proposed, tokens - proposed
 
     def _regroup(
         self,
@@ -156,20 +191,26 @@ class _LayerSearch:
         num_proposals: int,
         stay_close: bool = False,
         traffic: GroupTraffic | None = None,
+        ranks_per_group: int = 1,
     ) -> NDArray[np.int32]:
         """Split experts over groups anew.
 
         The search starts from the better of the previous split and a greedy one. With `stay_close` it starts from the
         previous split and stays close to it.
         """
+        moves = None
+        if self.counts_moves:
+            # A token of the slowest rank is as many tokens of a group as it has ranks.
+            tokens = self.hysteresis.tokens_per_move * ranks_per_group
+            moves = Moves(from_E=previous_E, price=round(min(tokens, float(load_ME.sum()))))
 
         def improved(group_E: NDArray[np.int32], first_start: int) -> NDArray[np.int32]:
-            return improve(load_ME, group_E, num_groups, self.seed, num_proposals, first_start, traffic)
+            return improve(load_ME, group_E, num_groups, self.seed, num_proposals, first_start, traffic, moves)
 
         if stay_close:
             return improved(previous_E, NUM_STARTS - 1)
         greedy_E = align(spread(load_ME.sum(axis=0), num_groups), previous_E, num_groups)
-        start_E = min(previous_E, greedy_E, key=lambda group_E: objective(load_ME, group_E, num_groups, traffic))
+        start_E = min(previous_E, greedy_E, key=lambda group_E: objective(load_ME, group_E, num_groups, traffic, moves))
         split_E = improved(start_E, 0)
         has_equal_groups = traffic is None or len(traffic.local_NEM) == 1
         return align(split_E, previous_E, num_groups) if has_equal_groups else split_E
@@ -185,6 +226,7 @@ class _LayerSearch:
             self.num_proposals,
             stay_close,
             None if self.traffic is None else self.traffic.of_nodes(),
+            num_ranks,
         )
         home_E, total_E = previous_E.copy(), self.load_ME.sum(axis=0)
         room = len(home_E) // self.cluster.num_ranks

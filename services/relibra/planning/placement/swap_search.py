@@ -1,10 +1,13 @@
 """Improve a split of experts into equally large groups by swapping pairs of them.
 
 The objective is `sum_m max_g load[m, g]`: the tokens of the largest group of every row, summed over rows. Where
-dispatch has a price, the copies that enter or leave the busiest group of every row are added at that price.
+dispatch has a price, the copies that enter or leave the busiest group of every row are added at that price, and the
+experts that leave their group at the price of a move. So the search moves only experts that are worth it.
 
 M rows, E experts, N nodes, P groups, X experts of a group or, in `improve`, all experts by falling load.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +38,20 @@ _PROPOSALS_PER_PAIR = 32
 """Swaps tried between two groups before the next two are drawn; fewer if their members make fewer pairs."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """The price of experts that leave their group."""
+
+    from_E: NDArray[np.int32]
+    """The group of every expert before."""
+    price: int
+    """What a move must save, in tokens of the largest group, summed over rows."""
+
+    def tokens(self, group_E: NDArray[np.int32]) -> int:
+        """Return what the moves of a split must save."""
+        return int((group_E != self.from_E).sum()) * self.price
+
+
 def num_proposals(num_rows: int, num_layers: int, num_experts: int, has_traffic: bool = False) -> int:
     """Return the swaps to try in every layer.
 
@@ -54,6 +71,7 @@ def improve(
     num_proposals: int,
     first_start: int = 0,
     traffic: GroupTraffic | None = None,
+    moves: Moves | None = None,
 ) -> NDArray[np.int32]:
     """Swap pairs of experts between groups, by threshold accepting, and return the best split seen.
 
@@ -74,6 +92,7 @@ def improve(
         first_start: which of the `NUM_STARTS` searches comes first. A later one stays closer to the split it starts
             from.
         traffic: what the copies that enter or leave the busiest group cost; nothing by default.
+        moves: what experts that leave their group cost; nothing by default.
 
     Returns:
         The group of every expert, int32; never worse than `group_E`.
@@ -93,26 +112,47 @@ def improve(
     else:
         local_NXM = np.ascontiguousarray(traffic.local_NEM[:, order_E] >> shift, dtype=np.int32)
         node_P, out_PM, price = traffic.node_P, (traffic.out_PM >> shift).astype(np.int32), traffic.price
+    from_X, move_price = (
+        (group_X, 0) if moves is None else (moves.from_E[order_E].astype(np.int64), moves.price >> shift)
+    )
     tokens_X = load_EM.sum(axis=1, dtype=np.int64)
     total_NX = tokens_X + ((tokens_X - local_NXM.sum(axis=2, dtype=np.int64)) * price >> UNIT_BITS)
     for start in range(first_start, NUM_STARTS):
         stream = (seed * NUM_STARTS + start) % (1 << 63)
         group_X = _accept_swaps(
-            load_EM, local_NXM, node_P, out_PM, price, total_NX, group_X, stream, num_proposals // NUM_STARTS, start
+            load_EM,
+            local_NXM,
+            node_P,
+            out_PM,
+            price,
+            total_NX,
+            from_X,
+            move_price,
+            group_X,
+            stream,
+            num_proposals // NUM_STARTS,
+            start,
         )
     result_E = np.empty_like(group_E)
     result_E[order_E] = group_X
-    if shift and objective(load_ME, result_E, num_groups, traffic) > objective(load_ME, group_E, num_groups, traffic):
-        return group_E
+    if shift:
+        before, after = (objective(load_ME, each_E, num_groups, traffic, moves) for each_E in (group_E, result_E))
+        return group_E if after > before else result_E
     return result_E
 
 
 def objective(
-    load_ME: NDArray[np.integer], group_E: NDArray[np.int32], num_groups: int, traffic: GroupTraffic | None = None
+    load_ME: NDArray[np.integer],
+    group_E: NDArray[np.int32],
+    num_groups: int,
+    traffic: GroupTraffic | None = None,
+    moves: Moves | None = None,
 ) -> int:
     """Return the objective of the search for a split, in tokens."""
-    largest = largest_groups(load_ME, group_E, num_groups)
-    return largest if traffic is None else largest + traffic.tokens(int(traffic.busiest_M(load_ME, group_E).sum()))
+    tokens = largest_groups(load_ME, group_E, num_groups)
+    if traffic is not None:
+        tokens += traffic.tokens(int(traffic.busiest_M(load_ME, group_E).sum()))
+    return tokens if moves is None else tokens + moves.tokens(group_E)
 
 
 @compiled
@@ -220,6 +260,8 @@ def _accept_swaps(
     out_PM: NDArray[np.int32],
     price: int,
     total_NE: NDArray[np.int64],
+    from_E: NDArray[np.int64],
+    move_price: int,
     group_E: NDArray[np.int64],
     seed: int,
     num_proposals: int,
@@ -228,7 +270,7 @@ def _accept_swaps(
     """Run one search; experts and the members of every group are sorted by falling load.
 
     With a price of 0, traffic is free, and its arrays have no rows. `total_NE` is what an expert adds to a group of
-    each node: its tokens, and the price of its copies from other nodes.
+    each node: its tokens, and the price of its copies from other nodes. `from_E` has the groups before.
     """
     num_experts, num_rows = load_EM.shape
     num_groups, is_free = len(node_P), price == 0
@@ -264,7 +306,10 @@ def _accept_swaps(
         for expert in range(num_experts):
             ideal += total_NE[:, expert].min()
         ideal //= num_groups
-    cost = largest + (busiest * price >> UNIT_BITS)
+    num_moved = 0
+    for expert in range(num_experts):
+        num_moved += int(group_E[expert] != from_E[expert])
+    cost = largest + (busiest * price >> UNIT_BITS) + num_moved * move_price
     best_cost, best_PX = cost, member_PX.copy()
     state = np.array([seed], dtype=np.uint64)
     rest_M = np.empty(num_rows, dtype=np.int32)
@@ -301,7 +346,11 @@ def _accept_swaps(
             # The total of a group is at most the objective.
             if total_P[a] + more_a > limit or total_P[b] + more_b > limit:
                 continue
-            proposed = _largest_after_swap(rest_M, load_a_M, load_b_M, load_EM[one], load_EM[other])
+            more_moved = (
+                int(b != from_E[one]) - int(a != from_E[one]) + int(a != from_E[other]) - int(b != from_E[other])
+            )
+            proposed = (num_moved + more_moved) * move_price
+            proposed += _largest_after_swap(rest_M, load_a_M, load_b_M, load_EM[one], load_EM[other])
             if proposed + of_rest > limit:
                 continue
             if not is_free:
@@ -322,6 +371,7 @@ def _accept_swaps(
                 if proposed > limit:
                     continue
             cost = proposed
+            num_moved += more_moved
             for row in range(num_rows):
                 moved = load_EM[other, row] - load_EM[one, row]
                 load_a_M[row] += moved
