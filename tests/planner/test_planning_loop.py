@@ -25,10 +25,15 @@ LONG_S = 600.0
 class Solver:
     """Returns a given plan after running `before` on the step."""
 
-    def __init__(self, before: Before) -> None:
+    def __init__(self, before: Before, num_warm: int = 2) -> None:
         self._before = before
         self.obstacle = ""
+        self.num_warm = num_warm
+        self.has_grown = False
         self.steps: list[tuple[str, int]] = []
+
+    def grow(self) -> None:
+        self.has_grown = True
 
     async def solve(self, job_id: str, step: int) -> EncodedPlan:
         self.steps.append((job_id, step))
@@ -114,6 +119,48 @@ def test_L2_a_planner_whose_solver_is_not_warm_leaves_steps_to_others(store: Sto
     run(both())
     assert warm.steps == [("job", 1), ("job", 2)]
     assert cold.steps == [("job", 3)]
+
+
+def test_L2_a_step_waits_for_a_warm_solver_without_a_lease(store: Store, run: Loop, job: JobRecord) -> None:
+    other = run(store.register_job("other", MODEL, CLUSTER, PARAMS))
+    run(store.put_schedule(other, 1, IDS, SCHEDULE))
+    released = asyncio.Event()
+
+    async def hang(job_id: str, step: int) -> None:
+        if job_id == "job" and step == 1:
+            await released.wait()
+
+    solver = Solver(hang, num_warm=1)
+
+    async def is_done() -> bool:
+        if solver.has_grown and solver.num_warm == 1:
+            assert {each.job_id for each in await store.pending_steps() if each.is_leased} == {"job"}
+            assert solver.steps == [("job", 1)]
+            solver.num_warm = 2
+        if await store.num_planned_steps(other) == 1:
+            released.set()
+        return await is_idle(store)
+
+    run(plan_until(store, solver, is_done))
+    assert solver.steps[:2] == [("job", 1), ("other", 1)]
+
+
+def test_a_job_that_another_planner_solves_for_needs_no_further_solver(store: Store, run: Loop, job: JobRecord) -> None:
+    other = run(store.register_job("other", MODEL, CLUSTER, PARAMS))
+    run(store.put_schedule(other, 1, IDS, SCHEDULE))
+    solver = Solver(nothing, num_warm=1)
+
+    async def theirs() -> None:
+        lease = await store.take_lease("other", LONG_S)
+        assert lease is not None
+        await plan_until(store, solver, lambda: is_planned(2))
+        await store.return_lease(lease)
+
+    async def is_planned(num_steps: int) -> bool:
+        return await store.num_planned_steps(job) == num_steps
+
+    run(theirs())
+    assert not solver.has_grown
 
 
 def test_a_step_that_cannot_be_planned_fails_with_its_reason(store: Store, run: Loop, job: JobRecord) -> None:
@@ -214,7 +261,7 @@ def test_S6_jobs_take_turns_and_one_that_hangs_holds_up_nobody(store: Store, run
         return done and await is_idle(store)
 
     solver = Solver(hang)
-    run(plan_until(store, solver, others_are_done, num_solvers=2))
+    run(plan_until(store, solver, others_are_done))
     assert solver.steps[0] == ("job", 1)
     assert solver.steps[-1] == ("job", 2)
 
@@ -230,14 +277,12 @@ def test_a_job_waits_for_a_solver_but_not_for_its_own_step_before(store: Store, 
     async def see_the_queue(job_id: str, step: int) -> None:
         assert {each.job_id for each in await store.pending_steps() if each.is_leased} == {job_id}
 
-    alone = run(plan_until(store, Solver(see_the_queue), lambda: is_idle(store), num_solvers=1))
+    alone = run(plan_until(store, Solver(see_the_queue, num_warm=1), lambda: is_idle(store)))
     assert queue_waits(alone) == (2, 0)
     other = run(store.register_job("other", MODEL, CLUSTER, PARAMS))
     run(store.put_schedule(job, 3, IDS, SCHEDULE))
     run(store.put_schedule(other, 1, IDS, SCHEDULE))
-    num_waits, waited_s = queue_waits(
-        run(plan_until(store, Solver(see_the_queue), lambda: is_idle(store), num_solvers=1))
-    )
+    num_waits, waited_s = queue_waits(run(plan_until(store, Solver(see_the_queue, num_warm=1), lambda: is_idle(store))))
     assert num_waits == 2
     assert waited_s > 0
 

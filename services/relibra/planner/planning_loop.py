@@ -30,6 +30,11 @@ _RENEWALS_PER_LEASE = 4
 class _Solver(Protocol):
     obstacle: str
 
+    @property
+    def num_warm(self) -> int: ...
+
+    def grow(self) -> None: ...
+
     async def solve(self, job_id: str, step: int) -> EncodedPlan: ...
 
 
@@ -89,7 +94,7 @@ class PlanningLoop:
         self._last_turn = {job_id: turn for job_id, turn in self._last_turn.items() if job_id in waiting}
         turns = next_turns(pending, self._last_turn, self._solves)
         for job_id in turns:
-            if self._is_stopping or len(self._solves) >= self._settings.num_solvers:
+            if self._is_stopping or len(self._solves) >= self._solver.num_warm:
                 break
             if lease := await self._store.take_lease(job_id, self._settings.lease_s):
                 self._metrics.queue_wait_s.observe(self._waits.end(job_id))
@@ -97,7 +102,11 @@ class PlanningLoop:
                 self._last_turn[job_id] = self._num_turns
                 self._solves[job_id] = asyncio.create_task(self._plan(lease))
         solved = self._solves.keys() | {each.job_id for each in pending if each.is_leased}
-        self._waits.look(job_id for job_id in turns if job_id not in solved)
+        unsolved = [job_id for job_id in turns if job_id not in solved]
+        self._waits.look(unsolved)
+        # Without a lease, a waiting step goes to the first solver that is free or warm, here or at another planner.
+        if unsolved and len(self._solves) >= self._solver.num_warm:
+            self._solver.grow()
 
     async def _plan(self, lease: Lease) -> None:
         """Solve the leased step and publish its plan, or keep why it has none; then old steps expire."""

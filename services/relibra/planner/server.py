@@ -103,6 +103,7 @@ class PlannerServer:
             settings.redis_url,
             timeout_s=settings.solve_timeout_s,
             memory_bytes=settings.solver_memory_bytes,
+            num_solvers=settings.num_solvers,
             num_threads=settings.num_solver_threads or 1,
         )
         self._loop = PlanningLoop(self._store, self._solver, self._notifier, self._metrics, settings)
@@ -114,6 +115,7 @@ class PlannerServer:
         self._watching = [
             asyncio.create_task(self._health.follow_redis()),
             asyncio.create_task(self._metrics.watch_event_loop()),
+            asyncio.create_task(self._solver.run()),
             asyncio.create_task(self._warm_up()),
             asyncio.create_task(StepExpiry(self._store, self._metrics, settings).run()),
         ]

@@ -20,60 +20,111 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _WARMS_UP = "the solver warms up: it loads its machine code or, on a CPU that it has no code for, compiles it"
+_WARM_UP_TIMEOUT_S = 300.0
+"""Ten times what compiling takes on one core; a worker that takes longer is killed, and another one started."""
 _RETRY_S = 5.0
 _LOOK_INTERVAL_S = 0.05
 _NUM_LOOKS = 20
 
 
 class SolverPool:
-    """A pool with one worker process per concurrent solve. The pool starts and warms one worker in advance.
+    """Worker processes, each of which solves one step at a time, and none of which gets a step before it is warm.
 
     Workers are processes because compiled loops hold the interpreter lock while they run, and the event loop must keep
     answering agents. A solve that crashes, runs away or takes too much memory is killed without harm to other solves.
     """
 
-    def __init__(self, redis_url: str, *, timeout_s: float, memory_bytes: int, num_threads: int = 1) -> None:
-        """Start the first worker.
+    def __init__(
+        self, redis_url: str, *, timeout_s: float, memory_bytes: int, num_solvers: int = 1, num_threads: int = 1
+    ) -> None:
+        """Describe the workers; `run` starts them.
 
         Args:
             redis_url: the store that workers read.
             timeout_s: how long a solve may take.
             memory_bytes: how much memory the arrays of a solve may take.
+            num_solvers: how many workers there may be.
             num_threads: how many threads a solve uses.
         """
         self._redis_url = redis_url
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
+        self._num_solvers = num_solvers
         self._num_threads = num_threads
-        self._idle = [self._worker()]
+        self._idle: list[_Worker] = []
+        self._cold: _Worker | None = None
+        self._num_warm, self._num_wanted = 0, 1
+        self._lacks_workers = asyncio.Event()
+        self._lacks_workers.set()
+        self._has_warm = asyncio.Event()
         self.obstacle = _WARMS_UP
-        """Why no step can be solved in good time, for people; empty once the first worker is warm."""
+        """Why no step can be solved in good time, for people; empty once a worker is warm."""
+
+    @property
+    def num_warm(self) -> int:
+        """How many workers are warm, those that solve a step included."""
+        return self._num_warm
+
+    def grow(self) -> None:
+        """Let one more worker become warm, unless that many are on their way or there may be no more."""
+        self._num_wanted = max(self._num_wanted, min(self._num_warm + 1, self._num_solvers))
+        self._lacks_workers.set()
+
+    async def run(self) -> None:
+        """Start workers, one after the other, until as many are warm as are wanted; replace each that ends.
+
+        One worker is wanted from the beginning, and more after calls of `grow`. Cancelling ends this.
+        """
+        while True:
+            await self._lacks_workers.wait()
+            while self._num_warm < self._num_wanted:
+                await self._add_worker()
+            self._lacks_workers.clear()
 
     async def warm_up(self) -> None:
-        """Wait until the first worker is warm. One that ends before is replaced, and the log says why it ended."""
-        started_at, fault = time.monotonic(), ""
-        while True:
-            try:
-                if fault:
-                    self._idle[0] = self._replace(self._idle[0])
-                code = await self._idle[0].warm_up()
-                break
-            except BrokenProcessPool:
-                fault = await self._idle[0].how_it_died()
-            except Exception as error:  # also of a machine that has no room for one more process
-                fault = f"{type(error).__name__}: {error}"
-            self.obstacle = f"the solver did not start: {fault}"
-            logger.error("%s. It is started again in %.0f s, and no step is solved until then", self.obstacle, _RETRY_S)
-            await asyncio.sleep(_RETRY_S)
-        self.obstacle = ""
-        logger.info(
-            "the solver is warm after %.1f s: it loaded %d functions and compiled %d",
-            time.monotonic() - started_at,
-            *code,
-        )
+        """Wait until a worker is warm."""
+        await self._has_warm.wait()
+
+    async def _add_worker(self) -> None:
+        """Start a worker and wait until it is warm. The log says why one did not become warm."""
+        started_at = time.monotonic()
+        try:
+            self._cold = worker = self._worker()
+            async with asyncio.timeout(_WARM_UP_TIMEOUT_S):
+                code = await worker.warm_up()
+        except BrokenProcessPool:
+            await self._tell_of_fault(await worker.how_it_died())
+        except TimeoutError:
+            await self._tell_of_fault(f"it was not warm after {_WARM_UP_TIMEOUT_S:.0f} s")
+        except Exception as error:  # also of a machine that has no room for one more process
+            await self._tell_of_fault(f"{type(error).__name__}: {error}")
+        else:
+            self._cold = None
+            self._num_warm += 1
+            self._idle.append(worker)
+            self.obstacle = ""
+            self._has_warm.set()
+            logger.info(
+                "the solver is warm after %.1f s: it loaded %d functions and compiled %d",
+                time.monotonic() - started_at,
+                *code,
+            )
+
+    async def _tell_of_fault(self, fault: str) -> None:
+        if self._cold is not None:
+            self._cold.kill()
+        told = f"the solver did not start: {fault}"
+        if self._num_warm:
+            logger.error("%s. It is started again in %.0f s; until then %d solve", told, _RETRY_S, self._num_warm)
+        else:
+            self.obstacle = told
+            logger.error("%s. It is started again in %.0f s, and no step is solved until then", told, _RETRY_S)
+        await asyncio.sleep(_RETRY_S)
 
     async def solve(self, job_id: str, step: int) -> EncodedPlan:
-        """Solve one step and return its checked plan; cancelling this kills the solve.
+        """Solve one step in a warm worker and return its checked plan; cancelling this kills the solve.
+
+        At most `num_warm` steps may be solved at the same time.
 
         Raises:
             RelibraError: the step cannot be planned, or Redis does not answer (`Unavailable`).
@@ -81,49 +132,50 @@ class SolverPool:
             TimeoutError: the solve took too long and was killed.
             BrokenProcessPool: the worker died; the text says how.
         """
-        worker = self._idle.pop() if self._idle else self._worker()
+        worker = self._idle.pop()
         try:
             async with asyncio.timeout(self._timeout_s):
                 has_worked = worker.has_worked
                 try:
-                    solved = await worker.solve(self._redis_url, job_id, step)
+                    return await worker.solve(self._redis_url, job_id, step)
                 except MemoryError:
                     if not has_worked:
                         raise
                     # What earlier solves, perhaps of other jobs, left in the process counts against the limit.
-                    worker = self._replace(worker)
-                    solved = await worker.solve(self._redis_url, job_id, step)
+                    worker.kill()
+                    worker = self._worker()
+                    return await worker.solve(self._redis_url, job_id, step)
         except TimeoutError:
-            worker = self._replace(worker)
+            worker.kill()
             raise TimeoutError(f"the solve took longer than {self._timeout_s:g} s and was killed") from None
         except MemoryError as error:
             # What a failed solve leaves in its process would be missing in the next solve.
-            worker = self._replace(worker)
+            worker.kill()
             raise LimitExceeded(
                 f"the solve ran out of memory: it may take {self._memory_bytes} bytes (solver_memory_bytes): {error}; "
                 "schedule fewer micro-batches or sequences, or raise the limit",
                 limit="solver_memory_bytes",
             ) from None
         except BrokenProcessPool:
-            dead, worker = worker, self._replace(worker)  # before the wait, in which this solve may be cancelled
-            raise BrokenProcessPool(await dead.how_it_died()) from None
+            worker.kill()
+            raise BrokenProcessPool(await worker.how_it_died()) from None
         except asyncio.CancelledError:
-            worker = self._replace(worker)
+            worker.kill()
             raise
         finally:
-            self._idle.append(worker)
-        return solved
-
-    def _replace(self, worker: "_Worker") -> "_Worker":
-        worker.kill()
-        return self._worker()
+            if worker.is_killed:
+                self._num_warm -= 1
+                self._lacks_workers.set()
+            else:
+                self._idle.append(worker)
 
     def _worker(self) -> "_Worker":
         return _Worker(self._memory_bytes, self._num_threads)
 
     async def close(self) -> None:
-        """Kill the workers. None is solving any more, but one may still be compiling, which takes half a minute."""
-        for process in [process for worker in self._idle for process in worker.kill()]:
+        """Kill the workers, after `run` was cancelled. None is solving any more, but one may still be compiling."""
+        workers = [*self._idle, *([] if self._cold is None else [self._cold])]
+        for process in [process for worker in workers for process in worker.kill()]:
             await asyncio.to_thread(process.join)
 
 
@@ -138,6 +190,7 @@ class _Worker:
         self._warming = self._pool.submit(warm_up, memory_bytes, num_threads)
         self.has_worked = False
         """Whether the process has worked on a step."""
+        self.is_killed = False
         # A broken pool forgets its process.
         self._processes: list[BaseProcess] = list((self._pool._processes or {}).values())
 
@@ -163,6 +216,7 @@ class _Worker:
         return f"the solver ended with status {status}"
 
     def kill(self) -> list[BaseProcess]:
+        self.is_killed = True
         # `ProcessPoolExecutor.kill_workers` exists from Python 3.14 on.
         for process in self._processes:
             process.kill()
