@@ -18,6 +18,7 @@ from relibra.planner.call_interceptor import CallInterceptor
 from relibra.planner.metrics import Metrics
 from relibra.planner.open_calls import MessageTimeout
 from relibra.planner.open_streams import OpenStreams
+from relibra.planner.plan_notifier import ShuttingDown
 from relibra.planner.settings import PlannerSettings
 
 
@@ -109,6 +110,22 @@ def test_S9_the_log_names_the_cause_of_each_limit_though_the_caller_tries_again(
         asyncio.run(refuse(MessageTimeout("it did not arrive")))
         asyncio.run(refuse(Unavailable("Redis is away")))
     assert [each.getMessage() for each in caplog.records] == ["FetchPlan refused: MessageTimeout: it did not arrive"]
+
+
+def test_L4_a_planner_that_drains_is_unavailable_to_callers_and_to_metrics_no_redis_that_refuses() -> None:
+    metrics, context = Metrics(), mock.Mock()
+    context.abort = mock.AsyncMock(side_effect=grpc.aio.AbortError)
+    admission = Admission(PlannerSettings.load(redis_url="unix:///unused"))
+    interceptor = CallInterceptor(None, admission, metrics)  # type: ignore[arg-type]  # nobody is identified here
+
+    async def serve(*_: Any) -> None:
+        raise ShuttingDown("the planner is shutting down; ask again")
+
+    asyncio.run(interceptor._answering("WatchPlans", serve)(None, context))
+    (code, _), sent = context.abort.call_args
+    assert (code, sent["trailing_metadata"]) == (grpc.StatusCode.UNAVAILABLE, (("relibra-error", "Unavailable"),))
+    (family,) = metrics.refused.collect()
+    assert [each.labels["error"] for each in family.samples if each.name.endswith("_total")] == ["ShuttingDown"]
 
 
 def test_S6_a_call_that_waits_for_its_refusal_counts_for_the_job_of_its_caller(

@@ -2,8 +2,7 @@ import asyncio
 
 import pytest
 
-from relibra.errors import Unavailable
-from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
+from relibra.planner.plan_notifier import PlanNotifier, ShuttingDown, wait_until_set
 
 
 def test_a_ring_wakes_who_listened_before_it_and_only_for_that_job() -> None:
@@ -23,7 +22,7 @@ def test_L4_draining_wakes_everybody_and_refuses_new_listeners() -> None:
         waiting = [asyncio.create_task(wait_until_set(notifier.listen(job), 3600)) for job in ("a", "b")]
         notifier.drain()
         await asyncio.gather(*waiting)
-        with pytest.raises(Unavailable, match="shutting down"):
+        with pytest.raises(ShuttingDown, match="shutting down"):
             notifier.listen("a")
 
     asyncio.run(scenario())

@@ -12,6 +12,7 @@ from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, count, route
 from relibra.errors import InvalidInput, LimitExceeded, NotFound, NotReady, Unavailable
 from relibra.planner.admission import Admission
 from relibra.planner.metrics import Metrics
+from relibra.planner.plan_notifier import ShuttingDown
 from relibra.planner.routing_service import CREDIT_SEQUENCES, RoutingService
 from relibra.planner.settings import PlannerSettings
 from relibra.planning import Schedule
@@ -147,7 +148,7 @@ def test_S7_a_job_beyond_its_quota_waits_on_every_new_stream_whatever_it_sends(
         assert not answer.done()
         service.drain()
         assert (await answer).answered_through == 1
-        with pytest.raises(Unavailable, match="shutting down"):
+        with pytest.raises(ShuttingDown, match="shutting down"):
             await anext(answers)
 
     run(scenario())

@@ -7,9 +7,8 @@ import pytest
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
 from harness.step_samples import IDS, PLAN, SCHEDULE
-from relibra.errors import Unavailable
 from relibra.planner import step_watch
-from relibra.planner.plan_notifier import PlanNotifier
+from relibra.planner.plan_notifier import PlanNotifier, ShuttingDown
 from relibra.planner.step_watch import StepWatch
 from relibra.store import JobRecord, StepRecord, Store
 
@@ -105,7 +104,7 @@ def test_L4_a_call_that_waits_is_refused_when_the_planner_drains(store: Store, r
         waiting = Waiting(store)
         (call,) = await waiting.start(1)
         waiting.notifier.drain()
-        with pytest.raises(Unavailable, match="shutting down"):
+        with pytest.raises(ShuttingDown, match="shutting down"):
             await call
         assert not waiting.watch._awaited
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from relibra.errors import TooManyCalls, Unavailable
-from relibra.planner.plan_notifier import wait_until_set
+from relibra.planner.plan_notifier import ShuttingDown, wait_until_set
 
 MAX_CALLS = 8192
 """Open calls of all accounts together; an agent that waits for its plan is an open call."""
@@ -169,7 +169,7 @@ class OpenCalls:
 
         Raises:
             MessageTimeout: the time is up.
-            Unavailable: the planner drains, and the message did not arrive soon.
+            ShuttingDown: the planner drains, and the message did not arrive soon.
         """
         turns = self._receiving.setdefault(account, _Turns(asyncio.Semaphore(num_turns)))
         turns.num_calls += 1
@@ -184,7 +184,7 @@ class OpenCalls:
                 yield deadline
         except TimeoutError:
             if self._draining.is_set():
-                raise Unavailable("the planner is shutting down, and the message did not arrive; ask again") from None
+                raise ShuttingDown("the planner is shutting down, and the message did not arrive; ask again") from None
             raise MessageTimeout(
                 f"the message of the call did not arrive within {timeout_s:.3g} s; send it with the call, and try again"
             ) from None

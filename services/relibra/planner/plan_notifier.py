@@ -10,6 +10,10 @@ from weakref import WeakValueDictionary
 from relibra.errors import Unavailable
 
 
+class ShuttingDown(Unavailable):
+    """The planner drains, and another one answers. For callers it is `Unavailable`; for metrics it is not."""
+
+
 class PlanNotifier:
     """One event per job, and a last ring for all jobs when the planner drains. For one event loop."""
 
@@ -22,10 +26,10 @@ class PlanNotifier:
         """Return the event that the next ring sets. Listen first, then look, then wait: so no ring is missed.
 
         Raises:
-            Unavailable: the planner is draining; another planner answers.
+            ShuttingDown: the planner is draining.
         """
         if self._is_draining:
-            raise Unavailable("the planner is shutting down; ask again")
+            raise ShuttingDown("the planner is shutting down; ask again")
         return self._rings.setdefault(job_id, asyncio.Event())
 
     def ring(self, job_id: str) -> None:

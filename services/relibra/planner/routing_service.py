@@ -20,7 +20,7 @@ from relibra.errors import (
 )
 from relibra.planner.admission import MAX_REFUSAL_LENGTH, Admission
 from relibra.planner.metrics import Metrics
-from relibra.planner.plan_notifier import wait_until_set
+from relibra.planner.plan_notifier import ShuttingDown, wait_until_set
 from relibra.planner.read_ahead import ReadAhead
 from relibra.planner.refusal_log import RefusalLog
 from relibra.planning.launch import Launch
@@ -112,7 +112,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                     )
                     taking = asyncio.ensure_future(stream.take())
             if self._draining.is_set():
-                raise Unavailable("the planner is shutting down; report the rest to another planner")
+                raise ShuttingDown("the planner is shutting down; report the rest to another planner")
             await reader
         finally:
             self._streams.discard(stream)

@@ -36,7 +36,8 @@ class StepWatch:
         """Return a step as soon as it has its plan or has failed, or as it is after `wait_s`.
 
         Raises:
-            Unavailable: the planner is draining, or Redis does not answer.
+            ShuttingDown: the planner is draining.
+            Unavailable: Redis does not answer.
         """
         key = (job.job_id, job.epoch, step)
         record, ring = await self._first_looks.get(key, lambda: self._look(job, step))
