@@ -38,6 +38,7 @@ class Templates:
             "default": lambda other, one: one or other,
             "quote": lambda one: json.dumps(_text(one)),
             "replace": lambda old, new, text: text.replace(old, new),
+            "trim": str.strip,
             "nindent": lambda width, text: "\n" + "\n".join(" " * width + line for line in text.split("\n")),
             "toYaml": lambda one: yaml.safe_dump(one, default_flow_style=False, width=1000).removesuffix("\n"),
             "fromYaml": yaml.safe_load,

@@ -20,6 +20,7 @@ ROOT = {
         ("{{ if and .Values.flag (or .Values.off .Values.n) }}yes{{ else }}no{{ end }}", "yes"),
         ("{{ with .Values.labels }}{{ .a }}{{ $.Chart.AppVersion }}{{ end }}", "11.2"),
         ("{{ with .Values.off }}no{{ end }}", ""),
+        ('x:{{ "\\n- a\\n" | trim | nindent 2 }}', "x:\n  - a"),
         ("{{ range .Values.list }}<{{ . }}>{{ end }}", "<1><2>"),
         ("{{ range $k, $v := .Values.labels }}{{ $k }}={{ $v }};{{ end }}", "a=1;b=2;"),
         ("x:\n  {{- toYaml .Values.labels | nindent 2 }}", "x:\n  a: '1'\n  b: '2'"),

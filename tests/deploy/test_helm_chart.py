@@ -41,6 +41,11 @@ def test_the_overlays_are_what_the_chart_renders_to(monkeypatch: pytest.MonkeyPa
     main()
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_no_rendered_line_ends_with_a_space(case: str) -> None:
+    assert re.findall(r".*[ \t]$", render(CASES[case]), re.M) == []
+
+
 def test_an_overlay_that_was_edited_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shutil.copytree(OVERLAYS, tmp_path / "overlays")
     edited = tmp_path / "overlays" / "dev" / "relibra.yaml"
