@@ -12,8 +12,6 @@ from typing import Any, NoReturn
 logger = logging.getLogger(__name__)
 
 _FIELDS = ("job", "step", "version", "trace")
-_END = b"\0\n"
-"""The line after which this process writes to standard error itself again."""
 
 
 def is_json() -> bool:
@@ -47,33 +45,35 @@ def take_over_stderr() -> None:
         return
     sys.stderr.flush()
     reader, writer = os.pipe()
+    # After it this process writes to standard error itself again. No line of a program ends like this by accident.
+    end = b"\0" + os.urandom(16).hex().encode() + b"\n"
     pid = os.fork()
     if pid == 0:
         os.close(writer)
-        _forward(reader)
+        _forward(reader, end)
     os.close(reader)
     stderr = os.dup(2)
     os.dup2(writer, 2)
     os.close(writer)
-    atexit.register(_give_back, stderr, pid)
+    atexit.register(_give_back, stderr, pid, end)
 
 
-def _give_back(stderr: int, pid: int) -> None:
+def _give_back(stderr: int, pid: int, end: bytes) -> None:
     sys.stderr.flush()
-    os.write(2, _END)
+    os.write(2, end)
     os.dup2(stderr, 2)
     # Children may still have the pipe, and whoever waits for this process wants to read all of its log.
     os.waitpid(pid, 0)
 
 
-def _forward(reader: int) -> NoReturn:
-    """Write each line to standard error as JSON, until the process that logs and its children have ended."""
+def _forward(reader: int, end: bytes) -> NoReturn:
+    """Write each line to standard error as JSON, until `end` or until all who log have ended."""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     try:
         with open(reader, "rb") as lines, open(2, "wb", closefd=False) as stderr:
             for line in lines:
-                if text := line.removesuffix(_END):
+                if text := line.removesuffix(end):
                     stderr.write(_as_json(text))
                     stderr.flush()
                 if text != line:
