@@ -4,7 +4,7 @@ import pytest
 
 from harness.services import Loop
 from relibra.errors import InvalidInput
-from relibra.store import Store
+from relibra.store import ALL_JOBS, Store
 
 
 def test_S6_a_token_is_made_listed_without_its_secret_and_revoked(relibra, store: Store, run: Loop, redis_url: str):
@@ -19,6 +19,16 @@ def test_S6_a_token_is_made_listed_without_its_secret_and_revoked(relibra, store
     said = relibra("tokens", "revoke", made["token_id"], "--json", RELIBRA_REDIS_URL=redis_url)
     assert json.loads(said) == {"token_id": made["token_id"], "is_revoked": True}
     assert run(store.find_token(made["token"])) is None
+
+
+def test_S6_a_token_for_all_jobs_must_be_asked_for(relibra, store: Store, run: Loop, redis_url: str):
+    create = ("tokens", "create", "--role", "viewer")
+    for options, got in (((), "neither"), (("--job", "mine", "--all-jobs"), "both")):
+        with pytest.raises(InvalidInput, match=f"expected either --job JOB or --all-jobs, got {got}"):
+            relibra(*create, *options, RELIBRA_REDIS_URL=redis_url)
+    assert run(store.list_tokens()) == []
+    made = json.loads(relibra(*create, "--all-jobs", "--json", RELIBRA_REDIS_URL=redis_url))
+    assert run(store.find_token(made["token"])).job_id == ALL_JOBS
 
 
 def test_S6_a_token_for_a_name_that_no_job_can_have_is_refused(relibra, redis_url: str):

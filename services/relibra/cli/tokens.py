@@ -12,6 +12,7 @@ from rich.table import Table
 from relibra.cli.completion import complete_stored_job
 from relibra.cli.output import AsJson, open_console, print_json, print_table
 from relibra.cli.service import RedisUrl
+from relibra.errors import InvalidInput
 from relibra.store import ALL_JOBS, Role, Store, TokenRecord
 from relibra.wire.job_id import check_job_id
 
@@ -28,24 +29,29 @@ def create(
         ),
     ],
     job: Annotated[
-        str, typer.Option(help="Job that the token is for; * for all jobs.", autocompletion=complete_stored_job)
-    ] = ALL_JOBS,
+        str | None, typer.Option(help="Job that the token is for.", autocompletion=complete_stored_job)
+    ] = None,
+    all_jobs: Annotated[bool, typer.Option("--all-jobs", help="Make the token for all jobs, also later ones.")] = False,
     days: Annotated[float | None, typer.Option(min=0, help="Days until the token expires; never if not given.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a token and print it. It cannot be shown again."""
-    if job != ALL_JOBS:
-        check_job_id(job)
+    """Create a token for one job or for all jobs, and print it. It cannot be shown again."""
+    # A token for all jobs reads and changes those of other teams, so it is never what comes of a forgotten option.
+    if (job is None) != all_jobs:
+        got = "neither" if job is None else "both"
+        raise InvalidInput.of("tokens create", expected="either --job JOB or --all-jobs", got=got)
+    named = ALL_JOBS if job is None else check_job_id(job)
 
     async def make() -> tuple[TokenRecord, str]:
         async with Store.open(redis_url) as store:
-            return await store.create_token(job, role, lifetime_s=None if days is None else days * 86_400)
+            return await store.create_token(named, role, lifetime_s=None if days is None else days * 86_400)
 
     record, token = asyncio.run(make())
     if as_json:
         print_json(asdict(record) | {"token": token})
         return
-    typer.echo(f"token {record.token_id} for job {job} with role {role}; set it as RELIBRA_TOKEN:", err=True)
+    whose = "all jobs" if all_jobs else f"job {job}"
+    typer.echo(f"token {record.token_id} for {whose} with role {role}; set it as RELIBRA_TOKEN:", err=True)
     typer.echo(token)
 
 
