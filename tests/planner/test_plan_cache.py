@@ -60,12 +60,35 @@ def test_many_fetches_at_once_read_once_even_if_one_hangs_up(
 
 
 def test_S7_only_the_last_plans_are_held(counting: CountingStore, run: Loop, job: JobRecord) -> None:
-    cache = PlanCache(counting, num_plans=2)
+    plan = run(PlanCache(counting).get("job", job.epoch, 1))
+    counting.num_reads = 0
+    cache = PlanCache(counting, max_size_bytes=2 * plan.size_bytes)
     for step in (1, 2, 1, 3, 1):
         run(cache.get("job", job.epoch, step))
     assert counting.num_reads == 3
     run(cache.get("job", job.epoch, 2))
     assert counting.num_reads == 4
+
+
+def test_the_plan_fetched_last_is_held_even_if_it_is_larger_than_the_cache(
+    counting: CountingStore, run: Loop, job: JobRecord
+) -> None:
+    cache = PlanCache(counting, max_size_bytes=1)
+    for _ in range(3):
+        run(cache.get("job", job.epoch, 1))
+    assert counting.num_reads == 1
+
+
+def test_the_plans_of_many_jobs_are_held_at_the_same_time(counting: CountingStore, run: Loop, job: JobRecord) -> None:
+    jobs = [job]
+    for number in range(20):
+        jobs.append(run(counting.register_job(f"job-{number}", MODEL, CLUSTER, PARAMS)))
+        publish(counting, run, jobs[-1], 1)
+    cache = PlanCache(counting)
+    for _ in range(2):
+        for each in jobs:
+            assert run(cache.get(each.job_id, each.epoch, 1)) is not None
+    assert counting.num_reads == len(jobs)
 
 
 def test_what_failed_or_is_not_there_is_looked_for_again(counting: CountingStore, run: Loop, job: JobRecord) -> None:

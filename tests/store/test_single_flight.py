@@ -46,6 +46,25 @@ def test_what_was_used_longest_ago_is_forgotten() -> None:
     asyncio.run(ask())
 
 
+def test_values_take_as_much_room_as_they_say() -> None:
+    async def ask() -> None:
+        cache, made = SingleFlight[int](10, size=lambda value: value), []
+
+        async def get(value: int) -> int:
+            async def make() -> int:
+                made.append(value)
+                return value
+
+            return await cache.get(value, make)
+
+        for value in (6, 3, 6, 3, 5, 3, 6, 11, 11, 3):
+            assert await get(value) == value
+        assert made == [6, 3, 5, 6, 11, 3], "5 drove out 6, 6 drove out 5, and 11 drove out all others"
+        assert len(cache) == 1
+
+    asyncio.run(ask())
+
+
 def test_a_failure_is_not_kept() -> None:
     async def fail() -> str:
         raise ValueError("not now")

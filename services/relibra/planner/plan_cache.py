@@ -1,9 +1,11 @@
-"""The last few plans that were fetched: every agent of a job fetches the same one at the same time."""
+"""The plans that were fetched last: every agent of a job fetches the same one at the same time."""
 
 from relibra.planner.served_plan import ServedPlan
 from relibra.store import Store
 from relibra.store.single_flight import SingleFlight
 
+MAX_SIZE_BYTES = 512 << 20
+"""How much memory plans take at most: those of 390 steps of 58 layers, 256 experts, 64 ranks and 32 micro-batches."""
 FRESH_S = 0.25
 """How long callers may still get plans of their attempt after it ended at another planner, or after Redis lost it."""
 
@@ -11,9 +13,11 @@ FRESH_S = 0.25
 class PlanCache:
     """Reads each plan once, and asks at most every `fresh_s` whether the store still has it."""
 
-    def __init__(self, store: Store, *, num_plans: int = 8, fresh_s: float = FRESH_S) -> None:
+    def __init__(self, store: Store, *, max_size_bytes: int = MAX_SIZE_BYTES, fresh_s: float = FRESH_S) -> None:
         self._store = store
-        self._plans: SingleFlight[ServedPlan | None] = SingleFlight(num_plans, fresh_s=fresh_s)
+        self._plans: SingleFlight[ServedPlan | None] = SingleFlight(
+            max_size_bytes, fresh_s=fresh_s, size=lambda plan: plan.size_bytes if plan else 0
+        )
 
     def forget(self, job_id: str) -> None:
         """Ask the store for the plans of a job again: another attempt of it began."""

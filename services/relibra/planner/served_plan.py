@@ -42,6 +42,11 @@ class ServedPlan:
             source_loads=[_message(load) for load in plan.source_loads],
         )
 
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the messages take."""
+        return sum(each.ByteSize() for each in (self.common, *self.shares, *self.source_loads))
+
     def for_rank(self, rank: int) -> plan_pb2.FetchPlanResponse:
         """Return the answer to one rank."""
         response = plan_pb2.FetchPlanResponse(plan=self.common)

@@ -11,10 +11,12 @@ from typing import Generic, TypeVar
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Flight(Generic[V]):
     started_at: float
     task: asyncio.Task[V]
+    size: int = 1
+    """How much of the capacity it takes: one until its value is made."""
 
     @property
     def value(self) -> V | None:
@@ -24,15 +26,24 @@ class _Flight(Generic[V]):
 
 
 class SingleFlight(Generic[V]):
-    """The `capacity` values that were used last; each is made once, however many callers ask for it at the same time.
+    """The values that were used last; each is made once, however many callers ask for it at the same time.
 
     A value is returned for `fresh_s` seconds after its making began, and then made again. A result of None and an
     exception reach the callers that wait for them and are not kept. For one event loop.
     """
 
-    def __init__(self, capacity: int, *, fresh_s: float = math.inf) -> None:
+    def __init__(self, capacity: int, *, fresh_s: float = math.inf, size: Callable[[V], int] = lambda _: 1) -> None:
+        """Begin without values.
+
+        Args:
+            capacity: how much the values may take in all; the newest one may take more.
+            fresh_s: how long a value is returned.
+            size: how much of the capacity a value takes.
+        """
         self._capacity = capacity
         self._fresh_s = fresh_s
+        self._size = size
+        self._taken = 0
         self._flights: OrderedDict[Hashable, _Flight[V]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -46,17 +57,19 @@ class SingleFlight(Generic[V]):
     def drop(self, is_dropped: Callable[[Hashable], bool]) -> None:
         """Forget the values of some keys; callers that wait for one still get it."""
         for key in list(filter(is_dropped, self._flights)):
-            del self._flights[key]
+            self._forget(key)
 
     async def get(self, key: Hashable, make: Callable[[], Awaitable[V]]) -> V:
         """Return the value of `key`; await `make` for it if there is no fresh one."""
         flight = self._flights.get(key)
         if flight is None or not self._is_fresh(flight):
+            if flight is not None:
+                self._forget(key)
             flight = _Flight(time.monotonic(), asyncio.ensure_future(_awaited(make)))
-            flight.task.add_done_callback(lambda _: self._drop_empty(key, flight))
+            flight.task.add_done_callback(lambda _: self._end(key, flight))
             self._flights[key] = flight
-            while len(self._flights) > self._capacity:
-                self._flights.popitem(last=False)
+            self._taken += flight.size
+            self._make_room()
         self._flights.move_to_end(key)
         # Shielded: a caller that hangs up must not cancel the making for the others.
         return await asyncio.shield(flight.task)
@@ -64,9 +77,25 @@ class SingleFlight(Generic[V]):
     def _is_fresh(self, flight: _Flight[V]) -> bool:
         return not flight.task.done() or time.monotonic() - flight.started_at < self._fresh_s
 
-    def _drop_empty(self, key: Hashable, flight: _Flight[V]) -> None:
-        if flight.value is None and self._flights.get(key) is flight:
-            del self._flights[key]
+    def _end(self, key: Hashable, flight: _Flight[V]) -> None:
+        """Take room for a value that was just made; forget it if there is none."""
+        if self._flights.get(key) is not flight:
+            return
+        value = flight.value
+        if value is None:
+            self._forget(key)
+            return
+        size = self._size(value)
+        self._taken += size - flight.size
+        flight.size = size
+        self._make_room()
+
+    def _make_room(self) -> None:
+        while self._taken > self._capacity and len(self._flights) > 1:
+            self._forget(next(iter(self._flights)))
+
+    def _forget(self, key: Hashable) -> None:
+        self._taken -= self._flights.pop(key).size
 
 
 async def _awaited(make: Callable[[], Awaitable[V]]) -> V:
