@@ -1,11 +1,13 @@
 import dataclasses
+import time
+from typing import Any
 
 import pytest
 
 from harness.services import Loop
-from harness.step_samples import expire, report_all
+from harness.step_samples import expire, publish, report_all
 from relibra.errors import NotFound
-from relibra.store import JobRecord, Store
+from relibra.store import ExpiryCause, JobRecord, StepState, Store
 
 
 def test_steps_are_listed_newest_first(store: Store, run: Loop, job: JobRecord) -> None:
@@ -29,6 +31,23 @@ def test_S9_a_step_that_is_not_there_is_expired_or_was_never_reported(store: Sto
         run(store.find_step(job, 0))
     with pytest.raises(NotFound, match="job 'job' has no step 9: steps 4 to 5 are kept"):
         run(store.find_step(job, 9))
+
+
+def test_S9_a_step_that_expires_while_steps_are_listed_is_not_listed_without_its_plan(
+    store: Store, run: Loop, job: JobRecord, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        publish(store, run, job, step)
+    read = store._states
+
+    async def read_later(*args: Any) -> Any:
+        async with Store.open(redis_url) as other:
+            measured, _ = await other.measure_steps(job)
+            assert await other.expire_steps(job, {measured[0]: ExpiryCause.STEPS}, time.time()) == [1]
+        return await read(*args)
+
+    monkeypatch.setattr(store, "_states", read_later)
+    assert [(each.step, each.state) for each in run(store.list_steps(job))] == [(2, StepState.PLANNED)]
 
 
 def test_the_span_of_an_attempt_covers_its_expired_steps(store: Store, run: Loop, job: JobRecord) -> None:

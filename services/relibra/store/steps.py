@@ -8,7 +8,7 @@ from relibra.store.documents import RECORD_FIELDS, decode_plan_record
 from relibra.store.keys import AttemptId, AttemptKeys
 from relibra.store.records import StepRecord
 
-_ANSWERS_PER_STEP = 5
+_ANSWERS_PER_STEP = 6
 
 
 class Steps(Connected):
@@ -20,7 +20,8 @@ class Steps(Connected):
         highest = "+inf" if before is None else f"({before}"
         key = AttemptKeys.of_attempt(attempt).of("steps")
         steps = await self._redis.zrevrangebyscore(key, highest, "-inf", start=0, num=limit)
-        return await self.get_steps(attempt, map(int, steps))
+        # A step that expired, or went to another attempt, since its number was read has no data left to be listed.
+        return [record for record, is_kept in await self._states(attempt, map(int, steps)) if is_kept]
 
     @raises_unavailable
     async def step_numbers(self, attempt: AttemptId) -> list[int]:
@@ -38,17 +39,17 @@ class Steps(Connected):
         Raises:
             NotFound: the step has expired, or nobody reported anything for it; the text says which.
         """
+        ((record, is_kept),) = await self._states(attempt, [step])
+        if is_kept:
+            return record
         keys = AttemptKeys.of_attempt(attempt)
         pipe = self._redis.pipeline(transaction=False)
-        pipe.zscore(keys.of("steps"), str(step))
         pipe.get(keys.of("floor"))
         pipe.zrange(keys.of("steps"), 0, 0)
         pipe.zrange(keys.of("steps"), -1, -1)
         pipe.zcard(keys.of("steps"))
         pipe.zcount(keys.of("summaries"), step, step)
-        score, floor, oldest, newest, num_kept, num_summaries = await pipe.execute()
-        if score is not None:
-            return await self.get_step(attempt, step)
+        floor, oldest, newest, num_kept, num_summaries = await pipe.execute()
         kept = f"steps {int(oldest[0])} to {int(newest[0])} are kept" if newest else "none of its steps is kept"
         if num_summaries:
             raise NotFound(
@@ -66,6 +67,10 @@ class Steps(Connected):
 
         A step whose plan is not the one that was stored has failed, and its failure says so.
         """
+        return [record for record, _ in await self._states(attempt, steps)]
+
+    async def _states(self, attempt: AttemptId, steps: Iterable[int]) -> list[tuple[StepRecord, bool]]:
+        """Return the states of some steps, each with whether the attempt still kept its data when all was read."""
         keys, numbers = AttemptKeys.of_attempt(attempt), list(steps)
         pipe = self._redis.pipeline(transaction=False)
         for step in numbers:
@@ -74,27 +79,27 @@ class Steps(Connected):
             pipe.zscore(keys.of("pending"), str(step))
             pipe.hmget(keys.step(step, "plan"), RECORD_FIELDS)
             pipe.get(keys.step(step, "failure"))
+            pipe.zscore(keys.of("steps"), str(step))
         answers = await pipe.execute() if numbers else []
         records = []
         for index, step in enumerate(numbers):
             start = index * _ANSWERS_PER_STEP
-            num_sequences, policies, submitted_at, plan, failure = answers[start : start + _ANSWERS_PER_STEP]
+            num_sequences, policies, submitted_at, plan, failure, score = answers[start : start + _ANSWERS_PER_STEP]
             try:
                 record = decode_plan_record(attempt.job_id, step, plan)
             except Corrupt as error:
                 record, failure = None, str(error).encode()
             if submitted_at is None and record is not None:
                 submitted_at = record.submitted_at
-            records.append(
-                StepRecord(
-                    step=step,
-                    num_sequences=num_sequences,
-                    policies={name.decode(): int(number) for name, number in policies.items()},
-                    submitted_at=submitted_at,
-                    plan=record,
-                    failure=None if failure is None else failure.decode(),
-                )
+            state = StepRecord(
+                step=step,
+                num_sequences=num_sequences,
+                policies={name.decode(): int(number) for name, number in policies.items()},
+                submitted_at=submitted_at,
+                plan=record,
+                failure=None if failure is None else failure.decode(),
             )
+            records.append((state, score is not None))
         return records
 
     @raises_unavailable
