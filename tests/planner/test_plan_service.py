@@ -4,6 +4,7 @@ import time
 import grpc
 import numpy as np
 import pytest
+from redis import Redis
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, count, eventually, report_sequences, routed_experts
 from relibra.errors import Conflict, InvalidInput, LimitExceeded, NotFound, NotReady, UnknownJob
@@ -12,6 +13,7 @@ from relibra.planning.plan import Basis
 from relibra.planning.source_load import source_load
 from relibra.rollout import RolloutReporter
 from relibra.store import Refused, Store
+from relibra.store.keys import AttemptKeys
 from relibra.v1 import plan_pb2, plan_pb2_grpc
 from relibra.wire import array, messages
 from relibra.wire.channel import MAX_PART_SIZE_BYTES, open_channel
@@ -209,6 +211,33 @@ def test_S3_a_watcher_sees_the_newest_plan_first_and_then_every_later_one(
     assert [each.step for each in seen] == [2, 3, 4]
     assert [each.id.version for each in seen] == [2, 3, 4]
     assert len({each.id.epoch for each in seen}) == 1
+
+
+def test_S9_a_watcher_passes_over_a_damaged_plan_and_the_log_says_so(
+    client: PlannerClient, shared_planner: Service, job_id: str, run: Loop
+) -> None:
+    def plan(step: int) -> None:
+        ids = report_sequences(shared_planner.address, job_id, step)
+        client.submit_schedule(job_id, step, ids, SCHEDULE)
+        client.fetch_plan(job_id, step, MODEL, 0, wait_s=60)
+
+    store = Store.open(shared_planner.redis_url)
+    for step in (1, 2):
+        plan(step)
+    key = AttemptKeys.of_attempt(run(store.get_job(job_id))).step(2, "plan")
+    with Redis.from_url(shared_planner.redis_url) as redis:
+        redis.hset(key, "meta", b"nothing of it")
+    with open_channel(shared_planner.address) as channel:
+        call = plan_pb2_grpc.PlanServiceStub(channel).WatchPlans(plan_pb2.WatchPlansRequest(job_id=job_id), timeout=120)
+        seen = []
+        for step in (3, 4):
+            plan(step)
+            seen.append(next(call))
+        call.cancel()
+    run(store.close())
+    assert [(each.step, each.id.version) for each in seen] == [(3, 3), (4, 4)]
+    told = f"job {job_id}: watches pass over plan 2, of step 2: field 'meta' of the plan of step 2"
+    assert shared_planner.log().count(told) == 1
 
 
 def test_S4_a_watcher_sees_the_plans_of_a_job_that_was_re_created(

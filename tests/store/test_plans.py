@@ -50,6 +50,26 @@ def test_S4_a_stale_epoch_publishes_nothing(store: Store, run: Loop, job: JobRec
     assert run(store.latest_plan(reborn)) is None
 
 
+def test_S9_a_plan_whose_id_was_damaged_is_named_and_those_around_it_are_read(
+    store: Store, run: Loop, job: JobRecord, redis_url: str
+) -> None:
+    for step in (1, 2, 3):
+        publish(store, run, job, step)
+    assert run(store.newest_version(job)) == 3
+    key = JobKeys("job").attempt(job.epoch).step(2, "plan")
+    for field in ("epoch", "version", "digest", "published_at"):
+        with Redis.from_url(redis_url) as client:
+            before = client.hget(key, field)
+            client.hset(key, field, b"\0\xff")
+        first, damaged, last = run(store.plans_after(job, 0))
+        assert (first.step, last.step) == (1, 3)
+        assert (damaged.step, damaged.version) == (2, 2)
+        assert str(damaged.error).startswith("the plan of step 2 of job 'job' was changed in Redis since it was stored")
+        assert run(store.get_step(job, 2)).failure == str(damaged.error)
+        with Redis.from_url(redis_url) as client:
+            client.hset(key, field, before)
+
+
 def test_a_published_plan_is_read_back_whole_and_in_summary(store: Store, run: Loop, job: JobRecord) -> None:
     publish(store, run, job, 4)
     record = run(store.latest_plan(job))

@@ -1,5 +1,6 @@
 """The gRPC service that takes schedules and hands out plans."""
 
+import logging
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -12,14 +13,17 @@ from relibra.planner.attempt_watch import AttemptWatch
 from relibra.planner.plan_cache import PlanCache
 from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
 from relibra.planner.planning_loop import PlanningLoop
+from relibra.planner.refusal_log import RefusalLog
 from relibra.planner.step_watch import LOOK_INTERVAL_S, StepWatch
-from relibra.planning import PlanId, Schedule
+from relibra.planning import Schedule
 from relibra.planning.plan import Basis
-from relibra.store import JobRecord, PlanRecord, Refused, StepRecord, StepState, Store
+from relibra.store import DamagedPlan, JobRecord, PlanRecord, Refused, StepRecord, StepState, Store
 from relibra.v1 import plan_pb2, plan_pb2_grpc
 from relibra.wire.job_id import check_job_id
 from relibra.wire.messages import decode_basis, decode_schedule, encode_plan_id
 from relibra.wire.routing import check_name
+
+logger = logging.getLogger(__name__)
 
 _NUM_NAMED = 3
 
@@ -43,6 +47,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         self._planning = planning
         self._cache = cache
         self._steps = StepWatch(store, notifier)
+        self._damage = RefusalLog(logger)
 
     async def SubmitSchedule(
         self, request: plan_pb2.SubmitScheduleRequest, context: Any
@@ -114,16 +119,15 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     async def WatchPlans(
         self, request: plan_pb2.WatchPlansRequest, context: Any
     ) -> AsyncIterator[plan_pb2.WatchPlansResponse]:
-        """Send the newest plan and then every later one while the caller listens, across the attempts of the job."""
+        """Send the newest plan and then every later one while the caller listens, across the attempts of the job.
+
+        A damaged plan is passed over, and the log says so: the next plans must come all the same.
+        """
         # Viewers watch too, and must not keep the attempt of a dead trainer alive.
         first = await self._attempts.job(check_job_id(request.job_id), request.epoch, is_trainer=False)
-        job_id = first.job_id
-        newest = await self._store.latest_plan(first)
-        seen = PlanId(epoch=first.epoch, version=0)
-        if newest:
-            seen = newest.id
-            yield _announce(newest)
-        epoch, version = first.epoch, seen.version
+        job_id, epoch = first.job_id, first.epoch
+        version = max(0, await self._store.newest_version(first) - 1)  # so that the newest plan comes first
+        seen = (0, 0)
         while True:
             ring = self._notifier.listen(job_id)
             for job in (await self._store.get_jobs([job_id])).values():
@@ -132,12 +136,21 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
                 if job.epoch != epoch:
                     # A new attempt has plans of its own, or took over the first ones of the attempt before.
                     epoch, version = job.epoch, 0
-                for record in await self._store.plans_after(job, version):
-                    version = record.id.version
-                    if record.id.epoch == epoch or _order(record.id) > _order(seen):
-                        seen = record.id
-                        yield _announce(record)
+                for plan in await self._store.plans_after(job, version):
+                    if isinstance(plan, DamagedPlan):
+                        version = plan.version
+                        seen = max(seen, (epoch, version))
+                        self._tell_of_damage(job, plan)
+                        continue
+                    version = plan.id.version
+                    if plan.id.epoch == epoch or (plan.id.epoch, version) > seen:
+                        seen = (plan.id.epoch, version)
+                        yield _announce(plan)
             await wait_until_set(ring, LOOK_INTERVAL_S)
+
+    def _tell_of_damage(self, job: JobRecord, plan: DamagedPlan) -> None:
+        text = f"job {job.job_id}: watches pass over plan {plan.version}, of step {plan.step}: {plan.error}"
+        self._damage.note(f"plan {plan.version}", job.job_id, text, logging.ERROR)
 
     async def _check_reported(self, job: JobRecord, step: int, sequence_ids: list[str]) -> None:
         missing = await self._store.unreported(job, step, sequence_ids)
@@ -175,10 +188,6 @@ def _waiting_for(record: StepRecord, obstacle: str) -> str:
     if obstacle:
         return f"waiting for {waiting_s:.1f} s; unless another planner solves it, it waits for this one: {obstacle}"
     return f"being solved for {waiting_s:.1f} s"
-
-
-def _order(plan_id: PlanId) -> tuple[int, int]:
-    return plan_id.epoch, plan_id.version
 
 
 def _announce(record: PlanRecord) -> plan_pb2.WatchPlansResponse:

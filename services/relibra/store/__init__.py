@@ -25,6 +25,7 @@ from relibra.store.joining import Joiner
 from relibra.store.keys import AttemptId
 from relibra.store.records import (
     Attempt,
+    DamagedPlan,
     EncodedPlan,
     JobRecord,
     Lease,
@@ -47,6 +48,7 @@ __all__ = [
     "ALL_JOBS",
     "Attempt",
     "AttemptId",
+    "DamagedPlan",
     "EmbeddedRedis",
     "EncodedPlan",
     "Expired",

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relibra.errors import Corrupt
 from relibra.planning import Cause, Cluster, ExecutionReport, Model, Phase, PlanId, PlanParams, Schedule
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Prediction
@@ -117,21 +118,25 @@ def decode_plan_record(job_id: str, step: int, values: list[bytes | None]) -> Pl
     """Decode the fields of a plan's hash, in the order of `RECORD_FIELDS`; return None if there is no plan.
 
     Raises:
-        Corrupt: the description of the plan is not the one that was stored.
+        Corrupt: the description of the plan is not the one that was stored, or a field cannot be read.
     """
     epoch, version, digest, submitted_at, published_at, meta = (value or b"" for value in values)
     if not version:
         return None
-    fields = json.loads(unseal(meta, f"field 'meta' of {plan_of(job_id, step)}"))
-    return PlanRecord(
-        id=PlanId(epoch=int(epoch, 16), version=int(version)),
-        step=step,
-        digest=bytes.fromhex(digest.decode()),
-        reason=fields["reason"],
-        prediction=Prediction(**fields["prediction"]),
-        submitted_at=float(submitted_at) if submitted_at else None,
-        published_at=float(published_at),
-    )
+    what = plan_of(job_id, step)
+    fields = json.loads(unseal(meta, f"field 'meta' of {what}"))
+    try:
+        return PlanRecord(
+            id=PlanId(epoch=int(epoch, 16), version=int(version)),
+            step=step,
+            digest=bytes.fromhex(digest.decode()),
+            reason=fields["reason"],
+            prediction=Prediction(**fields["prediction"]),
+            submitted_at=float(submitted_at) if submitted_at else None,
+            published_at=float(published_at),
+        )
+    except ValueError as error:  # these fields have no checksum
+        raise Corrupt(f"{what} was changed in Redis since it was stored: {error}. Nothing is made of it") from error
 
 
 def encode_execution_report(report: ExecutionReport) -> str:

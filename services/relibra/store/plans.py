@@ -27,7 +27,7 @@ from relibra.store.plan_codec import (
     share_field,
     source_field,
 )
-from relibra.store.records import EncodedPlan, JobRecord, Lease, PackedPlan, PlanRecord
+from relibra.store.records import DamagedPlan, EncodedPlan, JobRecord, Lease, PackedPlan, PlanRecord
 
 logger = logging.getLogger(__name__)
 
@@ -173,17 +173,33 @@ class Plans(Connected):
         return _sound_placement(began, f"the placement with which job {attempt.job_id!r} went back")
 
     @raises_unavailable
-    async def plans_after(self, attempt: AttemptId, version: int, *, limit: int = 64) -> list[PlanRecord]:
+    async def plans_after(self, attempt: AttemptId, version: int, *, limit: int = 64) -> list[PlanRecord | DamagedPlan]:
         """Return up to `limit` plans with a version above `version`, oldest first."""
         key = AttemptKeys.of_attempt(attempt).of("plans")
-        steps = await self._redis.zrangebyscore(key, f"({version}", "+inf", start=0, num=limit)
-        return [each for each in await self._records(attempt, [int(step) for step in steps]) if each]
+        found = await self._redis.zrangebyscore(key, f"({version}", "+inf", start=0, num=limit, withscores=True)
+        plans: list[PlanRecord | DamagedPlan] = []
+        for (step, score), values in zip(
+            found, await self._fields(attempt, [int(step) for step, _ in found]), strict=True
+        ):
+            try:
+                record = decode_plan_record(attempt.job_id, int(step), values)
+            except Corrupt as error:
+                plans.append(DamagedPlan(version=int(score), step=int(step), error=error))
+            else:
+                plans += [] if record is None else [record]
+        return plans
+
+    @raises_unavailable
+    async def newest_version(self, attempt: AttemptId) -> int:
+        """Return the version of the newest plan that an attempt has; 0 if it has none."""
+        found = await self._redis.zrevrange(AttemptKeys.of_attempt(attempt).of("plans"), 0, 0, withscores=True)
+        return int(found[0][1]) if found else 0
 
     @raises_unavailable
     async def latest_plan(self, attempt: AttemptId) -> PlanRecord | None:
         """Return the newest plan of an attempt, or None if it has none."""
         steps = await self._redis.zrevrange(AttemptKeys.of_attempt(attempt).of("plans"), 0, 0)
-        return (await self._records(attempt, [int(steps[0])]))[0] if steps else None
+        return await self._record(attempt, int(steps[0])) if steps else None
 
     @raises_unavailable
     async def planned_before(self, attempt: AttemptId, step: int) -> int | None:
@@ -195,19 +211,23 @@ class Plans(Connected):
     async def plan_before(self, attempt: AttemptId, step: int) -> PlanRecord | None:
         """Return the plan of the last planned step before `step`, or None if there is none."""
         earlier = await self.planned_before(attempt, step)
-        return None if earlier is None else (await self._records(attempt, [earlier]))[0]
+        return None if earlier is None else await self._record(attempt, earlier)
 
     @raises_unavailable
     async def num_planned_steps(self, attempt: AttemptId) -> int:
         """Return how many plans this attempt and those that it went back from have had, also of expired steps."""
         return int(await self._redis.get(AttemptKeys.of_attempt(attempt).of("version")) or 0)
 
-    async def _records(self, attempt: AttemptId, steps: list[int]) -> list[PlanRecord | None]:
+    async def _record(self, attempt: AttemptId, step: int) -> PlanRecord | None:
+        (values,) = await self._fields(attempt, [step])
+        return decode_plan_record(attempt.job_id, step, values)
+
+    async def _fields(self, attempt: AttemptId, steps: list[int]) -> list[list[bytes | None]]:
+        """Return the `RECORD_FIELDS` of the plans of some steps."""
         pipe = self._redis.pipeline(transaction=False)
         for step in steps:
             pipe.hmget(AttemptKeys.of_attempt(attempt).step(step, "plan"), RECORD_FIELDS)
-        found = await pipe.execute() if steps else []
-        return [decode_plan_record(attempt.job_id, step, values) for step, values in zip(steps, found, strict=True)]
+        return await pipe.execute() if steps else []
 
 
 def _packed_plan(job: JobRecord, step: int, fields: dict[str, bytes | None]) -> PackedPlan | None:
