@@ -23,7 +23,8 @@ _PARTS = {
 }
 _STYLE = """
 :root { color-scheme: light dark }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
+body { background: Canvas; color: CanvasText; font: 15px/1.5 system-ui, sans-serif }
+body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #8884 }
