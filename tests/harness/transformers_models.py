@@ -27,6 +27,13 @@ _NUM_LAYERS = 8
 _GEMMA4 = {"enable_moe_block": True, "num_experts": 16, "top_k_experts": 4, "moe_intermediate_size": 32}
 _HUNYUAN = {"num_experts": 16, "moe_topk": 4, "head_dim": 128}
 _LFM2 = {"layer_types": ["conv"] * 6 + ["full_attention"] * 2}
+_QWEN4 = {
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 256,
+    "indexer_budget": 128,
+    "indexer_compress_ratio": 8,
+}
 _NEMOTRON = ["mamba", "moe", "attention", "moe", "mlp", "moe"]
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "afmoe": [{}, {"num_dense_layers": 3}],
@@ -42,6 +49,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "longcat_flash": [{}, {"zero_expert_num": 0}],
     "nemotron_h": [{}, {"layers_block_type": _NEMOTRON}, {"hybrid_override_pattern": "ME*E-E", "num_hidden_layers": 6}],
     "qwen3_moe": [{}, {"mlp_only_layers": [0, 3]}, {"decoder_sparse_step": 3}],
+    "qwen4_exp": [{"text_config": _QWEN4 | {"num_hidden_layers": 8}}],
+    "qwen4_exp_text": [_QWEN4],
 }
 """Settings that give an architecture experts where its defaults have none, or that move its MoE layers."""
 _REFUSED = {
