@@ -75,6 +75,15 @@ def test_streams_and_lines_of_a_file_are_read_one_after_the_other_and_a_torn_str
     assert left_out.causes[0].example.startswith("line 9: response: expected routed experts")
 
 
+def test_S9_routes_of_one_of_several_streamed_choices_belong_to_none_of_them():
+    chat = sglang_chat(ROWS).removesuffix("data: [DONE]\n\n")
+    second = events({"id": "a", "choices": [{"index": 1, "delta": {"content": "y"}, "finish_reason": "abort"}]})
+    left_out = LeftOut()
+    assert read_responses(io.BytesIO((chat + second).encode()), ALL_MOE, left_out=left_out) == []
+    assert left_out.count == 2
+    assert "those of one of several choices, and a stream" in left_out.causes[0].example
+
+
 def test_choices_are_joined_by_their_index():
     chunks = [{"id": 1, "choices": [{"index": index, "token_ids": [token]}]} for token in (1, 2) for index in (10, 2)]
     assert parse_body(events(*chunks))["choices"] == [

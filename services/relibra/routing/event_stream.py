@@ -12,6 +12,8 @@ from typing import Any
 _DATA = b"data:"
 _NO_DATA = (b"event:", b"id:", b"retry:", b":")
 _END = b"[DONE]"
+STREAMED = "relibra_streamed"
+"""A key of responses that were joined from chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class _Stream:
 
     def joined(self) -> dict[str, Any]:
         choices = sorted(self.choices.values(), key=lambda choice: str(choice.get("index", 0)).zfill(9))
-        return self.response | ({"choices": choices} if choices else {})
+        return self.response | {STREAMED: True} | ({"choices": choices} if choices else {})
 
 
 def parse_line(line: bytes) -> Any:
