@@ -19,6 +19,7 @@ from relibra.planning.load import StepLoad
 from relibra.planning.placement.reorder import reorder
 from relibra.planning.plan import Basis, Plan
 from relibra.planning.prices import price_moves, price_replicas
+from relibra.planning.replicas.layer_replicas import KnownReplicas
 from relibra.planning.replicas.replicate import replicate
 from relibra.planning.replicas.split import split
 from relibra.planning.schedule import Packing, Schedule
@@ -73,13 +74,14 @@ def solve(
     start_LE = previous_LE if packing is None else packing.home_LE
     price, hysteresis = price_replicas(params, load_MLE, model, cluster), price_moves(params, model, cluster)
     traffic = Traffic.of(load, cluster, params, picks_sources=basis is Basis.REPLAY)
+    known = KnownReplicas()
     home_LE, why_reordered = reorder(
-        load_MLE, start_LE, identity_LE, cluster, price, params.seed, num_threads, hysteresis, traffic
+        load_MLE, start_LE, identity_LE, cluster, price, params.seed, num_threads, hysteresis, traffic, known
     )
     if packing is not None:
         why_reordered = f"sequences are packed for a placement that moves {(home_LE != previous_LE).sum()} experts"
     choose = hedge_layer if basis is Basis.PREVIOUS_STEPS else None
-    quotas, why_replicated = replicate(load_MLE, home_LE, cluster, price, num_threads, choose, traffic)
+    quotas, why_replicated = replicate(load_MLE, home_LE, cluster, price, num_threads, choose, traffic, known)
     if basis is Basis.REPLAY:
         shares = split(load, quotas, home_LE, cluster.gpus_per_node)
     else:

@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from relibra.planning import Cluster, check_placement
+from relibra.planning import Cluster, CostModel, PlanParams, check_placement
 from relibra.planning.load import home_loads
 from relibra.planning.placement.reorder import reorder
 from relibra.planning.prices import MIN_GAIN, Hysteresis
 from relibra.planning.replicas.replicate import replicate_layer
+from relibra.planning.traffic import Traffic
 
 
 def _reorder(problem, previous_LE=None):
@@ -143,3 +144,35 @@ def test_a_first_placement_has_many_steps_to_pay_and_a_later_one_a_single_step()
 
     assert num_moved(identity_LE) > 0
     assert num_moved(renamed_LE) == 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_later_moves_for_less_traffic_gain_what_they_cost_the_busiest_rank(random_problem, seed):
+    problem = random_problem.random(
+        seed, num_nodes=4, gpus_per_node=2, experts_per_rank=4, num_layers=4, num_micro_batches=6, num_sequences=60
+    )
+    cluster, load_MLE = problem.cluster, problem.load_MLE
+    cost = CostModel(token_size_bytes=4096.0, inter_node_bytes_per_us=1024.0)
+    traffic = Traffic.of(problem.load, cluster, PlanParams(cost=cost))
+    identity_LE = cluster.identity_placement(problem.model)
+    previous_LE = np.roll(identity_LE, 1, axis=1)
+
+    def tokens(home_LE: NDArray[np.int32]) -> int:
+        layers = enumerate(home_LE)
+        found = (
+            replicate_layer(load_MLE[:, at], home_E, cluster, problem.price, traffic.layer(at)) for at, home_E in layers
+        )
+        return sum(int(each.cost_M.sum()) for each in found)
+
+    num_moved = []
+    for tokens_per_move in (1.0, 100.0, 1000.0, 5000.0, 1e9):
+        dear = Hysteresis(tokens_per_move=tokens_per_move, least=0.0, most=np.inf)
+        home_LE, reason = reorder(
+            load_MLE, previous_LE, identity_LE, cluster, problem.price, hysteresis=dear, traffic=traffic
+        )
+        moved_LE = home_LE != previous_LE
+        num_moved.append(int(moved_LE.sum()))
+        busiest = max(np.bincount(each_LE[moved_LE], minlength=1).max() for each_LE in (home_LE, previous_LE))
+        assert tokens(previous_LE) - tokens(home_LE) >= 2 * tokens_per_move * cluster.num_ranks * busiest
+        assert reason.startswith("no expert moves") == (num_moved[-1] == 0)
+    assert num_moved[0] > num_moved[1] >= num_moved[-2] >= num_moved[-1] == 0

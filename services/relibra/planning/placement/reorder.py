@@ -14,7 +14,7 @@ or receives count like tokens of the slowest rank.
 M rows, L layers, E experts, R EP ranks, N nodes, G ranks per node, P groups (nodes or ranks), X experts of a group.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from relibra.planning.job import Cluster
 from relibra.planning.placement.partition import align, fill, largest_groups, spread
 from relibra.planning.placement.swap_search import NUM_STARTS, Moves, improve, num_proposals, objective
 from relibra.planning.prices import Hysteresis, ReplicaPrice
+from relibra.planning.replicas.layer_replicas import KnownReplicas, LayerReplicas
 from relibra.planning.replicas.replicate import FREE, replicate_layer
 from relibra.planning.traffic import GroupTraffic, LayerTraffic, Traffic
 
@@ -38,6 +39,7 @@ def reorder(
     num_threads: int = 1,
     hysteresis: Hysteresis | None = None,
     traffic: Traffic | None = None,
+    known: KnownReplicas | None = None,
 ) -> tuple[NDArray[np.int32], str]:
     """Choose the home rank of every expert.
 
@@ -51,6 +53,7 @@ def reorder(
         num_threads: threads that plan layers; the result is the same for any number.
         hysteresis: what moves must gain; `Hysteresis()` by default.
         traffic: where token copies come from and what dispatch costs; nothing by default.
+        known: keeps the replicas of the chosen placement, for `replicate`.
 
     Returns:
         The placement, int32 `[L, E]`, and why it was chosen. In every layer, the slowest ranks summed over rows have at
@@ -74,7 +77,11 @@ def reorder(
             traffic=None if traffic is None else traffic.layer(layer),
             counts_moves=traffic is not None and bool(later_L[layer]),
         )
-        return search.run(previous_LE[layer], identity_LE[layer])
+        home_E, saved = search.run(previous_LE[layer], identity_LE[layer])
+        found = search.found.get(home_E.tobytes())
+        if known is not None and found is not None:
+            known.keep(layer, home_E, found)
+        return home_E, saved
 
     each_home_E, saved = zip(*for_each_layer(reorder_one, num_layers, num_threads), strict=True)
     home_LE = np.stack(each_home_E)
@@ -115,6 +122,8 @@ class _LayerSearch:
     counts_moves: bool
     """Whether the search itself counts what moves cost, so that it moves those experts that gain most for it. A first
     placement lasts: its search looks for the best one."""
+    found: dict[bytes, LayerReplicas] = field(default_factory=dict)
+    """The replicas of every placement that was judged, by the bytes of its home ranks."""
 
     def run(self, previous_E: NDArray[np.int32], identity_E: NDArray[np.int32]) -> tuple[NDArray[np.int32], int]:
         """Return the home of every expert, and what it saves in tokens of slowest ranks."""
@@ -134,7 +143,9 @@ class _LayerSearch:
 
     def _slowest(self, home_E: NDArray[np.int32]) -> int:
         """Return the tokens of the slowest ranks after replication, plus what replicas and dispatch cost."""
-        return int(replicate_layer(self.load_ME, home_E, self.cluster, self.price, self.traffic).cost_M.sum())
+        found = replicate_layer(self.load_ME, home_E, self.cluster, self.price, self.traffic)
+        self.found[home_E.tobytes()] = found
+        return int(found.cost_M.sum())
 
     def _floor(self, home_E: NDArray[np.int32], num_ranks: int) -> int:
         """Return a lower bound on `_slowest`, for replicas and experts that stay inside groups of `num_ranks` ranks."""

@@ -3,7 +3,7 @@
 M rows, E experts, R EP ranks, N nodes, X experts of a node (rank by rank), Y replicas.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,22 @@ class LayerReplicas:
     """Tokens of every replica."""
     crossing_Y: NDArray[np.int64] | None = None
     """The tokens of every replica that come from other nodes. None: it does not matter where they come from."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownReplicas:
+    """The replicas of placements that were compared, so that those of the chosen one are not searched again."""
+
+    _of_layer: dict[int, tuple[NDArray[np.int32], LayerReplicas]] = field(default_factory=dict)
+
+    def keep(self, layer: int, home_E: NDArray[np.int32], found: LayerReplicas) -> None:
+        """Keep the replicas of a layer under a placement; those that were kept for the layer before are dropped."""
+        self._of_layer[layer] = home_E, found
+
+    def of(self, layer: int, home_E: NDArray[np.int32]) -> LayerReplicas | None:
+        """Return what was kept for the layer, or None if that was for another placement."""
+        kept_E, found = self._of_layer.get(layer, (None, None))
+        return found if kept_E is not None and np.array_equal(kept_E, home_E) else None
 
 
 def balance_layer(

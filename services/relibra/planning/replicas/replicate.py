@@ -13,7 +13,7 @@ from relibra.planning.jit import compiled, for_each_layer
 from relibra.planning.job import Cluster
 from relibra.planning.prices import ReplicaPrice
 from relibra.planning.replicas.by_time import replicate_by_time
-from relibra.planning.replicas.layer_replicas import LayerReplicas, balance_layer, worth_their_cell
+from relibra.planning.replicas.layer_replicas import KnownReplicas, LayerReplicas, balance_layer, worth_their_cell
 from relibra.planning.traffic import LayerTraffic, Traffic
 
 FREE = ReplicaPrice()
@@ -48,6 +48,7 @@ def replicate(
     num_threads: int = 1,
     choose: ChooseReplicas | None = None,
     traffic: Traffic | None = None,
+    known: KnownReplicas | None = None,
 ) -> tuple[Quotas, str]:
     """Choose replicas and quotas under a placement; return them and why.
 
@@ -60,11 +61,15 @@ def replicate(
         choose: chooses the replicas of one layer; `replicate_layer` by default.
         traffic: where token copies come from and what dispatch costs; nothing by default. Only `replicate_layer`
             counts it.
+        known: what `reorder` found with the same arguments; nothing by default. `choose` does not use it.
     """
 
     def replicate_one(layer: int) -> LayerReplicas:
         if choose is not None:
             return choose(load_MLE[:, layer], home_LE[layer], cluster, price)
+        found = None if known is None else known.of(layer, home_LE[layer])
+        if found is not None:
+            return found
         of_layer = None if traffic is None else traffic.layer(layer)
         return replicate_layer(load_MLE[:, layer], home_LE[layer], cluster, price, of_layer)
 
