@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.small_training import CLUSTER, CONSTANTS, EVEN, HOME_LE, MODEL
+from harness.small_training import CLUSTER, CONSTANTS, EVEN, HOME_LE, MODEL, TRAINING
 from relibra.evaluation.assignment import Assignment, at_home
 from relibra.evaluation.dispatch_time import copies_of, dispatch_us_ML, even_copies, reached
 from relibra.planning import Cluster, StepLoad
@@ -14,7 +14,7 @@ _ONE_NODE = Cluster(num_nodes=1, gpus_per_node=4, redundant_slots=1)
 
 def _us(load, cluster=CLUSTER, once_to=None):
     copies_MLNR = copies_of(at_home(load.load_MLE, HOME_LE), load, cluster)
-    return dispatch_us_ML(copies_MLNR, MODEL.token_size_bytes, CONSTANTS, cluster, once_to).item()
+    return dispatch_us_ML(copies_MLNR, TRAINING.token_size_bytes, CONSTANTS, cluster, once_to).item()
 
 
 def test_dispatch_waits_for_the_slowest_adapter():

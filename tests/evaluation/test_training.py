@@ -1,13 +1,15 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from harness.small_training import TRAINING
-from relibra.evaluation.dispatcher import Dispatcher
+from relibra.evaluation.dispatch_time import reached
+from relibra.evaluation.dispatcher import DispatchDtype, Dispatcher
 from relibra.evaluation.hardware import HARDWARE
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.training import Training
-from relibra.planning import Cluster, CostModel
+from relibra.planning import Cluster, CostModel, PlanParams
 
 _CLUSTER = Cluster(num_nodes=2, gpus_per_node=8, redundant_slots=2)
 
@@ -23,13 +25,28 @@ def test_an_expert_reads_its_weights_and_computes_its_tokens():
     assert cost.token_size_bytes == 2 * 2 * 7168
 
 
-def test_planning_is_told_what_one_more_copy_adds_to_the_network():
-    copy_size_bytes = TRAINING.planning_cost.token_size_bytes
-    assert copy_size_bytes == TRAINING.model.token_size_bytes
-    once = replace(TRAINING, dispatcher=Dispatcher.DEEPEP).planning_cost.token_size_bytes
-    # A node misses (1 - p)(1 - p / 0.75) of the tokens. At p = 1/2 one more token adds 1/3 + 1/2 / 0.75 = 1 message,
-    # so one more of its two copies adds half a message.
-    assert once == pytest.approx(copy_size_bytes / 2, rel=1e-3)
+def test_planning_counts_what_one_more_copy_adds_as_the_simulation_does():
+    training = replace(TRAINING, model=MODELS["deepseek-v3"], cluster=_CLUSTER, dispatcher=Dispatcher.DEEPEP)
+    params = PlanParams(cost=training.planning_cost).counting_copies(training.model.model(), _CLUSTER)
+    even, more = 0.5, 1e-6
+    added = np.diff(reached(np.array([even - more, even]), training.model)).item() / more
+    assert params.cost.token_size_bytes == pytest.approx(training.token_size_bytes * added / 8, rel=1e-4)
+
+
+def test_a_token_has_the_size_of_the_numbers_it_travels_in():
+    bf16, fp8 = (replace(_of(), dispatch_dtype=each) for each in DispatchDtype)
+    assert bf16.token_size_bytes == _of().token_size_bytes == 4 * 7168
+    forward, backward = 1 + 4 / 128 + 2, 4  # dispatch with its scales and combine; gradients are bf16
+    assert fp8.token_size_bytes == pytest.approx(7168 * (2 * forward + backward) / 3)
+    again = replace(fp8, recompute_activations=True)
+    assert again.token_size_bytes == pytest.approx(7168 * (3 * forward + backward) / 4)
+    assert fp8.planning_cost.token_size_bytes == fp8.token_size_bytes
+
+
+def test_numbers_that_the_user_names_come_before_those_of_a_measured_file():
+    measured = replace(HARDWARE["h100"], measured=CostModel(token_size_bytes=500.0))
+    assert _of(hardware=measured).token_size_bytes == 500
+    assert replace(_of(hardware=measured), dispatch_dtype=DispatchDtype.BF16).token_size_bytes == 4 * 7168
 
 
 @pytest.mark.parametrize("dispatcher", Dispatcher)

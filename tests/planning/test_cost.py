@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -59,6 +60,19 @@ def test_reordering_everything_costs_what_papers_report():
     """Moving an expert of DeepSeek-V3 with its optimizer state between nodes takes about 14 ms."""
     cost = CostModel.of_expert(_DEEPSEEK_V3)
     assert cost.reorder_us(64, 64, 7 * _DEEPSEEK_V3) == pytest.approx(13_700, rel=0.01)
+
+
+def test_a_copy_that_travels_with_others_adds_less_than_a_token():
+    once = CostModel(token_size_bytes=1000.0, sends_once_per_node=True)
+    # A node misses (1 - p)(1 - p / 0.75) of the tokens. At p = 1/2 one more token adds 1/3 + 1/2 / 0.75 = 1 message,
+    # so one more of its two copies adds half a message.
+    assert once.counting_copies(2, 4, 2).token_size_bytes == pytest.approx(500)
+    assert once.counting_copies(1, 4, 2) == once  # nothing to travel with
+    assert once.counting_copies(8, 256, 1) == once  # nowhere to travel
+    assert once.counting_copies(8, 256, 8).token_size_bytes > 2 * once.counting_copies(8, 256, 2).token_size_bytes
+    assert once.counting_copies(4, 4, 2).token_size_bytes == 0  # every token goes to both nodes anyway
+    every = replace(once, sends_once_per_node=False)
+    assert every.counting_copies(8, 256, 2) == every
 
 
 def test_a_cost_model_survives_json():

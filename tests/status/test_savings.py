@@ -156,6 +156,12 @@ def test_the_time_of_a_token_copy_is_the_one_that_the_job_registered() -> None:
     assert TokenTime.of(sized) == TokenTime(us=pytest.approx(0.01), is_measured=False)
     measured = replace(sized, params=PlanParams(cost=CostModel(expert_tokens=(0, 10), expert_us=(5, 25))))
     assert TokenTime.of(measured) == TokenTime(us=2.0, is_measured=True)
+    assert "dispatch" not in assumption(saving_of(step(PHASE), US), US)
+    counted = replace(measured, params=PlanParams(cost=CostModel(token_size_bytes=8192)))
+    assert not TokenTime.of(counted).lacks_dispatch  # one node
+    across = TokenTime.of(replace(counted, cluster=replace(cluster, num_nodes=2)))
+    assert across.lacks_dispatch
+    assert "what they save there is not in the figure" in assumption(saving_of(step(PHASE), across), across)
     unsized = TokenTime.of(replace(sized, model=replace(sized.model, expert_weight_size_bytes=0)))
     assert unsized is None
     assert saving_of(step(PHASE), unsized) == Saving(num_left_out=1)

@@ -17,14 +17,14 @@ from relibra.cli.output import AsJson, open_console, print_json, print_table, wr
 from relibra.errors import InvalidInput
 from relibra.evaluation import calibration
 from relibra.evaluation.calibration import Measurement, read_measurements
-from relibra.evaluation.dispatcher import Dispatcher
+from relibra.evaluation.dispatcher import DispatchDtype, Dispatcher
 from relibra.planning.cost import CostModel
 
 _ROWS: dict[str, Callable[[CostModel, int], str]] = {
     "an expert with one token": lambda cost, _: f"{cost.compute_us(1):.1f} us",
     "1000 more tokens": lambda cost, _: f"{1000 * cost.us_per_token:.1f} us",
     "fewest tokens for a replica": lambda cost, size_bytes: f"{cost.min_tokens_per_replica(size_bytes)}",
-    "a crossing between nodes is worth": lambda cost, _: f"{cost.crossing_tokens:.2f} tokens",
+    "a token between nodes and back is worth": lambda cost, _: f"{cost.crossing_tokens:.2f} tokens",
 }
 """The rows of the table: each label maps to a function of the cost model and the expert's weight size in bytes."""
 
@@ -52,6 +52,9 @@ def calibrate(
     dispatcher: Annotated[
         Dispatcher, typer.Option(help="What sends tokens to experts: NCCL's all-to-all, DeepEP or HybridEP.")
     ] = Dispatcher.ALLTOALL,
+    dispatch_dtype: Annotated[
+        DispatchDtype, typer.Option(help="Numbers in which tokens travel to experts. Megatron sends bf16.")
+    ] = DispatchDtype.BF16,
     as_json: AsJson = False,
 ) -> None:
     """Turn GPU measurements into a cost model."""
@@ -64,7 +67,7 @@ def calibrate(
         "host_us": host_us,
     }
     known = {field: value for field, value in given.items() if value is not None}
-    cost = calibration.calibrate(chosen, known, dispatcher.sends_once_per_node)
+    cost = calibration.calibrate(chosen, known, dispatcher, dispatch_dtype)
     with writing("--output"):
         write_atomically(output, (json.dumps(cost.to_dict(), indent=2) + "\n").encode())
     if as_json:
@@ -87,7 +90,7 @@ def _choose(found: list[Measurement], model: str | None) -> Measurement:
 
 
 def _table(chosen: Measurement, cost: CostModel) -> Table:
-    default = CostModel.of_expert(chosen.weight_size_bytes, chosen.token_size_bytes)
+    default = CostModel.of_expert(chosen.weight_size_bytes, cost.token_size_bytes)
     table = Table(title=f"{chosen.preset} on {chosen.device}")
     for heading in ("", "measured", "default"):
         table.add_column(heading, justify="left" if not heading else "right")

@@ -11,7 +11,7 @@ import typer
 
 from relibra.cli.completion import complete_hardware, complete_model
 from relibra.evaluation.calibration import read_cost
-from relibra.evaluation.dispatcher import Dispatcher
+from relibra.evaluation.dispatcher import DispatchDtype, Dispatcher
 from relibra.evaluation.hardware import HARDWARE, hardware_of
 from relibra.evaluation.model_presets import MODELS, model_shape
 from relibra.evaluation.question import Question
@@ -44,6 +44,13 @@ def ask(
     dispatcher: Annotated[
         Dispatcher, typer.Option(help="What sends tokens to experts: NCCL's all-to-all, DeepEP or HybridEP.")
     ] = Dispatcher.ALLTOALL,
+    dispatch_dtype: Annotated[
+        DispatchDtype | None,
+        typer.Option(
+            help="Numbers in which tokens travel to experts. By default as --cost says, or else bf16: Megatron's.",
+            show_default=False,
+        ),
+    ] = None,
     job_steps: Annotated[
         int, typer.Option(min=1, help="Steps that the job trains; they share the cost of its first placement.")
     ] = 100,
@@ -67,6 +74,7 @@ def ask(
         tokens_per_rank=tokens_per_gpu,
         sequence_length=sequence_length,
         dispatcher=dispatcher,
+        dispatch_dtype=dispatch_dtype,
         num_steps=job_steps,
     )
 
@@ -100,10 +108,18 @@ def provenance(question: Question) -> str:
             "drawn for this model with the statistics of the trace."
         )
     job = (
-        f"Assumed: dispatch by {question.dispatcher.value}, {question.num_micro_batches} micro-batches of "
-        f"{question.tokens_per_rank} tokens per GPU, sequences of {length:.0f} tokens, {question.num_steps:.0f} steps."
+        f"Assumed: dispatch by {question.dispatcher.value} {_token_size(question)}, {question.num_micro_batches} "
+        f"micro-batches of {question.tokens_per_rank} tokens per GPU, sequences of {length:.0f} tokens, "
+        f"{question.num_steps:.0f} steps."
     )
     recorded = len(trace.routed_experts) / max(1, trace.num_sequences)
     if not 0.5 <= recorded / length <= 2:
         job += f" The recorded sequences have {recorded:.0f} tokens on average: set --sequence-length to the job's."
     return f"{source} {job} Times are simulated, for {question.hardware.source}."
+
+
+def _token_size(question: Question) -> str:
+    measured = question.hardware.measured
+    if question.dispatch_dtype is None and measured is not None and measured.token_size_bytes:
+        return f"with the {measured.token_size_bytes:.0f} bytes of a token that --cost says"
+    return f"in {(question.dispatch_dtype or DispatchDtype.BF16).value}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from relibra.errors import InvalidInput
+from relibra.evaluation.dispatcher import DispatchDtype, Dispatcher
 from relibra.planning.cost import CostModel
 
 
@@ -18,8 +19,7 @@ class Measurement:
     device: str
     preset: str
     weight_size_bytes: int
-    token_size_bytes: int
-    """The bytes that dispatch and combine of one token copy move, in bf16."""
+    hidden_size: int
     expert_tokens: tuple[float, ...]
     expert_us: tuple[float, ...]
 
@@ -37,7 +37,7 @@ def read_measurements(path: Path) -> list[Measurement]:
                 device=report["machine"]["device"],
                 preset=each["preset"],
                 weight_size_bytes=int(each["weight_size_bytes"]),
-                token_size_bytes=2 * 2 * int(each["hidden_size"]),
+                hidden_size=int(each["hidden_size"]),
                 expert_tokens=tuple(map(float, each["expert_tokens"])),
                 expert_us=tuple(map(float, each["expert_us"])),
             )
@@ -49,7 +49,12 @@ def read_measurements(path: Path) -> list[Measurement]:
         ) from error
 
 
-def calibrate(measurement: Measurement, networks: Mapping[str, float], sends_once_per_node: bool = False) -> CostModel:
+def calibrate(
+    measurement: Measurement,
+    networks: Mapping[str, float],
+    dispatcher: Dispatcher = Dispatcher.ALLTOALL,
+    dispatch_dtype: DispatchDtype = DispatchDtype.BF16,
+) -> CostModel:
     """Turn a measurement into a cost model.
 
     The cost model takes only the times of experts from the report; the rest of the report is for people.
@@ -60,7 +65,9 @@ def calibrate(measurement: Measurement, networks: Mapping[str, float], sends_onc
     Args:
         measurement: the measurement for the model that will be planned.
         networks: the known values of other fields of the cost model, which a single device cannot measure.
-        sends_once_per_node: how the job's dispatcher sends tokens.
+        dispatcher: what sends the job's tokens. The planner counts copies that travel together once, because it knows
+            the nodes and the experts of a token; the file has the size of a token that travels alone.
+        dispatch_dtype: the numbers in which the job's tokens travel.
 
     Raises:
         InvalidInput: fewer than two points, or values out of range.
@@ -72,8 +79,8 @@ def calibrate(measurement: Measurement, networks: Mapping[str, float], sends_onc
     return CostModel(
         expert_tokens=(0.0, *tokens[1:]),
         expert_us=tuple(accumulate(times, max)),
-        token_size_bytes=measurement.token_size_bytes,
-        sends_once_per_node=sends_once_per_node,
+        token_size_bytes=dispatch_dtype.token_size_bytes(measurement.hidden_size),
+        sends_once_per_node=dispatcher.sends_once_per_node,
         **networks,
     )
 

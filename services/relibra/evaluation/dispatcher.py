@@ -8,6 +8,7 @@ All rates are bytes on the wire. Publications that count tokens which stay on th
 from enum import Enum
 
 from relibra.evaluation.range import Range
+from relibra.routing.model_config import BF16_BYTES
 
 
 class Dispatcher(Enum):
@@ -24,6 +25,29 @@ class Dispatcher(Enum):
     def sends_once_per_node(self) -> bool:
         """Whether a token travels only once to a node, however many of its experts are there."""
         return self is not Dispatcher.ALLTOALL
+
+
+class DispatchDtype(Enum):
+    """The numbers in which tokens travel to their experts in forward passes.
+
+    What experts return (combine) is bf16, and so are gradients both ways. megatron-core 0.16 to 0.19 dispatches bf16
+    with every dispatcher.
+    """
+
+    BF16 = "bf16"
+    FP8 = "fp8"
+    """One byte for each number, and an fp32 scale for every 128 (DeepEP, HybridEP)."""
+
+    def token_size_bytes(self, hidden_size: int, num_forwards: int = 2) -> float:
+        """Return the bytes that dispatch and combine move together for a token, as a mean over a step's passes.
+
+        Args:
+            hidden_size: the numbers of a token.
+            num_forwards: forward passes of a step, beside one backward pass.
+        """
+        forward = BF16_BYTES if self is DispatchDtype.BF16 else 1 + 4 / 128
+        both_ways = num_forwards * (forward + BF16_BYTES) + 2 * BF16_BYTES
+        return hidden_size * both_ways / (num_forwards + 1)
 
 
 ACROSS_SHARE = {

@@ -46,11 +46,6 @@ class ModelShape:
         """The bytes of a redundant slot: bf16 weights and fp32 gradients."""
         return 3 * self.expert_weight_size_bytes
 
-    @property
-    def token_size_bytes(self) -> int:
-        """The bytes that dispatch and combine of one token copy move together, in bf16."""
-        return 2 * BF16_BYTES * self.hidden_size
-
     def model(self) -> Model:
         """Return the model as planning knows it."""
         return Model(

@@ -155,8 +155,9 @@ def _relibra_packed(situation: Situation) -> Decision:
 def _replicate_only(situation: Situation) -> Decision:
     load_MLE, cluster = situation.load_MLE, situation.cluster
     home_LE = cluster.identity_placement(situation.model)
-    price = price_replicas(situation.params, load_MLE, situation.model, cluster)
-    traffic = Traffic.of(situation.workload.load, cluster, situation.params)
+    params = situation.params.counting_copies(situation.model, cluster)
+    price = price_replicas(params, load_MLE, situation.model, cluster)
+    traffic = Traffic.of(situation.workload.load, cluster, params)
     (quotas, _), decide_time_s = _timed(
         lambda: replicate(load_MLE, home_LE, cluster, price, situation.num_threads, traffic=traffic)
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from relibra.evaluation.dispatcher import Dispatcher
+from relibra.evaluation.dispatcher import DispatchDtype, Dispatcher
 from relibra.evaluation.hardware import Hardware
 from relibra.evaluation.model_shape import ModelShape
 from relibra.evaluation.routing_statistics import RoutingStatistics
@@ -32,6 +32,8 @@ class Question:
     """The tokens of a rank in a micro-batch."""
     sequence_length: float = 8192.0
     dispatcher: Dispatcher = Dispatcher.ALLTOALL
+    dispatch_dtype: DispatchDtype | None = None
+    """As in `Training`."""
     num_steps: float = 100.0
     """The steps that the job trains."""
 
@@ -64,6 +66,7 @@ class Question:
             self.hardware,
             self.cluster,
             self.dispatcher,
+            dispatch_dtype=self.dispatch_dtype,
             sequence_length=self.sequence_length,
             num_steps=self.num_steps,
         )

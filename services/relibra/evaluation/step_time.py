@@ -101,7 +101,7 @@ def time_of(
 def sent_bytes(assignment: Assignment, training: Training, previous_home_LE: NDArray[np.int32]) -> int:
     """Return the bytes that all ranks send for balance: weights and gradients of replicas, and experts that move."""
     model = training.model.model()
-    a_replica = (_num_forwards(training) + 1 + GRADIENT_BYTES_PER_WEIGHT_BYTE) * model.expert_weight_size_bytes
+    a_replica = (training.num_forwards + 1 + GRADIENT_BYTES_PER_WEIGHT_BYTE) * model.expert_weight_size_bytes
     num_moved = int((assignment.home_LE != previous_home_LE).sum())
     return int(assignment.is_replica_Q.sum()) * a_replica + num_moved * model.expert_state_size_bytes
 
@@ -114,10 +114,6 @@ def balanced_step_time(load: StepLoad, training: Training) -> StepTime:
 def balanced_time_of(work: Work, training: Training) -> StepTime:
     """Simulate the balanced step, given its `even_work`."""
     return _add_up(cells_of(work, training), Known.AHEAD, training)
-
-
-def _num_forwards(training: Training) -> int:
-    return 3 if training.recompute_activations else 2
 
 
 def _reorder_s(home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32], training: Training) -> float:
@@ -151,7 +147,7 @@ def _add_up(
     first_placement_s: float = 0.0,
 ) -> StepTime:
     """Add up all cells. `forward_us` and `backward_us` are what a pass over a cell with replicas takes on top."""
-    num_forwards, constants = _num_forwards(training), training.constants
+    num_forwards, constants = training.num_forwards, training.constants
     window_ML = constants.hiding_share * cells.attention_ML
     fetch_ML = np.maximum(cells.fetch_inside_ML, cells.fetch_across_ML)
     if known is Known.AHEAD:

@@ -4,11 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from relibra.evaluation.constants import GRADIENT_BYTES_PER_WEIGHT_BYTE, Constants, middles, ranges_of
-from relibra.evaluation.dispatch_time import reached
-from relibra.evaluation.dispatcher import Dispatcher
+from relibra.evaluation.dispatcher import DispatchDtype, Dispatcher
 from relibra.evaluation.hardware import Hardware
 from relibra.evaluation.model_shape import ModelShape
 from relibra.evaluation.range import Range
@@ -27,6 +24,8 @@ class Training:
     constants: Constants
     ranges: Mapping[str, Range] = field(default_factory=dict)
     """The ranges of the constants that are uncertain, by name."""
+    dispatch_dtype: DispatchDtype | None = None
+    """The numbers in which tokens travel; by default those of the measured cost model, if it says so, or bf16."""
     sequence_length: float = 8192.0
     """The tokens of a typical sequence; they decide what attention scores cost."""
     recompute_activations: bool = False
@@ -52,24 +51,26 @@ class Training:
         )
 
     @property
+    def num_forwards(self) -> int:
+        """Forward passes of a step: recompute, update, and once more with `recompute_activations`."""
+        return 3 if self.recompute_activations else 2
+
+    @property
     def token_size_bytes(self) -> float:
-        """The bytes that dispatch and combine of one token copy move together."""
+        """The bytes that dispatch and combine of one token move together, as a mean over passes."""
         measured = self.hardware.measured
-        if measured is not None and measured.token_size_bytes:
+        if self.dispatch_dtype is None and measured is not None and measured.token_size_bytes:
             return measured.token_size_bytes
-        return self.model.token_size_bytes
+        dtype = self.dispatch_dtype or DispatchDtype.BF16
+        return dtype.token_size_bytes(self.model.hidden_size, self.num_forwards)
 
     @property
     def planning_cost(self) -> CostModel:
-        """The cost model that planning gets.
-
-        The time that a transfer takes from attention counts as not hidden. A token copy costs what one more copy adds
-        to the traffic between nodes.
-        """
+        """The cost model that planning gets. The time that a transfer takes from attention counts as not hidden."""
         constants, model = self.constants, self.model
         forwards = WEIGHT_TRANSFERS - GRADIENT_BYTES_PER_WEIGHT_BYTE
         taken = forwards * constants.weight_sm_share + constants.return_weights * constants.gradient_sm_share
-        cost = replace(
+        return replace(
             self.hardware.measured or _computed(model, constants),
             token_size_bytes=self.token_size_bytes,
             intra_node_bytes_per_us=constants.weight_bytes_per_us,
@@ -78,11 +79,6 @@ class Training:
             host_us=constants.host_us,
             sends_once_per_node=self.dispatcher.sends_once_per_node,
         )
-        if not self.dispatcher.sends_once_per_node:
-            return cost
-        even, more = 1 / self.cluster.num_nodes, 1e-6
-        added = float(np.diff(reached(np.array([even - more, even]), model)).item())
-        return replace(cost, token_size_bytes=cost.token_size_bytes * added / (more * model.top_k))
 
 
 def _computed(model: ModelShape, constants: Constants) -> CostModel:

@@ -20,7 +20,7 @@ the expert. UltraEP, which hides no transfer, uses 1024 where it cannot get with
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from math import isfinite
 
@@ -61,7 +61,8 @@ class CostModel:
     expert_us: tuple[float, ...] = (0.0, 1.0)
     """The time of one expert at each of these counts, never falling; linear between them and beyond the last."""
     token_size_bytes: float = 0.0
-    """The bytes that dispatch and combine together move for one token copy; 0 makes traffic between nodes free."""
+    """The bytes that dispatch and combine together move for a token that travels once, as a mean over the passes of a
+    step; 0 makes traffic between nodes free."""
     intra_node_bytes_per_us: float = 360e3
     inter_node_bytes_per_us: float = 45e3
     hidden_transfer_share: float = 0.9
@@ -184,6 +185,24 @@ class CostModel:
     def crossing_us(self, num_copies: float) -> float:
         """Return the time of a step in which an adapter sends `num_copies` token copies to other nodes and back."""
         return _DISPATCHES * self.token_size_bytes / self.inter_node_bytes_per_us * num_copies
+
+    def counting_copies(self, top_k: int, num_experts: int, num_nodes: int) -> "CostModel":
+        """Return the cost model whose token has the bytes that one more token copy adds to the traffic between nodes.
+
+        In an all-to-all, every copy travels and adds a whole token. Where a token is sent once to each node, most
+        copies travel with others: the model is that a token draws `top_k` different experts, otherwise independently,
+        of nodes with equal shares.
+        """
+        if not self.sends_once_per_node or num_nodes == 1:
+            return self
+        share, misses, added = 1 / num_nodes, 1.0, 0.0
+        for drawn in range(top_k):
+            left = 1 - drawn / num_experts
+            if left <= share:  # every token wants an expert of every node, and goes there anyway
+                return replace(self, token_size_bytes=0.0)
+            added += 1 / (left - share)
+            misses *= (left - share) / left
+        return replace(self, token_size_bytes=self.token_size_bytes * misses * added / top_k)
 
     def reorder_us(self, num_moved: float, num_ranks: int, state_size_bytes: int) -> float:
         """Return the time of moving experts between nodes at the start of a step.

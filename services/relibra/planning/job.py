@@ -5,7 +5,7 @@ G ranks per node, S sequences, K top-k, Q quotas.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,3 +112,10 @@ class PlanParams:
         for field in ("seed", "min_tokens_per_replica"):
             if getattr(self, field) < 0:
                 raise InvalidInput.of(f"params.{field}", expected="at least 0", got=getattr(self, field))
+
+    def counting_copies(self, model: Model, cluster: Cluster) -> "PlanParams":
+        """Return the parameters whose cost model counts token copies, as dispatch of this job sends them."""
+        if self.cost is None:
+            return self
+        cost = self.cost.counting_copies(model.top_k, model.num_experts, cluster.num_nodes)
+        return replace(self, cost=cost)

@@ -62,7 +62,8 @@ def solve(
         InvalidInput: the arguments contradict each other, or the ranks do not divide the experts.
         InvalidPlan: `previous_home_LE` is not a placement.
     """
-    params = params or PlanParams()
+    given = params or PlanParams()
+    params = given.counting_copies(model, cluster)
     identity_LE = cluster.identity_placement(model)
     _check_inputs(load, schedule, model, cluster)
     previous_LE = identity_LE
@@ -119,7 +120,7 @@ def solve(
     return Plan(
         model=model,
         cluster=cluster,
-        params=params,
+        params=given,
         schedule=schedule,
         home_rank_LE=home_LE,
         quota_index_Q4=quotas.index_Q4,

@@ -8,6 +8,9 @@ Without balancing, the slowest rank of every cell would have computed more token
 Realised loads, the duration of phases and waits are the job's own. The assumption is how much of a phase was GPU time
 in experts: realised imbalance * token copies * the time of one by the cost model, and at most the whole phase. Ranks
 report their own loads, not those of experts, so the imbalance without balancing is that of the plan.
+
+Dispatch is not counted: no rank reports what its adapter sent. Plans that count dispatch may trade balance for less
+traffic, so the figure is then below what they save; the assumption says so.
 """
 
 from collections.abc import Iterable
@@ -30,12 +33,15 @@ class TokenTime:
     us: float
     is_measured: bool
     """Whether the job registered a measured cost model; else the time is that of H100-class nodes."""
+    lacks_dispatch: bool = False
+    """Whether plans of the job count the time of dispatch, which the saved time does not."""
 
     @classmethod
     def of(cls, job: JobRecord) -> "TokenTime | None":
         """Return the time that the registration of a job gives; None if it gives neither a cost model nor a size."""
         if job.params.cost is not None:
-            return cls(us=job.params.cost.us_per_token, is_measured=True)
+            counts_dispatch = job.params.cost.token_size_bytes > 0 and job.cluster.num_nodes > 1
+            return cls(us=job.params.cost.us_per_token, is_measured=True, lacks_dispatch=counts_dispatch)
         size_bytes = job.model.expert_weight_size_bytes
         return cls(us=CostModel.of_expert(size_bytes).us_per_token, is_measured=False) if size_bytes else None
 
@@ -136,6 +142,12 @@ def assumption(saving: Saving, time: TokenTime | None) -> str:
         f"{hours_text(saving.trained_s)} GPU-hours of training. Waits for plans, reorders and replicas, "
         f"{hours_text(saving.waited_s)} GPU-hours, are subtracted."
     )
+    if time.lacks_dispatch:
+        text += (
+            " The figure counts tokens of slowest ranks alone. Plans of this job also count dispatch between nodes, "
+            "whose time no rank reports: what they save there is not in the figure, and balance that they give up for "
+            "it is."
+        )
     if saving.num_forecasts:
         text += f" In {saving.num_forecasts} steps the imbalance without balancing is a forecast."
     if saving.num_left_out:

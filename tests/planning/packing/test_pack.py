@@ -6,12 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relibra.errors import InvalidInput
-from relibra.planning import Cluster, Model, Schedule, StepLoad, check_placement, check_plan
+from relibra.planning import Cluster, CostModel, Model, PlanParams, Schedule, StepLoad, check_placement, check_plan
 from relibra.planning.load import home_loads
 from relibra.planning.packing.length_balance import length_balanced
 from relibra.planning.packing.pack import SLACK, pack
 from relibra.planning.placement.reorder import reorder
 from relibra.planning.solve import solve
+
+_DEAR = PlanParams(cost=CostModel(token_size_bytes=4096.0, inter_node_bytes_per_us=1024.0))
+"""A copy that crosses costs as much as three tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +161,41 @@ def test_sequences_start_on_the_node_that_has_their_experts():
     np.testing.assert_array_equal(np.bincount(packing.schedule.source_rank_S), [2, 2, 2, 2])
     assert "stay on their node" in reason
     assert reason.endswith("to 100.0%")
+
+
+def _modelled_time(step, schedule, packing=None):
+    """Return the modelled time of the plan for a schedule, its share of local copies, and its imbalance."""
+    load = StepLoad.of(step.counts_SLE, schedule, step.cluster)
+    plan = solve(load, schedule, step.model, step.cluster, _DEAR, packing=packing)
+    check_plan(plan, load.load_MLE)
+    return plan.prediction.time_us, step.num_local(schedule, plan.home_rank_LE) / step.counts_SLE.sum()
+
+
+@pytest.mark.parametrize("slots", [0, 1])
+def test_where_dispatch_has_a_price_packing_takes_less_modelled_time_than_packing_by_tokens(slots):
+    step = _Step.random(11, num_sequences=96, shape=(3, 2), slots=slots)
+    by_time, reason = step.pack(params=_DEAR)
+    by_tokens, _ = step.pack()
+    balanced = length_balanced(step.length_S, 4, step.cluster, 10**6)
+    time_us, local = _modelled_time(step, by_time.schedule, by_time)
+    assert time_us < 0.97 * _modelled_time(step, by_tokens.schedule)[0]
+    assert time_us < 0.9 * _modelled_time(step, balanced)[0]
+    assert local > _modelled_time(step, balanced)[1]
+    assert "packing brings the modelled time of experts and dispatch" in reason
+
+
+@given(step=_steps)
+@settings(max_examples=10, deadline=None)
+def test_packing_by_time_keeps_to_the_same_limits(step):
+    budget = int(step.sizes_MR(step.start, step.length_S).max())
+    packing, _ = step.pack(budget, params=_DEAR)
+    check_placement(packing.home_LE, step.model, step.cluster)
+    assert packing.schedule.num_micro_batches == step.start.num_micro_batches
+    assert step.sizes_MR(packing.schedule, step.length_S).max() <= budget
+    balanced = length_balanced(step.length_S, step.start.num_micro_batches, step.cluster, budget, step.start)
+    for number_S in (step.length_S, step.length_S**2):
+        slowest, most = (step.sizes_MR(each, number_S).max(axis=1).sum() for each in (packing.schedule, balanced))
+        assert slowest <= (1 + SLACK) * most
 
 
 def test_source_ranks_are_never_chosen_to_send_more_across_nodes():

@@ -58,8 +58,8 @@ def even_rows(
         caps: what rows may hold.
         seed: seed of the random proposals.
     """
-    stream, num_proposals = seed % (1 << 63), _num_proposals(mixed_SD)
-    return _even_rows(mixed_SD, size_S2, cell_S, num_ranks, caps.rank_M2, caps.row_2, stream, num_proposals)
+    stream, num_tries = seed % (1 << 63), num_proposals(mixed_SD)
+    return _even_rows(mixed_SD, size_S2, cell_S, num_ranks, caps.rank_M2, caps.row_2, stream, num_tries)
 
 
 def lower_floor(
@@ -80,8 +80,8 @@ def lower_floor(
         caps: what rows may hold.
         seed: seed of the random proposals.
     """
-    stream, num_proposals = seed % (1 << 63), _num_proposals(load_SLP)
-    return _lower_floor(load_SLP, size_S2, cell_S, num_ranks, caps.rank_M2, caps.row_2, stream, num_proposals)
+    stream, num_tries = seed % (1 << 63), num_proposals(load_SLP)
+    return _lower_floor(load_SLP, size_S2, cell_S, num_ranks, caps.rank_M2, caps.row_2, stream, num_tries)
 
 
 def group_loads(counts_SLE: NDArray[np.integer], group_LE: NDArray[np.int32], num_groups: int) -> NDArray[np.int64]:
@@ -109,7 +109,8 @@ def mix_loads(counts_SLE: NDArray[np.integer]) -> NDArray[np.int32]:
     return mixed
 
 
-def _num_proposals(compared: NDArray[np.integer]) -> int:
+def num_proposals(compared: NDArray[np.integer]) -> int:
+    """Return how many changes a search tries that compares these numbers of every sequence, `[S, ...]`."""
     return min(_PROPOSALS_PER_SEQUENCE * len(compared), _MAX_WORK // int(compared[0].size))
 
 

@@ -1,0 +1,107 @@
+"""What a schedule is worth: the objective of planning under the placement that `reorder` chooses for it.
+
+Replicas even out only the ranks of a node. So a schedule is judged by its nodes, and with one node or no slots by its
+ranks: by the tokens of the largest one, summed over cells, and by the copies that enter or leave the busiest one where
+dispatch has a price. The swap search of `reorder` has the same objective.
+
+S sequences, M rows, L layers, E experts, N nodes, P groups (nodes or ranks).
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.planning.job import Cluster, Model, PlanParams
+from relibra.planning.load import StepLoad
+from relibra.planning.packing.rows import group_loads
+from relibra.planning.placement.reorder import reorder
+from relibra.planning.placement.swap_search import objective
+from relibra.planning.prices import price_moves, price_replicas
+from relibra.planning.schedule import Packing, Schedule
+from relibra.planning.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A schedule with its placement, and what it costs."""
+
+    packing: Packing
+    cost: int
+    """The objective, in tokens of the largest group; lower is better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judge:
+    """The sequences of a step and the job that trains them."""
+
+    counts_SLE: NDArray[np.integer]
+    """Token copies of every sequence."""
+    model: Model
+    cluster: Cluster
+    params: PlanParams
+    previous_LE: NDArray[np.int32]
+    """The current placement."""
+
+    @property
+    def num_groups(self) -> int:
+        """P: groups that replicas do not leave."""
+        cluster = self.cluster
+        return cluster.num_nodes if cluster.num_nodes > 1 and cluster.redundant_slots else cluster.num_ranks
+
+    def price_under(self, schedule: Schedule) -> int:
+        """Return the price of a copy at the busiest group, in units of 2**-10 tokens; 0 where dispatch is free."""
+        traffic = Traffic.of(StepLoad.of(self.counts_SLE, schedule, self.cluster), self.cluster, self.params)
+        return 0 if traffic is None else traffic.price
+
+    def with_free_dispatch(self) -> "Judge":
+        """Return the judge of the same step that counts tokens alone."""
+        cost = None if self.params.cost is None else replace(self.params.cost, token_size_bytes=0.0)
+        return replace(self, params=replace(self.params, cost=cost))
+
+    def judge(
+        self, schedule: Schedule, home_LE: NDArray[np.int32] | None = None, from_LE: NDArray[np.int32] | None = None
+    ) -> Judged:
+        """Return a schedule with its cost.
+
+        Args:
+            schedule: where sequences are.
+            home_LE: the placement to judge it by; by default the one that `reorder` chooses.
+            from_LE: the placement that `reorder` starts from; by default the current one.
+        """
+        load = StepLoad.of(self.counts_SLE, schedule, self.cluster)
+        traffic = Traffic.of(load, self.cluster, self.params)
+        if home_LE is None:
+            home_LE, _ = reorder(
+                load.load_MLE,
+                self.previous_LE if from_LE is None else from_LE,
+                self.cluster.identity_placement(self.model),
+                self.cluster,
+                price_replicas(self.params, load.load_MLE, self.model, self.cluster),
+                self.params.seed,
+                hysteresis=price_moves(self.params, self.model, self.cluster),
+                traffic=traffic,
+            )
+        cost = 0
+        for layer, group_E in enumerate(self.group_LE(home_LE)):
+            of_groups = None
+            if traffic is not None:
+                of_layer, size = traffic.layer(layer), self.cluster.gpus_per_node
+                is_by_node = self.num_groups == self.cluster.num_nodes
+                of_groups = of_layer.of_nodes() if is_by_node else of_layer.of_ranks(size)
+            cost += objective(load.load_MLE[:, layer], group_E, self.num_groups, of_groups)
+        return Judged(packing=Packing(schedule=schedule, home_LE=home_LE), cost=cost)
+
+    def group_LE(self, home_LE: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the group of every expert."""
+        return home_LE // np.int32(self.cluster.num_ranks // self.num_groups)
+
+    def load_SLP(self, home_LE: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return the token copies that every sequence routes to every group."""
+        return group_loads(self.counts_SLE, self.group_LE(home_LE), self.num_groups)
+
+    def local_SN(self, home_LE: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return the token copies of every sequence for experts whose home is on each node."""
+        node_LE = home_LE // np.int32(self.cluster.gpus_per_node)
+        local_SN: NDArray[np.int64] = group_loads(self.counts_SLE, node_LE, self.cluster.num_nodes).sum(axis=1)
+        return local_SN
