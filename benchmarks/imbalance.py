@@ -17,10 +17,10 @@ from relibra.planning import Cluster, Schedule, StepLoad, check_plan
 from relibra.planning.solve import solve
 from relibra.routing import count_sequences, read_trace
 
-_TARGETS = {
-    "gpt-oss-20b_mmlu": {1: 1.002, 2: 1.010, 4: 1.035},
-    "deepseek-v2-lite_esft": {1: 1.0005, 2: 1.002, 4: 1.004},
-}
+_TRACES = ("gpt-oss-20b_mmlu", "deepseek-v2-lite_esft")
+_TARGETS = {("gpt-oss-20b_mmlu", 1, 8): 1.0001, ("gpt-oss-20b_mmlu", 2, 8): 1.003, ("gpt-oss-20b_mmlu", 4, 8): 1.016}
+"""By trace, nodes and micro-batches: what no change of planning may get above where dispatch is free. They are what
+planning reached before dispatch had a price, and leave room for another shuffle of the sequences."""
 _MICRO_BATCHES = (4, 8, 16, 32)
 _SEEDS = range(3)
 
@@ -55,7 +55,7 @@ def _measure(name: str) -> list[dict[str, object]]:
 
 def main() -> None:
     """Measure; print means over seeds and the worst seed beside the target; write the results."""
-    rows = [row for name in _TARGETS for row in _measure(name)]
+    rows = [row for name in _TRACES for row in _measure(name)]
     table = Table(title="imbalance with 2 redundant slots, means of 3 seeds")
     for heading in (
         "trace",
@@ -71,7 +71,7 @@ def main() -> None:
         "any placement",
     ):
         table.add_column(heading, justify="left" if heading == "trace" else "right")
-    for name, num_nodes, num_micro_batches in product(_TARGETS, (1, 2, 4), _MICRO_BATCHES):
+    for name, num_nodes, num_micro_batches in product(_TRACES, (1, 2, 4), _MICRO_BATCHES):
         wanted = {"trace": name, "num_nodes": num_nodes, "num_micro_batches": num_micro_batches}
         of_case = [row for row in rows if wanted.items() <= row.items()]
         mean = {key: np.mean([row[key] for row in of_case]) for key in of_case[0] if key != "trace"}  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ def main() -> None:
             f"{mean['mean_tokens_of_a_rank']:.0f}",
             *(f"{mean[key]:.4f}" for key in ("identity", "eplb_oracle", "planned")),
             f"{max(row['planned'] for row in of_case):.4f}",  # type: ignore[type-var]
-            str(_TARGETS[name][num_nodes]),
+            str(_TARGETS.get((name, num_nodes, num_micro_batches), "")),
             f"{mean['bound']:.4f}",
             f"{mean['floor']:.4f}",
         )
