@@ -59,22 +59,14 @@ class Judge:
         cost = None if self.params.cost is None else replace(self.params.cost, token_size_bytes=0.0)
         return replace(self, params=replace(self.params, cost=cost))
 
-    def judge(
-        self, schedule: Schedule, home_LE: NDArray[np.int32] | None = None, from_LE: NDArray[np.int32] | None = None
-    ) -> Judged:
-        """Return a schedule with its cost.
-
-        Args:
-            schedule: where sequences are.
-            home_LE: the placement to judge it by; by default the one that `reorder` chooses.
-            from_LE: the placement that `reorder` starts from; by default the current one.
-        """
+    def judge(self, schedule: Schedule, home_LE: NDArray[np.int32] | None = None) -> Judged:
+        """Return a schedule with its cost, by a placement: by default the one that `reorder` chooses."""
         load = StepLoad.of(self.counts_SLE, schedule, self.cluster)
         traffic = Traffic.of(load, self.cluster, self.params)
         if home_LE is None:
             home_LE, _ = reorder(
                 load.load_MLE,
-                self.previous_LE if from_LE is None else from_LE,
+                self.previous_LE,
                 self.cluster.identity_placement(self.model),
                 self.cluster,
                 price_replicas(self.params, load.load_MLE, self.model, self.cluster),

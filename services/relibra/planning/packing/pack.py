@@ -157,7 +157,7 @@ class _Search:
             load_SLP = self.judge.load_SLP(home_LE)
             cell_S = fit_by_time(load_SLP, self.size_S2, cell_S, price, cluster, self.caps, self.seed)
             schedule = self._schedule(cell_S)
-            found = min(self.judge.judge(schedule, home_LE), self.judge.judge(schedule, from_LE=home_LE), key=_cost)
+            found = min(self.judge.judge(schedule, home_LE), self.judge.judge(schedule), key=_cost)
             if found.cost >= best.cost:
                 break
             best = found
