@@ -19,7 +19,8 @@ from relibra.status.settings import StatusSettings
 from relibra.wire.credentials import Credentials
 
 _ROOT = Path(__file__).parents[2] / "deploy" / "kubernetes"
-_VERSION = "1.31"
+_VERSIONS = ("1.27", "1.37")
+"""The oldest version that the chart takes, and the newest that the validator knows."""
 _WRITTEN = sorted(path for path in _ROOT.rglob("*.yaml") if path.name != "kustomization.yaml")
 _OF_OPERATORS = {"ServiceMonitor", "PrometheusRule", "Certificate", "ExternalSecret"}
 """Kinds of operators, which Kubernetes has no schemas for; test_monitoring checks the rules."""
@@ -57,7 +58,8 @@ def _known_to_kubernetes(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _check_with_kubernetes(manifest: dict[str, Any]) -> None:
     for each in _known_to_kubernetes(manifest):
-        kubernetes_validate.validate(each, _VERSION, strict=True)
+        for version in _VERSIONS:
+            kubernetes_validate.validate(each, version, strict=True)
 
 
 @pytest.fixture(scope="module", params=["dev", "prod", *CASES])
@@ -144,6 +146,26 @@ def test_pods_have_minimal_privileges(objects):
             assert ("startupProbe" in container) == ("livenessProbe" in container) == (name != "redis"), name
             tag = container["image"].rpartition(":")[2]
             assert tag not in ("", "latest"), name
+
+
+def test_S6_pods_meet_the_standard_that_their_namespace_enforces(objects):
+    """The controls of the Pod Security Standard `restricted`, those of `baseline` included."""
+    namespace = yaml.safe_load((_ROOT / "namespace" / "namespace.yaml").read_text())
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    for name, pod in _pods(objects).items():
+        spec, shared = pod["spec"], pod["spec"]["securityContext"]
+        assert not spec.keys() & {"hostNetwork", "hostPID", "hostIPC"}, name
+        assert shared.keys() <= {"runAsNonRoot", "runAsUser", "runAsGroup", "fsGroup", "seccompProfile"}, name
+        assert (shared["runAsNonRoot"], shared["seccompProfile"]) == (True, {"type": "RuntimeDefault"}), name
+        assert shared["runAsUser"] > 0, name
+        kinds = {kind for volume in spec.get("volumes", ()) for kind in volume if kind != "name"}
+        assert kinds <= {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}, name
+        for container in [*spec.get("initContainers", ()), *spec["containers"]]:
+            context = container["securityContext"]
+            assert context.keys() == {"allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities"}, name
+            assert not any("hostPort" in port for port in container["ports"]), name
+            probes = [container.get(f"{kind}Probe", {}) for kind in ("startup", "readiness", "liveness")]
+            assert not any("host" in each.get("httpGet", {}) for each in probes), name
 
 
 def test_services_and_policies_select_pods_that_exist(objects):
