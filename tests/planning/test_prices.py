@@ -37,6 +37,12 @@ def test_a_cell_must_save_the_time_of_hosts_and_never_more_than_all_tokens():
         assert price_replicas(PlanParams(cost=endless), _LARGE_MLE, model, _CLUSTER).of_cell == _LARGE_MLE.sum() + 1
 
 
+def test_a_replica_never_costs_more_than_all_tokens():
+    cost = CostModel(expert_us=(0.0, 1e-15), intra_node_bytes_per_us=1.0, hidden_transfer_share=0.0)
+    price = price_replicas(PlanParams(cost=cost), _LARGE_MLE, _MODEL, _CLUSTER)
+    assert price.least == price.of_busiest == _LARGE_MLE.sum() + 1
+
+
 def test_a_replica_that_takes_copies_off_an_adapter_may_be_smaller():
     cost = CostModel.of_expert(_MODEL.expert_weight_size_bytes, token_size_bytes=28_672)
     once = replace(cost, sends_once_per_node=True)

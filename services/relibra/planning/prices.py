@@ -98,12 +98,12 @@ def price_replicas(params: PlanParams, load_MLE: NDArray[np.int64], model: Model
     A least size given in `params` takes precedence over the one that the cost model gives. Where every copy enters the
     adapter of its rank, a replica's tokens save the copies that come with them, so it may be smaller.
     """
-    # No cell can save more than all tokens, so a higher price means the same.
-    of_cell = 0 if params.cost is None else round(min(params.cost.cell_tokens, float(load_MLE.sum()) + 1))
+    most = float(load_MLE.sum()) + 1  # no cell can save more than all tokens, so a higher price means the same
+    of_cell = 0 if params.cost is None else round(min(params.cost.cell_tokens, most))
     if not model.expert_weight_size_bytes:
         return ReplicaPrice(least=max(1, params.min_tokens_per_replica), of_cell=of_cell)
     cost = params.cost or CostModel.of_expert(model.expert_weight_size_bytes)
-    tokens = cost.min_tokens_per_replica(model.expert_weight_size_bytes)
+    tokens = min(cost.min_tokens_per_replica(model.expert_weight_size_bytes), int(most))
     if params.cost is None:
         mean_tokens = int(load_MLE.sum()) / (load_MLE[..., 0].size * cluster.num_ranks)
         tokens = max(1, min(tokens, int(_MAX_LOSS * mean_tokens)))

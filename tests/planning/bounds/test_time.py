@@ -1,5 +1,5 @@
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -67,6 +67,49 @@ def test_no_placement_is_faster_than_the_floor_and_the_planner_finds_one_of_the_
     planned = times[tuple(plan.home_rank_LE[0].tolist())]
     assert plan.prediction.time_us == pytest.approx(planned * us_per_token, rel=1e-3)
     assert planned <= 1.01 * min(times.values())
+
+
+def _fastest(load, home_E):
+    """Return the least time of every row over all ways to divide tokens, with one slot a rank, at 3 tokens a copy."""
+    total = 0.0
+    for row in range(load.num_rows):
+        of_node_NE = load.source_load_RLE(row)[:, 0].reshape(2, 2, -1).sum(axis=1)
+        leaves = max(of_node_NE[node, home_E // 2 != node].sum() for node in range(2)) / 2
+        nodes = []
+        for node in range(2):
+            one, other = (int(np.flatnonzero(home_E == 2 * node + rank)[0]) for rank in range(2))
+            local_2, crossing_2 = of_node_NE[node, [one, other]], of_node_NE[1 - node, [one, other]]
+            moved = product(
+                range(-local_2[1], local_2[0] + 1), range(-crossing_2[1], crossing_2[0] + 1)
+            )  # from the first rank to the second, in a replica of either expert
+            nodes.append(
+                [
+                    (
+                        max(local_2[0] + crossing_2[0] - local - copies, local_2[1] + crossing_2[1] + local + copies),
+                        max(crossing_2[0] - copies, crossing_2[1] + copies),
+                    )
+                    for local, copies in moved
+                ]
+            )
+        total += min(
+            max(one[0], other[0]) + 3 * max(one[1], other[1], leaves)
+            for one, other in product(*(sorted(set(each)) for each in nodes))
+        )
+    return total
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_plan_of_a_tiny_step_is_faster_than_the_bounds_and_the_planner_finds_one_of_the_fastest(seed):
+    source_load_MLRE = np.random.default_rng(seed).poisson(2.5, (2, 1, 4, 4))
+    load = StepLoad.of_sources(source_load_MLRE)
+    model, schedule = Model(num_layers=1, num_experts=4, top_k=1), Schedule.round_robin(8, 2, _CLUSTER)
+    found = solve(load, schedule, model, _CLUSTER, PlanParams(cost=_COST))
+    of_token_us = _COST.saved_us(1)
+    times = {home: _fastest(load, np.array(home)) for home in permutations(range(4))}
+    best = times[tuple(found.home_rank_LE[0].tolist())]
+    assert found.prediction.time_bound_us <= best * of_token_us <= found.prediction.time_us
+    assert found.prediction.time_floor_us <= min(times.values()) * of_token_us
+    assert found.prediction.time_us <= 1.15 * min(times.values()) * of_token_us
 
 
 def test_a_plan_says_how_far_its_time_is_from_the_bounds():
