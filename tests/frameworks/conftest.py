@@ -22,31 +22,37 @@ def frameworks_python() -> str:
     return str(ENVIRONMENT / "bin" / "python")
 
 
-def ranks_of(framework: str, *folders: str) -> Any:
+def ranks_of(framework: str, *folders: str, module: str = "ranks", main: str | None = None) -> Any:
     """Return a fixture that runs the ranks of a framework once, plain and with the plug-in.
 
     Args:
         framework: the wing of the harness.
         folders: folders of checkouts from which the ranks import; those of the environment if there are none.
+        module: the module of the wing that runs them.
+        main: the folder of a checkout of the framework's main branch. The ranks run a second time with it.
     """
 
-    @pytest.fixture(scope="session")
+    @pytest.fixture(scope="session", params=None if main is None else ["released", "main"])
     def run(
+        request: pytest.FixtureRequest,
         frameworks_python: str,
         shared_planner: Service,  # noqa: F811
         tmp_path_factory: pytest.TempPathFactory,
     ) -> FrameworkRun:
-        sources = [found for each in folders if (found := frameworks.checkout(each)) is not None]
-        if len(sources) < len(folders):
-            pytest.skip(frameworks.reason(folders[0]))
+        wanted = [*folders, main] if main is not None and request.param == "main" else [*folders]
+        sources = [found for each in wanted if (found := frameworks.checkout(each)) is not None]
+        if len(sources) < len(wanted):
+            pytest.skip(frameworks.reason(wanted[0]))
         folder = tmp_path_factory.mktemp(framework)
-        return framework_runs.run(frameworks_python, f"harness.{framework}.ranks", folder, shared_planner, *sources)
+        return framework_runs.run(frameworks_python, f"harness.{framework}.{module}", folder, shared_planner, *sources)
 
     return run
 
 
-verl_engines = ranks_of("verl")
+verl_engines = ranks_of("verl", main="verl")
+verl_under_ray = ranks_of("verl", module="under_ray")
 skyrl_workers = ranks_of("skyrl")
+slime_under_ray = ranks_of("slime", "slime", module="under_ray")
 areal_engines = ranks_of("areal")
 nemo_rl_workers = ranks_of("nemo_rl", "NeMo-RL", f"{frameworks.BRIDGE}/src", frameworks.MEGATRON)
 

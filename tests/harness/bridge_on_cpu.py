@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from harness import packed_attention
+from harness.tiny_qwen3_moe import OFF_ON_CPU
 
 _NOT_HERE = ("transformer_engine", "transformer_engine_torch", "modelopt", "megatron.energon")
 
@@ -32,12 +33,38 @@ def install(*imported: str) -> None:
         import typing_extensions
 
         typing.override = typing_extensions.override
-    sys.meta_path.insert(0, _Finder((*_NOT_HERE, *imported)))
+    import_stand_ins(*_NOT_HERE, *imported)
     for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
         setattr(torch.cuda, name, lambda *_, **__: 0)
     torch.cuda.mem_get_info = lambda *_: (1 << 30, 1 << 30)
     packed_attention.install()
     _norm()
+
+
+def import_stand_ins(*packages: str) -> None:
+    """Have packages that are imported and not used be found, installed or not."""
+    sys.meta_path.insert(0, _Finder(packages))
+
+
+def use_local_layers(bridge: Any) -> None:
+    """Have Megatron-Bridge's `AutoBridge` build megatron-core's own layers, with settings that need no GPU."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+
+    def spec(config: Any, **_: Any) -> Any:
+        return get_gpt_layer_local_spec(
+            num_experts=config.num_moe_experts, moe_grouped_gemm=False, qk_layernorm=True, normalization="RMSNorm"
+        )
+
+    own = bridge.to_megatron_provider
+
+    def to_megatron_provider(self: Any, *args: Any, **kwargs: Any) -> Any:
+        provider = own(self, *args, **kwargs)
+        for name in OFF_ON_CPU:
+            setattr(provider, name, False)
+        provider.use_cpu_initialization, provider.transformer_layer_spec = True, spec
+        return provider
+
+    bridge.to_megatron_provider = to_megatron_provider
 
 
 class _AnyClass(ABCMeta):

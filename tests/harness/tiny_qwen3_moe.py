@@ -41,3 +41,17 @@ def save(folder: Path, num_layers: int = NUM_LAYERS) -> None:
         max_position_embeddings=128,
     )
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
+
+
+def save_with_tokenizer(folder: Path) -> None:
+    """Write the model, and a tokenizer of one character per token."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    save(folder)
+    words = {"<pad>": 0, "<eos>": 1} | {chr(33 + index): 2 + index for index in range(90)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<pad>"))
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<eos>"
+    ).save_pretrained(folder)

@@ -188,3 +188,12 @@ def test_L5_a_clock_that_was_set_back_keeps_no_dead_ranks_alive(store: Store, ru
     falls_silent(redis, seconds=-LONG_S - 1)
     known = Joiner(token_hash=job.token_hash, group="other")
     assert join(store, run, known) == (1, True)
+
+
+def test_a_launch_that_began_after_the_job_was_read_is_not_taken_for_one_that_is_over(store: Store, run: Loop) -> None:
+    read_before = begin(store, run)
+    begin(store, run, OTHER)
+    assert not run(store.has_begun(read_before, OTHER_TOKEN))
+    assert run(store.has_begun(run(store.get_job("job")), OTHER_TOKEN))
+    with pytest.raises(StaleEpoch, match="attempt 1 of job 'job' is over"):
+        run(store.has_begun(run(store.get_job("job")), TOKEN))

@@ -65,15 +65,19 @@ class Attempts(Connected):
         await self._script("see_attempt", [JobKeys(job_id).of("job")], [f"{epoch:016x}", int(is_driver)])
 
     async def has_begun(self, job: JobRecord, token_hash: str) -> bool:
-        """Return whether the launch with this `Launch.token_hash` began the current attempt; False if it began none.
+        """Return whether the launch with this `Launch.token_hash` began the attempt in `job`; False if it began none.
+
+        False also if it began an attempt after `job` was read, so that the caller reads the job again.
 
         Raises:
             StaleEpoch: it began an attempt that is over.
         """
         if token_hash == job.token_hash:
             return True
-        for attempt in await self.list_attempts(job.job_id):
+        for place, attempt in enumerate(await self.list_attempts(job.job_id)):
             if attempt.token_hash == token_hash:
+                if place == 0:  # the current attempt, which began after `job` was read
+                    break
                 raise await self.over(job.job_id, attempt.epoch)
         return False
 

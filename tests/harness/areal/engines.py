@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from areal.engine.megatron_engine import MegatronEngine
 
-from harness.skyrl.workers import RANKS, save_model, seed
+from harness.skyrl.workers import RANKS, seed
 from harness.trained import ADAM_EPS
 
 NUM_SAMPLES, MAX_LENGTH = 4, 12
 MAX_TOKENS = 24
 
-__all__ = ["batch", "build", "infer", "save_model", "sent", "update"]
+__all__ = ["batch", "build", "infer", "sent", "update"]
 
 
 def configuration(model: Path, bridge_type: str = "megatron-bridge") -> Any:

@@ -13,7 +13,7 @@ from areal.api.io_struct import SaveLoadMeta
 from areal.engine.megatron_engine import MegatronPPOActor
 from safetensors.torch import load_file
 
-from harness import exports
+from harness import exports, tiny_qwen3_moe
 from harness.areal import engines
 from harness.distributed.plans import ScriptedPlans, random_plans
 from harness.skyrl.workers import RANKS, environment
@@ -43,7 +43,7 @@ def train_on(trained: Trained, engine: Any, data: Any) -> None:
 
 def prepare(folder: Path) -> None:
     """Write what all scenarios share, before the ranks start."""
-    engines.save_model(folder / "model")
+    tiny_qwen3_moe.save_with_tokenizer(folder / "model")
 
 
 def plain(rank: int, folder: Path, planner: str) -> Result:

@@ -28,7 +28,7 @@ def install() -> None:
     from areal.engine import megatron_engine
 
     megatron_engine.torch = _TorchOnCpu("torch")
-    _local_layers(megatron_engine.MegatronBridgeAutoBridge)
+    bridge_on_cpu.use_local_layers(megatron_engine.MegatronBridgeAutoBridge)
     _mbridge(megatron_engine.mbridge.AutoBridge)
 
 
@@ -54,26 +54,6 @@ class _TorchOnCpu(ModuleType):
 
     def device(self, *_: object) -> torch.device:
         return torch.device("cpu")
-
-
-def _local_layers(bridge: Any) -> None:
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-
-    def spec(config: Any, **_: Any) -> Any:
-        return get_gpt_layer_local_spec(
-            num_experts=config.num_moe_experts, moe_grouped_gemm=False, qk_layernorm=True, normalization="RMSNorm"
-        )
-
-    own = bridge.to_megatron_provider
-
-    def to_megatron_provider(self: Any, *args: Any, **kwargs: Any) -> Any:
-        provider = own(self, *args, **kwargs)
-        for name in OFF_ON_CPU:
-            setattr(provider, name, False)
-        provider.use_cpu_initialization, provider.transformer_layer_spec = True, spec
-        return provider
-
-    bridge.to_megatron_provider = to_megatron_provider
 
 
 def _mbridge(bridge: Any) -> None:

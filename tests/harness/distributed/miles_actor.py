@@ -89,7 +89,7 @@ class MilesActor:
         torch.manual_seed(5)
         job = self.job = slime_job.built_job(cluster, sharded=sharded, is_zigzag=not options.get("allgather_cp"))
         slime_job.write_config(folder, job.model)
-        args = self.args = slime_job.arguments(job, folder, sharded=sharded, **options)
+        args = self.args = slime_job.arguments(job.config, folder, sharded=sharded, **options)
         vars(args).update(
             qkv_format="thd",
             megatron_to_hf_mode="raw",

@@ -30,16 +30,24 @@ from relibra.planning import Cluster
 def code() -> SimpleNamespace:
     """Return slime's modules, ready to train on this rank. The process must end afterwards."""
     imported = slime_code.imported()
-    patch_routers(imported.replay.get_routing_replay_compute_topk, imported.replay.register_routing_replay)
-    os.environ.update(ENABLE_ROUTING_REPLAY="1", ROUTING_REPLAY_STAGE="fallthrough")
+    without_gpus(imported)
     ray = SimpleNamespace(get=lambda each: each)
     for module in (imported.actor, imported.from_distributed, imported.from_tensor, imported.slime_data):
         module.ray = ray
+    imported.initialize._initialize_distributed = nothing
+    imported.actor.TrainRayActor.init = started
+    return imported
+
+
+def without_gpus(imported: SimpleNamespace) -> None:
+    """Replace what slime takes from GPUs, checkpoints and tokenizers, on a rank or in a process of Ray."""
+    patch_routers(imported.replay.get_routing_replay_compute_topk, imported.replay.register_routing_replay)
+    os.environ.update(ENABLE_ROUTING_REPLAY="1", ROUTING_REPLAY_STAGE="fallthrough")
     imported.actor.torch_memory_saver = SimpleNamespace(disable=nullcontext, pause=nothing, resume=nothing)
     imported.actor.AutoTokenizer = SimpleNamespace(from_pretrained=nothing)
     imported.actor.AutoConfig = SimpleNamespace(from_pretrained=nothing)
     imported.initialize.np = SimpleNamespace(__version__="1.26", random=np.random)  # slime refuses numpy 2
-    imported.initialize._initialize_distributed = imported.initialize.init_num_microbatches_calculator = nothing
+    imported.initialize.init_num_microbatches_calculator = nothing
     imported.model.get_optimizer_param_scheduler = lambda *_: SimpleNamespace(step=nothing, get_lr=lambda _: 0.0)
     imported.model.tqdm = lambda *_, **__: SimpleNamespace(update=nothing, close=nothing)
     imported.train_metrics.log_perf_data = nothing
@@ -47,8 +55,6 @@ def code() -> SimpleNamespace:
         for name in ("clear_memory", "print_memory"):
             setattr(module, name, nothing)
     imported.reload.available_memory = lambda: {"free_GB": 99}
-    imported.actor.TrainRayActor.init = started
-    return imported
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -99,7 +105,7 @@ class SlimeActor:
         torch.manual_seed(5)
         job = self.job = built_job(cluster, sharded=sharded, is_zigzag=not options.get("allgather_cp"))
         write_config(folder, job.model)
-        args = self.args = arguments(job, folder, sharded=sharded, **options)
+        args = self.args = arguments(job.config, folder, sharded=sharded, **options)
         slime.model.get_args = lambda: args
         slime.model.get_model = lambda *_: job.chunks
         slime.model.get_megatron_optimizer = lambda **_: job.optimizer

@@ -88,12 +88,20 @@ class _Package(ModuleType):
 
 @functools.cache
 def imported() -> SimpleNamespace:
+    """Return slime's modules on a rank, for a host without an accelerator. The process must end afterwards."""
+    code = modules()
+    code.groups.init_gloo_group()
+    return code
+
+
+@functools.cache
+def modules() -> SimpleNamespace:
     """Return slime's modules, for a host without an accelerator. The process must end afterwards."""
     folder = frameworks.checkout("slime")
     assert folder is not None, frameworks.reason("slime")
     import_from(folder, "slime")
     at = "slime.backends.megatron_utils"
-    modules = {
+    names = {
         "accelerator": "slime.utils.accelerator",
         "backuper": "slime.utils.tensor_backper",
         "groups": "slime.utils.distributed_utils",
@@ -111,7 +119,7 @@ def imported() -> SimpleNamespace:
         "schedule": "slime.utils.dp_schedule",
         "slime_data": "slime.utils.data",
     }
-    code = SimpleNamespace(**{name: importlib.import_module(module) for name, module in modules.items()})
+    code = SimpleNamespace(**{name: importlib.import_module(module) for name, module in names.items()})
     code.accelerator.synchronize = lambda *_: None
     code.accelerator.current_device = lambda: torch.device("cpu")
     no_pinned_memory()
@@ -124,7 +132,6 @@ def imported() -> SimpleNamespace:
         module.tqdm = lambda each, **_: each
     for module in (code.iterator, code.from_distributed, code.from_tensor):
         module.convert_to_hf = converting_experts(module.convert_to_hf)
-    code.groups.init_gloo_group()
     return code
 
 

@@ -71,45 +71,56 @@ def loading_another(job: GptJob) -> Callable[..., tuple[int, int]]:
 
 
 def write_config(folder: Path, model: Model) -> None:
-    """Write the configuration from which relibra reads the layers."""
-    config = {
+    """Collective over all ranks: write the configuration from which relibra reads the layers."""
+    if dist.get_rank() == 0:
+        (folder / "hf" / "config.json").write_text(json.dumps(config_of(model)))
+    dist.barrier()
+
+
+def config_of(model: Model) -> dict[str, Any]:
+    """Return what the `config.json` of a checkpoint says about the layers."""
+    return {
         "num_hidden_layers": len(IS_MOE),
         "mlp_only_layers": [layer for layer, is_moe in enumerate(IS_MOE) if not is_moe],
         "num_experts": model.num_experts,
         "num_experts_per_tok": model.top_k,
     }
-    if dist.get_rank() == 0:
-        (folder / "hf" / "config.json").write_text(json.dumps(config))
-    dist.barrier()
 
 
-def arguments(job: GptJob, folder: Path, *, sharded: bool, **options: Any) -> Arguments:
-    """Return slime's arguments for a job with the replay of the rollout's routing and a reference model."""
+def arguments(config: Any, folder: Path, *, sharded: bool, **options: Any) -> Arguments:
+    """Return slime's arguments for a job with the replay of the rollout's routing and a reference model.
+
+    Args:
+        config: the TransformerConfig of the model.
+        folder: has a checkpoint of Hugging Face.
+        sharded: whether the optimizer is the distributed one.
+        options: more arguments.
+    """
     given: dict[str, Any] = {
         "distributed_timeout_minutes": 1,
         "num_gpus_per_node": 4,
         "actor_num_nodes": 2,
         "actor_num_gpus_per_node": 2,
         "sglang_ep_size": 1,
-        "rank": dist.get_rank(),
+        "rank": dist.get_rank() if dist.is_initialized() else 0,
         "seed": 5,
         "hf_checkpoint": str(folder / "hf"),
         "load": "checkpoint",
         "ref_load": "reference",
         "model_name": "qwen3moe",
         "vocab_size": VOCABULARY,
-        "num_experts": job.config.num_moe_experts,
-        "hidden_size": job.config.hidden_size,
-        "num_attention_heads": job.config.num_attention_heads,
-        "num_query_groups": job.config.num_query_groups,
-        "kv_channels": job.config.kv_channels,
-        "tensor_model_parallel_size": job.config.tensor_model_parallel_size,
-        "context_parallel_size": job.config.context_parallel_size,
-        "pipeline_model_parallel_size": job.config.pipeline_model_parallel_size,
+        "num_experts": config.num_moe_experts,
+        "hidden_size": config.hidden_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_query_groups": config.num_query_groups,
+        "kv_channels": config.kv_channels,
+        "tensor_model_parallel_size": config.tensor_model_parallel_size,
+        "context_parallel_size": config.context_parallel_size,
+        "pipeline_model_parallel_size": config.pipeline_model_parallel_size,
         "seq_length": LONGEST,
         "micro_batch_size": 1,
         "use_distributed_optimizer": sharded,
-        "sequence_parallel": job.config.sequence_parallel,
+        "sequence_parallel": config.sequence_parallel,
         "use_routing_replay": True,
         "use_rollout_routing_replay": True,
         "allgather_cp": False,
@@ -143,13 +154,20 @@ def arguments(job: GptJob, folder: Path, *, sharded: bool, **options: Any) -> Ar
 
 def rollout_data(model: Model, rollout: int, num_steps: int, schedule: Any) -> dict[str, Any]:
     """Return this rank's data of a rollout, dealt by slime's own schedule, as the rollout manager hands it over."""
-    size = parallel_state.get_data_parallel_world_size()
     parallel = {
-        "dp_size": size,
+        "dp_size": parallel_state.get_data_parallel_world_size(),
         "cp_size": parallel_state.get_context_parallel_world_size(),
         "vpp_size": parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
         "microbatch_group_size_per_vp_stage": parallel_state.get_pipeline_model_parallel_world_size(),
     }
+    return dealt(model, rollout, num_steps, schedule, parallel, parallel_state.get_data_parallel_rank())
+
+
+def dealt(
+    model: Model, rollout: int, num_steps: int, schedule: Any, parallel: dict[str, int], rank: int
+) -> dict[str, Any]:
+    """Return the data of one data-parallel rank; `parallel` is the actor's `train_parallel_config`."""
+    size = parallel["dp_size"]
     rng = np.random.default_rng(rollout)
     lengths = rng.integers(5, LONGEST + 1, SAMPLES * size).tolist()
     parts, micro_batches, num_micro_batches, batch_sizes = schedule.build_dp_schedule(
@@ -161,7 +179,6 @@ def rollout_data(model: Model, rollout: int, num_steps: int, schedule: Any) -> d
         global_batch_size=SAMPLES * size // num_steps,
         rollout_indices=list(range(len(lengths))),
     )
-    rank = parallel_state.get_data_parallel_rank()
     chances_LE = rng.random((len(IS_MOE), model.num_experts)) ** 4 + 0.01
     samples = [_sample(model, 1000 * rollout + place, lengths[place], chances_LE) for place in parts[rank]]
     return {key: [sample[key] for sample in samples] for key in samples[0]} | {

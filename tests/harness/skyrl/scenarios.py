@@ -8,7 +8,7 @@ from unittest import mock
 import torch
 from skyrl.backends.skyrl_train.workers.megatron.megatron_worker import MegatronPolicyWorkerBase
 
-from harness import exports
+from harness import exports, tiny_qwen3_moe
 from harness.distributed.plans import ScriptedPlans, random_plans
 from harness.skyrl import workers
 from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
@@ -39,7 +39,7 @@ _workers: dict[str, Any] = {}
 
 def prepare(folder: Path) -> None:
     """Write what all scenarios share, before the ranks start."""
-    workers.save_model(folder / "model")
+    tiny_qwen3_moe.save_with_tokenizer(folder / "model")
 
 
 def plain(rank: int, folder: Path, planner: str) -> Result:

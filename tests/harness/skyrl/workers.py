@@ -13,26 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness import tiny_qwen3_moe
 from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, OFF_ON_CPU, TOP_K
 from harness.verl.engines import RANKS, seed
 
 NUM_SAMPLES = 4
 MAX_PROMPT, MAX_RESPONSE = 6, 8
-
-
-def save_model(folder: Path) -> None:
-    """Write a random Qwen3-MoE with a tokenizer of one character per token."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
-
-    tiny_qwen3_moe.save(folder)
-    words = {"<pad>": 0, "<eos>": 1} | {chr(33 + index): 2 + index for index in range(90)}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="<pad>"))
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<eos>"
-    ).save_pretrained(folder)
 
 
 def build(worker: type[Any], rank: int, model: Path, *, max_tokens: int = -1) -> Any:

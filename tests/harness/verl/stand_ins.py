@@ -16,14 +16,31 @@ from harness import bridge_on_cpu
 def install() -> None:
     """Stand in for what is missing. Call it after `megatron_on_cpu.install` and before anything imports verl."""
     bridge_on_cpu.install()
-    _platform()
+    install_platform()
+    _router_replay()
     _offload()
     from harness import mbridge_on_cpu
 
     mbridge_on_cpu.install()
 
 
-def _platform() -> None:
+def install_in_worker() -> None:
+    """Stand in for what is missing in a process that Ray has started, and import no engine of verl, as in a job."""
+    bridge_on_cpu.install()
+    install_platform()
+    _router_replay()
+    _process_groups()
+    torch.cuda.device_count = lambda: 1
+    torch.cuda.get_device_name = lambda *_: "CPU"
+    torch.cuda.reset_peak_memory_stats = lambda *_: None
+    from megatron.bridge import AutoBridge
+
+    bridge_on_cpu.use_local_layers(AutoBridge)
+
+
+def install_platform() -> None:
+    """Have verl take the CPU for a device, and import no server. The driver of a job needs nothing else."""
+    bridge_on_cpu.import_stand_ins("uvicorn", "fastapi")
     from verl.plugin.platform.platform_base import PlatformBase
     from verl.plugin.platform.platform_manager import set_platform
 
@@ -40,11 +57,35 @@ def _platform() -> None:
         "nvtx_range": lambda self, message: contextlib.nullcontext(),
         "is_ipc_supported": lambda self: False,
         "visible_devices_envvar": lambda self: "CUDA_VISIBLE_DEVICES",
+        "ray_resource_name": lambda self: "GPU",
+        "ray_noset_envvars": lambda self: [],
     }
     set_platform(type("CpuPlatform", (PlatformBase,), body)())
+
+
+def _router_replay() -> None:
     import verl.utils.megatron.router_replay_utils as router_replay_utils
 
     router_replay_utils.device_name = "cpu"
+
+
+def _process_groups() -> None:
+    """Let verl ask for one backend for the host and one for the device, and for means of losses, which gloo lacks."""
+    import torch.distributed as dist
+
+    join, reduce = dist.init_process_group, dist.all_reduce
+
+    def init_process_group(backend: str, *args: Any, **options: Any) -> None:
+        assert backend == "cpu:gloo,cpu:gloo"
+        join("gloo", *args, **options)
+
+    def all_reduce(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, **options: Any) -> Any:
+        if op != dist.ReduceOp.AVG:
+            return reduce(tensor, op, group, **options)
+        reduce(tensor, dist.ReduceOp.SUM, group)
+        return tensor.div_(dist.get_world_size(group))
+
+    dist.init_process_group, dist.all_reduce = init_process_group, all_reduce
 
 
 def _offload() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from relibra.errors import InvalidInput, Unsupported
-from relibra.plugins.slime.framework import MILES, SLIME
+from relibra.plugins.slime.framework import MILES, SLIME, unplanned_models
 
 
 def of_miles(**options: Any) -> SimpleNamespace:
@@ -32,3 +32,10 @@ def test_miles_is_refused_by_the_name_of_each_option() -> None:
 def test_routing_must_be_replayed_from_the_rollout(framework: Any) -> None:
     with pytest.raises(InvalidInput, match="--use-rollout-routing-replay: expected this flag"):
         framework.check(of_miles(use_rollout_routing_replay=False))
+
+
+def test_S9_the_models_beside_the_actor_are_those_that_the_options_ask_for() -> None:
+    assert unplanned_models(SimpleNamespace(use_critic=False, kl_coef=0.0)) == []
+    assert unplanned_models(SimpleNamespace(use_critic=True, use_kl_loss=True)) == ["the critic", "the reference"]
+    others = SimpleNamespace(kl_coef=0.1, use_opd=True, keep_old_actor=True)
+    assert unplanned_models(others) == ["the reference", "the teacher", "the old actor"]

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from relibra.agent import Phase
-from relibra.errors import InvalidInput
+from relibra.errors import InvalidInput, Unsupported
 from relibra.plugins.attached_job import AttachedJob
 from relibra.plugins.slime import training as module
 from relibra.plugins.slime.framework import SLIME
@@ -57,6 +57,7 @@ def attached(folder: Path, recorded: Recorded, **options: Any) -> BalancedTraini
     job: Any = AttachedJob(recorded, recorded)  # type: ignore[arg-type]
     with mock.patch.object(module, "attach_job", return_value=job):
         training.attach([], None)
+    training.send_right_names(SimpleNamespace(update_weights=None))  # as the actor's `init` says what sends its weights
     return training
 
 
@@ -130,6 +131,28 @@ def test_a_pass_that_could_not_be_submitted_runs_without_a_plan(tmp_path: Path) 
 
 def test_a_process_without_an_agent_trains_as_it_is(tmp_path: Path) -> None:
     assert rollout(BalancedTraining(SLIME, job_arguments(tmp_path)), [1]) == ["ref", "old", "new"]
+
+
+def test_S9_a_rollout_without_routing_trains_without_plans_and_the_log_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module.dist, "get_rank", lambda: 0)
+    recorded = Recorded()
+    training = attached(tmp_path, recorded)
+    for _ in range(2):
+        with training.updates():
+            training.run(lambda **_: None, forward_step_func=None)
+    assert recorded.calls == ["end"] * 4
+    assert caplog.text.count("slime trains on a rollout without rollout_routed_experts") == 1
+
+
+def test_S9_an_actor_that_does_not_say_what_sends_its_weights_is_refused(tmp_path: Path) -> None:
+    training = BalancedTraining(SLIME, job_arguments(tmp_path))
+    job: Any = AttachedJob(Recorded(), Recorded())  # type: ignore[arg-type]
+    with mock.patch.object(module, "attach_job", return_value=job):
+        training.attach([], None)
+    with pytest.raises(Unsupported, match="keeps the sender of its weights in weight_updater"), training.updates():
+        pass
 
 
 def test_a_job_needs_a_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from relibra.plugins.verl.configuration import default_job, find_configuration, relibra_section
+from relibra.plugins.verl.configuration import default_job, find_configuration, relibra_section, unplanned_models
 
 
 class Part:
@@ -39,3 +39,15 @@ def test_the_configuration_is_that_of_the_worker_that_builds_the_engine() -> Non
 def test_without_a_configuration_there_are_no_settings() -> None:
     assert relibra_section(Engine().initialize()) == {}
     assert default_job({}) == "verl"
+
+
+def test_S9_the_models_beside_the_actor_are_those_that_verls_trainers_run() -> None:
+    actor = {"actor": {"use_kl_loss": False}}
+    grpo = {"critic": {"enable": None}, "algorithm": {"adv_estimator": "grpo"}, "actor_rollout_ref": actor}
+    assert unplanned_models({}) == unplanned_models(grpo) == []
+    assert unplanned_models(grpo | {"algorithm": {"adv_estimator": "gae"}}) == ["the critic"]
+    assert unplanned_models(grpo | {"critic": {"enable": True}}) == ["the critic"]
+    assert unplanned_models(grpo | {"actor_rollout_ref": {"actor": {"use_kl_loss": True}}}) == ["the reference"]
+    assert unplanned_models(grpo | {"algorithm": {"use_kl_in_reward": True}}) == ["the reference"]
+    others = {"reward": {"reward_model": {"enable": True}}, "distillation": {"enabled": True}}
+    assert unplanned_models(grpo | others) == ["the reward model", "the teacher"]

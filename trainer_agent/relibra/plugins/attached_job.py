@@ -40,6 +40,7 @@ def attach_job(
     optimizer: Any,
     *,
     plans: PlanSource | None = None,
+    unplanned: Sequence[str] = (),
 ) -> AttachedJob:
     """Collective over all ranks: attach an agent to the model of a job, and register the job.
 
@@ -53,6 +54,7 @@ def attach_job(
         chunks: the built model.
         optimizer: its optimizer.
         plans: where plans come from, if not from the planner.
+        unplanned: the other models of the job, such as "the critic", whose passes have no plan; the log names them.
 
     Raises:
         InvalidInput: the layers do not describe this model.
@@ -118,4 +120,11 @@ def attach_job(
             why,
             settings.planner,
         )
+        if unplanned:
+            log.warning(
+                "relibra plans no pass of %s of job %s: each of these models routes for itself, and runs as without "
+                "relibra",
+                ", ".join(unplanned),
+                settings.job,
+            )
     return AttachedJob(agent, passes)

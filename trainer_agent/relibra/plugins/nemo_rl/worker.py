@@ -3,6 +3,7 @@
 Ray finds actor classes by their module, so the classes stand at the top of this one, and importing it needs NeMo-RL.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -10,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import ray
+import torch.distributed as dist
 from nemo_rl.models.megatron import train as megatron_train
 from nemo_rl.models.policy.utils import get_runtime_env_for_policy_worker
 from nemo_rl.models.policy.workers import megatron_policy_worker as policy_worker
@@ -25,6 +27,8 @@ from relibra.plugins.nemo_rl import points
 from relibra.plugins.nemo_rl.configuration import Packing, check_settings
 from relibra.plugins.schedules import telling_micro_batches
 from relibra.plugins.settings import PluginSettings
+
+log = logging.getLogger(__name__)
 
 points.check(policy_worker, megatron_train)
 
@@ -53,6 +57,8 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
         """
         super().__init__(config, *args, **kwargs)
         if self.optimizer is None:
+            if dist.get_rank() == 0:
+                log.warning("relibra plans no pass of a policy worker without an optimizer, such as that of a teacher")
             return
         check_settings(config, slices_context_parallel_inputs=self.model_slices_context_parallel_inputs)
         self._packing = Packing(config, self.model)
@@ -64,6 +70,7 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
             self.model,
             self.optimizer,
             plans=self.plan_source,
+            unplanned=[] if getattr(self, "reference_state_dict", None) is None else ["the reference"],
         )
         # The default, dp_reshardable, stores optimizer state by place.
         self.mcore_state.cfg.checkpoint.dist_ckpt_optim_fully_reshardable = True

@@ -60,6 +60,7 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
             self.actor_module,
             self.optimizer,
             plans=self.plan_source,
+            unplanned=_unplanned_models(self.cfg),
         )
         self._pass_index = -1
         self._has_gradients = self._has_said_unrouted = False
@@ -175,6 +176,15 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
 
     def _at_original_places(self) -> AbstractContextManager[None]:
         return nullcontext() if self._job is None else self._job.agent.at_original_places()
+
+
+def _unplanned_models(config: Any) -> list[str]:
+    """Return the models beside the policy that the job runs, as SkyRL's trainer decides it."""
+    uses = {
+        "the critic": config.critic.model.path,
+        "the reference": config.algorithm.use_kl_loss or config.algorithm.use_kl_in_reward,
+    }
+    return [name for name, is_used in uses.items() if is_used]
 
 
 def _check_settings(config: Any, provider: Any, *, is_lora: bool) -> None:

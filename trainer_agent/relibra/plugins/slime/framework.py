@@ -17,14 +17,15 @@ Batches = Callable[[int], RankBatch]
 Rename = Callable[[list[tuple[str, Any]]], None]
 """Gives every expert in a list of weights under Hugging Face names its own name."""
 
-_ACTOR: dict[str, Sequence[str]] = {
+_ACTOR: Points = {
     "initialize_model_and_optimizer": ("args", "role"),
+    "get_data_iterator": ("rollout_data",),
     "forward_only": ("store_prefix",),
     "train": ("rollout_id", "num_microbatches"),
     "TensorBackuper.create": ("source_getter",),
     "TensorBackuper.backup": ("tag",),
     "TensorBackuper.restore": ("tag",),
-    "MegatronTrainRayActor.update_weights": (),
+    "MegatronTrainRayActor.init": ("args", "role"),
 }
 _MODEL: Points = {"get_forward_backward_func": ()}
 
@@ -40,8 +41,6 @@ class Framework:
     """The package of the Megatron backend."""
     points: Mapping[str, Points]
     """The attributes that the plug-in relies on, by module of the package."""
-    filling: str
-    """The function of the module `actor` that gets the routing of a rollout, before the first pass."""
     saving: tuple[str, str]
     """The module and the function that write a checkpoint of Hugging Face from the modules."""
     sending: str
@@ -98,6 +97,17 @@ def _buckets_renamed(send: Callable[..., None], rename: Rename) -> Callable[...,
     return renamed
 
 
+def unplanned_models(args: Any) -> list[str]:
+    """Return the models beside the actor that the job runs."""
+    options = {
+        "the critic": ("use_critic",),
+        "the reference": ("use_kl_loss", "kl_coef"),
+        "the teacher": ("use_opd",),
+        "the old actor": ("keep_old_actor",),
+    }
+    return [model for model, names in options.items() if any(getattr(args, name, None) for name in names)]
+
+
 def _refused_in_miles(args: Any) -> Iterable[str]:
     if args.qkv_format != "thd":
         yield f"--qkv-format {args.qkv_format} (use thd)"
@@ -130,15 +140,10 @@ SLIME = Framework(
     version="slime 624b824",
     package="slime.backends.megatron_utils",
     points={
-        "actor": _ACTOR
-        | {
-            "MegatronTrainRayActor.fill_routing_replay": ("data_iterator", "num_microbatches", "rollout_data"),
-            "save_hf_model_to_path": ("args", "model"),
-        },
+        "actor": {**_ACTOR, "save_hf_model_to_path": ("args", "model")},
         "model": _MODEL,
         "update_weight.update_weight_from_distributed": {"UpdateWeightFromDistributed._iter_expert_chunks": ()},
     },
-    filling="MegatronTrainRayActor.fill_routing_replay",
     saving=("actor", "save_hf_model_to_path"),
     sending="_iter_expert_chunks",
     renaming=_chunks_renamed,
@@ -153,7 +158,7 @@ MILES = Framework(
     version="miles 31f1ca9",
     package="miles.backends.megatron_utils",
     points={
-        "actor": _ACTOR | {"fill_replay_data": ("data_iterator", "num_microbatches", "rollout_data", "data_key")},
+        "actor": _ACTOR,
         "model": _MODEL,
         "hf_export": {"save_hf_model": ("args", "model")},
         "update_weight.update_weight_from_distributed.mixin": {
@@ -164,7 +169,6 @@ MILES = Framework(
             ),
         },
     },
-    filling="fill_replay_data",
     saving=("hf_export", "save_hf_model"),
     sending="_update_expert_bucket_weights",
     renaming=_buckets_renamed,

@@ -44,13 +44,18 @@ def training() -> BalancedTraining:
 
 
 def _wrap_all(framework: Framework, modules: dict[str, Any]) -> None:
+    """Wrap functions of modules, and no method of the actor.
+
+    Ray takes the methods of an actor's class when it loads the class, and keeps them: a method that is replaced later
+    is never called. Ray leaves attributes that are no functions, such as properties, alone.
+    """
     actor = modules["actor"]
     _wrap(actor, "initialize_model_and_optimizer", _initialize)
-    _wrap(actor, framework.filling, _fill)
+    _wrap(actor, "get_data_iterator", _iterate)
     _wrap(actor, "forward_only", _forward_only)
     _wrap(actor, "train", _train)
     _wrap(actor, "TensorBackuper.create", _create_backuper)
-    _wrap(actor, "MegatronTrainRayActor.update_weights", _update_weights)
+    actor.MegatronTrainRayActor.weight_updater = property(_updater, _set_updater)
     _wrap(modules["model"], "get_forward_backward_func", _get_forward_backward_func)
     module, function = framework.saving
     _wrap(modules[module], function, _save_hf)
@@ -78,11 +83,14 @@ def _initialize(plain: Callable[..., Any], args: Any, role: str = "actor", *more
     return built
 
 
-def _fill(plain: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    given = dict(zip(("self", "data_iterator", "num_microbatches", "rollout_data"), args, strict=False)) | named
-    if given.get("data_key", "rollout_routed_experts") == "rollout_routed_experts":
-        training().note_rollout(given["rollout_data"], given["data_iterator"], given["num_microbatches"])
-    return plain(*args, **named)
+def _iterate(plain: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    made = plain(*args, **named)
+    rollout_data = named["rollout_data"] if "rollout_data" in named else args[-1]
+    # miles returns the numbers of micro-batches as well, and slime has them in the data.
+    iterators, num_microbatches = made if isinstance(made, tuple) else (made, rollout_data["num_microbatches"])
+    if "rollout_routed_experts" in rollout_data:
+        training().note_rollout(rollout_data, iterators, num_microbatches)
+    return made
 
 
 def _forward_only(plain: Callable[..., Any], *args: Any, store_prefix: str = "", **named: Any) -> Any:
@@ -105,9 +113,15 @@ def _create_backuper(plain: Callable[..., Any], *args: Any, **named: Any) -> Any
     return backuper
 
 
-def _update_weights(plain: Callable[..., Any], actor: Any, *args: Any, **named: Any) -> Any:
-    training().send_right_names(actor.weight_updater)
-    return plain(actor, *args, **named)
+def _updater(actor: Any) -> Any:
+    if "weight_updater" not in vars(actor):
+        raise AttributeError("weight_updater")
+    return vars(actor)["weight_updater"]
+
+
+def _set_updater(actor: Any, updater: Any) -> None:
+    training().send_right_names(updater)
+    vars(actor)["weight_updater"] = updater
 
 
 def _save_hf(plain: Callable[..., Any], *args: Any, **named: Any) -> Any:

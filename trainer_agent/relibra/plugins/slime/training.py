@@ -1,19 +1,25 @@
 """A training process of slime or miles with an agent inside: its passes are planned, and its weights leave by name."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from relibra.agent import Agent, Phase
 from relibra.agent.plans.plan_source import PlanSource
+from relibra.errors import Unsupported
 from relibra.integrations import RankBatch
 from relibra.plugins.attached_job import AttachedJob, attach_job
 from relibra.plugins.logical_export import exporting
 from relibra.plugins.settings import PluginSettings, job_name
-from relibra.plugins.slime.framework import Batches, Framework
+from relibra.plugins.slime.framework import Batches, Framework, unplanned_models
 from relibra.routing import read_model_config
+
+log = logging.getLogger(__name__)
 
 
 class BalancedTraining:
@@ -46,7 +52,7 @@ class BalancedTraining:
         )
         self._layers = read_model_config(_config_file(args.hf_checkpoint))
         self._job: AttachedJob | None = None
-        self._has_routing = False
+        self._has_routing = self._has_said_unrouted = self._has_updater = False
         self._batches: Batches | None = None
         """The batches of the rollout, on ranks that report them."""
         self._phase: Phase | None = None
@@ -69,6 +75,7 @@ class BalancedTraining:
             chunks,
             optimizer,
             plans=self.plan_source,
+            unplanned=unplanned_models(self._args),
         )
 
     def note_rollout(
@@ -96,7 +103,16 @@ class BalancedTraining:
 
         The frameworks walk over `named_parameters` in an update, to add up gradients of tensor-parallel ranks and to
         check values. The names have no meaning outside of these walks.
+
+        Raises:
+            Unsupported: nobody has said what sends the weights, so they would leave under wrong names.
         """
+        if self.agent is not None and not self._has_updater:
+            raise Unsupported(
+                f"expected {self._framework.version} or one like it, whose actor keeps the sender of its weights in "
+                f"weight_updater, and this {self._framework.name} has set no such attribute; use that version, or "
+                "remove --custom-megatron-init-path to train without balancing"
+            )
         names = self.agent.ignoring_names() if self.agent is not None else nullcontext()
         with self._passes(Phase.UPDATE), names:
             yield
@@ -123,6 +139,7 @@ class BalancedTraining:
 
     def send_right_names(self, updater: Any) -> None:
         """Make the updates of rollout engines send every expert under its own name; a second call does nothing."""
+        self._has_updater = True
         if self.agent is None or "update_weights" in vars(updater):
             return
         if any(each.__name__ == "UpdateWeightFromTensor" for each in type(updater).__mro__):
@@ -174,8 +191,21 @@ class BalancedTraining:
             assert self._batches is not None
             return self._batches(step)
 
-        is_submitted = self._has_routing and job.passes.plan(self._pass_index, batch)
+        if self._has_routing:
+            is_submitted = job.passes.plan(self._pass_index, batch)
+        else:
+            is_submitted = False
+            self._say_unrouted()
         return is_submitted or self.plan_source is not None
+
+    def _say_unrouted(self) -> None:
+        if dist.get_rank() == 0 and not self._has_said_unrouted:
+            self._has_said_unrouted = True
+            log.warning(
+                "relibra: %s trains on a rollout without rollout_routed_experts, so its passes run without plans. This "
+                "line is not repeated",
+                self._framework.name,
+            )
 
 
 def _config_file(checkpoint: str) -> str:

@@ -30,6 +30,29 @@ def relibra_section(configuration: Mapping[str, Any]) -> Mapping[str, Any]:
     return {} if section is None else {str(name): section[name] for name in section}
 
 
+def unplanned_models(configuration: Mapping[str, Any]) -> list[str]:
+    """Return the models beside the actor that the job runs, as verl's trainers decide it."""
+    has_critic = _get(configuration, "critic.enable")
+    if has_critic is None:
+        has_critic = _get(configuration, "algorithm.adv_estimator") == "gae"
+    uses = {
+        "the critic": has_critic,
+        "the reference": _get(configuration, "actor_rollout_ref.actor.use_kl_loss")
+        or _get(configuration, "algorithm.use_kl_in_reward"),
+        "the reward model": _get(configuration, "reward.reward_model.enable"),
+        "the teacher": _get(configuration, "distillation.enabled"),
+    }
+    return [name for name, is_used in uses.items() if is_used]
+
+
+def _get(configuration: Mapping[str, Any], path: str) -> Any:
+    """Return a value by its path, None if there is none."""
+    found: Any = configuration
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, Mapping) or hasattr(found, "get") else None
+    return found
+
+
 def default_job(configuration: Mapping[str, Any]) -> str:
     """Return the name of the job that verl's own names of project and experiment give."""
     trainer = configuration.get("trainer") or {}

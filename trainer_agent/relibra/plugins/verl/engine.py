@@ -13,7 +13,12 @@ from relibra.plugins.attached_job import attach_job
 from relibra.plugins.logical_export import logical_export
 from relibra.plugins.planned_passes import PlannedPasses
 from relibra.plugins.settings import PluginSettings
-from relibra.plugins.verl.configuration import default_job, find_configuration, relibra_section
+from relibra.plugins.verl.configuration import (
+    default_job,
+    find_configuration,
+    relibra_section,
+    unplanned_models,
+)
 from relibra.routing import read_model_config
 
 
@@ -47,14 +52,15 @@ def balanced(engine: type[Any]) -> type[Any]:
                 self.agent.detach()
                 self._passes.close()
                 self.agent = None
-            super().initialize()
-            if self.optimizer is None:
+            if self.engine_config.forward_only:
+                super().initialize()
                 return
-            self._mode = checked_mode(self.engine_config, self.tf_config)
             configuration = find_configuration()
             settings = PluginSettings.read(
                 relibra_section(configuration), os.environ, default_job=default_job(configuration)
             )
+            super().initialize()
+            self._mode = checked_mode(self.engine_config, self.tf_config)
             self._layers = read_model_config(self.model_config.local_path)
             with self._on_device():
                 job = attach_job(
@@ -64,6 +70,7 @@ def balanced(engine: type[Any]) -> type[Any]:
                     self.module,
                     self.optimizer,
                     plans=self.plan_source,
+                    unplanned=unplanned_models(configuration),
                 )
             self.agent, self._passes = job.agent, job.passes
             self._checkpoint_by_expert()

@@ -1,0 +1,56 @@
+"""Jobs of verl whose training processes Ray starts, with the command line of the page and nothing else of relibra."""
+
+from typing import Any
+
+from harness.framework_runs import relative
+
+OF_BFLOAT16 = 1e-2
+SETTINGS = ("Verl-under-Ray", 1)
+"""The job's name and its slots: the first follows from verl's configuration, the other comes with `runtime_env`."""
+
+
+def test_every_pass_is_planned_with_what_the_plug_in_finds_in_actors_of_ray(verl_under_ray: Any) -> None:
+    for rank, result in enumerate(verl_under_ray.of("planned")):
+        launch = result["launches"][0]
+        assert launch["engine"] == "BalancedEngine"
+        assert (launch["rank"], launch["devices"]) == (str(rank), str(rank))
+        assert (launch["job"], launch["slots"]) == SETTINGS
+        assert launch["cluster"] == [1, 2, 1]  # nodes, GPUs of each, EP groups
+        assert len(launch["outcomes"]) == 4
+        assert all(each["is_applied"] for each in launch["outcomes"]), launch["outcomes"]
+        assert any(each["num_moved"] for each in launch["outcomes"])
+        assert any(each["num_replicas"] for each in launch["outcomes"])
+    assert "routing is not replayed" not in verl_under_ray.log
+
+
+def test_S5_planned_updates_are_those_of_a_job_without_plans(verl_under_ray: Any) -> None:
+    for planned, plain in zip(verl_under_ray.of("planned"), verl_under_ray.of("away"), strict=True):
+        assert plain["metrics"]["grad_norm"][0] > 0.1
+        for name, values in plain["metrics"].items():
+            assert relative(planned["metrics"][name], values) < OF_BFLOAT16
+
+
+def test_L5_a_job_that_starts_again_after_an_actor_was_killed_is_planned_again(verl_under_ray: Any) -> None:
+    for result in verl_under_ray.of("planned"):
+        first, second = result["launches"]
+        assert second["outcomes"]
+        assert all(each["is_applied"] for each in second["outcomes"]), second["outcomes"]
+        plans = [{each["reason"] for each in launch["outcomes"]} for launch in (first, second)]
+        assert not plans[0] & plans[1]
+
+
+def test_S9_the_log_of_ray_names_the_models_that_nobody_plans(verl_under_ray: Any) -> None:
+    assert "relibra balances job Verl-under-Ray: 2 MoE layers of 8 experts" in verl_under_ray.log
+    assert "relibra plans no pass of the reference of job Verl-under-Ray" in verl_under_ray.log
+
+
+def test_S9_the_driver_hears_why_a_job_is_refused(verl_under_ray: Any) -> None:
+    for result in verl_under_ray.of("away"):
+        assert "relibra.planner: expected the planner as host:port, or embedded" in result["refusal"]
+        assert "RELIBRA_PLANNER in the environment of every worker, got nothing" in result["refusal"]
+
+
+def test_L1_a_job_whose_planner_is_away_trains_on_and_says_so_in_the_log_of_ray(verl_under_ray: Any) -> None:
+    for result in verl_under_ray.of("away"):
+        assert result["outcomes"] == []
+    assert verl_under_ray.log.count("job away trains without plans") == 1

@@ -1,0 +1,177 @@
+"""`python -m harness.slime.under_ray FOLDER PLANNER`: jobs of slime whose training processes Ray starts, on two GPUs.
+
+The arguments of relibra are those of docs/integrations/slime.md. slime's parser reads them, and slime's own functions
+make the placement group and the group of actors. Ray takes our word for the GPUs. Rollouts are random.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+
+from harness import doc_blocks
+from harness.slime import ray_process
+from harness.slime.ray_process import CLUSTER, RANKS
+from harness.trained import differing
+
+AWAY = "127.0.0.1:1"
+NUM_STEPS = 2
+Result = dict[str, Any]
+
+
+def documented(planner: str) -> dict[str, Any]:
+    """Return the arguments of the page, as slime's parser reads them."""
+    from slime.utils.arguments import get_slime_extra_args_provider
+
+    block = next(each for each in doc_blocks.blocks("docs/integrations/slime.md") if each.language == "text")
+    parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
+    get_slime_extra_args_provider()(parser)
+    written = shlex.split(block.text.replace("planner:7420", planner))
+    read, _ = parser.parse_known_args([*written, "--rollout-batch-size", "1"])
+    return {name: getattr(read, name) for name in ("custom_megatron_init_path", "train_env_vars")}
+
+
+def arguments(folder: Path, planner: str) -> Any:
+    """Return the arguments of a job."""
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from harness.distributed import gpt_model, slime_job
+
+    model = gpt_model.model_of(CLUSTER)
+    (folder / "hf").mkdir()
+    (folder / "hf" / "config.json").write_text(json.dumps(slime_job.config_of(model)))
+    config = TransformerConfig(
+        num_layers=1, hidden_size=gpt_model.HIDDEN, num_attention_heads=4, num_moe_experts=model.num_experts
+    )
+    of_ray = {
+        "actor_num_nodes": 1,
+        "actor_num_gpus_per_node": RANKS,
+        "num_gpus_per_node": RANKS,
+        "rollout_external": True,
+        "train_backend": "megatron",
+        "expert_model_parallel_size": RANKS,
+        "expert_tensor_parallel_size": 1,
+        "num_distributed_optimizer_instances": 1,
+        "enable_gloo_process_groups": True,
+    }
+    return slime_job.arguments(config, folder, sharded=True, **(of_ray | documented(planner)))
+
+
+def train(group: Any, rollout: int) -> list[Result]:
+    """Train on a rollout as slime's `train.py` does; return what each rank has seen since it started."""
+    from slime.utils import dp_schedule
+    from slime.utils.misc import Box
+
+    from harness.distributed import gpt_model, slime_job
+
+    parallel = {"dp_size": RANKS, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
+    model = gpt_model.model_of(CLUSTER)
+    data = [slime_job.dealt(model, rollout, NUM_STEPS, dp_schedule, parallel, rank) for rank in range(RANKS)]
+    ray.get(everywhere(group, note_outcomes))
+    ray.get(group.async_train(rollout, [Box(ray.put(each)) for each in data]))
+    ray.get(everywhere(group, ray_process.expect_weights))
+    group.update_weights()
+    return ray.get(everywhere(group, seen))
+
+
+def everywhere(group: Any, function: Callable[[Any], Any]) -> list[Any]:
+    """Run a function of an actor in every actor."""
+    return [actor.__ray_call__.remote(function) for actor in group._actor_handlers]
+
+
+def note_outcomes(actor: Any) -> None:
+    """Note every plan that begins from now on."""
+    from relibra.plugins.slime.installation import training
+
+    agent, noted = training().agent, []
+    begin = agent.begin_step
+
+    def begin_step(*args: Any) -> Any:
+        outcome = begin(*args)
+        noted.append(
+            {
+                "is_applied": outcome.applied is not None,
+                "num_moved": outcome.num_moved_experts,
+                "num_replicas": outcome.num_replicas,
+                "reason": outcome.reason,
+            }
+        )
+        return outcome
+
+    agent.begin_step, actor.noted = begin_step, noted
+
+
+def seen(actor: Any) -> Result:
+    """Return what the plug-in has found in an actor, and what slime has logged."""
+    from harness.slime import ray_process
+    from relibra.plugins.slime.installation import training
+
+    passes = training()._job.passes
+    cluster = passes._cluster
+    return {
+        "outcomes": actor.noted,
+        "job": passes._settings.job,
+        "planner": passes._settings.planner,
+        "cluster": [cluster.num_nodes, cluster.gpus_per_node, cluster.num_ep_groups],
+        "ranks": [int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")],
+        "losses": ray_process.losses,
+        "sent": ray_process.sent,
+    }
+
+
+def main(folder: Path, planner: str) -> None:
+    """Start a job, start it again, and start it without its planner; write what each rank has seen."""
+    os.environ.update(RAY_enable_worker_prestart="0")
+    folder.mkdir()
+    ray_process.import_slime()
+    del os.environ["CUDA_VISIBLE_DEVICES"]  # a Ray that takes GPUs on trust refuses more of them than it names
+    ray.init(
+        num_cpus=2 * RANKS,
+        num_gpus=RANKS,
+        include_dashboard=False,
+        runtime_env={"worker_process_setup_hook": "harness.slime.ray_process.install"},
+    )
+    from slime.ray import actor_group, placement_group
+
+    actor_group.time = SimpleNamespace(sleep=lambda _: None)
+    results: list[Result] = [{} for _ in range(RANKS)]
+    sent: dict[str, list[Any]] = {}
+
+    def note(scenario: str, found: list[Result]) -> None:
+        sent[scenario] = [each.pop("sent", {}) for each in found]
+        for rank, result in enumerate(results):
+            result[scenario] = found[rank]
+            (folder / f"rank{rank}.json").write_text(json.dumps(result))
+
+    try:
+        args = arguments(folder, planner)
+        group, _ = placement_group.create_actor_model(args, placement_group.create_placement_groups(args), None)
+        note("planned", train(group, 0))
+        group.release()
+        group.create()
+        note("again", train(group, 1))
+        group.release()
+        args.train_env_vars = {"RELIBRA_PLANNER": AWAY, "RELIBRA_JOB": "away"}
+        group.create()
+        note("away", train(group, 0))
+        note(
+            "weights",
+            [
+                {"num_sent": len(balanced), "differing": differing(balanced, alone)}
+                for balanced, alone in zip(sent["planned"], sent["away"], strict=True)
+            ],
+        )
+    except Exception:
+        note("failed", [{"error": traceback.format_exc()}] * RANKS)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1], "2 ranks"), sys.argv[2])

@@ -1,0 +1,205 @@
+"""`python -m harness.verl.under_ray FOLDER PLANNER`: jobs of verl whose training processes Ray starts, on two GPUs.
+
+The command line is that of docs/integrations/verl.md, and `run_ppo`, the worker group and the workers are verl's own.
+Ray takes our word for the GPUs, and the rollout is missing: batches are random.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, OmegaConf
+
+from harness import doc_blocks, tiny_qwen3_moe
+from harness.trained import Result, Trained
+from harness.verl import engines
+
+AWAY = "127.0.0.1:1"
+NUM_STEPS = 2
+
+
+def command_line(folder: Path, planner: str) -> list[str]:
+    """Return the settings of the page, and what the tiny model needs."""
+    plug_in, replay = [each for each in doc_blocks.blocks("docs/integrations/verl.md") if each.language == "text"][:2]
+    return [
+        *plug_in.text.replace("planner:7420", planner).split(),
+        *replay.text.split(),
+        "model_engine=megatron",
+        "trainer.project_name=Verl",
+        "trainer.experiment_name=under Ray",
+        f"trainer.default_local_dir={folder}",
+        "trainer.n_gpus_per_node=2",
+        "algorithm.adv_estimator=grpo",
+        f"actor_rollout_ref.model.path={folder / 'model'}",
+        "+actor_rollout_ref.model.override_config.attn_implementation=eager",
+        "actor_rollout_ref.actor.megatron.expert_model_parallel_size=2",
+        "actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1",
+        "actor_rollout_ref.actor.optim.total_training_steps=10",
+        "actor_rollout_ref.actor.optim.lr_decay_steps=10",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={2 * engines.NUM_SAMPLES}",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2",
+        "actor_rollout_ref.rollout.name=vllm",
+        "+ray_kwargs.ray_init.num_gpus=2",
+        "ray_kwargs.ray_init.num_cpus=4",
+        "+ray_kwargs.ray_init.include_dashboard=False",
+        "+ray_kwargs.ray_init.runtime_env.env_vars.RELIBRA_SLOTS='1'",
+    ]
+
+
+@ray.remote
+class Jobs:
+    """Runs jobs one after the other, where verl runs its `TaskRunner`."""
+
+    def run(self, config: DictConfig) -> None:
+        """Run the jobs, and write what each rank computed."""
+        OmegaConf.resolve(config)
+        results: list[Result] = [{} for _ in range(engines.RANKS)]
+        folder = Path(config.trainer.default_local_dir)
+        for job in (planned, away):
+            try:
+                found = job(config)
+            except Exception:
+                found = [{"error": traceback.format_exc()}] * engines.RANKS
+            for rank, result in enumerate(results):
+                result[job.__name__] = found[rank]
+                (folder / f"rank{rank}.json").write_text(json.dumps(result))
+
+
+def planned(config: DictConfig) -> list[Result]:
+    """A planner plans every pass; a worker is killed, and the job starts again under the same name."""
+    launches = []
+    for _ in range(2):
+        with started(config) as group:
+            group.init_model()
+            metrics = train(group)
+            launches.append(everywhere(group, seen))
+            ray.kill(group.workers[1])
+            with contextlib.suppress(ray.exceptions.RayActorError):
+                train(group)
+    return [{"launches": [launch[rank] for launch in launches], "metrics": metrics} for rank in range(engines.RANKS)]
+
+
+def away(config: DictConfig) -> list[Result]:
+    """No setting names a planner, so the start fails; then the environment names one that is away."""
+    del config.relibra
+    with started(config) as group:
+        try:
+            group.init_model()
+            refusal = "none"
+        except Exception as error:
+            refusal = str(error)
+        everywhere(group, name_planner)
+        group.init_model()
+        metrics = train(group)
+        return [each | {"refusal": refusal, "metrics": metrics} for each in everywhere(group, seen)]
+
+
+@contextlib.contextmanager
+def started(config: DictConfig) -> Iterator[Any]:
+    """Start a group of workers as verl's trainers do; kill the workers afterwards."""
+    from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+    from verl.single_controller.ray.base import create_colocated_worker_cls
+    from verl.trainer.ppo.utils import Role
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    role = str(Role.Actor)
+    workers = RayClassWithInitArgs(
+        cls=ray.remote(ActorRolloutRefWorker),
+        config=config.actor_rollout_ref,
+        distillation_config=config.get("distillation"),
+        role=role,
+    )
+    pool = RayResourcePool(process_on_nodes=[engines.RANKS], max_colocate_count=1)
+    group = RayWorkerGroup(
+        resource_pool=pool,
+        ray_cls_with_init=create_colocated_worker_cls({role: workers}),
+        device_name=config.trainer.device,
+    )
+    try:
+        yield group.spawn({role})[role]
+    finally:
+        for worker in group.workers:
+            ray.kill(worker)
+        for each in pool.pgs:
+            ray.util.remove_placement_group(each)
+
+
+def train(group: Any) -> Result:
+    """Run passes over old log-probabilities and updates, as verl's trainers ask for them; return the last metrics."""
+    from verl.utils import tensordict_utils
+
+    group.set_loss_fn(engines.loss)
+    for step in range(NUM_STEPS):
+        data = tensordict_utils.concat_tensordict([engines.batch(rank, step) for rank in range(engines.RANKS)])
+        tensordict_utils.assign_non_tensor(data, compute_loss=False)
+        group.compute_log_prob(data)
+        everywhere(group, note)
+        data = tensordict_utils.concat_tensordict([engines.batch(rank, step) for rank in range(engines.RANKS)])
+        tensordict_utils.assign_non_tensor(
+            data, compute_loss=True, mini_batch_size=len(data), epochs=1, seed=1, dataloader_kwargs={"shuffle": False}
+        )
+        metrics = tensordict_utils.get(group.update_actor(data), "metrics")
+        everywhere(group, note)
+    return {name: metrics[name] for name in ("loss", "grad_norm")}
+
+
+def everywhere(group: Any, function: Any) -> Sequence[Any]:
+    """Run a function of a worker in every worker; return its results by rank."""
+    return ray.get([worker.__ray_call__.remote(function) for worker in group.workers])
+
+
+def note(worker: Any) -> None:
+    """Keep what became of the plan of the last pass."""
+    engine = worker.worker_dict["actor"].actor.engine
+    trained = vars(worker).setdefault("trained", Trained())
+    trained.note(vars(engine).pop("outcome", None))
+
+
+def name_planner(worker: Any) -> None:
+    """Set what `runtime_env` may set."""
+    os.environ.update(RELIBRA_PLANNER=AWAY, RELIBRA_JOB="away")
+
+
+def seen(worker: Any) -> Result:
+    """Return what the plug-in has found in a worker."""
+    from harness.verl import ray_process
+
+    engine = worker.worker_dict["actor"].actor.engine
+    settings, cluster = engine._passes._settings, engine._passes._cluster
+    return {
+        "engine": type(engine).__name__,
+        "outcomes": worker.trained.outcomes,
+        "job": settings.job,
+        "planner": settings.planner,
+        "slots": settings.slots,
+        "cluster": [cluster.num_nodes, cluster.gpus_per_node, cluster.num_ep_groups],
+        "rank": os.environ["RANK"],
+        "devices": ray_process.VISIBLE_DEVICES,
+    }
+
+
+def main(folder: Path, planner: str) -> None:
+    """Run all jobs."""
+    # A Ray that takes GPUs on trust refuses more of them than this variable names.
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    os.environ.update(VERL_USE_EXTERNAL_MODULES="harness.verl.ray_process", RAY_enable_worker_prestart="0")
+    folder.mkdir()
+    tiny_qwen3_moe.save_with_tokenizer(folder / "model")
+    from verl.trainer.main_ppo import run_ppo
+
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", command_line(folder, planner))
+    run_ppo(config, Jobs)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1], "2 ranks"), sys.argv[2])
