@@ -65,6 +65,21 @@ def test_several_choices_have_tokens_of_their_own_or_unknown_ones():
     assert [each.num_tokens for each in completions_of(response)] == [6, 7]
 
 
+def test_S9_a_usage_that_leaves_tokens_out_is_named_and_token_ids_go_before_it():
+    """SGLang 0.5.23 reports 3 prompt tokens less for Kimi-K3, in the usage and in the meta_info of chat completions."""
+    rows = [routes(seed, 10, ALL_MOE) for seed in (0, 1)]
+    short = _USAGE | {"prompt_tokens": 1, "total_tokens": 8}
+    choices = [{"message": {}, "meta_info": {"routed_experts": sglang(each, ALL_MOE)} | short} for each in rows]
+    response = {"choices": choices, "usage": short}
+    with pytest.raises(InvalidInput, match=r"got 10; .* a usage that leaves tokens out, .* Kimi-K3"):
+        decode_response(response, ALL_MOE)
+    response["sglext"] = {"input_ids": [1] * 4, "output_ids": [[1] * 7, [1] * 7]}  # return_token_ids
+    read = decode_response(response, ALL_MOE)
+    assert [each.num_tokens for each in read] == [11, 11]
+    for routing, each in zip(read, rows, strict=True):
+        np.testing.assert_array_equal(routing.counts(), count(each, ALL_MOE))
+
+
 def test_S9_every_choice_without_routing_is_there_to_be_counted():
     payload = sglang(routes(0, 10, ALL_MOE), ALL_MOE)
     first_only = {"choices": [{"text": "x"}, {"text": "y"}, {"text": "z"}], "sglext": {"routed_experts": payload}}
