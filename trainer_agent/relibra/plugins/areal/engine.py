@@ -99,6 +99,7 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
             super().load(meta)
 
     def _save_model_to_hf(self, *args: Any, **kwargs: Any) -> None:
+        # The bridges and AReaL's own code write files in one call, and hand out no stream whose names could be changed.
         with self._at_original_places():
             super()._save_model_to_hf(*args, **kwargs)
 

@@ -100,7 +100,10 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
             return super().load_checkpoint(*args, **kwargs)
 
     def save_hf_model(self, *args: Any, **kwargs: Any) -> None:
-        """Collective over all ranks: save weights of Hugging Face as SkyRL does, from original places."""
+        """Collective over all ranks: save weights of Hugging Face as SkyRL does, from original places.
+
+        Megatron-Bridge writes the files in one call, and hands out no stream whose names could be changed.
+        """
         with self._at_original_places():
             super().save_hf_model(*args, **kwargs)
 

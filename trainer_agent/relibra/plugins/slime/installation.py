@@ -125,5 +125,6 @@ def _set_updater(actor: Any, updater: Any) -> None:
 
 
 def _save_hf(plain: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    # The functions write files in one call, and hand out no stream whose names could be changed.
     with training().at_original_places():
         return plain(*args, **named)

@@ -140,6 +140,7 @@ def balanced(engine: type[Any]) -> type[Any]:
             manager = self.checkpoint_mananager  # verl spells it so
             # Its default, dp_reshardable, stores optimizer state by place.
             manager.config.megatron.dist_ckpt_optim_fully_reshardable = True
+            # The bridges write files in one call, and hand out no stream whose names could be changed.
             manager._save_model_as_hf_via_bridge = agent.at_original_places()(manager._save_model_as_hf_via_bridge)
             load = manager._load_model_as_hf_via_bridge
 
