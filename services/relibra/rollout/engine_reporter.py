@@ -104,6 +104,7 @@ class EngineReporter:
             InvalidInput: the output is not finished, or has no routed experts or malformed ones, or more rows than
                 tokens; nothing of the output is reported.
             LimitExceeded: a sequence is too large.
+            RelibraError: the server cannot say what its ids mean; see `report_response`.
         """
         if not output.finished:
             raise InvalidInput.of(
@@ -188,6 +189,7 @@ class EngineReporter:
 
         Raises:
             InvalidInput: the sequence has a gap that the trainer refuses.
+            RelibraError: the server cannot say what its ids mean; see `report_response`.
         """
         return bool(self._report(step, sequence_id, [routing], policy_versions))
 
