@@ -39,3 +39,8 @@ def test_dispatch_that_costs_time_adds_what_crosses_and_the_sums_by_source_node(
     # Sums of 98 MB are too large to keep: only those of one layer exist at a time.
     assert added(64_000, CLUSTER) == 64_000 * (LOAD_SIZE_BYTES + two_nodes + two_nodes)
     assert added(2, replace(CLUSTER, num_nodes=1)) == 0
+    # Every token of this model goes to both nodes anyway, where it is sent once to each.
+    once = PlanParams(cost=CostModel(token_size_bytes=8192, sends_once_per_node=True))
+    dense = replace(MODEL, top_k=MODEL.num_experts)
+    free, dear = (solve_size_bytes(10, 2, dense, CLUSTER, params, Basis.REPLAY) for params in (FREE, once))
+    assert free == dear

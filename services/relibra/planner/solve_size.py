@@ -32,6 +32,6 @@ def solve_size_bytes(
     size_bytes = counts_size_bytes + cells_size_bytes * model.num_experts
     if basis is Basis.REPLAY:
         size_bytes += cells_size_bytes * cluster.num_ranks * min(NUM_BUCKETS, model.num_experts)
-    if dispatch_costs_time(cluster, params):
+    if dispatch_costs_time(cluster, params.counting_copies(model, cluster)):
         size_bytes += traffic_size_bytes(num_rows, model, cluster)
     return size_bytes
