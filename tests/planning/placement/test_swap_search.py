@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relibra.planning.placement.objective import Moves, objective
 from relibra.planning.placement.partition import spread
-from relibra.planning.placement.swap_search import Moves, improve, num_proposals, objective
+from relibra.planning.placement.swap_search import improve, num_proposals
 from relibra.planning.traffic import LayerTraffic
 
 

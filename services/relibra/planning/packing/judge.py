@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad
 from relibra.planning.packing.rows import group_loads
+from relibra.planning.placement.objective import objective
 from relibra.planning.placement.reorder import reorder
-from relibra.planning.placement.swap_search import objective
 from relibra.planning.prices import price_moves, price_replicas
 from relibra.planning.schedule import Packing, Schedule
 from relibra.planning.traffic import Traffic

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from relibra.planning.jit import for_each_layer
 from relibra.planning.job import Cluster
+from relibra.planning.placement.objective import Moves, objective
 from relibra.planning.placement.partition import align, fill, largest_groups, spread
-from relibra.planning.placement.swap_search import NUM_STARTS, Moves, improve, num_proposals, objective
+from relibra.planning.placement.swap_search import NUM_STARTS, improve, num_proposals
 from relibra.planning.prices import Hysteresis, ReplicaPrice
 from relibra.planning.replicas.layer_replicas import KnownReplicas, LayerReplicas
 from relibra.planning.replicas.replicate import FREE, replicate_layer

@@ -1,19 +1,15 @@
 """Improve a split of experts into equally large groups by swapping pairs of them.
 
-The objective is `sum_m max_g load[m, g]`: the tokens of the largest group of every row, summed over rows. Where
-dispatch has a price, the copies that enter or leave the busiest group of every row are added at that price, and the
-experts that leave their group at the price of a move. So the search moves only experts that are worth it.
+`objective` says what the search minimises.
 
 M rows, E experts, N nodes, P groups, X experts of a group or, in `improve`, all experts by falling load.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning.jit import compiled, next_random
-from relibra.planning.placement.partition import largest_groups
+from relibra.planning.placement.objective import Moves, objective
 from relibra.planning.traffic import UNIT_BITS, GroupTraffic
 
 NUM_STARTS = 4
@@ -36,20 +32,6 @@ _CLOSE_ENOUGH = 13
 
 _PROPOSALS_PER_PAIR = 32
 """Swaps tried between two groups before the next two are drawn; fewer if their members make fewer pairs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moves:
-    """The price of experts that leave their group."""
-
-    from_E: NDArray[np.int32]
-    """The group of every expert before."""
-    price: int
-    """What a move must save, in tokens of the largest group, summed over rows."""
-
-    def tokens(self, group_E: NDArray[np.int32]) -> int:
-        """Return what the moves of a split must save."""
-        return int((group_E != self.from_E).sum()) * self.price
 
 
 def num_proposals(num_rows: int, num_layers: int, num_experts: int, has_traffic: bool = False) -> int:
@@ -139,20 +121,6 @@ def improve(
         before, after = (objective(load_ME, each_E, num_groups, traffic, moves) for each_E in (group_E, result_E))
         return group_E if after > before else result_E
     return result_E
-
-
-def objective(
-    load_ME: NDArray[np.integer],
-    group_E: NDArray[np.int32],
-    num_groups: int,
-    traffic: GroupTraffic | None = None,
-    moves: Moves | None = None,
-) -> int:
-    """Return the objective of the search for a split, in tokens."""
-    tokens = largest_groups(load_ME, group_E, num_groups)
-    if traffic is not None:
-        tokens += traffic.tokens(int(traffic.busiest_M(load_ME, group_E).sum()))
-    return tokens if moves is None else tokens + moves.tokens(group_E)
 
 
 @compiled
