@@ -34,11 +34,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.results import write
-from relibra.agent.cells.arrivals import Arrivals
+from relibra.agent.cells.arrivals import NUM_PARTS, Arrivals
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.fetch import Fetcher
-from relibra.agent.cells.gradient_return import ARRIVING_BYTES
-from relibra.agent.cells.gradient_windows import windows_on
+from relibra.agent.cells.gradient_return import ARRIVING_BYTES, GradientReturns
 from relibra.agent.cells.layer import LayerExecution
 from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, running
 from relibra.agent.cells.replay import MicroBatchReplay, check_routing
@@ -47,7 +46,7 @@ from relibra.agent.cells.slots import Slots
 from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.experts import Dispatched, ExpertsForward
 from relibra.agent.placement import Placement
-from relibra.agent.transport import ExpertTransport, Parcel, SymmetricTransport, delivery, transfer_schedule
+from relibra.agent.transport import ExpertTransport, Parcel, SymmetricTransport, transfer_schedule
 from relibra.agent.transport.symmetric_memory import SymmetricMemory
 from relibra.agent.transport.timed import TimedTransport
 from relibra.kernels import ops
@@ -121,14 +120,13 @@ class NoDevice:
 
 
 class NoKernels:
-    """Counts launches, and prepares them as `driver.Device` does."""
+    """Counts launches, whose arguments are ready for the driver."""
 
     def __init__(self) -> None:
         self.num_launches = 0
 
     def __call__(self, launch: Launch) -> None:
-        """Prepare a launch."""
-        launch.parameters()
+        """Count a launch."""
         self.num_launches += 1
 
 
@@ -234,11 +232,12 @@ class Layers:
         transport, num_slots = TimedTransport(moved), CLUSTER.redundant_slots
         slots = Slots(by_layer, num_slots, CPU, with_gradients=False, memory=transport.memory)
         gathered: dict[int, Callable[[], None]] = {layer: lambda: None for layer in by_layer}
+        arrivals = Arrivals(transport, self._experts, num_slots, None, CPU, ARRIVING_BYTES // NUM_PARTS)
         context = ReplicaContext(
             transport=transport,
             slots=slots,
             fetcher=Fetcher(transport, slots, by_layer, gathered),
-            arrivals=Arrivals(transport, self._experts, num_slots, None, CPU, ARRIVING_BYTES // 2) if device else None,
+            returns=GradientReturns(transport, arrivals, None),
         )
         self._executions = [
             LayerExecution(
@@ -272,8 +271,7 @@ class Layers:
             routed=RoutedTokens(np.zeros((1, MODEL.num_layers, MODEL.num_experts), np.int64)),
             given_experts=check_routing(routed_LTK, MODEL, CPU) if self._is_replayed else None,
         )
-        for known in (transfer_schedule, delivery._returns, windows_on):
-            known.cache_clear()
+        transfer_schedule.cache_clear()
 
     def run(self) -> None:
         """Run all layers forward, and then backward."""

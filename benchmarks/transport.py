@@ -28,7 +28,7 @@ from relibra.agent.transport import (
     HostWeights,
     ProcessGroupTransport,
     Pull,
-    return_gradients,
+    Return,
 )
 
 WORLD = 4
@@ -61,9 +61,8 @@ class Layer:
 
     def give_back(self, transport: ExpertTransport) -> None:
         """Return the gradients of all replicas to their homes."""
-        return_gradients(
-            transport, self.copies, lambda slot: [self.slots[slot]], lambda copy: [self.returned[copy]]
-        ).wait()
+        transfers = Return.of(transport, self.copies, lambda copy: [self.returned[copy]])
+        transfers.start(lambda slot: [self.slots[slot]]).wait()
 
     def pull(self, host: HostWeights) -> None:
         """Fetch all replicas of this rank from host memory."""

@@ -53,7 +53,7 @@ def emulation(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Run]
     def runner(backwards: bool) -> Run:
         def run(launch: Launch) -> None:
             function = getattr(libraries[KERNELS[launch.kernel]], f"emulate_{launch.kernel}")
-            function(launch.parameters(), *launch.num_blocks, launch.num_threads, backwards)
+            function(launch.arguments, *launch.num_blocks, launch.num_threads, backwards)
 
         return run
 

@@ -15,6 +15,7 @@ from relibra.kernels.ops import (
     expert_unpack,
     grad_accumulate,
     quota_remap,
+    refuse_second_derivatives,
 )
 from relibra.kernels.packed import ALIGNMENT_BYTES, packed_size_bytes
 from relibra.kernels.reference import EMPTY, REST, expert_checksum
@@ -29,4 +30,5 @@ __all__ = [
     "grad_accumulate",
     "packed_size_bytes",
     "quota_remap",
+    "refuse_second_derivatives",
 ]

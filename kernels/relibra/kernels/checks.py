@@ -57,8 +57,10 @@ def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Tensor | Sequenc
         if target.dtype != torch.float32:
             raise InvalidInput.of(f"into[{i}]", expected="torch.float32", got=target.dtype)
         if isinstance(added, Tensor):
-            _gradients(f"gradients[{i}]", added, added.dtype, (added.shape[0], *target.shape))
-            _one_device(f"gradients[{i}]", into[0], [target, added])
+            dtype, shape = added.dtype, added.shape
+            if dtype not in _GRADIENT_DTYPES or shape[1:] != target.shape:
+                _gradients(f"gradients[{i}]", added, dtype, (shape[0], *target.shape))
+            _one_device(f"gradients[{i}]", into[0], (target, added))
             continue
         dtype = added[0].dtype if added else torch.float32
         for j, gradient in enumerate(added):

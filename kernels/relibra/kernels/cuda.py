@@ -6,8 +6,8 @@ callers have checked the arguments, and all tensors are contiguous.
 T tokens, E logical experts, P physical slots, C chunks of tokens.
 """
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
-from ctypes import c_int32, c_void_p
 from typing import NamedTuple
 
 import torch
@@ -17,18 +17,25 @@ from relibra.kernels.launch import (
     MAX_GRADIENTS,
     MAX_SEGMENTS,
     MAX_TARGETS,
+    ROUTING,
     TILE_BYTES,
     TILE_ELEMENTS,
+    Arguments,
     Gradients,
     Launch,
-    Routing,
     Run,
     Segments,
+    table_arguments,
 )
 from relibra.kernels.packed import packed_offsets, packed_size_bytes
 
 _CHUNK_TOKENS = 32
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+_COUNT = Arguments("P", "i", "i", "P")
+_PREFIX = Arguments("P", "i", "i", "P", "P", "i", "P", "P")
+_PLACE = Arguments(ROUTING, "P", "P", "P", "P", "i")
+_GIVE_BACK = Arguments("P", "P", "P", "i", "i", "i", "P", "i")
 
 Segment = tuple[int, int, int]
 """Address to read, address to write, number of bytes."""
@@ -50,20 +57,15 @@ def expert_unpack(run: Run, buffer: Tensor, into: Sequence[Tensor]) -> None:
 
 def grad_accumulate(run: Run, into: Sequence[Tensor], gradients: Sequence[Tensor | Sequence[Tensor]]) -> None:
     """Run `reference.grad_accumulate`; all gradients of one target have the same dtype."""
-    for targets in _groups(into, map(_Added.of, gradients)):
-        table, num = Gradients(num_targets=len(targets)), len(targets)
-        addresses, first_gradient, first_tile = list[int](), [0], [0]
-        for target, added in targets:
-            addresses += added.addresses
-            first_gradient.append(len(addresses))
-            first_tile.append(first_tile[-1] + -(-target.numel() // TILE_ELEMENTS))
-        table.into[:num] = [target.data_ptr() for target, _ in targets]
-        table.num_elements[:num] = [target.numel() for target, _ in targets]
-        table.gradient[: len(addresses)] = addresses
-        table.first_gradient[: num + 1], table.first_tile[: num + 1] = first_gradient, first_tile
-        num_tiles, element = first_tile[-1], _ELEMENTS[targets[0][1].dtype]
-        args = (table, c_int32(element))
-        run(Launch(kernel="grad_accumulate", num_blocks=(num_tiles, 1), num_threads=256, args=args))
+    added = [_Added.of(each) for each in gradients]
+    together = _sums.of(tuple([(t.numel(), len(a.addresses), a.dtype) for t, a in zip(into, added, strict=True)]))
+    if together is not None:
+        run(together.launch([t.data_ptr() for t in into], [address for a in added for address in a.addresses]))
+        return
+    for targets in _groups(into, added):
+        sums = _Sums([(target.numel(), len(some.addresses), some.dtype) for target, some in targets])
+        addresses = [address for _, some in targets for address in some.addresses]
+        run(sums.launch([target.data_ptr() for target, _ in targets], addresses))
 
 
 def quota_remap(
@@ -79,43 +81,16 @@ def quota_remap(
     # One allocation for the ranges of the slots, int64 [2, P], and the counts, int32 [C, E].
     ranges_bytes = 16 * num_slots
     scratch = slot_expert_P.new_empty(ranges_bytes // 4 + num_chunks * num_experts)
-    begin, end, count = (scratch.data_ptr() + offset for offset in (0, ranges_bytes // 2, ranges_bytes))
-    shape = (c_int32(num_tokens), c_int32(num_experts))
-    run(
-        Launch(
-            kernel="quota_count",
-            num_blocks=(num_chunks, -(-num_experts // 128)),
-            num_threads=128,
-            args=(routing_map_TE, *shape, c_void_p(count)),
-        )
-    )
-    run(
-        Launch(
-            kernel="quota_prefix",
-            num_blocks=(-(-num_experts // 32), 1),
-            num_threads=1024,
-            args=(
-                c_void_p(count),
-                c_int32(num_chunks),
-                c_int32(num_experts),
-                slot_expert_P,
-                share_P,
-                c_int32(num_slots),
-                c_void_p(begin),
-                c_void_p(end),
-            ),
-        )
-    )
-    routing = Routing(slot_expert_P.data_ptr(), count, begin, end, num_tokens, num_experts, num_slots)
-    element_bytes = c_int32(probs_TE.element_size())
-    run(
-        Launch(
-            kernel="quota_place",
-            num_blocks=(num_chunks, -(-num_slots // 128)),
-            num_threads=128,
-            args=(routing, probs_TE, routing_map_TE, probs_TP, routing_map_TP, element_bytes),
-        )
-    )
+    begin = scratch.data_ptr()
+    end, count = begin + ranges_bytes // 2, begin + ranges_bytes
+    routed, slots = routing_map_TE.data_ptr(), slot_expert_P.data_ptr()
+    arguments = _COUNT.packed(routed, num_tokens, num_experts, count)
+    run(Launch("quota_count", (num_chunks, -(-num_experts // 128)), 128, arguments))
+    arguments = _PREFIX.packed(count, num_chunks, num_experts, slots, share_P.data_ptr(), num_slots, begin, end)
+    run(Launch("quota_prefix", (-(-num_experts // 32), 1), 1024, arguments))
+    routing = slots, count, begin, end, num_tokens, num_experts, num_slots
+    placed = probs_TE.data_ptr(), routed, probs_TP.data_ptr(), routing_map_TP.data_ptr(), probs_TE.element_size()
+    run(Launch("quota_place", (num_chunks, -(-num_slots // 128)), 128, _PLACE.packed(*routing, *placed)))
     return probs_TP, routing_map_TP
 
 
@@ -126,22 +101,23 @@ def quota_give_back(
     num_tokens, num_slots = grad_TP.shape
     grad_TE = grad_TP.new_zeros(num_tokens, num_experts)
     if grad_TP.numel():
-        shape = (c_int32(num_tokens), c_int32(num_experts), c_int32(num_slots))
-        run(
-            Launch(
-                kernel="quota_give_back",
-                num_blocks=(-(-num_tokens // _CHUNK_TOKENS), -(-num_slots // 128)),
-                num_threads=128,
-                args=(grad_TP, routing_map_TP, slot_expert_P, *shape, grad_TE, c_int32(grad_TP.element_size())),
-            )
+        arguments = _GIVE_BACK.packed(
+            grad_TP.data_ptr(),
+            routing_map_TP.data_ptr(),
+            slot_expert_P.data_ptr(),
+            num_tokens,
+            num_experts,
+            num_slots,
+            grad_TE.data_ptr(),
+            grad_TP.element_size(),
         )
+        run(Launch("quota_give_back", (-(-num_tokens // _CHUNK_TOKENS), -(-num_slots // 128)), 128, arguments))
     return grad_TE
 
 
 def _copy(run: Run, segments: Sequence[Segment], *, zero_padding: bool) -> None:
     for table, num_tiles in _tables(segments):
-        args = (table, c_int32(zero_padding))
-        run(Launch(kernel="expert_copy", num_blocks=(num_tiles, 1), num_threads=256, args=args))
+        run(Launch("expert_copy", (num_tiles, 1), 256, table_arguments(table, zero_padding)))
 
 
 def _tables(segments: Sequence[Segment]) -> Iterator[tuple[Segments, int]]:
@@ -170,6 +146,57 @@ class _Added(NamedTuple):
             return cls([each.data_ptr() for each in gradients], gradients[0].dtype if gradients else torch.float32)
         first, step = gradients.data_ptr(), gradients.stride(0) * gradients.element_size()
         return cls([first + i * step for i in range(gradients.shape[0])], gradients.dtype)
+
+
+Target = tuple[int, int, torch.dtype]
+"""A target of `grad_accumulate`: its number of elements, and the number and the dtype of its gradients."""
+
+
+class _Sums:
+    """The table of one launch of `grad_accumulate`: all of it but the addresses, which each launch writes into it.
+
+    Args:
+        targets: as many as fit; their gradients have one dtype.
+    """
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        table, num = Gradients(num_targets=len(targets)), len(targets)
+        first_gradient, first_tile = [0], [0]
+        for num_elements, num_gradients, _ in targets:
+            first_gradient.append(first_gradient[-1] + num_gradients)
+            first_tile.append(first_tile[-1] + -(-num_elements // TILE_ELEMENTS))
+        table.num_elements[:num] = [num_elements for num_elements, _, _ in targets]
+        table.first_gradient[: num + 1], table.first_tile[: num + 1] = first_gradient, first_tile
+        self._into, self._gradient, self._num_blocks = table.into, table.gradient, (first_tile[-1], 1)
+        self._arguments = table_arguments(table, _ELEMENTS[targets[0][2]])
+
+    def launch(self, into: Sequence[int], gradients: Sequence[int]) -> Launch:
+        """Return the launch for these addresses: of the targets, and of all their gradients in turn."""
+        self._into[: len(into)] = into
+        self._gradient[: len(gradients)] = gradients
+        return Launch("grad_accumulate", self._num_blocks, 256, self._arguments)
+
+
+class _KnownSums(threading.local):
+    """The tables of this thread for targets that fit into one launch."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Target, ...], _Sums | None] = {}
+
+    def of(self, targets: tuple[Target, ...]) -> _Sums | None:
+        """Return the table of these targets; None if they do not fit, or some have nothing to add."""
+        if targets not in self._known:
+            num_elements, num_gradients, dtypes = zip(*targets, strict=True)
+            fit = len(targets) <= MAX_TARGETS and sum(num_gradients) <= MAX_GRADIENTS and len(set(dtypes)) == 1
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[targets] = _Sums(targets) if fit and all(num_elements) and all(num_gradients) else None
+        return self._known[targets]
+
+
+_MOST_KNOWN = 1024
+"""Tables of 4 KiB that a thread remembers. There are few unless the cells of a step differ very much."""
+_sums = _KnownSums()
 
 
 def _groups(into: Sequence[Tensor], gradients: Iterable[_Added]) -> Iterator[list[tuple[Tensor, _Added]]]:

@@ -51,11 +51,10 @@ class Device:
         """
         stream = ctypes.c_void_p(torch.cuda.current_stream(self.index).cuda_stream)
         blocks, threads, shared_bytes = (*launch.num_blocks, 1), (launch.num_threads, 1, 1), 0
-        parameters = launch.parameters()
         self._call("cuCtxPushCurrent_v2", self._context)
         try:
             function = self._functions[launch.kernel]
-            self._call("cuLaunchKernel", function, *blocks, *threads, shared_bytes, stream, parameters, None)
+            self._call("cuLaunchKernel", function, *blocks, *threads, shared_bytes, stream, launch.arguments, None)
         finally:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 

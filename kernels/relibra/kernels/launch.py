@@ -1,35 +1,58 @@
-"""One kernel launch, and the tables that launches carry by value. The tables mirror the structures in `csrc`."""
+"""One kernel launch, its arguments, and the tables that launches carry by value, which mirror structures in `csrc`."""
 
 import ctypes
+import struct
+import threading
 from collections.abc import Callable
-from functools import cache
 from typing import NamedTuple
-
-from torch import Tensor
 
 MAX_SEGMENTS, TILE_BYTES = 128, 32768
 MAX_TARGETS, MAX_GRADIENTS, TILE_ELEMENTS = 64, 256, 8192
 
 
+Addresses = ctypes.Array[ctypes.c_void_p]
+"""The address of each argument, as the driver takes them. The array keeps the arguments alive."""
+
+
 class Launch(NamedTuple):
-    """A kernel, its grid and its arguments; a tensor in `args` stands for its address."""
+    """A kernel, its grid and its arguments."""
 
     kernel: str
     num_blocks: tuple[int, int]
     num_threads: int
-    args: tuple["Tensor | ctypes.Structure | ctypes.c_int32 | ctypes.c_void_p", ...]
-
-    def parameters(self) -> "ctypes.Array[ctypes.c_void_p]":
-        """Return the array of argument addresses that the driver takes; the array keeps the arguments alive."""
-        values = [ctypes.c_void_p(arg.data_ptr()) if isinstance(arg, Tensor) else arg for arg in self.args]
-        parameters = _addresses(len(values))(*map(ctypes.addressof, values))
-        parameters.values = values  # type: ignore[attr-defined]
-        return parameters
+    arguments: Addresses
+    """Valid until the next launch of the same kernel by the same thread, because the driver copies them at once."""
 
 
-@cache
-def _addresses(num: int) -> "type[ctypes.Array[ctypes.c_void_p]]":
-    return ctypes.c_void_p * num
+class Arguments(threading.local):
+    """The arguments of one kernel, which every launch packs into the same memory. Each thread has memory of its own.
+
+    Args:
+        formats: the format of each argument, as in `struct`; that of a structure has those of its fields.
+    """
+
+    def __init__(self, *formats: str) -> None:
+        layout, offsets = "@", list[int]()
+        for each in formats:
+            offsets.append(struct.calcsize(layout))
+            layout += f"{each}0P"  # the next one begins at a multiple of 8 bytes
+        self._struct = struct.Struct(layout)
+        self._memory = ctypes.create_string_buffer(self._struct.size)
+        begin = ctypes.addressof(self._memory)
+        self._addresses: Addresses = (ctypes.c_void_p * len(offsets))(*(begin + offset for offset in offsets))
+
+    def packed(self, *values: int) -> Addresses:
+        """Pack the values of all arguments, a tensor as its address; return the addresses of the arguments."""
+        self._struct.pack_into(self._memory, 0, *values)
+        return self._addresses
+
+
+def table_arguments(table: ctypes.Structure, last: int) -> Addresses:
+    """Return the arguments of a kernel that takes a table and an int32."""
+    values = table, ctypes.c_int32(last)
+    addresses: Addresses = (ctypes.c_void_p * 2)(*map(ctypes.addressof, values))
+    addresses.values = values  # type: ignore[attr-defined]
+    return addresses
 
 
 Run = Callable[[Launch], None]
@@ -61,15 +84,5 @@ class Gradients(ctypes.Structure):
     )
 
 
-class Routing(ctypes.Structure):
-    """The slots of `quota_remap` and the range of tokens that each slot takes."""
-
-    _fields_ = (
-        ("slot_expert_P", ctypes.c_void_p),
-        ("before_CE", ctypes.c_void_p),
-        ("begin_P", ctypes.c_void_p),
-        ("end_P", ctypes.c_void_p),
-        ("num_tokens", ctypes.c_int32),
-        ("num_experts", ctypes.c_int32),
-        ("num_slots", ctypes.c_int32),
-    )
+ROUTING = "PPPPiii"
+"""The structure `Routing`: slot_expert_P, before_CE, begin_P, end_P, num_tokens, num_experts, num_slots."""

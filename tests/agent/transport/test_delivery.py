@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from harness.agent.transfer_cells import transfer_cells
-from relibra.agent.transport import Copy, Fetch, FrozenLayer, Parcel, Pull, return_gradients, transfer_schedule
+from relibra.agent.transport import Copy, Fetch, FrozenLayer, Parcel, Pull, Return, transfer_schedule
 
 NUM_RANKS, FIRST_EXPERT = 8, 100
 Lists = defaultdict[tuple[int, int], list[Tensor]]
@@ -101,12 +101,9 @@ def test_S5_gradients_come_home_straight_and_in_their_own_room(copies: tuple[Cop
     arrivals = [torch.zeros(()) for _ in copies]
     for rank in range(NUM_RANKS):
         transport = OneRank(rank, relays, sent, received)
-        return_gradients(
-            transport,
-            copies,
-            slot=lambda slot, rank=rank: [torch.tensor(named(rank, slot))],
-            arrival=lambda copy: [arrivals[copy]],
-        )
+        returning = Return.of(transport, copies, lambda copy: [arrivals[copy]])
+        assert transport.num_calls == 0
+        returning.start(lambda slot, rank=rank: [torch.tensor(named(rank, slot))])
         assert transport.num_calls == 1
     move(sent, received, 1)
     for copy, arrival in zip(copies, arrivals, strict=True):
@@ -120,7 +117,7 @@ def test_ranks_begin_to_send_gradients_to_different_homes() -> None:
     for rank in range(NUM_RANKS):
         sent = Lists(list)
         transport = OneRank(rank, False, sent, Lists(list))
-        return_gradients(transport, copies, lambda _: [torch.zeros(())], lambda _: [torch.zeros(())])
+        Return.of(transport, copies, lambda _: [torch.zeros(())]).start(lambda _: [torch.zeros(())])
         orders.append([home for _, home in sent])
     for turn in zip(*orders, strict=True):
         assert len(set(turn)) == NUM_RANKS
@@ -134,7 +131,7 @@ def test_S5_senders_name_the_place_at_which_the_receiver_waits(copies: tuple[Cop
     for rank in range(NUM_RANKS):
         transport = OneRank(rank, relays, sent, received, places)
         Fetch.of(transport, copies, home=lambda _: [torch.zeros(())], slot=lambda slot: [slots[slot]]).start()
-        return_gradients(transport, copies, slot=lambda _: [torch.zeros(())], arrival=lambda copy: [arrivals[copy]])
+        Return.of(transport, copies, lambda copy: [arrivals[copy]]).start(lambda _: [torch.zeros(())])
     assert places.keys() == received.keys()
     for pair, named in places.items():
         assert [place.data_ptr() for place in named] == [tensor.data_ptr() for tensor in received[pair]]

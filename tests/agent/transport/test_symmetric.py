@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.agent.simulated_memory import Device, Step, run_all, simulated_node
 from harness.agent.transfer_cells import transfer_cells
-from relibra.agent.transport import Copy, Fetch, Handle, Parcel, SymmetricTransport, return_gradients, symmetric
+from relibra.agent.transport import Copy, Fetch, Handle, Parcel, Return, SymmetricTransport, symmetric
 from relibra.errors import InvalidInput
 
 NUM_RANKS, NUM_HOME, NUM_SLOTS = 8, 4, 24
@@ -49,12 +49,8 @@ class Rank:
             want = values(turn, copy.source_rank, NUM_HOME)[copy.source_slot]
             self._expect(f"weights {turn} {copy}", side, copy.destination_slot, want)
         self._then(lambda: self._gradients.copy_(-values(turn, rank, NUM_SLOTS)))
-        returning = return_gradients(
-            self._transport,
-            copies,
-            lambda slot: [self._gradients[slot : slot + 1]],
-            lambda copy: [self._sides[2][copy : copy + 1]],
-        )
+        transfers = Return.of(self._transport, copies, lambda copy: [self._sides[2][copy : copy + 1]])
+        returning = transfers.start(lambda slot: [self._gradients[slot : slot + 1]])
         self._returning = returning, turn, copies
 
     def settle(self) -> None:

@@ -21,7 +21,7 @@ from relibra.agent.transport import (
     Handle,
     Parcel,
     ProcessGroupTransport,
-    return_gradients,
+    Return,
 )
 from relibra.errors import RelibraError
 from relibra.kernels import ALIGNMENT_BYTES
@@ -206,7 +206,7 @@ class Cell:
         ).start()
         arrivals = self._arrivals
         self.handles.append(
-            return_gradients(transport, copies, lambda slot: [self._sent[slot]], lambda copy: [arrivals[copy]])
+            Return.of(transport, copies, lambda copy: [arrivals[copy]]).start(lambda slot: [self._sent[slot]])
         )
 
     def num_wrong(self) -> int:

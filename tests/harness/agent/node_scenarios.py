@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -13,10 +14,10 @@ import torch.distributed as dist
 from harness.agent.contract_scenarios import TIMEOUT_S
 from harness.agent.emulated_memory import emulated_transport
 from harness.distributed.plans import random_plans
-from relibra.agent.cells.arrivals import Arrivals
+from relibra.agent.cells.arrivals import NUM_PARTS, Arrivals
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.fetch import Fetcher, Moment, Use, next_use
-from relibra.agent.cells.gradient_return import GradientReturn
+from relibra.agent.cells.gradient_return import GradientReturns
 from relibra.agent.cells.host_copy import HostCopy
 from relibra.agent.cells.slots import NUM_SIDES, Slots
 from relibra.agent.experts import SequentialExperts
@@ -106,6 +107,7 @@ def gradients(group: dist.ProcessGroup, *, is_symmetric: bool = False) -> Result
     transport = emulated_transport(group, TIMEOUT_S) if is_symmetric else ProcessGroupTransport(group)
     copies = (*(Copy(0, 0, peer, 0) for peer in (1, 2, 3)), Copy(1, 0, 2, 1))
     home = [[torch.nn.Parameter(torch.zeros(10, 4, dtype=torch.bfloat16))]]
+    cell: Any = mock.Mock(copies=copies, experts=SimpleNamespace(parameters=home), trained=[0])
     mine = {1: [1e8], 2: [1.0, 5.0], 3: [-1e8]}.get(rank, [])
     own = [[torch.full((10, 4), each, dtype=torch.bfloat16)] for each in mine]
     results, arriving = [], []
@@ -114,16 +116,15 @@ def gradients(group: dist.ProcessGroup, *, is_symmetric: bool = False) -> Result
     ):
         home[0][0].main_grad = None if main_dtype is None else torch.full((10, 4), 0.25, dtype=main_dtype)
         sent = [[each.to(dtype or each.dtype) for each in of_slot] for of_slot in own]
-        memory = None
-        if is_symmetric:
-            memory = Arrivals(transport, [SimpleNamespace(parameters=home)], 2, dtype, CPU, arriving_bytes // 2)
-        under_way = GradientReturn(transport, copies, sent, home, dtype, arriving_bytes, memory)
+        memory = Arrivals(transport, [cell.experts], 2, dtype, CPU, arriving_bytes // NUM_PARTS)
+        returns = GradientReturns(transport, memory, dtype)
+        under_way = returns.start(cell, sent)
         arriving.append(sum(each.nbytes for each in under_way.arrivals))
         if is_early:
             under_way.wait()
-        if is_early and memory is not None:  # another cell needs the memory before this one is added up
+        if is_early:  # another cell needs the memory before this one is added up
             noise = [[torch.full_like(each, 7.0) for each in of_slot] for of_slot in sent]
-            GradientReturn(transport, copies, noise, home, dtype, arriving_bytes, memory).wait()
+            returns.start(cell, noise).wait()
         parameters = home[0] if rank in (0, 1) else []
         (rest,) = under_way.add_up(parameters) or [None]
         added = home[0][0].main_grad

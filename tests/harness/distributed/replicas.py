@@ -4,7 +4,7 @@ import functools
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -14,7 +14,8 @@ from harness.distributed.gpt_model import RECOMPUTE
 from harness.distributed.matrix import EXPERTS, balanced_job, num_micro_batches
 from relibra.agent import Phase
 from relibra.agent.cells.fetch import Fetcher, Use
-from relibra.agent.cells.gradient_return import GradientReturn
+from relibra.agent.cells.gradient_return import GradientReturn, GradientReturns
+from relibra.agent.cells.replicated_cell import ReplicatedCell
 from relibra.agent.cells.slots import NUM_SIDES
 from relibra.agent.cells.visit import Visit
 from relibra.kernels import packed_size_bytes
@@ -64,25 +65,24 @@ def returning(cluster: Cluster, *, experts: dict[str, Any]) -> Result:
     job, _ = balanced_job(cluster, **experts)
     agent = job.agent
     assert agent is not None
-    plain, alive, largest, homes = GradientReturn.__init__, list[weakref.ref[torch.Tensor]](), [0], [0]
+    plain, alive, largest, homes = GradientReturns.start, list[weakref.ref[torch.Tensor]](), [0], [0]
     slots = agent._context.slots._gradients.untyped_storage().data_ptr()
 
-    def make(self: GradientReturn, *args: Any, **kwargs: Any) -> None:
-        plain(self, *args, **kwargs)
-        arrivals = list(self.arrivals)
-        leaving = [each for of_slot in kwargs["own"] for each in of_slot]
-        beside = [each for each in leaving if each.untyped_storage().data_ptr() != slots]
-        alive.extend(map(weakref.ref, arrivals + beside))
-        largest.append(sum(each.nbytes for ref in alive if (each := ref()) is not None))
-        homes.append(sum(each.nbytes for each in arrivals))
+    def start(self: GradientReturns, cell: ReplicatedCell, own: Sequence[Sequence[torch.Tensor]]) -> GradientReturn:
+        started = plain(self, cell, own)
+        leaving = [each for of_slot in own for each in of_slot]
+        alive.extend(weakref.ref(each) for each in leaving if each.untyped_storage().data_ptr() != slots)
+        homes.append(self._arrivals.size_bytes)
+        largest.append(homes[-1] + sum(each.nbytes for ref in alive if (each := ref()) is not None))
+        return started
 
-    with mock.patch.object(GradientReturn, "__init__", make):
+    with mock.patch.object(GradientReturns, "start", start):
         agent.begin_step(0, Phase.UPDATE)
         job.run(0, num_micro_batches())
         agent.end_step()
-    said = agent.gradient_bytes
+    said, kept = agent.gradient_bytes, agent._context.returns._arrivals.size_bytes
     agent.detach()
-    return {"said": said, "largest": max(largest), "largest_at_home": max(homes)}
+    return {"said": said, "kept": kept, "largest": max(largest), "largest_at_home": max(homes)}
 
 
 def abandoned(cluster: Cluster) -> Result:

@@ -57,7 +57,7 @@ class Agent(WeightAccess):
             guard=guard,
             places=places,
             groups=groups,
-            forget_replicas=context.fetcher.drain,
+            forget_replicas=context.drain,
         )
         self._plans, self._context = plans, context
         self._opener = StepOpener(config, groups, plans, homes, device)
@@ -173,7 +173,7 @@ class Agent(WeightAccess):
         assert self._outcome is not None
         self._places.forget_sharded_names()
         self._phases.end_phase()
-        self._context.fetcher.drain()
+        self._context.drain()
         if phase is Phase.RECOMPUTE and self._opener.cells.has_replicas:
             self._context.fetcher.freeze()
         self._phases.begin(phase, self._outcome)
@@ -266,7 +266,7 @@ class Agent(WeightAccess):
         self._check_weights(self._guard.check_trained, "before the optimizer's step", self._phases.take_refusal())
 
     def _close_step(self, *, with_reports: bool = True) -> None:
-        self._context.fetcher.drain()
+        self._context.drain()
         if self._phases.has(Phase.UPDATE) and not self._guard.sees_optimizer:
             self._guard.note_trained()
         if with_reports:

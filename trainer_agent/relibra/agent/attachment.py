@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 from relibra.agent.agent import Agent
-from relibra.agent.cells.arrivals import Arrivals
+from relibra.agent.cells.arrivals import NUM_PARTS, Arrivals
 from relibra.agent.cells.fetch import Fetcher
-from relibra.agent.cells.gradient_return import ARRIVING_BYTES
+from relibra.agent.cells.gradient_return import ARRIVING_BYTES, GradientReturns
 from relibra.agent.cells.slots import Slots
 from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.config import AgentConfig
@@ -124,10 +124,8 @@ def attach(
             # First, because memory of the transport is collective, and no rank may raise before it.
             num_slots = config.cluster.redundant_slots
             slots = Slots(experts, num_slots, device, with_gradients=is_fused, memory=timed.memory)
-            arrivals = None
-            if timed.needs_places:
-                window_bytes = ARRIVING_BYTES // 2
-                arrivals = Arrivals(timed, experts.values(), num_slots, slots.gradient_dtype, device, window_bytes)
+            arriving_bytes, dtype = ARRIVING_BYTES // NUM_PARTS, slots.gradient_dtype
+            arrivals = Arrivals(timed, experts.values(), num_slots, dtype, device, arriving_bytes)
             guard = WeightGuard(experts, state, device)
             places = PlaceNames(homes, guard, original)
             agent = Agent(
@@ -148,7 +146,7 @@ def attach(
                     transport=timed,
                     slots=slots,
                     fetcher=Fetcher(timed, slots, experts, gathered, host_copy),
-                    arrivals=arrivals,
+                    returns=GradientReturns(timed, arrivals, dtype),
                 ),
                 reduces_early=config.cluster.num_ep_groups > 1 and any(map(megatron.reduces_early, chunks)),
                 replay_obstacle=lambda: next(

@@ -166,6 +166,11 @@ class GroupedExperts:
                 del vars(linear)[name]
 
 
+def trained(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """Return the parameters that require gradients."""
+    return [parameter for parameter in parameters if parameter.requires_grad]
+
+
 _OF_ONE_EXPERT = re.compile(r"local_experts\.\d+\..+|linear_fc[12]\.(to_wrap\.)?(weight|bias)\d*")
 """Names of parameters that belong to one expert. A single `weight` of all experts is refused by `GroupedExperts`."""
 

@@ -1,20 +1,21 @@
-"""Memory of the transport in which gradients arrive at their homes, for transports that need places.
+"""The memory in which gradients arrive at their homes.
 
-All ranks lay out a window in the same way, so a sender knows the place of its gradients at the home. Two windows are
-under way at a time, each in a part of its own.
+If the transport needs places, all ranks lay out a window in the same way, so a sender knows the place of its gradients
+at the home. Two windows are under way at a time, each in a part of its own.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from relibra.agent.cells.gradient_windows import Window, padded_bytes
+from relibra.agent.cells.gradient_windows import Tile, Window, padded_bytes
 from relibra.agent.experts import Experts
 from relibra.agent.transport import ExpertTransport
 
+NUM_PARTS = 2
 _MOST_ROOMS = 1024
 """Rooms that are remembered. There are few unless the cells of a step differ very much."""
 
@@ -34,7 +35,10 @@ class Room(NamedTuple):
 
 
 class Arrivals:
-    """The arriving gradients of one cell at a time. Construction is collective over the ranks of the node.
+    """The memory for the arriving gradients of one cell at a time.
+
+    Memory of the transport stays as it is, and construction is collective over the ranks of the node. Otherwise a rank
+    allocates what its own arrivals need, and keeps it for the cells that follow until `release`.
 
     Args:
         transport: between the ranks of the node.
@@ -55,53 +59,87 @@ class Arrivals:
         window_bytes: int,
     ) -> None:
         self.window_bytes = window_bytes
-        sizes_bytes = [
-            sum(padded_bytes(each.numel() * (dtype or each.dtype).itemsize) for each in expert if each.requires_grad)
-            for expert in (of_layer.parameters[0] for of_layer in experts)
-        ]
-        most_bytes = max(sizes_bytes, default=0) * num_slots * (transport.num_ranks - 1)
-        self._part_bytes = padded_bytes(min(most_bytes, window_bytes))
-        num_parts = 1 if most_bytes <= window_bytes else 2
-        self._memory = transport.memory(num_parts * self._part_bytes, device)
-        self._move_out: Callable[[], None] = lambda: None
-        self._rooms: dict[tuple[int, int, int, torch.dtype], Room] = {}
+        self._rank, self._needs_places, self._device = transport.rank, transport.needs_places, device
+        self._parts = [_memory(0, device)] * NUM_PARTS
+        self._rooms: dict[tuple[int, int, int, int, torch.dtype], Room] = {}
+        self.version = 0
+        """Counts up whenever the places that `places` returned are not to be used any more."""
+        if transport.needs_places:
+            sizes_bytes = [
+                sum(
+                    padded_bytes(each.numel() * (dtype or each.dtype).itemsize) for each in expert if each.requires_grad
+                )
+                for expert in (of_layer.parameters[0] for of_layer in experts)
+            ]
+            most_bytes = max(sizes_bytes, default=0) * num_slots * (transport.num_ranks - 1)
+            part_bytes = padded_bytes(min(most_bytes, window_bytes))
+            num_parts = 1 if most_bytes <= window_bytes else NUM_PARTS
+            self._parts = list(transport.memory(num_parts * part_bytes, device).view(num_parts, part_bytes))
 
     @property
     def size_bytes(self) -> int:
         """The size of the memory."""
-        return self._memory.nbytes
+        return sum(part.nbytes for part in self._parts)
 
-    def lend(self, move_out: Callable[[], None]) -> None:
-        """Give all memory to a new user, after the last one has moved out.
+    def places(self, windows: Sequence[Window], dtypes: Sequence[torch.dtype]) -> list[list[tuple[Tile, Room]]]:
+        """Return the places of replicas' gradients in the memory of their homes, for each window and tile.
 
-        Args:
-            move_out: called when somebody else needs the memory.
-        """
-        self._move_out()
-        self._move_out = move_out
-
-    def rooms(self, window: Window, number: int, dtypes: Sequence[torch.dtype]) -> list[Room]:
-        """Return, for each tile, the places of its replicas' gradients in the memory of the tile's home.
+        The tiles of all homes have places if the transport needs them, else only those of this home.
 
         Args:
-            window: the tiles.
-            number: of the window in its cell. Windows of one parity share memory.
+            windows: the windows of a cell, in order. Those of one parity share memory.
             dtypes: of the tensors of an expert that require gradients.
         """
-        used_bytes, rooms = Counter[int](), list[Room]()
-        for tile in window:
-            begin_bytes = number % 2 * self._part_bytes + used_bytes[tile.home_rank]
-            dtype, num_replicas, num_elements = dtypes[tile.tensor], len(tile.copies), tile.end - tile.begin
-            rooms.append(self._room(begin_bytes, num_replicas, num_elements, dtype))
-            used_bytes[tile.home_rank] += num_replicas * padded_bytes(num_elements * dtype.itemsize)
-        return rooms
+        begins_bytes, needed_bytes = list[list[tuple[Tile, int]]](), [0] * NUM_PARTS
+        for number, window in enumerate(windows):
+            begins, used_bytes = list[tuple[Tile, int]](), Counter[int]()
+            for tile in window:
+                if self._needs_places or tile.home_rank == self._rank:
+                    begins.append((tile, used_bytes[tile.home_rank]))
+                    used_bytes[tile.home_rank] += _size_bytes(tile, dtypes)
+            needed_bytes[number % NUM_PARTS] = max(needed_bytes[number % NUM_PARTS], used_bytes[self._rank])
+            begins_bytes.append(begins)
+        self._grow(needed_bytes)
+        return [
+            [
+                (tile, self._room(number % NUM_PARTS, begin_bytes, tile, dtypes[tile.tensor]))
+                for tile, begin_bytes in begins
+            ]
+            for number, begins in enumerate(begins_bytes)
+        ]
 
-    def _room(self, begin_bytes: int, num_replicas: int, num_elements: int, dtype: torch.dtype) -> Room:
-        key = begin_bytes, num_replicas, num_elements, dtype
+    def release(self) -> None:
+        """Free the memory, unless it is the transport's, while nothing is under way."""
+        if not self._needs_places:
+            self._replace([0] * NUM_PARTS)
+
+    def _grow(self, needed_bytes: Sequence[int]) -> None:
+        if not self._needs_places and any(
+            needed > part.nbytes for needed, part in zip(needed_bytes, self._parts, strict=True)
+        ):
+            self._replace([max(needed, part.nbytes) for needed, part in zip(needed_bytes, self._parts, strict=True)])
+
+    def _replace(self, sizes_bytes: Sequence[int]) -> None:
+        self._rooms.clear()
+        self._parts.clear()  # before as much memory again
+        self._parts += [_memory(size_bytes, self._device) for size_bytes in sizes_bytes]
+        self.version += 1
+
+    def _room(self, part: int, begin_bytes: int, tile: Tile, dtype: torch.dtype) -> Room:
+        num_replicas, num_elements = len(tile.copies), tile.end - tile.begin
+        key = part, begin_bytes, num_replicas, num_elements, dtype
         if key not in self._rooms:
             if len(self._rooms) >= _MOST_ROOMS:
                 self._rooms.clear()
             end_bytes = begin_bytes + num_replicas * padded_bytes(num_elements * dtype.itemsize)
-            padded_RN = self._memory[begin_bytes:end_bytes].view(dtype).view(num_replicas, -1)
+            padded_RN = self._parts[part][begin_bytes:end_bytes].view(dtype).view(num_replicas, -1)
             self._rooms[key] = Room.of(padded_RN[:, :num_elements])
         return self._rooms[key]
+
+
+def _size_bytes(tile: Tile, dtypes: Sequence[torch.dtype]) -> int:
+    return len(tile.copies) * padded_bytes((tile.end - tile.begin) * dtypes[tile.tensor].itemsize)
+
+
+def _memory(size_bytes: int, device: torch.device) -> Tensor:
+    return torch.empty(size_bytes, dtype=torch.uint8, device=device)

@@ -6,76 +6,117 @@ fp32 and in ascending order of rank, so that the result depends on neither the o
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from relibra.agent.cells.arrivals import Arrivals, Room
-from relibra.agent.cells.gradient_windows import OwnWindow, TensorSize, Tile, Window, windows_on
-from relibra.agent.experts import Experts
-from relibra.agent.transport import Copy, ExpertTransport, Handle, return_gradients
+from relibra.agent.cells.arrivals import NUM_PARTS, Arrivals
+from relibra.agent.cells.cells import StepCells
+from relibra.agent.cells.gradient_windows import TensorSize, Tile, windows_on
+from relibra.agent.cells.replicated_cell import ReplicatedCell
+from relibra.agent.experts import Experts, trained
+from relibra.agent.transport import ExpertTransport, Handle, Return
 from relibra.kernels import grad_accumulate
 
 ARRIVING_BYTES = 1 << 29
 """The most memory of a rank for gradients that arrive from the replicas of a cell. What does not fit travels when the
 home adds up what came before, and nothing hides that time."""
-_NUM_UNDER_WAY = 2
-"""The number of windows under way at a time: one arrives while the home adds up the other."""
 
 
-@dataclass(slots=True)
-class _Arrivals:
-    """A window under way."""
+class _Window(NamedTuple):
+    """A window as this rank takes part in it."""
 
-    tiles: Sequence[tuple[Tile, Tensor]]
+    transfers: Return
+    leaving: Mapping[int, Sequence[Tile]]
+    """The parts of this rank's gradients that travel, by redundant slot."""
+    arriving: Sequence[tuple[Tile, Tensor]]
     """The tiles of this home, each with the memory for its replicas' gradients, `[R, N]` in the order of the tile."""
-    handle: Handle
+
+
+class GradientReturns:
+    """Begins the returns of a rank. It remembers the transfers of every cell of a step as long as their memory lasts.
+
+    Args:
+        transport: between the ranks of the node.
+        arrivals: where gradients arrive.
+        dtype: the dtype of all gradients; None if each gradient has the dtype of its parameter.
+    """
+
+    def __init__(self, transport: ExpertTransport, arrivals: Arrivals, dtype: torch.dtype | None) -> None:
+        self._transport, self._arrivals, self._dtype = transport, arrivals, dtype
+        self._cells: StepCells | None = None
+        self._windows: dict[ReplicatedCell, Sequence[_Window]] = {}
+        """The windows of cells of `_cells`, for this version of `arrivals`."""
+        self._last: GradientReturn | None = None
+
+    def start(self, cell: ReplicatedCell, own: Sequence[Sequence[Tensor]]) -> "GradientReturn":
+        """Begin to bring the gradients of a cell home. All ranks of the node make this call at the same point.
+
+        Args:
+            cell: the cell.
+            own: the gradients of the replicas on this rank that train, by redundant slot.
+        """
+        if self._last is not None:
+            self._last.move_out()
+        if cell.use.cells is not self._cells:
+            self._cells, self._windows = cell.use.cells, {}
+        windows = self._windows.get(cell)
+        if windows is None:
+            windows = self._windows_of(cell)
+        self._last = GradientReturn(windows, own, cell)
+        return self._last
+
+    def release(self) -> None:
+        """Free the memory of arrivals, while nothing is under way."""
+        self._cells, self._windows, self._last = None, {}, None
+        self._arrivals.release()
+
+    def _windows_of(self, cell: ReplicatedCell) -> Sequence[_Window]:
+        """Find the windows of a cell, and remember them."""
+        rank, one = self._transport.rank, trained(cell.experts.parameters[0])
+        dtypes = [self._dtype or each.dtype for each in one]
+        sizes = tuple(TensorSize(each.numel(), dt.itemsize) for each, dt in zip(one, dtypes, strict=True))
+        windows = windows_on(rank, cell.copies, sizes, self._arrivals.window_bytes)
+        version, found = self._arrivals.version, list[_Window]()
+        places = self._arrivals.places([window.tiles for window in windows], dtypes)
+        for window, rooms in zip(windows, places, strict=True):
+            leaving, of_copy = dict[int, list[Tile]](), dict[int, list[Tensor]]()
+            for slot, tile in window.leaving:
+                leaving.setdefault(slot, []).append(tile)
+            for tile, room in rooms:
+                for i, row in zip(tile.copies, room.rows, strict=True):
+                    of_copy.setdefault(i, []).append(row)
+            transfers = Return.of(self._transport, cell.copies, lambda copy, rows=of_copy: rows.get(copy, ()))  # type: ignore[misc]
+            arriving = [(tile, room.gradients_RN) for tile, room in rooms if tile.home_rank == rank]
+            found.append(_Window(transfers, leaving, arriving))
+        if self._arrivals.version != version:
+            self._windows.clear()  # they keep the memory from before
+        self._windows[cell] = found
+        return found
 
 
 class GradientReturn:
     """The gradients of one cell under way. All ranks of the node make one. It is the handle of all its transfers.
 
     Args:
-        transport: between the ranks of the node.
-        copies: the replicas of the cell.
-        own: the gradients of the replicas on this rank, by redundant slot.
-        home: the parameters of this rank, by home slot.
-        dtype: the dtype of all gradients; None if each gradient has the dtype of its parameter.
-        arriving_bytes: the most memory for gradients that arrive at a rank; equal on all ranks of the node.
-        memory: where gradients arrive, if the transport needs places; otherwise they arrive in new memory.
+        windows: the windows of the cell.
+        own: as in `GradientReturns.start`.
+        cell: the cell.
     """
 
-    def __init__(
-        self,
-        transport: ExpertTransport,
-        copies: tuple[Copy, ...],
-        own: Sequence[Sequence[Tensor]],
-        home: Sequence[Sequence[nn.Parameter]],
-        dtype: torch.dtype | None,
-        arriving_bytes: int = ARRIVING_BYTES,
-        memory: Arrivals | None = None,
-    ) -> None:
-        self._transport, self._copies, self._memory = transport, copies, memory
-        if memory is not None:
-            memory.lend(self._move_out)
+    def __init__(self, windows: Sequence[_Window], own: Sequence[Sequence[Tensor]], cell: ReplicatedCell) -> None:
+        self._windows, self._cell, self._num_started = windows, cell, 0
         self._own = [[gradient.contiguous().view(-1) for gradient in of_slot] for of_slot in own]
-        self._home = home
-        self._trained = [i for i, each in enumerate(home[0]) if each.requires_grad]
-        one = [home[0][i] for i in self._trained]
-        self._dtypes = [dtype or each.dtype for each in one]
-        sizes = tuple(TensorSize(each.numel(), dt.itemsize) for each, dt in zip(one, self._dtypes, strict=True))
-        window_bytes = arriving_bytes // _NUM_UNDER_WAY if memory is None else memory.window_bytes
-        self._left = deque(windows_on(transport.rank, copies, sizes, window_bytes))
-        self._num_started = 0
-        self._under_way = deque[_Arrivals]()
-        for _ in range(_NUM_UNDER_WAY):
+        self._under_way = deque[tuple[Sequence[tuple[Tile, Tensor]], Handle]]()
+        """What arrives in each window under way, and the handle of its transfers."""
+        for _ in range(NUM_PARTS):
             self._start_next()
 
     @property
     def arrivals(self) -> Iterator[Tensor]:
         """The memory of all gradients that are on their way to this rank."""
-        return (gradients_RN for window in self._under_way for _, gradients_RN in window.tiles)
+        return (gradients_RN for arriving, _ in self._under_way for _, gradients_RN in arriving)
 
     def wait(self) -> None:
         """Bring all gradients to their homes, and return when this rank's have left and arrived; see `Handle`.
@@ -83,10 +124,16 @@ class GradientReturn:
         Before `add_up`, this breaks the bound on memory: only somebody who needs the memory of the sent gradients calls
         it then.
         """
-        while self._left:
+        while self._num_started < len(self._windows):
             self._start_next()
-        for window in self._under_way:
-            window.handle.wait()
+        for _, handle in self._under_way:
+            handle.wait()
+
+    def move_out(self) -> None:
+        """Bring all gradients home, and leave their memory to another cell."""
+        self.wait()
+        for place in range(len(self._under_way)):
+            self._take_out(place)
 
     def add_up(self, parameters: Sequence[nn.Parameter]) -> list[Tensor | None]:
         """Wait, and add the arrived gradients to `main_grad`.
@@ -96,71 +143,41 @@ class GradientReturn:
         """
         sums = dict[nn.Parameter, Tensor]()
         while self._under_way:
-            window = self._under_way.popleft()
-            window.handle.wait()
-            self._add(window, sums)
-            del window  # its memory, before the next window takes as much
+            arriving, handle = self._under_way.popleft()
+            handle.wait()
+            if arriving:
+                self._add(arriving, sums)
             self._start_next()
-        self._own, self._home = [], []
+        self._own = []
+        if not sums:
+            return [None] * len(parameters)
         return [sums[each].to(each.dtype) if each in sums else None for each in parameters]
 
     def _start_next(self) -> None:
         """Begin to move the next window, if there is one. All ranks of the node make this call at the same points."""
-        if not self._left:
+        if self._num_started == len(self._windows):
             return
-        if self._memory is not None and len(self._under_way) >= _NUM_UNDER_WAY:
-            self._take_out(self._under_way[-_NUM_UNDER_WAY])  # the next window arrives in its place
-        window, rank = self._left.popleft(), self._transport.rank
-        arriving, of_copy = list[tuple[Tile, Tensor]](), dict[int, list[Tensor]]()
-        for tile, room in self._rooms(window.tiles):
-            if tile.home_rank == rank:
-                arriving.append((tile, room.gradients_RN))
-            for i, row in zip(tile.copies, room.rows, strict=True):
-                of_copy.setdefault(i, []).append(row)
-        leaving = self._leaving(window)
-        handle = return_gradients(
-            self._transport, self._copies, lambda slot: leaving.get(slot, ()), lambda copy: of_copy.get(copy, ())
+        if len(self._under_way) >= NUM_PARTS:
+            self._take_out(len(self._under_way) - NUM_PARTS)  # the next window arrives in its place
+        window, own = self._windows[self._num_started], self._own
+        handle = window.transfers.start(
+            lambda slot: [_part(own[slot][tile.tensor], tile) for tile in window.leaving.get(slot, ())]
         )
-        self._under_way.append(_Arrivals(arriving, handle))
+        self._under_way.append((window.arriving, handle))
         self._num_started += 1
 
-    def _move_out(self) -> None:
-        """Bring everything home, and leave the transport's memory to another cell."""
-        self.wait()
-        for window in self._under_way:
-            self._take_out(window)
+    def _take_out(self, place: int) -> None:
+        """Copy what arrived in one of the windows under way out of the memory of arrivals."""
+        arriving, handle = self._under_way[place]
+        handle.wait()
+        self._under_way[place] = [(tile, gradients_RN.clone()) for tile, gradients_RN in arriving], handle
 
-    def _take_out(self, window: _Arrivals) -> None:
-        """Copy what arrived out of the transport's memory."""
-        window.handle.wait()
-        window.tiles = [(tile, gradients_RN.clone()) for tile, gradients_RN in window.tiles]
-
-    def _leaving(self, window: OwnWindow) -> Mapping[int, Sequence[Tensor]]:
-        """Return the parts of this rank's gradients that travel in `window`, by redundant slot."""
-        leaving: dict[int, list[Tensor]] = {}
-        for slot, tile in window.leaving:
-            leaving.setdefault(slot, []).append(_part(self._own[slot][tile.tensor], tile))
-        return leaving
-
-    def _rooms(self, tiles: Window) -> Iterator[tuple[Tile, Room]]:
-        """Yield tiles and their memory: those of this home, or of every home if the transport needs places."""
-        if self._memory is not None:
-            yield from zip(tiles, self._memory.rooms(tiles, self._num_started, self._dtypes), strict=True)
-            return
-        for tile in tiles:
-            if tile.home_rank == self._transport.rank:
-                shape = len(tile.copies), tile.end - tile.begin
-                like = self._parameter(tile)
-                yield tile, Room.of(torch.empty(shape, dtype=self._dtypes[tile.tensor], device=like.device))
-
-    def _parameter(self, tile: Tile) -> nn.Parameter:
-        return self._home[tile.home_slot][self._trained[tile.tensor]]
-
-    def _add(self, window: _Arrivals, sums: dict[nn.Parameter, Tensor]) -> None:
+    def _add(self, arriving: Sequence[tuple[Tile, Tensor]], sums: dict[nn.Parameter, Tensor]) -> None:
         """Add what arrived in a window to `main_grad`, or to the fp32 sum of a parameter without one."""
         totals, rounded = list[Tensor](), list[tuple[Tensor, Tensor]]()
-        for tile, _ in window.tiles:
-            parameter = self._parameter(tile)
+        home, trained_tensors = self._cell.experts.parameters, self._cell.trained
+        for tile, _ in arriving:
+            parameter = home[tile.home_slot][trained_tensors[tile.tensor]]
             main_grad: Tensor | None = getattr(parameter, "main_grad", None)
             if main_grad is not None and main_grad.dtype == torch.float32:
                 totals.append(_part(main_grad.view(-1), tile))
@@ -171,7 +188,7 @@ class GradientReturn:
                 if parameter not in sums:
                     sums[parameter] = _zeros(parameter)
                 totals.append(_part(sums[parameter].view(-1), tile))
-        grad_accumulate(totals, [gradients_RN for _, gradients_RN in window.tiles])
+        grad_accumulate(totals, [gradients_RN for _, gradients_RN in arriving])
         for main_grad, total in rounded:
             main_grad.add_(total)
 
@@ -191,17 +208,6 @@ def returning_bytes(experts: Iterable[Experts], num_slots: int, num_ranks: int, 
     ]
     of_slots = max(sizes, default=0) * num_slots
     return min(of_slots * (num_ranks - 1), ARRIVING_BYTES) + (of_slots if dtype is None else 0)
-
-
-def returning(rank: int, copies: Sequence[Copy], home: Sequence[Sequence[nn.Parameter]]) -> list[nn.Parameter]:
-    """Return the parameters on `rank` to which gradients of a cell return."""
-    slots = sorted({copy.source_slot for copy in copies if copy.source_rank == rank})
-    return [parameter for slot in slots for parameter in trained(home[slot])]
-
-
-def trained(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """Return the parameters that require gradients."""
-    return [parameter for parameter in parameters if parameter.requires_grad]
 
 
 def _part(flat: Tensor, tile: Tile) -> Tensor:

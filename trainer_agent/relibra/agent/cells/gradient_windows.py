@@ -8,7 +8,6 @@ window holds the tiles that arrive at the same time.
 All ranks of the node compute the same windows, without messages.
 """
 
-import functools
 from typing import NamedTuple
 
 from relibra.agent.transport import Copy
@@ -93,7 +92,6 @@ def windows_of(copies: tuple[Copy, ...], sizes: tuple[TensorSize, ...], window_b
     return tuple(map(tuple, windows))
 
 
-@functools.lru_cache(maxsize=4096)
 def windows_on(
     rank: int, copies: tuple[Copy, ...], sizes: tuple[TensorSize, ...], window_bytes: int
 ) -> tuple[OwnWindow, ...]:

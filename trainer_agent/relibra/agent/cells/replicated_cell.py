@@ -7,9 +7,8 @@ from torch import Tensor, nn
 
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.fetch import Moment, Use, next_use
-from relibra.agent.cells.gradient_return import returning, trained
 from relibra.agent.cells.slots import NUM_SIDES
-from relibra.agent.experts import Experts
+from relibra.agent.experts import Experts, trained
 
 
 class ReplicatedCell:
@@ -49,6 +48,18 @@ class ReplicatedCell:
         """The side of the slots that its replicas fill."""
         self.num_own = sum(copy.destination_rank == rank for copy in self.copies)
         """The number of replicas on this rank."""
+        one = experts.parameters[0]
+        self.trained = [tensor for tensor, each in enumerate(one) if each.requires_grad]
+        """The indices of the tensors of an expert that require gradients."""
+        self.num_tensors = len(one)
+        """The number of tensors of an expert."""
+        self.frozen = [
+            slot * len(one) + tensor
+            for slot in range(self.num_own)
+            for tensor, each in enumerate(one)
+            if not each.requires_grad
+        ]
+        """The indices of the tensors of the replicas on this rank that require no gradients."""
         self._rank, self._reduces_early = rank, reduces_early
         self._following: dict[Moment, Use | None] = {}
 
@@ -64,7 +75,8 @@ class ReplicatedCell:
         home = self.experts.parameters
         if self._reduces_early:
             return [parameter for of_slot in home for parameter in trained(of_slot)]
-        return returning(self._rank, self.copies, home)
+        slots = sorted({copy.source_slot for copy in self.copies if copy.source_rank == self._rank})
+        return [parameter for slot in slots for parameter in trained(home[slot])]
 
     @cached_property
     def anchor(self) -> Tensor:

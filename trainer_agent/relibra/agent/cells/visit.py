@@ -24,15 +24,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from relibra.agent.cells.arrivals import Arrivals
 from relibra.agent.cells.fetch import Fetcher, Moment, Use
-from relibra.agent.cells.gradient_return import GradientReturn, trained
+from relibra.agent.cells.gradient_return import GradientReturn, GradientReturns
 from relibra.agent.cells.replicated_cell import ReplicatedCell
 from relibra.agent.cells.slots import Slots
 from relibra.agent.cells.span import span
 from relibra.agent.transport.timed import TimedTransport
+from relibra.kernels import refuse_second_derivatives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +41,12 @@ class ReplicaContext:
     transport: TimedTransport
     slots: Slots
     fetcher: Fetcher
-    arrivals: Arrivals | None = None
-    """Where gradients arrive, if the transport needs places."""
+    returns: GradientReturns
+
+    def drain(self) -> None:
+        """Wait for all transfers under way, and forget what arrived, because weights are about to change."""
+        self.fetcher.drain()
+        self.returns.release()
 
 
 @dataclass(slots=True)
@@ -95,7 +98,7 @@ class Visit:
         if into := self._gradients():
             for weight, gradient in zip(weights, into, strict=True):
                 weight.main_grad = gradient
-        size = len(self._cell.experts.parameters[0])
+        size = self._cell.num_tensors
         return tokens, probs, [weights[i : i + size] for i in range(0, len(weights), size)]
 
     def end(self, outputs: Tensor, replicas: Sequence[Sequence[Tensor]]) -> Tensor:
@@ -132,20 +135,17 @@ class Visit:
         Args:
             gradients: from autograd, slot by slot; None for a tensor that has none.
         """
-        cell, home = self._cell, self._cell.experts.parameters
-        into: Sequence[Tensor | None] = self._gradients() or [None] * len(gradients)
-        of_tensors = zip([*home[0]] * cell.num_own, gradients, into, strict=True)
-        produced = [_produced(like, gradient, added) for like, gradient, added in of_tensors if like.requires_grad]
-        size = len(trained(home[0]))
+        cell, into = self._cell, self._gradients()
+        size, one = cell.num_tensors, cell.experts.parameters[0]
+        own = [
+            [
+                _produced(one[tensor], gradients[begin + tensor], into[begin + tensor] if into else None)
+                for tensor in cell.trained
+            ]
+            for begin in range(0, cell.num_own * size, size)
+        ]
         with span("return", self.use.layer):
-            under_way = GradientReturn(
-                self._context.transport,
-                cell.copies,
-                own=[produced[slot * size : (slot + 1) * size] for slot in range(cell.num_own)],
-                home=home,
-                dtype=self._context.slots.gradient_dtype,
-                memory=self._context.arrivals,
-            )
+            under_way = self._context.returns.start(cell, own)
         self._context.fetcher.hold(cell.side, under_way)
         self._home.arriving.append(under_way)
 
@@ -192,8 +192,8 @@ class _Accept(torch.autograd.Function):
         return anchor
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_second_derivatives()
         return None, None, *ctx.home.add_up()
 
 
@@ -204,7 +204,6 @@ class _Pass(torch.autograd.Function):
         return tokens
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, tokens: Tensor | None) -> tuple[Tensor | None, ...]:
         return None, tokens
 
@@ -215,16 +214,14 @@ class _Begin(torch.autograd.Function):
         ctx.visit = visit
         ctx.set_materialize_grads(False)
         weights = visit.fetch()
-        one = visit._cell.experts.parameters[0]
-        frozen = [i for i, each in enumerate(one) if not each.requires_grad]
-        if frozen:
-            ctx.mark_non_differentiable(*(weights[i + j] for i in range(0, len(weights), len(one)) for j in frozen))
+        if frozen := visit._cell.frozen:
+            ctx.mark_non_differentiable(*(weights[i] for i in frozen))
         return tokens, probs, *weights
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, tokens: Tensor | None, probs: Tensor | None, *weights: Tensor | None
     ) -> tuple[Tensor | None, ...]:
+        refuse_second_derivatives()
         ctx.visit.send_gradients(weights)
         return None, None, tokens, probs

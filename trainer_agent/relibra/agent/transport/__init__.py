@@ -11,7 +11,7 @@ the way of the copies of a cell, and `delivery` starts their transfers. A reorde
 """
 
 from relibra.agent.transport.contract import Copy, ExpertTransport, Handle, Parcel
-from relibra.agent.transport.delivery import Fetch, FrozenLayer, return_gradients
+from relibra.agent.transport.delivery import Fetch, FrozenLayer, Return
 from relibra.agent.transport.host import HostPulls, HostWeights, Pull
 from relibra.agent.transport.process_group import ProcessGroupTransport
 from relibra.agent.transport.schedule import Hop, TransferSchedule, peers_by_round, transfer_schedule
@@ -29,9 +29,9 @@ __all__ = [
     "Parcel",
     "ProcessGroupTransport",
     "Pull",
+    "Return",
     "SymmetricTransport",
     "TransferSchedule",
     "peers_by_round",
-    "return_gradients",
     "transfer_schedule",
 ]

@@ -1,12 +1,11 @@
 """The transfers of a cell: experts from homes to slots in the order of its schedule, gradients from slots to homes.
 
-All ranks of the node call these functions equally often and in the same order. Gradients are never relayed: a relay
+All ranks of the node begin these transfers equally often and in the same order. Gradients are never relayed: a relay
 would have to add on the way, and the sum at the home would no longer be in ascending order of rank. So they need no
 schedule: each rank sends them in order of the distance to their homes, so that no two ranks begin with the same one if
 every rank has gradients for every home.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -89,32 +88,50 @@ class Fetch(NamedTuple):
         return handles
 
 
-def return_gradients(transport: ExpertTransport, copies: tuple[Copy, ...], slot: Tensors, arrival: Tensors) -> Handle:
-    """Begin to bring the gradients of a cell's replicas to their homes.
+class Return(NamedTuple):
+    """The transfers of one rank that bring gradients of a cell home, as often as `start` is called.
 
-    Args:
-        transport: between the ranks of the node.
-        copies: the replicas of the cell.
-        slot: returns the gradients of a redundant slot.
-        arrival: returns memory at the home for the gradients of a copy, by its index.
+    The memory in which they arrive must stay the same tensors.
     """
-    leaving, arriving = _returns(copies, transport.rank, transport.num_ranks)
-    sends, receives = list[Parcel](), list[Parcel]()
-    for i in leaving:
-        places = arrival(i) if transport.needs_places else None
-        sends += _parcels(copies[i].source_rank, slot(copies[i].destination_slot), places)
-    for i in arriving:
-        receives += _parcels(copies[i].destination_rank, arrival(i))
-    return transport.start(sends, receives)
 
+    transport: ExpertTransport
+    leaving: Sequence[tuple[int, int, Sequence[Tensor] | None]]
+    """Of each replica on this rank: its home rank, its redundant slot, and its places there if the transport needs
+    them."""
+    receives: Sequence[Parcel]
 
-@functools.lru_cache(maxsize=4096)
-def _returns(copies: tuple[Copy, ...], rank: int, num_ranks: int) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the copies whose gradients leave a rank, and those whose gradients arrive there, in their order."""
-    ends = [(source, destination, i) for i, (source, _, destination, _) in enumerate(copies)]
-    leaving = sorted(((source - rank) % num_ranks, i) for source, destination, i in ends if destination == rank)
-    arriving = sorted(((rank - destination) % num_ranks, i) for source, destination, i in ends if source == rank)
-    return [i for _, i in leaving], [i for _, i in arriving]
+    @classmethod
+    def of(cls, transport: ExpertTransport, copies: tuple[Copy, ...], arrival: Tensors) -> "Return":
+        """Return the transfers of this rank.
+
+        Args:
+            transport: between the ranks of the node.
+            copies: the replicas of the cell.
+            arrival: returns memory at the home for the gradients of a copy, by its index.
+        """
+        rank, num_ranks = transport.rank, transport.num_ranks
+        ends = [(source, destination, i) for i, (source, _, destination, _) in enumerate(copies)]
+        leaving = sorted(((source - rank) % num_ranks, i) for source, destination, i in ends if destination == rank)
+        arriving = sorted(((rank - destination) % num_ranks, i) for source, destination, i in ends if source == rank)
+        return cls(
+            transport,
+            [
+                (copies[i].source_rank, copies[i].destination_slot, arrival(i) if transport.needs_places else None)
+                for _, i in leaving
+            ],
+            [parcel for _, i in arriving for parcel in _parcels(copies[i].destination_rank, arrival(i))],
+        )
+
+    def start(self, slot: Tensors) -> Handle:
+        """Begin the transfers.
+
+        Args:
+            slot: returns the gradients of a redundant slot.
+        """
+        sends = list[Parcel]()
+        for home, of_slot, places in self.leaving:
+            sends += _parcels(home, slot(of_slot), places)
+        return self.transport.start(sends, self.receives)
 
 
 def _parcels(peer: int, tensors: Sequence[Tensor], places: Sequence[Tensor] | None = None) -> list[Parcel]:
