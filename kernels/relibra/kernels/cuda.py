@@ -145,7 +145,8 @@ class _Added(NamedTuple):
         if not isinstance(gradients, Tensor):
             return cls([each.data_ptr() for each in gradients], gradients[0].dtype if gradients else torch.float32)
         first, step = gradients.data_ptr(), gradients.stride(0) * gradients.element_size()
-        return cls([first + i * step for i in range(gradients.shape[0])], gradients.dtype)
+        num = gradients.shape[0]
+        return cls(range(first, first + num * step, step) if step else [first] * num, gradients.dtype)
 
 
 Target = tuple[int, int, torch.dtype]

@@ -54,7 +54,9 @@ def transfer_schedule(copies: tuple[Copy, ...], *, relays: bool, host_speed: flo
         relays: whether ranks may send on experts that they receive.
         host_speed: the number of experts that a rank gets from the host during one round; 0 if the host has none.
     """
-    most = max(Counter(copy.destination_rank for copy in copies).values(), default=0) if host_speed > 0 else 0
+    if host_speed <= 0:
+        return TransferSchedule(rounds=_rounds(copies, range(len(copies)), relays=relays), from_host=())
+    most = max(Counter(copy.destination_rank for copy in copies).values(), default=0)
     found = list[tuple[float, TransferSchedule]]()
     for num_host in range(most + 1):
         from_host = _from_host(copies, num_host)
