@@ -108,7 +108,8 @@ class Visit:
         """
         if not self.is_recorded:
             return outputs
-        ended = outputs.view_as(outputs)  # what else hooks into the outputs finds the weights in their slots
+        # What else has hooked into the outputs finds the weights in their slots.
+        ended = outputs if outputs._backward_hooks is None else outputs.view_as(outputs)
 
         def fetch_again(_: Tensor, replicas: object = replicas) -> None:
             self.fetch_again()

@@ -1,9 +1,9 @@
-"""The transfers of a cell: experts from homes to slots in the order of its schedule, gradients from slots to homes.
+"""The transfers of a cell: experts from homes to slots, gradients from slots to homes.
 
-All ranks of the node begin these transfers equally often and in the same order. Gradients are never relayed: a relay
-would have to add on the way, and the sum at the home would no longer be in ascending order of rank. So they need no
-schedule: each rank sends them in order of the distance to their homes, so that no two ranks begin with the same one if
-every rank has gradients for every home.
+All ranks of the node begin these transfers equally often and in the same order. Experts that travel through relays, or
+from the host as well, need a schedule. Gradients are never relayed: a relay would have to add on the way, and the sum
+at the home would no longer be in ascending order of rank. What travels straight needs no schedule: each rank sends in
+order of the distance, so that no two ranks begin with the same peer if every rank has something for every other one.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,6 +61,14 @@ class Fetch(NamedTuple):
             frozen: the place of the weights in host memory, if they are there.
         """
         rank, sends, receives = transport.rank, list[Parcel](), list[Parcel]()
+        if frozen is None and not transport.relays:
+            leaving, arriving = _turns([(c.source_rank, c.destination_rank) for c in copies], rank, transport.num_ranks)
+            for copy in (copies[i] for i in leaving):
+                places = slot(copy.destination_slot) if transport.needs_places else None
+                sends += _parcels(copy.destination_rank, home(copy.source_slot), places)
+            for copy in (copies[i] for i in arriving):
+                receives += _parcels(copy.source_rank, slot(copy.destination_slot))
+            return cls(transport, sends, receives, None, ())
         schedule = transfer_schedule(copies, relays=transport.relays, host_speed=frozen.speed if frozen else 0.0)
         for hop in schedule.hops:
             copy = copies[hop.copy]
@@ -109,17 +117,15 @@ class Return(NamedTuple):
             copies: the replicas of the cell.
             arrival: returns memory at the home for the gradients of a copy, by its index.
         """
-        rank, num_ranks = transport.rank, transport.num_ranks
-        ends = [(source, destination, i) for i, (source, _, destination, _) in enumerate(copies)]
-        leaving = sorted(((source - rank) % num_ranks, i) for source, destination, i in ends if destination == rank)
-        arriving = sorted(((rank - destination) % num_ranks, i) for source, destination, i in ends if source == rank)
+        ends = [(copy.destination_rank, copy.source_rank) for copy in copies]
+        leaving, arriving = _turns(ends, transport.rank, transport.num_ranks)
         return cls(
             transport,
             [
                 (copies[i].source_rank, copies[i].destination_slot, arrival(i) if transport.needs_places else None)
-                for _, i in leaving
+                for i in leaving
             ],
-            [parcel for _, i in arriving for parcel in _parcels(copies[i].destination_rank, arrival(i))],
+            [parcel for i in arriving for parcel in _parcels(copies[i].destination_rank, arrival(i))],
         )
 
     def start(self, slot: Tensors) -> Handle:
@@ -132,6 +138,16 @@ class Return(NamedTuple):
         for home, of_slot, places in self.leaving:
             sends += _parcels(home, slot(of_slot), places)
         return self.transport.start(sends, self.receives)
+
+
+def _turns(ends: Sequence[tuple[int, int]], rank: int, num_ranks: int) -> tuple[list[int], list[int]]:
+    """Return the indices of the transfers that leave a rank, and of those that arrive there, in order of the distance.
+
+    `ends` are the sender and the receiver of each transfer.
+    """
+    leaving = sorted(((receiver - rank) % num_ranks, i) for i, (sender, receiver) in enumerate(ends) if sender == rank)
+    arriving = sorted(((rank - sender) % num_ranks, i) for i, (sender, receiver) in enumerate(ends) if receiver == rank)
+    return [i for _, i in leaving], [i for _, i in arriving]
 
 
 def _parcels(peer: int, tensors: Sequence[Tensor], places: Sequence[Tensor] | None = None) -> list[Parcel]:
