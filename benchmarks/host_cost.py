@@ -14,14 +14,18 @@ that of the processor, and the tenth percentile of all turns, because other work
   whose home this rank is. Gradients return.
 - *First time*: the cell has not run before in this step, so what follows from the plan alone is found on the way. The
   other cells ran before, as in an earlier phase of the step or in the forward before a recomputation.
+- *Torch's own part* is a cell with the same autograd functions, hook and allocations, in which nothing else happens: no
+  rewrite of the agent's code in Python makes a replicated cell cheaper than this.
 - *Symmetric memory*: that transport queues its copies and signals on a device that does nothing.
+
+How fast a core is, a small operation says (`torch.empty(1).add_(1)`), whose time the title of the table has.
 
 Writes `benchmarks/results/host_cost.json`.
 """
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
@@ -30,9 +34,11 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.host_floor import Floor, reference_us
+from benchmarks.host_stand_ins import NUM_RANKS, NoDevice, NoKernels, Nowhere, TinyExperts
 from benchmarks.results import write
 from relibra.agent.cells.arrivals import NUM_PARTS, Arrivals
 from relibra.agent.cells.cells import StepCells
@@ -44,19 +50,17 @@ from relibra.agent.cells.replay import MicroBatchReplay, check_routing
 from relibra.agent.cells.routed_tokens import RoutedTokens
 from relibra.agent.cells.slots import Slots
 from relibra.agent.cells.visit import ReplicaContext
-from relibra.agent.experts import Dispatched, ExpertsForward
 from relibra.agent.placement import Placement
-from relibra.agent.transport import ExpertTransport, Parcel, SymmetricTransport, transfer_schedule
+from relibra.agent.transport import ExpertTransport, SymmetricTransport, transfer_schedule
 from relibra.agent.transport.symmetric_memory import SymmetricMemory
 from relibra.agent.transport.timed import TimedTransport
 from relibra.kernels import ops
-from relibra.kernels.launch import Launch
 from relibra.planning import Cluster, Model, PlanId, RankPlan
 from relibra.planning.plan import Basis
 
 CPU = torch.device("cpu")
 MODEL = Model(num_layers=4, num_experts=128, top_k=8)
-CLUSTER = Cluster(num_nodes=1, gpus_per_node=8, redundant_slots=2)
+CLUSTER = Cluster(num_nodes=1, gpus_per_node=NUM_RANKS, redundant_slots=2)
 NUM_TOKENS, HIDDEN = 64, 8
 NUM_HOME = CLUSTER.experts_per_rank(MODEL)
 REPLICAS = sorted(
@@ -67,67 +71,6 @@ REPLICAS = sorted(
     if rank != home
 )
 """(layer, expert, rank): an expert of ranks 0 and 1 on all other ranks, another one in every layer."""
-
-
-class Nowhere:
-    """A transport of rank 0 that moves nothing."""
-
-    rank, num_ranks, relays, needs_places, sent_bytes = 0, CLUSTER.gpus_per_node, False, False, 0
-
-    def memory(self, size_bytes: int, device: torch.device) -> Tensor:
-        """Return zeroed memory."""
-        return torch.zeros(size_bytes, dtype=torch.uint8, device=device)
-
-    def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> "Nowhere":
-        """Return at once."""
-        return self
-
-    def wait(self) -> None:
-        """Return at once."""
-
-
-class NoDevice:
-    """Symmetric memory of a device that does nothing, and the streams and marks of it."""
-
-    rank, num_ranks = 0, CLUSTER.gpus_per_node
-
-    def allocate(self, size_bytes: int) -> Sequence[Tensor]:
-        """Return zeroed memory of this rank, which stands for that of its peers."""
-        return [torch.zeros(size_bytes, dtype=torch.uint8)] * self.num_ranks
-
-    def side_stream(self) -> "NoDevice":
-        """Return a stream."""
-        return self
-
-    def follow(self) -> None:
-        """Do nothing."""
-
-    def copy(self, into: Tensor, source: Tensor) -> None:
-        """Do nothing."""
-
-    def put_signal(self, peer: int, word: int, value: int) -> None:
-        """Do nothing."""
-
-    def wait_signal(self, word: int, value: int) -> None:
-        """Do nothing."""
-
-    def mark(self) -> "NoDevice":
-        """Return a mark."""
-        return self
-
-    def wait(self) -> None:
-        """Return at once."""
-
-
-class NoKernels:
-    """Counts launches, whose arguments are ready for the driver."""
-
-    def __init__(self) -> None:
-        self.num_launches = 0
-
-    def __call__(self, launch: Launch) -> None:
-        """Count a launch."""
-        self.num_launches += 1
 
 
 class Operations(TorchDispatchMode):
@@ -141,49 +84,6 @@ class Operations(TorchDispatchMode):
         result = operation(*args, **(kwargs or {}))
         self.num += not operation.is_view and not any(name in str(operation) for name in ("empty", "detach"))
         return result
-
-
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tokens: Tensor, *others: Tensor) -> Tensor:
-        ctx.others = others
-        return tokens.view_as(tokens)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
-        return gradient, *ctx.others
-
-
-class TinyExperts:
-    """Experts whose product is one autograd function that computes nothing."""
-
-    def __init__(self) -> None:
-        self.module = nn.Module()
-        self.parameters = [[nn.Parameter(torch.zeros(4, 4)) for _ in range(2)] for _ in range(NUM_HOME)]
-        self.num_home_slots = NUM_HOME
-        self._flat = [each for of_slot in self.parameters for each in of_slot]
-        for each in self._flat:
-            each.main_grad = torch.zeros(4, 4)  # type: ignore[attr-defined]
-
-    def name(self, tensor: int, expert: int) -> str:
-        """Return a name."""
-        return f"{expert}.{tensor}"
-
-    def forward(self, tokens: Tensor, tokens_per_slot: Tensor, probs: Tensor) -> tuple[Tensor, None]:
-        """Run the home slots."""
-        return self._product(tokens, probs, [])
-
-    def run(self, forward: ExpertsForward, dispatched: Dispatched, replicas: Sequence[Sequence[Tensor]]) -> Tensor:
-        """Run the home slots and the replicas."""
-        weights = [each for of_slot in replicas for each in of_slot]
-        return self._product(dispatched.tokens, dispatched.probs, weights)[0]
-
-    def forget_quantized(self) -> None:
-        """Do nothing."""
-
-    def _product(self, tokens: Tensor, probs: Tensor, more: Sequence[Tensor]) -> tuple[Tensor, None]:
-        product: Tensor = _Product.apply(tokens, probs, *self._flat, *more)  # type: ignore[no-untyped-call]
-        return product, None
 
 
 def plan_with(replicas: Sequence[tuple[int, int, int]]) -> RankPlan:
@@ -217,7 +117,7 @@ class Layers:
         is_replayed: bool = False,
         device: SymmetricMemory | None = None,
     ) -> None:
-        self._experts = [TinyExperts() for _ in range(MODEL.num_layers)]
+        self._experts = [TinyExperts(NUM_HOME) for _ in range(MODEL.num_layers)]
         self._routed_TK = torch.stack([torch.randperm(MODEL.num_experts)[: MODEL.top_k] for _ in range(NUM_TOKENS)])
         self._tokens = torch.zeros(NUM_TOKENS, HIDDEN, requires_grad=True)
         self._probs_TE = torch.rand(NUM_TOKENS, MODEL.num_experts, requires_grad=True)
@@ -301,12 +201,14 @@ def _no_topk(scores: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return scores, scores
 
 
-def measured_us(cases: dict[str, Layers], num_turns: int, *, is_first_time: bool = False) -> dict[str, float]:
+def measured_us(
+    cases: Mapping[str, Layers | Floor], num_turns: int, *, is_first_time: bool = False
+) -> dict[str, float]:
     """Run all cases in turn; return the tenth percentile of the time of a cell of each."""
     times_us: dict[str, list[float]] = {name: [] for name in cases}
     for turn in range(num_turns):
         for name, layers in cases.items():
-            if is_first_time:
+            if is_first_time and isinstance(layers, Layers):
                 layers.begin_step()
             began_s = time.thread_time()
             layers.run()
@@ -314,7 +216,7 @@ def measured_us(cases: dict[str, Layers], num_turns: int, *, is_first_time: bool
     return {name: float(np.percentile(each, 10)) for name, each in times_us.items()}
 
 
-def counts(layers: Layers, kernels: NoKernels) -> tuple[float, float]:
+def counts(layers: Layers | Floor, kernels: NoKernels) -> tuple[float, float]:
     """Run all layers; return the operations of torch and the launches of `kernels` per cell."""
     before = kernels.num_launches
     with Operations() as operations:
@@ -341,13 +243,14 @@ def main() -> None:
     num_turns = parser.parse_args().cells // MODEL.num_layers
     torch.set_num_threads(1)
     with without_launches() as kernels:
-        cases = {
+        cases: dict[str, Layers | Floor] = {
             "plain": Layers(None),
             "no replicas": Layers([]),
             "no replicas, replay": Layers([], is_replayed=True),
             "replicas": Layers(REPLICAS),
             "replicas, replay": Layers(REPLICAS, is_replayed=True),
             "replicas, symmetric memory": Layers(REPLICAS, device=NoDevice()),
+            "replicas, torch's own part": Floor(MODEL, NUM_HOME, NUM_TOKENS, HIDDEN),
         }
         first_times = {"replicas, first time": Layers(REPLICAS)}
         times_us = measured_us(cases, num_turns) | measured_us(first_times, num_turns, is_first_time=True)
@@ -365,11 +268,13 @@ def main() -> None:
                     "kernels": num_launches,
                 }
             )
-    table = Table(*rows[0], title="per layer and micro-batch, forward and backward, beyond the plain layer")
+    operation_us = round(reference_us(), 2)
+    title = "per layer and micro-batch, forward and backward, beyond the plain layer"
+    table = Table(*rows[0], title=f"{title}; a small operation takes {operation_us} us")
     for row in rows:
         table.add_row(*map(str, row.values()))
     Console().print(table)
-    write("host_cost", rows, cells=num_turns * MODEL.num_layers)
+    write("host_cost", rows, cells=num_turns * MODEL.num_layers, small_operation_us=operation_us)
 
 
 if __name__ == "__main__":

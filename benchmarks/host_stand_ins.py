@@ -1,0 +1,122 @@
+"""Stand-ins for all that costs time beside the host's own work for a cell: transfers, devices, kernels, experts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from relibra.agent.experts import Dispatched, ExpertsForward
+from relibra.agent.transport import Parcel
+from relibra.kernels.launch import Launch
+
+NUM_RANKS = 8
+"""The ranks of the node. The process plays rank 0."""
+
+
+class Nowhere:
+    """A transport of rank 0 that moves nothing."""
+
+    rank, num_ranks, relays, needs_places, sent_bytes = 0, NUM_RANKS, False, False, 0
+
+    def memory(self, size_bytes: int, device: torch.device) -> Tensor:
+        """Return zeroed memory."""
+        return torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+
+    def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> "Nowhere":
+        """Return at once."""
+        return self
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+class NoDevice:
+    """Symmetric memory of a device that does nothing, and the streams and marks of it."""
+
+    rank, num_ranks = 0, NUM_RANKS
+
+    def allocate(self, size_bytes: int) -> Sequence[Tensor]:
+        """Return zeroed memory of this rank, which stands for that of its peers."""
+        return [torch.zeros(size_bytes, dtype=torch.uint8)] * self.num_ranks
+
+    def side_stream(self) -> "NoDevice":
+        """Return a stream."""
+        return self
+
+    def follow(self) -> None:
+        """Do nothing."""
+
+    def copy(self, into: Tensor, source: Tensor) -> None:
+        """Do nothing."""
+
+    def put_signal(self, peer: int, word: int, value: int) -> None:
+        """Do nothing."""
+
+    def wait_signal(self, word: int, value: int) -> None:
+        """Do nothing."""
+
+    def mark(self) -> "NoDevice":
+        """Return a mark."""
+        return self
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+class NoKernels:
+    """Counts launches, whose arguments are ready for the driver."""
+
+    def __init__(self) -> None:
+        self.num_launches = 0
+
+    def __call__(self, launch: Launch) -> None:
+        """Count a launch."""
+        self.num_launches += 1
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, *others: Tensor) -> Tensor:
+        ctx.others = others
+        return tokens.view_as(tokens)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        return gradient, *ctx.others
+
+
+class TinyExperts:
+    """Experts whose product is one autograd function that computes nothing.
+
+    Args:
+        num_home_slots: the number of experts, of two tensors each.
+    """
+
+    def __init__(self, num_home_slots: int) -> None:
+        self.module = nn.Module()
+        self.parameters = [[nn.Parameter(torch.zeros(4, 4)) for _ in range(2)] for _ in range(num_home_slots)]
+        self.num_home_slots = num_home_slots
+        self._flat = [each for of_slot in self.parameters for each in of_slot]
+        for each in self._flat:
+            each.main_grad = torch.zeros(4, 4)  # type: ignore[attr-defined]
+
+    def name(self, tensor: int, expert: int) -> str:
+        """Return a name."""
+        return f"{expert}.{tensor}"
+
+    def forward(self, tokens: Tensor, tokens_per_slot: Tensor, probs: Tensor) -> tuple[Tensor, None]:
+        """Run the home slots."""
+        return self.product(tokens, probs, []), None
+
+    def run(self, forward: ExpertsForward, dispatched: Dispatched, replicas: Sequence[Sequence[Tensor]]) -> Tensor:
+        """Run the home slots and the replicas."""
+        return self.product(dispatched.tokens, dispatched.probs, [each for of_slot in replicas for each in of_slot])
+
+    def forget_quantized(self) -> None:
+        """Do nothing."""
+
+    def product(self, tokens: Tensor, probs: Tensor, more: Sequence[Tensor]) -> Tensor:
+        """Return the tokens, with all weights in their graph."""
+        product: Tensor = _Product.apply(tokens, probs, *self._flat, *more)  # type: ignore[no-untyped-call]
+        return product
