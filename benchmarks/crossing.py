@@ -5,8 +5,8 @@
 The routing is real. *Recorded* sequences are dealt round-robin, one to a rank where there are enough: nodes then have
 unequal tokens. *Filled* ranks have 1024 tokens of one domain in each micro-batch, as in `relibra simulate`, and packing
 may exchange them. The price of crossing follows from the sizes of a token and of an expert on H100-class nodes
-(`CostModel.of_expert`). Time is that of experts and an all-to-all, by the simulator's own count, relative to a router
-that spreads tokens evenly. Writes `results/crossing.json`.
+(`CostModel.of_expert`). Time is that of experts and an all-to-all, by the simulator's own count, relative to that of
+equally many tokens from every rank for every expert. Writes `results/crossing.json`.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from benchmarks import results
 from relibra.evaluation import model_of, score_schedule
 from relibra.evaluation.assignment import Assignment
 from relibra.evaluation.constants import middles, ranges_of
-from relibra.evaluation.dispatch_time import copies_of, dispatch_us_ML, even_copies
+from relibra.evaluation.dispatch_time import copies_of, dispatch_us_ML
 from relibra.evaluation.dispatcher import DispatchDtype, Dispatcher
 from relibra.evaluation.hardware import HARDWARE
 from relibra.evaluation.workload import tiled
@@ -62,24 +62,30 @@ class _Step:
         check_plan(plan, load.load_MLE)
         score = score_schedule(plan, self.counts_SLE, self.length_S)
         assignment = Assignment.of_plan(plan)
-        slowest = int(assignment.rank_loads_MLR(self.cluster).max(axis=-1).sum())
-        even = self._time_us(load.load_MLE.sum() / self.cluster.num_ranks, even_copies(load, self.cluster))
         return {
             "crossing_tokens": cost.crossing_tokens,
             "is_packed": is_packed,
             "imbalance": score.imbalance,
             "cross_node_share": score.cross_node_share,
-            "time": self._time_us(slowest, copies_of(assignment, load, self.cluster)) / even,
+            "time": self._time_us(assignment, load) / self._even_us(load),
         }
 
-    def _time_us(self, slowest_tokens: float, copies_MLNR: NDArray[np.float64]) -> float:
+    def _time_us(self, assignment: Assignment, load: StepLoad) -> float:
         links = replace(
             _LINKS,
             dispatch_inside_bytes_per_us=1e30,
             dispatch_across_bytes_per_us=self.cost.inter_node_bytes_per_us,
         )
+        copies_MLNR = copies_of(assignment, load, self.cluster)
         dispatch_ML = dispatch_us_ML(copies_MLNR, self.cost.token_size_bytes, links, self.cluster, None)
-        return self.cost.saved_us(slowest_tokens) + _DISPATCHES * float(dispatch_ML.sum())
+        slowest = int(assignment.rank_loads_MLR(self.cluster).max(axis=-1).sum())
+        return self.cost.saved_us(slowest) + _DISPATCHES * float(dispatch_ML.sum())
+
+    def _even_us(self, load: StepLoad) -> float:
+        """Return the time with as many tokens from every rank for every expert."""
+        copies = int(load.load_MLE.sum()) / self.cluster.num_ranks
+        crossing = 1 - 1 / self.cluster.num_nodes
+        return self.cost.saved_us(copies * (1 + self.cost.crossing_tokens * crossing))
 
 
 def _steps() -> Iterator[tuple[dict[str, Any], _Step]]:

@@ -67,6 +67,7 @@ def row(outcome: Outcome, **where: object) -> dict[str, object]:
         "over_plain_range": [outcome.over_plain_range.low, outcome.over_plain_range.high],
         "of_balanced": outcome.of_balanced,
         "of_balanced_range": [outcome.of_balanced_range.low, outcome.of_balanced_range.high],
+        "over_published_range": {name: [each.low, each.high] for name, each in outcome.over_published_range.items()},
         "imbalance": outcome.imbalance,
         "step_s": step.total_s,
         "experts_share": step.experts_s / step.total_s,

@@ -13,7 +13,7 @@ from benchmarks.evaluation.cases import DEEPSEEK_LITE, GPT_OSS, question
 from relibra.evaluation.assignment import Assignment, at_home, from_pieces
 from relibra.evaluation.step_time import balanced_step_time, step_time
 from relibra.planning import PlanParams
-from relibra.planning.expected.loads import realised_replica_tokens
+from relibra.planning.expected.loads import realised_crossing_tokens, realised_replica_tokens
 from relibra.planning.load import StepLoad, imbalance
 from relibra.planning.plan import Plan
 from relibra.planning.solve import solve
@@ -64,7 +64,12 @@ def executed(plan: Plan, load: StepLoad) -> Assignment:
     cell_X3 = np.argwhere(kept_MLE)
     home_X = plan.home_rank_LE[cell_X3[:, 1], cell_X3[:, 2]]
     index = np.concatenate([replica_Y4, np.column_stack([cell_X3, home_X])])
-    return from_pieces(index, np.concatenate([sent_Y, kept_MLE[tuple(cell_X3.T)]]), plan.home_rank_LE, load.num_rows)
+    tokens = np.concatenate([sent_Y, kept_MLE[tuple(cell_X3.T)]])
+    done = from_pieces(index, tokens, plan.home_rank_LE, load.num_rows)
+    # Pieces without tokens are dropped, and the others are sorted, as replicas are.
+    crossing_Q = np.zeros(len(done.tokens_Q), dtype=np.int64)
+    crossing_Q[done.is_replica_Q] = realised_crossing_tokens(plan, load)[sent_Y > 0]
+    return replace(done, crossing_Q=crossing_Q, maps_on_host=True)
 
 
 def rerouted(load: StepLoad, share: float, seed: int, *, evenly: bool = False) -> StepLoad:

@@ -74,6 +74,8 @@ def test_routing_that_differs_by_sequence_says_turn_it_on(tmp_path, model):
     assert said["gpu_hours_saved"]["mean"] == pytest.approx(0.25 * (1 - 1 / (1 + gain)))
     assert said["gain"]["mean"] > max(each["mean"] for each in said["gain_of_others"].values())
     assert set(said["gain_by_slots"]) == {"0", "1", "2", "4"}
+    for each in (*said["gain_by_slots"].values(), *said["gain_by_part"].values()):
+        assert each["low"] <= each["mean"] <= each["high"]
     assert said["slot_size_bytes"] == said["redundant_slots"] * 3 * 2 * 3 * 2880 * 2880
 
 

@@ -6,7 +6,7 @@ from relibra.errors import InvalidInput
 from relibra.evaluation.dispatcher import Dispatcher
 from relibra.evaluation.hardware import HARDWARE
 from relibra.evaluation.model_presets import MODELS
-from relibra.evaluation.policies import POLICIES
+from relibra.evaluation.policies import POLICIES, PUBLISHED
 from relibra.evaluation.routing_statistics import RoutingStatistics
 from relibra.evaluation.simulation import simulate
 from relibra.evaluation.training import Training
@@ -46,6 +46,10 @@ def test_every_figure_has_a_range_around_it(outcomes):
     for each in outcomes.values():
         assert each.of_balanced_range.low <= each.of_balanced <= each.of_balanced_range.high
         assert each.over_plain_range.low <= each.over_plain <= each.over_plain_range.high
+    ours, ultraep = outcomes["relibra"], outcomes["ultraep"]
+    assert set(ours.over_published_range) == set(PUBLISHED)
+    over = ours.over_published_range["ultraep"]
+    assert over.low < ours.of_balanced / ultraep.of_balanced < over.high
     assert outcomes["plain"].over_plain_range.low == outcomes["plain"].over_plain_range.high == 1
     ours = outcomes["relibra"].of_balanced_range
     assert 0.01 < ours.high - ours.low < 0.15

@@ -80,12 +80,12 @@ def _table(advice: Advice) -> Table:
     for name, gain in advice.gain_of_others.items():
         table.add_row(name, str(gain))
     table.add_section()
-    for slots, number in advice.gain_by_slots.items():
+    for slots, gain in advice.gain_by_slots.items():
         style = "bold" if slots == advice.redundant_slots else None
-        table.add_row(f"relibra, {_count(slots)}", f"{number:+.1%}", style=style)
+        table.add_row(f"relibra, {_count(slots)}", str(gain), style=style)
     table.add_section()
-    for part, number in advice.gain_by_part.items():
-        table.add_row(part, f"{number:+.1%}")
+    for part, gain in advice.gain_by_part.items():
+        table.add_row(part, str(gain))
     return table
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import mean, stdev
 
+from relibra.evaluation.policies import PUBLISHED
 from relibra.evaluation.question import Question
 from relibra.evaluation.simulation import Outcome, simulate
 from relibra.evaluation.uncertainty import Interval
@@ -18,9 +19,6 @@ MIN_GAIN = 0.02
 """A smaller gain is not worth a change to the training stack."""
 MIN_SEQUENCES = 32
 """With fewer recorded sequences, the steps drawn from them resemble each other more than real steps do."""
-OTHERS = ("longest-first", "eplb-history", "eplb-oracle", "ultraep")
-"""The published ways that relibra must not be slower than: reordering alone, and replicas made for the last step, for
-this step, or for every cell when its router has run."""
 _SLOTS = (0, 1, 2, 4)
 _ENOUGH = 0.005
 """Fewer slots are better if they cost at most this much throughput."""
@@ -60,6 +58,12 @@ class Gain:
             low=mean(lows) - _margin(lows),
             high=mean(highs) + _margin(highs),
         )
+
+    @classmethod
+    def of_one(cls, outcome: Outcome) -> "Gain":
+        """Return the gain of one simulation, whose range is that of the constants alone."""
+        ends = outcome.over_plain_range
+        return cls(mean=outcome.over_plain - 1, margin=0.0, low=ends.low - 1, high=ends.high - 1)
 
     def __str__(self) -> str:
         return f"{self.mean:+.1%} ({self.low:+.1%} to {self.high:+.1%})"
@@ -108,9 +112,9 @@ class Advice:
     """The memory of a GPU's slots: weights and fp32 gradients, shared by all layers."""
     gain_of_others: dict[str, Gain]
     """The gain of each published way of balancing, with the number of slots that suits it."""
-    gain_by_slots: dict[int, float]
+    gain_by_slots: dict[int, Gain]
     """The gain for each number of slots, with the first seed only."""
-    gain_by_part: dict[str, float]
+    gain_by_part: dict[str, Gain]
     """The gain, with the first seed only, of reordering without slots, of replicating with the number of slots that
     suits it, and of packing sequences as well."""
     of_balanced: float
@@ -132,9 +136,9 @@ def advise(question: Question, on_run: Callable[[str], None] = lambda name: None
     first, swept = question.resampled(_SEEDS[0]).steps(_SEEDS[0]), dict[int, dict[str, Outcome]]()
     for slots in _SLOTS:
         on_run(f"{slots} redundant slots")
-        swept[slots] = _run(question.with_slots(slots), first, ("relibra", *OTHERS, "replicate-only"))
+        swept[slots] = _run(question.with_slots(slots), first, ("relibra", *PUBLISHED, "replicate-only"))
     gains = {name: {slots: swept[slots][name].over_plain - 1 for slots in _SLOTS} for name in swept[0]}
-    slots_of = {name: fewest_slots(gains[name]) for name in ("relibra", *OTHERS)}
+    slots_of = {name: fewest_slots(gains[name]) for name in ("relibra", *PUBLISHED)}
     runs = [{name: swept[slots][name] for name, slots in slots_of.items()}]
     for seed in _SEEDS[1:]:
         on_run(f"other sequences, {seed} of {len(_SEEDS) - 1}")
@@ -142,9 +146,10 @@ def advise(question: Question, on_run: Callable[[str], None] = lambda name: None
         runs.append({name: _run(question.with_slots(slots), steps, (name,))[name] for name, slots in slots_of.items()})
     on_run("packing")
     chosen = question.with_slots(slots_of["relibra"])
-    packed = _run(chosen, first, ("relibra-packed",))["relibra-packed"].over_plain - 1
+    packed = _run(chosen, first, ("relibra-packed",))["relibra-packed"]
+    replicating = max((swept[slots]["replicate-only"] for slots in _SLOTS), key=lambda each: each.over_plain)
     gain = {name: _gain([run[name] for run in runs]) for name in slots_of}
-    ours, others = [run["relibra"] for run in runs], {name: gain[name] for name in OTHERS}
+    ours, others = [run["relibra"] for run in runs], {name: gain[name] for name in PUBLISHED}
     answer, reason = decide(gain["relibra"], others, question.trace.num_sequences, question.other_model)
     return Advice(
         answer=answer,
@@ -153,11 +158,11 @@ def advise(question: Question, on_run: Callable[[str], None] = lambda name: None
         redundant_slots=chosen.cluster.redundant_slots,
         slot_size_bytes=chosen.cluster.redundant_slots * chosen.model.slot_size_bytes,
         gain_of_others=others,
-        gain_by_slots=gains["relibra"],
+        gain_by_slots={slots: Gain.of_one(swept[slots]["relibra"]) for slots in _SLOTS},
         gain_by_part={
-            "reorder-only": gains["relibra"][0],
-            "replicate-only": max(gains["replicate-only"].values()),
-            "relibra-packed": packed,
+            "reorder-only": Gain.of_one(swept[0]["relibra"]),
+            "replicate-only": Gain.of_one(replicating),
+            "relibra-packed": Gain.of_one(packed),
         },
         of_balanced=mean(each.of_balanced for each in ours),
         of_balanced_range=Interval(

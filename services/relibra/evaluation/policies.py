@@ -192,6 +192,11 @@ POLICIES: dict[str, Policy] = {
 """The policies by name, in the order of tables: plain, the published ways, relibra's parts, relibra."""
 
 
+PUBLISHED = ("longest-first", "eplb-history", "eplb-oracle", "ultraep")
+"""The published ways that relibra must not be slower than: reordering alone, and replicas made for the last step, for
+this step, or for every cell when its router has run."""
+
+
 def usable_policies() -> tuple[str, ...]:
     """Return the names of the policies that can run here: linear programs need scipy."""
     return tuple(name for name in POLICIES if name != "lplb" or find_spec("scipy") is not None)

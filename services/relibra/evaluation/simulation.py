@@ -7,7 +7,7 @@ from functools import cache
 
 from relibra.errors import InvalidInput, Unsupported
 from relibra.evaluation.constants import Constants
-from relibra.evaluation.policies import POLICIES, Decision, Policy, Situation, usable_policies
+from relibra.evaluation.policies import POLICIES, PUBLISHED, Decision, Policy, Situation, usable_policies
 from relibra.evaluation.step_time import StepTime, balanced_time_of, sent_bytes, time_of
 from relibra.evaluation.training import Training
 from relibra.evaluation.uncertainty import Interval, interval_of
@@ -30,6 +30,8 @@ class Outcome:
     over_plain: float
     """Throughput relative to that of plain expert parallelism."""
     over_plain_range: Interval
+    over_published_range: Mapping[str, Interval]
+    """Throughput relative to that of each published way that ran before this policy, by name."""
     replicas_per_cell: float
     num_moved_experts: int
     sent_bytes: int
@@ -84,7 +86,7 @@ def simulate(
     even = even_work(workload.load, training.model.num_experts, training.cluster)
     ideal = _timed(training, lambda other: balanced_time_of(even, other))
     plain = _timed(training, _deciding(POLICIES["plain"](situation), training))
-    outcomes = []
+    outcomes, published = [], dict[str, _Step]()
     for name, policy in run.items():
         on_policy(name)
         decision = policy(situation)
@@ -100,12 +102,18 @@ def simulate(
                 of_balanced_range=interval_of(_ratio(ideal, step), training.constants, training.ranges),
                 over_plain=_ratio(plain, step)(training.constants),
                 over_plain_range=interval_of(_ratio(plain, step), training.constants, training.ranges),
+                over_published_range={
+                    other: interval_of(_ratio(other_step, step), training.constants, training.ranges)
+                    for other, other_step in published.items()
+                },
                 replicas_per_cell=int(assignment.is_replica_Q.sum()) / num_cells,
                 num_moved_experts=int((assignment.home_LE != decision.previous_home_LE).sum()),
                 sent_bytes=sent_bytes(assignment, training, decision.previous_home_LE),
                 decide_time_s=decision.decide_time_s,
             )
         )
+        if name in PUBLISHED:
+            published[name] = step
     return outcomes
 
 

@@ -27,6 +27,9 @@ def test_planned_routing_is_executed_exactly_as_planned(load, plan):
     planned, done = Assignment.of_plan(plan), executed(plan, load)
     np.testing.assert_array_equal(done.index_Q4, planned.index_Q4)
     np.testing.assert_array_equal(done.tokens_Q, planned.tokens_Q)
+    np.testing.assert_array_equal(done.crossing_Q, planned.crossing_Q)
+    assert done.crossing_Q.sum() > 0
+    assert done.maps_on_host
 
 
 def test_S5_any_routing_is_computed_once_and_unplanned_tokens_go_home(load, plan):

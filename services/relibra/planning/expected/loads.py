@@ -6,7 +6,7 @@ and nothing else. `realised_loads` computes what the ranks then do.
 M rows, L layers, E experts, R EP ranks, K top-k, T tokens, S (row, source rank) pairs, Q quotas, Y replicas.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,12 +119,28 @@ def realised_replica_tokens(plan: Plan, load: StepLoad) -> NDArray[np.int64]:
     Raises:
         InvalidInput: the load has other rows or ranks than the plan.
     """
+    return np.concatenate([np.zeros(0, dtype=np.int64), *(sent_YR.sum(axis=1) for sent_YR in _sent(plan, load))])
+
+
+def realised_crossing_tokens(plan: Plan, load: StepLoad) -> NDArray[np.int64]:
+    """Return the part of `realised_replica_tokens` that comes from ranks of other nodes than the replica's."""
+    size = plan.cluster.gpus_per_node
+    node_Y = plan.quota_index_Q4[plan.is_replica_Q, 3] // size
+    crossing, begin = [np.zeros(0, dtype=np.int64)], 0
+    for sent_YR in _sent(plan, load):
+        crosses_YR = np.arange(load.num_ranks) // size != node_Y[begin : begin + len(sent_YR), None]
+        crossing.append((sent_YR * crosses_YR).sum(axis=1))
+        begin += len(sent_YR)
+    return np.concatenate(crossing)
+
+
+def _sent(plan: Plan, load: StepLoad) -> Iterator[NDArray[np.int64]]:
+    """Yield the token copies that every source rank sends to the replicas of each row, int64 `[Y, R]`."""
     expected = (plan.num_rows, plan.cluster.num_ranks)
     if (load.num_rows, load.num_ranks) != expected:
         raise InvalidInput.of("load", expected=f"[M, R] = {expected}", got=(load.num_rows, load.num_ranks))
     index_Y4 = plan.quota_index_Q4[plan.is_replica_Q]
     share_YR = plan.shares.to_array()
-    sent_Y = np.zeros(len(index_Y4), dtype=np.int64)
     end_M = np.searchsorted(index_Y4[:, 0], np.arange(plan.num_rows), side="right")
     for row, (first, end) in enumerate(zip([0, *end_M[:-1]], end_M, strict=True)):
         _, layer_Y, expert_Y, _ = index_Y4[first:end].T
@@ -132,12 +148,9 @@ def realised_replica_tokens(plan: Plan, load: StepLoad) -> NDArray[np.int64]:
         before = begins(index_Y4[first:end], share)
         has_YR = load.source_load_RLE(row)[:, layer_Y, expert_Y].T
         if plan.prediction.basis is Basis.REPLAY:
-            sent_YR = np.clip(has_YR - before, 0, share)
+            yield np.clip(has_YR - before, 0, share)
         else:
-            source_R = np.arange(load.num_ranks)
-            sent_YR = tokens_of(has_YR, before, share, source_R, load.num_ranks)
-        sent_Y[first:end] = sent_YR.sum(axis=1)
-    return sent_Y
+            yield tokens_of(has_YR, before, share, np.arange(load.num_ranks), load.num_ranks)
 
 
 def _load_of_pairs(

@@ -122,8 +122,7 @@ class _Search:
             schedules: schedules that the packing must not be worse than.
             even: a schedule whose rows have like loads.
         """
-        candidates = [self.judge.judge(each) for each in schedules]
-        candidates.insert(1, self._with_lower_floor(self.judge.judge(even)))
+        candidates = [self._with_lower_floor(self.judge.judge(even)), *map(self.judge.judge, schedules)]
         chosen = min(candidates, key=_cost)
         local_SN, cell_S = self.judge.local_SN(chosen.packing.home_LE), self._cells(chosen.packing.schedule)
         size = self.judge.cluster.gpus_per_node
