@@ -160,8 +160,9 @@ def created(rank: int, folder: Path, planner: str) -> Result:
     """The trainer creates the plug-in's engine for the actor, here or in workers, and AReaL's for the reference."""
     from areal.trainer.rl_trainer import PPOTrainer
 
-    environment("planner:7420", "")
+    environment(AWAY, "")
     actor, reference = (engines.configuration(folder / "model") for _ in range(2))
+    actor.scheduling_spec[0].env_vars["RELIBRA_PLANNER"] = "planner:7420"
     trainer = object.__new__(balanced(PPOTrainer))  # a whole trainer starts a rollout
     trainer.config = SimpleNamespace(actor=actor, experiment_name="Tiny", trial_name="one")
     trainer.scheduler = None

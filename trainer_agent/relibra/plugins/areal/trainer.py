@@ -46,7 +46,12 @@ def balanced(trainer: type[Any]) -> type[Any]:
 
 
 def _pass_settings_on(config: Any) -> None:
-    """Put the settings, and all other variables of relibra, into the environment of this process and of the workers."""
+    """Put the settings, and all other variables of relibra, into the environment of this process and of the workers.
+
+    `env_vars` of the actor's `scheduling_spec`, AReaL's own place for variables, counts more than the environment.
+    """
+    for spec in config.actor.scheduling_spec:
+        os.environ.update({name: str(value) for name, value in spec.env_vars.items() if name.startswith("RELIBRA_")})
     job = job_name(config.experiment_name, config.trial_name, default="areal")
     os.environ.update(PluginSettings.read({}, os.environ, default_job=job).variables())
     given = {name: value for name, value in os.environ.items() if name.startswith("RELIBRA_")}
