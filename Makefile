@@ -107,5 +107,5 @@ $(READY): pyproject.toml constraints.txt
 	touch $@ $(DEMO_READY)
 
 $(FRAMEWORKS_READY): tests/frameworks/environment.sh tests/frameworks/constraints.txt
-	@echo "installing verl, SkyRL, AReaL and what they need on the CPU into .venv-frameworks, once: 2 GB on disk, and more with the CUDA build of torch"
+	@echo "installing verl, SkyRL, AReaL, ms-swift and what they need on the CPU into .venv-frameworks, once: 2 GB on disk, and more with the CUDA build of torch"
 	tests/frameworks/environment.sh $(FRAMEWORKS_PYTHON) .venv-frameworks

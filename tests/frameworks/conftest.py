@@ -54,6 +54,7 @@ verl_under_ray = ranks_of("verl", module="under_ray")
 skyrl_workers = ranks_of("skyrl")
 slime_under_ray = ranks_of("slime", "slime", module="under_ray")
 areal_engines = ranks_of("areal")
+ms_swift_trainers = ranks_of("ms_swift")
 nemo_rl_workers = ranks_of("nemo_rl", "NeMo-RL", f"{frameworks.BRIDGE}/src", frameworks.MEGATRON)
 
 

@@ -6,10 +6,12 @@ megatron-core has none without Transformer Engine.
 """
 
 import copy
+import importlib.util
 import sys
 import typing
 from abc import ABCMeta
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -65,6 +67,23 @@ def use_local_layers(bridge: Any) -> None:
         return provider
 
     bridge.to_megatron_provider = to_megatron_provider
+
+
+@contextmanager
+def defining_kernels() -> Iterator[None]:
+    """Let modules with kernels of Triton be imported in the body, where Triton is not installed."""
+    if importlib.util.find_spec("triton") is not None:
+        yield
+        return
+    triton, language = AnyModule("triton"), AnyModule("triton.language")
+    triton.jit, triton.language = _undecorated, language
+    sys.modules |= {"triton": triton, "triton.language": language}
+    yield
+    del sys.modules["triton"], sys.modules["triton.language"]
+
+
+def _undecorated(function: Any = None, **_: Any) -> Any:
+    return (lambda decorated: decorated) if function is None else function
 
 
 class _AnyClass(ABCMeta):

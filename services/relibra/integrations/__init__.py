@@ -3,7 +3,8 @@
 In:   the routed experts and the lists of micro-batches that a framework has on a data-parallel rank before it trains.
 Out:  the routing, reported as parts that start from one EP rank each, and the schedule of the step, submitted.
 
-    slime, miles, verl, nemo_rl, skyrl    a framework's objects -> RankBatch and TrainerLayout
+    slime, miles, verl, nemo_rl, skyrl,
+    ms_swift                              a framework's objects -> RankBatch and TrainerLayout
     prime_rl                              the same, to show what balancing would give
     areal                                 a response -> its routing, which AReaL does not replay
     rank_batch                            RankBatch and TrainerLayout, into which all frameworks are translated

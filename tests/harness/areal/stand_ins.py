@@ -9,8 +9,6 @@
 All else is AReaL's own code.
 """
 
-import importlib.util
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -23,29 +21,15 @@ from harness.tiny_qwen3_moe import OFF_ON_CPU
 def install() -> None:
     """Stand in for what is missing. Call it after `megatron_on_cpu.install` and before anything imports AReaL."""
     bridge_on_cpu.install("swanlab", "trackio", "tensorboardX", "wandb")
-    if importlib.util.find_spec("triton") is None:
-        _define_kernels()
+    import megatron.bridge  # noqa: F401  (first, because it would take the stand-in for Triton)
+
+    with bridge_on_cpu.defining_kernels():
+        import areal.engine.megatron_utils.fp8.kernels  # noqa: F401
     from areal.engine import megatron_engine
 
     megatron_engine.torch = _TorchOnCpu("torch")
     bridge_on_cpu.use_local_layers(megatron_engine.MegatronBridgeAutoBridge)
     _mbridge(megatron_engine.mbridge.AutoBridge)
-
-
-def _define_kernels() -> None:
-    """Import AReaL's kernels of fp8 without Triton."""
-    import megatron.bridge  # noqa: F401  (first, because it would take the stand-in for Triton)
-
-    triton, language = bridge_on_cpu.AnyModule("triton"), bridge_on_cpu.AnyModule("triton.language")
-    triton.jit, triton.language = _undecorated, language
-    sys.modules |= {"triton": triton, "triton.language": language}
-    import areal.engine.megatron_utils.fp8.kernels  # noqa: F401
-
-    del sys.modules["triton"], sys.modules["triton.language"]
-
-
-def _undecorated(function: Any = None, **_: Any) -> Any:
-    return (lambda decorated: decorated) if function is None else function
 
 
 class _TorchOnCpu(ModuleType):

@@ -63,7 +63,8 @@ def advice_on_exports() -> str | None:
     return (
         f"{', '.join(loaded)} reads experts as attributes of their modules, so the agent does not see it and cannot "
         "refuse an export by place. Run its exports and saves inside `with agent.at_original_places():` and its loads "
-        "inside `with agent.restoring(agent.original_order):`. Otherwise experts get the names of others without a word"
+        "inside `with agent.restoring(agent.original_order):`, or experts get the names of others without a word; "
+        "relibra's plug-in for ms-swift does this by itself"
     )
 
 

@@ -15,6 +15,7 @@ Out:  the engine with an agent inside: it registers the job, has its passes plan
     verl              verl's Megatron engine
     slime             the training processes of slime and miles
     areal             AReaL's Megatron engine of the actor
+    ms_swift          ms-swift's Megatron trainer of GRPO
     nemo_rl           NeMo-RL's Megatron policy worker
     skyrl             SkyRL's Megatron policy worker
 """

@@ -1,0 +1,99 @@
+"""ms-swift: the micro-batches of a generation of GRPO with Megatron, as `MegatronGRPOTrainer` collates them.
+
+Written against ms-swift 4.6.0 (`swift/rlhf_trainers/utils.py`, `swift/megatron/utils/router_replay_utils.py`). The
+adapter reads `routed_experts` `[B, S, layers, K]` of a micro-batch before its pass over log-probabilities, which leaves
+only the rows of one rank, and `seq_lengths` of its `GRPOBatch` if sequences are packed (`--padding_free`, the default).
+
+`python -m relibra.integrations.ms_swift` prints the file that turns on the plug-in `relibra.plugins.ms_swift`, for
+`--external_plugins`.
+"""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from itertools import accumulate, chain, pairwise
+from typing import Any
+
+import numpy as np
+
+from relibra.errors import InvalidInput
+from relibra.integrations.rank_batch import RankBatch, TrainerLayout
+from relibra.routing.counts import check_expert_ids
+from relibra.routing.filler import Filler, FillerRule
+from relibra.routing.model_layers import ModelLayers
+from relibra.routing.sequence_routing import SequenceRouting, as_integers, check_sample
+from relibra.routing.token_layout import ParallelLayout, TokenPacking
+
+# ms-swift fills last tokens and padding with zeros and replays them. megatron-core marks the experts of a token, so a
+# row of zeros is one copy for expert 0 and not K. Leaving the row out is closer to that than counting K copies.
+_RULE = FillerRule(last_token=Filler.NATIVE, missing=Filler.NATIVE, padding=Filler.NATIVE)
+
+
+def trainer_layout(ranks: ParallelLayout, padding_free: bool = True) -> TrainerLayout:
+    """Return how ms-swift assigns tokens to ranks; `padding_free` is its argument of this name."""
+    # The rows of a micro-batch are padded when `routings` gets them.
+    packing = (
+        TokenPacking(sequence_multiple=2 * ranks.context if ranks.context > 1 else 1, rank_multiple=1)
+        if padding_free
+        else TokenPacking.padded(ranks)
+    )
+    return TrainerLayout(ranks=ranks, packing=packing, filler_rule=_RULE)
+
+
+def routings(routed_experts: Any, seq_lengths: Any | None, layers: ModelLayers) -> list[SequenceRouting]:
+    """Return the routing of a micro-batch, one for each sequence. Padding of a pack counts as sequences of its own.
+
+    Args:
+        routed_experts: the micro-batch's rows, `[B, S, layers, K]`; with packing, B is 1.
+        seq_lengths: the lengths in a pack, with its padding; None if sequences are not packed.
+        layers: the layers of the model.
+
+    Raises:
+        InvalidInput: the routed experts do not fit the lengths or the model.
+    """
+    ids_BSXK = as_integers(routed_experts, "routed_experts")
+    if ids_BSXK.ndim != 4 or ids_BSXK.shape[3] != layers.top_k:
+        raise InvalidInput.of(
+            "routed_experts", expected=f"[B, S, layers, top {layers.top_k}]", got=list(ids_BSXK.shape)
+        )
+    if seq_lengths is None:
+        return [_replayed(ids_SXK, layers) for ids_SXK in ids_BSXK]
+    lengths = as_integers(seq_lengths, "seq_lengths").tolist()
+    if len(ids_BSXK) != 1 or sum(lengths) != ids_BSXK.shape[1]:
+        raise InvalidInput.of(
+            "routed_experts", expected=f"[1, {sum(lengths)}, layers, K] for the lengths", got=list(ids_BSXK.shape)
+        )
+    return [_replayed(ids_BSXK[0, first:end], layers) for first, end in pairwise(accumulate(lengths, initial=0))]
+
+
+def rank_batch(micro_batches: Sequence[Sequence[SequenceRouting]]) -> RankBatch:
+    """Return the batch that a rank trains on, from the routing of its micro-batches."""
+    ends = accumulate(map(len, micro_batches), initial=0)
+    return RankBatch(
+        routings=list(chain.from_iterable(micro_batches)),
+        micro_batches=[list(range(first, end)) for first, end in pairwise(ends)],
+    )
+
+
+def _replayed(ids_TXK: Any, layers: ModelLayers) -> SequenceRouting:
+    ids_TLK = layers.select_moe(ids_TXK, "routed_experts")
+    has_row_T = np.logical_or(ids_TLK.any(axis=(1, 2)), layers.top_k == 1)
+    ids_TLK = ids_TLK[has_row_T]
+    check_expert_ids(ids_TLK, layers.num_experts, "routed_experts")
+    check_sample(ids_TLK, layers, "routed_experts")
+    return SequenceRouting(
+        layers=layers,
+        routed_TLK=ids_TLK.astype(layers.id_dtype),
+        position_T=np.flatnonzero(has_row_T).astype(np.int64),
+        num_tokens=len(has_row_T),
+    )
+
+
+def main() -> None:
+    """Print the file that turns on the plug-in."""
+    # By name, because nothing else here may need torch, which the plug-in imports.
+    found = find_spec("relibra.plugins.ms_swift.external.relibra_for_ms_swift")
+    print("" if found is None else found.origin)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The rollout of ms-swift without vLLM: an engine that makes up responses with their routes, and keeps its weights."""
+
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
+
+MAX_RESPONSE = 8
+_SKEW = np.array([8, 4, 2, 1, 1, 1, 1, 1.0])
+
+
+def install() -> None:
+    """Have ms-swift's trainers start this engine."""
+    from swift.megatron.trainers import rollout_mixin
+    from swift.rewards import orms
+
+    rollout_mixin.is_vllm_available = lambda: True
+    rollout_mixin.check_vllm_version_ge = lambda version: True
+    rollout_mixin.patch_vllm_moe_model_weight_loader = lambda model: None
+    rollout_mixin.finish_vllm_weight_reload = lambda *_, **__: None
+    rollout_mixin.MegatronRolloutMixin._prepare_vllm_engine = lambda trainer: Engine(trainer.template)
+    orms["few_words"] = FewWords
+
+
+class FewWords:
+    """A reward for short responses."""
+
+    def __init__(self, args: Any = None) -> None: ...
+
+    def __call__(self, completions: Sequence[str], **_: Any) -> list[float]:
+        return [-float(len(each)) for each in completions]
+
+
+class Engine:
+    """What ms-swift calls of its vLLM engine.
+
+    Args:
+        template: encodes prompts as the trainer does.
+    """
+
+    def __init__(self, template: Any) -> None:
+        self._template = template
+        self._rng = np.random.default_rng(dist.get_rank())
+        self.received: list[dict[str, torch.Tensor]] = []
+        """The weights of each sync."""
+        self.inner_model = SimpleNamespace(load_weights=self._load)
+        self.inner_model_executor = SimpleNamespace(is_sleeping=False)
+        self.engine = SimpleNamespace(
+            model_config=None,
+            reset_mm_cache=lambda: None,
+            reset_prefix_cache=lambda: None,
+            reset_encoder_cache=lambda: None,
+            sleep=lambda level: None,
+        )
+
+    def infer(self, infer_requests: Sequence[Any], request_config: Any, use_tqdm: bool = False) -> list[Any]:
+        """Return a response of some length for each request; all tokens but the last have routes."""
+        return [self._response(each) for each in infer_requests]
+
+    def _response(self, request: Any) -> Any:
+        from swift.infer_engine.protocol import (
+            ChatCompletionResponse,
+            ChatCompletionResponseChoice,
+            ChatMessage,
+            RolloutOutput,
+            UsageInfo,
+        )
+
+        tokenizer = self._template.tokenizer
+        prompt = tokenizer(request.messages[-1]["content"], add_special_tokens=False)["input_ids"]
+        tokens = self._rng.integers(2, 90, self._rng.integers(3, MAX_RESPONSE + 1)).tolist()
+        routed_TLK = np.zeros((len(prompt) + len(tokens) - 1, NUM_LAYERS, TOP_K), np.int16)
+        for row_LK in routed_TLK:
+            for layer in range(NUM_LAYERS):
+                row_LK[layer] = self._rng.choice(NUM_EXPERTS, TOP_K, replace=False, p=_SKEW / _SKEW.sum())
+        choice = ChatCompletionResponseChoice(
+            index=0,
+            message=ChatMessage(role="assistant", content=tokenizer.decode(tokens)),
+            finish_reason="stop",
+            token_ids=tokens,
+            routed_experts=routed_TLK,
+        )
+        usage = UsageInfo(len(prompt), len(tokens), len(prompt) + len(tokens))
+        response = ChatCompletionResponse(model="tiny", choices=[choice], usage=usage)
+        return RolloutOutput(response=response)
+
+    def _load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.received.append({name: tensor.detach().clone() for name, tensor in weights})

@@ -1,0 +1,13 @@
+"""The plug-in for ms-swift: `--external_plugins $(python -m relibra.integrations.ms_swift)`, and nothing is patched.
+
+    external        the file that ms-swift imports, in a folder of its own
+    installation    has ms-swift's pipeline create the trainer of this plug-in
+    points          the attributes of ms-swift that the plug-in relies on, checked at start
+    trainer         ms-swift's Megatron trainer of GRPO with an agent inside
+
+Written against ms-swift 4.6.0 with mcore-bridge 1.6.5.
+"""
+
+from relibra.plugins.ms_swift.installation import install
+
+__all__ = ["install"]
