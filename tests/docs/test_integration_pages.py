@@ -32,7 +32,7 @@ def test_a_page_begins_with_what_to_write_and_then_says_what_is_planned(page: st
 
 
 @pytest.mark.parametrize("page", PLUGINS)
-def test_the_table_says_that_a_plugin_takes_three_lines_and_no_patch_and_never_met_ray(page: str) -> None:
+def test_the_table_says_that_a_plugin_takes_three_lines_and_no_patch_and_never_met_a_rollout_engine(page: str) -> None:
     row = row_of(page)
     assert 1 <= int(row["lines you write"]) <= 3
     assert row["files patched"] == "0"

@@ -52,6 +52,7 @@ def ranks_of(framework: str, *folders: str, module: str = "ranks", main: str | N
 verl_engines = ranks_of("verl", main="verl")
 verl_under_ray = ranks_of("verl", module="under_ray")
 skyrl_workers = ranks_of("skyrl")
+skyrl_under_ray = ranks_of("skyrl", module="under_ray")
 slime_under_ray = ranks_of("slime", "slime", module="under_ray")
 areal_engines = ranks_of("areal")
 ms_swift_trainers = ranks_of("ms_swift")

@@ -73,6 +73,11 @@ def test_a_worker_without_optimizer_gets_no_agent(nemo_rl_workers: Any) -> None:
     for result in nemo_rl_workers.of("teacher"):
         assert not result["has_agent"]
         assert result["num_exported"] == NUM_EXPORTED
+    assert nemo_rl_workers.log.count("relibra plans no pass of a policy worker without an optimizer") == 1
+
+
+def test_S9_the_log_names_the_reference_that_nobody_plans(nemo_rl_workers: Any) -> None:
+    assert "relibra plans no pass of the reference of job" in nemo_rl_workers.log
 
 
 def test_a_script_that_is_run_through_the_plug_in_starts_its_workers_in_the_environment_of_nemo_rls(

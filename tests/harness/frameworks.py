@@ -14,7 +14,6 @@ CHECKOUTS = {
     "slime": ("https://github.com/THUDM/slime", "624b824a898ab0ec1fcb4d373004c7f3852bf515"),
     "miles": ("https://github.com/radixark/miles", "31f1ca961a94cb860cec3b2dea34ec332bfa8f76"),
     "verl": ("https://github.com/verl-project/verl", "1dda039b9c6311889a9c9a26040677e1254814f9"),
-    "SkyRL": ("https://github.com/NovaSky-AI/SkyRL", "a9564572eb8e91076be43c1bd5e4615e3de17265"),
     "NeMo-RL": ("https://github.com/NVIDIA-NeMo/RL", "7ea279abfbeb698b092856d0dab61e7cf39bc909"),
     # What NeMo-RL pins, where it looks for it.
     BRIDGE: ("https://github.com/NVIDIA-NeMo/Megatron-Bridge", "8c46dc4259080c510b7455f43e836fdff222c5d3"),

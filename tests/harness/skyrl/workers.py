@@ -20,14 +20,16 @@ NUM_SAMPLES = 4
 MAX_PROMPT, MAX_RESPONSE = 6, 8
 
 
-def build(worker: type[Any], rank: int, model: Path, *, max_tokens: int = -1) -> Any:
-    """Build a worker and its model as SkyRL's `PPORayActorGroup` and trainer do."""
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.transformer.moe.router_replay import RouterReplay
-    from skyrl.backends.skyrl_train.weight_sync import weight_senders
-    from skyrl.train.config import SkyRLTrainConfig
+def configuration(model: Path, *of_plug_in: str, max_tokens: int = -1) -> Any:
+    """Return SkyRL's configuration.
 
-    weight_senders.build_trainer_engine = KeptWeights
+    Args:
+        model: the folder of the model.
+        of_plug_in: more arguments of SkyRL's command line.
+        max_tokens: the limit of a micro-batch.
+    """
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from skyrl.train.config import SkyRLTrainConfig
 
     def spec(config: Any, **_: Any) -> Any:
         return get_gpt_layer_local_spec(
@@ -54,16 +56,26 @@ def build(worker: type[Any], rank: int, model: Path, *, max_tokens: int = -1) ->
             f"trainer.max_tokens_per_microbatch={max_tokens}",
             "trainer.algorithm.use_kl_loss=false",
             "generator.inference_engine.enable_prefix_caching=false",
+            *of_plug_in,
         ]
     )
-    config = whole.trainer
-    config.policy.megatron_config.transformer_config_kwargs |= dict.fromkeys(OFF_ON_CPU, False) | {
+    whole.trainer.policy.megatron_config.transformer_config_kwargs |= dict.fromkeys(OFF_ON_CPU, False) | {
         "use_cpu_initialization": True,
         "transformer_layer_spec": spec,
     }
+    return whole
+
+
+def build(worker: type[Any], rank: int, model: Path, *, max_tokens: int = -1) -> Any:
+    """Build a worker and its model as SkyRL's `PPORayActorGroup` and trainer do."""
+    from megatron.core.transformer.moe.router_replay import RouterReplay
+    from skyrl.backends.skyrl_train.weight_sync import weight_senders
+
+    weight_senders.build_trainer_engine = KeptWeights
+    whole = configuration(model, max_tokens=max_tokens)
     RouterReplay.global_router_replay_instances.clear()  # of the worker before, which has a process of its own in a job
     built = worker(
-        cfg=config,
+        cfg=whole.trainer,
         world_size=RANKS,
         rank=rank,
         local_rank=rank,

@@ -18,4 +18,7 @@ Out:  the engine with an agent inside: it registers the job, has its passes plan
     ms_swift          ms-swift's Megatron trainer of GRPO
     nemo_rl           NeMo-RL's Megatron policy worker
     skyrl             SkyRL's Megatron policy worker
+
+Ray takes the methods of an actor's class when it loads the class, before a framework calls a plug-in there, and never
+calls a method that replaces one later. So a plug-in brings a subclass, or replaces functions of modules.
 """
