@@ -16,6 +16,7 @@ def test_S7_returning_gradients_take_no_more_than_the_agent_says(layout_run, gra
     results = layout_run("gpt_replicas").of(f"returning_{gradients}")
     for result in results:
         assert 0 < result["largest_at_home"] <= result["largest"] <= result["said"]
+        assert result["kept"] == 0, "memory of arrivals outlives the phase"
     assert max(result["largest"] for result in results) == results[0]["said"]
 
 

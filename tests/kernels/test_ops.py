@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from relibra.errors import InvalidInput
+from relibra.errors import InvalidInput, RelibraError
 from relibra.kernels import (
     EMPTY,
     REST,
@@ -100,6 +100,13 @@ def test_writing_to_a_leaf_parameter_is_seen_by_autograd() -> None:
     assert torch.equal(weight, torch.ones(4))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.backward()
+
+
+def test_S9_second_derivatives_are_refused_and_not_wrong() -> None:
+    probs_TE, routing_map_TE, slot_expert_P, share_P = _routing()
+    probs_TP, _ = quota_remap(probs_TE.requires_grad_(), routing_map_TE, slot_expert_P, share_P)
+    with pytest.raises(RelibraError, match="without create_graph=True"):
+        probs_TP.sum().backward(create_graph=True)
 
 
 def test_nothing_to_move_is_fine() -> None:

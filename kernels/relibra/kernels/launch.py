@@ -40,6 +40,7 @@ class Arguments(threading.local):
         self._memory = ctypes.create_string_buffer(self._struct.size)
         begin = ctypes.addressof(self._memory)
         self._addresses: Addresses = (ctypes.c_void_p * len(offsets))(*(begin + offset for offset in offsets))
+        self._addresses.values = self._memory  # type: ignore[attr-defined]
 
     def packed(self, *values: int) -> Addresses:
         """Pack the values of all arguments, a tensor as its address; return the addresses of the arguments."""
