@@ -115,7 +115,8 @@ class SolverPool:
             self._cold.kill()
         told = f"the solver did not start: {fault}"
         if self._num_warm:
-            logger.error("%s. It is started again in %.0f s; until then %d solve", told, _RETRY_S, self._num_warm)
+            having = f"{self._num_warm} of {self._num_solvers} solvers"
+            logger.error("%s. It is started again in %.0f s; meanwhile the planner has %s", told, _RETRY_S, having)
         else:
             self.obstacle = told
             logger.error("%s. It is started again in %.0f s, and no step is solved until then", told, _RETRY_S)
