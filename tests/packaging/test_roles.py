@@ -38,6 +38,9 @@ import {module}
         (ALL_OF_AGENT, PLANNER_ONLY),
         ("relibra.kernels", PLANNER_ONLY),
         ("relibra.planner", TRAINER_ONLY),
+        # The process that serves agents solves nothing. Importing compiled code would make numba's folder, and the code
+        # of the image is copied only while there is no such folder.
+        ("relibra.planner.server", (*TRAINER_ONLY, "numba")),
         ("relibra.store", TRAINER_ONLY),
         ("relibra.status", TRAINER_ONLY + SOLVER_ONLY),
         *(

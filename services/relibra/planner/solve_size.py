@@ -9,7 +9,7 @@ M rows, L layers, E experts, R EP ranks, S sequences, B buckets of experts.
 from relibra.planning import Cluster, Model, PlanParams
 from relibra.planning.plan import Basis
 from relibra.planning.source_load import NUM_BUCKETS
-from relibra.planning.traffic import dispatch_costs_time, traffic_size_bytes
+from relibra.planning.traffic_size import dispatch_costs_time, traffic_size_bytes
 
 _COUNT_SIZE_BYTES = 1
 """In the narrowest dtype; the counts of longer sequences take two bytes or four."""

@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning.jit import compiled
-from relibra.planning.job import Cluster, Model, PlanParams
+from relibra.planning.job import Cluster, PlanParams
 from relibra.planning.load import StepLoad
+from relibra.planning.traffic_size import MAX_KEPT_BYTES, dispatch_costs_time
 
 UNIT_BITS = 10
 """Prices are whole multiples of 2**-10 tokens, so that they are the same on every host (S8). Compiled code has this
@@ -36,27 +37,6 @@ _MAX_PRICE = 1 << 24
 
 _MAX_CELL = 1 << 62
 """The copies of a cell times the price stay below this, so that they fit 64 bits."""
-
-_MAX_KEPT_BYTES = 64 << 20
-
-
-def dispatch_costs_time(cluster: Cluster, params: PlanParams) -> bool:
-    """Return whether plans count what dispatch costs: the cost model says how large a token is, and nodes are many."""
-    return cluster.num_nodes > 1 and params.cost is not None and params.cost.token_size_bytes > 0
-
-
-def traffic_size_bytes(num_rows: int, model: Model, cluster: Cluster) -> int:
-    """Return the memory of the sums that a solve holds at once where dispatch costs time.
-
-    These are the copies of all cells that cross, `[M, L, E]`, the sums of a layer by source node, `[N, E, M]`, twice
-    while they are made, and the sums of all layers where they are kept.
-    """
-    cell_size_bytes = num_rows * model.num_experts * np.dtype(np.int64).itemsize
-    layer_size_bytes = cluster.num_nodes * cell_size_bytes
-    kept_size_bytes = model.num_layers * layer_size_bytes
-    if kept_size_bytes > _MAX_KEPT_BYTES:
-        kept_size_bytes = layer_size_bytes
-    return model.num_layers * cell_size_bytes + layer_size_bytes + kept_size_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +150,7 @@ class Traffic:
         """Return the traffic of one layer. Sums are kept where those of all layers, `[L, N, E, M]` numbers, are few."""
         if layer not in self._kept:
             found = self._sum_layer(layer)
-            if found.local_NEM.nbytes * self.load.counts_SLE.shape[1] > _MAX_KEPT_BYTES:
+            if found.local_NEM.nbytes * self.load.counts_SLE.shape[1] > MAX_KEPT_BYTES:
                 return found
             self._kept[layer] = found
         return self._kept[layer]
