@@ -118,16 +118,3 @@ class BalancedJob(PlainJob):
     def _loss(self, index: int, routed_LTK: torch.Tensor) -> torch.Tensor:
         with self._agent.micro_batch(index, routed_LTK):
             return self._gpt.loss(index)
-
-
-def all_to_all_bytes_per_us(size_bytes: int = 8 << 20) -> float:
-    """Measure the rate at which a rank sends and receives at the same time."""
-    sent = torch.zeros(size_bytes // 4)
-    received = torch.zeros_like(sent)
-    times_s = []
-    for _ in range(8):
-        dist.barrier()
-        began = time.perf_counter()
-        dist.all_to_all_single(received, sent)
-        times_s.append(time.perf_counter() - began)
-    return size_bytes * (1 - 1 / dist.get_world_size()) / float(np.median(times_s[1:])) / 1e6

@@ -1,6 +1,6 @@
 """Measure real training steps: plain, with relibra, and under forced balance; compare them with the simulation.
 
-    python -m benchmarks.wall_clock [--steps 5] [--ranks 2] [--tokens 4096] [--sigma 1.5]
+    python -m benchmarks.wall_clock [--steps 5] [--ranks 2] [--tokens 2048] [--sigma 1.5] [--network-mbit 2000]
 
 Expert-parallel ranks, a core each, train a small GPT with megatron's MoE layers in fp32. The planner, Redis and the
 status service are those of `relibra up`, on the same cores. Every step replays new skewed routing; forced balance
@@ -10,18 +10,19 @@ one step each in turn. A step consists of RECOMPUTE, UPDATE and the optimizer. W
 submits the schedule, so it includes planning, gRPC, transfers and reports. It does not include the streaming of counts,
 which rollout workers do before the step.
 
-The simulation gets constants of this machine, measured before: the times of an expert and of an all-to-all, and the
-host time of a cell with replicas and of a step (`benchmarks.host_time`). It takes the speed of everything else from
-forced balance. The times of plain and relibra are then predictions. `python -m benchmarks.wall_clock.table` writes
-predicted and measured figures of all cases side by side into docs/evaluation.md.
+The simulation gets constants of this machine: the times of an expert and of an all-to-all, medians of measurements
+between the steps, the host time of a cell with replicas and of a step (`benchmarks.host_time`), measured before, and
+the time of the warm-up step's reorder. It takes the speed of everything else from forced balance. The times of plain
+and relibra are then predictions. `python -m benchmarks.wall_clock.table` writes predicted and measured figures of all
+cases side by side into docs/evaluation.md.
 """
 
 import argparse
 import functools
 import os
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from numpy.typing import NDArray
 from benchmarks import host_time, results
 from benchmarks.gpt_on_cpu import Shape, join
 from benchmarks.wall_clock import routing
+from benchmarks.wall_clock.constants import measured_cost, median_cost
 from benchmarks.wall_clock.jobs import (
     FFN_SIZE,
     HIDDEN_SIZE,
@@ -41,8 +43,8 @@ from benchmarks.wall_clock.jobs import (
     SEQUENCE_LENGTH,
     BalancedJob,
     PlainJob,
-    all_to_all_bytes_per_us,
 )
+from benchmarks.wall_clock.network import run_in_network_of
 from benchmarks.wall_clock.prediction import predict
 from relibra.demo.services import OwnServices, Services
 from relibra.planning import Cluster, PlanParams
@@ -51,12 +53,16 @@ from relibra.planning.cost import CostModel
 _HOST_STEPS = 20
 """Steps of tiny models that measure the host time before the others."""
 
+_KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 << 30)}
+"""Tells glibc to keep freed memory, as torch does on GPUs. Else every tensor costs page faults, and skewed steps, whose
+tensors differ in size, cost most."""
 
-def waited_s(services: Services, num_steps: int) -> dict[str, float]:
+
+def waited_s(services: Services, steps: Iterable[int]) -> dict[str, float]:
     """Return the reported waits of the slowest rank in a step, medians over steps; they are part of the step's time."""
-    steps = [services.get(f"/v1/jobs/wall-clock/steps/{step + 1}/execution") for step in range(num_steps)]
+    executions = [services.get(f"/v1/jobs/wall-clock/steps/{step}/execution") for step in steps]
     names = ("plan_wait_s", "reorder_s", "replica_wait_s")
-    return {name: float(np.median([sum(phase[name] for phase in phases) for phases in steps])) for name in names}
+    return {name: float(np.median([sum(phase[name] for phase in phases) for phases in executions])) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +75,14 @@ class Case:
     """The tokens of a rank in a micro-batch."""
     sigma: float
     """The standard deviation of the experts' log-probabilities."""
+    network_mbit: int | None
+    """The megabits per second of the network between ranks, in either direction; None: as fast as the machine is."""
 
     @property
     def name(self) -> str:
         """The name of the file with the results."""
-        return f"wall_clock-{self.num_ranks}-{self.num_tokens}-{self.sigma:g}"
+        shaped = f"-{self.network_mbit}mbit" if self.network_mbit else ""
+        return f"wall_clock-{self.num_ranks}-{self.num_tokens}-{self.sigma:g}{shaped}"
 
     @property
     def cluster(self) -> Cluster:
@@ -96,8 +105,9 @@ def run_rank(rank: int, folder: str, services: Services, case: Case) -> None:
     )
     sizes = (NUM_MICRO_BATCHES, case.num_ranks, case.num_tokens)
     plain, forced = PlainJob(shape), PlainJob(shape)
-    costs = [replace(measured_cost(plain, case), host_us=max(0.0, cell_us[0]))]
-    dist.broadcast_object_list(costs)
+    host_us = max(0.0, cell_us[0])
+    costs = [measured_cost(plain, case.num_tokens, host_us)]
+    dist.broadcast_object_list(costs)  # all ranks register the same job
     relibra = BalancedJob(shape, case.cluster, services.planner_address, PlanParams(cost=costs[0]))
 
     even_MLTK = torch.tensor(routing.even(MODEL, *sizes)[:, rank])
@@ -116,47 +126,53 @@ def run_rank(rank: int, folder: str, services: Services, case: Case) -> None:
         for name in list(turns) if step % 2 else reversed(turns):
             times_s[name].append(turns[name]())
         counts.append(routing.counts_SLE(routed_MRLTK, MODEL.num_experts))
+        costs.append(measured_cost(plain, case.num_tokens, host_us))
         if rank == 0:
             print("  ".join(f"{name} {each[-1]:.2f} s" for name, each in times_s.items()), flush=True)
     relibra.close()
     if rank == 0:
         measured = {name: np.array(each[1:]) for name, each in times_s.items()}
-        report(case, measured, waited_s(services, case.num_steps), counts, costs[0], max(0.0, step_us[0]))
-
-
-def measured_cost(job: PlainJob, case: Case) -> CostModel:
-    """Return the measured times of an expert and of an all-to-all, with all ranks busy."""
-    mean_tokens = case.num_tokens * MODEL.top_k * case.num_ranks // MODEL.num_experts
-    at_tokens = (mean_tokens // 8, mean_tokens // 2, mean_tokens, 2 * mean_tokens, 4 * mean_tokens)
-    expert_us = np.maximum.accumulate([job.expert_us(each) for each in at_tokens])
-    return CostModel(
-        expert_tokens=(0.0, *at_tokens),
-        expert_us=(0.0, *expert_us.tolist()),
-        token_size_bytes=2 * 4 * HIDDEN_SIZE,
-        intra_node_bytes_per_us=(bytes_per_us := all_to_all_bytes_per_us()),
-        inter_node_bytes_per_us=bytes_per_us,  # the rate at which planning charges moves of experts
-        hidden_transfer_share=0.0,  # a rank has one core, so it cannot compute while it copies
-    )
+        first_s = waited_s(services, [0])["reorder_s"]
+        waits_s = waited_s(services, range(1, case.num_steps + 1))
+        report(case, measured, first_s, waits_s, counts, costs, max(0.0, step_us[0]))
 
 
 def report(
     case: Case,
     times_s: Mapping[str, NDArray[np.float64]],
+    first_reorder_s: float,
     waited: Mapping[str, float],
     counts: list[NDArray[np.uint32]],
-    cost: CostModel,
+    costs: Sequence[CostModel],
     host_step_us: float,
 ) -> None:
-    """Print and write the results: medians over steps of the ratios within a step."""
+    """Print and write the results: medians over steps of the ratios within a step.
+
+    The planner had the first of `costs`. The simulation takes the medians of all, because the machine is not equally
+    fast all the time.
+    """
+    cost = median_cost(costs)
     balanced_s = float(np.median(times_s["forced balance"]))
     schedule = routing.schedule(NUM_MICRO_BATCHES, case.num_ranks)
     predicted = predict(
-        counts, schedule, MODEL, case.cluster, cost, HIDDEN_SIZE, FFN_SIZE, SEQUENCE_LENGTH, balanced_s, host_step_us
+        counts,
+        schedule,
+        MODEL,
+        case.cluster,
+        planned_with=costs[0],
+        cost=cost,
+        hidden_size=HIDDEN_SIZE,
+        expert_ffn_size=FFN_SIZE,
+        sequence_length=SEQUENCE_LENGTH,
+        balanced_s=balanced_s,
+        first_reorder_s=first_reorder_s,
+        host_step_us=host_step_us,
     )
     row = {
         "ranks": case.num_ranks,
         "tokens": case.num_tokens,
         "sigma": case.sigma,
+        "network_mbit": case.network_mbit,
         "step_s": {name: float(np.median(each)) for name, each in times_s.items()},
         "of_balance": float(np.median(times_s["forced balance"] / times_s["relibra"])),
         "plain_of_balance": float(np.median(times_s["forced balance"] / times_s["plain"])),
@@ -165,7 +181,15 @@ def report(
         "gain_quartiles": np.percentile(times_s["plain"] / times_s["relibra"], [25, 75]).tolist(),
         "predicted": predicted,
     }
-    path = results.write(case.name, [row], num_steps=len(counts) - 1, cost=cost.to_dict(), host_step_us=host_step_us)
+    path = results.write(
+        case.name,
+        [row],
+        num_steps=len(counts) - 1,
+        planned_with=costs[0].to_dict(),
+        cost=cost.to_dict(),
+        first_reorder_s=first_reorder_s,
+        host_step_us=host_step_us,
+    )
     for name, value in row.items():
         print(f"{name}: {value}")
     print(f"written to {path}")
@@ -176,16 +200,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5, help="steps of each kind to measure")
     parser.add_argument("--ranks", type=int, default=2, help="expert-parallel ranks, a core each")
-    parser.add_argument("--tokens", type=int, default=4096, help="tokens of a rank in a micro-batch; a multiple of 512")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens of a rank in a micro-batch; a multiple of 512")
     parser.add_argument(
         "--sigma", type=float, default=1.5, help="skew: standard deviation of the experts' log-probabilities"
     )
+    parser.add_argument(
+        "--network-mbit", type=int, help="shape the network between ranks with tc (as root): megabits per second"
+    )
     arguments = parser.parse_args()
+    if arguments.network_mbit:
+        run_in_network_of(arguments.network_mbit)
     case = Case(
         num_steps=arguments.steps,
         num_ranks=arguments.ranks,
         num_tokens=arguments.tokens,
         sigma=arguments.sigma,
+        network_mbit=arguments.network_mbit,
     )
     if case.num_ranks > (cores := len(os.sched_getaffinity(0))):
         parser.error(
@@ -193,6 +223,7 @@ def main() -> None:
             "other their idle time, so imbalance would cost less than the simulation says"
         )
     with tempfile.TemporaryDirectory() as folder, OwnServices(Path(folder) / "services") as services:
+        os.environ.update(_KEEP_MEMORY)
         mp.start_processes(
             run_rank,
             args=(folder, services, case),

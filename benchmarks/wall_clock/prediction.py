@@ -18,7 +18,7 @@ from relibra.evaluation.hardware import Hardware
 from relibra.evaluation.model_shape import ModelShape
 from relibra.evaluation.step_time import balanced_step_time, step_time
 from relibra.evaluation.training import Training
-from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad
+from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, StepLoad
 from relibra.planning.cost import CostModel
 from relibra.planning.load import imbalance
 from relibra.planning.solve import solve
@@ -32,11 +32,13 @@ def predict(
     schedule: Schedule,
     model: Model,
     cluster: Cluster,
+    planned_with: CostModel,
     cost: CostModel,
     hidden_size: int,
     expert_ffn_size: int,
     sequence_length: int,
     balanced_s: float,
+    first_reorder_s: float,
     host_step_us: float,
 ) -> dict[str, float]:
     """Simulate training steps on CPU cores.
@@ -46,16 +48,19 @@ def predict(
         schedule: the schedule of every step.
         model: the MoE layers that were trained.
         cluster: the EP group, on one node.
+        planned_with: the cost model that the planner had.
         cost: the measured times of an expert and of hosts, and the bytes sent per microsecond.
         hidden_size: the hidden size of the model.
         expert_ffn_size: the intermediate size of an expert.
         sequence_length: the number of tokens that attention sees.
         balanced_s: the measured seconds of a step under forced balance. They determine the speed of everything but
             experts and dispatch.
+        first_reorder_s: the measured seconds of the warm-up step's reorder. They determine the rate of later ones.
         host_step_us: the measured host time of a step with an agent.
 
     Returns:
-        Means over steps: the seconds of plain and relibra steps, and of planning in the latter; the gain, the share of
+        Means over steps: the seconds of plain and relibra steps, and in the latter of planning, of the reorder, of
+        transfers of replicas and of the hosts' work for them; the gain, the share of
         balance, imbalances, replicas per cell, and the experts' share of a balanced step.
     """
     training = _training(model, cluster, cost, hidden_size, expert_ffn_size, sequence_length)
@@ -64,21 +69,27 @@ def predict(
     rest_s = balanced_s - (untuned.total_s - untuned.attention_s)
     flop_per_us = training.constants.flop_per_us * untuned.attention_s / rest_s
     training = replace(training, constants=replace(training.constants, flop_per_us=flop_per_us))
-    params, rows = PlanParams(cost=cost), []
-    home_LE = solve(loads[0], schedule, model, cluster, params).home_rank_LE
+    params, rows = PlanParams(cost=planned_with), []
+    first = solve(loads[0], schedule, model, cluster, params)
+    training = _with_reorder_rate(training, first, loads[0], first_reorder_s)
+    home_LE = first.home_rank_LE
     for load in loads[1:]:
         began_s = time.perf_counter()
         plan = solve(load, schedule, model, cluster, params, home_LE)
         planning_s = time.perf_counter() - began_s
         relibra, plain = Assignment.of_plan(plan), at_home(load.load_MLE, cluster.identity_placement(model))
         plain_s = step_time(plain, load, training).total_s
-        relibra_s = step_time(relibra, load, training, home_LE).total_s + planning_s + host_step_us / 1e6
+        balanced = step_time(relibra, load, training, home_LE)
+        relibra_s = balanced.total_s + planning_s + host_step_us / 1e6
         home_LE = plan.home_rank_LE
         rows.append(
             {
                 "plain_s": plain_s,
                 "relibra_s": relibra_s,
                 "planning_s": planning_s,
+                "reorder_s": balanced.reorder_s,
+                "transfer_s": balanced.transfer_s,
+                "decision_s": balanced.decision_s,
                 "gain": plain_s / relibra_s,
                 "of_balance": balanced_s / relibra_s,
                 "plain_imbalance": imbalance(plain.rank_loads_MLR(cluster)),
@@ -88,6 +99,16 @@ def predict(
             }
         )
     return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+
+def _with_reorder_rate(training: Training, first: Plan, load: StepLoad, measured_s: float) -> Training:
+    """Return the job with the rate at which experts moved in the warm-up step, if any did."""
+    identity_LE = training.cluster.identity_placement(training.model.model())
+    simulated_s = step_time(Assignment.of_plan(first), load, training, identity_LE).reorder_s
+    if not simulated_s or not measured_s:
+        return training
+    bytes_per_us = training.constants.state_inside_bytes_per_us * simulated_s / measured_s
+    return replace(training, constants=replace(training.constants, state_inside_bytes_per_us=bytes_per_us))
 
 
 def _training(

@@ -10,26 +10,33 @@ from typing import Any
 from benchmarks import results
 from benchmarks.evaluation.page import markdown, write_table
 
-_RANKS, _TOKENS, _SIGMAS = (2, 4), (2048, 4096), (0.75, 1.5, 2.5)
-
 
 def wall_clock() -> str:
-    """Return a line for every case; a case that nobody has run says so."""
-    cases = [(ranks, tokens, sigma) for ranks in _RANKS for tokens in _TOKENS for sigma in _SIGMAS]
-    headings = ("ranks", "tokens", "skew", "plain", "of balance", "predicted", "gain", "predicted", "gain is off by")
-    return markdown(headings, [_line(*case) for case in cases])
+    """Return a line for every case that has been measured."""
+    rows = [json.loads(path.read_text())["rows"][0] for path in results.RESULTS.glob("wall_clock-*.json")]
+    rows.sort(key=lambda row: (row["ranks"], row["network_mbit"] or 0, row["tokens"], row["sigma"]))
+    headings = (
+        "ranks",
+        "network",
+        "tokens",
+        "skew",
+        "plain",
+        "of balance",
+        "predicted",
+        "gain",
+        "predicted",
+        "gain is off by",
+    )
+    return markdown(headings, [_line(row) for row in rows])
 
 
-def _line(ranks: int, tokens: int, sigma: float) -> tuple[object, ...]:
-    path = results.RESULTS / f"wall_clock-{ranks}-{tokens}-{sigma:g}.json"
-    if not path.is_file():
-        return (ranks, tokens, sigma, *["unmeasured"] * 6)
-    row: dict[str, Any] = json.loads(path.read_text())["rows"][0]
+def _line(row: dict[str, Any]) -> tuple[object, ...]:
     predicted = row["predicted"]
     return (
-        ranks,
-        tokens,
-        sigma,
+        row["ranks"],
+        f"{row['network_mbit']} Mbit/s" if row["network_mbit"] else "memory",
+        row["tokens"],
+        row["sigma"],
         f"{predicted['plain_imbalance']:.2f}",
         f"{row['of_balance']:.1%}",
         f"{predicted['of_balance']:.1%}",

@@ -16,9 +16,27 @@ NUM_TOKENS = 512
 COST = CostModel(expert_us=(0.0, 4.0), intra_node_bytes_per_us=1e6, hidden_transfer_share=0.0)
 
 
-def predicted(counts: list[np.ndarray], host_us: float = 0.0, host_step_us: float = 0.0) -> dict[str, float]:
-    cost = replace(COST, host_us=host_us)
-    return predict(counts, routing.schedule(2, 2), MODEL, CLUSTER, cost, 8, 8, 64, 1.0, host_step_us)
+def predicted(
+    counts: list[np.ndarray],
+    cost: CostModel = COST,
+    cluster: Cluster = CLUSTER,
+    first_reorder_s: float = 0.0,
+    host_step_us: float = 0.0,
+) -> dict[str, float]:
+    return predict(
+        counts,
+        routing.schedule(2, 2),
+        MODEL,
+        cluster,
+        planned_with=cost,
+        cost=cost,
+        hidden_size=8,
+        expert_ffn_size=8,
+        sequence_length=64,
+        balanced_s=1.0,
+        first_reorder_s=first_reorder_s,
+        host_step_us=host_step_us,
+    )
 
 
 def counted(routed_MRLTK: np.ndarray) -> np.ndarray:
@@ -46,8 +64,16 @@ def test_skewed_routing_costs_what_the_slowest_rank_computes_more() -> None:
 
 def test_hosts_cost_their_time_in_every_cell_with_replicas_and_in_every_step() -> None:
     steps = [counted(routing.skewed(MODEL, 2, 2, NUM_TOKENS, step, sigma=2.0)) for step in range(2)]
-    free, dear = predicted(steps), predicted(steps, host_us=2.0, host_step_us=50_000.0)
+    free, dear = predicted(steps), predicted(steps, replace(COST, host_us=2.0), host_step_us=50_000.0)
     added_s = (dear["relibra_s"] - dear["planning_s"]) - (free["relibra_s"] - free["planning_s"])
     assert dear["replicas_per_cell"] == free["replicas_per_cell"] > 0
     assert 0.05 < added_s < 0.05 + 3 * 2 * MODEL.num_layers * 1e-6 * 2.001  # at most three passes over every cell
     assert dear["plain_s"] == free["plain_s"]
+
+
+def test_later_reorders_take_as_long_for_every_expert_as_that_of_the_warm_up() -> None:
+    steps = [counted(routing.skewed(MODEL, 2, 2, NUM_TOKENS, step, sigma=2.0)) for step in range(3)]
+    no_slots = replace(CLUSTER, redundant_slots=0)  # so that balance needs moves
+    fast, slow = (predicted(steps, cluster=no_slots, first_reorder_s=first_s) for first_s in (0.1, 0.3))
+    assert 0 < 3 * fast["reorder_s"] == pytest.approx(slow["reorder_s"])
+    assert slow["relibra_s"] - slow["planning_s"] > fast["relibra_s"] - fast["planning_s"]
