@@ -23,7 +23,7 @@ from relibra.routing.filler import FILLER_RULES, FillerRule, as_trained
 from relibra.routing.formats import decode
 from relibra.routing.model_config import read_model, read_model_config
 from relibra.routing.model_layers import ModelLayers
-from relibra.routing.physical_experts import PhysicalExperts, physical_experts
+from relibra.routing.physical_experts import PhysicalExperts, Unasked, physical_experts
 from relibra.routing.sequence_routing import SequenceRouting
 from relibra.routing.trace import RoutingTrace
 from relibra.routing.trace_file import read_trace, write_trace
@@ -35,6 +35,7 @@ __all__ = [
     "PhysicalExperts",
     "RoutingTrace",
     "SequenceRouting",
+    "Unasked",
     "as_trained",
     "count_routed_experts",
     "count_sequences",

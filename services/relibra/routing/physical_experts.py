@@ -37,6 +37,7 @@ class Unasked(Enum):
 
 
 UNASKED = Unasked.UNASKED
+"""Nobody has asked the engine what its ids mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
