@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -91,6 +92,16 @@ def plain_plan(
     )
 
 
+def _can_listen(port: int) -> bool:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
 class Service:
     """A process of `relibra planner` or `relibra status`; the constructor returns when the service is ready."""
 
@@ -104,7 +115,9 @@ class Service:
         self.start()
 
     def start(self) -> None:
-        """Start the service, on the port that it had before."""
+        """Start the service, on the port that it had before, once no connection of another process has it."""
+        if self._port:
+            eventually(lambda: _can_listen(self._port), within_s=START_TIMEOUT_S)
         self._ready_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "relibra.cli", self._verb, "--redis-url", self.redis_url]
         with self._log.open("a") as log:
