@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relibra.planning import Cluster, Model, Schedule, StepLoad, check_plan, imbalance
@@ -131,16 +131,24 @@ def test_more_slots_are_never_worse(node, slots):
     assert (_slowest_M(load_ME, home_E, slots + 1) <= 1.001 * _slowest_M(load_ME, home_E, slots)).all()
 
 
-@given(node=_nodes, slots=st.integers(0, 4), shuffle=st.integers(0, 10**6))
-@example(node=(3, 8, 4, 2.0, True), slots=1, shuffle=5)  # the last row differs by 1.05 %
-@settings(max_examples=100, deadline=None)
-def test_other_names_of_experts_and_ranks_change_little(node, slots, shuffle):
+def _slowest_under_other_names(node, slots, shuffle):
     load_ME, home_E = _load(node)
     rng = np.random.default_rng(shuffle)
     order_E, name_R = rng.permutation(load_ME.shape[-1]), rng.permutation(home_E.max() + 1).astype(np.int32)
-    renamed_M = _slowest_M(load_ME[:, order_E], name_R[home_E[order_E]], slots)
-    # Names decide between equal ranks, such as those that are filled to the limit.
-    np.testing.assert_allclose(renamed_M, _slowest_M(load_ME, home_E, slots), rtol=0.02)
+    return _slowest_M(load_ME[:, order_E], name_R[home_E[order_E]], slots), _slowest_M(load_ME, home_E, slots)
+
+
+@given(node=_nodes, slots=st.integers(0, 4), shuffle=st.integers(0, 10**6))
+@settings(max_examples=100, deadline=None)
+def test_other_names_of_experts_and_ranks_change_nothing(node, slots, shuffle):
+    renamed_M, found_M = _slowest_under_other_names(node, slots, shuffle)
+    np.testing.assert_allclose(renamed_M, found_M, rtol=1e-3)
+
+
+@pytest.mark.xfail(strict=True, reason="a known gap: with some names the greedy rules miss the better limit by 1.05 %")
+def test_other_names_change_nothing_in_the_worst_case_known():
+    renamed_M, found_M = _slowest_under_other_names((3, 8, 4, 2.0, True), slots=1, shuffle=5)
+    np.testing.assert_allclose(renamed_M, found_M, rtol=1e-3)
 
 
 @given(node=_nodes, slots=st.integers(0, 4), factor=st.sampled_from([2, 7, 100_000]))
