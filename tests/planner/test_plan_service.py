@@ -1,5 +1,6 @@
 import threading
 import time
+from collections.abc import Callable
 
 import grpc
 import numpy as np
@@ -26,6 +27,18 @@ SCHEDULE = Schedule.round_robin(8, 2, CLUSTER)
 @pytest.fixture
 def ids(shared_planner: Service, job_id: str) -> list[str]:
     return report_sequences(shared_planner.address, job_id, 1)
+
+
+@pytest.fixture
+def plan(client: PlannerClient, shared_planner: Service, job_id: str) -> Callable[[int], None]:
+    """Report a step, schedule it, and wait for its plan."""
+
+    def plan_step(step: int) -> None:
+        ids = report_sequences(shared_planner.address, job_id, step)
+        client.submit_schedule(job_id, step, ids, SCHEDULE)
+        client.fetch_plan(job_id, step, MODEL, 0, wait_s=60)
+
+    return plan_step
 
 
 def submit_raw(address: str, job_id: str, message: plan_pb2.Schedule) -> None:
@@ -191,13 +204,8 @@ def test_S9_a_refused_schedule_is_remembered_until_one_is_accepted(
 
 
 def test_S3_a_watcher_sees_the_newest_plan_first_and_then_every_later_one(
-    client: PlannerClient, shared_planner: Service, job_id: str
+    client: PlannerClient, shared_planner: Service, job_id: str, plan: Callable[[int], None]
 ) -> None:
-    def plan(step: int) -> None:
-        ids = report_sequences(shared_planner.address, job_id, step)
-        client.submit_schedule(job_id, step, ids, SCHEDULE)
-        client.fetch_plan(job_id, step, MODEL, 0, wait_s=60)
-
     plan(1)
     plan(2)
     with open_channel(shared_planner.address) as channel:
@@ -214,13 +222,8 @@ def test_S3_a_watcher_sees_the_newest_plan_first_and_then_every_later_one(
 
 
 def test_S9_a_watcher_passes_over_a_damaged_plan_and_the_log_says_so(
-    client: PlannerClient, shared_planner: Service, job_id: str, run: Loop
+    client: PlannerClient, shared_planner: Service, job_id: str, run: Loop, plan: Callable[[int], None]
 ) -> None:
-    def plan(step: int) -> None:
-        ids = report_sequences(shared_planner.address, job_id, step)
-        client.submit_schedule(job_id, step, ids, SCHEDULE)
-        client.fetch_plan(job_id, step, MODEL, 0, wait_s=60)
-
     store = Store.open(shared_planner.redis_url)
     for step in (1, 2):
         plan(step)
@@ -241,13 +244,8 @@ def test_S9_a_watcher_passes_over_a_damaged_plan_and_the_log_says_so(
 
 
 def test_S4_a_watcher_sees_the_plans_of_a_job_that_was_re_created(
-    client: PlannerClient, shared_planner: Service, job_id: str, run: Loop
+    client: PlannerClient, shared_planner: Service, job_id: str, run: Loop, plan: Callable[[int], None]
 ) -> None:
-    def plan(step: int) -> None:
-        ids = report_sequences(shared_planner.address, job_id, step)
-        client.submit_schedule(job_id, step, ids, SCHEDULE)
-        client.fetch_plan(job_id, step, MODEL, 0, wait_s=60)
-
     store = Store.open(shared_planner.redis_url)
     for step in (1, 2):
         plan(step)
@@ -266,13 +264,8 @@ def test_S4_a_watcher_sees_the_plans_of_a_job_that_was_re_created(
 
 
 def test_S4_a_watcher_sees_each_plan_once_when_the_training_goes_back(
-    client: PlannerClient, shared_planner: Service, job_id: str
+    client: PlannerClient, shared_planner: Service, job_id: str, plan: Callable[[int], None]
 ) -> None:
-    def plan(step: int) -> None:
-        ids = report_sequences(shared_planner.address, job_id, step)
-        client.submit_schedule(job_id, step, ids, SCHEDULE)
-        client.fetch_plan(job_id, step, MODEL, 0, wait_s=60)
-
     for step in (1, 2, 3):
         plan(step)
     with open_channel(shared_planner.address) as channel:
