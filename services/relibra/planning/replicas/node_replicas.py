@@ -13,6 +13,9 @@ rules are tried:
 Of the rules that reach the limit, the one with the fewest replicas wins. A rule that does not reach it still leaves a
 valid choice, and the binary search continues from the slowest rank of that choice.
 
+The rules visit the ranks of a node from the lightest, and the experts of a rank from the heaviest. So the limit of a
+node follows from loads, and not from names.
+
 Where replicas have a price, a cell costs its limit plus the price of every replica of its *busiest* rank, the one that
 most replicas leave or enter: links work side by side, and a cell waits for the busiest one. For every smaller number of
 replicas of the busiest rank, the limit that they reach is searched in the same way, and the cheapest choice wins.
@@ -286,6 +289,39 @@ def _weigh(
 
 
 @compiled
+def _order_by_load(
+    load_E: NDArray[np.int64], expert_X: NDArray[np.int64], load_G: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Order the experts of every rank of a node, heaviest first, in place; return its ranks, lightest first."""
+    num_ranks = len(load_G)
+    share = len(expert_X) // num_ranks
+    rank_G = np.arange(num_ranks)
+    for rank in range(num_ranks):
+        first, load = rank * share, 0
+        for end in range(first, first + share):
+            expert, at = expert_X[end], end
+            load += load_E[expert]
+            while at > first and load_E[expert_X[at - 1]] < load_E[expert]:
+                expert_X[at] = expert_X[at - 1]
+                at -= 1
+            expert_X[at] = expert
+        load_G[rank] = load
+        at = rank
+        while at > 0 and load_G[rank_G[at - 1]] >= load:
+            other = rank_G[at - 1] * share
+            if load_G[rank_G[at - 1]] == load:  # the first experts that differ decide
+                place = 0
+                while place < share - 1 and load_E[expert_X[other + place]] == load_E[expert_X[first + place]]:
+                    place += 1
+                if load_E[expert_X[other + place]] <= load_E[expert_X[first + place]]:
+                    break
+            rank_G[at] = rank_G[at - 1]
+            at -= 1
+        rank_G[at] = rank
+    return rank_G
+
+
+@compiled
 def replicate_rows(
     load_ME: NDArray[np.int64], by_rank_NX: NDArray[np.int64], num_ranks: int, slots: int, min_tokens: int, price: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
@@ -305,7 +341,7 @@ def replicate_rows(
     """
     num_rows = len(load_ME)
     num_nodes, num_members = by_rank_NX.shape
-    most = num_ranks * slots
+    most, share = num_ranks * slots, num_members // num_ranks
     limit_M = np.zeros(num_rows, dtype=np.int64)
     cost_M = np.zeros(num_rows, dtype=np.int64)
     end_M = np.zeros(num_rows, dtype=np.int64)
@@ -322,19 +358,23 @@ def replicate_rows(
     )
     best, fewer = _no_choice(num_nodes, most), _no_choice(num_nodes, most)
     num_written = 0
+    expert_NX, rank_NG = by_rank_NX.copy(), np.empty((num_nodes, num_ranks), dtype=np.int64)
     for row in range(num_rows):
         limit = 0
         for node in range(num_nodes):
+            rank_NG[node] = _order_by_load(load_ME[row], expert_NX[node], room.load_G)
             for member in range(num_members):
-                load_NX[node, member] = load_ME[row, by_rank_NX[node, member]]
+                home = rank_NG[node, member // share]
+                load_NX[node, member] = load_ME[row, expert_NX[node, home * share + member % share]]
             limit = max(limit, -(-load_NX[node].sum() // num_ranks))
         limit = cost = _balance(load_NX, limit, min_tokens, room, best)
         if price > 0:
             limit, cost = _weigh(load_NX, limit, min_tokens, price, room, best, fewer)
         for node in range(num_nodes):
             for replica in range(best.num_N[node]):
-                index_Y2[num_written, 0] = by_rank_NX[node, best.replica_NY3[node, replica, 0]]
-                index_Y2[num_written, 1] = node * num_ranks + best.replica_NY3[node, replica, 1]
+                home, place = divmod(best.replica_NY3[node, replica, 0], share)
+                index_Y2[num_written, 0] = expert_NX[node, rank_NG[node, home] * share + place]
+                index_Y2[num_written, 1] = node * num_ranks + rank_NG[node, best.replica_NY3[node, replica, 1]]
                 tokens_Y[num_written] = best.replica_NY3[node, replica, 2]
                 num_written += 1
         limit_M[row], cost_M[row], end_M[row] = limit, cost, num_written
