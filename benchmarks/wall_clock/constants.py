@@ -21,7 +21,8 @@ def measured_cost(job: PlainJob, num_tokens: int, host_us: float) -> CostModel:
         host_us: the measured host time of a cell with replicas.
     """
     mean_tokens = num_tokens * MODEL.top_k * dist.get_world_size() // MODEL.num_experts
-    at_tokens = (mean_tokens // 8, mean_tokens // 2, mean_tokens, 2 * mean_tokens, 4 * mean_tokens)
+    # The last number is that of all ranks together, which a popular expert comes close to.
+    at_tokens = tuple(mean_tokens * eighths // 8 for eighths in (1, 4, 8, 16, 64))
     expert_us = np.maximum.accumulate([job.expert_us(each) for each in at_tokens])
     return CostModel(
         expert_tokens=(0.0, *at_tokens),

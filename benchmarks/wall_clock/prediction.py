@@ -3,6 +3,7 @@
 S sequences, L MoE layers, E experts.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -16,15 +17,18 @@ from relibra.evaluation.constants import Constants
 from relibra.evaluation.dispatcher import Dispatcher
 from relibra.evaluation.hardware import Hardware
 from relibra.evaluation.model_shape import ModelShape
-from relibra.evaluation.step_time import balanced_step_time, step_time
+from relibra.evaluation.step_time import balanced_step_time, reorder_s, step_time
 from relibra.evaluation.training import Training
-from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, StepLoad
+from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad
 from relibra.planning.cost import CostModel
 from relibra.planning.load import imbalance
 from relibra.planning.solve import solve
 
 _STATE_SIZE = 14 / 12
 """The simulation moves bf16 weights with fp32 masters and moments; fp32 weights with moments have 12 bytes."""
+
+_FIRST_SHARE = 1 / 3
+"""What moves in the first step, of what moves later: weights alone, because Adam makes its moments in that step."""
 
 
 def predict(
@@ -38,13 +42,13 @@ def predict(
     expert_ffn_size: int,
     sequence_length: int,
     balanced_s: float,
-    first_reorder_s: float,
+    warm_up_reorders_s: Sequence[float],
     host_step_us: float,
 ) -> dict[str, float]:
     """Simulate training steps on CPU cores.
 
     Args:
-        counts: the token copies `[S, L, E]` of the warm-up step and of every step after it.
+        counts: the token copies `[S, L, E]` of the warm-up steps and of every step after them.
         schedule: the schedule of every step.
         model: the MoE layers that were trained.
         cluster: the EP group, on one node.
@@ -55,7 +59,7 @@ def predict(
         sequence_length: the number of tokens that attention sees.
         balanced_s: the measured seconds of a step under forced balance. They determine the speed of everything but
             experts and dispatch.
-        first_reorder_s: the measured seconds of the warm-up step's reorder. They determine the rate of later ones.
+        warm_up_reorders_s: the measured seconds of every warm-up step's reorder. They determine the rate of later ones.
         host_step_us: the measured host time of a step with an agent.
 
     Returns:
@@ -70,10 +74,13 @@ def predict(
     flop_per_us = training.constants.flop_per_us * untuned.attention_s / rest_s
     training = replace(training, constants=replace(training.constants, flop_per_us=flop_per_us))
     params, rows = PlanParams(cost=planned_with), []
-    first = solve(loads[0], schedule, model, cluster, params)
-    training = _with_reorder_rate(training, first, loads[0], first_reorder_s)
-    home_LE = first.home_rank_LE
-    for load in loads[1:]:
+    num_warm_ups = len(warm_up_reorders_s)
+    homes = [cluster.identity_placement(model)]
+    for load in loads[:num_warm_ups]:
+        homes.append(solve(load, schedule, model, cluster, params, homes[-1]).home_rank_LE)
+    training = _with_reorder_rate(training, homes, warm_up_reorders_s)
+    home_LE = homes[-1]
+    for load in loads[num_warm_ups:]:
         began_s = time.perf_counter()
         plan = solve(load, schedule, model, cluster, params, home_LE)
         planning_s = time.perf_counter() - began_s
@@ -101,13 +108,19 @@ def predict(
     return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
 
-def _with_reorder_rate(training: Training, first: Plan, load: StepLoad, measured_s: float) -> Training:
-    """Return the job with the rate at which experts moved in the warm-up step, if any did."""
-    identity_LE = training.cluster.identity_placement(training.model.model())
-    simulated_s = step_time(Assignment.of_plan(first), load, training, identity_LE).reorder_s
-    if not simulated_s or not measured_s:
+def _with_reorder_rate(training: Training, homes: Sequence[NDArray[np.int32]], measured_s: Sequence[float]) -> Training:
+    """Return the job with the rate at which experts moved in the warm-up steps, if any did.
+
+    Args:
+        training: the job.
+        homes: the placement before the first warm-up step, and that of each.
+        measured_s: the seconds of their reorders.
+    """
+    simulated_s = [reorder_s(to_LE, from_LE, training) for from_LE, to_LE in itertools.pairwise(homes)]
+    simulated_s[0] *= _FIRST_SHARE
+    if not sum(simulated_s) or not sum(measured_s):
         return training
-    bytes_per_us = training.constants.state_inside_bytes_per_us * simulated_s / measured_s
+    bytes_per_us = training.constants.state_inside_bytes_per_us * sum(simulated_s) / sum(measured_s)
     return replace(training, constants=replace(training.constants, state_inside_bytes_per_us=bytes_per_us))
 
 

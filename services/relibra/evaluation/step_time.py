@@ -80,11 +80,11 @@ def time_of(
     assignment: Assignment, work: Work, training: Training, previous_home_LE: NDArray[np.int32] | None = None
 ) -> StepTime:
     """Simulate a step whose work is known. Args as those of `step_time`; `work` is that of the assignment."""
-    reorder_s = first_s = 0.0
+    moving_s = first_s = 0.0
     if previous_home_LE is not None:
         identity_LE = training.cluster.identity_placement(training.model.model())
-        reorder_s = _reorder_s(assignment.home_LE, previous_home_LE, training)
-        first_s = _reorder_s(previous_home_LE, identity_LE, training) / training.num_steps
+        moving_s = reorder_s(assignment.home_LE, previous_home_LE, training)
+        first_s = reorder_s(previous_home_LE, identity_LE, training) / training.num_steps
     host_us = training.constants.host_us
     return _add_up(
         cells_of(work, training),
@@ -93,7 +93,7 @@ def time_of(
         decision_us=assignment.decision_us,
         forward_us=host_us if assignment.maps_on_host else _KERNEL_US,
         backward_us=host_us if assignment.maps_on_host else 0.0,
-        reorder_s=reorder_s,
+        reorder_s=moving_s,
         first_placement_s=first_s,
     )
 
@@ -116,7 +116,7 @@ def balanced_time_of(work: Work, training: Training) -> StepTime:
     return _add_up(cells_of(work, training), Known.AHEAD, training)
 
 
-def _reorder_s(home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32], training: Training) -> float:
+def reorder_s(home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32], training: Training) -> float:
     """Return the time in which experts move with their state, all ranks at once, each pipeline stage its own layers."""
     cluster, size_bytes = training.cluster, training.model.model().expert_state_size_bytes
     slowest_us = 0.0

@@ -20,7 +20,7 @@ def predicted(
     counts: list[np.ndarray],
     cost: CostModel = COST,
     cluster: Cluster = CLUSTER,
-    first_reorder_s: float = 0.0,
+    warm_up_reorders_s: tuple[float, ...] = (0.0,),
     host_step_us: float = 0.0,
 ) -> dict[str, float]:
     return predict(
@@ -34,7 +34,7 @@ def predicted(
         expert_ffn_size=8,
         sequence_length=64,
         balanced_s=1.0,
-        first_reorder_s=first_reorder_s,
+        warm_up_reorders_s=warm_up_reorders_s,
         host_step_us=host_step_us,
     )
 
@@ -71,9 +71,21 @@ def test_hosts_cost_their_time_in_every_cell_with_replicas_and_in_every_step() -
     assert dear["plain_s"] == free["plain_s"]
 
 
-def test_later_reorders_take_as_long_for_every_expert_as_that_of_the_warm_up() -> None:
+def test_later_reorders_take_as_long_for_every_expert_as_those_of_the_warm_up() -> None:
     steps = [counted(routing.skewed(MODEL, 2, 2, NUM_TOKENS, step, sigma=2.0)) for step in range(3)]
     no_slots = replace(CLUSTER, redundant_slots=0)  # so that balance needs moves
-    fast, slow = (predicted(steps, cluster=no_slots, first_reorder_s=first_s) for first_s in (0.1, 0.3))
+    fast, slow = (predicted(steps, cluster=no_slots, warm_up_reorders_s=(each_s,)) for each_s in (0.1, 0.3))
     assert 0 < 3 * fast["reorder_s"] == pytest.approx(slow["reorder_s"])
     assert slow["relibra_s"] - slow["planning_s"] > fast["relibra_s"] - fast["planning_s"]
+
+
+def test_a_second_warm_up_counts_with_all_that_moves_and_the_first_with_weights_alone() -> None:
+    first, second, third = (counted(routing.skewed(MODEL, 2, 2, NUM_TOKENS, step, sigma=2.0)) for step in range(3))
+    no_slots = replace(CLUSTER, redundant_slots=0)
+    # The same step twice moves nothing the second time.
+    alone = predicted([first, third], cluster=no_slots, warm_up_reorders_s=(0.1,))
+    idle = predicted([first, first, third], cluster=no_slots, warm_up_reorders_s=(0.1, 0.0))
+    assert 0 < idle["reorder_s"] == pytest.approx(alone["reorder_s"])
+    dear = predicted([first, second, third], cluster=no_slots, warm_up_reorders_s=(0.1, 0.6))
+    cheap = predicted([first, second, third], cluster=no_slots, warm_up_reorders_s=(0.1, 0.1))
+    assert dear["reorder_s"] == pytest.approx(3.5 * cheap["reorder_s"])
