@@ -122,8 +122,9 @@ SCENARIOS: Scenarios = {
     "blockwise": functools.partial(trained, experts=BLOCKWISE, **RECOMPUTE["full"]),
     "blockwise_rounding": functools.partial(split, experts=BLOCKWISE),
     "padded": functools.partial(trained, experts=PADDED),
+    # The norm adds experts up in another order after a reorder. Clipped by it, gradients would follow its last bit.
     "tensorwise_reorders": functools.partial(
-        trained, experts=TENSORWISE, plan={"replicate": False}, **RECOMPUTE["full"]
+        trained, experts=TENSORWISE | {"clip_grad": 0.0}, plan={"replicate": False}, **RECOMPUTE["full"]
     ),
     "checkpoint": checkpoint,
     "contract": contract,
