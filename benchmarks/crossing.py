@@ -32,10 +32,10 @@ from relibra.planning.packing.pack import pack
 from relibra.planning.solve import solve
 from relibra.routing import count_sequences, read_trace
 
-_SIZES = {"gpt-oss-20b_mmlu": (2880, 2880), "deepseek-v2-lite_esft": (2048, 1408)}
+SIZES = {"gpt-oss-20b_mmlu": (2880, 2880), "deepseek-v2-lite_esft": (2048, 1408)}
 """The hidden and intermediate size of an expert, by trace."""
-_MICRO_BATCHES = 8
-_FILLED_TOKENS = 1024
+MICRO_BATCHES = 8
+FILLED_TOKENS = 1024
 _DISPATCHES = 3
 _LINKS = middles(ranges_of(HARDWARE["h100"], Dispatcher.ALLTOALL))
 
@@ -89,27 +89,27 @@ class _Step:
 
 
 def _steps() -> Iterator[tuple[dict[str, Any], _Step]]:
-    for (name, (hidden, intermediate)), num_nodes in product(_SIZES.items(), (2, 4)):
+    for (name, (hidden, intermediate)), num_nodes in product(SIZES.items(), (2, 4)):
         trace = read_trace(results.TRACES / f"{name}.npz")
         cluster = Cluster(num_nodes=num_nodes, gpus_per_node=8, redundant_slots=2)
         token_size_bytes = DispatchDtype.BF16.token_size_bytes(hidden)
         recorded = _Step(
             counts_SLE=count_sequences(trace),
             length_S=np.diff(trace.offsets),
-            schedule=Schedule.round_robin(trace.num_sequences, _MICRO_BATCHES, cluster),
+            schedule=Schedule.round_robin(trace.num_sequences, MICRO_BATCHES, cluster),
             model=model_of(trace),
             cluster=cluster,
             cost=CostModel.of_expert(6 * hidden * intermediate, token_size_bytes),
         )
         yield {"trace": name, "num_nodes": num_nodes, "sequences": "recorded"}, recorded
-        step = tiled(trace, cluster, _MICRO_BATCHES, _FILLED_TOKENS, seed=0)
+        step = tiled(trace, cluster, MICRO_BATCHES, FILLED_TOKENS, seed=0)
         filled = replace(recorded, counts_SLE=step.counts_SLE, length_S=step.length_S, schedule=step.schedule)
         yield {"trace": name, "num_nodes": num_nodes, "sequences": "filled"}, filled
 
 
 def main() -> None:
     """Measure, print the table and write the results."""
-    table = Table(title=f"{_MICRO_BATCHES} micro-batches, 2 redundant slots")
+    table = Table(title=f"{MICRO_BATCHES} micro-batches, 2 redundant slots")
     for heading in ("trace", "nodes", "sequences", "a crossing", "packed", "imbalance", "across nodes", "time"):
         table.add_column(heading, justify="left" if heading in ("trace", "sequences") else "right")
     rows = []
@@ -128,7 +128,7 @@ def main() -> None:
                 f"{row['time']:.3f}",
             )
     Console(width=140).print(table)
-    results.write("crossing", rows, redundant_slots=2, num_micro_batches=_MICRO_BATCHES, filled_tokens=_FILLED_TOKENS)
+    results.write("crossing", rows, redundant_slots=2, num_micro_batches=MICRO_BATCHES, filled_tokens=FILLED_TOKENS)
 
 
 if __name__ == "__main__":

@@ -7,46 +7,18 @@ from typing import Any
 
 import pytest
 
+from harness.planning_loops import LONG_S, PATIENT_S, Solver, is_idle, job_with_two_steps, loop_over, nothing, running
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
-from harness.step_samples import IDS, OTHER_PLAN, PLAN, SCHEDULE
+from harness.step_samples import IDS, OTHER_PLAN, SCHEDULE
 from relibra.errors import InvalidInput, Unavailable
 from relibra.planner.metrics import Metrics
 from relibra.planner.plan_notifier import PlanNotifier
-from relibra.planner.planning_loop import PlanningLoop
-from relibra.planner.settings import PlannerSettings
-from relibra.store import EncodedPlan, JobRecord, StepState, Store
-
-Before = Callable[[str, int], Awaitable[None]]
-PATIENT_S = 120.0
-LONG_S = 600.0
-"""A lease that outlasts every delay of a busy machine."""
-
-
-class Solver:
-    """Returns a given plan after running `before` on the step."""
-
-    def __init__(self, before: Before, num_warm: int = 2) -> None:
-        self._before = before
-        self.obstacle = ""
-        self.num_warm = num_warm
-        self.has_grown = False
-        self.steps: list[tuple[str, int]] = []
-
-    def grow(self) -> None:
-        self.has_grown = True
-
-    async def solve(self, job_id: str, step: int) -> EncodedPlan:
-        self.steps.append((job_id, step))
-        await self._before(job_id, step)
-        return PLAN
+from relibra.store import JobRecord, StepState, Store
 
 
 @pytest.fixture
 def job(store: Store, run: Loop) -> JobRecord:
-    job = run(store.register_job("job", MODEL, CLUSTER, PARAMS))
-    for step in (1, 2):
-        run(store.put_schedule(job, step, IDS, SCHEDULE))
-    return job
+    return job_with_two_steps(store, run)
 
 
 async def plan_until(
@@ -57,24 +29,9 @@ async def plan_until(
     **settings: Any,
 ) -> Metrics:
     metrics = Metrics()
-    told = PlannerSettings.load(redis_url="unix:///unused", **{"lease_s": LONG_S, **settings})
-    loop = PlanningLoop(store, solver, notifier or PlanNotifier(), metrics, told)
-    running = asyncio.create_task(loop.run())
-    async with asyncio.timeout(PATIENT_S):
-        # Each check is a round trip to Redis, during which the loop runs.
-        while not await until():
-            pass
-    loop.stop()
-    await running
+    async with running(loop_over(store, solver, notifier, metrics, **settings), until):
+        pass
     return metrics
-
-
-async def is_idle(store: Store) -> bool:
-    return not await store.pending_steps()
-
-
-async def nothing(job_id: str, step: int) -> None:
-    return
 
 
 def outcomes(metrics: Metrics) -> dict[str, float]:
@@ -99,8 +56,7 @@ def test_L2_a_planner_whose_solver_is_not_warm_leaves_steps_to_others(store: Sto
     cold.obstacle = "the solver warms up"
 
     async def both() -> None:
-        settings = PlannerSettings.load(redis_url="unix:///unused", lease_s=LONG_S)
-        loops = [PlanningLoop(store, each, PlanNotifier(), Metrics(), settings) for each in (cold, warm)]
+        loops = [loop_over(store, each) for each in (cold, warm)]
         running = [asyncio.create_task(each.run()) for each in loops]
         async with asyncio.timeout(PATIENT_S):
             while not await is_idle(store):

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from relibra.planner.solve_size import solve_size_bytes
+from relibra.planner.solve_size import pack_size_bytes, solve_size_bytes
 from relibra.planning import Cluster, CostModel, Model, PlanParams
 from relibra.planning.plan import Basis
 
@@ -44,3 +44,8 @@ def test_dispatch_that_costs_time_adds_what_crosses_and_the_sums_by_source_node(
     dense = replace(MODEL, top_k=MODEL.num_experts)
     free, dear = (solve_size_bytes(10, 2, dense, CLUSTER, params, Basis.REPLAY) for params in (FREE, once))
     assert free == dear
+
+
+def test_packing_adds_the_loads_of_groups_of_sequences_and_rows() -> None:
+    solve = solve_size_bytes(10, 2, MODEL, CLUSTER, FREE, Basis.ROLLOUT)
+    assert pack_size_bytes(10, 2, MODEL, CLUSTER, FREE) == solve + 10 * (3 * 4 * 8 + (24 << 10)) + 2 * 3 * 3 * 4 * 8

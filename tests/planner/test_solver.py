@@ -17,9 +17,11 @@ from harness.services import CLUSTER, MODEL, PARAMS, Loop, eventually, is_alive
 from harness.step_samples import IDS, SCHEDULE, report_all
 from relibra.errors import LimitExceeded, UnknownJob
 from relibra.planner import solver, solving
+from relibra.planner.packing import PackTask
 from relibra.planner.solver import SolverPool
 from relibra.planning import Model, PlanParams, Schedule
 from relibra.planning.plan import Basis
+from relibra.planning.schedule import PackingRules
 from relibra.store import EncodedPlan, Store
 
 MEMORY_BYTES = 1 << 30
@@ -97,6 +99,29 @@ def test_a_worker_that_dies_or_runs_away_is_replaced_and_harms_nobody(store: Sto
             assert (await pool.solve("job", 1)).digest == first.digest
             left = workers(pool)
         assert not any(is_alive(pid) for pid in left)
+
+    run(scenario())
+
+
+def test_a_worker_that_is_killed_while_it_packs_is_replaced_and_packs_again(
+    store: Store, run: Loop, redis_url: str
+) -> None:
+    job = run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+    report_all(store, run)
+    task = PackTask(job=job, step=1, sequence_ids=IDS, length_S=np.arange(5, 13), start=SCHEDULE, rules=PackingRules())
+
+    async def scenario() -> None:
+        async with running(SolverPool(redis_url, timeout_s=60, memory_bytes=MEMORY_BYTES)) as pool:
+            (killed,) = workers(pool)
+            os.kill(killed, signal.SIGSTOP)
+            dying = asyncio.create_task(pool.pack(task))
+            await asyncio.sleep(0)  # the packing is with the worker
+            os.kill(killed, signal.SIGKILL)
+            with pytest.raises(BrokenProcessPool, match=r"was killed .SIGKILL."):
+                await dying
+            await has_warm(pool, 1)
+            schedule, _ = await pool.pack(task)
+            assert schedule.num_sequences == len(IDS)
 
     run(scenario())
 

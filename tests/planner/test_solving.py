@@ -11,6 +11,8 @@ from harness.services import CLUSTER, MODEL, PARAMS, Loop
 from harness.step_samples import COUNTS_SLE, IDS, report_all
 from relibra.errors import Corrupt
 from relibra.planner.solving import earlier_totals
+from relibra.planning import Schedule
+from relibra.planning.plan import Basis
 from relibra.store import Store
 from relibra.store.keys import JobKeys
 
@@ -20,6 +22,8 @@ from relibra.planner.solving import warm_up
 from relibra.planning import Cluster, CostModel, Model, PlanParams, Schedule, StepLoad
 from relibra.planning.jit import machine_code
 from relibra.planning.plan import Basis
+from relibra.planning.packing.repack import repack
+from relibra.planning.schedule import Freedom, PackingRules
 from relibra.planning.solve import solve
 code = warm_up()
 assert sum(code), code
@@ -38,6 +42,11 @@ for cluster in (Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1, num_ep_
                            PlanParams(cost=CostModel(token_size_bytes=1e7)),
                            PlanParams(cost=CostModel(token_size_bytes=1e7, sends_once_per_node=True))):
                 solve(load, schedule, model, cluster, params, previous, basis=basis)
+        lengths = counts.sum(axis=(1, 2), dtype=np.int64)
+        for rules in (PackingRules(), PackingRules(freedom=Freedom.RANKS), PackingRules(keeps_counts=True)):
+            for params in (PlanParams(), PlanParams(cost=CostModel(token_size_bytes=1e7))):
+                for current in (None, previous):
+                    repack(counts, lengths, schedule, model, cluster, params, current, rules)
 assert machine_code() == code, (code, machine_code())
 """
 
@@ -46,6 +55,20 @@ def test_after_its_warm_up_a_worker_compiles_nothing() -> None:
     # A process of its own: others have compiled more by now.
     done = subprocess.run([sys.executable, "-c", STEPS_AFTER_WARM_UP], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_forecast_counts_the_sequences_that_steps_trained_on(store: Store, run: Loop) -> None:
+    """Not those that were reported for packing alone, or that were filtered out after their report."""
+    job = run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+    for step in (1, 2, 3):
+        report_all(store, run, step)
+    one_row = Schedule.round_robin(5, 1, CLUSTER)
+    run(store.put_schedule(job, 1, IDS[:5], one_row))
+    run(store.put_schedule(job, 2, ["elsewhere", *IDS[:4]], one_row, basis=Basis.PREVIOUS_STEPS))
+    totals = run(earlier_totals(store, job, 4))
+    all_LE = COUNTS_SLE.sum(axis=0)
+    for total_LE, expected_LE in zip(totals, (COUNTS_SLE[:5].sum(axis=0), all_LE, all_LE), strict=True):
+        np.testing.assert_array_equal(total_LE, expected_LE)
 
 
 def test_S9_a_forecast_does_without_damaged_steps(

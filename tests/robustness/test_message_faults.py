@@ -24,6 +24,7 @@ COUNTS_LE = count(routed_experts(0, 6))
 METHODS = (
     "JobService/RegisterJob",
     "PlanService/SubmitSchedule",
+    "PlanService/Pack",
     "PlanService/FetchPlan",
     "ExecutionService/ReportExecution",
 )

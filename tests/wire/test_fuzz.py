@@ -15,9 +15,21 @@ from hypothesis import strategies as st
 
 from harness.rank_plan_message import encode_rank_plan
 from relibra.errors import InvalidInput
-from relibra.planning import Cluster, CostModel, ExecutionReport, Model, Phase, PlanId, PlanParams, RankPlan, Schedule
+from relibra.planning import (
+    Cluster,
+    CostModel,
+    ExecutionReport,
+    Freedom,
+    Model,
+    Phase,
+    PlanId,
+    PlanParams,
+    RankPlan,
+    Schedule,
+)
+from relibra.planning.schedule import PackingRules
 from relibra.v1 import array_pb2, execution_pb2, job_pb2, plan_pb2, routing_pb2
-from relibra.wire import array, messages, routing
+from relibra.wire import array, messages, packing, routing
 
 NUM_CASES = int(os.environ.get("RELIBRA_FUZZ_CASES", "50"))
 MODEL = Model(num_layers=3, num_experts=8, top_k=2)
@@ -34,6 +46,21 @@ GOOD: dict[str, tuple[Message, Callable[[Any], object]]] = {
     "schedule": (
         messages.encode_schedule(["a", "b", "c", "d"], Schedule.round_robin(4, 2, CLUSTER)),
         lambda message: messages.decode_schedule(message, CLUSTER),
+    ),
+    "pack request": (
+        packing.encode_pack_request(
+            "job",
+            1,
+            ["a", "b", "c", "d"],
+            np.array([5, 6, 7, 8]),
+            Schedule.round_robin(4, 2, CLUSTER),
+            PackingRules(freedom=Freedom.RANKS, keeps_counts=True, token_budget=20),
+        ),
+        lambda message: packing.decode_pack_request(message, CLUSTER),
+    ),
+    "packed": (
+        packing.encode_packed(Schedule.round_robin(4, 2, CLUSTER), "packing gains"),
+        lambda message: packing.decode_packed(message, 4),
     ),
     "rank plan": (
         encode_rank_plan(
@@ -137,6 +164,20 @@ LIES: dict[str, st.SearchStrategy[Message]] = {
         source_rank=ARRAYS,
         ep_group=ARRAYS,
     ),
+    "pack request": st.builds(
+        plan_pb2.PackRequest,
+        start=st.builds(
+            plan_pb2.Schedule,
+            sequence_ids=st.lists(st.text(max_size=3), max_size=4),
+            micro_batch=ARRAYS,
+            source_rank=ARRAYS,
+            ep_group=ARRAYS,
+        ),
+        length=ARRAYS,
+        freedom=st.integers(0, 3),
+        token_budget=st.none() | LONG_NUMBERS,
+    ),
+    "packed": st.builds(plan_pb2.PackResponse, micro_batch=ARRAYS, source_rank=ARRAYS, ep_group=ARRAYS),
     "rank plan": st.builds(
         plan_pb2.RankPlan,
         home_rank=st.just(array.encode(np.zeros((3, 8), np.uint8))) | ARRAYS,

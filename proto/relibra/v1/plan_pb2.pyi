@@ -12,9 +12,16 @@ class Basis(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BASIS_REPLAY: _ClassVar[Basis]
     BASIS_ROLLOUT: _ClassVar[Basis]
     BASIS_PREVIOUS_STEPS: _ClassVar[Basis]
+
+class Freedom(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FREEDOM_MICRO_BATCHES: _ClassVar[Freedom]
+    FREEDOM_RANKS: _ClassVar[Freedom]
 BASIS_REPLAY: Basis
 BASIS_ROLLOUT: Basis
 BASIS_PREVIOUS_STEPS: Basis
+FREEDOM_MICRO_BATCHES: Freedom
+FREEDOM_RANKS: Freedom
 
 class PlanId(_message.Message):
     __slots__ = ("epoch", "version")
@@ -53,6 +60,38 @@ class SubmitScheduleRequest(_message.Message):
 class SubmitScheduleResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class PackRequest(_message.Message):
+    __slots__ = ("job_id", "step", "start", "length", "freedom", "keeps_counts", "token_budget", "epoch")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    FREEDOM_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    step: int
+    start: Schedule
+    length: _array_pb2.Array
+    freedom: Freedom
+    keeps_counts: bool
+    token_budget: int
+    epoch: int
+    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., start: _Optional[_Union[Schedule, _Mapping]] = ..., length: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., freedom: _Optional[_Union[Freedom, str]] = ..., keeps_counts: bool = ..., token_budget: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class PackResponse(_message.Message):
+    __slots__ = ("micro_batch", "source_rank", "ep_group", "reason")
+    MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_RANK_FIELD_NUMBER: _ClassVar[int]
+    EP_GROUP_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    micro_batch: _array_pb2.Array
+    source_rank: _array_pb2.Array
+    ep_group: _array_pb2.Array
+    reason: str
+    def __init__(self, micro_batch: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., source_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., ep_group: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class FetchPlanRequest(_message.Message):
     __slots__ = ("job_id", "step", "ep_rank", "wait_ms", "epoch", "token")

@@ -39,6 +39,11 @@ class PlanServiceStub(object):
                 request_serializer=relibra_dot_v1_dot_plan__pb2.SubmitScheduleRequest.SerializeToString,
                 response_deserializer=relibra_dot_v1_dot_plan__pb2.SubmitScheduleResponse.FromString,
                 _registered_method=True)
+        self.Pack = channel.unary_unary(
+                '/relibra.v1.PlanService/Pack',
+                request_serializer=relibra_dot_v1_dot_plan__pb2.PackRequest.SerializeToString,
+                response_deserializer=relibra_dot_v1_dot_plan__pb2.PackResponse.FromString,
+                _registered_method=True)
         self.FetchPlan = channel.unary_unary(
                 '/relibra.v1.PlanService/FetchPlan',
                 request_serializer=relibra_dot_v1_dot_plan__pb2.FetchPlanRequest.SerializeToString,
@@ -57,6 +62,14 @@ class PlanServiceServicer(object):
     def SubmitSchedule(self, request, context):
         """The trainer driver calls it when the rollout of a step has ended. It is idempotent by (job_id, step) and returns when
         the schedule is durable; the plan follows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pack(self, request, context):
+        """The trainer driver may call it before, to get a better schedule than its own. It stores nothing: the schedule that the
+        training follows is submitted afterwards. Planners that are older than this call answer UNIMPLEMENTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -83,6 +96,11 @@ def add_PlanServiceServicer_to_server(servicer, server):
                     servicer.SubmitSchedule,
                     request_deserializer=relibra_dot_v1_dot_plan__pb2.SubmitScheduleRequest.FromString,
                     response_serializer=relibra_dot_v1_dot_plan__pb2.SubmitScheduleResponse.SerializeToString,
+            ),
+            'Pack': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pack,
+                    request_deserializer=relibra_dot_v1_dot_plan__pb2.PackRequest.FromString,
+                    response_serializer=relibra_dot_v1_dot_plan__pb2.PackResponse.SerializeToString,
             ),
             'FetchPlan': grpc.unary_unary_rpc_method_handler(
                     servicer.FetchPlan,
@@ -122,6 +140,33 @@ class PlanService(object):
             '/relibra.v1.PlanService/SubmitSchedule',
             relibra_dot_v1_dot_plan__pb2.SubmitScheduleRequest.SerializeToString,
             relibra_dot_v1_dot_plan__pb2.SubmitScheduleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/relibra.v1.PlanService/Pack',
+            relibra_dot_v1_dot_plan__pb2.PackRequest.SerializeToString,
+            relibra_dot_v1_dot_plan__pb2.PackResponse.FromString,
             options,
             channel_credentials,
             insecure,

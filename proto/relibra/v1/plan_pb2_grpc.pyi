@@ -27,6 +27,14 @@ class PlanServiceStub:
     the schedule is durable; the plan follows.
     """
 
+    Pack: grpc.UnaryUnaryMultiCallable[
+        relibra.v1.plan_pb2.PackRequest,
+        relibra.v1.plan_pb2.PackResponse,
+    ]
+    """The trainer driver may call it before, to get a better schedule than its own. It stores nothing: the schedule that the
+    training follows is submitted afterwards. Planners that are older than this call answer UNIMPLEMENTED.
+    """
+
     FetchPlan: grpc.UnaryUnaryMultiCallable[
         relibra.v1.plan_pb2.FetchPlanRequest,
         relibra.v1.plan_pb2.FetchPlanResponse,
@@ -46,6 +54,14 @@ class PlanServiceAsyncStub:
     ]
     """The trainer driver calls it when the rollout of a step has ended. It is idempotent by (job_id, step) and returns when
     the schedule is durable; the plan follows.
+    """
+
+    Pack: grpc.aio.UnaryUnaryMultiCallable[
+        relibra.v1.plan_pb2.PackRequest,
+        relibra.v1.plan_pb2.PackResponse,
+    ]
+    """The trainer driver may call it before, to get a better schedule than its own. It stores nothing: the schedule that the
+    training follows is submitted afterwards. Planners that are older than this call answer UNIMPLEMENTED.
     """
 
     FetchPlan: grpc.aio.UnaryUnaryMultiCallable[
@@ -69,6 +85,16 @@ class PlanServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[relibra.v1.plan_pb2.SubmitScheduleResponse, collections.abc.Awaitable[relibra.v1.plan_pb2.SubmitScheduleResponse]]:
         """The trainer driver calls it when the rollout of a step has ended. It is idempotent by (job_id, step) and returns when
         the schedule is durable; the plan follows.
+        """
+
+    @abc.abstractmethod
+    def Pack(
+        self,
+        request: relibra.v1.plan_pb2.PackRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[relibra.v1.plan_pb2.PackResponse, collections.abc.Awaitable[relibra.v1.plan_pb2.PackResponse]]:
+        """The trainer driver may call it before, to get a better schedule than its own. It stores nothing: the schedule that the
+        training follows is submitted afterwards. Planners that are older than this call answer UNIMPLEMENTED.
         """
 
     @abc.abstractmethod

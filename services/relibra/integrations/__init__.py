@@ -9,6 +9,7 @@ Out:  the routing, reported as parts that start from one EP rank each, and the s
     areal                                 a response -> its routing, which AReaL does not replay
     rank_batch                            RankBatch and TrainerLayout, into which all frameworks are translated
     rank_parts, step                      a RankBatch -> parts with fillers -> reports and schedule
+    packing                               a driver's deal of sequences -> a better one, asked of the planner
     routing_counter                       sequences counted when they are finished, before their micro-batch is known
     background                            reports and submits while the training loop goes on, and loses no error
     forecast                              a step whose routing is not known in advance

@@ -17,6 +17,7 @@ _MAY_CALL: Mapping[Role, frozenset[str]] = {
             "Rollback",
             "ReportRouting",
             "SubmitSchedule",
+            "Pack",
             "FetchPlan",
             "WatchPlans",
             "ReportExecution",

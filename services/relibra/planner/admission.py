@@ -12,7 +12,7 @@ from relibra.planner.large_messages import LargeMessages
 from relibra.planner.open_calls import OpenCalls
 from relibra.planner.open_streams import OpenStreams
 from relibra.planner.settings import PlannerSettings
-from relibra.planner.solve_size import solve_size_bytes
+from relibra.planner.solve_size import pack_size_bytes, solve_size_bytes
 from relibra.planning import Cluster, Model, PlanParams
 from relibra.planning.plan import Basis
 from relibra.store import ALL_JOBS, StoreLimits
@@ -25,6 +25,11 @@ MAX_NUM_RANKS = 4096
 MAX_NUM_EP_GROUPS = 4096
 MAX_NUM_PROCESSES = 1 << 16
 """Ranks of all EP groups of a job. Pages and sums name each of them that has not reported."""
+MAX_PACKED_COUNTS = 1 << 28
+"""Counts of all sequences of a step that is packed; reading and summing them takes seconds, in which a driver waits."""
+MAX_PACKED_LOADS = 1 << 24
+"""Loads of all cells of a step that is packed. The first packing of a job, which makes placements, takes 10 to 25 s
+with so many."""
 MAX_REASON_LENGTH = 4096
 MAX_FETCH_WAIT_S = 60.0
 MAX_REFUSAL_LENGTH = 2000
@@ -36,6 +41,7 @@ _SCHEDULE_SIZE_BYTES = 16 << 20
 _REQUEST_SIZE_BYTES: Mapping[str, int] = {
     "ReportRouting": MAX_PART_SIZE_BYTES,
     "SubmitSchedule": _SCHEDULE_SIZE_BYTES,
+    "Pack": MAX_PART_SIZE_BYTES,
     "ReportExecution": MAX_PART_SIZE_BYTES,
     "FetchPlan": 1 << 12,
     "WatchPlans": 1 << 12,
@@ -246,6 +252,34 @@ class Admission:
                 f"{num_sequences} sequences in {num_rows} rows ({num_micro_batches} micro-batches x "
                 f"{cluster.num_ep_groups} EP groups) x {model.num_layers} layers x {model.num_experts} experts on "
                 f"{cluster.num_ranks} ranks; schedule fewer micro-batches or sequences, or raise the limit",
+                limit="solver_memory_bytes",
+            )
+
+    def check_pack_size(
+        self, num_sequences: int, num_micro_batches: int, model: Model, cluster: Cluster, params: PlanParams
+    ) -> None:
+        """Refuse a step that cannot be packed while its driver waits, before anything of that size exists.
+
+        Raises:
+            LimitExceeded: names the limit.
+        """
+        num_rows, limit = cluster.num_ep_groups * num_micro_batches, self._settings.solver_memory_bytes
+        for what, most, number, unit in (
+            ("counts", MAX_PACKED_COUNTS, num_sequences, "sequences"),
+            ("loads", MAX_PACKED_LOADS, num_rows, "rows"),
+        ):
+            got = number * model.num_layers * model.num_experts
+            if got > most:
+                raise LimitExceeded(
+                    f"a step may be packed with {most} {what}, got {got}: {number} {unit} x {model.num_layers} layers "
+                    f"x {model.num_experts} experts; submit the schedule as it is",
+                    limit=f"packed_{what}",
+                )
+        size_bytes = pack_size_bytes(num_sequences, num_rows, model, cluster, params)
+        if size_bytes > limit:
+            raise LimitExceeded(
+                f"packing {num_sequences} sequences in {num_rows} rows takes {size_bytes} bytes, and a solver has "
+                f"{limit} (solver_memory_bytes); submit the schedule as it is, or raise the limit",
                 limit="solver_memory_bytes",
             )
 

@@ -10,6 +10,7 @@ from opentelemetry import propagate
 from relibra.errors import InvalidInput, NotFound, NotReady, RelibraError
 from relibra.planner.admission import MAX_FETCH_WAIT_S, Admission
 from relibra.planner.attempt_watch import AttemptWatch
+from relibra.planner.pack_calls import check_schedule, pack_task
 from relibra.planner.plan_cache import PlanCache
 from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
 from relibra.planner.planning_loop import PlanningLoop
@@ -21,6 +22,7 @@ from relibra.store import DamagedPlan, JobRecord, PlanRecord, Refused, StepRecor
 from relibra.v1 import plan_pb2, plan_pb2_grpc
 from relibra.wire.job_id import check_job_id
 from relibra.wire.messages import decode_basis, decode_schedule, encode_plan_id
+from relibra.wire.packing import encode_packed
 from relibra.wire.routing import check_name
 
 logger = logging.getLogger(__name__)
@@ -82,21 +84,24 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     ) -> tuple[list[str], Schedule]:
         """Decode and check a schedule; this runs in a thread if the schedule is large."""
         sequence_ids, schedule = decode_schedule(message, job.cluster)
-        if schedule.num_micro_batches > len(sequence_ids):
-            raise InvalidInput.of(
-                "schedule.micro_batch",
-                expected=f"below {len(sequence_ids)}, the number of sequences",
-                got=schedule.num_micro_batches - 1,
-            )
-        self._admission.check_num_cells(schedule.num_rows(job.cluster), job.model)
-        self._admission.check_solve_size(
-            len(sequence_ids), schedule.num_micro_batches, job.model, job.cluster, job.params, basis
-        )
+        check_schedule(self._admission, job, schedule, basis)
         if basis is Basis.PREVIOUS_STEPS:
             # The sequences may be reported later or never, so an id that no report could have must be refused here.
             for sequence_id in sequence_ids:
                 check_name(step, sequence_id)
         return sequence_ids, schedule
+
+    async def Pack(self, request: plan_pb2.PackRequest, context: Any) -> plan_pb2.PackResponse:
+        """Return a schedule that is no worse than the caller's own, for reported sequences; store nothing."""
+        job = await self._attempts.job(check_job_id(request.job_id), request.epoch, is_driver=True)
+        step = self._admission.check_step(request.step)
+        self._admission.check_num_sequences(len(request.start.sequence_ids))
+        task = await self._admission.large.work(
+            request.ByteSize(), lambda: pack_task(self._admission, job, step, request)
+        )
+        await self._check_reported(job, step, task.sequence_ids)
+        schedule, reason = await self._planning.pack(task)
+        return encode_packed(schedule, reason)
 
     async def FetchPlan(self, request: plan_pb2.FetchPlanRequest, context: Any) -> plan_pb2.FetchPlanResponse:
         """Return one rank's part of the plan of a step, as soon as the plan is published."""
@@ -158,7 +163,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             named = ", ".join(map(repr, missing[:_NUM_NAMED])) + (", ..." if len(missing) > _NUM_NAMED else "")
             raise NotFound(
                 f"{len(missing)} of {len(sequence_ids)} scheduled sequences were never reported for step {step} of job "
-                f"{job.job_id!r}: {named}; report them and submit again"
+                f"{job.job_id!r}: {named}; report them and call again"
             )
 
     async def _wait_for_plan(self, job: JobRecord, step: int, wait_s: float) -> None:

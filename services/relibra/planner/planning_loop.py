@@ -1,16 +1,22 @@
-"""From pending steps to published plans: takes the lease on a step, has the step solved, publishes the plan."""
+"""From pending steps to published plans: takes the lease on a step, has the step solved, publishes the plan.
+
+Packings that callers wait for take turns with the steps, because they need the same solvers.
+"""
 
 import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from opentelemetry import propagate, trace
 
 from relibra.errors import Conflict, LimitExceeded, LostLease, RelibraError, StaleEpoch, Unavailable
-from relibra.planner.fair_order import next_turns
+from relibra.planner.fair_order import Waiting, next_turns
 from relibra.planner.metrics import OUT_OF_MEMORY, Metrics
+from relibra.planner.pack_queue import Packed, PackQueue, WaitingPack
+from relibra.planner.packing import PackTask
 from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
 from relibra.planner.queue_wait import QueueWaits
 from relibra.planner.settings import PlannerSettings
@@ -37,6 +43,8 @@ class _Solver(Protocol):
 
     async def solve(self, job_id: str, step: int) -> EncodedPlan: ...
 
+    async def pack(self, task: PackTask) -> Packed: ...
+
 
 class PlanningLoop:
     """Plans one step of a job at a time, and jobs in turn. A step that fails or hangs stops no other job."""
@@ -56,6 +64,7 @@ class PlanningLoop:
         self._last_turn: dict[str, int] = {}
         self._num_turns = 0
         self._waits = QueueWaits()
+        self._packs = PackQueue()
 
     @property
     def obstacle(self) -> str:
@@ -67,9 +76,26 @@ class PlanningLoop:
         self._news.set()
 
     def stop(self) -> None:
-        """Let `run` return when the steps that are being solved have ended."""
+        """Let `run` return when the steps that are being solved or packed have ended; refuse packings that wait."""
         self._is_stopping = True
+        self._packs.refuse_all(_drains())
         self._news.set()
+
+    async def pack(self, task: PackTask) -> Packed:
+        """Return a packing, which is made in a solver when its job has its turn and a solver is warm.
+
+        A caller who goes loses the packing, but does not end one that a solver works on: it ends soon, and a killed
+        solver would be missing for longer.
+
+        Raises:
+            RelibraError: the sequences cannot be packed; `Unavailable` also if this planner drains.
+            TooManyCalls: too many packings of the job wait.
+        """
+        if self._is_stopping:
+            raise _drains()
+        waiting = self._packs.add(task)
+        self.wake()
+        return await waiting.packed
 
     async def run(self) -> None:
         """Plan pending steps until stopped."""
@@ -89,24 +115,49 @@ class PlanningLoop:
         # A planner that still compiles would win steps from one that could solve them at once.
         if self.obstacle:
             return
-        pending = await self._store.pending_steps()
-        waiting = {each.job_id for each in pending}
+        pending, packs = await self._store.pending_steps(), self._packs.waiting()
+        everything: list[Waiting] = [*pending, *packs]
+        waiting = {each.job_id for each in everything}
         self._last_turn = {job_id: turn for job_id, turn in self._last_turn.items() if job_id in waiting}
-        turns = next_turns(pending, self._last_turn, self._solves)
+        turns = next_turns(everything, self._last_turn, self._solves)
         for job_id in turns:
             if self._is_stopping or len(self._solves) >= self._solver.num_warm:
                 break
-            if lease := await self._store.take_lease(job_id, self._settings.lease_s):
+            if work := await self._next_work(job_id):
                 self._metrics.queue_wait_s.observe(self._waits.end(job_id))
                 self._num_turns += 1
                 self._last_turn[job_id] = self._num_turns
-                self._solves[job_id] = asyncio.create_task(self._plan(lease))
+                self._solves[job_id] = asyncio.create_task(work)
         solved = self._solves.keys() | {each.job_id for each in pending if each.is_leased}
         unsolved = [job_id for job_id in turns if job_id not in solved]
         self._waits.look(unsolved)
         # Without a lease, a waiting step goes to the first solver that is free or warm, here or at another planner.
         if unsolved and len(self._solves) >= self._solver.num_warm:
             self._solver.grow()
+
+    async def _next_work(self, job_id: str) -> Coroutine[Any, Any, None] | None:
+        """Return the packing or the solve that a job waits for; None if another planner solves for it.
+
+        Packings come first: a driver waits for one before it submits the next step.
+        """
+        if pack := self._packs.take(job_id):
+            return self._pack(pack)
+        lease = await self._store.take_lease(job_id, self._settings.lease_s)
+        return None if lease is None else self._plan(lease)
+
+    async def _pack(self, pack: WaitingPack) -> None:
+        """Pack, and let the caller know how that ended."""
+        try:
+            pack.answer(await self._solver.pack(pack.task))
+        except RelibraError as error:
+            pack.refuse(error)
+        except Exception as error:
+            logger.error("job %s step %d: packing crashed", pack.job_id, pack.task.step, exc_info=error)
+            told = f"packing crashed with {type(error).__name__}: {error}; submit the schedule as it is"
+            pack.refuse(Unavailable(told))
+        finally:
+            del self._solves[pack.job_id]
+            self.wake()
 
     async def _plan(self, lease: Lease) -> None:
         """Solve the leased step and publish its plan, or keep why it has none; then old steps expire."""
@@ -183,6 +234,10 @@ class PlanningLoop:
         reason = f"planning crashed {MAX_CRASHES} times, at last with {type(error).__name__}: {error}"
         has_failed = await self._store.end_solve(lease, reason, max_crashes=MAX_CRASHES)
         return "failed" if has_failed else "crashed"
+
+
+def _drains() -> Unavailable:
+    return Unavailable("this planner drains; ask another one")
 
 
 def _about(lease: Lease) -> dict[str, Any]:

@@ -1,23 +1,28 @@
-"""The worker processes that solve steps, as the event loop sees them."""
+"""The worker processes that solve and pack steps, as the event loop sees them."""
 
 import asyncio
 import logging
 import multiprocessing
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from relibra.errors import LimitExceeded
+from relibra.planner.packing import PackTask, pack_step
 from relibra.planner.solving import prepare_worker, solve_step, warm_up
+from relibra.planning import Schedule
 from relibra.store import EncodedPlan
 
 if TYPE_CHECKING:
     from relibra.planning.jit import MachineCode
 
 logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 _WARMS_UP = "the solver warms up: it loads its machine code or, on a CPU that it has no code for, compiles it"
 _WARM_UP_TIMEOUT_S = 300.0
@@ -125,7 +130,7 @@ class SolverPool:
     async def solve(self, job_id: str, step: int) -> EncodedPlan:
         """Solve one step in a warm worker and return its checked plan; cancelling this kills the solve.
 
-        At most `num_warm` steps may be solved at the same time.
+        At most `num_warm` steps may be solved or packed at the same time.
 
         Raises:
             RelibraError: the step cannot be planned, or Redis does not answer (`Unavailable`).
@@ -133,27 +138,34 @@ class SolverPool:
             TimeoutError: the solve took too long and was killed.
             BrokenProcessPool: the worker died; the text says how.
         """
+        return await self._in_worker("solve", lambda worker: worker.solve(self._redis_url, job_id, step))
+
+    async def pack(self, task: PackTask) -> tuple[Schedule, str]:
+        """Pack the sequences of a step in a warm worker; raises as `solve`."""
+        return await self._in_worker("packing", lambda worker: worker.pack(self._redis_url, task))
+
+    async def _in_worker(self, what: str, work: Callable[["_Worker"], Awaitable[_Result]]) -> _Result:
         worker = self._idle.pop()
         try:
             async with asyncio.timeout(self._timeout_s):
                 has_worked = worker.has_worked
                 try:
-                    return await worker.solve(self._redis_url, job_id, step)
+                    return await work(worker)
                 except MemoryError:
                     if not has_worked:
                         raise
-                    # What earlier solves, perhaps of other jobs, left in the process counts against the limit.
+                    # What earlier work, perhaps of other jobs, left in the process counts against the limit.
                     worker.kill()
                     worker = self._worker()
-                    return await worker.solve(self._redis_url, job_id, step)
+                    return await work(worker)
         except TimeoutError:
             worker.kill()
-            raise TimeoutError(f"the solve took longer than {self._timeout_s:g} s and was killed") from None
+            raise TimeoutError(f"the {what} took longer than {self._timeout_s:g} s and was killed") from None
         except MemoryError as error:
-            # What a failed solve leaves in its process would be missing in the next solve.
+            # What failed work leaves in its process would be missing in the next solve.
             worker.kill()
             raise LimitExceeded(
-                f"the solve ran out of memory: it may take {self._memory_bytes} bytes (solver_memory_bytes): {error}; "
+                f"the {what} ran out of memory: it may take {self._memory_bytes} bytes (solver_memory_bytes): {error}; "
                 "schedule fewer micro-batches or sequences, or raise the limit",
                 limit="solver_memory_bytes",
             ) from None
@@ -201,6 +213,10 @@ class _Worker:
     async def solve(self, redis_url: str, job_id: str, step: int) -> EncodedPlan:
         self.has_worked = True
         return await asyncio.wrap_future(self._pool.submit(solve_step, redis_url, job_id, step, self._num_threads))
+
+    async def pack(self, redis_url: str, task: PackTask) -> tuple[Schedule, str]:
+        self.has_worked = True
+        return await asyncio.wrap_future(self._pool.submit(pack_step, redis_url, task))
 
     async def how_it_died(self) -> str:
         (process,) = self._processes

@@ -13,6 +13,8 @@ import resource
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -22,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra import service_log
-from relibra.errors import Corrupt
+from relibra.errors import Corrupt, NotFound
 from relibra.planning import Cluster, CostModel, Model, PlanParams, Schedule, StepLoad, check_plan
 from relibra.planning.expected.loads import WINDOW, expected_step
 from relibra.planning.plan import Basis
@@ -57,7 +59,7 @@ def prepare_worker() -> None:
 
 
 def warm_up(memory_bytes: int | None = None, num_threads: int = 1) -> "MachineCode":
-    """Solve, check and encode a tiny step, so that the first real step does not pay for compiling; limit the memory.
+    """Solve, check, encode and pack a tiny step, so that no real step pays for compiling; limit the memory.
 
     Args:
         memory_bytes: how much more memory than now the process may take from now on, beside the stacks of threads. An
@@ -68,6 +70,7 @@ def warm_up(memory_bytes: int | None = None, num_threads: int = 1) -> "MachineCo
         How the process came by the machine code of the solver.
     """
     from relibra.planning.jit import machine_code
+    from relibra.planning.packing.repack import repack
     from relibra.planning.solve import solve
 
     model = Model(num_layers=1, num_experts=8, top_k=1)
@@ -79,6 +82,9 @@ def warm_up(memory_bytes: int | None = None, num_threads: int = 1) -> "MachineCo
         plan = solve(load, schedule, model, cluster, PlanParams(cost=cost), basis=basis)
         check_plan(plan, load.load_MLE)
         EncodedPlan.of(plan)
+    length_S = counts_SLE.sum(axis=(1, 2), dtype=np.int64)
+    for dtype, cost in product((np.uint8, np.uint16, np.uint32), (None, _DEAR_DISPATCH)):
+        repack(counts_SLE.astype(dtype), length_S, schedule, model, cluster, PlanParams(cost=cost))
     if memory_bytes is not None and sys.platform == "linux":
         _limit_memory(memory_bytes, num_threads)
     return machine_code()
@@ -104,9 +110,16 @@ def solve_step(redis_url: str, job_id: str, step: int, num_threads: int = 1) -> 
         RelibraError: the step cannot be planned, or Redis does not answer (`Unavailable`).
         MemoryError: the solve needs more memory than the process may take.
     """
-    try:
+    with tells_of_memory():
         # An event loop that ends may start one more thread. Solving after its end leaves it the memory for that.
         return _solve(asyncio.run(_read(redis_url, job_id, step)), num_threads)
+
+
+@contextmanager
+def tells_of_memory() -> Iterator[None]:
+    """Raise MemoryError where memory is missing for the stack of a thread."""
+    try:
+        yield
     except RuntimeError as error:
         # Python reports memory that is missing for the stack of a thread in these words alone.
         if "can't start new thread" in str(error):
@@ -154,6 +167,18 @@ def _solve(step: _Step, num_threads: int) -> EncodedPlan:
     return EncodedPlan.of(plan, step.load)
 
 
+async def _trained_on(store: Store, job: JobRecord, step: int) -> list[str] | None:
+    """Return the sequences that a step trained on; None for all that were reported.
+
+    A step that was planned from previous steps got its reports later, maybe under other names than in its schedule.
+    """
+    try:
+        sequence_ids, _, basis = await store.get_schedule(job, step)
+    except NotFound:
+        return None
+    return None if basis is Basis.PREVIOUS_STEPS else sequence_ids
+
+
 async def earlier_totals(store: Store, job: JobRecord, step: int) -> list[NDArray[np.int64]]:
     """Return the totals of up to `WINDOW` steps before `step` that have sequences, oldest first.
 
@@ -167,7 +192,7 @@ async def earlier_totals(store: Store, job: JobRecord, step: int) -> list[NDArra
     for earlier in await store.list_steps(job, before=step):
         if earlier.num_sequences and len(totals) < WINDOW:
             try:
-                totals.append(await store.get_total(job, earlier.step))
+                totals.append(await store.get_total(job, earlier.step, await _trained_on(store, job, earlier.step)))
             except Corrupt as error:
                 logger.error("the forecast of step %d does without step %d: %s", step, earlier.step, error)
                 damaged = error

@@ -25,7 +25,7 @@ from relibra.planning.load import StepLoad, imbalance
 from relibra.planning.plan import Plan
 from relibra.planning.rank_plan import PlanId, RankPlan
 from relibra.planning.routing_check import RoutingCause, RoutingCheck
-from relibra.planning.schedule import Schedule
+from relibra.planning.schedule import Freedom, Schedule
 from relibra.planning.shares import SourceShares
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Cluster",
     "CostModel",
     "ExecutionReport",
+    "Freedom",
     "Model",
     "Phase",
     "Plan",

@@ -4,6 +4,7 @@ S sequences, L layers, E experts.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +91,27 @@ class Schedule:
             source_rank_S=turn_S % np.int32(cluster.num_ranks),
             ep_group_S=turn_S // np.int32(cluster.num_ranks) % np.int32(cluster.num_ep_groups),
         )
+
+
+class Freedom(StrEnum):
+    """What packing may change in a schedule."""
+
+    MICRO_BATCHES = "micro_batches"
+    """The EP group, micro-batch and source rank of every sequence."""
+    RANKS = "ranks"
+    """The source rank of every sequence; its row stays. For frameworks where ranks form micro-batches later: a row is
+    then whatever they form them from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackingRules:
+    """What packing must keep of the schedule that it begins from, whose ranks are the only ones that sequences get."""
+
+    freedom: Freedom = Freedom.MICRO_BATCHES
+    keeps_counts: bool = False
+    """Whether every source rank keeps its number of sequences in every row."""
+    token_budget: int | None = None
+    """The most tokens of a source rank in a micro-batch; by default what the schedule needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

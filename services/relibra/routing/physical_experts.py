@@ -31,7 +31,7 @@ _MAP = "physical_to_logical_map"
 
 
 class Unasked(Enum):
-    """What is known of an engine's ids while nobody has asked the engine; `None` says that they are logical."""
+    """Stands for the ids of an engine that nobody has asked about them; `None` says that they are logical."""
 
     UNASKED = "unasked"
 

@@ -73,8 +73,8 @@ def _headline(step: StepRecord, *, is_over: bool) -> str:
         )
     if step.state is StepState.SOLVING:
         return (
-            f"the schedule of {step.num_sequences} sequences has arrived and the plan is being solved; if this takes "
-            "longer than 30 s, no planner is running or all planners are busy with other jobs"
+            "the schedule has arrived and the plan is being solved; if this takes longer than 30 s, no planner is "
+            "running or all planners are busy with other jobs"
         )
     return f"{step.num_sequences} sequences have been reported; planning starts when the trainer submits the schedule"
 

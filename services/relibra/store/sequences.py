@@ -120,8 +120,15 @@ class Sequences(Attempts):
         return counts_SLE
 
     @raises_unavailable
-    async def get_total(self, job: JobRecord, step: int) -> NDArray[np.int64]:
-        """Return the sum of the counts of all sequences reported for a step so far, int64 `[L, E]`.
+    async def get_total(
+        self, job: JobRecord, step: int, sequence_ids: Sequence[str] | None = None
+    ) -> NDArray[np.int64]:
+        """Return the sum of the counts of some sequences of a step, int64 `[L, E]`.
+
+        Args:
+            job: the attempt.
+            step: the step.
+            sequence_ids: the sequences; by default all that were reported so far. One without counts adds nothing.
 
         Raises:
             Corrupt: the counts of a sequence are not those that were stored; the text names the first one.
@@ -129,12 +136,13 @@ class Sequences(Attempts):
         shape = (job.model.num_layers, job.model.num_experts)
         total_LE = np.zeros(shape, dtype=np.int64)
         key = AttemptKeys.of_attempt(job).step(step, "counts")
-        sequence_ids = await self._redis.hkeys(key)
+        if sequence_ids is None:
+            sequence_ids = [each.decode() for each in await self._redis.hkeys(key)]
         for start in range(0, len(sequence_ids), _SEQUENCES_PER_READ):
             some = sequence_ids[start : start + _SEQUENCES_PER_READ]
             for sequence_id, data in zip(some, await self._redis.hmget(key, some), strict=True):
                 if data is not None:  # the step may expire between two reads
-                    total_LE += _from_bytes(data, shape, sequence_id.decode(), job, step)
+                    total_LE += _from_bytes(data, shape, sequence_id, job, step)
         return total_LE
 
 

@@ -6,7 +6,8 @@ homes, by the same objective. In tokens of the largest group of ranks, summed ov
     tokens of the largest group + price x copies that enter or leave the busiest group
 
 A change moves a sequence to another rank of its row, or lets two sequences of the same row or of two rows change
-places. The search accepts changes below a falling threshold, keeps to the caps, and returns the best places seen.
+places, as far as `Changes` allow it. The search accepts changes below a falling threshold, keeps to the caps, and
+returns the best places seen.
 
 S sequences, M rows, L layers, R EP ranks, N nodes, P groups of ranks (nodes or ranks), C (row, source rank) pairs. An
 axis named 2 is (tokens, attention work).
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from relibra.planning.jit import compiled, next_random
 from relibra.planning.job import Cluster
+from relibra.planning.packing.changes import MOVE, SWAP_IN_ROW, Changes
 from relibra.planning.packing.rows import Caps, num_proposals
 from relibra.planning.traffic import UNIT_BITS
 
@@ -31,6 +33,7 @@ def fit_by_time(
     price: int,
     cluster: Cluster,
     caps: Caps,
+    changes: Changes,
     seed: int,
 ) -> NDArray[np.int64]:
     """Fit rows and source ranks to a placement; return the new (row, source rank) of every sequence.
@@ -42,6 +45,7 @@ def fit_by_time(
         price: the price of a copy at the busiest group, as in `GroupTraffic`.
         cluster: nodes and ranks.
         caps: what rows, nodes and ranks may hold.
+        changes: what the search may change.
         seed: seed of the random proposals.
 
     Returns:
@@ -60,8 +64,10 @@ def fit_by_time(
         caps.rank_M2,
         caps.node_M,
         caps.row_2,
+        changes.source_X,
+        changes.kind_4,
         seed % (1 << 63),
-        num_proposals(load_SLP),
+        num_proposals(load_SLP, changes.max_work),
     )
 
 
@@ -137,6 +143,8 @@ def _fit(
     cap_M2: NDArray[np.int64],
     node_cap_M: NDArray[np.int64],
     range_2: NDArray[np.int64],
+    source_X: NDArray[np.int64],
+    kind_4: NDArray[np.int64],
     seed: int,
     num_tries: int,
 ) -> NDArray[np.int64]:
@@ -174,22 +182,21 @@ def _fit(
         one = np.int64((bits >> np.uint64(32)) * np.uint64(num_sequences) >> np.uint64(32))
         a = cell_S[one]
         row_a, rank_a = divmod(a, num_ranks)
-        # One try in four moves the sequence inside its row, one swaps it inside its row, and two with any sequence.
-        kind = np.int64(bits & np.uint64(3))
+        kind = kind_4[np.int64(bits & np.uint64(3))]
         first, span = np.int64(0), np.int64(num_sequences)
-        if kind == 0:
-            span = np.int64(num_ranks)
-        elif kind == 1:
+        if kind == MOVE:
+            span = np.int64(len(source_X))
+        elif kind == SWAP_IN_ROW:
             first, span = first_M[row_a], first_M[row_a + 1] - first_M[row_a]
         drawn = first + np.int64((bits & np.uint64(0xFFFFFFFC)) * np.uint64(span) >> np.uint64(32))
-        other = one if kind == 0 else member_S[drawn]
-        b = row_a * num_ranks + drawn if kind == 0 else cell_S[other]
+        other = one if kind == MOVE else member_S[drawn]
+        b = row_a * num_ranks + source_X[drawn] if kind == MOVE else cell_S[other]
         row_b, rank_b = divmod(b, num_ranks)
         node_a, node_b = rank_a // gpus_per_node, rank_b // gpus_per_node
         if row_a == row_b and node_a == node_b:
             continue
         more_2 = -size_S2[one]
-        if kind != 0:
+        if kind != MOVE:
             more_2 = more_2 + size_S2[other]
         if not _has_room(a, more_2, ranks, size_C2, tokens_MN, cap_M2, node_cap_M):
             continue
@@ -201,7 +208,7 @@ def _fit(
                 continue
         _put(load_SLP[one], -1, a, node_P, groups_are_nodes, ranks, sum_M3LP)
         _put(load_SLP[one], 1, b, node_P, groups_are_nodes, ranks, sum_M3LP)
-        if kind != 0:
+        if kind != MOVE:
             _put(load_SLP[other], -1, b, node_P, groups_are_nodes, ranks, sum_M3LP)
             _put(load_SLP[other], 1, a, node_P, groups_are_nodes, ranks, sum_M3LP)
         cost_a, cost_b = _cost(sum_M3LP[row_a], price), _cost(sum_M3LP[row_b], price)
@@ -212,7 +219,7 @@ def _fit(
         if change > (first_threshold * left >> 10) * left >> 10:
             _put(load_SLP[one], -1, b, node_P, groups_are_nodes, ranks, sum_M3LP)
             _put(load_SLP[one], 1, a, node_P, groups_are_nodes, ranks, sum_M3LP)
-            if kind != 0:
+            if kind != MOVE:
                 _put(load_SLP[other], -1, a, node_P, groups_are_nodes, ranks, sum_M3LP)
                 _put(load_SLP[other], 1, b, node_P, groups_are_nodes, ranks, sum_M3LP)
             continue
@@ -222,7 +229,7 @@ def _fit(
         tokens_MN[row_a, node_a] += more_2[0]
         tokens_MN[row_b, node_b] -= more_2[0]
         cell_S[one] = b
-        if kind != 0:
+        if kind != MOVE:
             cell_S[other] = a
             member_S[place_S[one]], member_S[place_S[other]] = other, one
             place_S[one], place_S[other] = place_S[other], place_S[one]

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from relibra.errors import InvalidInput
+from relibra.planning.check import check_placement
 from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad
 from relibra.planning.packing.rows import group_loads
@@ -97,3 +99,38 @@ class Judge:
         node_LE = home_LE // np.int32(self.cluster.gpus_per_node)
         local_SN: NDArray[np.int64] = group_loads(self.counts_SLE, node_LE, self.cluster.num_nodes).sum(axis=1)
         return local_SN
+
+
+def judge_of(
+    counts_SLE: NDArray[np.integer],
+    length_S: NDArray[np.int64],
+    start: Schedule,
+    model: Model,
+    cluster: Cluster,
+    params: PlanParams | None,
+    previous_home_LE: NDArray[np.integer] | None,
+) -> Judge:
+    """Return the judge of a step. Args as those of `pack`.
+
+    Raises:
+        InvalidInput: counts, lengths and schedule do not belong to each other or to the cluster.
+        InvalidPlan: `previous_home_LE` is not a placement.
+    """
+    _check(counts_SLE, length_S, start, model, cluster)
+    previous_LE = cluster.identity_placement(model)
+    if previous_home_LE is not None:
+        check_placement(previous_home_LE, model, cluster)
+        previous_LE = previous_home_LE.astype(np.int32)
+    params = (params or PlanParams()).counting_copies(model, cluster)
+    return Judge(counts_SLE=counts_SLE, model=model, cluster=cluster, params=params, previous_LE=previous_LE)
+
+
+def _check(
+    counts_SLE: NDArray[np.integer], length_S: NDArray[np.int64], start: Schedule, model: Model, cluster: Cluster
+) -> None:
+    start.check(cluster)
+    expected = (start.num_sequences, model.num_layers, model.num_experts)
+    if counts_SLE.shape != expected:
+        raise InvalidInput.of("counts", expected=f"shape [S, L, E] = {expected}", got=counts_SLE.shape)
+    if length_S.shape != expected[:1] or length_S.min() < 0:
+        raise InvalidInput.of("lengths", expected=f"{expected[0]} numbers, none below 0", got=length_S)

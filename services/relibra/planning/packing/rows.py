@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from relibra.planning.jit import compiled, next_random
 
 _PROPOSALS_PER_SEQUENCE = 4000
-_MAX_WORK = 500_000_000
+MAX_WORK = 500_000_000
 """The most numbers a search compares: swaps tried, times the numbers compared for each."""
 
 _NUM_MIXED = 1024
@@ -47,6 +47,7 @@ def even_rows(
     num_ranks: int,
     caps: Caps,
     seed: int,
+    max_work: int = MAX_WORK,
 ) -> NDArray[np.int64]:
     """Make the expert loads of all rows alike; return the (row, source rank) of every sequence.
 
@@ -57,8 +58,9 @@ def even_rows(
         num_ranks: R.
         caps: what rows may hold.
         seed: seed of the random proposals.
+        max_work: the most numbers that the search compares.
     """
-    stream, num_tries = seed % (1 << 63), num_proposals(mixed_SD)
+    stream, num_tries = seed % (1 << 63), num_proposals(mixed_SD, max_work)
     return _even_rows(mixed_SD, size_S2, cell_S, num_ranks, caps.rank_M2, caps.row_2, stream, num_tries)
 
 
@@ -69,6 +71,7 @@ def lower_floor(
     num_ranks: int,
     caps: Caps,
     seed: int,
+    max_work: int = MAX_WORK,
 ) -> NDArray[np.int64]:
     """Fit rows to a placement; return the (row, source rank) of every sequence.
 
@@ -79,8 +82,9 @@ def lower_floor(
         num_ranks: R.
         caps: what rows may hold.
         seed: seed of the random proposals.
+        max_work: the most numbers that the search compares.
     """
-    stream, num_tries = seed % (1 << 63), num_proposals(load_SLP)
+    stream, num_tries = seed % (1 << 63), num_proposals(load_SLP, max_work)
     return _lower_floor(load_SLP, size_S2, cell_S, num_ranks, caps.rank_M2, caps.row_2, stream, num_tries)
 
 
@@ -109,9 +113,9 @@ def mix_loads(counts_SLE: NDArray[np.integer]) -> NDArray[np.int32]:
     return mixed
 
 
-def num_proposals(compared: NDArray[np.integer]) -> int:
+def num_proposals(compared: NDArray[np.integer], max_work: int) -> int:
     """Return how many changes a search tries that compares these numbers of every sequence, `[S, ...]`."""
-    return min(_PROPOSALS_PER_SEQUENCE * len(compared), _MAX_WORK // int(compared[0].size))
+    return min(_PROPOSALS_PER_SEQUENCE * len(compared), max_work // int(compared[0].size))
 
 
 @compiled

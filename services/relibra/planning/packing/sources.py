@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning.jit import compiled, next_random
+from relibra.planning.packing.changes import Changes
 from relibra.planning.packing.rows import Caps
 
 _PROPOSALS_PER_SEQUENCE = 2000
@@ -18,6 +19,7 @@ def keep_local(
     cell_S: NDArray[np.int64],
     gpus_per_node: int,
     caps: Caps,
+    changes: Changes,
     seed: int,
 ) -> NDArray[np.int64]:
     """Move sequences between the ranks of their row, so that fewer token copies leave their node.
@@ -28,6 +30,7 @@ def keep_local(
         cell_S: the (row, source rank) of every sequence, as row * R + rank.
         gpus_per_node: ranks of a node.
         caps: what ranks and nodes may hold.
+        changes: what the search may change; rows stay in any case.
         seed: seed of the random proposals.
 
     Returns:
@@ -49,8 +52,10 @@ def keep_local(
         gpus_per_node,
         caps.rank_M2,
         caps.node_M,
+        changes.source_X,
+        changes.may_move,
         seed % (1 << 63),
-        _PROPOSALS_PER_SEQUENCE * len(cell_S),
+        min(_PROPOSALS_PER_SEQUENCE * len(cell_S), changes.max_work),
     )
 
 
@@ -64,6 +69,8 @@ def _keep_local(
     gpus_per_node: int,
     cap_M2: NDArray[np.int64],
     node_cap_M: NDArray[np.int64],
+    source_X: NDArray[np.int64],
+    may_move: bool,
     seed: int,
     num_proposals: int,
 ) -> NDArray[np.int64]:
@@ -87,11 +94,11 @@ def _keep_local(
         a = cell_S[one]
         row = a // num_ranks
         # One proposal in four moves the sequence to a rank of its row; the others swap it with a sequence of the row.
-        is_move = bits & np.uint64(3) == 0
-        span = num_ranks if is_move else first_M[row + 1] - first_M[row]
+        is_move = may_move and bits & np.uint64(3) == 0
+        span = len(source_X) if is_move else first_M[row + 1] - first_M[row]
         drawn = np.int64((bits & np.uint64(0xFFFFFFFC)) * np.uint64(span) >> np.uint64(32))
         other = one if is_move else order_S[first_M[row] + drawn]
-        b = row * num_ranks + drawn if is_move else cell_S[other]
+        b = row * num_ranks + source_X[drawn] if is_move else cell_S[other]
         node_a, node_b = a % num_ranks // gpus_per_node, b % num_ranks // gpus_per_node
         if node_a == node_b:
             continue
