@@ -72,6 +72,21 @@ def test_S5_a_planner_plans_every_pass_of_a_parallel_layout_from_the_routing_tha
     assert "routing differs from what was planned" not in run.log
 
 
+def test_S5_losses_and_sent_weights_are_those_of_slime_where_relibra_deals_the_samples(layout_run: Any) -> None:
+    run = layout_run("slime_plugin_packed")
+    results = run.of("packed")
+    assert results[0]["num_packed"] == ROLLOUTS
+    assert results[0]["told"] == [ROLLOUTS, 4 * ROLLOUTS]  # the next rollout, and the step that it begins with
+    for result in results:
+        assert [each["step"] for each in result["outcomes"]] == list(range(4 * ROLLOUTS))
+        assert all(each["is_applied"] for each in result["outcomes"]), result["outcomes"]
+    differences = [each["difference"] for each in results]
+    assert {"losses", "norms", "sent"} <= {kind for each in differences for kind in each}
+    assert largest(value for each in differences for value in each.values()) < ROUNDING, differences
+    assert run.log.count("relibra packs the samples of job packed") == 1
+    assert "routing differs from what was planned" not in run.log
+
+
 def test_S9_a_job_that_cannot_be_balanced_is_refused_before_its_model_is_built(layout_run: Any) -> None:
     for result in layout_run("slime_plugin_forced").of("refused"):
         assert "RELIBRA_PLANNER" in result["messages"]["no planner"]

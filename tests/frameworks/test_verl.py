@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.framework_runs import NUM_EXPORTED, ROUNDING, check_equal, check_nothing_moves, relative
@@ -121,3 +122,47 @@ def test_S5_a_planner_plans_every_pass_of_a_parallel_layout(verl_engines: Any, l
         ]
         assert len(on_ranks_with_output) >= 2
         assert max(on_ranks_with_output) < ROUNDING
+
+
+MINI_BATCH = 16
+
+
+def parts(order: list[int], num_ranks: int = 4) -> list[list[list[int]]]:
+    """Return the sequences of every optimizer step and rank, as verl cuts them out of the order of a batch."""
+    of_step_DSB = np.array(order).reshape(num_ranks, -1, MINI_BATCH // num_ranks).swapaxes(0, 1)
+    found: list[list[list[int]]] = of_step_DSB.tolist()
+    return found
+
+
+def test_with_pack_sequences_start_on_the_machine_of_their_experts(verl_engines: Any) -> None:
+    results = verl_engines.of("packed")
+    planned, packed = (sum(each["crossing"][name] for each in results) for name in ("planned", "packed"))
+    assert packed < 0.6 * planned
+    assert results[0]["orders"]["planned"] == results[0]["orders"]["verl"]
+    assert "relibra chooses the data-parallel ranks of sequences of job verl-packed" in verl_engines.log
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_with_pack_every_sequence_keeps_its_mini_batch_and_lengths_stay_balanced(verl_engines: Any, batch: int) -> None:
+    result = verl_engines.of("packed")[0]
+    length_S = np.array(result["lengths"][batch])
+    verls, packed = (parts(result["orders"][name][batch]) for name in ("verl", "packed"))
+    assert packed != verls
+    for of_step, of_verl in zip(packed, verls, strict=True):
+        assert sorted(np.ravel(of_step)) == sorted(np.ravel(of_verl))
+        largest, of_verls = (max(int(length_S[each].sum()) for each in ranks) for ranks in (of_step, of_verl))
+        assert largest <= 1.1 * of_verls
+
+
+def test_S5_updates_with_pack_are_those_of_verl_alone(verl_engines: Any) -> None:
+    for result in verl_engines.of("packed"):
+        assert len(result["outcomes"]) == 4
+        assert all(each["is_applied"] for each in result["outcomes"]), result["outcomes"]
+        assert result["difference"]["numbers"] < ROUNDING
+        assert result["difference"]["exports"] == [[], []]
+
+
+def test_L1_verls_own_deal_stays_while_the_planner_is_away_and_the_log_says_so_once(verl_engines: Any) -> None:
+    assert verl_engines.of("unpacked")[0]["kept"] == [True] * 4
+    # Each of verl's two trainers says so.
+    assert verl_engines.log.count("verl chose: the planner is away, or has lost the job") == 2

@@ -30,6 +30,22 @@ def test_S5_planned_updates_are_those_of_a_job_without_plans(verl_under_ray: Any
             assert relative(planned["metrics"][name], values) < OF_BFLOAT16
 
 
+def test_the_driver_asks_its_workers_and_deals_a_batch_again_within_its_mini_batches(verl_under_ray: Any) -> None:
+    orders = verl_under_ray.of("packed")[0]["orders"]
+    for trainer in ("older", "newer"):
+        own, packed = (mini_batches(orders[f"{trainer}, {pack}"]) for pack in (False, True))
+        assert orders[f"{trainer}, True"] != orders[f"{trainer}, False"]
+        assert packed == own
+    assert verl_under_ray.log.count("relibra chooses the data-parallel ranks of sequences of job Verl-packed") == 2
+
+
+def mini_batches(order: list[int], of_part: int = 4) -> list[set[int]]:
+    """Return the sequences of every optimizer step of two ranks, as verl cuts them out of the order of a batch."""
+    half = len(order) // 2
+    starts = range(0, half, of_part)
+    return [{*order[first : first + of_part], *order[half + first : half + first + of_part]} for first in starts]
+
+
 def test_L5_a_job_that_starts_again_after_an_actor_was_killed_is_planned_again(verl_under_ray: Any) -> None:
     for result in verl_under_ray.of("planned"):
         first, second = result["launches"]

@@ -2,7 +2,7 @@ import pytest
 
 from relibra.environment import VARIABLES as KNOWN
 from relibra.errors import InvalidInput
-from relibra.plugins.settings import PluginSettings
+from relibra.plugins.settings import PluginSettings, packs
 
 
 def test_only_the_planner_has_no_default() -> None:
@@ -22,21 +22,46 @@ def test_the_configuration_counts_more_than_the_environment() -> None:
         "RELIBRA_JOB": "mine",
         "RELIBRA_SLOTS": "2",
         "RELIBRA_PLAN_TIMEOUT_S": "5",
+        "RELIBRA_PACK": "1",
     }
     assert set(environment) <= KNOWN
     settings = PluginSettings.read({"planner": "new:2", "slots": 3}, environment, default_job="verl")
-    assert settings == PluginSettings(planner="new:2", job="mine", slots=3, plan_timeout_s=5.0)
+    assert settings == PluginSettings(planner="new:2", job="mine", slots=3, plan_timeout_s=5.0, pack=True)
 
 
 @pytest.mark.parametrize(
     ("configured", "message"),
     [
-        ({"planer": "a:1"}, r"relibra\.planer: expected one of planner, job, slots, plan_timeout_s"),
+        ({"planer": "a:1"}, r"relibra\.planer: expected one of planner, job, slots, plan_timeout_s, pack"),
         ({"planner": "planner"}, r"relibra\.planner: expected host:port or embedded, got planner"),
         ({"planner": "a:1", "slots": "many"}, r"relibra\.slots: expected a number, got many"),
+        ({"planner": "a:1", "pack": "often"}, r"relibra\.pack: expected true or false, got often"),
         ({"planner": "a:1", "slots": 1.5}, r"relibra\.slots: expected a number of at least 0"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(configured: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         PluginSettings.read(configured, {}, default_job="verl")
+
+
+@pytest.mark.parametrize(
+    ("configured", "environment", "is_on"),
+    [
+        ({}, {}, False),
+        ({}, {"RELIBRA_PACK": ""}, False),
+        ({}, {"RELIBRA_PACK": "1"}, True),
+        ({"pack": True}, {}, True),
+        ({"pack": "False"}, {"RELIBRA_PACK": "1"}, False),
+    ],
+)
+def test_pack_is_off_unless_the_user_sets_it(
+    configured: dict[str, object], environment: dict[str, str], is_on: bool
+) -> None:
+    assert packs(configured, environment) is is_on
+
+
+def test_S9_pack_is_refused_where_a_framework_hands_over_no_choice() -> None:
+    configured = {"planner": "planner:7420", "pack": True}
+    assert PluginSettings.read(configured, {}, default_job="verl").pack
+    with pytest.raises(InvalidInput, match=r"relibra\.pack: expected false, because this framework hands over no"):
+        PluginSettings.read(configured, {}, default_job="nemo-rl", may_pack=False)

@@ -272,6 +272,7 @@ LAYOUTS = {
             "forced": functools.partial(slime_plugin.forced, num_steps=1, sharded=False, options=slime_plugin.COLOCATED)
         },
     ),
+    "slime_plugin_packed": Layout(cluster=EP4, scenarios={"packed": slime_plugin.packed}),
     **{
         f"{framework}_plugin_{name}": Layout(
             cluster=cluster,

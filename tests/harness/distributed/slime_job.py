@@ -168,8 +168,7 @@ def dealt(
 ) -> dict[str, Any]:
     """Return the data of one data-parallel rank; `parallel` is the actor's `train_parallel_config`."""
     size = parallel["dp_size"]
-    rng = np.random.default_rng(rollout)
-    lengths = rng.integers(5, LONGEST + 1, SAMPLES * size).tolist()
+    lengths, samples = samples_of(model, rollout, size)
     parts, micro_batches, num_micro_batches, batch_sizes = schedule.build_dp_schedule(
         SimpleNamespace(
             use_dynamic_batch_size=True, max_tokens_per_gpu=LONGEST, balance_by_flops=False, balance_data=False
@@ -179,8 +178,7 @@ def dealt(
         global_batch_size=SAMPLES * size // num_steps,
         rollout_indices=list(range(len(lengths))),
     )
-    chances_LE = rng.random((len(IS_MOE), model.num_experts)) ** 4 + 0.01
-    samples = [_sample(model, 1000 * rollout + place, lengths[place], chances_LE) for place in parts[rank]]
+    samples = [samples[place] for place in parts[rank]]
     return {key: [sample[key] for sample in samples] for key in samples[0]} | {
         "partition": parts[rank],
         "total_lengths": lengths,
@@ -189,6 +187,14 @@ def dealt(
         "num_microbatches": num_micro_batches,
         "global_batch_sizes": batch_sizes,
     }
+
+
+def samples_of(model: Model, rollout: int, size: int) -> tuple[list[int], list[dict[str, Any]]]:
+    """Return the samples of a rollout for `size` data-parallel ranks, and the tokens of each."""
+    rng = np.random.default_rng(rollout)
+    lengths = rng.integers(5, LONGEST + 1, SAMPLES * size).tolist()
+    chances_LE = rng.random((len(IS_MOE), model.num_experts)) ** 4 + 0.01
+    return lengths, [_sample(model, 1000 * rollout + place, length, chances_LE) for place, length in enumerate(lengths)]
 
 
 def _sample(model: Model, seed: int, length: int, chances_LE: Any) -> dict[str, Any]:

@@ -12,14 +12,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness import exports
+from harness.distributed import slime_actor
 from harness.distributed.backups import refusal
 from harness.distributed.miles_actor import MilesActor
 from harness.distributed.plans import ScriptedPlans, random_plans
 from harness.distributed.scenarios import Differences
 from harness.distributed.slime import shared_folder
 from harness.distributed.slime_actor import SlimeActor
-from harness.distributed.slime_job import SAMPLES
+from harness.distributed.slime_job import SAMPLES, samples_of
 from harness.services import Service
+from harness.slime.manager import Manager
 from relibra.agent import Agent, StepOutcome
 from relibra.agent.groups import Groups
 from relibra.planning import Cluster, RankPlan
@@ -171,6 +173,50 @@ def planned(cluster: Cluster, **options: Any) -> Result:
         "difference": balanced.differences(plain),
         "outcomes": described(outcomes),
         "num_sent": sum(".mlp.experts." in name for name in plain.sent[0]),
+    }
+
+
+def packed(cluster: Cluster) -> Result:
+    """The rollout manager asks a real planner which micro-batch and which of four ranks on two nodes each sample gets.
+
+    The same job of slime alone deals the same samples by itself.
+    """
+    options: dict[str, Any] = SEPARATE | {"num_steps": 2, "sharded": True, "rollout_top_p": 1.0}
+    plain = Trained(cluster, **options).train()
+    schedule, manager = slime_actor.code().schedule, Manager()
+    Manager.own = staticmethod(schedule.build_dp_schedule)
+
+    def dealt_by_manager(*args: Any, **more: Any) -> Any:
+        found = [None]
+        if dist.get_rank() == 0:
+            _, samples = samples_of(plain.actor.job.model, manager.rollout_id + 1, dist.get_world_size())
+            found = [manager.split(samples, args, more)]
+        dist.broadcast_object_list(found)
+        return found[0]
+
+    two_nodes = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
+    with (
+        running_planner() as address,
+        noted_outcomes() as outcomes,
+        mock.patch.object(schedule, "build_dp_schedule", dealt_by_manager),
+        mock.patch("relibra.plugins.attached_job.cluster_of", return_value=two_nodes),
+        mock.patch("relibra.plugins.slime.rollout_packing.TIMEOUT_S", 100.0),
+    ):
+        os.environ.update(RELIBRA_PLANNER=address, RELIBRA_JOB="packed", RELIBRA_PLAN_TIMEOUT_S="200", RELIBRA_PACK="1")
+        balanced = with_plugin(cluster, **options)
+        handle = balanced.actor.plain.rollout_manager
+        vars(handle)["__ray_call__"] = manager.handle
+        balanced.actor.plain.rollout_manager = handle  # as slime's set_rollout_manager does
+        balanced.train()
+        dist.barrier()
+    os.environ.pop("RELIBRA_PACK")
+    for each in (plain, balanced):
+        each.log_probs.clear()  # other samples on every rank
+    return {
+        "difference": balanced.differences(plain),
+        "outcomes": described(outcomes),
+        "num_packed": manager.num_packed,
+        "told": manager.relibra_packing._told if dist.get_rank() == 0 else None,  # type: ignore[attr-defined]
     }
 
 

@@ -74,11 +74,11 @@ def note(worker: Any) -> None:
 def seen(worker: Any) -> Result:
     """Return what the plug-in has found in a worker, and what the worker sent to the rollout."""
     passes = worker._job.passes
-    cluster = passes._cluster
+    cluster = passes.cluster
     return {
         "outcomes": worker.trained.outcomes,
-        "job": passes._settings.job,
-        "planner": passes._settings.planner,
+        "job": passes.settings.job,
+        "planner": passes.settings.planner,
         "cluster": [cluster.num_nodes, cluster.gpus_per_node, cluster.num_ep_groups],
         "ranks": [int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")],
         "sent": worker._weight_sync_engine.kept,

@@ -115,11 +115,11 @@ def seen(actor: Any) -> Result:
     from relibra.plugins.slime.installation import training
 
     passes = training()._job.passes
-    cluster = passes._cluster
+    cluster = passes.cluster
     return {
         "outcomes": actor.noted,
-        "job": passes._settings.job,
-        "planner": passes._settings.planner,
+        "job": passes.settings.job,
+        "planner": passes.settings.planner,
         "cluster": [cluster.num_nodes, cluster.gpus_per_node, cluster.num_ep_groups],
         "ranks": [int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")],
         "losses": ray_process.losses,

@@ -139,8 +139,6 @@ def batch(
         num_layers: the layers of the model.
     """
     from tensordict import TensorDict
-    from verl.utils import tensordict_utils
-    from verl.workers.utils.padding import left_right_2_no_padding
 
     rng = np.random.default_rng(100 * step + rank)
     skew = np.array([8, 4, 2, 1, 1, 1, 1, 1.0])
@@ -171,7 +169,15 @@ def batch(
             | ({"routed_experts": routes} if has_routes else {})
         )
     stacked = {key: torch.from_numpy(np.stack([row[key] for row in rows])) for key in rows[0]}
-    data = left_right_2_no_padding(TensorDict(stacked, batch_size=[NUM_SAMPLES]))
+    return handed_over(TensorDict(stacked, batch_size=[NUM_SAMPLES]), is_replayed=is_replayed, dynamic=dynamic)
+
+
+def handed_over(padded: Any, *, is_replayed: bool = True, dynamic: bool = False) -> Any:
+    """Return padded samples as the data of `forward_backward_batch`; see `batch`."""
+    from verl.utils import tensordict_utils
+    from verl.workers.utils.padding import left_right_2_no_padding
+
+    data = left_right_2_no_padding(padded)
     tensordict_utils.assign_non_tensor(
         data, use_dynamic_bsz=dynamic, enable_routing_replay=is_replayed, temperature=1.0, use_fused_kernels=False
     )
@@ -179,15 +185,20 @@ def batch(
         tensordict_utils.assign_non_tensor(data, max_token_len_per_gpu=24)
     else:
         tensordict_utils.assign_non_tensor(data, micro_batch_size_per_gpu=2)
-    data["temperature"] = torch.ones(NUM_SAMPLES)
+    data["temperature"] = torch.ones(len(data))
     return data
 
 
 def loss(model_output: Any, data: Any, dp_group: object = None) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return minus the sum of the log-probabilities, or the sum of the squares of the values."""
-    values = model_output.get("log_probs", model_output.get("values"))
-    values = (values.values() if values.is_nested else values).float()
-    return (values.square() if "values" in model_output else -values).sum() / 100, {}
+    """Return minus the sum of the log-probabilities, or the sum of the squares of the values.
+
+    The last token of a sequence has no log-probability: verl takes the first token of the next sequence for its target.
+    """
+    if "values" in model_output:
+        values = model_output["values"]
+        return (values.values() if values.is_nested else values).float().square().sum() / 100, {}
+    log_probs = model_output["log_probs"]
+    return -sum((each[:-1].float().sum() for each in log_probs.unbind()), start=torch.zeros(())) / 100, {}
 
 
 def inferred(engine: Any, data: Any) -> Any:

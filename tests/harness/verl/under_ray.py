@@ -7,6 +7,7 @@ Ray takes our word for the GPUs, and the rollout is missing: batches are random.
 import contextlib
 import json
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 import ray
 from hydra import compose, initialize_config_module
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from harness import doc_blocks, tiny_qwen3_moe
 from harness.trained import Result, Trained
@@ -23,6 +24,7 @@ from harness.verl import engines
 
 AWAY = "127.0.0.1:1"
 NUM_STEPS = 2
+MINI_BATCH = engines.RANKS * engines.NUM_SAMPLES
 
 
 def command_line(folder: Path, planner: str) -> list[str]:
@@ -43,7 +45,7 @@ def command_line(folder: Path, planner: str) -> list[str]:
         "actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1",
         "actor_rollout_ref.actor.optim.total_training_steps=10",
         "actor_rollout_ref.actor.optim.lr_decay_steps=10",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={2 * engines.NUM_SAMPLES}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={MINI_BATCH}",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
         "actor_rollout_ref.actor.use_kl_loss=True",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2",
@@ -64,7 +66,7 @@ class Jobs:
         OmegaConf.resolve(config)
         results: list[Result] = [{} for _ in range(engines.RANKS)]
         folder = Path(config.trainer.default_local_dir)
-        for job in (planned, away):
+        for job in (planned, packed, away):
             try:
                 found = job(config)
             except Exception:
@@ -86,6 +88,31 @@ def planned(config: DictConfig) -> list[Result]:
             with contextlib.suppress(ray.exceptions.RayActorError):
                 train(group)
     return [{"launches": [launch[rank] for launch in launches], "metrics": metrics} for rank in range(engines.RANKS)]
+
+
+def packed(config: DictConfig) -> list[Result]:
+    """The driver deals a batch by verl's own `_balance_batch`, first without `pack` and then with it."""
+    from verl.utils.config import omega_conf_to_dataclass
+
+    from harness.verl import driver
+
+    with open_dict(config):
+        config.trainer.experiment_name = "packed"
+        config.relibra.pack = True
+    with started(config) as group:
+        everywhere(group, pretend_own_machine)
+        group.init_model()
+        omega_conf_to_dataclass(config.actor_rollout_ref.model)  # as TaskRunner does, for the tokenizer
+        rows = driver.rows_of_two_domains(0, tiny_qwen3_moe.NUM_LAYERS)
+        orders = {}
+        for pack in (False, True):
+            with open_dict(config):
+                config.relibra.pack = pack
+            for build in (driver.older, driver.newer):
+                orders[f"{build.__name__}, {pack}"] = driver.dealt(build(config, group), rows, {})
+    with open_dict(config):
+        config.trainer.experiment_name = "under Ray"
+    return [{"orders": orders}] * engines.RANKS
 
 
 def away(config: DictConfig) -> list[Result]:
@@ -164,6 +191,12 @@ def note(worker: Any) -> None:
     trained.note(vars(engine).pop("outcome", None))
 
 
+def pretend_own_machine(worker: Any) -> None:
+    """Have every rank on a machine of its own, as far as the plug-in can see."""
+    name = f"node-{os.environ['RANK']}"
+    socket.gethostname = lambda: name
+
+
 def name_planner(worker: Any) -> None:
     """Set what `runtime_env` may set."""
     os.environ.update(RELIBRA_PLANNER=AWAY, RELIBRA_JOB="away")
@@ -174,7 +207,7 @@ def seen(worker: Any) -> Result:
     from harness.verl import ray_process
 
     engine = worker.worker_dict["actor"].actor.engine
-    settings, cluster = engine._passes._settings, engine._passes._cluster
+    settings, cluster = engine._passes.settings, engine._passes.cluster
     return {
         "engine": type(engine).__name__,
         "outcomes": worker.trained.outcomes,

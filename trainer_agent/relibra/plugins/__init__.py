@@ -7,6 +7,7 @@ Out:  the engine with an agent inside: it registers the job, has its passes plan
     embedded          a planner that the job starts for itself
     nodes             which machines the ranks of an EP group run on
     model_sizes       the sizes of experts, measured in the built model
+    dispatch_price    what dispatch between nodes costs, in jobs whose sequences relibra may place
     points            the attributes of a framework that a plug-in relies on, checked at start
     planned_passes    the passes of one engine on their way to the planner
     routed_counts     how routers route, counted for forecasts

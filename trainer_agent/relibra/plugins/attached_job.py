@@ -13,6 +13,7 @@ from relibra.agent.plans.plan_source import PlanSource
 from relibra.integrations import TrainerLayout
 from relibra.planning import Model
 from relibra.plugins import embedded
+from relibra.plugins.dispatch_price import priced
 from relibra.plugins.model_sizes import sized
 from relibra.plugins.nodes import cluster_of, gather_hosts
 from relibra.plugins.planned_passes import PlannedPasses
@@ -63,6 +64,7 @@ def attach_job(
         RelibraError: attaching failed for another reason on some rank.
     """
     from megatron.core import parallel_state
+    from megatron.core.utils import get_model_config
 
     settings = embedded.settled(settings)
     ranks = ParallelLayout(
@@ -77,11 +79,16 @@ def attach_job(
         num_ep_groups=parallel_state.get_expert_data_parallel_world_size(),
     )
     described = Model(num_layers=layers.num_moe_layers, num_experts=layers.num_experts, top_k=layers.top_k)
-    model = sized(described, [chunks] if isinstance(chunks, nn.Module) else chunks, optimizer)
+    chunks = [chunks] if isinstance(chunks, nn.Module) else chunks
+    model = sized(described, chunks, optimizer)
     slots, why = settings.slots, "as configured"
     if slots is None:
         slots, why = slots_that_fit(model.expert_weight_size_bytes, cluster.gpus_per_node, least_free_bytes())
     cluster = replace(cluster, redundant_slots=slots)
+    params = None
+    if settings.pack:
+        config = get_model_config(chunks[0])
+        params = priced(model, config.hidden_size, config.moe_token_dispatcher_type)
     attempt = shared_attempt()
     passes = PlannedPasses(
         settings,
@@ -95,8 +102,9 @@ def attach_job(
             or parallel_state.get_pipeline_model_parallel_rank()
         ),
         attempt=attempt,
+        params=params,
     )
-    config = AgentConfig(
+    agent_config = AgentConfig(
         planner_address=settings.planner,
         job_id=settings.job,
         model=model,
@@ -104,7 +112,7 @@ def attach_job(
         plan_timeout_s=settings.plan_timeout_s,
         attempt=attempt,
     )
-    agent = attach(chunks, optimizer, config, plans=plans)
+    agent = attach(chunks, optimizer, agent_config, plans=plans)
     passes.register()
     if dist.get_rank() == 0:
         log.warning(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from relibra.agent.plans.trouble import Trouble
 from relibra.errors import RelibraError, StaleEpoch, UnknownJob
 from relibra.integrations import RankBatch, RankSchedule, TrainerLayout, report_rank, submit_forecast, submit_step
-from relibra.planning import Cluster, Model
+from relibra.planning import Cluster, Model, PlanParams
 from relibra.plugins.settings import PluginSettings
 from relibra.rollout import RolloutReporter
 from relibra.wire.client import PlannerClient
@@ -56,6 +56,7 @@ class PlannedPasses:
         data_rank: the data-parallel rank of this rank.
         is_reporting: whether this rank reports for its data-parallel rank.
         attempt: a text that all ranks of this launch share, and no other launch.
+        params: how to plan; by default as the planner does.
     """
 
     def __init__(
@@ -68,15 +69,22 @@ class PlannedPasses:
         data_rank: int,
         is_reporting: bool,
         attempt: str,
+        params: PlanParams | None = None,
     ) -> None:
-        self._settings, self._model, self._cluster, self._trainer = settings, model, cluster, trainer
-        self._data_rank, self.is_reporting = data_rank, is_reporting
+        self.settings, self._model, self.cluster, self.trainer, self.attempt = (
+            settings,
+            model,
+            cluster,
+            trainer,
+            attempt,
+        )
+        self._params, self._data_rank, self.is_reporting = params, data_rank, is_reporting
         self._is_first = dist.get_rank() == 0
         self._planner = PlannerClient(settings.planner, timeout_s=_CALL_TIMEOUT_S, attempt=attempt)
         self._reporter = RolloutReporter(settings.planner, settings.job, num_experts=model.num_experts, attempt=attempt)
         self._unplanned = Trouble("relibra: passes are planned again, after %d without a plan")
         self._unreported = Trouble("relibra: the routing of passes is reported again, after %d that was not")
-        self._is_registered = False
+        self.is_registered = False
         self._asked_s = 0.0
 
     def register(self) -> None:
@@ -99,11 +107,9 @@ class PlannedPasses:
         dist.all_gather_object(everyone, told)
         self._note({each.answer for each in everyone})
         schedules = [each.schedule for each in everyone if each.schedule is not None]
-        if len(schedules) < self._trainer.ranks.data:
+        if len(schedules) < self.trainer.ranks.data:
             return False
-        return self._submitted(
-            pass_index, lambda: submit_step(self._planner, self._settings.job, pass_index, schedules)
-        )
+        return self._submitted(pass_index, lambda: submit_step(self._planner, self.settings.job, pass_index, schedules))
 
     def forecast(self, pass_index: int, num_micro_batches: int) -> bool:
         """Collective over all ranks: have a pass planned whose routing nobody knows yet.
@@ -117,9 +123,9 @@ class PlannedPasses:
         """
         if not self._has_planner():
             return False
-        job = self._settings.job
+        job = self.settings.job
         return self._submitted(
-            pass_index, lambda: submit_forecast(self._planner, job, pass_index, num_micro_batches, self._cluster)
+            pass_index, lambda: submit_forecast(self._planner, job, pass_index, num_micro_batches, self.cluster)
         )
 
     def note_routed(self, pass_index: int, counts_LE: NDArray[np.uint32]) -> None:
@@ -129,7 +135,7 @@ class PlannedPasses:
             pass_index: the number of the pass.
             counts_LE: the tokens of every layer and expert.
         """
-        if not self._is_registered or not counts_LE.any():
+        if not self.is_registered or not counts_LE.any():
             return
         num_rows = int(counts_LE.sum(axis=1).max()) // self._model.top_k
         try:
@@ -156,8 +162,8 @@ class PlannedPasses:
                     pass_index,
                     batch(),
                     self._data_rank,
-                    self._trainer,
-                    timeout_s=self._settings.plan_timeout_s,
+                    self.trainer,
+                    timeout_s=self.settings.plan_timeout_s,
                 )
             )
 
@@ -194,7 +200,7 @@ class PlannedPasses:
     def _note(self, answers: set[_Answer]) -> None:
         """Remember, on all ranks alike, that the job must be registered again."""
         if _Answer.LOST in answers:
-            self._is_registered = False
+            self.is_registered = False
             self._asked_s = time.monotonic()
 
     def _ask(self, takeover_timeout_s: float) -> None:
@@ -204,28 +210,28 @@ class PlannedPasses:
             return
         try:
             self._planner.register_job(
-                self._settings.job, self._model, self._cluster, takeover_timeout_s=takeover_timeout_s
+                self.settings.job, self._model, self.cluster, self._params, takeover_timeout_s=takeover_timeout_s
             )
         except RelibraError as error:
             self._unplanned.met(
                 type(error).__name__,
                 "relibra: job %s trains without plans, because it could not be registered at %s: %s",
-                self._settings.job,
-                self._settings.planner,
+                self.settings.job,
+                self.settings.planner,
                 error,
             )
         else:
-            self._is_registered = True
+            self.is_registered = True
 
     def _has_planner(self) -> bool:
         """Collective over all ranks: return whether the job is registered, and register it again when that is due."""
-        if not self._is_registered:
+        if not self.is_registered:
             if time.monotonic() - self._asked_s >= _AGAIN_S:
                 self._ask(takeover_timeout_s=0.0)  # training waits for the call, so the call waits for no other launch
             self._share()
-        return self._is_registered
+        return self.is_registered
 
     def _share(self) -> None:
-        told = [self._is_registered]
+        told = [self.is_registered]
         dist.broadcast_object_list(told, src=0)
-        self._is_registered = told[0]
+        self.is_registered = told[0]

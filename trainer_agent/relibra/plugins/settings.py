@@ -12,8 +12,10 @@ VARIABLES = {
     "job": "RELIBRA_JOB",
     "slots": "RELIBRA_SLOTS",
     "plan_timeout_s": "RELIBRA_PLAN_TIMEOUT_S",
+    "pack": "RELIBRA_PACK",
 }
 """The environment variable of each setting."""
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 EMBEDDED = "embedded"
 """The name of the planner that the job starts for itself; see `plugins.embedded`."""
 DEFAULT_PLAN_TIMEOUT_S = 30.0
@@ -31,18 +33,24 @@ class PluginSettings:
     """The redundant slots of each rank: memory for so many replicas of one layer. None: as many as `slots_that_fit`."""
     plan_timeout_s: float = DEFAULT_PLAN_TIMEOUT_S
     """The longest time that a pass waits for its plan."""
+    pack: bool = False
+    """Whether relibra chooses where sequences start, where the framework hands over that choice."""
 
     @classmethod
-    def read(cls, configured: Mapping[str, Any], environment: Mapping[str, str], *, default_job: str) -> Self:
+    def read(
+        cls, configured: Mapping[str, Any], environment: Mapping[str, str], *, default_job: str, may_pack: bool = True
+    ) -> Self:
         """Return the settings; what the framework's configuration says counts more than the environment.
 
         Args:
             configured: the section `relibra` of the framework's configuration, empty if there is none.
             environment: the environment variables.
             default_job: the name of the job if nobody gives one.
+            may_pack: whether the plug-in hands over where sequences start.
 
         Raises:
-            InvalidInput: there is no planner, a name is unknown, or a value is not of its kind.
+            InvalidInput: there is no planner, a name is unknown, a value is not of its kind, or the plug-in does not
+                know what to do with it.
         """
         for name in configured:
             if name not in VARIABLES:
@@ -58,16 +66,40 @@ class PluginSettings:
             )
         if given["planner"] != EMBEDDED and ":" not in given["planner"]:
             raise InvalidInput.of("relibra.planner", expected=f"host:port or {EMBEDDED}", got=given["planner"])
+        if (pack := packs(configured, environment)) and not may_pack:
+            raise InvalidInput.of(
+                "relibra.pack",
+                expected="false, because this framework hands over no choice of ranks "
+                "(docs/integrations/README.md#who-chooses-the-schedule)",
+                got=True,
+            )
         return cls(
             planner=given["planner"],
             job=given.get("job") or default_job,
             slots=int(_number("slots", given["slots"])) if given.get("slots") else None,
             plan_timeout_s=_number("plan_timeout_s", given.get("plan_timeout_s", DEFAULT_PLAN_TIMEOUT_S)),
+            pack=pack,
         )
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that say the same."""
-        return {VARIABLES[name]: str(value) for name, value in asdict(self).items() if value is not None}
+        return {
+            VARIABLES[name]: str(value)
+            for name, value in asdict(self).items()
+            if value is not None and value is not False
+        }
+
+
+def packs(configured: Mapping[str, Any], environment: Mapping[str, str]) -> bool:
+    """Return whether the user lets relibra choose where sequences start; the other settings may be missing or wrong.
+
+    Raises:
+        InvalidInput: the value is neither true nor false.
+    """
+    given = str(configured.get("pack", environment.get(VARIABLES["pack"]) or False))
+    if given.lower() not in _FLAGS:
+        raise InvalidInput.of("relibra.pack", expected="true or false", got=given)
+    return _FLAGS[given.lower()]
 
 
 def job_name(*names: str | None, default: str) -> str:

@@ -104,7 +104,7 @@ class Return(NamedTuple):
 
     transport: ExpertTransport
     leaving: Sequence[tuple[int, int, Sequence[Tensor] | None]]
-    """Of each replica on this rank: its home rank, its redundant slot, and its places there if the transport needs
+    """The home rank and the redundant slot of each replica on this rank, and its places there if the transport needs
     them."""
     receives: Sequence[Parcel]
 

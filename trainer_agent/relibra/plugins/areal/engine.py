@@ -54,7 +54,7 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
         self._pass_index = -1
         layers = self._layers = layers_of_config(self.hf_config.get_text_config().to_dict())
         self._job = attach_job(
-            PluginSettings.read({}, os.environ, default_job="areal"),
+            PluginSettings.read({}, os.environ, default_job="areal", may_pack=False),
             layers,
             trainer_layout,
             list(self.model),

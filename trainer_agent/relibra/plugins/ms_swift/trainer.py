@@ -54,7 +54,7 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
             Unsupported: the agent cannot execute the model, the optimizer or a setting of ms-swift.
         """
         _check_settings(args)
-        settings = PluginSettings.read({}, os.environ, default_job=_job_name(args))
+        settings = PluginSettings.read({}, os.environ, default_job=_job_name(args), may_pack=False)
         super().__init__(args, template, **kwargs)
         self._layers = read_model_config(self.hf_model_dir)
         self._pass_index = -1

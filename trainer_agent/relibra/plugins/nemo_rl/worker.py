@@ -64,7 +64,7 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
         self._packing = Packing(config, self.model)
         self._pass_index = -1
         self.job = attach_job(
-            PluginSettings.read(config.get("relibra") or {}, os.environ, default_job="nemo-rl"),
+            PluginSettings.read(config.get("relibra") or {}, os.environ, default_job="nemo-rl", may_pack=False),
             self._packing.layers,
             self._packing.trainer_layout,
             self.model,

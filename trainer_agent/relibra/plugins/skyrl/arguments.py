@@ -27,6 +27,6 @@ def variables(trainer: Any, section: Mapping[str, str], environment: Mapping[str
         InvalidInput: a setting of relibra is missing or wrong.
     """
     job = job_name(trainer.project_name, trainer.run_name, default="skyrl")
-    settings = PluginSettings.read(section, environment, default_job=job)
+    settings = PluginSettings.read(section, environment, default_job=job, may_pack=False)
     given = {name: value for name, value in environment.items() if name.startswith("RELIBRA_")}
     return given | settings.variables()

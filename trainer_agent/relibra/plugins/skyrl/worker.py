@@ -54,7 +54,7 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
         _check_settings(self.cfg, self.provider, is_lora=self._is_lora)
         self._layers = layers_of_config(self.strategy.hf_config.get_text_config().to_dict())
         self._job = attach_job(
-            PluginSettings.read({}, os.environ, default_job="skyrl"),
+            PluginSettings.read({}, os.environ, default_job="skyrl", may_pack=False),
             self._layers,
             lambda ranks: trainer_layout(ranks, self.cfg.remove_microbatch_padding),
             self.actor_module,

@@ -30,6 +30,17 @@ _ACTOR: Points = {
 _MODEL: Points = {"get_forward_backward_func": ()}
 
 
+_OF_MICRO_BATCHES = {
+    "moe_aux_loss_coeff": "--moe-aux-loss-coeff",
+    "moe_z_loss_coeff": "--moe-z-loss-coeff",
+    "enable_mtp_training": "--enable-mtp-training",
+    "custom_loss_function_path": "--custom-loss-function-path",
+    "custom_tis_function_path": "--custom-tis-function-path",
+    "custom_pg_loss_reducer_function_path": "--custom-pg-loss-reducer-function-path",
+}
+"""Options that add terms over all tokens of a micro-batch, or functions that see a whole micro-batch."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
     """One of the two frameworks."""
@@ -53,6 +64,9 @@ class Framework:
     trainer_layout: Callable[[Any, ParallelLayout], TrainerLayout]
     batches: Callable[[ModelLayers, Mapping[str, Any], Sequence[Any], Sequence[int]], Batches]
     """Takes the layers, `rollout_data`, the data iterators and `num_microbatches`."""
+    splitting: str
+    """The function that splits a rollout among data-parallel ranks: a method of the rollout manager, or
+    module:function."""
 
     def check(self, args: Any) -> None:
         """Check the options of a job.
@@ -71,6 +85,19 @@ class Framework:
         refused = list(self.refusals(args))
         if refused:
             raise Unsupported(f"relibra does not balance {self.name} with " + "; nor with ".join(refused))
+
+    def check_packing(self, args: Any) -> None:
+        """Check that no term of the loss depends on which samples share a micro-batch.
+
+        Raises:
+            Unsupported: one does, or may; the message names all such options.
+        """
+        refused = [option for name, option in _OF_MICRO_BATCHES.items() if _is_set(getattr(args, name, None))]
+        if refused:
+            raise Unsupported(
+                f"relibra does not choose the micro-batches of {self.name} (pack) with {', '.join(refused)}: the loss "
+                "may then depend on which samples share a micro-batch; leave out pack or these options"
+            )
 
 
 def _chunks_renamed(chunks: Callable[[], Iterable[list[Any]]], rename: Rename) -> Callable[[], Iterator[list[Any]]]:
@@ -95,6 +122,10 @@ def _buckets_renamed(send: Callable[..., None], rename: Rename) -> Callable[...,
         send(named_tensors, update, pbar)
 
     return renamed
+
+
+def _is_set(value: Any) -> bool:
+    return any(value) if isinstance(value, list | tuple) else bool(value)
 
 
 def unplanned_models(args: Any) -> list[str]:
@@ -152,6 +183,7 @@ SLIME = Framework(
         ranks, args.data_pad_size_multiplier, allgather_cp=args.allgather_cp
     ),
     batches=_batches_of_slime,
+    splitting="_split_train_data_by_dp",
 )
 MILES = Framework(
     name="miles",
@@ -177,4 +209,5 @@ MILES = Framework(
         ranks, args.data_pad_size_multiplier, allgather_cp=args.allgather_cp
     ),
     batches=_batches_of_miles,
+    splitting="miles.ray.rollout.train_data_conversion:split_train_data_by_dp_scheduled_raw",
 )

@@ -56,6 +56,7 @@ def _wrap_all(framework: Framework, modules: dict[str, Any]) -> None:
     _wrap(actor, "train", _train)
     _wrap(actor, "TensorBackuper.create", _create_backuper)
     actor.MegatronTrainRayActor.weight_updater = property(_updater, _set_updater)
+    actor.MegatronTrainRayActor.rollout_manager = property(_manager, _set_manager)
     _wrap(modules["model"], "get_forward_backward_func", _get_forward_backward_func)
     module, function = framework.saving
     _wrap(modules[module], function, _save_hf)
@@ -100,7 +101,9 @@ def _forward_only(plain: Callable[..., Any], *args: Any, store_prefix: str = "",
 
 def _train(plain: Callable[..., Any], *args: Any, **named: Any) -> Any:
     with training().updates():
-        return plain(*args, **named)
+        found = plain(*args, **named)
+    training().tell_manager(named["rollout_id"] if "rollout_id" in named else args[0])
+    return found
 
 
 def _get_forward_backward_func(plain: Callable[..., Any], *args: Any, **named: Any) -> Callable[..., Any]:
@@ -122,6 +125,17 @@ def _updater(actor: Any) -> Any:
 def _set_updater(actor: Any, updater: Any) -> None:
     training().send_right_names(updater)
     vars(actor)["weight_updater"] = updater
+
+
+def _manager(actor: Any) -> Any:
+    if "rollout_manager" not in vars(actor):
+        raise AttributeError("rollout_manager")
+    return vars(actor)["rollout_manager"]
+
+
+def _set_manager(actor: Any, manager: Any) -> None:
+    training().pack_rollouts(manager)
+    vars(actor)["rollout_manager"] = manager
 
 
 def _save_hf(plain: Callable[..., Any], *args: Any, **named: Any) -> Any:

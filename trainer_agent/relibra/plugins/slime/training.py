@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ from relibra.agent import Agent, Phase
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.errors import Unsupported
 from relibra.integrations import RankBatch
+from relibra.integrations.packing import check_packable
 from relibra.plugins.attached_job import AttachedJob, attach_job
 from relibra.plugins.logical_export import exporting
 from relibra.plugins.settings import PluginSettings, job_name
 from relibra.plugins.slime.framework import Batches, Framework, unplanned_models
+from relibra.plugins.slime.rollout_packing import PackingJob, install, tell
 from relibra.routing import read_model_config
+from relibra.wire.credentials import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +54,8 @@ class BalancedTraining:
                 getattr(args, "wandb_project", None), getattr(args, "wandb_group", None), default=framework.name
             ),
         )
+        if self._settings.pack:
+            framework.check_packing(args)
         self._layers = read_model_config(_config_file(args.hf_checkpoint))
         self._job: AttachedJob | None = None
         self._has_routing = self._has_said_unrouted = self._has_updater = False
@@ -60,6 +66,8 @@ class BalancedTraining:
         self._planned_step: int | None = None
         """The training step whose plan is open."""
         self._pass_index = -1
+        self._manager: Any = None
+        """The rollout manager, if this process tells it which step comes next."""
 
     @property
     def agent(self) -> Agent | None:
@@ -77,6 +85,43 @@ class BalancedTraining:
             plans=self.plan_source,
             unplanned=unplanned_models(self._args),
         )
+        if self._settings.pack:
+            check_packable(self._job.passes.trainer.ranks, self._job.passes.cluster)
+
+    def pack_rollouts(self, manager: Any) -> None:
+        """Have the rollout manager ask the planner which micro-batch and rank each sample gets, if pack is set.
+
+        Args:
+            manager: the handle of the actor.
+        """
+        if self._job is None or manager is None or not self._settings.pack or dist.get_rank() != 0:
+            return
+        passes = self._job.passes
+        job = PackingJob(
+            planner=passes.settings.planner,
+            job=passes.settings.job,
+            attempt=passes.attempt,
+            layers=self._layers,
+            ranks=passes.trainer.ranks,
+            credentials=Credentials.from_env(),
+        )
+        try:
+            import_module("ray").get(manager.__ray_call__.remote(install, self._framework.splitting, job))
+        except Exception as error:  # any error: training goes on without packing
+            log.warning(
+                "relibra: pack is set, but %s's rollout manager cannot ask the planner, so its own schedule stays; is "
+                "relibra installed on the machine of the manager? %s: %s",
+                self._framework.name,
+                type(error).__name__,
+                error,
+            )
+        else:
+            self._manager = manager
+
+    def tell_manager(self, rollout_id: int) -> None:
+        """Tell the rollout manager which step at the planner follows the updates of a rollout. It may be busy."""
+        if self._manager is not None:
+            self._manager.__ray_call__.remote(tell, rollout_id, self._pass_index + 1)
 
     def note_rollout(
         self, rollout_data: Mapping[str, Any], iterators: Sequence[Any], num_microbatches: Sequence[int]

@@ -13,12 +13,8 @@ from relibra.plugins.attached_job import attach_job
 from relibra.plugins.logical_export import logical_export
 from relibra.plugins.planned_passes import PlannedPasses
 from relibra.plugins.settings import PluginSettings
-from relibra.plugins.verl.configuration import (
-    default_job,
-    find_configuration,
-    relibra_section,
-    unplanned_models,
-)
+from relibra.plugins.verl.configuration import default_job, find_configuration, relibra_section, unplanned_models
+from relibra.plugins.verl.trained_job import TrainingProcess
 from relibra.routing import read_model_config
 
 
@@ -73,6 +69,7 @@ def balanced(engine: type[Any]) -> type[Any]:
                     unplanned=unplanned_models(configuration),
                 )
             self.agent, self._passes = job.agent, job.passes
+            self._process = TrainingProcess(settings, job.passes, self._layers, lambda: self._pass_index + 1)
             self._checkpoint_by_expert()
 
         def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
@@ -183,6 +180,7 @@ def balanced(engine: type[Any]) -> type[Any]:
             if not transformer_impl.tu.get_non_tensor_data(data, key="enable_routing_replay", default=False):
                 is_submitted = False
             elif "routed_experts" in data.keys():  # noqa: SIM118 (a TensorDict refuses `in`)
+                self._process.note_pass()
                 self._pass_index += 1
                 is_submitted = self._passes.plan(
                     self._pass_index, lambda: rank_batch(data, micro_batches, indices, self._layers, mode=self._mode)

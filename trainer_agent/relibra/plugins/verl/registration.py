@@ -8,6 +8,7 @@ from typing import Any
 from relibra.errors import Unsupported
 from relibra.plugins.points import Points, check_points
 from relibra.plugins.verl import points
+from relibra.plugins.verl.driver import install_in_driver
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +19,8 @@ def install() -> None:
     """Register the engine of this plug-in for verl's language models on Megatron. A second call does nothing.
 
     verl imports `external_lib` in processes of rollout servers and of the driver too, which load no engines. There this
-    call loads none either: the engine is registered when verl first builds a worker with an engine.
+    call loads none either: the engine is registered when verl first builds a worker with an engine. In the driver, the
+    trainers are loaded, which ask relibra for the ranks of sequences if the user lets them.
 
     Raises:
         Unsupported: this version of verl lacks something that the plug-in relies on; the message names it.
@@ -27,6 +29,7 @@ def install() -> None:
     if _is_installed:
         return
     _is_installed = True
+    install_in_driver()
     workers = sys.modules.get("verl.workers.engine_workers")
     if "verl.workers.engine" in sys.modules or workers is None:
         if "verl.workers.engine" in sys.modules:

@@ -1,0 +1,88 @@
+"""What the driver of a job asks its training processes: they know the job's planner, its layout and its passes."""
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+
+from relibra.planning import Cluster
+from relibra.plugins.planned_passes import PlannedPasses
+from relibra.plugins.settings import EMBEDDED, PluginSettings
+from relibra.routing import ModelLayers
+from relibra.routing.token_layout import ParallelLayout
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedJob:
+    """A job as its training processes have registered it."""
+
+    settings: PluginSettings
+    """With the address of the planner, also of one that the job has started for itself."""
+    token: str | None = field(repr=False)
+    """What callers of a planner show that the job has started for itself, if they need it."""
+    attempt: str
+    layers: ModelLayers
+    ranks: ParallelLayout
+    cluster: Cluster
+    next_step: int
+    """The step at the planner of the next pass."""
+    is_registered: bool
+    """Whether the planner has the job. If not, rank 0 asks for the planner again by itself."""
+
+
+class TrainingProcess:
+    """Answers the driver in a training process, and tells if no driver asks.
+
+    Args:
+        settings: the settings of the plug-in, as the user gave them.
+        passes: the way of the job's passes to the planner.
+        layers: the layers of the model.
+        next_step: returns the step at the planner of the next pass.
+    """
+
+    current: "TrainingProcess | None" = None
+    """That of the engine that trains in this process."""
+
+    def __init__(
+        self, settings: PluginSettings, passes: PlannedPasses, layers: ModelLayers, next_step: Callable[[], int]
+    ) -> None:
+        self._passes, self._layers, self._next_step = passes, layers, next_step
+        self._token = os.environ.get("RELIBRA_TOKEN") if settings.planner == EMBEDDED else None
+        self._is_awaited = settings.pack and dist.get_rank() == 0
+        TrainingProcess.current = self
+
+    def answer(self) -> TrainedJob:
+        """Return what the driver wants to know."""
+        self._is_awaited = False
+        return TrainedJob(
+            settings=self._passes.settings,
+            token=self._token,
+            attempt=self._passes.attempt,
+            layers=self._layers,
+            ranks=self._passes.trainer.ranks,
+            cluster=self._passes.cluster,
+            next_step=self._next_step(),
+            is_registered=self._passes.is_registered,
+        )
+
+    def note_pass(self) -> None:
+        """Say it once if a pass with the routing of a rollout runs, and the driver has asked for no ranks before."""
+        if self._is_awaited:
+            self._is_awaited = False
+            log.warning(
+                "relibra: pack is set, but verl's driver has not asked which data-parallel rank gets which sequence, "
+                "so verl's own choice stays. Is trainer.balance_batch on, and has the driver the setting too?"
+            )
+
+
+def trained_job(worker: object) -> TrainedJob | None:
+    """Return the job that this process trains, None if it has no engine of relibra. Ray calls it for the driver.
+
+    Args:
+        worker: the actor whose process this is.
+    """
+    return TrainingProcess.current.answer() if TrainingProcess.current is not None else None
