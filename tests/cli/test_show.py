@@ -32,6 +32,20 @@ def test_a_job_is_shown_in_every_state(relibra, answering, verdict):
     assert "3 MoE layers x 8 experts, top 2" in printed
 
 
+def test_S9_a_job_that_packs_says_how_that_ended(relibra, answering):
+    said = json.loads(relibra("show", "job", "--json"))
+    for is_packed, text in (
+        (True, "packed last for step 7: packing brings the floor from 1.2 to 1.1"),
+        (False, "not packed: the framework's own schedule stays for step 7: packing brings the floor from 1.2 to 1.1"),
+    ):
+        said["packing"] = {"step": 7, "is_packed": is_packed, "text": "packing brings the floor from 1.2 to 1.1"}
+        with answering(HTTPStatus.OK, json.dumps(said).encode()) as (url, _):
+            assert text in " ".join(relibra("show", "job", "--url", url).split())
+    del said["packing"]
+    with answering(HTTPStatus.OK, json.dumps(said).encode()) as (url, _):
+        assert "packed" not in relibra("show", "job", "--url", url)
+
+
 def test_a_step_with_what_the_ranks_did(relibra, watched):
     printed = relibra("show", "job", 1)
     assert f"bound {watched.job.plans[1].prediction.imbalance_bound:.3f}" in printed

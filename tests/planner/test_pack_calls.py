@@ -1,5 +1,8 @@
 """The call that packs: over sockets, against a planner process and a real Redis."""
 
+import asyncio
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -18,11 +21,13 @@ from relibra.errors import (
     UnknownJob,
     Unsupported,
 )
+from relibra.planner.server import PlannerServer
+from relibra.planner.settings import PlannerSettings
 from relibra.planning import Freedom, Model, Schedule
 from relibra.planning.packing.repack import repack
 from relibra.planning.schedule import PackingRules
 from relibra.rollout import RolloutReporter
-from relibra.store import Store
+from relibra.store import PackingNote, Store
 from relibra.v1 import plan_pb2_grpc
 from relibra.wire.channel import open_channel
 from relibra.wire.client import PlannerClient
@@ -136,6 +141,56 @@ def test_S7_what_cannot_be_packed_is_refused_by_name(client: PlannerClient, job_
 def test_a_packing_that_comes_too_late_is_unavailable(client: PlannerClient, job_id: str, ids: list[str]) -> None:
     with pytest.raises(Unavailable, match="DEADLINE_EXCEEDED"):
         client.pack(job_id, 1, ids, LENGTH_S, SCHEDULE, timeout_s=1e-4)
+
+
+def test_S9_how_the_newest_packing_ended_is_kept(
+    client: PlannerClient, shared_planner: Service, job_id: str, ids: list[str], run: Loop
+) -> None:
+    store = Store.open(shared_planner.redis_url)
+
+    def newest() -> PackingNote:
+        note = run(store.get_packing(run(store.get_job(job_id))))
+        assert note is not None
+        return note
+
+    _, reason = client.pack(job_id, 1, ids, LENGTH_S, SCHEDULE)
+    assert (newest().step, newest().is_packed, newest().text) == (1, True, reason)
+    with pytest.raises(NotFound):
+        client.pack(job_id, 2, ids, LENGTH_S, SCHEDULE)
+    assert (newest().step, newest().is_packed) == (2, False)
+    assert "8 of 8 scheduled sequences were never reported" in newest().text
+    with pytest.raises(InvalidInput):
+        client.pack(job_id, 1, ids, LENGTH_S, SCHEDULE, token_budget=3)
+    assert newest().text.startswith("token_budget: expected at least the 12 tokens")
+    run(store.close())
+
+
+def test_S9_a_driver_that_waits_no_longer_is_known(store: Store, run: Loop, redis_url: str) -> None:
+    async def scenario() -> None:
+        planner = PlannerServer(PlannerSettings.load(redis_url=redis_url, port=0))
+        address = await planner.start()
+        async with asyncio.timeout(240):
+            while planner._solver.obstacle:
+                await store.ping()
+        (solver,) = planner._solver._idle[0]._pool._processes
+        os.kill(solver, signal.SIGSTOP)
+        try:
+            with PlannerClient(address) as client:
+                await asyncio.to_thread(client.register_job, "job", MODEL, CLUSTER, PARAMS)
+                ids = await asyncio.to_thread(report_sequences, address, "job", 1)
+                with pytest.raises(Unavailable, match="DEADLINE_EXCEEDED"):
+                    await asyncio.to_thread(client.pack, "job", 1, ids, LENGTH_S, SCHEDULE, timeout_s=0.5)
+            job = await store.get_job("job")
+            async with asyncio.timeout(60):
+                while (note := await store.get_packing(job)) is None:
+                    pass
+        finally:
+            os.kill(solver, signal.SIGCONT)
+            await planner.stop()
+        assert (note.step, note.is_packed) == (1, False)
+        assert note.text.startswith("the driver waited no longer than 0.")
+
+    run(scenario())
 
 
 def test_a_planner_that_is_older_than_the_call_is_named() -> None:

@@ -42,6 +42,7 @@ def _fill(store: Store, run: Loop) -> None:
     assert expire(store, run, job, [1]) == [1]
     assert run(store.end_solve(lease_of(store, run, job, 3), "it cannot be planned"))
     run(store.note_refusal(job, Refused.SCHEDULE, 5, NotFound("sequence 'seq-0' of step 5 was never reported")))
+    run(store.note_packing(job, 6, "packing brings the floor of nodes from 1.2 to 1.1", is_packed=True))
     report_all(store, run, 6)
     run(store.see("job", job.epoch, is_driver=False))
     after = run(store.rollback("job", job.epoch, 5))

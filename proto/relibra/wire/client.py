@@ -125,8 +125,8 @@ class PlannerClient(AttemptClient):
     ) -> tuple[Schedule, str]:
         """Ask for a better schedule of sequences whose routing was reported for this step; return it, and why.
 
-        The planner stores nothing: submit the schedule that the training follows. It packs for the placement that the
-        experts have now, and never returns a schedule that it judges costlier than `start`.
+        The planner keeps only how that ended: submit the schedule that the training follows. It packs for the placement
+        that the experts have now, and never returns a schedule that it judges costlier than `start`.
 
         Args:
             job_id: the job.

@@ -1,4 +1,4 @@
-"""The work of a worker process on one packing: read what was reported, pack, answer. Nothing is stored.
+"""The work of a worker process on one packing: read what was reported, pack, answer.
 
 S sequences, L layers, E experts.
 """

@@ -1,5 +1,7 @@
 """The gRPC service that takes schedules and hands out plans."""
 
+import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -7,7 +9,7 @@ from typing import Any
 
 from opentelemetry import propagate
 
-from relibra.errors import InvalidInput, NotFound, NotReady, RelibraError
+from relibra.errors import InvalidInput, NotFound, NotReady, RelibraError, Unavailable
 from relibra.planner.admission import MAX_FETCH_WAIT_S, Admission
 from relibra.planner.attempt_watch import AttemptWatch
 from relibra.planner.pack_calls import check_schedule, pack_task
@@ -92,16 +94,34 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         return sequence_ids, schedule
 
     async def Pack(self, request: plan_pb2.PackRequest, context: Any) -> plan_pb2.PackResponse:
-        """Return a schedule that is no worse than the caller's own, for reported sequences; store nothing."""
+        """Return a schedule that is no worse than the caller's own, for reported sequences; keep how that ended."""
         job = await self._attempts.job(check_job_id(request.job_id), request.epoch, is_driver=True)
         step = self._admission.check_step(request.step)
+        began_s = time.monotonic()
+        try:
+            schedule, reason = await self._packed(job, step, request)
+        except RelibraError as error:
+            await self._note_packing(job, step, str(error), is_packed=False)
+            raise
+        except asyncio.CancelledError:
+            text = f"the driver waited no longer than {time.monotonic() - began_s:.1f} s"
+            await self._note_packing(job, step, text, is_packed=False)
+            raise
+        await self._note_packing(job, step, reason, is_packed=True)
+        return encode_packed(schedule, reason)
+
+    async def _packed(self, job: JobRecord, step: int, request: plan_pb2.PackRequest) -> tuple[Schedule, str]:
         self._admission.check_num_sequences(len(request.start.sequence_ids))
         task = await self._admission.large.work(
             request.ByteSize(), lambda: pack_task(self._admission, job, step, request)
         )
         await self._check_reported(job, step, task.sequence_ids)
-        schedule, reason = await self._planning.pack(task)
-        return encode_packed(schedule, reason)
+        return await self._planning.pack(task)
+
+    async def _note_packing(self, job: JobRecord, step: int, text: str, *, is_packed: bool) -> None:
+        """Keep how a packing ended, for the pages; a caller who waits must hear of it even if Redis is away."""
+        with contextlib.suppress(Unavailable):
+            await self._store.note_packing(job, step, text, is_packed=is_packed)
 
     async def FetchPlan(self, request: plan_pb2.FetchPlanRequest, context: Any) -> plan_pb2.FetchPlanResponse:
         """Return one rank's part of the plan of a step, as soon as the plan is published."""

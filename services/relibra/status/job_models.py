@@ -12,7 +12,7 @@ from relibra.status.models import Shown, moment
 from relibra.status.reader import JobGlance
 from relibra.status.runbook import runbook_path
 from relibra.status.savings_models import SavingsView
-from relibra.store import Attempt
+from relibra.store import Attempt, PackingNote
 
 
 class AttemptView(Shown):
@@ -104,6 +104,22 @@ class RefusedLaunchView(Shown):
     at: datetime = Field(description="When it was refused last.")
 
 
+class PackingView(Shown):
+    """How the newest packing that the job's driver asked for ended."""
+
+    step: int = Field(description="The step that it was for.", examples=[12])
+    is_packed: bool = Field(
+        description="Whether the driver was given a packing; if not, it trains with the schedule of its framework."
+    )
+    text: str = Field(description="What packing gains, or why there is none.")
+    at: datetime
+
+    @classmethod
+    def of(cls, note: PackingNote) -> "PackingView":
+        """Return the view of a note."""
+        return cls(step=note.step, is_packed=note.is_packed, text=note.text, at=moment(note.at))
+
+
 class JobHealthView(JobView):
     """A job, its health, and whether its newest steps ran under their plans; both as of the end of an older attempt."""
 
@@ -114,6 +130,9 @@ class JobHealthView(JobView):
         examples=["/runbook#relibrajobstalled"],
     )
     balance: Balance
+    packing: PackingView | None = Field(
+        description="How the newest packing ended; null if no driver of the attempt asked for one."
+    )
     refused_launch: RefusedLaunchView | None = Field(
         description="The newest launch that asked for the same job id in vain; null again when a schedule is accepted."
     )
@@ -129,6 +148,7 @@ class JobHealthView(JobView):
             health=glance.health,
             runbook=None if glance.choice.is_over else runbook_path(glance.health.verdict),
             balance=glance.balance,
+            packing=None if glance.packing is None else PackingView.of(glance.packing),
             refused_launch=None if refused is None else RefusedLaunchView(text=refused.text, at=moment(refused.at)),
             savings=SavingsView.of(glance.saving, glance.choice.current.record),
         )

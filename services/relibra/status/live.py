@@ -169,7 +169,8 @@ class Live:
             steps = await self._store.list_steps(job, limit=GLANCE_STEPS)
             reports = await self._store.num_reports(job, [step.step for step in steps])
             refused = [(each.what, each.step, each.text) for each in await self._store.get_refusals(job)]
-            marks[job.job_id] = (job.epoch, steps, reports, refused)
+            packing = await self._store.get_packing(job)
+            marks[job.job_id] = (job.epoch, steps, reports, refused, packing)
         for job_id, mark in marks.items():
             if self._marks.get(job_id, (None, 0))[0] != mark:
                 self._marks[job_id] = mark, self._time + 1

@@ -17,7 +17,7 @@ from relibra.status.figures import PlanFigures
 from relibra.status.health import JobHealth, JobState, job_health
 from relibra.status.ledger import Ledger
 from relibra.status.savings import Saving
-from relibra.store import Attempt, JobRecord, PlanRecord, Refusal, StepRecord, StepSummary, Store
+from relibra.store import Attempt, JobRecord, PackingNote, PlanRecord, Refusal, StepRecord, StepSummary, Store
 from relibra.store.single_flight import SingleFlight
 
 P = ParamSpec("P")
@@ -42,6 +42,8 @@ class JobGlance:
     executed: list[Execution]
     damaged: dict[int, Corrupt]
     """Those of the newest steps one of whose reports is not the one that was stored."""
+    packing: PackingNote | None
+    """How the newest packing ended; None if no driver of the attempt asked for one."""
     refused_launch: Refusal | None
     """The newest refusal of another launch, since a schedule was last accepted; None once the attempt is over."""
     saving: Saving
@@ -205,6 +207,7 @@ class Reader:
             executed_step=executed_step,
             executed=executed,
             damaged=damaged,
+            packing=await self.store.get_packing(job),
             refused_launch=None if choice.is_over else refused_launch(refusals),
             saving=await self.ledger.of_job(choice.attempts),
         )

@@ -38,6 +38,7 @@ begins by going back to a step takes over the keys of all earlier steps (`rollba
 | `begun` | sorted set | steps by the Unix time (Redis clock) at which a planner first saw data of them | 100 B a step |
 | `summaries` | sorted set | expired steps: JSON of a `StepSummary`, by step; at most `MAX_SUMMARIES` | 700 B a step |
 | `refusals` | hash | what was refused since a schedule was last accepted -> JSON: the newest refusal | 2 KiB |
+| `packing` | string | JSON of a `PackingNote`: how the newest packing ended | 700 B |
 
 Keys of one step have the prefix `relibra:{job}:<epoch>:step:<step>:`. They stay as long as the step:
 
@@ -67,7 +68,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 SCHEMA = "relibra:schema"
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 JOBS = "relibra:jobs"
 TOKENS = "relibra:tokens"
 
@@ -85,7 +86,7 @@ SETS_OF_STEPS = ("pending", "plans", "begun")
 """The other sorted sets of an attempt whose members are steps."""
 HASHES_BY_STEP = ("sizes", "crashes", "traces")
 """The hashes of an attempt whose fields are steps."""
-ATTEMPT_KEYS = (*SETS_BY_STEP, *SETS_OF_STEPS, *HASHES_BY_STEP, "version", "floor", "placement", "refusals")
+ATTEMPT_KEYS = (*SETS_BY_STEP, *SETS_OF_STEPS, *HASHES_BY_STEP, "version", "floor", "placement", "refusals", "packing")
 STEP_KEYS = ("counts", "policies", "schedule", "plan", "failure", "reports", "reported", "realised", "executed")
 
 

@@ -255,6 +255,20 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PackingNote:
+    """How the newest packing of an attempt ended."""
+
+    step: int
+    """The step that it was for."""
+    is_packed: bool
+    """Whether the driver was given a packing; if not, it trains with the schedule of its framework."""
+    text: str
+    """What packing gains, or why there is none, for people."""
+    at: float
+    """Unix time in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord:
     """A bearer token without its secret."""
 

@@ -74,7 +74,11 @@ def test_a_batch_is_dealt_as_the_planner_advises(
 ) -> None:
     driver = Driver(monkeypatch)
     assert driver.deal() == driver.deal() == [0, 5, 2, 6, 4, 1, 3, 7]
-    assert driver.metrics == {"global_seqlen/balanced_min": 15, "global_seqlen/balanced_max": 21}
+    assert driver.metrics == {
+        "global_seqlen/balanced_min": 15,
+        "global_seqlen/balanced_max": 21,
+        "relibra/packed": 1,
+    }
     (_, _, _, _, first_name, *_), (_, _, job, step, name, packable, *_) = [
         each.args for each in driver.packed.mock_calls
     ]
@@ -91,7 +95,7 @@ def test_L1_verls_own_order_stays_while_the_planner_is_away_and_the_log_says_so_
     driver = Driver(monkeypatch)
     driver.packed.side_effect = Unavailable("the planner did not answer")
     assert [driver.deal() for _ in range(3)] == [list(range(8))] * 3
-    assert driver.metrics == {}
+    assert driver.metrics == {"relibra/packed": 0}
     assert caplog.text.count(f"{KEPT}: the planner did not answer") == 1
     driver.packed.side_effect = None
     assert driver.deal() != list(range(8))

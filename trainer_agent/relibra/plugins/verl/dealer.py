@@ -22,6 +22,7 @@ from relibra.wire.client import PlannerClient
 log = logging.getLogger(__name__)
 
 _ASK_TIMEOUT_S = 10.0
+_PACKED = "relibra/packed"
 
 
 class Dealer:
@@ -44,9 +45,11 @@ class Dealer:
         Args:
             batch: the batch.
             module: the module of the trainer.
-            metrics: what verl says about the balance of lengths; brought up to date.
-            prefix: how the names of these metrics begin.
+            metrics: what verl logs of the step. The balance of lengths is brought up to date, and `relibra/packed` says
+                whether relibra dealt (1) or verl's own order stays (0).
+            prefix: how the names of verl's metrics of the balance begin.
         """
+        metrics[_PACKED] = 0
         message = "relibra: sequences keep the data-parallel ranks that verl chose: %s"
         try:
             self._deal(driver_batch(batch, module), metrics, prefix)
@@ -56,6 +59,7 @@ class Dealer:
             text = f"{type(error).__name__}: {error}"
             self._unpacked.met(text, message, text, level=logging.ERROR, exc_info=True)
         else:
+            metrics[_PACKED] = 1
             self._unpacked.over()
 
     def _deal(self, batch: DriverBatch, metrics: dict[str, Any], prefix: str) -> None:
