@@ -4,11 +4,11 @@
 
 Expert-parallel ranks, a core each, train a small GPT with megatron's MoE layers in fp32. The planner, Redis and the
 status service are those of `relibra up`, on the same cores. Every step replays new skewed routing; forced balance
-replays routing that takes all experts in turn. The skew is larger than that of any trace, because it averages out over
-so few ranks; plain training is then as imbalanced as the traces are on 8 ranks. Plain, relibra and forced balance take
-one step each in turn. A step consists of RECOMPUTE, UPDATE and the optimizer. With relibra a step begins when rank 0
-submits the schedule, so it includes planning, gRPC, transfers and reports. It does not include the streaming of counts,
-which rollout workers do before the step.
+replays routing that gives every expert equally many random tokens. The skew is larger than that of any trace, because
+it averages out over so few ranks; plain training is then as imbalanced as the traces are on 8 ranks. Plain, relibra and
+forced balance take one step each in turn. A step consists of RECOMPUTE, UPDATE and the optimizer. With relibra a step
+begins when rank 0 submits the schedule, so it includes planning, gRPC, transfers and reports. It does not include the
+streaming of counts, which rollout workers do before the step.
 
 The simulation gets constants of this machine: the times of an expert and of an all-to-all, medians of measurements
 between the steps, the host time of a cell with replicas and of a step (`benchmarks.host_time`), measured before, and
