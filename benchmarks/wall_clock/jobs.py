@@ -6,6 +6,7 @@ import time
 import numpy as np
 import torch
 import torch.distributed as dist
+from megatron.core.transformer.moe.moe_utils import sort_chunks_by_idxs
 from numpy.typing import NDArray
 
 from benchmarks.gpt_on_cpu import Gpt, Shape
@@ -56,23 +57,34 @@ class PlainJob:
     def expert_us(self, num_tokens: int) -> float:
         """Return the forward time of one expert, with all ranks busy.
 
-        All experts of the rank take turns, as in a layer, so that each one finds the weights of others in the caches.
-        Measures two forward passes and a backward pass, which counts as two more, and divides by four.
+        It is a part of the time of all experts of the rank, which take turns, so that each one finds the weights of
+        others in the caches. The time includes that of bringing received tokens into the order of experts, and results
+        back, which a rank with more tokens spends more of too. Measures two forward passes and a backward pass, which
+        counts as two more, and divides by four.
         """
-        experts = list(self._gpt.moe_layers[0].experts.local_experts)
-        tokens = torch.randn(num_tokens, HIDDEN_SIZE, requires_grad=True)
-        share = torch.ones(num_tokens)
+        experts = self._gpt.moe_layers[0].experts
+        num_experts, num_ranks = len(experts.local_experts), dist.get_world_size()
+        received = torch.randn(num_tokens // num_ranks * num_ranks * num_experts, HIDDEN_SIZE, requires_grad=True)
+        share = torch.ones(len(received))
+        of_chunks = torch.full((num_ranks * num_experts,), num_tokens // num_ranks)
+        of_experts = of_chunks.view(num_ranks, num_experts).sum(dim=0)
+        by_expert = torch.arange(len(of_chunks)).view(num_ranks, num_experts).T.flatten()
+
+        def forward() -> torch.Tensor:
+            tokens, _ = sort_chunks_by_idxs(received, of_chunks, by_expert)
+            results, _ = experts(tokens, of_experts, share)
+            results, _ = sort_chunks_by_idxs(results, of_chunks, by_expert.argsort())
+            return results.sum()
+
         for _ in range(2):  # the first turns warm up
             dist.barrier()
             began = time.perf_counter()
             with torch.no_grad():
-                for expert in experts:
-                    expert(tokens, share)
+                forward()
             with self._gpt.ddp.no_sync():
-                for expert in experts:
-                    expert(tokens, share)[0].sum().backward()
+                forward().backward()
             time_s = time.perf_counter() - began
-        return time_s / (4 * len(experts)) * 1e6
+        return time_s / (4 * num_experts) * 1e6
 
 
 class BalancedJob(PlainJob):

@@ -5,10 +5,12 @@ from unittest import mock
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from relibra.agent.experts import SequentialExperts
-from relibra.agent.homes.guard import WeightGuard
+from relibra.agent.homes.guard import WeightGuard, _sum_of_words
 from relibra.agent.homes.optimizer_state import OptimizerState, Shard
 from relibra.errors import RelibraError
 
@@ -131,6 +133,29 @@ def test_a_late_gather_of_what_other_ranks_updated_is_no_alarm() -> None:
     experts.parameters[0][0].data.view(-1)[1] += 1
     with pytest.raises(RelibraError, match="written behind"):
         guard.check_trained()
+
+
+@given(
+    dtype=st.sampled_from([torch.bfloat16, torch.float32, torch.float64]),
+    offset=st.integers(0, 9),
+    size=st.integers(1, 20),
+    start=st.integers(0, 19),
+    bit=st.integers(0),
+)
+def test_S9_equal_weights_have_one_checksum_wherever_they_are_and_one_bit_changes_it(
+    dtype: torch.dtype, offset: int, size: int, start: int, bit: int
+) -> None:
+    start = min(start, size)
+    there = nn.Parameter(torch.arange(1, size + 1).to(dtype))
+    here = nn.Parameter(torch.zeros(offset + size, dtype=dtype)[offset:].copy_(there.detach()))
+    assert here.storage_offset() == offset
+    checksum = _sum_of_words(there, start, size)
+    assert torch.equal(_sum_of_words(here, start, size), checksum)
+    written = there.detach()[start:].clone().view(torch.uint8)
+    if len(written):
+        written[bit // 8 % len(written)] ^= 1 << bit % 8
+        there.data[start:] = written.view(dtype)
+        assert not torch.equal(_sum_of_words(there, start, size), checksum)
 
 
 @pytest.mark.parametrize("offload", ["resized", "replaced"])

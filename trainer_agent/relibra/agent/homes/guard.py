@@ -9,6 +9,7 @@ Before the first plan is applied, every copy has the one order that there is, an
 weights. Until then the guard compares nothing.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -198,7 +199,11 @@ def check_memory(experts: Mapping[int, Experts], device: torch.device) -> None:
 def _sum_of_words(parameter: Tensor, start: int, stop: int) -> Tensor:
     """Return the sum of the bit patterns of some elements, int64: one launch, which reads every byte once.
 
-    It does not see elements that change places within the parameter, which no copy by name does.
+    It adds the widest words that fill the range, because torch adds int64 about 15 times as fast as narrower words on
+    CPUs. It does not see words that change places within the parameter, which no copy by name does.
     """
-    words = parameter.detach().view(-1)[start:stop].view(_WORDS[parameter.element_size()])
-    return words.sum(dtype=torch.int64)
+    elements = parameter.detach().view(-1)[start:stop]
+    width = math.gcd(8, elements.nbytes)
+    if elements.storage_offset() * elements.element_size() % width:
+        elements = elements.clone()  # the sum of equal weights is the same wherever they are
+    return elements.view(_WORDS[width]).sum(dtype=torch.int64)
