@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
@@ -179,7 +180,7 @@ def test_S9_a_driver_that_waits_no_longer_is_known(store: Store, run: Loop, redi
                 await asyncio.to_thread(client.register_job, "job", MODEL, CLUSTER, PARAMS)
                 ids = await asyncio.to_thread(report_sequences, address, "job", 1)
                 with pytest.raises(Unavailable, match="DEADLINE_EXCEEDED"):
-                    await asyncio.to_thread(client.pack, "job", 1, ids, LENGTH_S, SCHEDULE, timeout_s=0.5)
+                    await asyncio.to_thread(client.pack, "job", 1, ids, LENGTH_S, SCHEDULE, timeout_s=3)
             job = await store.get_job("job")
             async with asyncio.timeout(60):
                 while (note := await store.get_packing(job)) is None:
@@ -188,7 +189,7 @@ def test_S9_a_driver_that_waits_no_longer_is_known(store: Store, run: Loop, redi
             os.kill(solver, signal.SIGCONT)
             await planner.stop()
         assert (note.step, note.is_packed) == (1, False)
-        assert note.text.startswith("the driver waited no longer than 0.")
+        assert re.fullmatch(r"the driver waited no longer than \d+\.\d s", note.text)
 
     run(scenario())
 
