@@ -57,10 +57,10 @@ class PlainJob:
     def expert_us(self, num_tokens: int) -> float:
         """Return the forward time of one expert, with all ranks busy.
 
-        It is a part of the time of all experts of the rank, which take turns, so that each one finds the weights of
-        others in the caches. The time includes that of bringing received tokens into the order of experts, and results
-        back, which a rank with more tokens spends more of too. Measures two forward passes and a backward pass, which
-        counts as two more, and divides by four.
+        All experts of the rank take turns, as in a layer, so that each one finds the weights of others in the caches.
+        The time includes sorting received tokens by expert, and sorting results back: a rank that receives more tokens
+        spends more on this too. Measures two forward passes and a backward pass, which counts as two more, and divides
+        by four.
         """
         experts = self._gpt.moe_layers[0].experts
         num_experts, num_ranks = len(experts.local_experts), dist.get_world_size()

@@ -176,18 +176,18 @@ def test_S9_a_job_whose_driver_packs_says_how_that_ended(
     http: TestClient, restarted: WatchedJob, run: Loop, store: Store
 ) -> None:
     assert http.get("/v1/jobs/job").json()["packing"] is None
-    assert "acked" not in http.get("/jobs/job").text
+    assert "packed" not in http.get("/jobs/job").text
     run(store.note_packing(restarted.record, 7, "packing brings the floor from 1.2 to 1.1", is_packed=True))
     shown = http.get("/v1/jobs/job").json()["packing"]
     assert (shown["step"], shown["is_packed"]) == (7, True)
     page = http.get("/jobs/job").text
-    assert "Packed last for step 7" in page
+    assert "Step 7 was packed" in page
     assert "packing brings the floor from 1.2 to 1.1" in page
-    run(store.note_packing(restarted.record, 8, "the driver waited no longer than 10.0 s", is_packed=False))
+    run(store.note_packing(restarted.record, 8, "the driver stopped waiting after 10.0 s", is_packed=False))
     assert not http.get("/v1/jobs/job").json()["packing"]["is_packed"]
     page = http.get("/jobs/job").text
-    assert "Not packed: the framework's own schedule stays for step 8" in page
-    assert "the driver waited no longer than 10.0 s" in page
+    assert "Step 8 was not packed and keeps the schedule of its framework" in page
+    assert "the driver stopped waiting after 10.0 s" in page
     assert http.get("/v1/jobs/job?attempt=1").json()["packing"] is None, "of another attempt"
 
 

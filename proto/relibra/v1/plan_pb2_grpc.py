@@ -68,8 +68,8 @@ class PlanServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Pack(self, request, context):
-        """The trainer driver may call it before, to get a better schedule than its own. The planner keeps only how that
-        ended: the schedule that the training follows is submitted afterwards. Planners that are older than this call answer UNIMPLEMENTED.
+        """The trainer driver may call it before SubmitSchedule, to get a better schedule than its own. The planner keeps only
+        how that ended, so the driver submits the schedule that the training follows. Planners that are older than this call answer UNIMPLEMENTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -31,8 +31,8 @@ class PlanServiceStub:
         relibra.v1.plan_pb2.PackRequest,
         relibra.v1.plan_pb2.PackResponse,
     ]
-    """The trainer driver may call it before, to get a better schedule than its own. The planner keeps only how that
-    ended: the schedule that the training follows is submitted afterwards. Planners that are older than this call answer UNIMPLEMENTED.
+    """The trainer driver may call it before SubmitSchedule, to get a better schedule than its own. The planner keeps only
+    how that ended, so the driver submits the schedule that the training follows. Planners that are older than this call answer UNIMPLEMENTED.
     """
 
     FetchPlan: grpc.UnaryUnaryMultiCallable[
@@ -60,8 +60,8 @@ class PlanServiceAsyncStub:
         relibra.v1.plan_pb2.PackRequest,
         relibra.v1.plan_pb2.PackResponse,
     ]
-    """The trainer driver may call it before, to get a better schedule than its own. The planner keeps only how that
-    ended: the schedule that the training follows is submitted afterwards. Planners that are older than this call answer UNIMPLEMENTED.
+    """The trainer driver may call it before SubmitSchedule, to get a better schedule than its own. The planner keeps only
+    how that ended, so the driver submits the schedule that the training follows. Planners that are older than this call answer UNIMPLEMENTED.
     """
 
     FetchPlan: grpc.aio.UnaryUnaryMultiCallable[
@@ -93,8 +93,8 @@ class PlanServiceServicer(metaclass=abc.ABCMeta):
         request: relibra.v1.plan_pb2.PackRequest,
         context: _ServicerContext,
     ) -> typing.Union[relibra.v1.plan_pb2.PackResponse, collections.abc.Awaitable[relibra.v1.plan_pb2.PackResponse]]:
-        """The trainer driver may call it before, to get a better schedule than its own. The planner keeps only how that
-        ended: the schedule that the training follows is submitted afterwards. Planners that are older than this call answer UNIMPLEMENTED.
+        """The trainer driver may call it before SubmitSchedule, to get a better schedule than its own. The planner keeps only
+        how that ended, so the driver submits the schedule that the training follows. Planners that are older than this call answer UNIMPLEMENTED.
         """
 
     @abc.abstractmethod

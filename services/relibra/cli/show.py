@@ -79,9 +79,8 @@ def _print_job(console: Console, job: dict[str, Any]) -> None:
     if job["refused_launch"]:
         console.print(job["refused_launch"]["text"], style="yellow", markup=False)
     if packing := job.get("packing"):  # older services say nothing of it
-        what = "packed last for" if packing["is_packed"] else "not packed: the framework's own schedule stays for"
         style = None if packing["is_packed"] else "yellow"
-        console.print(f"{what} step {packing['step']}: {packing['text']}", style=style, markup=False)
+        console.print(f"{packing['headline']}: {packing['text']}", style=style, markup=False)
     _print_facts(
         console,
         {

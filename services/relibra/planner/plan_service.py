@@ -104,7 +104,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             await self._note_packing(job, step, str(error), is_packed=False)
             raise
         except asyncio.CancelledError:
-            text = f"the driver waited no longer than {time.monotonic() - began_s:.1f} s"
+            text = f"the driver stopped waiting after {time.monotonic() - began_s:.1f} s"
             await self._note_packing(job, step, text, is_packed=False)
             raise
         await self._note_packing(job, step, reason, is_packed=True)

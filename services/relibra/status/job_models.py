@@ -111,13 +111,14 @@ class PackingView(Shown):
     is_packed: bool = Field(
         description="Whether the driver was given a packing; if not, it trains with the schedule of its framework."
     )
+    headline: str = Field(examples=["Step 12 was packed"])
     text: str = Field(description="What packing gains, or why there is none.")
     at: datetime
 
     @classmethod
     def of(cls, note: PackingNote) -> "PackingView":
         """Return the view of a note."""
-        return cls(step=note.step, is_packed=note.is_packed, text=note.text, at=moment(note.at))
+        return cls(step=note.step, is_packed=note.is_packed, headline=note.headline, text=note.text, at=moment(note.at))
 
 
 class JobHealthView(JobView):

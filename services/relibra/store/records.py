@@ -267,6 +267,12 @@ class PackingNote:
     at: float
     """Unix time in seconds."""
 
+    @property
+    def headline(self) -> str:
+        """Whether the step was packed, for people."""
+        ended = "packed" if self.is_packed else "not packed and keeps the schedule of its framework"
+        return f"Step {self.step} was {ended}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord:

@@ -200,7 +200,8 @@ def _sum_of_words(parameter: Tensor, start: int, stop: int) -> Tensor:
     """Return the sum of the bit patterns of some elements, int64: one launch, which reads every byte once.
 
     It adds the widest words that fill the range, because torch adds int64 about 15 times as fast as narrower words on
-    CPUs. It does not see words that change places within the parameter, which no copy by name does.
+    CPUs. It does not see words that change places within the parameter, nor an even number of changes to the highest
+    bits of words; no copy by name makes such changes alone.
     """
     elements = parameter.detach().view(-1)[start:stop]
     width = math.gcd(8, elements.nbytes)
