@@ -8,13 +8,16 @@ FRAMEWORKS_PYTHON ?= $(PYTHON)
 FRAMEWORKS_READY := .venv-frameworks/ready
 DEMO_READY := $(VENV)/ready-for-demo
 
-.PHONY: demo test test-containers test-megatron test-frameworks test-robustness test-long docs audit lint proto proto-check gpu-bundle gpu-check bench bench-peers evaluation clean
+.PHONY: demo test test-all test-containers test-megatron test-frameworks test-robustness test-long docs audit lint proto proto-check gpu-bundle gpu-check bench bench-peers evaluation clean
 
 demo: $(DEMO_READY)  ## run a real MoE RL job, plain and balanced, on this machine; ARGS=--keep leaves its pages up
 	$(BIN)/relibra demo $(ARGS)
 
 # Tests wait for a third of their time, so three processes keep two cores busy.
-test: $(READY)  ## run every test that needs no GPU, on two cores
+test: $(READY)  ## prove every promise once, without a GPU and on two cores
+	$(BIN)/pytest --numprocesses 3 --ignore tests/frameworks -m 'not long'
+
+test-all: $(READY)  ## run every test that needs no GPU, those that repeat at length what `make test` shows once too
 	$(BIN)/pytest --numprocesses 3 --ignore tests/frameworks
 
 test-megatron: $(READY)  ## run the tests that train inside megatron-core: with VENV and PYTHON, on another Python and its megatron-core
