@@ -29,9 +29,9 @@ CONFINED = """
 touch /x 2> /dev/null && echo "the root folder can be written"
 [ "$(id -u)" != 0 ] || echo "runs as root"
 for each in /proc/[0-9]*/status; do
-  grep -q "^CapEff:.0000000000000000$" $each || echo "$each: capabilities"
-  grep -q "^NoNewPrivs:.1$" $each || echo "$each: may gain privileges"
-  grep -q "^Seccomp:.2$" $each || echo "$each: any system call"
+  grep -qs "^CapEff:.0000000000000000$" $each || echo "$each: capabilities"
+  grep -qs "^NoNewPrivs:.1$" $each || echo "$each: may gain privileges"
+  grep -qs "^Seccomp:.2$" $each || echo "$each: any system call"
 done
 """
 
@@ -94,7 +94,9 @@ def test_images_are_small(stack: Stack, service: str, most_mb: int) -> None:
 
 @pytest.mark.parametrize("service", ["planner-1", "status", "redis"])
 def test_S6_containers_are_confined(stack: Stack, service: str) -> None:
-    assert stack.inside(service, CONFINED) == ""
+    # The status of a process that is just beginning or ending, as of a health check, says nothing yet or any more.
+    first, second = (set(stack.inside(service, CONFINED).splitlines()) for _ in range(2))
+    assert not first & second
 
 
 def test_the_command_line_works_inside_a_container(stack: Stack) -> None:

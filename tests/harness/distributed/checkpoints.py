@@ -225,7 +225,7 @@ def constant_structure(cluster: Cluster) -> Result:
                 FullyParallelSaveStrategyWrapper.apply_saving_parallelization,
                 MCoreTensorAwareStateDict.from_state_dict,
             )
-            if "relibra" in method.__code__.co_filename
+            if Path(method.__code__.co_filename).is_relative_to(Path(hooks.__file__).parent)
         ],
         "keeps_plans_again": base.cached_local_plan is not None and strategy.cached_distribution is not None,
     }
