@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.gpu.check.decisions import Facts
 from benchmarks.gpu.check.stages import MODULES
-from relibra.kernels.sources import KERNELS, with_shared_memory
+from relibra.kernels.sources import FOLDER, KERNELS, headers
 
 _VERSIONS = ("torch", "numpy", "megatron-core", "grpcio", "protobuf", "pytest", "triton", "transformer-engine")
 
@@ -25,9 +25,16 @@ def find(*, is_rehearsal: bool) -> Facts:
         absent=frozenset(absent(MODULES)),
         sanitizer=shutil.which("compute-sanitizer", path=os.environ["PATH"] + ":/usr/local/cuda/bin"),
         kernels=tuple(KERNELS),
-        racing_kernels=tuple(with_shared_memory()),
+        racing_kernels=with_shared_memory(),
         is_rehearsal=is_rehearsal,
     )
+
+
+def with_shared_memory() -> tuple[str, ...]:
+    """Return the kernels of all files in which threads share the memory of their block."""
+    if any("__shared__" in text for text in headers().values()):
+        return tuple(KERNELS)
+    return tuple(kernel for kernel, file in KERNELS.items() if "__shared__" in (FOLDER / file).read_text())
 
 
 def absent(modules: Iterable[str]) -> list[str]:

@@ -1,12 +1,12 @@
-"""Torch operators that move experts and their tokens; each has a CUDA kernel and a torch reference with equal results.
+"""Operations that move experts and their tokens; each has a CUDA kernel and a torch reference with equal results.
 
 In:   router output, replica shares, expert tensors, gradients of replicas.
 Out:  physical routing, packed buffers, main gradients.
 
-    ops         the operators; `checks` checks their arguments, `packed` defines the layout of buffers
+    ops         the operations; `checks` checks their arguments, `packed` defines the layout of buffers
     reference   every operation in pure torch: the CPU path, and the oracle for the kernels
     cuda        every operation as launches (`launch`) of the kernels in `csrc`
-    driver      runs launches on a device; `nvrtc` compiles the kernels from `sources`, `cubin_cache` keeps the result
+    driver      runs launches on a device; `nvrtc` compiles the kernels from `sources`
     stream_wait lets a stream wait for a value in memory
 """
 

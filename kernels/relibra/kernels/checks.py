@@ -1,4 +1,4 @@
-"""Checks of the operators' arguments, made before anything is read or written; each raises `InvalidInput` by name.
+"""Checks of the operations' arguments, made before anything is read or written; each raises `InvalidInput` by name.
 
 The values in tensors are checked on the CPU only, because reading them on a device would wait for the device. On a
 device a slot whose expert does not exist takes no tokens, in the kernel and in the reference, and nothing out of bounds

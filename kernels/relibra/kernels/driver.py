@@ -1,4 +1,4 @@
-"""Kernels on a CUDA device: load them once, and launch them on torch's current stream through the driver's API."""
+"""Kernels on a CUDA device: compile and load them once, launch them on torch's current stream by the driver's API."""
 
 import ctypes
 import warnings
@@ -23,9 +23,9 @@ class Device:
     def __init__(self, index: int) -> None:
         self.index = index
         self._lib = ctypes.CDLL("libcuda.so.1")
-        self._handle = ctypes.c_int()
-        self._call("cuDeviceGet", ctypes.byref(self._handle), index)
-        self._context = self._primary_context(index)
+        handle, self._context = ctypes.c_int(), ctypes.c_void_p()
+        self._call("cuDeviceGet", ctypes.byref(handle), index)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), handle)
         major, minor = torch.cuda.get_device_capability(index)
         modules = {file: ctypes.c_void_p() for file in sorted(set(sources.KERNELS.values()))}
         self._functions = {kernel: ctypes.c_void_p() for kernel in sources.KERNELS}
@@ -58,16 +58,8 @@ class Device:
         finally:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
-    def _primary_context(self, index: int) -> ctypes.c_void_p:
-        handle, context = ctypes.c_int(), ctypes.c_void_p()
-        self._call("cuDeviceGet", ctypes.byref(handle), index)
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
-        return context
-
     def _call(self, function: str, *args: object) -> None:
-        self._check(function, getattr(self._lib, function)(*args))
-
-    def _check(self, function: str, status: int) -> None:
+        status = getattr(self._lib, function)(*args)
         if status:
             text = ctypes.c_char_p()
             self._lib.cuGetErrorString(status, ctypes.byref(text))

@@ -2,8 +2,8 @@
 
 Every CUDA build of torch comes with NVRTC, as a wheel or as part of the toolkit, and the driver needs no development
 files. Thanks to ctypes, the trainer's environment needs no compiler, no headers and no further package, and one wheel
-of relibra serves CUDA 12 and 13. `cuda-bindings` would work too, but it must match the CUDA major version, and only
-recent versions of torch depend on it.
+of relibra serves CUDA 12 and 13. `cuda-core` would replace these lines, but it needs a `cuda-bindings` of torch's CUDA
+version, which only recent versions of torch bring along, takes 130 MB, and cannot pass a table of tensors by value.
 """
 
 import ctypes

@@ -33,7 +33,7 @@ def quota_remap(
         probs_TE: router probabilities, any floating dtype; the result is differentiable in them.
         routing_map_TE: bool, the experts that each token chose.
         slot_expert_P: int, the logical expert in each slot, or `EMPTY`. A slot whose expert does not exist counts as
-            empty too; the operator refuses such a slot on the CPU, where it can check.
+            empty too; the operation refuses such a slot on the CPU, where it can check.
         share_P: int, the most tokens of this rank that a replica slot takes, none if negative; `REST` for a home slot.
 
     Returns:
