@@ -7,7 +7,6 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from harness.engine_payloads import DENSE_FIRST, HYBRID, all_layers, count, nemo_rl, routes, sglang, vllm
-from harness.engine_servers import engine_servers
 from relibra.cli.app import app
 from relibra.errors import InvalidInput
 from relibra.routing import count_sequences, read_trace
@@ -56,7 +55,6 @@ def test_sglang_responses_become_a_trace_that_can_be_planned(config, tmp_path):
     printed = relibra("record", tmp_path / "responses.jsonl", "--model-config", config, "--output", trace)
     assert "imbalance of plain EP8" in printed
     assert "do not tell their number of tokens" not in printed
-    assert "48 sequences are taken to hold ids of experts, and nobody asked their engine" in printed
     assert "48 tokens without a recorded route" in printed
     np.testing.assert_array_equal(count_sequences(read_trace(trace)), [count(each, DENSE_FIRST) for each in rows])
     said = json.loads(relibra("plan", trace, "--nodes", 1, "--gpus-per-node", 8, "-o", plan, "--json"))
@@ -155,49 +153,6 @@ def test_S9_a_sequence_that_the_trainer_refuses_is_left_out(config, tmp_path):
     result = run("record", tmp_path / "samples.jsonl", *args)
     assert (result.exit_code, "1 x sequence 2: " in result.stderr) == (1, True)
     assert read_trace(tmp_path / "trace.npz").num_sequences == 2
-
-
-def test_S9_physical_experts_of_the_server_are_translated_or_refused(config, tmp_path):
-    rows = write_responses(tmp_path / "responses.jsonl", 3)
-    info = {"version": "0.5.9", "ep_dispatch_algorithm": "static", "enable_eplb": False, "init_expert_location": "x"}
-    (tmp_path / "info.json").write_text(json.dumps(info))
-    (tmp_path / "map.json").write_text(json.dumps({"physical_to_logical_map": list(range(63, -1, -1))}))
-    args = ("record", tmp_path / "responses.jsonl", "--model-config", config, "-o", tmp_path / "trace.npz")
-    relibra(*args, "--server-info", tmp_path / "info.json", "--expert-map", tmp_path / "map.json")
-    np.testing.assert_array_equal(
-        count_sequences(read_trace(tmp_path / "trace.npz")), [count(each, DENSE_FIRST)[:, ::-1] for each in rows]
-    )
-    with pytest.raises(InvalidInput, match="physical_to_logical_map: expected the map in the server's"):
-        run(*args, "--server-info", tmp_path / "info.json")
-    with pytest.raises(InvalidInput, match="--expert-map: expected JSON with a physical_to_logical_map"):
-        run(*args, "--server-info", tmp_path / "info.json", "--expert-map", tmp_path / "info.json")
-    with pytest.raises(InvalidInput, match="absent: expected a JSON file"):
-        run(*args, "--server-info", tmp_path / "absent")
-    with pytest.raises(InvalidInput, match="--expert-map: expected --server or --server-info beside it"):
-        run(*args, "--expert-map", tmp_path / "map.json")
-    with pytest.raises(InvalidInput, match="--server: expected no --server-info beside it"):
-        run(*args, "--server", "http://sglang:30000", "--server-info", tmp_path / "info.json")
-    np.savez(tmp_path / "batch.npz", routed_experts=np.zeros((1, 2, 4, 4), np.int16))
-    told = ("--server-info", tmp_path / "info.json", "--expert-map", tmp_path / "map.json")
-    with pytest.raises(
-        InvalidInput, match=r"batch.npz, --server: expected responses of the engine, .* got a file of a tr"
-    ):
-        run("record", tmp_path / "batch.npz", *args[2:], *told)
-
-
-def test_S9_a_running_server_is_asked_what_its_ids_mean(config, tmp_path, monkeypatch):
-    rows = write_responses(tmp_path / "responses.jsonl", 3)
-    given = json.dumps({"physical_to_logical_map": list(range(63, -1, -1))})
-    info = {"version": "0.5.9", "ep_dispatch_algorithm": "static", "enable_eplb": False, "init_expert_location": given}
-    monkeypatch.setenv("RELIBRA_ENGINE_API_KEY", "key")
-    with engine_servers({"sglang": {"/server_info": [200, info, "key"]}}) as url:
-        trace = tmp_path / "trace.npz"
-        relibra(
-            "record", tmp_path / "responses.jsonl", "--model-config", config, "--server", f"{url}/sglang", "-o", trace
-        )
-    np.testing.assert_array_equal(
-        count_sequences(read_trace(trace)), [count(each, DENSE_FIRST)[:, ::-1] for each in rows]
-    )
 
 
 def test_router_traces_of_all_ranks_keep_their_schedule(config, tmp_path):

@@ -2,23 +2,20 @@
 
 import json
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 
 from harness.doc_blocks import python_of
 from harness.engine_payloads import all_layers, routes, vllm
-from harness.engine_servers import engine_servers
 from harness.services import Service
 from relibra.errors import NotFound
 from relibra.planning import Cluster, Model, Schedule
-from relibra.routing import ModelLayers, decode
+from relibra.routing import ModelLayers
 from relibra.wire.client import PlannerClient
 
 LAYERS = ModelLayers.uniform(num_layers=2, num_experts=128, top_k=2)
 CONFIG = {"num_hidden_layers": 2, "num_experts": 128, "num_experts_per_tok": 2}
-WORKER, OF_A_SERVER, SCHEDULES = python_of("docs/formats.md")
+(WORKER,) = python_of("docs/formats.md")
 
 
 def test_engines_report_what_they_answer(shared_planner: Service, tmp_path, monkeypatch) -> None:
@@ -46,37 +43,7 @@ def test_engines_report_what_they_answer(shared_planner: Service, tmp_path, monk
     with PlannerClient(shared_planner.address) as client:
         client.register_job("page-formats", model, cluster)
         worker = WORKER.replace("planner:7420", shared_planner.address).replace("my-job", "page-formats")
-        vllm_server = {"/v1/models": {"data": [{"owned_by": "vllm"}]}, "/version": {"version": "0.33.0"}}
-        with engine_servers({"vllm": vllm_server}) as url:
-            exec(worker.replace("http://engine:8000", f"{url}/vllm"), names)
+        exec(worker, names)
         with pytest.raises(NotFound, match="seq-2"):
             client.submit_schedule("page-formats", 0, ["seq-0", "seq-1", "seq-2"], Schedule.round_robin(3, 1, cluster))
         client.submit_schedule("page-formats", 0, ["seq-0", "seq-1"], Schedule.round_robin(2, 1, cluster))
-
-
-def test_a_server_is_asked_what_its_ids_mean(tmp_path, monkeypatch) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    monkeypatch.chdir(tmp_path)
-    info = {"version": "0.5.9", "ep_dispatch_algorithm": "static", "ep_num_redundant_experts": 2}
-    names: dict[str, Any] = {}
-    with engine_servers({"sglang": {"/server_info": info}}) as url:
-        exec(OF_A_SERVER.replace("http://sglang:30000", f"{url}/sglang"), names)
-    assert names["physical"].physical_to_logical_LP.shape == (2, 130)
-
-
-@pytest.mark.parametrize("lengths", [np.full(8, 32), 16 * np.arange(1, 9)])
-def test_schedules_of_a_framework_become_a_trace(lengths) -> None:
-    layers = ModelLayers.uniform(num_layers=2, num_experts=8, top_k=2)
-    names = {
-        "num_sequences": 8,
-        "index_lists": [[[0], [1]]] * 4,
-        "lengths": lengths,
-        "routings": [
-            decode(all_layers(routes(seed, length, layers), layers, "int32"), layers)
-            for seed, length in enumerate(lengths)
-        ],
-    }
-    exec(SCHEDULES, names)
-    trace = names["trace"]
-    assert trace.schedule is not None
-    assert sorted(set(trace.micro_batch.tolist())) == [0, 1]

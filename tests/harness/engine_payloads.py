@@ -87,15 +87,6 @@ def skyrl(routed_TLK: NDArray[np.integer], layers: ModelLayers) -> dict[str, Any
     return {"data": base64.b64encode(ids_TXK.tobytes()).decode(), "shape": list(ids_TXK.shape), "dtype": dtype}
 
 
-def prime_rl(routed_TLK: NDArray[np.integer], layers: ModelLayers) -> dict[str, Any]:
-    """Return prime-rl's object, with raw bytes (as between its processes) and a padded tail."""
-    dtype = "uint8" if routed_TLK.max(initial=0) < 256 else "uint16"
-    ids_TXK = np.concatenate(
-        [all_layers(routed_TLK, layers, dtype), np.zeros((3, layers.num_layers, layers.top_k), dtype)]
-    )
-    return {"data": ids_TXK.tobytes(), "shape": list(ids_TXK.shape), "dtype": dtype, "start": 0}
-
-
 def megatron_inference(routed_TLK: NDArray[np.integer], layers: ModelLayers) -> NDArray[Any]:
     """Return Megatron's `request.routing_indices`, with MoE layers only."""
     return routed_TLK.astype(np.int32)
@@ -109,7 +100,6 @@ ENCODERS: dict[str, tuple[str | None, Callable[[NDArray[np.integer], ModelLayers
     "nemo-rl": (None, nemo_rl),
     "nemo-rl lists": (None, nemo_rl_lists),
     "skyrl": (None, skyrl),
-    "prime-rl": (None, prime_rl),
     "megatron inference": (None, megatron_inference),
 }
 """The format to pass to `decode` (None if it is detected) and the encoder, by name."""

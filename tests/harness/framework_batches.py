@@ -157,37 +157,19 @@ def nemo_batch(data_rank: int) -> NemoBatch:
     return batch
 
 
-def skyrl_batch(data_rank: int, *, is_packed: bool = True) -> dict[str, Any]:
-    """Return a batch like SkyRL's `TrainingInputBatch`, padded on the left.
+def skyrl_batches(data_rank: int, *, is_packed: bool = True) -> list[dict[str, Any]]:
+    """Return two micro-batches as SkyRL hands them to its `MegatronModelWrapper`, padded on the left.
 
     In 0.4.0 the routes are a `PackedTensor`; older versions pad them, too.
     """
     routed, mask = padded(data_rank, is_left=True)
-    if not is_packed:
-        return {"rollout_expert_indices": routed, "attention_mask": mask}
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int32), mask.sum(dim=1).cumsum(0).to(torch.int32)])
-    return {
-        "rollout_expert_indices": SimpleNamespace(values=routed[mask.bool()], cu_seqlens=offsets),
-        "attention_mask": mask,
-    }
-
-
-def skyrl_token_batches(data_rank: int) -> SimpleNamespace:
-    """Return the used part of a `TokenBasedBatchIterator`; the second data rank has one micro-batch fewer."""
-    if data_rank:
-        return SimpleNamespace(_microbatches=[[2, 0, 1, 3]], num_padding_microbatches=1)
-    return SimpleNamespace(_microbatches=[[2, 0], [1, 3]], num_padding_microbatches=0)
-
-
-def prime_micro_batches() -> list[SimpleNamespace]:
-    """Return two packed `MicroBatch` of prime-rl 559b447, with zeros for last tokens and padding."""
-    found = []
-    for rank, padding in ((0, 3), (1, 0)):
-        rows = [all_layers(with_last(each, np.zeros((1, 2, 2), int)), LAYERS, "uint8") for each in sequence_rows(rank)]
-        ids = np.concatenate([*rows, np.zeros((padding, *rows[0].shape[1:]), np.uint8)])
-        routed = SimpleNamespace(data=ids.tobytes(), shape=list(ids.shape), dtype="uint8")
-        found.append(SimpleNamespace(sequence_lengths=LENGTHS[rank], routed_experts=routed))
-    return found
+    batches: list[dict[str, Any]] = []
+    for of_batch, of_mask in zip(routed.split(2), mask.split(2), strict=True):
+        if is_packed:
+            offsets = torch.cat([torch.zeros(1, dtype=torch.int32), of_mask.sum(dim=1).cumsum(0).to(torch.int32)])
+            of_batch = SimpleNamespace(values=of_batch[of_mask.bool()], cu_seqlens=offsets)
+        batches.append({"rollout_expert_indices": of_batch, "attention_mask": of_mask})
+    return batches
 
 
 def trained_counts(batch: Any, data_rank: int, trainer: TrainerLayout, num_micro_batches: int = 2) -> NDArray[np.int64]:

@@ -20,7 +20,7 @@ from relibra.planning.load import home_loads, imbalance
 from relibra.planning.solve import solve
 from relibra.rollout import EngineReporter, RolloutReporter
 from relibra.routing import ModelLayers, count_sequences, decode
-from relibra.routing.micro_batches import scheduled_trace, verl_micro_batches
+from relibra.routing.micro_batches import scheduled_trace
 from relibra.routing.token_layout import ParallelLayout, TokenPacking, lay_out
 from relibra.wire.client import PlannerClient
 
@@ -83,12 +83,6 @@ def engine_server() -> FastAPI:
             "choices": [{"token_ids": [0] * usage(rows)["completion_tokens"], "routed_experts": skyrl(rows, LAYERS)}]
         }
 
-    @app.post("/prime-rl/inference/v1/generate")
-    def prime_generate(body: dict[str, Any]) -> dict[str, Any]:
-        rows = recorded(body["prompt"])
-        envelope = skyrl(rows, LAYERS) | {"start": 0}  # over HTTP in base64
-        return {"choices": [{"token_ids": [0] * usage(rows)["completion_tokens"], "routed_experts": envelope}]}
-
     return app
 
 
@@ -121,7 +115,6 @@ def ask(url: str, index: int) -> bytes:
         "sglang/v1/completions",
         "nemo-rl/v1/chat/completions",
         "skyrl/v1/generate",
-        "prime-rl/inference/v1/generate",
     ],
 )
 def test_S8_what_a_server_answers_becomes_the_plan_of_its_recorded_routing(
@@ -156,7 +149,7 @@ def test_parts_of_sequences_that_ranks_share_are_planned_in_the_schedule_of_the_
 ) -> None:
     layout = ParallelLayout(data=2, context=2, expert=4)
     rows = [recorded(index) for index in range(NUM_SEQUENCES)]
-    micro_batches = verl_micro_batches(NUM_SEQUENCES, [[[0, 3], [1, 2]], [[3], [2, 1, 0]]])
+    micro_batches = [[[0, 3], [1, 2]], [[7], [6, 5, 4]]]
     table = lay_out(micro_batches, np.array([len(each) + 1 for each in rows]), layout, TokenPacking.verl(layout))
     trace = scheduled_trace([decode(each.astype(np.uint8), LAYERS) for each in rows], table)
     assert trace.schedule is not None

@@ -9,7 +9,7 @@ from harness.framework_batches import (
     LAYERS,
     RANKS,
     nemo_batch,
-    skyrl_batch,
+    skyrl_batches,
     slime_rollout_data,
     trained_counts,
     verl_data,
@@ -34,7 +34,7 @@ FRAMEWORKS: dict[str, tuple[TrainerLayout, Callable[[int], RankBatch]]] = {
         lambda rank: verl.rank_batch(verl_data(rank), [None] * 2, INDICES[rank], LAYERS),
     ),
     "nemo-rl": (nemo_rl.trainer_layout(RANKS, 16), lambda rank: nemo_rl.rank_batch(nemo_batch(rank), LAYERS)),
-    "skyrl": (skyrl.trainer_layout(RANKS), lambda rank: skyrl.rank_batch(skyrl_batch(rank), LAYERS, 2)),
+    "skyrl": (skyrl.trainer_layout(RANKS), lambda rank: skyrl.rank_batch(skyrl_batches(rank), LAYERS)),
 }
 
 

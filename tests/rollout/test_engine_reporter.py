@@ -7,16 +7,14 @@ import numpy as np
 import pytest
 
 from harness.engine_payloads import sglang, vllm, vllm_in_process
-from harness.engine_servers import engine_servers
 from harness.services import CLUSTER, MODEL, PARAMS, Service, count, routed_experts
-from relibra.errors import InvalidInput, NotFound, Unavailable, Unsupported
+from relibra.errors import InvalidInput, NotFound
 from relibra.planning import Schedule, StepLoad
 from relibra.planning.solve import solve
 from relibra.rollout import EngineReporter, RolloutReporter
 from relibra.routing import FILLER_RULES, ModelLayers
 from relibra.routing.filler import Filler, filler_rows
 from relibra.routing.partial_rollout import Keep, join
-from relibra.routing.physical_experts import PhysicalExperts
 from relibra.routing.responses import decode_response
 from relibra.wire.client import PlannerClient
 
@@ -47,15 +45,9 @@ def test_the_same_routing_from_every_engine_is_the_same_sequence(shared_planner:
         assert engine_reporter.report_response(1, "seq", json.dumps(vllm_body).encode()) == ["seq"]
         sglang_body = {"meta_info": {"routed_experts": sglang(rows, LAYERS)} | usage}
         assert engine_reporter.report_response(1, "seq", sglang_body) == ["seq"]
-        chunks = {"meta_info": {"id": "x"} | usage}, {"meta_info": sglang_body["meta_info"] | {"id": "x"}}
-        stream = "".join(f"data: {json.dumps(each)}\n\n" for each in chunks) + "data: [DONE]\n\n"
-        assert engine_reporter.report_response(1, "seq", stream) == ["seq"]
         assert engine_reporter.report_response(1, "seq", [sglang_body], format_name="sglang", start=0) == ["seq"]
-        slots = {"meta_info": {"routed_experts": sglang(MODEL.num_experts - 1 - rows.astype(int), LAYERS)} | usage}
-        physical = PhysicalExperts.of(LAYERS, np.arange(MODEL.num_experts)[::-1])
-        assert EngineReporter(reporter, LAYERS, physical=physical).report_response(1, "seq", slots) == ["seq"]
         reporter.report(1, "seq", rows)
-        assert reporter.flush() == 7
+        assert reporter.flush() == 5
 
 
 def test_several_completions_of_a_request_get_names_of_their_own(
@@ -106,52 +98,6 @@ def test_S9_a_response_without_a_place_is_said_once(
     assert [each.split()[0] for each in said] == ["seq-0"]
 
 
-def test_S9_the_server_is_asked_once_what_its_ids_mean_and_slots_are_translated_or_refused(
-    shared_planner: Service, job_id: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    slot_map = json.dumps({"physical_to_logical_map": list(range(MODEL.num_experts))[::-1]})
-    sglang_059 = {"ep_dispatch_algorithm": "static", "version": "0.5.9", "init_expert_location": slot_map}
-    servers = {"slots": {"/server_info": sglang_059}, "moving": {"/server_info": sglang_059 | {"enable_eplb": True}}}
-    rows = routed_experts(0, 9)
-    slots = {"meta_info": {"routed_experts": sglang(MODEL.num_experts - 1 - rows.astype(int), LAYERS)}}
-    with reporter_of(shared_planner, job_id) as reporter:
-        with engine_servers(servers) as url:
-            asking = EngineReporter(reporter, LAYERS, server=f"{url}/slots")
-            assert asking.report_response(1, "seq", slots, start=0) == ["seq"]
-            with pytest.raises(Unsupported, match="EPLB moves experts while it serves"):
-                EngineReporter(reporter, LAYERS, server=f"{url}/moving").report_response(1, "moving", slots, start=0)
-        assert asking.report_response(1, "seq", slots, start=0) == ["seq"]  # the server is gone
-        assert asking.report_routing(1, "seq", decode_response(slots, LAYERS, start=0)[0])
-        with pytest.raises(Unavailable, match="no server answers"):
-            EngineReporter(reporter, LAYERS, server=f"{url}/slots").report_response(1, "away", slots, start=0)
-        reporter.report(1, "seq", rows)  # other counts under this name would be a conflict
-        assert reporter.flush() == 4
-    assert "nobody asked" not in caplog.text
-    with pytest.raises(InvalidInput, match="server: expected no physical beside it"):
-        EngineReporter(reporter, LAYERS, physical=None, server=url)
-
-
-def test_S9_ids_that_may_be_slots_are_said_once_where_nobody_asked(
-    shared_planner: Service, job_id: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    rows = routed_experts(0, 9)
-    wide = {"meta_info": {"routed_experts": sglang(rows, LAYERS)}}
-    narrow = {"choices": [{"routed_experts": vllm(rows, LAYERS)}]}  # no vLLM that sends slots sends 8 bits
-    with reporter_of(shared_planner, job_id) as reporter:
-        unasked, known = EngineReporter(reporter, LAYERS), EngineReporter(reporter, LAYERS, physical=None)
-        unasked.report_response(1, "narrow", narrow, start=0)
-        known.report_response(1, "known", wide, start=0)
-        known.report_output(1, request_output("known-output", rows))
-        assert "nobody asked" not in caplog.text
-        for name in ("wide", "again"):
-            unasked.report_response(1, name, wide, start=0)
-        unasked.report_output(1, request_output("output", rows))
-        assert reporter.flush() == 6
-    said = [each.getMessage() for each in caplog.records if "nobody asked" in each.getMessage()]
-    assert len(said) == 1
-    assert "engine of wide whether" in said[0]
-
-
 def test_fillers_of_the_trainer_are_load_of_the_plan(
     client: PlannerClient, shared_planner: Service, job_id: str
 ) -> None:
@@ -183,6 +129,7 @@ def test_turns_that_send_the_history_again_are_one_sequence(shared_planner: Serv
     ("response", "message"),
     [
         (b"{", "response: expected JSON"),
+        (b"data: {}\n\n", "response: expected JSON, and no stream of events"),
         ("\ud800", "response: expected JSON"),
         ({"choices": [{"text": "x"}]}, "response: expected routed experts"),
         ({"meta_info": {"routed_experts": "AAAA"}}, r"meta_info\.routed_experts: expected"),

@@ -6,7 +6,7 @@ from relibra.errors import InvalidInput
 from relibra.planning import Cluster, StepLoad
 from relibra.routing import FILLER_RULES, as_trained, count_sequences, decode
 from relibra.routing.filler import Filler
-from relibra.routing.micro_batches import megatron_micro_batches, scheduled_trace, sequence_schedule, verl_micro_batches
+from relibra.routing.micro_batches import scheduled_trace
 from relibra.routing.token_layout import ParallelLayout, TokenPacking, lay_out
 
 LENGTHS = np.array([9, 4, 17, 6, 12, 3, 8, 5])
@@ -17,22 +17,10 @@ def _routings(layers):
     return [decode(routes(seed, length - 1, layers).astype(np.uint8), layers) for seed, length in enumerate(LENGTHS)]
 
 
-def test_verl_counts_places_within_the_run_of_each_data_rank():
-    assert verl_micro_batches(6, [[[2], [0, 1]], [[1, 0], [2]]]) == [[[2], [0, 1]], [[4, 3], [5]]]
-    with pytest.raises(InvalidInput, match="index_lists: expected data ranks that divide 7 sequences, got 2"):
-        verl_micro_batches(7, [[[0]], [[0]]])
-
-
-def test_megatron_deals_the_next_sequences_to_each_data_rank_in_turn():
-    assert megatron_micro_batches(8, 2, 2) == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
-    with pytest.raises(InvalidInput, match="num_sequences: expected a multiple of 2 ranks x 3, got 8"):
-        megatron_micro_batches(8, 2, 3)
-
-
 @pytest.mark.parametrize("layers", [ALL_MOE, HYBRID])
 @pytest.mark.parametrize("framework", ["verl", "slime", "padded"])
 def test_every_row_is_counted_once_in_its_micro_batch(layers, framework):
-    micro_batches = verl_micro_batches(8, [[[0, 3], [1, 2]], [[3], [2, 1, 0]]])
+    micro_batches = [[[0, 3], [1, 2]], [[7], [6, 5, 4]]]
     packing = getattr(TokenPacking, framework)(LAYOUT)
     routings = _routings(layers)
     trace = scheduled_trace(routings, lay_out(micro_batches, LENGTHS, LAYOUT, packing))
@@ -64,18 +52,6 @@ def test_fillers_of_slime_are_load_of_the_ranks_that_have_them():
     ids_per_row = ALL_MOE.num_layers * ALL_MOE.top_k
     fillers = (np.arange(3 * ids_per_row) % 8).reshape(3, 3, 2)
     np.testing.assert_array_equal(trace.routed_experts, [*routing.routed_TLK[:4], *fillers, fillers[0]])
-
-
-def test_sequences_that_start_from_one_rank_have_a_schedule_without_parts():
-    layout = ParallelLayout(data=4, expert=2)
-    micro_batches = megatron_micro_batches(8, 4, 1)
-    schedule = sequence_schedule(lay_out(micro_batches, LENGTHS, layout, TokenPacking.slime(layout)))
-    np.testing.assert_array_equal(schedule.micro_batch_S, [0, 0, 0, 0, 1, 1, 1, 1])
-    np.testing.assert_array_equal(schedule.source_rank_S, [0, 1] * 4)
-    np.testing.assert_array_equal(schedule.ep_group_S, [0, 0, 1, 1] * 2)
-    split = lay_out(megatron_micro_batches(8, 2, 4), LENGTHS, LAYOUT, TokenPacking.verl(LAYOUT))
-    with pytest.raises(InvalidInput, match="sequence 0: expected to start from one rank, got several"):
-        sequence_schedule(split)
 
 
 def test_a_sequence_that_is_longer_than_laid_out_is_refused():

@@ -17,13 +17,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from relibra.cli.completion import complete_format, complete_trainer
 from relibra.cli.left_out_report import describe_left_out, print_left_out
 from relibra.cli.output import AsJson, open_console, print_json, writing
-from relibra.cli.recorded_model import model_of_options, physical_experts_of_options
+from relibra.cli.recorded_model import model_of_options
 from relibra.cli.trace_report import describe_trace, print_trace
 from relibra.errors import InvalidInput, RelibraError
 from relibra.routing import FILLER_RULES, ModelLayers, SequenceRouting, as_trained
 from relibra.routing.formats import FORMATS
 from relibra.routing.left_out import LeftOut
-from relibra.routing.physical_experts import PhysicalExperts, Unasked
 from relibra.routing.recording import (
     is_router_trace,
     read_batch,
@@ -77,20 +76,6 @@ def record(
         int | None,
         typer.Option(help="For router traces: ranks of an EP group. Default: all ranks of a pipeline stage."),
     ] = None,
-    server: Annotated[
-        str | None,
-        typer.Option(
-            help="URL of the SGLang or vLLM server that sent the responses. relibra asks it whether it sends ids of "
-            "physical experts (EPLB), which are then translated or refused. Its API key: RELIBRA_ENGINE_API_KEY."
-        ),
-    ] = None,
-    server_info: Annotated[
-        Path | None,
-        typer.Option(help="Instead of --server: SGLang's answer to GET /server_info, saved as JSON."),
-    ] = None,
-    expert_map: Annotated[
-        Path | None, typer.Option(help="The file of the SGLang server's --init-expert-location, as JSON.")
-    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse the files if any response cannot be read, and write nothing.")
     ] = False,
@@ -108,7 +93,6 @@ def record(
     if format_name is not None and format_name not in FORMATS:
         raise InvalidInput.of("--format", expected=" or ".join(FORMATS), got=format_name)
     model = model_of_options(model_config, layers, experts, top_k, dense_layers)
-    physical = physical_experts_of_options(server, server_info, expert_map, model)
     left_out: dict[str, tuple[int, LeftOut]] = {}
     with Progress(
         TextColumn("{task.description}"),
@@ -118,15 +102,14 @@ def record(
         console=Console(stderr=True),
     ) as progress:
         if _is_router_trace(sources[0]):
-            _check_untranslated(physical)
             records = [record for source in sources for record in _records(source, progress)]
             trace, num_unknown = trace_of_router_records(records, model, ep_ranks), 0
-            num_unplaced = num_unasked = 0
+            num_unplaced = 0
         else:
             routings, domains = [], []
             for source in sources:
                 left = None if strict else LeftOut()
-                read = _sequences(source, model, progress, format_name, turns_by, physical, left)
+                read = _sequences(source, model, progress, format_name, turns_by, left)
                 if trainer is not None:
                     read = _filled(read, trainer, source, left)
                 if left is not None and left.count:
@@ -139,16 +122,11 @@ def record(
             trace = trace_of_sequences(routings, model, domains if len(sources) > 1 else None)
             num_unknown = sum(each.num_missing for each in routings)
             num_unplaced = sum(not each.is_placed for each in routings)
-            num_unasked = sum(not each.is_logical for each in routings)
         with writing("--output"):
             write_trace(output, trace)
     said = describe_trace(trace)
     if as_json:
-        numbers = {
-            "num_unknown_tokens": num_unknown,
-            "num_unplaced_sequences": num_unplaced,
-            "num_unasked_sequences": num_unasked,
-        }
+        numbers = {"num_unknown_tokens": num_unknown, "num_unplaced_sequences": num_unplaced}
         print_json({"trace": str(output)} | numbers | {"left_out": describe_left_out(left_out)} | said)
     else:
         console = open_console()
@@ -162,12 +140,6 @@ def record(
                 f"{num_unplaced} sequences do not tell their number of tokens. Their first row is taken for the first "
                 "token, which is wrong if the requests left out a prefix."
             )
-        if num_unasked:
-            console.print(
-                f"{num_unasked} sequences are taken to hold ids of experts, and nobody asked their engine. With EPLB, "
-                "SGLang before 0.5.10 and vLLM before 0.16 send ids of slots, and most counts made from them are "
-                "wrong. --server or --server-info finds out."
-            )
     if left_out:
         print_left_out(left_out)
         raise typer.Exit(1)
@@ -179,26 +151,13 @@ def _sequences(
     progress: Progress,
     format_name: str | None,
     turns_by: str | None,
-    physical: PhysicalExperts | Unasked | None,
     left_out: LeftOut | None,
 ) -> list[SequenceRouting]:
     with _reading(source):
         if zipfile.is_zipfile(source):
-            _check_untranslated(physical)
             return read_batch(source, model)
         with progress.open(source, "rb", description=source.name) as file:
-            return read_responses(
-                file, model, format_name=format_name, turns_by=turns_by, physical=physical, left_out=left_out
-            )
-
-
-def _check_untranslated(physical: PhysicalExperts | Unasked | None) -> None:
-    if isinstance(physical, PhysicalExperts):
-        raise InvalidInput.of(
-            "--server",
-            expected="responses of the engine, whose ids are those of slots",
-            got="a file of a trainer, which has the ids that the trainer replays; leave out --server and --server-info",
-        )
+            return read_responses(file, model, format_name=format_name, turns_by=turns_by, left_out=left_out)
 
 
 def _filled(

@@ -5,13 +5,10 @@ Out:  the routing, reported as parts that start from one EP rank each, and the s
 
     slime, miles, verl, nemo_rl, skyrl,
     ms_swift                              a framework's objects -> RankBatch and TrainerLayout
-    prime_rl                              the same, to show what balancing would give
     areal                                 a response -> its routing, which AReaL does not replay
     rank_batch                            RankBatch and TrainerLayout, into which all frameworks are translated
     rank_parts, step                      a RankBatch -> parts with fillers -> reports and schedule
     packing                               a driver's deal of sequences -> a better one, asked of the planner
-    routing_counter                       sequences counted when they are finished, before their micro-batch is known
-    background                            reports and submits while the training loop goes on, and loses no error
     forecast                              a step whose routing is not known in advance
     tracking, tracked_runs                a job's figures in its own run of W&B, MLflow or TensorBoard
     export                                weights that leave under the names of logical experts
@@ -30,17 +27,13 @@ The adapters run in the trainer's processes and need numpy and gRPC only. They i
 the attributes that it reads, and the commit of the framework that it was written against.
 """
 
-from relibra.integrations.background import BackgroundReporting
 from relibra.integrations.forecast import submit_forecast
 from relibra.integrations.rank_batch import RankBatch, TrainerLayout
-from relibra.integrations.routing_counter import RoutingCounter
 from relibra.integrations.step import RankSchedule, report_rank, submit_step
 
 __all__ = [
-    "BackgroundReporting",
     "RankBatch",
     "RankSchedule",
-    "RoutingCounter",
     "TrainerLayout",
     "report_rank",
     "submit_forecast",

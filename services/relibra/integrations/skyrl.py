@@ -3,8 +3,7 @@
 Written against SkyRL 0.4.0 (`skyrl/backends/skyrl_train/utils/packed_tensor.py`, `.../workers/worker_utils.py` and
 `.../workers/megatron/`). The adapter reads `rollout_expert_indices` and `attention_mask` `[B, S]`. The former is a
 `PackedTensor` with `values` `[T, layers, K]` and `cu_seqlens` `[B + 1]`; older versions of SkyRL have a tensor
-`[B, S, layers, K]`. With `max_tokens_per_microbatch`, a `TokenBasedBatchIterator` forms the micro-batches; `rank_batch`
-reads its `_microbatches` and `num_padding_microbatches`.
+`[B, S, layers, K]`.
 
 `trainer.override_entrypoint=relibra.integrations.skyrl` has SkyRL call `main`, which turns on the plug-in
 `relibra.plugins.skyrl`; `balanced` turns it on for an experiment of your own.
@@ -32,36 +31,7 @@ def trainer_layout(ranks: ParallelLayout, remove_microbatch_padding: bool = True
     return TrainerLayout(ranks=ranks, packing=packing, filler_rule=FILLER_RULES["skyrl"])
 
 
-def rank_batch(batch: Mapping[str, Any], layers: ModelLayers, micro_batches: Any) -> RankBatch:
-    """Return the batch that a rank trains on.
-
-    Args:
-        batch: the batch of this data-parallel rank.
-        layers: the layers of the model.
-        micro_batches: `micro_train_batch_size_per_gpu`, or the `TokenBasedBatchIterator` if SkyRL uses one.
-
-    Raises:
-        InvalidInput: the routed experts do not fit their tokens.
-    """
-    routings = _routings(batch, layers)
-    if isinstance(micro_batches, int):
-        places = [
-            list(range(first, min(first + micro_batches, len(routings))))
-            for first in range(0, len(routings), micro_batches)
-        ]
-        return RankBatch(routings=routings, micro_batches=places)
-    places = [[int(place) for place in each] for each in micro_batches._microbatches]
-    places += [[] for _ in range(micro_batches.num_padding_microbatches)]
-    # SkyRL fills all micro-batches up to the size of the largest, with dummy sequences of one filler token.
-    most = max(map(len, places))
-    for of_micro_batch in places:
-        while len(of_micro_batch) < most:
-            of_micro_batch.append(len(routings))
-            routings.append(_dummy(layers))
-    return RankBatch(routings=routings, micro_batches=places)
-
-
-def formed_rank_batch(micro_batches: Sequence[Mapping[str, Any]], layers: ModelLayers) -> RankBatch:
+def rank_batch(micro_batches: Sequence[Mapping[str, Any]], layers: ModelLayers) -> RankBatch:
     """Return the batch of micro-batches as a worker hands them to its `MegatronModelWrapper`, with their dummies.
 
     Args:
@@ -92,15 +62,6 @@ def _routings(batch: Mapping[str, Any], layers: ModelLayers) -> list[SequenceRou
             got=packed_B,
         )
     return decode_jagged(routed.values, routed.cu_seqlens, layers)
-
-
-def _dummy(layers: ModelLayers) -> SequenceRouting:
-    return SequenceRouting(
-        layers=layers,
-        routed_TLK=np.zeros((0, layers.num_moe_layers, layers.top_k), dtype=layers.id_dtype),
-        position_T=np.zeros(0, dtype=np.int64),
-        num_tokens=1,
-    )
 
 
 def main() -> None:

@@ -9,14 +9,12 @@ list of samples per micro-batch, and `num_microbatches` with one number per trai
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from itertools import chain
 from typing import Any
 
 from relibra.errors import InvalidInput
 from relibra.integrations.rank_batch import RankBatch, TrainerLayout
-from relibra.integrations.routing_counter import RoutingCounter
 from relibra.routing.filler import FILLER_RULES, FillerRule
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import sequence_routing
@@ -52,16 +50,13 @@ def trainer_layout(
     )
 
 
-def rank_batch(
-    rollout_data: Mapping[str, Any], layers: ModelLayers, training_step: int = 0, counter: RoutingCounter | None = None
-) -> RankBatch:
+def rank_batch(rollout_data: Mapping[str, Any], layers: ModelLayers, training_step: int = 0) -> RankBatch:
     """Return the batch that a rank trains on in one of a rollout's training steps.
 
     Args:
         rollout_data: the data of this rank.
         layers: the layers of the model.
         training_step: the index of the training step in the rollout.
-        counter: the counter to which finished samples were added, if there is one.
 
     Raises:
         InvalidInput: the training step does not exist, or routed experts do not fit their tokens.
@@ -73,11 +68,11 @@ def rank_batch(
     of_step = rollout_data["micro_batch_indices"][first : first + num_micro_batches[training_step]]
     samples = list(chain.from_iterable(of_step))
     place = {sample: index for index, sample in enumerate(samples)}
-    decode = counter.take if counter is not None else partial(sequence_routing, layers=layers)
     return RankBatch(
         routings=[
-            decode(
+            sequence_routing(
                 rollout_data["rollout_routed_experts"][sample],
+                layers,
                 num_tokens=len(rollout_data["tokens"][sample]),
                 field=f"rollout_routed_experts[{sample}]",
             )

@@ -1,18 +1,15 @@
 """`EngineReporter`: reports the outputs of inference engines, in the process or over HTTP."""
 
+import json
 import logging
-import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from relibra.errors import InvalidInput
 from relibra.rollout.reporter import RolloutReporter
-from relibra.routing.engine_server import ask_engine
-from relibra.routing.event_stream import parse_body
 from relibra.routing.filler import FillerRule, as_trained
 from relibra.routing.formats import decode
 from relibra.routing.model_layers import ModelLayers
-from relibra.routing.physical_experts import UNASKED, PhysicalExperts, Unasked
 from relibra.routing.responses import decode_response
 from relibra.routing.sequence_routing import SequenceRouting, check_no_layer_lost
 
@@ -50,10 +47,6 @@ class EngineReporter:
         reporter: RolloutReporter,
         layers: ModelLayers,
         filler_rule: FillerRule | None = None,
-        physical: PhysicalExperts | Unasked | None = UNASKED,
-        *,
-        server: str | None = None,
-        api_key: str | None = None,
     ) -> None:
         """Report through `reporter`.
 
@@ -62,24 +55,11 @@ class EngineReporter:
             layers: the layers of the model, see `read_model_config`.
             filler_rule: how the trainer fills tokens without a route, such as the last token of a sequence; the fillers
                 are reported too. By default they are left out.
-            physical: how to read the ids of the engine, as `ask_engine` returned it.
-            server: instead of `physical`, the root of the server that sends the responses, as http://host:port. The
-                reporter asks it once, with the first report. If neither is given, ids that could be those of slots are
-                taken for those of experts, and a warning says so once.
-            api_key: the key of the server, if it has one.
-
-        Raises:
-            InvalidInput: both `physical` and `server` are given.
         """
-        if server is not None and physical is not UNASKED:
-            raise InvalidInput.of("server", expected="no physical beside it", got=server)
         self._reporter = reporter
         self._layers = layers
         self._filler_rule = filler_rule
-        self._physical = physical
-        self._server, self._api_key = server, api_key
-        self._asking = threading.Lock()
-        self._has_said_unplaced = self._has_said_unasked = False
+        self._has_said_unplaced = False
 
     def report_output(
         self,
@@ -104,7 +84,6 @@ class EngineReporter:
             InvalidInput: the output is not finished, or has no routed experts or malformed ones, or more rows than
                 tokens; nothing of the output is reported.
             LimitExceeded: a sequence is too large.
-            RelibraError: the server cannot say what its ids mean; see `report_response`.
         """
         if not output.finished:
             raise InvalidInput.of(
@@ -158,7 +137,7 @@ class EngineReporter:
         Args:
             step: the RL step the sequences are trained in.
             sequence_id: the name of the request within the step.
-            response: the body, as bytes, text or parsed JSON; a streamed body as it came.
+            response: the body, as bytes, text or parsed JSON.
             format_name: the format; by default the response tells it.
             start: the index of the first token with a route, if the request left out a prefix.
             policy_versions: the versions of the policy that generated the first and the last row.
@@ -166,15 +145,13 @@ class EngineReporter:
         Raises:
             InvalidInput: the response is not JSON, or has no routed experts or malformed ones; nothing is reported.
             LimitExceeded: a sequence is too large.
-            RelibraError: the server cannot say what its ids mean, see `ask_engine`; nothing is reported. The next
-                report asks again.
         """
         if isinstance(response, str | bytes | bytearray):
             try:
-                response = parse_body(response)
+                response = json.loads(response)
             except (ValueError, RecursionError) as error:
-                raise InvalidInput.of("response", expected="JSON", got=error) from error
-        routings = decode_response(response, self._layers, format_name=format_name, start=start, physical=self._asked())
+                raise InvalidInput.of("response", expected="JSON, and no stream of events", got=error) from error
+        routings = decode_response(response, self._layers, format_name=format_name, start=start)
         return self._report(step, sequence_id, routings, policy_versions)
 
     def report_routing(
@@ -189,7 +166,6 @@ class EngineReporter:
 
         Raises:
             InvalidInput: the sequence has a gap that the trainer refuses.
-            RelibraError: the server cannot say what its ids mean; see `report_response`.
         """
         return bool(self._report(step, sequence_id, [routing], policy_versions))
 
@@ -200,7 +176,6 @@ class EngineReporter:
         routings: list[SequenceRouting],
         policy_versions: tuple[int, int] | None,
     ) -> list[str]:
-        routings = [self._translated(each, request_id) for each in routings]
         if not self._has_said_unplaced and not all(each.is_placed for each in routings):
             self._has_said_unplaced = True
             logger.warning(
@@ -216,27 +191,3 @@ class EngineReporter:
             for name, routing in zip(names, routings, strict=True)
             if self._reporter.report(step, name, routing.narrow(), policy_versions=policy_versions)
         ]
-
-    def _translated(self, routing: SequenceRouting, request_id: str) -> SequenceRouting:
-        """Return a routing with the ids of the model's experts, as far as anybody knows what its ids are."""
-        if routing.is_logical:
-            return routing
-        physical = self._asked()
-        if isinstance(physical, PhysicalExperts):
-            return physical.logical(routing)
-        if physical is UNASKED and not self._has_said_unasked:
-            self._has_said_unasked = True
-            logger.warning(
-                "nobody asked the engine of %s whether it sends ids of experts; they are taken for such. With EPLB, "
-                "SGLang before 0.5.10 and vLLM before 0.16 send ids of slots, and most counts made from those are "
-                "wrong. Pass server=URL to EngineReporter, or physical=None if you know that the engine sends ids of "
-                "experts. This line is not repeated",
-                request_id,
-            )
-        return routing
-
-    def _asked(self) -> PhysicalExperts | Unasked | None:
-        with self._asking:
-            if self._physical is UNASKED and self._server is not None:
-                self._physical = ask_engine(self._server, self._layers, api_key=self._api_key)
-            return self._physical

@@ -1,13 +1,10 @@
 """Routed experts as engines, frameworks and files store them, and the counts that planning needs.
 
-In:   payloads of vLLM, SGLang, verl, slime, NeMo-RL, SkyRL, prime-rl, AReaL and Megatron; routing traces on disk.
+In:   payloads of vLLM, SGLang, verl, slime, NeMo-RL, SkyRL, AReaL and Megatron; routing traces on disk.
 Out:  `SequenceRouting`, token counts `[L, E]` (16 to 60 times smaller than the ids), `RoutingTrace`, schedules.
 
     formats, responses           a payload or an HTTP response -> SequenceRouting
-    event_stream                 streamed responses -> responses
     model_layers, model_config   which layers of a model route tokens, because payloads do not say
-    physical_experts             ids of slots of an engine with EPLB -> ids of the model's experts
-    engine_server                ask a running engine which of them it sends
     filler, partial_rollout      the experts that a trainer gives to unknown rows; sequences in pieces
     token_layout, micro_batches  how trainers assign tokens to ranks -> schedules
     recording, trace_sets        recorded files -> traces; traces merged and split
@@ -23,7 +20,6 @@ from relibra.routing.filler import FILLER_RULES, FillerRule, as_trained
 from relibra.routing.formats import decode
 from relibra.routing.model_config import read_model, read_model_config
 from relibra.routing.model_layers import ModelLayers
-from relibra.routing.physical_experts import PhysicalExperts, Unasked, physical_experts
 from relibra.routing.sequence_routing import SequenceRouting
 from relibra.routing.trace import RoutingTrace
 from relibra.routing.trace_file import read_trace, write_trace
@@ -32,15 +28,12 @@ __all__ = [
     "FILLER_RULES",
     "FillerRule",
     "ModelLayers",
-    "PhysicalExperts",
     "RoutingTrace",
     "SequenceRouting",
-    "Unasked",
     "as_trained",
     "count_routed_experts",
     "count_sequences",
     "decode",
-    "physical_experts",
     "read_model",
     "read_model_config",
     "read_trace",

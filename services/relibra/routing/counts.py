@@ -77,8 +77,8 @@ def check_expert_ids(ids_TLK: NDArray[np.integer], num_experts: int, field: str)
             hint = (
                 " (cut padding off first)"
                 if extreme < 0
-                else " (ids of physical experts, as SGLang before 0.5.10 sends them with EPLB; of zero experts; or of "
-                "another model)"
+                else " (ids of EPLB's slots, which SGLang before 0.5.10 and vLLM before 0.16 send; of zero experts; or "
+                "of another model)"
             )
             raise InvalidInput.of(field, expected=f"expert ids 0 to {num_experts - 1}", got=f"{extreme}{hint}")
 

@@ -84,7 +84,6 @@ def as_trained(routing: SequenceRouting, rule: FillerRule, num_padding_rows: int
         routed_TLK=np.concatenate(rows)[order_T],
         position_T=position_T[order_T],
         num_tokens=routing.num_tokens + num_padding_rows,
-        blocks=None,
     )
 
 

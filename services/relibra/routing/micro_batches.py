@@ -1,6 +1,6 @@
-"""Micro-batches as frameworks form them, and the schedules that follow from them.
+"""The rows of a token layout as a trace, whose sequences are the rows that start from one rank together.
 
-S sequences, D data-parallel ranks, N rows of a step.
+N rows of a step.
 """
 
 from collections.abc import Sequence
@@ -8,66 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from relibra.errors import InvalidInput
-from relibra.planning.schedule import Schedule
 from relibra.routing.filler import Filler, filler_rows
 from relibra.routing.sequence_routing import SequenceRouting
 from relibra.routing.token_layout import TokenLayout
 from relibra.routing.trace import RoutingTrace
-
-
-def verl_micro_batches(num_sequences: int, index_lists: Sequence[Sequence[Sequence[int]]]) -> list[list[list[int]]]:
-    """Return verl's dynamic micro-batches with sequences numbered over the whole batch, `[D][M][...]`.
-
-    Args:
-        num_sequences: S of the batch, which verl cuts into D equal runs.
-        index_lists: for each data rank, the lists of places in its run that `rearrange_micro_batches` returned.
-
-    Raises:
-        InvalidInput: D does not divide S.
-    """
-    if not index_lists or num_sequences % len(index_lists):
-        raise InvalidInput.of(
-            "index_lists", expected=f"data ranks that divide {num_sequences} sequences", got=len(index_lists)
-        )
-    run = num_sequences // len(index_lists)
-    return [
-        [[rank * run + int(place) for place in places] for places in of_rank]
-        for rank, of_rank in enumerate(index_lists)
-    ]
-
-
-def megatron_micro_batches(num_sequences: int, num_data_ranks: int, micro_batch_size: int) -> list[list[list[int]]]:
-    """Assign sequences as Megatron's samplers do: the next `micro_batch_size` to each data rank in turn.
-
-    Raises:
-        InvalidInput: the last micro-batch would not be full.
-    """
-    per_pass = num_data_ranks * micro_batch_size
-    if per_pass < 1 or num_sequences < 1 or num_sequences % per_pass:
-        raise InvalidInput.of(
-            "num_sequences", expected=f"a multiple of {num_data_ranks} ranks x {micro_batch_size}", got=num_sequences
-        )
-    dealt = np.arange(num_sequences).reshape(-1, num_data_ranks, micro_batch_size).swapaxes(0, 1)
-    micro_batches: list[list[list[int]]] = dealt.tolist()
-    return micro_batches
-
-
-def sequence_schedule(layout: TokenLayout) -> Schedule:
-    """Return the schedule of whole sequences; each starts from one rank, without context or sequence parallelism.
-
-    Raises:
-        InvalidInput: a sequence starts from several ranks; plan its parts, which `scheduled_trace` returns.
-    """
-    table_N4 = np.stack([layout.sequence_N, layout.micro_batch_N, layout.source_rank_N, layout.ep_group_N], axis=1)
-    sequence_S, micro_batch_S, source_rank_S, ep_group_S = np.unique(table_N4[layout.sequence_N >= 0], axis=0).T
-    split_S = np.flatnonzero(np.diff(sequence_S) == 0)
-    if len(split_S):
-        raise InvalidInput.of(
-            f"sequence {sequence_S[split_S[0]]}",
-            expected="to start from one rank",
-            got="several (context or sequence parallelism); use scheduled_trace and report the parts that it returns",
-        )
-    return Schedule(micro_batch_S=micro_batch_S, source_rank_S=source_rank_S, ep_group_S=ep_group_S)
 
 
 def scheduled_trace(

@@ -45,5 +45,4 @@ def join(earlier: SequenceRouting, later: SequenceRouting, keep: Keep) -> Sequen
         routed_TLK=np.concatenate([kept.narrow(), other.narrow()[new_T]])[order_T],
         position_T=position_T[order_T],
         num_tokens=later.num_tokens,
-        is_logical=earlier.is_logical and later.is_logical,
     )

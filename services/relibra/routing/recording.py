@@ -1,6 +1,6 @@
 """Recorded rollouts and training batches, from files to a routing trace.
 
-responses       JSON lines with one HTTP response or sample each, or streamed responses
+responses       JSON lines with one HTTP response or sample each
 batch           `.npz` with `routed_experts` and `attention_mask` or `offsets`, like a training batch
 router trace    Megatron's `router_trace_rank*.jsonl` of all ranks together
 """
@@ -15,14 +15,12 @@ import numpy as np
 
 from relibra.errors import InvalidInput, LimitExceeded, RelibraError
 from relibra.routing.encoded_array import MAX_PAYLOAD_SIZE_BYTES
-from relibra.routing.event_stream import join_chunks, parse_line
 from relibra.routing.formats.batch import decode_jagged, decode_padded
 from relibra.routing.formats.megatron import decode_trace
 from relibra.routing.left_out import LeftOut
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.npz_file import read_npz
 from relibra.routing.partial_rollout import Keep, join
-from relibra.routing.physical_experts import UNASKED, PhysicalExperts, Unasked
 from relibra.routing.responses import decode_completion
 from relibra.routing.routed_completions import completions_of
 from relibra.routing.sequence_routing import SequenceRouting, sequence_routing
@@ -33,7 +31,7 @@ _OFFSETS = ("offsets", "cu_seqlens")
 
 
 def read_lines(file: IO[bytes], left_out: LeftOut | None = None) -> Iterator[tuple[int, Any]]:
-    """Yield the number and the JSON of every line that is not blank; `Chunk` if the line is an event of a stream.
+    """Yield the number and the JSON of every line that is not blank.
 
     Args:
         file: JSON lines.
@@ -50,15 +48,14 @@ def read_lines(file: IO[bytes], left_out: LeftOut | None = None) -> Iterator[tup
             raise LimitExceeded(f"line {number}: more than {_MAX_LINE_SIZE_BYTES} bytes")
         if not line.isspace():
             try:
-                value = parse_line(line)
+                value = json.loads(line)
             except (ValueError, RecursionError) as error:
-                refusal = InvalidInput.of(f"line {number}", expected="JSON", got=error)
+                refusal = InvalidInput.of(f"line {number}", expected="JSON, and no event of a stream", got=error)
                 if left_out is None:
                     raise refusal from error
                 left_out.add(refusal)
             else:
-                if value is not None:
-                    yield number, value
+                yield number, value
 
 
 def is_router_trace(value: object) -> bool:
@@ -72,17 +69,15 @@ def read_responses(
     *,
     format_name: str | None = None,
     turns_by: str | None = None,
-    physical: PhysicalExperts | Unasked | None = UNASKED,
     left_out: LeftOut | None = None,
 ) -> list[SequenceRouting]:
     """Read the sequences of a file of responses.
 
     Args:
-        file: JSON lines, or the events of streamed responses, one response after the other.
+        file: JSON lines.
         layers: the layers of the model.
         format_name: the format of the payloads; by default the responses tell it.
         turns_by: a key; responses with equal values under this key are turns of one sequence, in order.
-        physical: how to read the ids, as the engine's server said it (see `ask_engine`); by default nobody has asked.
         left_out: takes what cannot be read: lines, responses, and choices of responses. By default the first one is
             refused.
 
@@ -98,7 +93,7 @@ def read_responses(
             raise refusal from error
         left_out.add(refusal)
 
-    for number, response in join_chunks(read_lines(file, left_out)):
+    for number, response in read_lines(file, left_out):
         try:
             turn: Hashable = number if turns_by is None else _turn(response, turns_by)
             completions = completions_of(response)
@@ -107,7 +102,7 @@ def read_responses(
             continue
         for index, completion in enumerate(completions):
             try:
-                decoded = decode_completion(completion, layers, format_name=format_name, physical=physical)
+                decoded = decode_completion(completion, layers, format_name=format_name)
                 # The narrow copy frees the payload, which may hold four bytes per id.
                 routing = replace(decoded, routed_TLK=decoded.narrow())
                 name = turn, index

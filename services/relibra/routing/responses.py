@@ -1,12 +1,10 @@
 """HTTP responses of rollout engines, decoded; `routed_completions` has the places of their routed experts."""
 
-from dataclasses import replace
 from typing import Any
 
 from relibra.errors import InvalidInput
 from relibra.routing.formats import decode
 from relibra.routing.model_layers import ModelLayers
-from relibra.routing.physical_experts import UNASKED, PhysicalExperts, Unasked
 from relibra.routing.routed_completions import RoutedCompletion, completions_of
 from relibra.routing.sequence_routing import SequenceRouting, check_no_layer_lost
 
@@ -17,7 +15,6 @@ def decode_response(
     *,
     format_name: str | None = None,
     start: int | None = None,
-    physical: PhysicalExperts | Unasked | None = UNASKED,
 ) -> list[SequenceRouting]:
     """Decode all completions of a response, in order.
 
@@ -26,7 +23,6 @@ def decode_response(
         layers: the layers of the model.
         format_name: the format of the payloads; by default the response tells it.
         start: the first token with a row, if the request left out a prefix; by default the number of tokens tells it.
-        physical: how to read the ids, as the engine's server said it (see `ask_engine`); by default nobody has asked.
 
     Raises:
         InvalidInput: a completion has no routed experts (the message names the engine's option for them), or malformed
@@ -34,8 +30,8 @@ def decode_response(
         LimitExceeded: a sequence is larger than the limit.
     """
     return [
-        decode_completion(each, layers, format_name=format_name, start=start, physical=physical)
-        for each in completions_of(response)
+        decode_completion(completion, layers, format_name=format_name, start=start)
+        for completion in completions_of(response)
     ]
 
 
@@ -45,7 +41,6 @@ def decode_completion(
     *,
     format_name: str | None = None,
     start: int | None = None,
-    physical: PhysicalExperts | Unasked | None = UNASKED,
 ) -> SequenceRouting:
     """Decode one completion of a response; see `decode_response`.
 
@@ -57,13 +52,11 @@ def decode_completion(
         raise InvalidInput.of(completion.field, expected=completion.expected, got=completion.instead)
     routing = decode(
         completion.payload,
-        physical.as_sent if isinstance(physical, PhysicalExperts) else layers,
+        layers,
         format_name=format_name or completion.format_name,
         num_tokens=completion.num_tokens,
         start=start,
         field=completion.field,
     )
     check_no_layer_lost(routing, completion.field)
-    if isinstance(physical, PhysicalExperts):
-        return physical.logical(routing)
-    return replace(routing, is_logical=True) if physical is None else routing
+    return routing

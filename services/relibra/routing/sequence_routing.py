@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput, LimitExceeded
-from relibra.routing.block_counts import BlockCounts
 from relibra.routing.counts import add_counts, are_expert_ids, check_expert_ids, count_routed_experts
 from relibra.routing.model_layers import ModelLayers
 
@@ -38,11 +37,6 @@ class SequenceRouting:
     is_placed: bool = True
     """Whether the engine told where the rows begin or how many tokens there are. If not, the first row is taken for the
     first token, which is wrong if the request left out a prefix."""
-    is_logical: bool = True
-    """Whether the ids are known to be those of the model's experts. If not, they may be those of an engine's slots (see
-    `physical_experts`), and the engine was not asked."""
-    blocks: BlockCounts | None = None
-    """The counts of blocks of the rows, if they were counted in advance."""
 
     @property
     def num_rows(self) -> int:
@@ -64,10 +58,7 @@ class SequenceRouting:
         Raises:
             InvalidInput: an id is outside 0 to E - 1.
         """
-        if self.blocks is None:
-            add_counts(self.routed_TLK[first:end], counts_LE, "routed_experts")
-        else:
-            self.blocks.add(self.routed_TLK, first, end, counts_LE)
+        add_counts(self.routed_TLK[first:end], counts_LE, "routed_experts")
 
     def narrow(self) -> NDArray[np.unsignedinteger]:
         """Return the rows in the dtype of a routing trace."""

@@ -1,36 +1,9 @@
 import numpy as np
 import pytest
 
-from harness.engine_payloads import DENSE_FIRST, HYBRID, count, routes
+from harness.engine_payloads import HYBRID, routes
 from relibra.errors import InvalidInput
-from relibra.routing import ModelLayers
-from relibra.routing.formats.megatron import decode_replay, decode_trace
-
-
-def test_replay_arrays_of_all_routers_are_stacked_and_mtp_is_cut():
-    layers = ModelLayers(num_experts=64, top_k=4, is_moe=DENSE_FIRST.is_moe, num_mtp_layers=1)
-    routed_TLK = routes(0, 20, layers)
-    routers = [routed_TLK[:, layer] for layer in range(3)]
-    for stages in ([routers], [routers[:1], routers[1:]], [[*routers, routers[0]]]):
-        routing = decode_replay(stages, layers)
-        assert routing.num_rows == 20
-        np.testing.assert_array_equal(routing.counts(), count(routed_TLK, layers))
-
-
-def test_a_virtual_pipeline_puts_routers_back_in_order():
-    layers = ModelLayers.uniform(num_layers=8, num_experts=16, top_k=2)
-    routed_TLK = routes(0, 20, layers)
-    stage_layers = [[0, 1, 4, 5], [2, 3, 6, 7]]
-    stages = [[routed_TLK[:, layer] for layer in of_stage] for of_stage in stage_layers]
-    np.testing.assert_array_equal(decode_replay(stages, layers, stage_layers).routed_TLK, routed_TLK)
-
-
-def test_replay_arrays_that_do_not_fit_are_refused():
-    routers = list(routes(0, 20, HYBRID).swapaxes(0, 1))
-    with pytest.raises(InvalidInput, match="routers of stage 0: expected 3 arrays, got 2"):
-        decode_replay([routers[:2]], HYBRID)
-    with pytest.raises(InvalidInput, match=r"routers: expected the same \[tokens, K\] in every layer"):
-        decode_replay([[routers[0], routers[1][:-1], routers[2]]], HYBRID)
+from relibra.routing.formats.megatron import decode_trace
 
 
 def _records(rank, layer_numbers, routed_TLK, **more):

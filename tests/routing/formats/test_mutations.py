@@ -11,7 +11,6 @@ from harness.engine_payloads import DENSE_FIRST, ENCODERS, all_layers, routes
 from relibra.errors import RelibraError
 from relibra.routing import SequenceRouting, decode
 from relibra.routing.formats.batch import decode_jagged, decode_padded
-from relibra.routing.formats.megatron import decode_replay
 
 NUM_MUTATIONS = 10_000
 ROWS = routes(0, 6, DENSE_FIRST)
@@ -85,10 +84,6 @@ KINDS: dict[str, tuple[Any, Callable[[Any], list[SequenceRouting]]]] = {
         lambda batch: decode_padded(*_two(batch), DENSE_FIRST),
     ),
     "verl, jagged": ((IDS, np.array([0, 4, 6])), lambda batch: decode_jagged(*_two(batch), DENSE_FIRST)),
-    "Megatron RouterReplay": (
-        [np.ascontiguousarray(ROWS[:, layer]) for layer in range(3)],
-        lambda routers: [decode_replay([routers if isinstance(routers, list) else [routers]], DENSE_FIRST)],
-    ),
 }
 
 

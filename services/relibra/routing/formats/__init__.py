@@ -6,9 +6,9 @@ Out:  `SequenceRouting`: the rows of tokens with a known route, MoE layers only.
     vllm       base64 of a .npy file; a numpy array in the process
     sglang     base64 of raw int32 without a shape; slime and AReaL use it too
     nemo_rl    `nrlre1:` strings, with -1 for lost rows
-    envelope   {data, shape, dtype}: SkyRL, prime-rl
+    envelope   {data, shape, dtype}: SkyRL
     batch      padded and jagged training batches: verl, SkyRL, NeMo-RL
-    megatron   one array per router; `router_trace` files
+    megatron   `router_trace` files
     registry   names of formats, detection, `decode`
 """
 

@@ -1,12 +1,10 @@
-"""Megatron: one array per router (`RouterReplay`), and `router_trace` files of JSON lines.
+"""Megatron's `router_trace` files of JSON lines: one record for every rank, router and forward pass.
 
-`RouterReplay` holds an array `[tokens, K]` for every router of a pipeline stage, in the order in which the routers were
-built; those of multi-token prediction are last. A trace has one record for every rank, router and forward pass, with
-the tokens that the router saw on that rank.
+A record has the tokens that the router saw on its rank.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
-from relibra.routing.model_layers import ModelLayers
-from relibra.routing.sequence_routing import SequenceRouting, as_integers, sequence_routing
+from relibra.routing.sequence_routing import as_integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,34 +24,6 @@ class TracedForward:
     source_rank: int
     """The position of the rank within its stage."""
     routed_TLK: NDArray[np.integer]
-
-
-def decode_replay(
-    stages: Sequence[Sequence[Any]], layers: ModelLayers, stage_layers: Sequence[Sequence[int]] | None = None
-) -> SequenceRouting:
-    """Decode the arrays `[tokens, K]` of all routers, stage by stage.
-
-    The tokens are those of one rank. All of them have a route, the last token too.
-
-    Args:
-        stages: the arrays of every pipeline stage.
-        layers: the layers of the model.
-        stage_layers: the MoE layer of every array, from `stage_routers`; by default stages hold consecutive layers.
-
-    Raises:
-        InvalidInput: the number of routers is not the model's, or the arrays differ in shape.
-    """
-    if stage_layers is None:
-        stage_layers = [list(range(layers.num_moe_layers))]
-        stages = [[each for arrays in stages for each in arrays]]
-    by_layer: dict[int, NDArray[np.integer]] = {}
-    for stage, (arrays, moe_layers) in enumerate(zip(stages, stage_layers, strict=True)):
-        if len(arrays) not in (len(moe_layers), len(moe_layers) + layers.num_mtp_layers):
-            raise InvalidInput.of(f"routers of stage {stage}", expected=f"{len(moe_layers)} arrays", got=len(arrays))
-        for index, (layer, array) in enumerate(zip(moe_layers, arrays, strict=False)):
-            by_layer[layer] = as_integers(array, f"routers of stage {stage}[{index}]")
-    ids_TLK = _stack([by_layer[layer] for layer in sorted(by_layer)], "routers")
-    return sequence_routing(ids_TLK, layers, num_tokens=len(ids_TLK) + 1, start=0, field="routers")
 
 
 def decode_trace(records: Iterable[Mapping[str, Any]]) -> list[TracedForward]:

@@ -1,7 +1,6 @@
 """The formats by name, and the detection of a payload's format."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from relibra.errors import InvalidInput
@@ -32,13 +31,9 @@ FORMATS: dict[str, Decoder] = {
     "areal": sglang.decode,
     "nemo-rl": nemo_rl.decode,
     "skyrl": envelope.decode,
-    "prime-rl": envelope.decode,
     "array": sequence_routing,
 }
 """Decoders by the name that `--format` takes; `array` is a plain `[rows, layers, K]`, such as Megatron's."""
-
-_NARROW_IF_LOGICAL = ("vllm", "sglang")
-"""Formats of engines that send fewer than 32 bits only since they send the choice of the router."""
 
 
 def detect(payload: object) -> str:
@@ -57,8 +52,8 @@ def detect(payload: object) -> str:
             expected="a format that names itself, or --format (raw base64 without a shape is --format sglang)",
             got=f"text that begins with {payload[:16]!r}",
         )
-    if envelope.is_envelope(payload) or all(hasattr(payload, key) for key in ("data", "shape", "dtype", "start")):
-        return "prime-rl" if _has_start(payload) else "skyrl"
+    if envelope.is_envelope(payload):
+        return "skyrl"
     if hasattr(payload, "ndim"):
         return "array" if payload.ndim == 3 else "areal"
     if isinstance(payload, Sequence) and payload:
@@ -95,14 +90,4 @@ def decode(
     name = detect(payload) if format_name is None else format_name
     if name not in FORMATS:
         raise InvalidInput.of("format", expected=" or ".join(FORMATS), got=name)
-    routing = FORMATS[name](payload, layers, num_tokens=num_tokens, start=start, field=field)
-    return replace(routing, is_logical=_is_surely_logical(name, routing))
-
-
-def _is_surely_logical(name: str, routing: SequenceRouting) -> bool:
-    """Return whether no engine sends the ids of slots (see `physical_experts`) in this encoding."""
-    return name == "array" or (name in _NARROW_IF_LOGICAL and routing.routed_TLK.itemsize < 4)
-
-
-def _has_start(payload: Any) -> bool:
-    return "start" in payload if envelope.is_envelope(payload) else True
+    return FORMATS[name](payload, layers, num_tokens=num_tokens, start=start, field=field)

@@ -12,7 +12,7 @@ from skyrl.backends.skyrl_train.workers.megatron import megatron_model_wrapper, 
 from relibra.agent import Phase, StepOutcome
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.errors import InvalidInput, Unsupported
-from relibra.integrations.skyrl import formed_rank_batch, trainer_layout
+from relibra.integrations.skyrl import rank_batch, trainer_layout
 from relibra.plugins.attached_job import AttachedJob, attach_job
 from relibra.plugins.points import check_points
 from relibra.plugins.schedules import telling_micro_batches
@@ -151,9 +151,7 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
             self._say_unrouted()
         elif may_move:
             self._pass_index += 1
-            is_submitted = self._job.passes.plan(
-                self._pass_index, lambda: formed_rank_batch(micro_batches, self._layers)
-            )
+            is_submitted = self._job.passes.plan(self._pass_index, lambda: rank_batch(micro_batches, self._layers))
             if is_submitted or self.plan_source is not None:
                 self.outcome = self._job.agent.begin_step(self._pass_index, phase)
                 return telling_micro_batches(megatron_model_wrapper, self._job.agent)
